@@ -23,6 +23,8 @@ _FEWEST_EVALUATIONS = 40
 """With fewer, nothing worth the time is found."""
 _WORK = 2.5e9
 """Of a search, in cubes of the sizes of the matrices: 2 to 3 seconds on one core."""
+_BARRIER = 0.01
+"""Weight of the barrier that keeps the corner positive, over the sharpness."""
 _MULTIPLIER_EVALUATIONS = 80
 _LARGEST_CONDITION = 1e4
 """Of a norm, times the root of its size; beyond it, gains in that norm are worth little."""
@@ -90,8 +92,9 @@ def search_multipliers(
         factors = _factorize(lure_map, state_part, neuron_part, inverse, exponents)
         if factors is None:
             return None
-        value, weights, factor = _smoothed(factors.eigenvalues, factors.vectors, sharpness)
-        return value, _multiplier_gradient(lure_map, factors, inverse @ weights @ inverse.T, exponents), factor
+        value, weights, factor = _smoothed(factors, sharpness)
+        gradient = _multiplier_gradient(lure_map, factors, inverse @ weights @ inverse.T, exponents, sharpness)
+        return value, gradient, factor
 
     def at(sharpness: float) -> Callable[[Matrix], _Evaluation | None]:
         return lambda exponents: evaluate(exponents, sharpness)
@@ -134,12 +137,16 @@ class _Factors:
         vectors: Its eigenvectors.
         complement: ``A``, ``(n, n)``.
         response: ``K = C^-1 S^T``, ``(q, n)``, the neurons' differences that are worst.
+        corner_inverse: ``C^-1``, ``(q, q)``.
+        barrier: ``-log det C`` less its value for a corner of the multipliers alone.
     """
 
     eigenvalues: Matrix
     vectors: Matrix
     complement: Matrix
     response: Matrix
+    corner_inverse: Matrix
+    barrier: float
 
 
 def _factorize(
@@ -168,23 +175,28 @@ def _factorize(
     if not np.isfinite(complement).all():
         return None
     eigenvalues, vectors = np.linalg.eigh(complement)
-    response = linalg.solve_triangular(root.T, half, lower=False, check_finite=False)
+    root_inverse = linalg.solve_triangular(root, np.eye(len(root)), lower=True, check_finite=False)
+    barrier = float(np.log(multipliers).sum() - 2 * np.log(np.diagonal(root)).sum())
     # Of a smaller eigenvalue the logarithm has no slope that float64 can hold.
-    return _Factors(eigenvalues, vectors, complement, response) if eigenvalues[-1] > 1e-200 else None
+    if eigenvalues[-1] < 1e-200:
+        return None
+    return _Factors(eigenvalues, vectors, complement, root_inverse.T @ half, root_inverse.T @ root_inverse, barrier)
 
 
-def _smoothed(eigenvalues: Matrix, vectors: Matrix, sharpness: float) -> tuple[float, Matrix, float]:
-    """Return the smoothed logarithm of the largest eigenvalue, its gradient by the matrix, and the root of the latter.
+def _smoothed(factors: _Factors, sharpness: float) -> tuple[float, Matrix, float]:
+    """Return the smoothed logarithm of the largest eigenvalue with the barrier, its gradient by ``A``, and the factor.
 
     That is ``log m + log(sum(exp(s (m_i / m - 1)))) / s`` with ``m`` the largest of the eigenvalues ``m_i``, which is
     independent of the matrix's scale but for the term ``log m``.
     """
+    eigenvalues, vectors = factors.eigenvalues, factors.vectors
     largest = float(eigenvalues[-1])
     terms = np.exp(sharpness * (eigenvalues / largest - 1))
     shares = terms / terms.sum()
     slopes = shares / largest
     slopes[-1] += (1 - float(shares @ eigenvalues) / largest) / largest
-    return np.log(largest) + np.log(terms.sum()) / sharpness, (vectors * slopes) @ vectors.T, float(np.sqrt(largest))
+    value = np.log(largest) + (np.log(terms.sum()) + _BARRIER * factors.barrier) / sharpness
+    return float(value), (vectors * slopes) @ vectors.T, float(np.sqrt(largest))
 
 
 def _evaluate_norm(lure_map: LureMap, metric: Matrix, point: Matrix, sharpness: float) -> _Evaluation | None:
@@ -199,16 +211,20 @@ def _evaluate_norm(lure_map: LureMap, metric: Matrix, point: Matrix, sharpness: 
     factors = _factorize(lure_map, metric @ lure_map.F, metric @ lure_map.G, inverse, exponents)
     if factors is None:
         return None
-    value, weights, factor = _smoothed(factors.eigenvalues, factors.vectors, sharpness)
+    value, weights, factor = _smoothed(factors, sharpness)
     # With A = X^T M X and X = T^-1: tr(W dA) = tr(X W X^T dM) - 2 tr(X W A dT), and dM by T is J^T dP J, P = T^T T.
     covariance = inverse @ weights @ inverse.T
     jacobian = lure_map.F + lure_map.G @ factors.response
     by_metric = 2 * metric @ (jacobian @ covariance @ jacobian.T) - 2 * (inverse @ weights @ factors.complement).T
-    by_exponents = _multiplier_gradient(lure_map, factors, covariance, exponents)
+    neuron_part = metric @ lure_map.G
+    by_metric += 2 * _BARRIER / sharpness * (neuron_part @ factors.corner_inverse) @ lure_map.G.T
+    by_exponents = _multiplier_gradient(lure_map, factors, covariance, exponents, sharpness)
     return value, np.concatenate([by_metric.ravel(), by_exponents]), factor
 
 
-def _multiplier_gradient(lure_map: LureMap, factors: _Factors, covariance: Matrix, exponents: Matrix) -> Matrix:
+def _multiplier_gradient(
+    lure_map: LureMap, factors: _Factors, covariance: Matrix, exponents: Matrix, sharpness: float
+) -> Matrix:
     """Return the gradient by the logarithm of each group's multiplier."""
     response = factors.response
     spread = response @ covariance
@@ -216,6 +232,10 @@ def _multiplier_gradient(lure_map: LureMap, factors: _Factors, covariance: Matri
     by_neuron = 2 * (spread * lure_map.V).sum(axis=1) - 2 * (spread * response).sum(axis=1)
     if lure_map.D is not None:
         by_neuron = by_neuron + 2 * (spread * (lure_map.D @ response)).sum(axis=1)
+    # The barrier: of log det C by L, and of the logarithms of the multipliers.
+    inverse = factors.corner_inverse
+    slopes = np.diagonal(inverse if lure_map.D is None else inverse - lure_map.D @ inverse)
+    by_neuron = by_neuron + _BARRIER / sharpness * (1 / _multipliers(lure_map, exponents) - 2 * slopes)
     by_group = np.bincount(
         lure_map.groups, weights=by_neuron * _multipliers(lure_map, exponents), minlength=len(exponents)
     )

@@ -258,8 +258,10 @@ class TestTightness:
     @pytest.mark.parametrize("key", KEYS)
     def test_rates_are_close_to_the_worst_that_is_found(self, key: str, draw: str) -> None:
         cell = drawn(key, 16, draw)
-        bound = cell.step_bound()
-        assert bound.rate <= 1.08 * worst_rate(cell, bound)
+        best = cell.step_bound()
+        # Where the norm is fitted to the whole step, no single one need come as close as in the 2-norm.
+        bound = next((norm for norm in best.other_norms if norm.norm == "l2"), best)
+        assert best.rate <= bound.rate <= 1.08 * worst_rate(cell, bound)
         assert bound.gain <= 1.35 * worst_gain(cell, bound)
 
     def test_a_weighted_norm_proves_what_the_plain_one_does_not(self) -> None:

@@ -198,7 +198,8 @@ class TestDocument:
 
     def test_of_a_plain_norm_there_is_nothing_to_say(self) -> None:
         document = certify(create_cell("exprnn", 1, 4)).document()
-        assert document["metrics"] == [{"states": ["state_0"], "norm": "l2"}]
+        (norm,) = document["metrics"]
+        assert (norm["states"], norm["norm"], norm.keys()) == (["state_0"], "l2", {"states", "norm", "multipliers"})
         assert document["step_rate"] == document["contraction_rate"]
 
     def test_of_a_cell_of_which_nothing_is_proved(self) -> None:

@@ -1,0 +1,238 @@
+"""Norms and multipliers that a search finds: what they prove is checked apart from the package."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from bounds.independent_check import are_allowed, exact, holds_exactly, holds_in_float64, inequality
+from bounds.specimens import drawn, extreme, trained
+from bounds.step_search import checked, violations
+from bounds.step_search import exact as in_float64
+from stablernn import list_cells
+from stablernn.bounds.constant_slopes import largest_constant_slope_radius
+from stablernn.bounds.lure import LureSystem, given_norms, lure_bound, lure_rate
+from stablernn.bounds.matrix_inequality import MatrixInequality
+from stablernn.cells import StableCell
+from stablernn.certificates.certificate import certify, prove
+
+Matrix = npt.NDArray[np.float64]
+
+TRAINED = ("rnn", "rnn_orth", "soft_orth", "identity_rnn", "lipschitz", "neural_ode_rnn")
+"""Cells that training takes far from where their rate is exact."""
+GROUPED = ("eunn", "fc_urnn", "kru", "urnn")
+"""Cells with complex units."""
+
+
+def lure_cells() -> list[str]:
+    """Keys of the cells whose step is a Lur'e system, of all with their default options."""
+    return [key for key in list_cells() if drawn(key, 3).lure_system() is not None]
+
+
+def system(cell: StableCell) -> LureSystem:
+    step = cell.lure_system()
+    assert step is not None
+    return step
+
+
+def stated(cell: StableCell) -> tuple[list[Matrix], float, list[int]] | None:
+    """The matrices of the inequality that proves a cell's rate, F to L, the rate and the groups; None if none does.
+
+    Norm, multipliers and rate are those of the document, as JSON has them.
+    """
+    document = json.loads(json.dumps(certify(cell, stored=False).document()))
+    norm: dict[str, Any] = document["metrics"][0] if document["metrics"] else {}
+    if "multipliers" not in norm:
+        return None
+    step = system(cell)
+    metric = np.eye(len(step.F))
+    if "matrix" in norm:
+        content = np.frombuffer(base64.b64decode(norm["matrix"]["float32_base64"]), dtype="<f4")
+        metric = content.reshape(norm["matrix"]["shape"]).astype(np.float64)
+    inner = np.zeros((len(step.V), len(step.V))) if step.D is None else step.D
+    matrices = [step.F, step.G, step.V, inner, metric, np.array(norm["multipliers"])]
+    groups = range(len(step.V)) if step.groups is None else step.groups.tolist()
+    return matrices, document["contraction_rate"], list(groups)
+
+
+class TestIndependentCheck:
+    @pytest.mark.parametrize("draw", ["fresh", "small", "large"])
+    @pytest.mark.parametrize("key", lure_cells())
+    def test_float64_agrees_with_every_rate(self, key: str, draw: str) -> None:
+        found = stated(drawn(key, 6, draw))
+        if found is None:
+            # By hand, or in the infinity norm.
+            assert key in ("antisymmetric", "incremental", "nais_net", "neural_ode_rnn", "noisy_rnn")
+            return
+        matrices, rate, groups = found
+        assert are_allowed(matrices[-1].tolist(), groups)
+        assert holds_in_float64(inequality(*matrices, rate))
+
+    @pytest.mark.parametrize("key", lure_cells())
+    def test_rational_arithmetic_agrees_with_every_rate_of_few_units(self, key: str) -> None:
+        found = stated(drawn(key, 3, "small"))
+        if found is None:
+            assert key == "incremental"
+            return
+        matrices, rate, _ = found
+        assert holds_exactly(inequality(*map(exact, matrices), exact(np.array([rate]))[0]))
+
+    @pytest.mark.parametrize("key", TRAINED)
+    def test_a_rate_that_is_three_percent_too_small_is_found(self, key: str) -> None:
+        found = stated(trained(key, 6).rnn.cells[0])
+        assert found is not None
+        matrices, rate, _ = found
+        assert holds_in_float64(inequality(*matrices, rate))
+        assert not holds_in_float64(inequality(*matrices, 0.97 * rate))
+
+    @pytest.mark.parametrize("key", TRAINED[:-1])
+    def test_rational_arithmetic_finds_it_too(self, key: str) -> None:
+        found = stated(trained(key, 3).rnn.cells[0])
+        assert found is not None
+        matrices, rate, _ = found
+        assert not holds_exactly(inequality(*map(exact, matrices), exact(np.array([0.97 * rate]))[0]))
+
+    def test_multipliers_that_differ_within_a_group_are_found(self) -> None:
+        assert are_allowed([1.0, 2.0, 1.0], [0, 1, 0])
+        assert not are_allowed([1.0, 2.0, 1.5], [0, 1, 0])
+        assert not are_allowed([1.0, -1.0], [0, 1])
+
+
+class TestSearch:
+    @pytest.mark.parametrize("key", TRAINED)
+    def test_half_of_the_gap_is_closed_and_no_rate_is_larger(self, key: str) -> None:
+        (cell,) = trained(key, 12).rnn.cells
+        with given_norms():
+            before = cell.step_bound().rate
+        lowest, now = largest_constant_slope_radius(system(cell)), cell.step_bound().rate
+        assert lowest * (1 - 1e-9) <= now
+        assert before - now >= 0.4 * (before - lowest)
+
+    @pytest.mark.parametrize("kind", ["zero", "tiny", "huge", "nilpotent", "rank one", "uneven", "identity"])
+    @pytest.mark.parametrize("key", ["rnn", "lipschitz_rk2", "ren", "eunn", "cornn"])
+    def test_rates_of_rare_matrices_are_no_larger(self, key: str, kind: str) -> None:
+        cell = extreme(key, 5, kind)
+        with given_norms():
+            before = cell.step_bound().rate
+        assert cell.step_bound().rate <= before
+
+    def test_it_is_deterministic(self) -> None:
+        (cell,) = trained("rnn", 8).rnn.cells
+        first, second = cell.step_bound(), cell.step_bound()
+        assert first.rate == second.rate
+        assert first.metric is not None
+        assert np.array_equal(first.metric, second.metric)
+
+    def test_a_system_with_two_stages_has_a_multiplier_for_each_neuron(self) -> None:
+        (cell,) = trained("lipschitz_rk2", 6).rnn.cells
+        bound, step = cell.step_bound(), system(cell)
+        assert bound.multipliers is not None
+        assert bound.multipliers.shape == (12,)
+        assert len(np.unique(bound.multipliers)) == 12
+        inequality = MatrixInequality(step.F, step.G, step.V, step.D, bound.metric, bound.metric)
+        assert inequality.factor(bound.multipliers) == bound.rate
+
+    @pytest.mark.parametrize("key", [*lure_cells(), "antisymmetric_g", "antisym_ablation"])
+    def test_no_step_exceeds_the_bounds_in_other_norms(self, key: str) -> None:
+        for cell in (drawn(key, 5, "large"), drawn(key, 5), trained(key).rnn.cells[0]):
+            for other in cell.step_bound().other_norms:
+                assert not violations(checked(cell, other))
+
+    def test_another_norm_that_forgets_its_input_is_found(self) -> None:
+        (cell,) = trained("rnn").rnn.cells
+        (other, *_) = cell.step_bound().other_norms
+        assert violations(checked(cell, replace(other, gain=0.8 * other.gain)))
+
+
+class TestGroups:
+    STEP = LureSystem(
+        F=np.zeros((2, 2)), G=np.eye(2), V=np.array([[0.0, 2.0], [0.0, 0.0]]), U=np.zeros((2, 1)),
+        groups=np.array([0, 0]),
+    )  # fmt: skip
+    """A nilpotent step whose nonlinearity may project onto any direction: onto the diagonal, it keeps a difference."""
+
+    def test_coordinates_of_a_group_have_one_multiplier(self) -> None:
+        projection = np.full((2, 2), 0.5)
+        assert np.abs(np.linalg.eigvals(projection @ self.STEP.V)).max() == pytest.approx(1.0)
+        assert 1.0 <= lure_bound(self.STEP).rate < 1.01
+
+    def test_coordinate_by_coordinate_there_is_no_such_projection(self) -> None:
+        assert lure_bound(replace(self.STEP, groups=None)).rate < 0.5
+
+    def test_multipliers_that_differ_within_a_group_prove_nothing(self) -> None:
+        apart = lure_bound(replace(self.STEP, groups=None))
+        assert apart.multipliers is not None
+        assert lure_rate(replace(self.STEP, groups=None), apart.metric, apart.multipliers) < 0.5
+        assert lure_rate(self.STEP, apart.metric, apart.multipliers) >= 1.0
+
+    @pytest.mark.parametrize("key", GROUPED)
+    def test_parts_of_a_complex_unit_are_a_group(self, key: str) -> None:
+        cell = trained(key, 4).rnn.cells[0]
+        groups = system(cell).groups
+        assert groups is not None
+        assert groups.tolist() == [*range(4), *range(4)]
+        multipliers = cell.step_bound().multipliers
+        assert multipliers is not None
+        assert np.array_equal(multipliers[:4], multipliers[4:])
+
+    @pytest.mark.parametrize("key", lure_cells())
+    def test_neurons_without_groups_depend_on_their_own_argument_alone(self, key: str) -> None:
+        """The next state depends on the drive, the neurons' argument, through G times a diagonal matrix."""
+        cell = in_float64(drawn(key, 4, "large"))
+        step = system(cell)
+        torch.manual_seed(0)
+        state = tuple(torch.randn(1, size, dtype=torch.float64) for size in cell.state_sizes)
+        drive = cell.drive(torch.randn(1, cell.input_size, dtype=torch.float64))
+        if step.D is not None or drive.shape[1] != len(step.V):
+            # Stages, and matrices of the input that act within the step: their neurons are tanh or ReLU of one sum.
+            assert key in ("fastrnn", "incremental", "lipschitz_rk2", "ren")
+            return
+
+        def next_state(drive: torch.Tensor) -> torch.Tensor:
+            parts = cell.step(cell.weights(), state, drive)
+            names = cell.step_bound().covers
+            return torch.cat([parts[cell.state_names.index(name)] for name in names], dim=-1)[0]
+
+        jacobian: Any = torch.autograd.functional.jacobian(next_state, drive)
+        slopes = np.linalg.lstsq(step.G, jacobian[:, 0].numpy(), rcond=None)[0]
+        off_diagonal = np.abs(slopes - np.diag(np.diagonal(slopes))).max()
+        assert (off_diagonal < 1e-9) == (key not in GROUPED)
+
+
+class TestGivenNorms:
+    def test_those_of_a_document_prove_the_same_without_a_search(self) -> None:
+        model = trained("lipschitz", num_layers=2)
+        document = json.loads(json.dumps(certify(model, stored=False).document()))
+        again = prove(model, stored=False, norms=document["metrics"]).document()
+        for key in ("kind", "norm", "contraction_rate", "state_balls", "metrics"):
+            assert again[key] == document[key]
+        without = prove(model, stored=False, norms=()).document()
+        assert without["contraction_rate"] > document["contraction_rate"]
+
+    @pytest.mark.parametrize(
+        "norm",
+        [
+            {},
+            "text",
+            None,
+            {"multipliers": "many"},
+            {"multipliers": [1.0]},
+            {"multipliers": [-1.0] * 6},
+            {"multipliers": [float("nan")] * 6},
+            {"multipliers": [1.0] * 6, "matrix": {"shape": [6, 6], "float32_base64": "AAAA"}},
+            {"multipliers": [1.0] * 6, "matrix": {"shape": [1, 1], "float32_base64": "AACAPw=="}},
+            {"multipliers": [1.0] * 6, "matrix": {"shape": [6, 6], "float32_base64": base64.b64encode(bytes(144))}},
+            {"multipliers": [1.0] * 6, "matrix": []},
+        ],
+    )
+    def test_damaged_ones_prove_nothing(self, norm: Any) -> None:
+        model = trained("rnn")
+        quick = prove(model, stored=False, norms=()).document()
+        assert prove(model, stored=False, norms=[norm]).document() == quick
