@@ -21,8 +21,8 @@ _SHARPNESS = (20.0, 80.0, 320.0, 1280.0)
 _MOST_EVALUATIONS = 320
 _FEWEST_EVALUATIONS = 40
 """With fewer, nothing worth the time is found."""
-_WORK = 2.5e9
-"""Of a search, in cubes of the sizes of the matrices: 2 to 3 seconds on one core."""
+_WORK = 1.5e9
+"""Of a search, in cubes of the sizes of the matrices: about 2 seconds on one core."""
 _BARRIER = 0.01
 """Weight of the barrier that keeps the corner positive, over the sharpness."""
 _MULTIPLIER_EVALUATIONS = 80
