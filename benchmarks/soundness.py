@@ -17,15 +17,18 @@ import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "support")]
 
+from bounds.growth_search import worst_growth  # noqa: E402
 from bounds.specimens import certifiable, digits, trained  # noqa: E402
 from bounds.step_search import Seen, checked  # noqa: E402
 from certificates.trajectory_search import checked_module  # noqa: E402
 from stablernn import list_cells  # noqa: E402
+from stablernn.bounds.constant_slopes import largest_constant_slope_radius  # noqa: E402
 from stablernn.certificates.certificate import certify  # noqa: E402
 from stablernn.nn.models import SequenceModel  # noqa: E402
 
@@ -43,7 +46,8 @@ def measured(key: str, state: str) -> Row:
     model = trained(key, HIDDEN, data=digits(), steps=STATES[state], lr=0.01, certified=state == "certified")
     certificate = certify(model, stored=False)
     (cell,) = model.rnn.cells
-    seen = {one.claim: one for one in checked(cell, certificate.stacks[0].bounds[0], steps=200, **SEARCH)}
+    bound, system = certificate.stacks[0].bounds[0], cell.lure_system()
+    seen = {one.claim: one for one in checked(cell, bound, steps=200, **SEARCH)}
     paths = {one.claim: one for one in checked_module(model, certificate, steps=40, pairs=16, searches=25)}
     balls = [one for claim, one in seen.items() if claim.startswith("ball") and "started" not in claim]
     return {
@@ -52,6 +56,8 @@ def measured(key: str, state: str) -> Row:
         "kind": certificate.kind,
         "accuracy": _accuracy(model),
         "rate": _pair(seen.get("rate")),
+        "radius": None if system is None else largest_constant_slope_radius(system),
+        "growth": worst_growth(cell, bound.covers) if state == "trained" and bound.norm is not None else None,
         "gain": _pair(seen.get("gain")),
         "total_gain": _pair(paths.get("largest gain")),
         "ball": _pair(balls[0] if balls else None),
@@ -75,17 +81,34 @@ def _accuracy(model: SequenceModel) -> float:
 def table(rows: list[Row]) -> str:
     """Markdown: a line for each cell, of each state what is certified, and what was found in brackets."""
     lines = [
-        "| cell | at the start | trained | trained `--certified` | input gain, trained | ball, trained |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| cell | at the start | trained | largest radius, trained | growth found, trained | trained `--certified` "
+        "| input gain, trained | ball, trained |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for key in sorted({row["cell"] for row in rows}):
         by_state = {row["state"]: row for row in rows if row["cell"] == key}
-        rates = [_shown(by_state[state]["rate"]) if state in by_state else "" for state in STATES]
-        trained_row = by_state["trained"]
-        lines.append(
-            f"| `{key}` | {' | '.join(rates)} | {_shown(trained_row['gain'])} | {_shown(trained_row['ball'])} |"
+        start, after, certified = (
+            _shown(by_state[state]["rate"]) if state in by_state else "" for state in ("start", "trained", "certified")
         )
+        trained_row = by_state["trained"]
+        limits = [_figure(trained_row[name]) for name in ("radius", "growth")]
+        cells = [start, after, *limits, certified, _shown(trained_row["gain"]), _shown(trained_row["ball"])]
+        lines.append(f"| `{key}` | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def summary(rows: list[Row]) -> str:
+    """How close the rates of some models come to what was found, and to the radius that no rate can be below."""
+    found = [row["rate"]["found"] / row["rate"]["certified"] for row in rows]
+    excess = [row["rate"]["certified"] / row["radius"] for row in rows if row["radius"]]
+    return (
+        f"found / certified {median(found):.3f} (median) and {min(found):.2f} (minimum), "
+        f"certified / radius {median(excess):.3f} (median) and {max(excess):.2f} (maximum)"
+    )
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
 
 
 def _shown(pair: dict[str, float] | None) -> str:
@@ -95,21 +118,26 @@ def _shown(pair: dict[str, float] | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", action="store_true", help="only print the table of the results")
+    parser.add_argument("--cells", nargs="+", default=list_cells(), help="measure these alone, and keep other results")
     arguments = parser.parse_args()
     if not arguments.table:
         began, rows = time.perf_counter(), []
-        for key in list_cells():
+        if set(arguments.cells) != set(list_cells()):
+            rows = [row for row in json.loads(RESULTS.read_text())["runs"] if row["cell"] not in arguments.cells]
+        for key in arguments.cells:
             for state in STATES:
                 if state != "certified" or key in certifiable():
                     rows.append(measured(key, state))
                     print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-        _write(rows, time.perf_counter() - began)
+        _write(rows, time.perf_counter() - began, arguments.cells)
     rows = json.loads(RESULTS.read_text())["runs"]
     print(table(rows))
     print(f"\n{len(rows)} models, {sum(row['violations'] for row in rows)} violations")
+    for state in STATES:
+        print(f"{state}: {summary([row for row in rows if row['state'] == state and row['rate']])}")
 
 
-def _write(rows: list[Row], seconds: float) -> None:
+def _write(rows: list[Row], seconds: float, cells: list[str]) -> None:
     conditions = {
         "machine": platform.machine(),
         "cores": os.cpu_count(),
@@ -117,6 +145,7 @@ def _write(rows: list[Row], seconds: float) -> None:
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
         "seconds": round(seconds),
+        "cells_of_the_last_run": cells if len(cells) < len(list_cells()) else "all",
         "hidden_size": HIDDEN,
     }
     RESULTS.parent.mkdir(exist_ok=True)

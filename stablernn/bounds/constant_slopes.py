@@ -51,10 +51,10 @@ def _climb(lure_map: LureMap, slopes: Matrix) -> float:
         if not steepest or length < 1e-6:
             break
         # Of length 1, the step takes the steepest slope from one end to the other.
-        moved = np.clip(slopes + length * current.gradient / steepest, 0.0, 1.0)
-        candidate = _radius(lure_map, moved)
+        next_slopes = np.clip(slopes + length * current.gradient / steepest, 0.0, 1.0)
+        candidate = _radius(lure_map, next_slopes)
         if candidate.value > current.value:
-            slopes, current, length = moved, candidate, min(2 * length, 64.0)
+            slopes, current, length = next_slopes, candidate, min(2 * length, 64.0)
         else:
             length /= 4
     return current.value
@@ -63,9 +63,9 @@ def _climb(lure_map: LureMap, slopes: Matrix) -> float:
 def _radius(lure_map: LureMap, of_groups: Matrix) -> _Radius:
     slopes = lure_map.spread(of_groups)
     # The neurons are w = S (V e + D w).
-    resolvent = np.eye(len(slopes))
+    resolvent: Matrix = np.eye(len(slopes))
     if lure_map.D is not None:
-        resolvent = np.linalg.inv(resolvent - slopes[:, None] * lure_map.D)
+        resolvent = np.linalg.inv(resolvent - slopes[:, None] * lure_map.D).astype(np.float64)
     neurons = resolvent @ (slopes[:, None] * lure_map.V)
     jacobian = lure_map.F + lure_map.G @ neurons
     values, right = np.linalg.eig(jacobian)
@@ -81,4 +81,5 @@ def _radius(lure_map: LureMap, of_groups: Matrix) -> _Radius:
     arguments = lure_map.V if lure_map.D is None else lure_map.V + lure_map.D @ neurons
     derivatives = (covector @ lure_map.G @ resolvent) * (arguments @ vector) / product
     by_neuron = np.real(np.conj(value) / radius * derivatives)
-    return _Radius(radius, np.bincount(lure_map.groups, weights=by_neuron, minlength=len(of_groups)))
+    by_group = np.bincount(lure_map.groups, weights=by_neuron, minlength=len(of_groups)).astype(np.float64)
+    return _Radius(radius, by_group)

@@ -180,28 +180,30 @@ def _candidate_norms(step: LureSystem, metrics: Sequence[Matrix]) -> tuple[Prove
     return identity, best
 
 
-def _norm_of(step: LureSystem, metric: Matrix | None, known: Sequence[Matrix] = ()) -> ProvedNorm | None:
+def _norm_of(step: LureSystem, metric: Matrix | None, extra_multipliers: Sequence[Matrix] = ()) -> ProvedNorm | None:
     """Return what is proved in the norm of a metric rounded to float32; None if it is no norm."""
     form = None if metric is None else round_to_float32(metric)
     # A singular form is no norm.
     if form is not None and not (np.isfinite(form).all() and smallest_singular_value_lower_bound(form)):
         return None
-    return ProvedNorm(*_rate(step, form, known))
+    return ProvedNorm(*_rate(step, form, extra_multipliers))
 
 
-def _rate(step: LureSystem, metric: Matrix | None, known: Sequence[Matrix] = ()) -> tuple[float, Matrix | None, Matrix]:
-    rate, multipliers = _best_multipliers(step.map, metric, metric, known=known)
+def _rate(
+    step: LureSystem, metric: Matrix | None, extra_multipliers: Sequence[Matrix] = ()
+) -> tuple[float, Matrix | None, Matrix]:
+    rate, multipliers = _best_multipliers(step.map, metric, metric, extra_multipliers=extra_multipliers)
     return rate, metric, multipliers
 
 
 def _searched_norm(step: LureSystem, start: ProvedNorm) -> ProvedNorm:
     """Return the best norm that a search finds, or that is given in its place; the start itself if none is better."""
-    given, best = _given_norms.get(), start
-    norms: Sequence[tuple[Matrix | None, Matrix]] = given or ()
-    if given is None and _is_worth_a_search(start.rate, _rate_lower_bound(step)):
+    context_norms, best = _given_norms.get(), start
+    norms: Sequence[tuple[Matrix | None, Matrix]] = context_norms or ()
+    if context_norms is None and _is_worth_a_search(start.rate, _rate_lower_bound(step)):
         start_metric = np.eye(len(step.F)) if start.metric is None else start.metric
-        found = search_norm(step.map, start_metric, start.multipliers, lowest=_rate_lower_bound(step))
-        norms = () if found is None else (found,)
+        solution = search_norm(step.map, start_metric, start.multipliers, lowest=_rate_lower_bound(step))
+        norms = () if solution is None else (solution,)
     for metric, multipliers in norms:
         if metric is not None and metric.shape != step.F.shape:
             continue
@@ -362,7 +364,7 @@ def _best_multipliers(
     after: Matrix | None,
     *,
     is_searched: bool = False,
-    known: Sequence[Matrix] = (),
+    extra_multipliers: Sequence[Matrix] = (),
 ) -> tuple[float, Matrix]:
     """Return the least factor found and the multipliers that prove it; infinity if none proves anything.
 
@@ -371,15 +373,15 @@ def _best_multipliers(
         before: The metric of differences before the map; None for the identity.
         after: The metric of differences after it; None for the identity.
         is_searched: True to search for a multiplier of each group; otherwise all have the same.
-        known: Multipliers ``(q,)`` to try as well.
+        extra_multipliers: Multipliers ``(q,)`` to try as well.
     """
     inequality = MatrixInequality(lure_map.F, lure_map.G, lure_map.V, lure_map.D, before, after)
     factor, multiplier = _best_equal_multiplier(inequality, lure_map)
     best = factor, np.full(len(lure_map.V), multiplier)
-    candidates = [*known]
+    candidates = [*extra_multipliers]
     if is_searched and lure_map.groups.max(initial=0) > 0 and 0 < factor < math.inf:
-        found = search_multipliers(lure_map, before, after, best[1])
-        candidates += [] if found is None else [found]
+        solution = search_multipliers(lure_map, before, after, best[1])
+        candidates += [] if solution is None else [solution]
     for multipliers in candidates:
         candidate_factor = inequality.factor(multipliers) if lure_map.allows(multipliers) else math.inf
         # Equal multipliers stay where others are no better.

@@ -37,6 +37,8 @@ _Evaluation = tuple[float, Matrix, float]
 """The smoothed value, its gradient, and the factor itself."""
 
 
+# Steps that overflow prove nothing, and are taken back.
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")
 def search_norm(
     lure_map: LureMap, metric: Matrix, multipliers: Matrix, *, lowest: float
 ) -> tuple[Matrix, Matrix] | None:
@@ -71,6 +73,8 @@ def search_norm(
     return form / norm, _multipliers(lure_map, best[size * size :]) / norm**2
 
 
+# Steps that overflow prove nothing, and are taken back.
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")
 def search_multipliers(
     lure_map: LureMap, before: Matrix | None, after: Matrix | None, multipliers: Matrix
 ) -> Matrix | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cli_helpers import ALIKE, NO_PLOTS, Workplace, encoded, republish
+from cli_helpers import ALIKE, NO_PLOTS, Workplace, republish_certificate
 from stablernn_registry import Registry
 
 MEANT = "WARNING: The kind 'local' was withdrawn and now means 'bounded' (docs/stability.md)."
@@ -33,13 +33,6 @@ def as_stored_before(certificate: dict[str, Any]) -> dict[str, Any]:
     return {**certificate, "kind": "local", "holds": True, "conditions": conditions}
 
 
-def store(workplace: Workplace, ref: str, certificate: dict[str, Any]) -> None:
-    """Publish the next version of ``digits`` with another certificate, and the norms that are stored with a version."""
-    norms = json.loads(Registry(workplace.registry).get(ref).read("certificate.json"))["metrics"]
-    content = encoded({**certificate, "metrics": norms})
-    republish(workplace, ref, {"certificate.json": content}, certificate=certificate)
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     """The run ``r``, whose step multiplies its state by 1.5; ``m:1`` as exported now, ``m:2`` as it was before."""
@@ -50,9 +43,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
         *(*damped, "--run-dir", "r"),
     )
     workplace.ok("-q", "export", "r", "--name", "digits")
-    store(
-        workplace, "digits:1", as_stored_before(Registry(workplace.registry).get("digits:1").manifest.certificate or {})
-    )
+    certificate = Registry(workplace.registry).get("digits:1").manifest.certificate or {}
+    republish_certificate(workplace, "digits:1", as_stored_before(certificate))
     return workplace
 
 
@@ -136,7 +128,7 @@ def test_recomputing_does_not_call_it_forged(made: Workplace) -> None:
 )
 def test_recomputing_still_finds_what_was_never_so(workplace: Workplace, changes: dict[str, Any], problem: str) -> None:
     stored = {**(Registry(workplace.registry).get("digits:2").manifest.certificate or {}), **changes}
-    store(workplace, "digits:2", stored)
+    republish_certificate(workplace, "digits:2", stored)
     report = workplace("registry", "verify", "digits:3", "--recompute", "--json").json
     assert report["problems"] == [f"'digits:3': certificate recomputed: {problem}."]
 
@@ -145,7 +137,7 @@ def test_a_stored_certificate_of_the_withdrawn_kind_is_refused_where_more_is_pro
     workplace.ok("-q", "train", "--cell", "lru", *ALIKE, "--run-dir", "lru")
     workplace.ok("-q", "export", "lru", "--name", "digits")
     stored = {**(Registry(workplace.registry).get("digits:3").manifest.certificate or {}), "kind": "local"}
-    store(workplace, "digits:3", stored)
+    republish_certificate(workplace, "digits:3", stored)
     report = workplace("registry", "verify", "digits:4", "--recompute", "--json").json
     assert report["problems"] == [
         '\'digits:4\': certificate recomputed: kind "local" is stored, "contracting" is computed.'

@@ -136,6 +136,13 @@ def republish(
     return registry.publish("digits", paths, {**stated, **fields})
 
 
+def republish_certificate(workplace: Workplace, ref: str, certificate: dict[str, Any]) -> Version:
+    """The next version of ``digits`` with another certificate, and the norms that are stored with a version."""
+    norms = json.loads(Registry(workplace.registry).get(ref).read("certificate.json"))["metrics"]
+    content = encoded({**certificate, "metrics": norms})
+    return republish(workplace, ref, {"certificate.json": content}, certificate=certificate)
+
+
 def encoded(document: object) -> bytes:
     return json.dumps(document).encode()
 

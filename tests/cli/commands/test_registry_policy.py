@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 import pytest
 
-from cli_helpers import ALIKE, Workplace, command, copied, encoded, republish
+from cli_helpers import ALIKE, Workplace, command, copied, encoded, republish, republish_certificate
 from hostile_graphs import in_ort_format, ort_and_onnx, with_contrib_operator, with_endless_loop, with_endless_scan
 from stablernn_cli.promotion_checks import promotion_checks
 from stablernn_registry import GateRefused, Manifest, Registry
@@ -281,7 +281,7 @@ def test_figures_may_differ_by_little(workplace: Workplace) -> None:
     ball = true["state_ball"] | {"radius": true["state_ball"]["radius"] * (1 + 2e-4)}
     for factor, changed, code in ((1 + 5e-5, {}, 0), (1 + 2e-4, {}, 3), (1.0, {"state_ball": ball}, 3)):
         near = true | {"contraction_rate": true["contraction_rate"] * factor} | changed
-        version = republish(workplace, UNSTABLE, {"certificate.json": encoded(near)}, certificate=near)
+        version = republish_certificate(workplace, UNSTABLE, near)
         assert workplace("-q", "registry", "verify", version.ref, "--recompute").code == code, factor
 
 
