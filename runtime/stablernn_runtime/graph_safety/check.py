@@ -17,6 +17,17 @@ from collections.abc import Iterable
 import numpy as np
 
 from stablernn_runtime.errors import ModelLoadError, cut
+from stablernn_runtime.graph_safety.wire_format import (
+    BYTES,
+    FIXED32,
+    FIXED64,
+    VARINT,
+    Value,
+    WireError,
+    as_bytes,
+    read_fields,
+    read_integers,
+)
 
 STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
 MINIMUM_OPSET = 18
@@ -27,85 +38,82 @@ ORT_FORMAT = b"ORTM"
 """Bytes 4 to 8 of a model in ONNX Runtime's own flatbuffer format."""
 _MAX_INT64 = 2**63 - 1
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_SIZES = {_FIXED64: 8, _FIXED32: 4}
-
 # Wire type by field number; fields that hold nothing to check are read as bytes. A repeated field of numbers may be
 # packed, which makes it bytes.
 _MODEL = {
-    1: _VARINT,  # ir_version
-    2: _BYTES,  # producer_name
-    3: _BYTES,  # producer_version
-    4: _BYTES,  # domain
-    5: _VARINT,  # model_version
-    6: _BYTES,  # doc_string
-    7: _BYTES,  # graph
-    8: _BYTES,  # opset_import
-    14: _BYTES,  # metadata_props
-    20: _BYTES,  # training_info
-    25: _BYTES,  # functions
-    26: _BYTES,  # configuration
+    1: VARINT,  # ir_version
+    2: BYTES,  # producer_name
+    3: BYTES,  # producer_version
+    4: BYTES,  # domain
+    5: VARINT,  # model_version
+    6: BYTES,  # doc_string
+    7: BYTES,  # graph
+    8: BYTES,  # opset_import
+    14: BYTES,  # metadata_props
+    20: BYTES,  # training_info
+    25: BYTES,  # functions
+    26: BYTES,  # configuration
 }
-_OPERATOR_SET = {1: _BYTES, 2: _VARINT}  # domain, version
+_OPERATOR_SET = {1: BYTES, 2: VARINT}  # domain, version
 _GRAPH = {
-    1: _BYTES,  # node
-    2: _BYTES,  # name
-    5: _BYTES,  # initializer
-    10: _BYTES,  # doc_string
-    11: _BYTES,  # input
-    12: _BYTES,  # output
-    13: _BYTES,  # value_info
-    14: _BYTES,  # quantization_annotation: names only
-    15: _BYTES,  # sparse_initializer
-    16: _BYTES,  # metadata_props
+    1: BYTES,  # node
+    2: BYTES,  # name
+    5: BYTES,  # initializer
+    10: BYTES,  # doc_string
+    11: BYTES,  # input
+    12: BYTES,  # output
+    13: BYTES,  # value_info
+    14: BYTES,  # quantization_annotation: names only
+    15: BYTES,  # sparse_initializer
+    16: BYTES,  # metadata_props
 }
 _NODE = {
-    1: _BYTES,  # input
-    2: _BYTES,  # output
-    3: _BYTES,  # name
-    4: _BYTES,  # op_type
-    5: _BYTES,  # attribute
-    6: _BYTES,  # doc_string
-    7: _BYTES,  # domain
-    8: _BYTES,  # overload
-    9: _BYTES,  # metadata_props
-    10: _BYTES,  # device_configurations
+    1: BYTES,  # input
+    2: BYTES,  # output
+    3: BYTES,  # name
+    4: BYTES,  # op_type
+    5: BYTES,  # attribute
+    6: BYTES,  # doc_string
+    7: BYTES,  # domain
+    8: BYTES,  # overload
+    9: BYTES,  # metadata_props
+    10: BYTES,  # device_configurations
 }
 _ATTRIBUTE = {
-    1: _BYTES,  # name
-    2: _FIXED32,  # f
-    3: _VARINT,  # i
-    4: _BYTES,  # s
-    5: _BYTES,  # t
-    6: _BYTES,  # g
-    7: _FIXED32,  # floats
-    8: _VARINT,  # ints
-    9: _BYTES,  # strings
-    10: _BYTES,  # tensors
-    11: _BYTES,  # graphs
-    13: _BYTES,  # doc_string
-    14: _BYTES,  # tp
-    15: _BYTES,  # type_protos
-    20: _VARINT,  # type
-    21: _BYTES,  # ref_attr_name
-    22: _BYTES,  # sparse_tensor
-    23: _BYTES,  # sparse_tensors
+    1: BYTES,  # name
+    2: FIXED32,  # f
+    3: VARINT,  # i
+    4: BYTES,  # s
+    5: BYTES,  # t
+    6: BYTES,  # g
+    7: FIXED32,  # floats
+    8: VARINT,  # ints
+    9: BYTES,  # strings
+    10: BYTES,  # tensors
+    11: BYTES,  # graphs
+    13: BYTES,  # doc_string
+    14: BYTES,  # tp
+    15: BYTES,  # type_protos
+    20: VARINT,  # type
+    21: BYTES,  # ref_attr_name
+    22: BYTES,  # sparse_tensor
+    23: BYTES,  # sparse_tensors
 }
 _TENSOR = {
-    1: _VARINT,  # dims
-    2: _VARINT,  # data_type
-    4: _FIXED32,  # float_data
-    5: _VARINT,  # int32_data
-    6: _BYTES,  # string_data
-    7: _VARINT,  # int64_data
-    8: _BYTES,  # name
-    9: _BYTES,  # raw_data
-    10: _FIXED64,  # double_data
-    11: _VARINT,  # uint64_data
-    12: _BYTES,  # doc_string
-    13: _BYTES,  # external_data
-    14: _VARINT,  # data_location
-    16: _BYTES,  # metadata_props
+    1: VARINT,  # dims
+    2: VARINT,  # data_type
+    4: FIXED32,  # float_data
+    5: VARINT,  # int32_data
+    6: BYTES,  # string_data
+    7: VARINT,  # int64_data
+    8: BYTES,  # name
+    9: BYTES,  # raw_data
+    10: FIXED64,  # double_data
+    11: VARINT,  # uint64_data
+    12: BYTES,  # doc_string
+    13: BYTES,  # external_data
+    14: VARINT,  # data_location
+    16: BYTES,  # metadata_props
 }
 _REPEATED = {
     "model": {8, 14, 20, 25, 26},
@@ -144,8 +152,7 @@ _TYPES: dict[int, tuple[int, int]] = {
 }
 _COMPLEX = (14, 15)
 
-_Value = int | memoryview
-_Fields = dict[int, list[_Value]]
+_Fields = dict[int, list[Value]]
 
 
 def check_graph(content: bytes, label: str) -> None:
@@ -167,7 +174,7 @@ def check_graph(content: bytes, label: str) -> None:
         )
     try:
         _check_model(memoryview(content), label)
-    except (IndexError, UnicodeDecodeError, _WireError) as error:
+    except (UnicodeDecodeError, WireError) as error:
         raise ModelLoadError(f"{label} is not an ONNX model: its bytes cannot be read as one.") from error
 
 
@@ -179,7 +186,7 @@ def _check_model(content: memoryview, label: str) -> None:
         raise ModelLoadError(f"{label} defines functions of its own; only standard ONNX operators are served.")
     opsets = []
     for message in fields.get(8, ()):
-        operators = _read(_message(message), "operator set", label)
+        operators = _read(as_bytes(message), "operator set", label)
         _check_domain(_text(operators.get(1)), label)
         opsets.append(_integer(operators.get(2)))
     if not opsets:
@@ -189,7 +196,7 @@ def _check_model(content: memoryview, label: str) -> None:
             f"{label} uses opset {min(opsets)}; opset {MINIMUM_OPSET} or higher is served. Export it again."
         )
     for graph in fields.get(7, ()):
-        _check_graph(_message(graph), label, depth=0, in_scan=False)
+        _check_graph(as_bytes(graph), label, depth=0, in_scan=False)
 
 
 def _check_graph(graph: memoryview, label: str, depth: int, in_scan: bool) -> None:
@@ -199,9 +206,9 @@ def _check_graph(graph: memoryview, label: str, depth: int, in_scan: bool) -> No
     if 15 in fields:
         raise _sparse(label)
     for node in fields.get(1, ()):
-        _check_node(_message(node), label, depth, in_scan)
+        _check_node(as_bytes(node), label, depth, in_scan)
     for tensor in fields.get(5, ()):
-        _check_tensor(_message(tensor), label)
+        _check_tensor(as_bytes(tensor), label)
 
 
 def _check_node(node: memoryview, label: str, depth: int, in_scan: bool) -> None:
@@ -216,18 +223,18 @@ def _check_node(node: memoryview, label: str, depth: int, in_scan: bool) -> None
     if operator == "Scan" and in_scan:
         raise ModelLoadError(f"{label} has a Scan inside a Scan; only one pass over the time steps is served.")
     for attribute in fields.get(5, ()):
-        parts = _read(_message(attribute), "attribute", label)
+        parts = _read(as_bytes(attribute), "attribute", label)
         if 22 in parts or 23 in parts:
             raise _sparse(label)
         for tensor in (*parts.get(5, ()), *parts.get(10, ())):
-            _check_tensor(_message(tensor), label)
+            _check_tensor(as_bytes(tensor), label)
         for graph in (*parts.get(6, ()), *parts.get(11, ())):
             if operator not in BODIES:
                 raise ModelLoadError(
                     f"{label} uses the operator '{cut(operator)}', which has a graph inside; of such operators only "
                     f"{' and '.join(sorted(BODIES))} are served."
                 )
-            _check_graph(_message(graph), label, depth + 1, in_scan or operator == "Scan")
+            _check_graph(as_bytes(graph), label, depth + 1, in_scan or operator == "Scan")
 
 
 def _check_tensor(tensor: memoryview, label: str) -> None:
@@ -238,7 +245,7 @@ def _check_tensor(tensor: memoryview, label: str) -> None:
     if data_type not in _TYPES:
         raise ModelLoadError(f"{label} holds a tensor of the type {data_type}, which is none of ONNX's.")
     elements = 1
-    for size in _integers(fields.get(1, ())):
+    for size in read_integers(fields.get(1, ())):
         # A negative size is a varint of 2^63 or more.
         elements *= size
         if size > _MAX_INT64 or elements > _MAX_INT64:
@@ -250,7 +257,7 @@ def _check_tensor(tensor: memoryview, label: str) -> None:
     if data_type == _STRING_TYPE:
         count, needed = len(fields.get(_STRINGS, ())), elements
     elif _RAW in fields:
-        count, needed = len(_message(fields[_RAW][0])), -(-elements * bits // 8)
+        count, needed = len(as_bytes(fields[_RAW][0])), -(-elements * bits // 8)
     else:
         count, needed = _count(fields.get(typed, ()), _TENSOR[typed]), elements
         if bits < 8:
@@ -276,10 +283,6 @@ def _sparse(label: str) -> ModelLoadError:
     )
 
 
-class _WireError(ValueError):
-    """Bytes that are no message of ONNX."""
-
-
 def _read(message: memoryview, kind: str, label: str) -> _Fields:
     """Return the values of a message by field number, in their order.
 
@@ -293,30 +296,13 @@ def _read(message: memoryview, kind: str, label: str) -> _Fields:
     """
     table, repeated = _MESSAGES[kind], _REPEATED[kind]
     fields: _Fields = {}
-    position = 0
-    while position < len(message):
-        tag, position = _varint(message, position)
-        number, wire = tag >> 3, tag & 7
-        value: _Value
-        if wire == _VARINT:
-            value, position = _varint(message, position)
-        else:
-            if wire == _BYTES:
-                size, position = _varint(message, position)
-            elif wire in _SIZES:
-                size = _SIZES[wire]
-            else:
-                raise _WireError(f"wire type {wire} is not used by ONNX")
-            if position + size > len(message):
-                raise _WireError("a field is longer than its message")
-            value = message[position : position + size]
-            position += size
+    for number, wire, value, _ in read_fields(message):
         # protobuf may pack repeated numbers into one field of bytes.
-        is_packed = wire == _BYTES and number in repeated
+        is_packed = wire == BYTES and number in repeated
         if number in table and wire != table[number] and not is_packed:
-            raise _WireError(f"field {number} of a {kind} has the wire type {wire}")
+            raise WireError(f"field {number} of a {kind} has the wire type {wire}")
         if number in fields and number not in repeated:
-            raise _WireError(f"field {number} of a {kind} comes twice")
+            raise WireError(f"field {number} of a {kind} comes twice")
         fields.setdefault(number, []).append(value)
     # Last: bytes that are no message at all get the error for that.
     if unknown := sorted(fields.keys() - table.keys()):
@@ -327,61 +313,28 @@ def _read(message: memoryview, kind: str, label: str) -> _Fields:
     return fields
 
 
-def _varint(message: memoryview, position: int) -> tuple[int, int]:
-    """Return the number that begins at ``position``, seven bits a byte from the lowest on, and the position behind."""
-    value = shift = 0
-    while True:
-        byte = message[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        # The last byte of a number has no high bit.
-        if byte < 0x80:
-            return value, position
-        shift += 7
-        if shift > 63:
-            raise _WireError("a number is longer than 64 bits")
-
-
-def _message(value: _Value) -> memoryview:
-    if isinstance(value, int):
-        raise _WireError("a number where a message belongs")
-    return value
-
-
-def _text(values: list[_Value] | None) -> str:
+def _text(values: list[Value] | None) -> str:
     """Return the text of a field that comes once at most; empty where it is absent."""
-    return bytes(_message(values[0])).decode() if values else ""
+    return bytes(as_bytes(values[0])).decode() if values else ""
 
 
-def _integer(values: list[_Value] | None) -> int:
+def _integer(values: list[Value] | None) -> int:
     """Return the number of a field that comes once at most; 0 where it is absent."""
     value = values[0] if values else 0
     if not isinstance(value, int):
-        raise _WireError("a message where a number belongs")
+        raise WireError("a message where a number belongs")
     return value
 
 
-def _integers(values: Iterable[_Value]) -> Iterable[int]:
-    """Yield the numbers of a repeated field, packed or not."""
-    for value in values:
-        if isinstance(value, int):
-            yield value
-            continue
-        position = 0
-        while position < len(value):
-            number, position = _varint(value, position)
-            yield number
-
-
-def _count(values: Iterable[_Value], wire: int) -> int:
+def _count(values: Iterable[Value], wire: int) -> int:
     """Return how many numbers a repeated field holds, packed or not."""
     count = 0
     for value in values:
         if isinstance(value, int):
             count += 1
-        elif wire == _VARINT:
+        elif wire == VARINT:
             # Each number ends with its only byte without the high bit.
             count += int(np.count_nonzero(np.frombuffer(value, np.uint8) < 0x80))
         else:
-            count += len(value) // (4 if wire == _FIXED32 else 8)
+            count += len(value) // (4 if wire == FIXED32 else 8)
     return count
