@@ -10,7 +10,7 @@ enum {
 /* Working memory: the states of a block of rows, and the values of a chunk, (time, rows, d). */
 typedef struct {
     void *memory;
-    REAL *held, *before, *h, *mean, *max, *count;
+    REAL *held, *seen, *level, *before, *h, *mean, *max, *count;
     REAL *channels, *embedded, *drives, *outputs, *head_inputs, *answers;
 } NAME(workspace);
 
@@ -86,12 +86,12 @@ static void NAME(affine)(int64_t rows, int64_t inputs, int64_t outputs, const vo
 static NAME(sizes) NAME(measure)(const srnn_run *run) {
     const srnn_model *model = run->model;
     NAME(sizes) sizes = {.columns = model->hidden};
-    for (int64_t i = 0; i < model->num_layers; i++)
+    for (int64_t i = 0; i < model->members * model->num_layers; i++)
         if (model->layers[i].family == SRNN_SHARED_GATE) sizes.columns = 2 * model->hidden;
     sizes.block = TILE_ROWS * BLOCK_TILES < run->rows ? TILE_ROWS * BLOCK_TILES : run->rows;
     const int64_t sample = model->features * (model->has_mask ? 2 : 1);
     sizes.before = model->overlap * sample;
-    sizes.channels = sizes.before + model->samples * sample;
+    sizes.channels = sizes.before + model->samples * sample + (model->window ? 2 * model->features : 0);
     const int statistics = !!(model->statistics & SRNN_MEAN) + !!(model->statistics & SRNN_MAX);
     sizes.head_inputs = (statistics + !!model->reads_last) * model->hidden;
     int64_t chunk = NAME(MAX_DRIVES) / (sizes.block * sizes.columns);
@@ -103,20 +103,35 @@ static NAME(sizes) NAME(measure)(const srnn_run *run) {
 
 static int NAME(allocate_model)(NAME(workspace) * w, const srnn_model *model, const NAME(sizes) * sizes) {
     const int64_t values = sizes->chunk * sizes->block, states = sizes->block * model->hidden;
-    const int64_t counts[] = {sizes->block * model->features, sizes->block * sizes->before, model->num_layers * states, states, states, sizes->block,
-                              values * sizes->channels, values * model->embedding, values * sizes->columns, values * model->hidden,
-                              sizes->block * sizes->head_inputs, values * model->outputs};
-    REAL **parts[] = {&w->held, &w->before, &w->h, &w->mean, &w->max, &w->count,
-                      &w->channels, &w->embedded, &w->drives, &w->outputs, &w->head_inputs, &w->answers};
-    enum { PARTS = sizeof(counts) / sizeof(counts[0]) };
+    const int64_t features = sizes->block * model->features, window = model->window;
+    const struct {
+        REAL **to;
+        int64_t count;
+    } parts[] = {
+        {&w->held, features * (window ? window : 1)},
+        {&w->seen, window ? features : 0},
+        {&w->level, window ? features : 0},
+        {&w->before, sizes->block * sizes->before},
+        {&w->h, model->members * model->num_layers * states},
+        {&w->mean, model->members * states},
+        {&w->max, model->members * states},
+        {&w->count, sizes->block},
+        {&w->channels, values * sizes->channels},
+        {&w->embedded, values * model->embedding},
+        {&w->drives, values * sizes->columns},
+        {&w->outputs, values * model->hidden},
+        {&w->head_inputs, sizes->block * sizes->head_inputs},
+        {&w->answers, values * model->outputs},
+    };
+    enum { PARTS = sizeof(parts) / sizeof(parts[0]) };
     int64_t total = 0;
-    for (int i = 0; i < PARTS; i++) total += (counts[i] + LANES - 1) / LANES * LANES;
+    for (int i = 0; i < PARTS; i++) total += (parts[i].count + LANES - 1) / LANES * LANES;
     w->memory = malloc(total * sizeof(REAL) + VECTOR_BYTES);
     if (!w->memory) return 0;
     REAL *next = (REAL *)(((uintptr_t)w->memory + VECTOR_BYTES - 1) / VECTOR_BYTES * VECTOR_BYTES);
     for (int i = 0; i < PARTS; i++) {
-        *parts[i] = next;
-        next += (counts[i] + LANES - 1) / LANES * LANES;
+        *parts[i].to = next;
+        next += (parts[i].count + LANES - 1) / LANES * LANES;
     }
     return 1;
 }
@@ -138,77 +153,57 @@ static void NAME(copy_states)(const srnn_run *run, NAME(workspace) * w, const NA
                               int64_t rows, int out) {
     const srnn_model *model = run->model;
     void *const *state = run->states;
-    NAME(copy_state)(run, *state++, first, rows, model->features, w->held, out);
+    const int64_t features = model->features, hidden = model->hidden, outputs = model->members * hidden;
+    NAME(copy_state)(run, *state++, first, rows, features * (model->window ? model->window : 1), w->held, out);
+    if (model->window) {
+        NAME(copy_state)(run, *state++, first, rows, features, w->seen, out);
+        NAME(copy_state)(run, *state++, first, rows, features, w->level, out);
+    }
     if (sizes->before) NAME(copy_state)(run, *state++, first, rows, sizes->before, w->before, out);
-    for (int64_t i = 0; i < model->num_layers; i++)
-        NAME(copy_state)(run, *state++, first, rows, model->hidden, w->h + i * sizes->block * model->hidden, out);
-    if (model->statistics & SRNN_MEAN) NAME(copy_state)(run, *state++, first, rows, model->hidden, w->mean, out);
-    if (model->statistics & SRNN_MAX) NAME(copy_state)(run, *state++, first, rows, model->hidden, w->max, out);
+    for (int64_t i = 0; i < model->members * model->num_layers; i++)
+        NAME(copy_state)(run, *state++, first, rows, hidden, w->h + i * sizes->block * hidden, out);
+    if (model->statistics & SRNN_MEAN) NAME(copy_state)(run, *state++, first, rows, outputs, w->mean, out);
+    if (model->statistics & SRNN_MAX) NAME(copy_state)(run, *state++, first, rows, outputs, w->max, out);
     if (model->statistics) NAME(copy_state)(run, *state++, first, rows, 1, w->count, out);
 }
 
-/* The channels of a step of a row: those of the samples that it shares with the step before, and of the new ones. */
-static void NAME(scale_step)(const srnn_model *model, const REAL *x, REAL *held, int64_t before, REAL *shared,
-                             REAL *channels) {
-    const int64_t features = model->features;
-    memcpy(channels, shared, before * sizeof(REAL));
-    channels += before;
-    const REAL *mean = model->mean, *scale = model->scale;
-    for (int64_t sample = 0; sample < model->samples; sample++, x += features) {
-        for (int64_t i = 0; i < features; i++) {
-            const int missing = x[i] != x[i];
-            if (!missing) held[i] = (x[i] - mean[i]) / scale[i];
-            channels[i] = held[i];
-            if (model->has_mask) channels[features + i] = missing ? 0 : 1;
-        }
-        channels += model->has_mask ? 2 * features : features;
-    }
-    memcpy(shared, channels - before, before * sizeof(REAL));
-}
-
-/* The statistics after another step of a row with the state h. */
+/* The statistics of a member's states after a further step of a row with the state h, before which there were `count`. */
 static void NAME(add_to_statistics)(const srnn_model *model, const REAL *h, REAL *restrict mean, REAL *restrict max,
-                                    REAL *count) {
+                                    REAL count) {
     const int64_t hidden = model->hidden;
-    const REAL steps = *count + 1;
     if (model->statistics & SRNN_MEAN)
-        for (int64_t i = 0; i < hidden; i++) mean[i] += (h[i] - mean[i]) / steps;
+        for (int64_t i = 0; i < hidden; i++) mean[i] += (h[i] - mean[i]) / (count + 1);
     if (model->statistics & SRNN_MAX) {
         /* NaN is the maximum, which stays visible. */
-        const int is_first = !(*count > 0);
+        const int is_first = !(count > 0);
         for (int64_t i = 0; i < hidden; i++) max[i] = is_first || !(h[i] <= max[i]) ? h[i] : max[i];
     }
-    *count = steps;
 }
 
 static void NAME(gelu)(int64_t count, REAL *x) {
     for (int64_t i = 0; i < count; i++) x[i] = x[i] * (REAL)0.5 * (1 + ERF(x[i] * (REAL)0.70710678118654752));
 }
 
-/* Some steps of the first rows of a block. */
-static int32_t NAME(run_chunk)(const srnn_run *run, NAME(workspace) * w, const NAME(sizes) * sizes, int64_t first,
-                               int64_t rows, int64_t start, int64_t steps) {
+/* The layers of a member over some steps of the first rows of a block, from the channels on. */
+static int32_t NAME(run_member)(const srnn_run *run, NAME(workspace) * w, const NAME(sizes) * sizes, int64_t member,
+                                int64_t rows, int64_t steps) {
     const srnn_model *model = run->model;
-    const int64_t hidden = model->hidden, width = model->samples * model->features;
-    for (int64_t t = 0; t < steps; t++)
-        for (int64_t r = 0; r < rows; r++)
-            NAME(scale_step)
-    (model, (const REAL *)run->x + (run->order[first + r] * run->steps + start + t) * width,
-     w->held + r * model->features, sizes->before, w->before + r * sizes->before, w->channels + (t * rows + r) * sizes->channels);
+    const int64_t hidden = model->hidden;
     const REAL *inputs = w->channels;
     int64_t input_size = sizes->channels;
     if (model->embedding) {
-        NAME(affine)(steps * rows, input_size, model->embedding, model->embedding_weight, model->embedding_bias, inputs,
-                     w->embedded);
+        const srnn_embedding *embedding = model->embeddings + member;
+        NAME(affine)(steps * rows, input_size, model->embedding, embedding->weight, embedding->bias, inputs, w->embedded);
         NAME(gelu)(steps * rows * model->embedding, w->embedded);
         inputs = w->embedded;
         input_size = model->embedding;
     }
     for (int64_t i = 0; i < model->num_layers; i++) {
-        const srnn_layer *layer = model->layers + i;
+        const int64_t number = member * model->num_layers + i;
+        const srnn_layer *layer = model->layers + number;
         const int64_t columns = layer->family == SRNN_SHARED_GATE ? 2 * hidden : hidden;
         const int needs_states = i + 1 < model->num_layers || model->statistics || model->every_step;
-        REAL *h = w->h + i * sizes->block * hidden;
+        REAL *h = w->h + number * sizes->block * hidden;
         NAME(affine)(steps * rows, input_size, columns, layer->input, layer->input_bias, inputs, w->drives);
         srnn_call call = {
             .family = layer->family,
@@ -231,11 +226,34 @@ static int32_t NAME(run_chunk)(const srnn_run *run, NAME(workspace) * w, const N
         inputs = w->outputs;
         input_size = hidden;
     }
-    for (int64_t i = 0; model->statistics && i < steps * rows; i++) {
-        const int64_t r = i % rows;
-        NAME(add_to_statistics)(model, w->outputs + i * hidden, w->mean + r * hidden, w->max + r * hidden, w->count + r);
-    }
+    for (int64_t t = 0; model->statistics && t < steps; t++)
+        for (int64_t r = 0; r < rows; r++) {
+            const int64_t at = (r * model->members + member) * hidden;
+            NAME(add_to_statistics)(model, w->outputs + (t * rows + r) * hidden, w->mean + at, w->max + at, w->count[r] + t);
+        }
     return SRNN_OK;
+}
+
+/* Some steps of the first rows of a block. */
+static int32_t NAME(run_chunk)(const srnn_run *run, NAME(workspace) * w, const NAME(sizes) * sizes, int64_t first,
+                               int64_t rows, int64_t start, int64_t steps) {
+    const srnn_model *model = run->model;
+    const int64_t features = model->features, width = model->samples * features;
+    for (int64_t t = 0; t < steps; t++)
+        for (int64_t r = 0; r < rows; r++) {
+            const REAL *x = (const REAL *)run->x + (run->order[first + r] * run->steps + start + t) * width;
+            REAL *before = w->before + r * sizes->before, *channels = w->channels + (t * rows + r) * sizes->channels;
+            if (model->window)
+                NAME(scale_by_window)(model, x, w->held + r * model->window * features, w->seen + r * features,
+                                      w->level + r * features, sizes->before, before, channels);
+            else
+                NAME(scale_by_constants)(model, x, w->held + r * features, sizes->before, before, channels);
+        }
+    int32_t status = SRNN_OK;
+    for (int64_t member = 0; member < model->members && status == SRNN_OK; member++)
+        status = NAME(run_member)(run, w, sizes, member, rows, steps);
+    for (int64_t r = 0; model->statistics && r < rows; r++) w->count[r] += steps;
+    return status;
 }
 
 /* Computes the head of some inputs and writes the answers of each to answers + index(input) * outputs. */

@@ -114,13 +114,16 @@ int32_t srnn_run_model(const srnn_run *run) {
     const srnn_model *model = run->model;
     const srnn_kernels *kernels = find(model->path, model->dtype);
     if (!kernels) return SRNN_NO_PATH;
-    int complete = model->features > 0 && model->samples > 0 && model->overlap >= 0 && model->hidden > 0 && model->num_layers > 0 &&
-                   model->mean && model->scale && model->outputs >= 0 && run->rows >= 0 && run->steps >= 0 &&
-                   run->order && run->x && run->states;
-    if (model->embedding)
-        complete = complete && model->embedding > 0 && model->embedding_weight && model->embedding_bias;
-    if (model->outputs) complete = complete && model->head && model->head_bias && run->answers;
-    for (int64_t i = 0; complete && i < model->num_layers; i++) {
+    int complete = model->features > 0 && model->samples > 0 && model->overlap >= 0 && model->hidden > 0 &&
+                   model->members > 0 && model->num_layers > 0 && model->mean && model->scale && model->outputs >= 0 &&
+                   run->rows >= 0 && run->steps >= 0 && run->order && run->x && run->states;
+    if (model->window) complete = complete && 0 < model->season && model->season < model->window;
+    if (model->embedding) complete = complete && model->embedding > 0 && model->embeddings;
+    for (int64_t i = 0; complete && model->embedding && i < model->members; i++)
+        complete = model->embeddings[i].weight && model->embeddings[i].bias;
+    if (model->outputs)
+        complete = complete && model->members == 1 && model->head && model->head_bias && run->answers;
+    for (int64_t i = 0; complete && i < model->members * model->num_layers; i++) {
         const srnn_layer *layer = model->layers + i;
         complete = layer->recurrent && layer->input && layer->family >= SRNN_PLAIN &&
                    layer->family <= SRNN_SHARED_GATE && layer->nonlinearity >= SRNN_TANH &&

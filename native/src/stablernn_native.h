@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Changes with the structure below and the meaning of the functions. */
-#define SRNN_ABI_VERSION 2
+#define SRNN_ABI_VERSION 3
 
 enum srnn_path { SRNN_BEST = -1, SRNN_PLAIN_C, SRNN_NEON, SRNN_AVX2, SRNN_AVX512, SRNN_PATHS };
 enum srnn_dtype { SRNN_FLOAT32, SRNN_FLOAT64 };
@@ -90,6 +90,12 @@ typedef struct {
     const void *input_bias; /* (hidden) or (2 hidden), or null */
 } srnn_layer;
 
+/* A linear map from the channels of a step to the input of the first layer, which a GELU follows. */
+typedef struct {
+    const void *weight; /* (embedding, channels), from srnn_pack_affine */
+    const void *bias;   /* (embedding) */
+} srnn_embedding;
+
 /* Running statistics of the states of the last layer, as bits. */
 enum srnn_statistic { SRNN_MEAN = 1, SRNN_MAX = 2 };
 
@@ -102,16 +108,22 @@ typedef struct {
     int64_t overlap;  /* samples of the steps before that a step sees as well */
     /* (features). A sample x becomes (x - mean) / scale, NaN the value before it. */
     const void *mean, *scale;
+    /* With a window of 2 samples or more, these values become their distance from the mean of the last `window` ones, in
+     * units of the mean change from a season to the next, and further channels of a step are the logarithm of that unit and
+     * the change of the mean, (2 features). `season` is from 1 to window - 1. */
+    int64_t window, season;
+    const void *floor;  /* (features): log(max(x, floor)) takes the place of x; or null. Only with a window */
     int32_t has_mask;   /* each sample is followed by `features` channels that are 1 for a value and 0 for NaN */
     int32_t statistics; /* SRNN_MEAN | SRNN_MAX */
-    /* The first layer reads gelu(M c + b) of the channels c of a step, with M of (embedding, channels) from
-     * srnn_pack_affine, or the channels if `embedding` is 0. */
+    /* Stacks of layers over the same channels. */
+    int64_t members;
+    /* The first layer of a member reads gelu(M c + b) of the channels c of a step, or the channels if `embedding` is 0. */
     int64_t embedding;
-    const void *embedding_weight, *embedding_bias;
+    const srnn_embedding *embeddings; /* (members) */
     int64_t hidden;
-    int64_t num_layers;
-    const srnn_layer *layers;
-    /* The head reads the states of the last layer if reads_last, then the statistics. Without outputs there is none. */
+    int64_t num_layers;       /* of a member */
+    const srnn_layer *layers; /* (members, num_layers) */
+    /* Of a single member the head reads the states of the last layer if reads_last, then the statistics. Without outputs there is none. */
     int64_t outputs;
     int32_t reads_last;
     int32_t every_step; /* whether the head is computed after each step, or only after the last */
@@ -130,9 +142,11 @@ typedef struct {
     int64_t rows;
     const int64_t *lengths; /* steps of each row of the batch, 0 to steps; or null if all have all */
     const void *x;          /* (batch, steps, samples, features) */
-    /* Read and written: the last value of each feature, scaled, (batch, features); with an overlap the channels of
-     * the last samples, (batch, overlap * channels of a sample); the states of the layers,
-     * (batch, hidden); the statistics, (batch, hidden), mean first; if there are any, their number of steps, (batch, 1). */
+    /* Read and written: the last value of each feature, scaled, (batch, features); or with a window its values,
+     * (batch, window * features), how many steps there are since the first observed one, and the mean before, (batch,
+     * features) each; with an overlap the channels of the last samples, (batch, overlap * channels of a sample); the states of
+     * the layers, (batch, hidden), member after member; the statistics of all members, (batch, members * hidden), mean first;
+     * if there are any, their number of steps, (batch, 1). */
     void *const *states;
     /* (batch, outputs), of every step (batch, steps, outputs), where the last answer of a row repeats over its padding. */
     void *answers;

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 """That of the structures below; the library states its own."""
 PATH_VARIABLE = "STABLERNN_NATIVE_PATH"
 """The environment variable that forces a path."""
@@ -73,6 +73,12 @@ class Layer(ctypes.Structure):
     )
 
 
+class Embedding(ctypes.Structure):
+    """``srnn_embedding``: a linear map in front of the layers of a member."""
+
+    _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p))
+
+
 class Model(ctypes.Structure):
     """``srnn_model``: scaling, layers and head."""
 
@@ -84,11 +90,14 @@ class Model(ctypes.Structure):
         ("overlap", ctypes.c_int64),
         ("mean", ctypes.c_void_p),
         ("scale", ctypes.c_void_p),
+        ("window", ctypes.c_int64),
+        ("season", ctypes.c_int64),
+        ("floor", ctypes.c_void_p),
         ("has_mask", ctypes.c_int32),
         ("statistics", ctypes.c_int32),
+        ("members", ctypes.c_int64),
         ("embedding", ctypes.c_int64),
-        ("embedding_weight", ctypes.c_void_p),
-        ("embedding_bias", ctypes.c_void_p),
+        ("embeddings", ctypes.POINTER(Embedding)),
         ("hidden", ctypes.c_int64),
         ("num_layers", ctypes.c_int64),
         ("layers", ctypes.POINTER(Layer)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,9 @@ from stablernn_native.graph_file import GraphFile
 Array = NDArray[Any]
 
 KEY = "stablernn.layers"
-FORMAT = 1
+FORMAT = 2
+MAX_WINDOW = 2**24
+"""Steps of a window up to which float32 counts them exactly."""
 READOUTS: Mapping[str, tuple[str, ...]] = {
     "last": ("last",),
     "mean": ("mean",),
@@ -57,6 +59,21 @@ class Layer:
 
 
 @dataclass(frozen=True, eq=False)
+class Context:
+    """Scaling by the last samples: their mean, and their mean change from one season to the next.
+
+    Attributes:
+        window: Samples that it remembers, 2 or more.
+        season: Samples of a season, less than ``window``.
+        floor: ``(features,)``, the smallest values of which the logarithm is taken; None for no logarithms.
+    """
+
+    window: int
+    season: int
+    floor: Array | None
+
+
+@dataclass(frozen=True, eq=False)
 class Head:
     """A linear head: ``mean + scale * (weight features + bias) / temperature``.
 
@@ -88,9 +105,11 @@ class Description:
         mask_channel: Whether further channels say which values are observed.
         mean: ``(features,)``.
         scale: ``(features,)``.
-        embedding: Matrix ``(width, channels of a step)`` and bias ``(width,)`` of a linear map, followed by a GELU, in
-            front of the first layer; None for none.
-        layers: From input to output.
+        context: Scaling by the last samples, after that by mean and scale; None for none.
+        members: Stacks of layers over the same channels.
+        embeddings: Of each member, matrix ``(width, channels of a step)`` and bias ``(width,)`` of a linear map, which
+            a GELU follows, in front of the first layer; None for none.
+        layers: From input to output, member after member.
         readout: A key of :data:`READOUTS`.
         every_step: Whether a sequence has an answer at every step.
         head: None for a head that the graph computes.
@@ -104,7 +123,9 @@ class Description:
     mask_channel: bool
     mean: Array
     scale: Array
-    embedding: tuple[Array, Array] | None
+    context: Context | None
+    members: int
+    embeddings: tuple[tuple[Array, Array], ...] | None
     layers: tuple[Layer, ...]
     readout: str
     every_step: bool
@@ -112,12 +133,25 @@ class Description:
 
     @property
     def state_sizes(self) -> list[int]:
-        """Lengths of the states: the last value of each feature, samples that steps share, layers, and statistics."""
+        """Lengths of the states: those of the scaling, samples that steps share, layers, and statistics."""
+        # The last value of each feature; or those of the window, their count, and their mean.
+        scaling = [self.features]
+        if self.context is not None:
+            scaling = [self.context.window * self.features, self.features, self.features]
         shared = self.overlap * self.features * (2 if self.mask_channel else 1)
-        statistics = [self.hidden for part in READOUTS[self.readout] if part != "last"]
         layers = [self.hidden for _ in self.layers]
+        statistics = [self.members * self.hidden for part in READOUTS[self.readout] if part != "last"]
         # The statistics come with the number of outputs that they have seen.
-        return [self.features, *([shared] if shared else []), *layers, *statistics, *([1] if statistics else [])]
+        return [*scaling, *([shared] if shared else []), *layers, *statistics, *([1] if statistics else [])]
+
+    def raw_values(self, scores: Array) -> Array:
+        """Return standard scores of samples, ``(.., features)``, as values in the units of the data in float32."""
+        # A damaged description may hold any numbers.
+        with np.errstate(all="ignore"):
+            values: Array = self.mean + self.scale * scores
+            if self.context is not None and self.context.floor is not None:
+                values = np.exp(values)
+            return values.astype(np.float32)
 
 
 def read_description(file: GraphFile) -> Description:
@@ -139,7 +173,7 @@ def read_description(file: GraphFile) -> Description:
         if document["format"] != FORMAT:
             raise RefusedModelError(
                 f"its step.onnx describes its layers in format {document['format']}, this engine reads {FORMAT}. "
-                "Install the stablernn-native that belongs to it, or use --engine onnx"
+                "Export it again, install the stablernn-native that belongs to it, or use --engine onnx"
             )
         if "reason" in document:
             raise RefusedModelError(
@@ -148,7 +182,7 @@ def read_description(file: GraphFile) -> Description:
         return _Reader(file).description(document)
     except RefusedModelError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise RefusedModelError(
             "the description of its layers in step.onnx cannot be read. Export it again, or use --engine onnx"
         ) from error
@@ -164,12 +198,23 @@ class _Reader:
         features, hidden, patch = (_size(document, name) for name in ("features", "hidden", "patch"))
         mask_channel, every_step = _flag(document, "mask_channel"), _flag(document, "every_step")
         readout = _choice(document, "readout", READOUTS)
-        overlap = _size(document, "overlap", least=0)
+        overlap, members = _size(document, "overlap", least=0), _size(document, "members")
         channels = (overlap + patch) * features * (2 if mask_channel else 1)
-        embedding = None if document["embedding"] is None else self._embedding(document["embedding"], channels)
-        width = channels if embedding is None else len(embedding[1])
-        widths = [width, *(hidden for _ in document["layers"][1:])]
-        layers = [self._layer(layer, hidden, width) for layer, width in zip(document["layers"], widths, strict=True)]
+        if document["context"] is not None:
+            # The scale of each feature, and the change of its mean.
+            channels += 2 * features
+        stacks = document["stacks"]
+        if len(stacks) != members or any(len(stack) != len(stacks[0]) for stack in stacks):
+            raise ValueError("every member has a stack of as many layers")
+        embeddings = None
+        if document["embeddings"] is not None:
+            if len(document["embeddings"]) != members:
+                raise ValueError("every member has an embedding, or none")
+            embeddings = self._embeddings(document["embeddings"], channels)
+        width = channels if embeddings is None else len(embeddings[0][1])
+        layers = [layer for stack in stacks for layer in self._stack(stack, hidden, width)]
+        if members > 1 and document["head"] is not None:
+            raise ValueError("the head of several members is that of the graph")
         if every_step and (readout != "last" or document["head"] is None or patch != 1):
             raise RefusedModelError("its answers at every step are not those of a linear head. Use --engine onnx")
         head = None if document["head"] is None else self._head(document["head"], len(READOUTS[readout]) * hidden)
@@ -182,12 +227,27 @@ class _Reader:
             mask_channel,
             self._array(document["mean"], features),
             self._array(document["scale"], features),
-            embedding,
+            # After the layers, whose matrices prove the number of features.
+            None if document["context"] is None else self._context(document["context"], features),
+            members,
+            embeddings,
             tuple(layers),
             readout,
             every_step,
             head,
         )
+
+    def _context(self, document: Mapping[str, Any], features: int) -> Context:
+        window, season = _size(document, "window", least=2), _size(document, "season")
+        if window > MAX_WINDOW or season >= window:
+            raise ValueError("a season is shorter than the window, whose steps are counted in float32")
+        return Context(window, season, self._optional(document["floor"], features))
+
+    def _stack(self, stack: Sequence[Mapping[str, Any]], hidden: int, width: int) -> list[Layer]:
+        """Read the layers of a member, the first of which reads ``width`` channels."""
+        if not stack:
+            raise ValueError("a member has 1 layer or more")
+        return [self._layer(layer, hidden, hidden if depth else width) for depth, layer in enumerate(stack)]
 
     def _layer(self, document: Mapping[str, Any], hidden: int, width: int) -> Layer:
         family = _choice(document, "family", FAMILIES)
@@ -212,9 +272,12 @@ class _Reader:
             self._optional(document["input_bias"], columns),
         )
 
-    def _embedding(self, document: Mapping[str, Any], channels: int) -> tuple[Array, Array]:
-        width = _rows(document["weight"])
-        return self._array(document["weight"], width, channels), self._array(document["bias"], width)
+    def _embeddings(self, documents: Sequence[Mapping[str, Any]], channels: int) -> tuple[tuple[Array, Array], ...]:
+        width = _rows(documents[0]["weight"])
+        return tuple(
+            (self._array(document["weight"], width, channels), self._array(document["bias"], width))
+            for document in documents
+        )
 
     def _head(self, document: Mapping[str, Any], inputs: int) -> Head:
         outputs = _rows(document["weight"])

@@ -14,6 +14,7 @@ from stablernn_native.bindings import (
     FAMILIES,
     FLOAT32,
     NONLINEARITIES,
+    Embedding,
     Layer,
     Model,
     Run,
@@ -84,18 +85,23 @@ class NativeModel:
             has_mask=description.mask_channel,
             statistics=sum(_STATISTICS.get(part, 0) for part in parts),
             hidden=description.hidden,
-            num_layers=len(layers),
+            members=description.members,
+            num_layers=len(layers) // description.members,
             layers=layers,
             outputs=self.outputs,
             reads_last="last" in parts,
             every_step=description.every_step,
             temperature=1.0,
         )
-        if description.embedding is not None:
-            weight, bias = description.embedding
-            model.embedding = len(bias)
-            model.embedding_weight = self._pack_affine(weight)
-            model.embedding_bias = self._address(bias)
+        context = description.context
+        if context is not None:
+            model.window, model.season = context.window, context.season
+            model.floor = self._address(context.floor)
+        if description.embeddings is not None:
+            model.embedding = len(description.embeddings[0][1])
+            model.embeddings = (Embedding * description.members)(
+                *(Embedding(self._pack_affine(weight), self._address(bias)) for weight, bias in description.embeddings)
+            )
         if head is not None:
             model.head = self._pack_affine(head.weight)
             model.head_bias = self._address(head.bias)

@@ -8,12 +8,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from stablernn_native.description import Description
+
 Array = NDArray[Any]
 
 TOLERANCE = 1e-4
 """Largest difference, as a share of the largest number of an output: a hundred times what rounding made of the widest
 model tried."""
-_BATCH, _TIME, _STREAM_STEPS = 3, 11, 3
+_BATCH, _STREAM_STEPS = 3, 3
+_LEAST_TIME, _LONGEST_TIME = 11, 500
+"""Samples of a sequence: enough to fill the window of a scaling, up to what takes a few milliseconds."""
 
 
 class Function(Protocol):
@@ -25,7 +29,10 @@ class Function(Protocol):
 
 
 def check_parity(
-    sequence: tuple[Function, Function], step: tuple[Function, Function], signature: Mapping[str, Any]
+    sequence: tuple[Function, Function],
+    step: tuple[Function, Function],
+    signature: Mapping[str, Any],
+    description: Description,
 ) -> None:
     """Run sequences of several lengths and steps from several states by both.
 
@@ -33,32 +40,40 @@ def check_parity(
         sequence: The engine's function over sequences, and the graph.
         step: Those over a step.
         signature: Inputs, outputs and states of the version.
+        description: The model.
 
     Raises:
         ValueError: If an output differs by more than rounding.
     """
     random = np.random.default_rng(0)
     states = {state["input"]: state["output"] for state in signature["states"]}
-    feeds = _feeds(signature["sequence"], random)
+    feeds = _feeds(signature["sequence"], description, random)
     values = _compare("sequences", sequence, signature["sequence"], feeds)
     # From the states of the sequences on.
     for _ in range(_STREAM_STEPS):
-        feeds = {**_feeds(signature["step"], random), **{name: values[output] for name, output in states.items()}}
+        feeds = {
+            **_feeds(signature["step"], description, random),
+            **{name: values[output] for name, output in states.items()},
+        }
         values = _compare("a step", step, signature["step"], feeds)
 
 
-def _feeds(graph: Mapping[str, Any], random: np.random.Generator) -> dict[str, Array]:
-    """Return random inputs with gaps, padding and states of zeros."""
-    sizes = {"batch": _BATCH, "time": _TIME}
+def _feeds(graph: Mapping[str, Any], description: Description, random: np.random.Generator) -> dict[str, Array]:
+    """Return random inputs with gaps, padding and states of zeros, the samples in the units of the data."""
+    window = 0 if description.context is None else description.context.window
+    time = min(max(_LEAST_TIME, window + 2 * description.patch), _LONGEST_TIME)
+    sizes = {"batch": _BATCH, "time": time}
     feeds: dict[str, Array] = {}
     for tensor in graph["inputs"]:
         shape = [sizes[size] if isinstance(size, str) else size for size in tensor["shape"]]
         if tensor["name"] == "lengths":
-            feeds["lengths"] = np.array([_TIME, 1, _TIME // 2], np.int64)
+            feeds["lengths"] = np.array([time, 1, time // 2], np.int64)
         elif tensor["name"].startswith("state_"):
             feeds[tensor["name"]] = np.zeros(shape, np.float32)
         else:
             values = random.normal(size=shape).astype(np.float32)
+            if tensor["name"] == "x":
+                values = description.raw_values(values)
             feeds[tensor["name"]] = np.where(random.uniform(size=shape) < 0.1, np.float32(np.nan), values)
     return feeds
 

@@ -83,12 +83,12 @@ class Outputs:
         return dict(zip(wanted, self.session.run(wanted, {name: values[name] for name in self._inputs}), strict=True))
 
 
-class SequenceGraph:
-    """The function of ``sequence.onnx``. Thread-safe.
+class _ModelGraph:
+    """A function of a model. Thread-safe.
 
     Args:
-        model: The model.
-        description: Likewise.
+        model: The packed matrices.
+        description: The model as its file describes it.
         outputs: Its outputs.
 
     Attributes:
@@ -100,6 +100,10 @@ class SequenceGraph:
         self._model = model
         self._description = description
         self._outputs = outputs
+
+
+class SequenceGraph(_ModelGraph):
+    """The function of ``sequence.onnx``."""
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
         """Return some outputs of whole sequences.
@@ -156,8 +160,8 @@ class StepBuffers:
     """Fixed memory of a step of some streams, for one thread at a time.
 
     Args:
-        model: The model.
-        description: Likewise.
+        model: The packed matrices.
+        description: The model as its file describes it.
         outputs: Its outputs.
         rows: Number of streams.
 
@@ -227,23 +231,11 @@ class StepBuffers:
         return [answers[name] if name in answers else self._values[name].copy() for name in names]
 
 
-class StepGraph:
-    """The function of ``step.onnx``. Thread-safe.
-
-    Args:
-        model: The model.
-        description: Likewise.
-        outputs: Its outputs.
-
-    Attributes:
-        threads: Threads of a run.
-    """
+class StepGraph(_ModelGraph):
+    """The function of ``step.onnx``."""
 
     def __init__(self, model: NativeModel, description: Description, outputs: Outputs) -> None:
-        self.threads = 1
-        self._model = model
-        self._description = description
-        self._outputs = outputs
+        super().__init__(model, description, outputs)
         # By the number of streams, the buffers that no run is using; appending to a deque and taking from it are
         # atomic.
         self._free: defaultdict[int, deque[StepBuffers]] = defaultdict(deque)
@@ -286,6 +278,7 @@ class NativeServerEngine:
         device: ``"cpu"``.
         device_note: Reason for the device if ``auto`` was requested; else empty.
         signature: As the argument.
+        description: The model.
         sequence: The function of ``sequence.onnx``.
         step: The function of ``step.onnx``.
 
@@ -297,7 +290,7 @@ class NativeServerEngine:
 
     def __init__(self, step: bytes, signature: Mapping[str, Any]) -> None:
         file = GraphFile(step)
-        description = read_description(file)
+        self.description = description = read_description(file)
         model = NativeModel(description)
         expected = [(["batch", size], "float32") for size in model.state_sizes]
         if [(state["shape"], state["dtype"]) for state in signature["states"]] != expected:
@@ -343,7 +336,7 @@ def native_engine(folder: Path, device: Literal["auto", "cpu", "cuda"]) -> Nativ
         check_graph(content, f"its {name}")
     engine = NativeServerEngine(graphs["step.onnx"], signature)
     step, sequence = (open_session(content, f"its {name}", Placement("cpu"), 1) for name, content in graphs.items())
-    check_parity((engine.sequence, sequence), (engine.step, step), signature)
+    check_parity((engine.sequence, sequence), (engine.step, step), signature, engine.description)
     if device == "auto":
         engine.device_note = "auto: CPU, because the engine 'native' runs on nothing else"
     return engine

@@ -140,16 +140,17 @@ static void *packed_affine(int32_t path, int dtype, int64_t outputs, int64_t inp
     return to;
 }
 
-/* A model of two layers from samples to answers, with the parts that the bits of `options` choose. The program ends soon:
- * its memory is not freed. */
+/* A model of two layers from samples to answers, with the parts that the bits of `options` choose: the last one a window and
+ * two members, which have no answers. The program ends soon: its memory is not freed. */
 static void run_model(int32_t path, int32_t dtype, int32_t family, int64_t hidden, int options) {
     enum { LAYERS = 2, FEATURES = 2, SAMPLES = 3, OUTPUTS = 3, RUN_STEPS = 7, RUN_ROWS = 11 };
     const int has_mask = options & 1, has_embedding = !!(options & 2), every_step = !!(options & 4);
     const int64_t overlap = options & 1 ? 4 : 0, sample = has_mask ? 2 * FEATURES : FEATURES;
-    const int64_t channels = (overlap + SAMPLES) * sample, width = has_embedding ? 6 : channels;
+    const int64_t window = options & 8 ? 5 : 0, members = window ? 2 : 1, outputs = window ? 0 : OUTPUTS;
+    const int64_t channels = (overlap + SAMPLES) * sample + (window ? 2 * FEATURES : 0), width = has_embedding ? 6 : channels;
     const int statistics = every_step ? 0 : SRNN_MEAN | SRNN_MAX;
-    srnn_layer layers[LAYERS];
-    for (int i = 0; i < LAYERS; i++) {
+    srnn_layer layers[2 * LAYERS];
+    for (int i = 0; i < members * LAYERS; i++) {
         const int64_t columns = family == SRNN_SHARED_GATE ? 2 * hidden : hidden;
         srnn_call call = {.path = path, .dtype = dtype, .hidden = hidden};
         const int has_linear = family == SRNN_RESIDUAL || family == SRNN_TWO_STAGE;
@@ -159,35 +160,49 @@ static void run_model(int32_t path, int32_t dtype, int32_t family, int64_t hidde
             .step_size = 0.3,
             .recurrent = packed(&call, filled(dtype, hidden * hidden, 1.5 / sqrt((double)hidden), 0), 0),
             .linear = has_linear ? packed(&call, filled(dtype, hidden * hidden, 1.5 / sqrt((double)hidden), 0), 0) : NULL,
-            .input = packed_affine(path, dtype, columns, i ? hidden : width),
+            .input = packed_affine(path, dtype, columns, i % LAYERS ? hidden : width),
             .input_bias = filled(dtype, columns, 0.5, 0),
         };
     }
     srnn_model model = {
         .path = path, .dtype = dtype, .features = FEATURES, .samples = SAMPLES, .overlap = overlap,
         .mean = filled(dtype, FEATURES, 1, 0), .scale = filled(dtype, FEATURES, 0.5, 1), .has_mask = has_mask,
-        .statistics = statistics, .hidden = hidden, .num_layers = LAYERS, .layers = layers, .outputs = OUTPUTS,
+        .statistics = statistics, .members = members, .hidden = hidden, .num_layers = LAYERS, .layers = layers,
+        .outputs = outputs,
         .reads_last = 1, .every_step = every_step,
         .head = packed_affine(path, dtype, OUTPUTS, every_step ? hidden : 3 * hidden),
         .head_bias = filled(dtype, OUTPUTS, 0.5, 0), .temperature = 1.5,
     };
+    srnn_embedding embeddings[2];
     if (has_embedding) {
+        for (int i = 0; i < members; i++)
+            embeddings[i] = (srnn_embedding){packed_affine(path, dtype, width, channels), filled(dtype, width, 0.5, 0)};
         model.embedding = width;
-        model.embedding_weight = packed_affine(path, dtype, width, channels);
-        model.embedding_bias = filled(dtype, width, 0.5, 0);
+        model.embeddings = embeddings;
     }
-    const int64_t sizes[] = {FEATURES, overlap * sample, hidden, hidden, hidden, hidden, 1};
-    void *states[7];
+    if (window) {
+        model.window = window;
+        model.season = 2;
+        if (options & 1) model.floor = filled(dtype, FEATURES, 0, 0.1);
+    }
+    enum { COUNT_OF_WINDOW = 1, COUNT_OF_STATISTICS = 10, STATES = 11 };
+    const int64_t sizes[STATES] = {
+        FEATURES * (window ? window : 1), window ? FEATURES : 0, window ? FEATURES : 0, overlap * sample, hidden, hidden,
+        members > 1 ? hidden : 0, members > 1 ? hidden : 0, statistics ? members * hidden : 0,
+        statistics ? members * hidden : 0, statistics ? 1 : 0,
+    };
+    void *states[STATES];
     int count = 0;
-    for (int i = 0; i < (statistics ? 7 : 4); i++)
-        /* The last is the number of steps that the statistics have seen. */
-        if (sizes[i]) states[count++] = filled(dtype, RUN_ROWS * sizes[i], i < 6, i < 6 ? 0 : 2);
+    for (int i = 0; i < STATES; i++) {
+        const int is_count = i == COUNT_OF_WINDOW || i == COUNT_OF_STATISTICS;
+        if (sizes[i]) states[count++] = filled(dtype, RUN_ROWS * sizes[i], !is_count, is_count ? 2 : 0);
+    }
     int64_t order[RUN_ROWS], lengths[RUN_ROWS];
     for (int i = 0; i < RUN_ROWS; i++) {
         order[i] = RUN_ROWS - 1 - i;
         lengths[i] = i * RUN_STEPS / (RUN_ROWS - 1);
     }
-    const int64_t answers = RUN_ROWS * OUTPUTS * (every_step ? RUN_STEPS : 1);
+    const int64_t answers = RUN_ROWS * outputs * (every_step ? RUN_STEPS : 1);
     void *x = filled(dtype, RUN_ROWS * RUN_STEPS * SAMPLES * FEATURES, 2, 0);
     for (int64_t i = 5; i < RUN_ROWS * RUN_STEPS * SAMPLES * FEATURES; i += 17) set(x, dtype, i, NAN);
     srnn_run run = {
@@ -198,7 +213,7 @@ static void run_model(int32_t path, int32_t dtype, int32_t family, int64_t hidde
     put(run.answers, dtype, answers);
     put(run.probabilities, dtype, answers);
     count = 0;
-    for (int i = 0; i < (statistics ? 7 : 4); i++)
+    for (int i = 0; i < STATES; i++)
         if (sizes[i]) put(states[count++], dtype, RUN_ROWS * sizes[i]);
 }
 
@@ -234,7 +249,7 @@ int main(int count, char **arguments) {
     }
     for (int32_t dtype = 0; dtype < 2; dtype++) {
         for (int32_t family = 0; family < 4; family++)
-            for (int options = 0; options < 8; options++) {
+            for (int options = 0; options < 16; options++) {
                 state = 2;
                 run_model(path, dtype, family, options & 1 ? 19 : 40, options);
             }

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from stablernn.cells import StableCell
 from stablernn.nn.ensemble import Heads
 from stablernn.nn.models import Classifier, SequenceModel, SequencePredictor
+from stablernn.nn.preprocessing import ContextScaling
 
 KEY = "stablernn.layers"
 """Key of the description, which is JSON, in ``metadata_props``."""
-FORMAT = 1
+FORMAT = 2
 _TOLERANCE = 1e-6
 """Relative difference up to which a matrix counts as a multiple of an initializer."""
 
@@ -49,20 +50,20 @@ def add_description(step: onnx.ModelProto, model: SequenceModel) -> None:
 
 def _describe(graph: onnx.GraphProto, model: SequenceModel) -> Document:
     rnn = model.rnn
-    if len(rnn) > 1:
-        raise _NotDescribedError(f"it is an ensemble of {len(rnn)} members")
     if model.max_dt is not None:
         raise _NotDescribedError("its steps have a length, dt")
     if model.input_name != "x":
         raise _NotDescribedError("it reads tokens")
     scaling, patches = model.scaling, model.patches
-    if scaling.kind not in ("standard", "none"):
+    if scaling.kind not in ("standard", "none", "context"):
         raise _NotDescribedError(f"its scaling is '{scaling.kind}'")
     if model.predict_change:
         raise _NotDescribedError("it predicts changes")
     if scaling.keep_missing:
         raise _NotDescribedError(f"the cell '{rnn.first.cell}' reads missing values")
     initializers = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    cells = list(zip(rnn.cells, model.materialize(), strict=True))
+    depth = rnn.first.num_layers
     return {
         "features": model.input_size,
         "hidden": rnn.first.hidden_size,
@@ -72,14 +73,25 @@ def _describe(graph: onnx.GraphProto, model: SequenceModel) -> Document:
         "mask_channel": scaling.mask_channel,
         "mean": _reference(initializers, scaling.mean.numpy(), "the mean of the features"),
         "scale": _reference(initializers, scaling.scale.numpy(), "the scale of the features"),
-        "embedding": _linear(initializers, rnn.embeddings[0], "the embedding of patches") if rnn.embedding else None,
-        "layers": [
-            _layer(initializers, cell, weights) for cell, weights in zip(rnn.cells, model.materialize(), strict=True)
+        "context": _context(initializers, scaling) if isinstance(scaling, ContextScaling) else None,
+        "members": len(rnn),
+        "embeddings": [_linear(initializers, linear, "the embedding of patches") for linear in rnn.embeddings] or None,
+        # Of each member, from input to output.
+        "stacks": [
+            [_layer(initializers, cell, weights) for cell, weights in cells[first : first + depth]]
+            for first in range(0, len(cells), depth)
         ],
         "readout": model.readout,
         "every_step": model.every_step,
         "head": _head(initializers, model),
     }
+
+
+def _context(initializers: dict[str, np.ndarray], scaling: ContextScaling) -> Document:
+    floor = (
+        _reference(initializers, scaling.floor.numpy(), "the smallest value of a logarithm") if scaling.log else None
+    )
+    return {"window": scaling.window, "season": scaling.season, "floor": floor}
 
 
 def _layer(initializers: dict[str, np.ndarray], cell: StableCell, weights: tuple[Tensor, ...]) -> Document:
@@ -117,6 +129,8 @@ def _input_product(cell: StableCell) -> tuple[Tensor, Tensor | None]:
 
 def _head(initializers: dict[str, np.ndarray], model: SequenceModel) -> Document | None:
     """Describe a linear head; None for a head that an engine takes from the graph."""
+    if len(model.rnn) > 1:
+        return None
     if isinstance(model, Classifier):
         assert isinstance(model.head, Heads)
         linear, temperature, scaling = model.head.maps[0], float(model.temperature), None

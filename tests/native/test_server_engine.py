@@ -15,53 +15,18 @@ import onnxruntime as ort
 import pytest
 
 import stablernn as srn
-from native_exports import Arrays, as_trained, change_description, sequence_feeds, write_version
-from stablernn.nn.models import SequenceModel
+from native_exports import MODELS, Arrays, as_trained, sequence_feeds, write_version
 from step_forms import CELLS, needs_native
 
 pytestmark = needs_native
 
 try:
     from stablernn_native import available_paths, model
-    from stablernn_native.graph_file import GraphFile
     from stablernn_native.server_engine import NativeServerEngine, native_engine
 except ImportError:
     PATHS: list[str] = []
 else:
     PATHS = available_paths()
-
-MODELS: dict[str, Callable[[], SequenceModel]] = {
-    "one unit": lambda: srn.Classifier("rnn", 1, 2, 1),
-    "residual": lambda: srn.Classifier("antisymmetric", 2, 3, 37, num_layers=3, readout="last"),
-    "with A, mean": lambda: srn.Classifier("lipschitz", 2, 3, 33, num_layers=2, readout="mean", mask_channel=True),
-    "two-stage, max": lambda: srn.Classifier("lipschitz_rk2", 1, 3, 17, readout="max"),
-    "shared gate, all": lambda: srn.Classifier("antisymmetric_g", 3, 11, 19, num_layers=2, readout="all"),
-    "modrelu, patches": lambda: srn.Classifier("exprnn", 2, 3, 40, patch_size=3, patch_stride=3, mask_channel=True),
-    "embedding": lambda: srn.Classifier("rnn", 2, 3, 18, patch_size=4, patch_embedding=21, num_layers=2),
-    "overlapping patches": lambda: srn.Classifier("lipschitz", 2, 3, 18, patch_size=5, patch_stride=2, readout="all"),
-    "as by default": lambda: srn.Classifier(
-        "antisymmetric", 1, 10, 24, patch_size=16, patch_stride=4, patch_embedding=12, mask_channel=True, readout="all"
-    ),
-    "relu": lambda: srn.Classifier("identity_rnn", 2, 3, 9, num_layers=2, scaling="none"),
-    "wide": lambda: srn.Classifier("antisymmetric", 1, 10, 128),
-    "forecast": lambda: srn.Forecaster("lipschitz", 3, 4, 21, target_indices=(0, 2), patch_size=4, patch_stride=4),
-    "covariates": lambda: srn.Forecaster("antisymmetric", 3, 4, 8, future_indices=[1], static_size=2, readout="all"),
-    "logits of every step": lambda: srn.SequencePredictor("lipschitz", 2, 5, 23, num_layers=2),
-    "numbers of every step": lambda: srn.SequencePredictor("antisymmetric", 2, 3, 12, output="real"),
-}
-
-
-@pytest.fixture(scope="module")
-def versions(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A function that returns the files of one of the models."""
-    root, folders = tmp_path_factory.mktemp("versions"), {}
-
-    def get(name: str) -> Path:
-        if name not in folders:
-            folders[name] = write_version(as_trained(MODELS[name]()), root / str(len(folders)))
-        return folders[name]
-
-    return get
 
 
 def open_on(path: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> NativeServerEngine:
@@ -217,128 +182,17 @@ def test_buffers_carry_the_states(versions: Callable[[str], Path], name: str) ->
             assert np.array_equal(buffers.states[state["input"]], expected[state["output"]])
 
 
-REFUSED: dict[str, tuple[Callable[[], SequenceModel], str]] = {
-    "cell": (lambda: srn.Classifier("gru", 1, 2, 4), "the step of the cell 'gru' is of none of the four families"),
-    "members": (lambda: srn.Classifier("rnn", 1, 2, 4, members=2), "it is an ensemble of 2 members"),
-    "dt": (lambda: srn.Classifier("lipschitz", 1, 2, 4, max_dt=2.0), "its steps have a length, dt"),
-    "tokens": (lambda: srn.SequencePredictor("rnn", 4, 4, 4, tokens=True), "it reads tokens"),
-    "scaling": (
-        lambda: srn.Classifier("rnn", 1, 2, 4, scaling="window", window=5),
-        "its scaling is 'window'",
-    ),
-    "changes": (
-        lambda: srn.SequencePredictor("rnn", 1, 1, 4, output="real", predict_change=True),
-        "it predicts changes",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_another_model_is_refused_with_the_reason(case: str, tmp_path: Path) -> None:
-    make, reason = REFUSED[case]
-    model = make()
-    model.mark_fitted()
-    folder = write_version(model.eval().requires_grad_(False), tmp_path)
-    with pytest.raises(ValueError, match="which this engine does not run. Use --engine onnx") as refusal:
-        native_engine(folder, "cpu")
-    assert str(refusal.value).startswith(reason)
-
-
-def damaged(tmp_path: Path, versions: Callable[[str], Path], change: Any) -> Path:
-    folder = tmp_path / "damaged"
-    folder.mkdir()
-    for file in versions("with A, mean").iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    change_description(folder, change)
-    return folder
-
-
-def other_rows(document: dict[str, Any]) -> None:
-    document["layers"][0]["recurrent"]["rows"] = [1, 34]
-
-
-def endless(document: dict[str, Any]) -> None:
-    document["hidden"] = 10**30
-
-
-def no_layers(document: dict[str, Any]) -> None:
-    document["layers"] = []
-
-
-def no_number(document: dict[str, Any]) -> str:
-    document["layers"][0]["step_size"] = float("nan")
-    return str(document).replace("'", '"').replace("None", "null").replace("nan", "NaN").replace("True", "true")
-
-
-def no_embedding(document: dict[str, Any]) -> None:
-    """Inputs of no width, which the kernels would take for inputs without an embedding."""
-    document["embedding"] = {"weight": {**document["head"]["weight"], "rows": [0, 0]}, "bias": {"fill": 0.0}}
-    document["layers"][0]["input"] = {"fill": 0.0}
-
-
-UNREADABLE: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "no JSON": lambda document: "{",
-    "a list": lambda document: "[]",
-    "deep": lambda document: "[" * 100_000,
-    "no key": lambda document: document.pop("readout") and None,
-    "another word": lambda document: document.update(readout="median"),
-    "a matrix of other rows": other_rows,
-    "sizes that no memory has": endless,
-    "no layers": no_layers,
-    "no number": no_number,
-    "a word for a number": lambda document: document["layers"][0].update(step_size="fast"),
-    "a head of another size": lambda document: document["head"].update(weight=document["head"]["bias"]),
-    "no bias of modReLU": lambda document: document["layers"][0].update(nonlinearity="modrelu"),
-    "an embedding of no width": no_embedding,
-    "a matrix of equal numbers": lambda document: document["layers"][0].update(recurrent={"fill": 0.0}),
-    "a head without rows": lambda document: document["head"]["weight"].update(rows=[0, 0]),
-    "an index in place of rows": lambda document: document["mean"].update(rows=3),
-}
-
-
-@pytest.mark.parametrize("case", UNREADABLE)
-def test_a_damaged_description_is_refused(case: str, tmp_path: Path, versions: Callable[[str], Path]) -> None:
-    folder = damaged(tmp_path, versions, UNREADABLE[case])
-    with pytest.raises(ValueError, match="export it again, or use --engine onnx|Export it again"):
-        native_engine(folder, "cpu")
-
-
-def test_an_earlier_export_is_refused(tmp_path: Path, versions: Callable[[str], Path]) -> None:
-    folder = damaged(tmp_path, versions, lambda document: None)
-    import onnx
-
-    graph = onnx.load_from_string((folder / "step.onnx").read_bytes())
-    del graph.metadata_props[:]
-    (folder / "step.onnx").write_bytes(graph.SerializeToString())
-    with pytest.raises(ValueError, match="does not describe its layers.* Export it again, or use --engine onnx"):
-        native_engine(folder, "cpu")
-
-
-def test_another_format_is_refused(tmp_path: Path, versions: Callable[[str], Path]) -> None:
-    folder = damaged(tmp_path, versions, lambda document: document.update(format=2))
-    with pytest.raises(ValueError, match="in format 2, this engine reads 1"):
-        native_engine(folder, "cpu")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda document: document["layers"][0].update(step_size=0.9),
-        lambda document: document["layers"][1].update(linear=None),
-        lambda document: document["layers"][0].update(nonlinearity="relu"),
-        lambda document: document["head"].update(temperature=2.0),
-    ],
-)
-def test_other_numbers_than_those_of_the_graph_are_refused(
-    tmp_path: Path, versions: Callable[[str], Path], change: Any
-) -> None:
-    with pytest.raises(ValueError, match="differs from its graph by .* Use --engine onnx, and report it"):
-        native_engine(damaged(tmp_path, versions, change), "cpu")
-
-
-def test_a_number_of_many_bytes_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="its step.onnx is not an ONNX model"):
-        GraphFile(b"\x08" + b"\xff" * 1_000_000 + b"\x01")
+@pytest.mark.parametrize("count", [-5.0, 0.5, 3.25, 1e30, float("inf"), float("nan")])
+def test_no_count_of_a_state_leads_out_of_the_window(versions: Callable[[str], Path], count: float) -> None:
+    engine = native_engine(versions("context"), "cpu")
+    feeds = sequence_feeds(engine.signature, 3, 9)
+    states = {state["role"]: state for state in engine.signature["states"]}
+    first, steps = states["last values"], states["steps since the first observed value"]
+    feeds[steps["input"]][:] = count
+    feeds["lengths"][:] = 9
+    values = sequence_values(engine, feeds)
+    # The samples push the first nine of fourteen steps of three features out of the window.
+    assert np.array_equal(values[first["output"]][:, : 5 * 3], feeds[first["input"]][:, 9 * 3 :])
 
 
 def test_threads_that_have_started_end_before_an_error_is_raised(
@@ -360,17 +214,6 @@ def test_threads_that_have_started_end_before_an_error_is_raised(
     with pytest.raises(RuntimeError, match="can't start new thread"):
         sequence_values(engine, sequence_feeds(engine.signature, 64, 100))
     assert [thread.is_alive() for thread in started] == [False]
-
-
-def test_a_gpu_is_refused(versions: Callable[[str], Path]) -> None:
-    with pytest.raises(RuntimeError, match="The engine 'native' runs on the CPU"):
-        native_engine(versions("wide"), "cuda")
-
-
-def test_an_unknown_path_is_refused(versions: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STABLERNN_NATIVE_PATH", "sse")
-    with pytest.raises(ValueError, match="names the path 'sse'"):
-        native_engine(versions("wide"), "cpu")
 
 
 def test_it_needs_no_torch(versions: Callable[[str], Path]) -> None:

@@ -79,12 +79,14 @@ KINDS: dict[str, Callable[[], SequenceModel]] = {
 }
 
 
-def publish(root: Path, folder: Path, kinds: list[str]) -> Published:
-    """Some of :data:`KINDS`, as after training, exported and published under their names."""
+def publish(
+    root: Path, folder: Path, kinds: list[str], makers: Mapping[str, Callable[[], SequenceModel]] = KINDS
+) -> Published:
+    """Some of the models, as after training, exported and published under their names."""
     models: dict[str, SequenceModel] = {}
     for name in kinds:
         torch.manual_seed(len(name))
-        model = KINDS[name]()
+        model = makers[name]()
         noise = np.random.default_rng(0)
         if model.input_name == "x":
             model.fit_scaling([noise.uniform(100, 600, (80, model.input_size))])

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from websockets.sync.client import connect
 
+import stablernn as srn
 from cli_helpers import first_document
-from engine_helpers import environment, publish, random_inputs
+from engine_helpers import KINDS, environment, publish, random_inputs
 from published_models import Published, torch_answer
 from step_forms import needs_native
 
@@ -24,9 +25,15 @@ pytestmark = needs_native
 
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    # A forecaster, a classifier of two layers with a mean, one of a plain cell; and one that the engine does not run.
-    kinds = ["classes", "recursive", "rotations", "members"]
-    return publish(tmp_path_factory.mktemp("zoo"), tmp_path_factory.mktemp("exports"), kinds)
+    # A forecaster, a classifier of two layers with a mean, one of a plain cell; one that the engine does not run; and a
+    # forecaster of the kind that training builds by default, as an ensemble.
+    kinds = ["classes", "recursive", "rotations", "members", "window"]
+    makers = KINDS | {
+        "window": lambda: srn.Forecaster(
+            "lipschitz", 1, 5, 9, scaling="context", window=16, season=7, skip="linear", patch_size=4, members=2
+        )
+    }
+    return publish(tmp_path_factory.mktemp("zoo"), tmp_path_factory.mktemp("exports"), kinds, makers)
 
 
 def native_environment(zoo: Published) -> dict[str, str]:
@@ -39,7 +46,7 @@ def native_environment(zoo: Published) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def served(zoo: Published, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     log = tmp_path_factory.mktemp("served") / "log"
-    models = [word for name in ("classes", "recursive", "rotations") for word in ("--model", name)]
+    models = [word for name in ("classes", "recursive", "rotations", "window") for word in ("--model", name)]
     with log.open("w") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", "stablernn_cli", "serve", "--port", "0", "--json", "--engine", "native", *models],
@@ -120,6 +127,23 @@ def test_a_forecast_is_rolled_out(client: httpx.Client, zoo: Published) -> None:
     np.testing.assert_allclose(mean, expected, rtol=1e-4)
 
 
+def test_a_stream_of_a_default_forecaster_has_the_bits_of_its_sequence(client: httpx.Client, zoo: Published) -> None:
+    x = np.random.default_rng(7).uniform(100, 600, (1, 24, 1)).astype(np.float32)
+    x[0, 9] = np.nan
+    whole = infer(client, "window", {"x": x})
+    answers = torch_answer(zoo.torch_models["window:1"], x)
+    for output, expected in answers.items():
+        np.testing.assert_allclose(whole[output], expected, rtol=1e-4)
+    opened = client.post("/v1/sessions", json={"model": "window"}).raise_for_status().json()
+    reply: dict[str, Any] = {}
+    for start in range(0, 24, 4):
+        values = [[None if value != value else value for value in row] for row in x[0, start : start + 4].tolist()]
+        step = client.post(f"/v1/sessions/{opened['session_id']}/step", json={"values": values})
+        reply = step.raise_for_status().json()
+    for output in answers:
+        assert np.array_equal(np.float32(reply["outputs"][-1][output]), whole[output][0]), output
+
+
 def test_a_session_and_a_socket_have_the_bits_of_a_sequence(client: httpx.Client, served: dict[str, Any]) -> None:
     x = np.random.default_rng(10).uniform(100, 600, (1, 9, 2)).astype(np.float32)
     expected = infer(client, "classes", {"x": x})["logits"][0]
@@ -156,7 +180,7 @@ def test_a_version_of_another_cell_is_refused(zoo: Published) -> None:
     )
     assert done.returncode == 1
     assert (
-        "'members:1' cannot be served by the engine 'native': it is an ensemble of 3 members, which this engine does "
-        "not run. Use --engine onnx."
+        "'members:1' cannot be served by the engine 'native': the step of the cell 'lstm' is of none of the four "
+        "families, which this engine does not run. Use --engine onnx."
     ) in done.stderr
     assert "Traceback" not in done.stderr
