@@ -210,8 +210,10 @@ static void run_model(int32_t path, int32_t dtype, int32_t family, int64_t hidde
         .states = states, .answers = filled(dtype, answers, 0, 0), .probabilities = filled(dtype, answers, 0, 0),
     };
     demand(srnn_run_model(&run));
-    put(run.answers, dtype, answers);
-    put(run.probabilities, dtype, answers);
+    if (answers) {
+        put(run.answers, dtype, answers);
+        put(run.probabilities, dtype, answers);
+    }
     count = 0;
     for (int i = 0; i < STATES; i++)
         if (sizes[i]) put(states[count++], dtype, RUN_ROWS * sizes[i]);
