@@ -2,7 +2,8 @@
  * chunk at a time: the products with the inputs of a chunk are computed together, layer after layer. */
 
 enum {
-    /* Steps of a chunk, and numbers in its drives, which stay in the second-level cache beside the matrix. */
+    /* Steps of a chunk, and numbers in its drives, channels or embedding, which stay in the second-level cache beside the
+     * matrix. */
     NAME(MAX_CHUNK) = 64,
     NAME(MAX_DRIVES) = 32768,
 };
@@ -10,7 +11,7 @@ enum {
 /* Working memory: the states of a block of rows, and the values of a chunk, (time, rows, d). */
 typedef struct {
     void *memory;
-    REAL *held, *seen, *level, *before, *h, *mean, *max, *count;
+    REAL *held, *window_count, *level, *before, *h, *mean, *max, *count;
     REAL *channels, *embedded, *drives, *outputs, *head_inputs, *answers;
 } NAME(workspace);
 
@@ -94,7 +95,9 @@ static NAME(sizes) NAME(measure)(const srnn_run *run) {
     sizes.channels = sizes.before + model->samples * sample + (model->window ? 2 * model->features : 0);
     const int statistics = !!(model->statistics & SRNN_MEAN) + !!(model->statistics & SRNN_MAX);
     sizes.head_inputs = (statistics + !!model->reads_last) * model->hidden;
-    int64_t chunk = NAME(MAX_DRIVES) / (sizes.block * sizes.columns);
+    int64_t widest = sizes.columns > sizes.channels ? sizes.columns : sizes.channels;
+    if (model->embedding > widest) widest = model->embedding;
+    int64_t chunk = NAME(MAX_DRIVES) / (sizes.block * widest);
     if (chunk > NAME(MAX_CHUNK)) chunk = NAME(MAX_CHUNK);
     if (chunk > run->steps) chunk = run->steps;
     sizes.chunk = chunk < 1 ? 1 : chunk;
@@ -109,7 +112,7 @@ static int NAME(allocate_model)(NAME(workspace) * w, const srnn_model *model, co
         int64_t count;
     } parts[] = {
         {&w->held, features * (window ? window : 1)},
-        {&w->seen, window ? features : 0},
+        {&w->window_count, window ? features : 0},
         {&w->level, window ? features : 0},
         {&w->before, sizes->block * sizes->before},
         {&w->h, model->members * model->num_layers * states},
@@ -156,7 +159,7 @@ static void NAME(copy_states)(const srnn_run *run, NAME(workspace) * w, const NA
     const int64_t features = model->features, hidden = model->hidden, outputs = model->members * hidden;
     NAME(copy_state)(run, *state++, first, rows, features * (model->window ? model->window : 1), w->held, out);
     if (model->window) {
-        NAME(copy_state)(run, *state++, first, rows, features, w->seen, out);
+        NAME(copy_state)(run, *state++, first, rows, features, w->window_count, out);
         NAME(copy_state)(run, *state++, first, rows, features, w->level, out);
     }
     if (sizes->before) NAME(copy_state)(run, *state++, first, rows, sizes->before, w->before, out);
@@ -244,7 +247,7 @@ static int32_t NAME(run_chunk)(const srnn_run *run, NAME(workspace) * w, const N
             const REAL *x = (const REAL *)run->x + (run->order[first + r] * run->steps + start + t) * width;
             REAL *before = w->before + r * sizes->before, *channels = w->channels + (t * rows + r) * sizes->channels;
             if (model->window)
-                NAME(scale_by_window)(model, x, w->held + r * model->window * features, w->seen + r * features,
+                NAME(scale_by_window)(model, x, w->held + r * model->window * features, w->window_count + r * features,
                                       w->level + r * features, sizes->before, before, channels);
             else
                 NAME(scale_by_constants)(model, x, w->held + r * features, sizes->before, before, channels);
@@ -256,7 +259,7 @@ static int32_t NAME(run_chunk)(const srnn_run *run, NAME(workspace) * w, const N
     return status;
 }
 
-/* Computes the head of some inputs and writes the answers of each to answers + index(input) * outputs. */
+/* Scales the outputs of the head of one row in place, and writes their softmax unless `probabilities` is null. */
 static void NAME(finish_answer)(const srnn_model *model, REAL *answer, REAL *probabilities) {
     const REAL *mean = model->output_mean, *scale = model->output_scale;
     const int64_t outputs = model->outputs;

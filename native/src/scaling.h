@@ -22,28 +22,24 @@ static void NAME(scale_by_constants)(const srnn_model *model, const REAL *x, REA
     memcpy(shared, channels - before, before * sizeof(REAL));
 }
 
-/* The smallest scale of a window, and the largest distance, in scales, that the layers see: _SCALE_FLOOR and _CLIP of
- * stablernn's ContextScaling. */
-#define SCALE_FLOOR 0.05
-#define CLIP 8
+/* NaN stays NaN. */
+INLINE REAL NAME(clip)(REAL x, REAL largest) { return x < -largest ? -largest : x > largest ? largest : x; }
 
-INLINE REAL NAME(clip)(REAL x) { return x < -CLIP ? -CLIP : x > CLIP ? CLIP : x; }
-
-/* Mean and scale of the last `seen` values of one feature in a window, whose values are `stride` apart. The sums are in
+/* Mean and scale of the last `count` values of one feature in a window, whose values are `stride` apart. The sums are in
  * double precision, as those of the graphs are. */
-static void NAME(measure_window)(const srnn_model *model, const REAL *window, REAL seen, REAL *mean, REAL *scale) {
+static void NAME(measure_window)(const srnn_model *model, const REAL *window, REAL count, REAL *mean, REAL *scale) {
     const int64_t size = model->window, season = model->season, stride = model->features;
     /* The first value that counts. A state may hold any number, which must not lead out of the window. */
-    const double place = size - (double)seen;
-    const int64_t first = !(place < size) ? size : place <= 0 ? 0 : (int64_t)ceil(place);
-    const double count = seen, steps = count > 1 ? count : 1;
+    const double start = size - (double)count;
+    const int64_t first = !(start < size) ? size : start <= 0 ? 0 : (int64_t)ceil(start);
+    const double steps = count > 1 ? (double)count : 1, pairs = (double)count - season;
     double sum = 0, spread = 0;
     for (int64_t k = first; k < size; k++) sum += window[k * stride];
     const double exact_mean = sum / steps;
-    if (count > season) {
+    if (pairs > 0) {
         for (int64_t k = first; k + season < size; k++)
             spread += fabs((double)window[(k + season) * stride] - window[k * stride]);
-        spread /= count - season > 1 ? count - season : 1;
+        spread /= pairs > 1 ? pairs : 1;
     } else {
         for (int64_t k = first; k < size; k++) {
             const double distance = window[k * stride] - exact_mean;
@@ -52,49 +48,46 @@ static void NAME(measure_window)(const srnn_model *model, const REAL *window, RE
         spread = sqrt(spread / steps);
     }
     *mean = (REAL)exact_mean;
-    *scale = (REAL)(spread + SCALE_FLOOR);
+    *scale = (REAL)(spread + model->scale_floor);
 }
 
-/* Scaling by the window that ends with the samples. `window` holds its values, (window, features), `seen` how many of the
- * last ones count, and `level` their mean. */
-static void NAME(scale_by_window)(const srnn_model *model, const REAL *x, REAL *window, REAL *seen, REAL *level,
+/* Scaling by the window that ends with the samples. `window` holds its values, (window, features), `count` how many of
+ * the last ones count, and `level` their mean. */
+static void NAME(scale_by_window)(const srnn_model *model, const REAL *x, REAL *window, REAL *count, REAL *level,
                                   int64_t before, REAL *shared, REAL *channels) {
     const int64_t features = model->features, samples = model->samples, size = model->window;
     const int64_t width = model->has_mask ? 2 * features : features;
-    const REAL *mean = model->mean, *scale = model->scale, *lowest = model->floor;
+    const REAL *mean = model->mean, *scale = model->scale, *lowest = model->floor, clip = (REAL)model->clip;
     memcpy(channels, shared, before * sizeof(REAL));
     channels += before;
     REAL *extras = channels + samples * width;
-    /* The values before the samples that stay in the window, and the samples that enter it. */
-    const int64_t rest = samples < size ? size - samples : 0, entering = size - rest;
+    /* Values that stay in the window, and samples that are added to it. */
+    const int64_t kept = samples < size ? size - samples : 0, added = size - kept;
     for (int64_t i = 0; i < features; i++) {
-        const int has_level = seen[i] > 0;
+        const int has_level = count[i] > 0;
         REAL held = window[(size - 1) * features + i];
         for (int64_t sample = 0; sample < samples; sample++) {
             const REAL value = x[sample * features + i];
             const int missing = value != value;
             if (!missing) {
-                const REAL unit = lowest ? (REAL)log((double)(value > lowest[i] ? value : lowest[i])) : value;
-                held = (unit - mean[i]) / scale[i];
+                const REAL raw = lowest ? (REAL)log((double)(value > lowest[i] ? value : lowest[i])) : value;
+                held = (raw - mean[i]) / scale[i];
             }
             /* Steps before the first observed value do not count. */
-            if (!missing || seen[i] > 0) seen[i] = seen[i] + 1 < size ? seen[i] + 1 : size;
+            if (!missing || count[i] > 0) count[i] = count[i] + 1 < size ? count[i] + 1 : size;
             channels[sample * width + i] = held;
             if (model->has_mask) channels[sample * width + features + i] = missing ? 0 : 1;
         }
-        for (int64_t k = 0; k < rest; k++) window[k * features + i] = window[(k + samples) * features + i];
-        for (int64_t k = 0; k < entering; k++)
-            window[(rest + k) * features + i] = channels[(samples - entering + k) * width + i];
-        REAL next_level, unit;
-        NAME(measure_window)(model, window + i, seen[i], &next_level, &unit);
+        for (int64_t k = 0; k < kept; k++) window[k * features + i] = window[(k + samples) * features + i];
+        for (int64_t k = 0; k < added; k++)
+            window[(kept + k) * features + i] = channels[(samples - added + k) * width + i];
+        REAL next_level, deviation;
+        NAME(measure_window)(model, window + i, count[i], &next_level, &deviation);
         for (int64_t sample = 0; sample < samples; sample++)
-            channels[sample * width + i] = NAME(clip)((channels[sample * width + i] - next_level) / unit);
-        extras[i] = (REAL)log((double)unit);
-        extras[features + i] = has_level ? NAME(clip)((next_level - level[i]) / unit) : 0;
+            channels[sample * width + i] = NAME(clip)((channels[sample * width + i] - next_level) / deviation, clip);
+        extras[i] = (REAL)log((double)deviation);
+        extras[features + i] = has_level ? NAME(clip)((next_level - level[i]) / deviation, clip) : 0;
         level[i] = next_level;
     }
     memcpy(shared, extras - before, before * sizeof(REAL));
 }
-
-#undef SCALE_FLOOR
-#undef CLIP

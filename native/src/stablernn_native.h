@@ -109,10 +109,12 @@ typedef struct {
     /* (features). A sample x becomes (x - mean) / scale, NaN the value before it. */
     const void *mean, *scale;
     /* With a window of 2 samples or more, these values become their distance from the mean of the last `window` ones, in
-     * units of the mean change from a season to the next, and further channels of a step are the logarithm of that unit and
-     * the change of the mean, (2 features). `season` is from 1 to window - 1. */
+     * units of their mean absolute seasonal difference plus `scale_floor`, and further channels of a step are the logarithm
+     * of that unit and the change of the mean, (2 features). `season` is from 1 to window - 1. */
     int64_t window, season;
     const void *floor;  /* (features): log(max(x, floor)) takes the place of x; or null. Only with a window */
+    /* With a window: a number above 0, and the largest size of a scaled value and of the change of the mean. */
+    double scale_floor, clip;
     int32_t has_mask;   /* each sample is followed by `features` channels that are 1 for a value and 0 for NaN */
     int32_t statistics; /* SRNN_MEAN | SRNN_MAX */
     /* Stacks of layers over the same channels. */

@@ -93,6 +93,8 @@ class Model(ctypes.Structure):
         ("window", ctypes.c_int64),
         ("season", ctypes.c_int64),
         ("floor", ctypes.c_void_p),
+        ("scale_floor", ctypes.c_double),
+        ("clip", ctypes.c_double),
         ("has_mask", ctypes.c_int32),
         ("statistics", ctypes.c_int32),
         ("members", ctypes.c_int64),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from stablernn_native.bindings import FAMILIES, NONLINEARITIES
 from stablernn_native.graph_file import GraphFile
+from stablernn_runtime.errors import cut
 
 Array = NDArray[Any]
 
@@ -20,6 +20,11 @@ KEY = "stablernn.layers"
 FORMAT = 2
 MAX_WINDOW = 2**24
 """Steps of a window up to which float32 counts them exactly."""
+_LARGEST = float(np.finfo(np.float32).max)
+_LARGEST_FORMAT = 1_000_000
+"""Largest number of a format that a message repeats; the file may hold any number of digits."""
+_LARGEST_CHANGE = 10.0
+"""Largest distance of a logarithm from its mean among samples: a forecast from it must still fit into float32."""
 READOUTS: Mapping[str, tuple[str, ...]] = {
     "last": ("last",),
     "mean": ("mean",),
@@ -60,17 +65,21 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """Scaling by the last samples: their mean, and their mean change from one season to the next.
+    """Scaling by the last samples: their mean, and their mean absolute seasonal difference.
 
     Attributes:
         window: Samples that it remembers, 2 or more.
         season: Samples of a season, less than ``window``.
         floor: ``(features,)``, the smallest values of which the logarithm is taken; None for no logarithms.
+        scale_floor: Number above 0 that is added to the mean absolute seasonal difference.
+        clip: Largest size of a scaled value, above 0.
     """
 
     window: int
     season: int
     floor: Array | None
+    scale_floor: float
+    clip: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,9 +157,11 @@ class Description:
         """Return standard scores of samples, ``(.., features)``, as values in the units of the data in float32."""
         # A damaged description may hold any numbers.
         with np.errstate(all="ignore"):
-            values: Array = self.mean + self.scale * scores
+            changes = self.scale * scores
             if self.context is not None and self.context.floor is not None:
-                values = np.exp(values)
+                values: Array = np.exp(self.mean + np.clip(changes, -_LARGEST_CHANGE, _LARGEST_CHANGE))
+            else:
+                values = self.mean + changes
             return values.astype(np.float32)
 
 
@@ -170,14 +181,17 @@ def read_description(file: GraphFile) -> Description:
         )
     try:
         document = json.loads(file.metadata[KEY])
-        if document["format"] != FORMAT:
+        number = document["format"]
+        if type(number) is not int or number != FORMAT:
+            is_printed = type(number) is int and 0 <= number <= _LARGEST_FORMAT
             raise RefusedModelError(
-                f"its step.onnx describes its layers in format {document['format']}, this engine reads {FORMAT}. "
-                "Export it again, install the stablernn-native that belongs to it, or use --engine onnx"
+                f"its step.onnx describes its layers in {f'format {number}' if is_printed else 'another format'}, "
+                f"this engine reads format {FORMAT}. Export it again, install the stablernn-native that belongs to it, "
+                "or use --engine onnx"
             )
         if "reason" in document:
             raise RefusedModelError(
-                f"{str(document['reason'])[:200]}, which this engine does not run. Use --engine onnx"
+                f"{_printable(document['reason'])}, which this engine does not run. Use --engine onnx"
             )
         return _Reader(file).description(document)
     except RefusedModelError:
@@ -205,7 +219,7 @@ class _Reader:
             channels += 2 * features
         stacks = document["stacks"]
         if len(stacks) != members or any(len(stack) != len(stacks[0]) for stack in stacks):
-            raise ValueError("every member has a stack of as many layers")
+            raise ValueError("every member must have the same number of layers")
         embeddings = None
         if document["embeddings"] is not None:
             if len(document["embeddings"]) != members:
@@ -214,7 +228,7 @@ class _Reader:
         width = channels if embeddings is None else len(embeddings[0][1])
         layers = [layer for stack in stacks for layer in self._stack(stack, hidden, width)]
         if members > 1 and document["head"] is not None:
-            raise ValueError("the head of several members is that of the graph")
+            raise ValueError("an ensemble must not describe a head")
         if every_step and (readout != "last" or document["head"] is None or patch != 1):
             raise RefusedModelError("its answers at every step are not those of a linear head. Use --engine onnx")
         head = None if document["head"] is None else self._head(document["head"], len(READOUTS[readout]) * hidden)
@@ -241,7 +255,13 @@ class _Reader:
         window, season = _size(document, "window", least=2), _size(document, "season")
         if window > MAX_WINDOW or season >= window:
             raise ValueError("a season is shorter than the window, whose steps are counted in float32")
-        return Context(window, season, self._optional(document["floor"], features))
+        return Context(
+            window,
+            season,
+            self._optional(document["floor"], features),
+            _positive(document["scale_floor"]),
+            _positive(document["clip"]),
+        )
 
     def _stack(self, stack: Sequence[Mapping[str, Any]], hidden: int, width: int) -> list[Layer]:
         """Read the layers of a member, the first of which reads ``width`` channels."""
@@ -293,7 +313,7 @@ class _Reader:
         return Head(
             weight,
             self._array(document["bias"], outputs),
-            _finite(document["temperature"]),
+            _positive(document["temperature"]),
             mean,
             scale,
         )
@@ -307,13 +327,17 @@ class _Reader:
             if len(shape) > 1:
                 raise ValueError("only vectors are of equal numbers")
             return np.full(shape, _finite(reference["fill"]), np.float32)
-        start, end = reference["rows"]
-        values = self._file.constant(reference["initializer"])[start:end]
+        start, end = _bounds(reference)
+        values = self._file.constant(reference["initializer"], start, end)
         if values.shape != shape:
             raise ValueError(f"{reference['initializer']} has the shape {values.shape}, not {shape}")
         factor = _finite(reference["factor"])
-        scaled = values if factor == 1 else (factor * values.astype(np.float64)).astype(np.float32)
-        return np.ascontiguousarray(scaled)
+        if factor == 1:
+            return values
+        scaled = factor * values.astype(np.float64)
+        if np.abs(scaled).max() > _LARGEST:
+            raise ValueError("numbers must fit into float32")
+        return scaled.astype(np.float32)
 
 
 def _size(document: Mapping[str, Any], name: str, *, least: int = 1) -> int:
@@ -324,10 +348,16 @@ def _size(document: Mapping[str, Any], name: str, *, least: int = 1) -> int:
 
 
 def _rows(reference: Mapping[str, Any]) -> int:
+    start, end = _bounds(reference)
+    return end - start
+
+
+def _bounds(reference: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the first row of an array within its initializer, and the one after the last."""
     start, end = reference["rows"]
-    if end - start < 1:
-        raise ValueError("a matrix has 1 row or more")
-    return int(end - start)
+    if type(start) is not int or type(end) is not int or not 0 <= start < end:
+        raise ValueError("an array must have 1 row or more")
+    return start, end
 
 
 def _flag(document: Mapping[str, Any], name: str) -> bool:
@@ -344,6 +374,22 @@ def _choice(document: Mapping[str, Any], name: str, choices: Mapping[str, Any]) 
 
 def _finite(value: Any) -> float:
     number = float(value)
-    if not math.isfinite(number):
-        raise ValueError("numbers are finite")
+    # False for NaN as well.
+    if not abs(number) <= _LARGEST:
+        raise ValueError("numbers must be finite and fit into float32")
     return number
+
+
+def _positive(value: Any) -> float:
+    number = _finite(value)
+    # As float32, in which the kernels divide by it.
+    if not np.float32(number) > 0:
+        raise ValueError("this number must be above 0")
+    return number
+
+
+def _printable(text: Any) -> str:
+    """Return a text of the file for a message: short, and without characters that steer a terminal."""
+    if not isinstance(text, str):
+        raise TypeError("a reason must be a text")
+    return cut("".join(character for character in text[:1000] if character.isprintable()), 200)

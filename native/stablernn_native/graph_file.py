@@ -1,4 +1,4 @@
-"""Reads what the server engine needs of an ONNX file: metadata, constants, and the part of a graph behind some values.
+"""Reads what the server engine needs of an ONNX file: metadata, constants, and a part of its graph.
 
 The caller has made sure that the file is a single self-contained graph, see ``stablernn_runtime.graph_safety``. Field
 numbers are from ``onnx.proto``.
@@ -45,15 +45,32 @@ class GraphFile:
             (graph,) = _parts(self._fields, _GRAPH)
             self._graph = list(read_fields(graph))
             self._tensors = {_text(part, _TENSOR_NAME): part for part in _parts(self._graph, _INITIALIZER)}
+            self._constants: dict[str, Array] = {}
         except ValueError as error:
             raise ValueError("its step.onnx is not an ONNX model") from error
 
-    def constant(self, name: str) -> Array:
-        """Return the value of an initializer in float32.
+    def constant(self, name: str, start: int, end: int) -> Array:
+        """Return some rows of an initializer in float32, as an array of their own.
+
+        Args:
+            name: Its name.
+            start: First row.
+            end: Row after the last one.
 
         Raises:
-            ValueError: If there is none of this name, or it has another type.
+            ValueError: If there is no initializer of this name, it has another type, or no rows.
         """
+        if name not in self._constants:
+            self._constants[name] = self._parse(name)
+        array = self._constants[name]
+        if array.ndim == 0:
+            raise ValueError(f"the initializer '{name}' of its step.onnx has no rows")
+        # A copy, since the bytes of the file are not aligned; of these rows only, since the members of an ensemble may
+        # share an initializer.
+        return array[start:end].astype(np.float32)
+
+    def _parse(self, name: str) -> Array:
+        """Return an initializer, whose memory is that of the file where it is in one piece there."""
         if name not in self._tensors:
             raise ValueError(f"its step.onnx has no initializer '{name}'")
         fields = list(read_fields(self._tensors[name]))
@@ -61,10 +78,11 @@ class GraphFile:
             raise ValueError(f"the initializer '{name}' of its step.onnx is not of the type float32")
         shape = list(_numbers(fields, _DIMS))
         # One of both holds the values.
-        data = b"".join(_parts(fields, _RAW_DATA)) or b"".join(_parts(fields, _FLOAT_DATA))
-        return np.frombuffer(data, "<f4").astype(np.float32).reshape(shape)
+        pieces = list(_parts(fields, _RAW_DATA)) or list(_parts(fields, _FLOAT_DATA))
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return np.frombuffer(data, "<f4").reshape(shape)
 
-    def behind(self, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
+    def extract_model(self, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
         """Return a model of the nodes that compute some outputs of the graph from other values of it.
 
         Args:
@@ -82,7 +100,7 @@ class GraphFile:
         values = {_text(value, _VALUE_NAME): value for value in _parts(self._graph, _INPUT, _OUTPUT)}
         graph = [
             *(encode_field(_NODE, node) for node in reversed(nodes)),
-            encode_field(_GRAPH_NAME, b"behind"),
+            encode_field(_GRAPH_NAME, b"extracted"),
             *(encode_field(_INITIALIZER, tensor) for name, tensor in self._tensors.items() if name in needed),
             *(encode_field(_INPUT, values[name]) for name in inputs if name in needed),
             *(encode_field(_OUTPUT, values[name]) for name in outputs),

@@ -97,6 +97,7 @@ class NativeModel:
         if context is not None:
             model.window, model.season = context.window, context.season
             model.floor = self._address(context.floor)
+            model.scale_floor, model.clip = context.scale_floor, context.clip
         if description.embeddings is not None:
             model.embedding = len(description.embeddings[0][1])
             model.embeddings = (Embedding * description.members)(

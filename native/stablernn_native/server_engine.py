@@ -62,7 +62,7 @@ class Outputs:
         }
         self.session: Session | None = None
         if description.head is None:
-            content = file.behind([*self.states, *self.known_inputs], self.names)
+            content = file.extract_model([*self.states, *self.known_inputs], self.names)
             session = open_session(content, "its head", Placement("cpu"), 1)
             self._inputs = [tensor.name for tensor in session.get_inputs()]
             self.session = session

@@ -183,6 +183,8 @@ static void run_model(int32_t path, int32_t dtype, int32_t family, int64_t hidde
     if (window) {
         model.window = window;
         model.season = 2;
+        model.scale_floor = 0.05;
+        model.clip = 1;
         if (options & 1) model.floor = filled(dtype, FEATURES, 0, 0.1);
     }
     enum { COUNT_OF_WINDOW = 1, COUNT_OF_STATISTICS = 10, STATES = 11 };

@@ -91,7 +91,13 @@ def _context(initializers: dict[str, np.ndarray], scaling: ContextScaling) -> Do
     floor = (
         _reference(initializers, scaling.floor.numpy(), "the smallest value of a logarithm") if scaling.log else None
     )
-    return {"window": scaling.window, "season": scaling.season, "floor": floor}
+    return {
+        "window": scaling.window,
+        "season": scaling.season,
+        "floor": floor,
+        "scale_floor": scaling.scale_floor,
+        "clip": scaling.clip,
+    }
 
 
 def _layer(initializers: dict[str, np.ndarray], cell: StableCell, weights: tuple[Tensor, ...]) -> Document:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
 import stablernn as srn
-from native_exports import change_description, write_version
+from native_exports import changed_copy, write_version
 from stablernn.nn.models import SequenceModel
 from step_forms import needs_native
 
@@ -50,12 +52,7 @@ def test_another_model_is_refused_with_the_reason(case: str, tmp_path: Path) -> 
 
 
 def damaged(tmp_path: Path, versions: Callable[[str], Path], change: Any, model: str = "with A, mean") -> Path:
-    folder = tmp_path / "damaged"
-    folder.mkdir()
-    for file in versions(model).iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    change_description(folder, change)
-    return folder
+    return changed_copy(versions(model), tmp_path / "damaged", change)
 
 
 def other_rows(document: dict[str, Any]) -> None:
@@ -98,6 +95,15 @@ UNREADABLE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a matrix of equal numbers": lambda document: document["stacks"][0][0].update(recurrent={"fill": 0.0}),
     "a head without rows": lambda document: document["head"]["weight"].update(rows=[0, 0]),
     "an index in place of rows": lambda document: document["mean"].update(rows=3),
+    "rows counted from the end": lambda document: document["stacks"][0][0]["recurrent"].update(rows=[-33, -1]),
+    "a fill beyond float32": lambda document: document.update(mean={"fill": 1e300}),
+    "a factor beyond float32": lambda document: document["stacks"][0][0]["recurrent"].update(factor=1e300),
+    "a product beyond float32": lambda document: document["scale"].update(factor=3e38),
+    "a step size beyond float32": lambda document: document["stacks"][0][0].update(step_size=-1e39),
+    "answers beyond float32": lambda document: document["head"].update(mean=[1e39] * 3, scale=[1.0] * 3),
+    "no temperature": lambda document: document["head"].update(temperature=0),
+    "a temperature below 0": lambda document: document["head"].update(temperature=-1.0),
+    "a temperature that is 0 in float32": lambda document: document["head"].update(temperature=1e-60),
 }
 
 
@@ -118,6 +124,9 @@ UNREADABLE_CONTEXTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a window that no memory has": lambda document: document["context"].update(window=2**31 - 1),
     "a season as long as the window": lambda document: document["context"].update(season=14),
     "no season": lambda document: document["context"].update(season=0),
+    "no clip": lambda document: document["context"].pop("clip") and None,
+    "a clip of 0": lambda document: document["context"].update(clip=0.0),
+    "a scale floor of 0": lambda document: document["context"].update(scale_floor=0.0),
     "a floor of another size": lambda document: document["context"].update(floor=document["stacks"][0][0]["recurrent"]),
     "no members": lambda document: document.update(members=0),
     "more members than stacks": lambda document: document.update(members=3),
@@ -168,8 +177,30 @@ def test_an_earlier_export_is_refused(tmp_path: Path, versions: Callable[[str], 
 
 def test_another_format_is_refused(tmp_path: Path, versions: Callable[[str], Path]) -> None:
     folder = damaged(tmp_path, versions, lambda document: document.update(format=3))
-    with pytest.raises(ValueError, match="in format 3, this engine reads 2"):
+    with pytest.raises(ValueError, match="in format 3, this engine reads format 2"):
         native_engine(folder, "cpu")
+
+
+@pytest.mark.parametrize("value", [10**4000, -1, True, 2.0, "\x1b[31m", ["a"] * 1000, None])
+def test_a_format_that_is_no_small_number_is_not_repeated(
+    tmp_path: Path, versions: Callable[[str], Path], value: Any
+) -> None:
+    folder = damaged(tmp_path, versions, lambda document: document.update(format=value))
+    with pytest.raises(ValueError, match="in another format, this engine reads format 2") as refusal:
+        native_engine(folder, "cpu")
+    assert len(str(refusal.value)) < 250
+
+
+def test_a_reason_is_repeated_short_and_without_control_characters(
+    tmp_path: Path, versions: Callable[[str], Path]
+) -> None:
+    reason = "it is\x1b[31m red\r\n" + "x" * 100_000
+    folder = damaged(tmp_path, versions, lambda document: document.update(reason=reason))
+    with pytest.raises(ValueError, match="which this engine does not run") as refusal:
+        native_engine(folder, "cpu")
+    assert str(refusal.value).startswith("it is[31m redxxx")
+    assert str(refusal.value).isprintable()
+    assert len(str(refusal.value)) < 300
 
 
 @pytest.mark.parametrize(
@@ -186,6 +217,21 @@ def test_other_numbers_than_those_of_the_graph_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match="differs from its graph by .* Use --engine onnx, and report it"):
         native_engine(damaged(tmp_path, versions, change), "cpu")
+
+
+def test_members_that_share_an_initializer_copy_their_own_rows_only() -> None:
+    members, rows = 100, 32
+    stacked = np.random.default_rng(0).normal(size=(members * rows, 64)).astype(np.float32)
+    graph = onnx.helper.make_graph([], "shared", [], [], [onnx.numpy_helper.from_array(stacked, "stacked")])
+    file = GraphFile(onnx.helper.make_model(graph).SerializeToString())
+    tracemalloc.start()
+    try:
+        parts = [file.constant("stacked", rows * i, rows * (i + 1)) for i in range(members)]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(np.concatenate(parts), stacked)
+    assert peak < 1.5 * stacked.nbytes
 
 
 def test_a_number_of_many_bytes_is_refused_at_once() -> None:

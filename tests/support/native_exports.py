@@ -141,6 +141,15 @@ def change_description(folder: Path, change: Any) -> None:
     (folder / "step.onnx").write_bytes(graph.SerializeToString())
 
 
+def changed_copy(folder: Path, target: Path, change: Any) -> Path:
+    """Copy the files of a version and change the description of the copy, as :func:`change_description` does."""
+    target.mkdir(parents=True, exist_ok=True)
+    for file in folder.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    change_description(target, change)
+    return target
+
+
 def sequence_feeds(signature: dict[str, Any], batch: int, time: int, seed: int = 0) -> Arrays:
     """Return random inputs of whole sequences with gaps, padding and states."""
     random = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Scaling by the last steps: their mean, and the mean change from one season to the next."""
+"""Scaling by the last steps: their mean, and their mean absolute seasonal difference."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ class ContextScaling(Scaling):
 
     kind = "context"
     extras_per_feature = 2
+    scale_floor = _SCALE_FLOOR
+    clip = _CLIP
     floor: Tensor
 
     def __init__(self, size: int, *, window: int, season: int = 1, log: bool = False, mask_channel: bool = False):
