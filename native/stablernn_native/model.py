@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,11 +23,10 @@ from stablernn_native.bindings import (
     path_number,
 )
 from stablernn_native.description import READOUTS, Description
+from stablernn_native.threads import MIN_THREAD_WORK, run_parts
 
 Array = NDArray[Any]
 
-MIN_THREAD_WORK = 10_000_000
-"""Multiplications for which a thread is started: some two milliseconds, against 50 microseconds for the thread."""
 _STATISTICS = {"mean": 1, "max": 2}
 
 
@@ -121,6 +119,7 @@ class NativeModel:
         Raises:
             NativeError: If the kernels refuse it.
             MemoryError: If there is not enough memory.
+            RuntimeError: If a thread cannot be started.
         """
         work = run.rows * run.steps * self._multiplications
         count = min(threads, run.rows, max(1, work // MIN_THREAD_WORK))
@@ -130,24 +129,7 @@ class NativeModel:
             return
         bounds = [run.rows * part // count for part in range(count + 1)]
         parts = [_part(run, start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
-        statuses = [0] * count
-
-        def work_on(part: int) -> None:
-            statuses[part] = kernel(ctypes.byref(parts[part]))
-
-        # Threads of their own and no pool, which would not survive a fork.
-        workers = [threading.Thread(target=work_on, args=(part,)) for part in range(1, count)]
-        started: list[threading.Thread] = []
-        try:
-            for worker in workers:
-                worker.start()
-                started.append(worker)
-            work_on(0)
-        finally:
-            # Also where a thread could not be started: the others still write into the arrays of the call.
-            for worker in started:
-                worker.join()
-        for status in statuses:
+        for status in run_parts(lambda part: kernel(ctypes.byref(part)), parts):
             check_run(status)
 
     def prepare(

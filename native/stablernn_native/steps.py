@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -24,11 +23,10 @@ from stablernn_native.bindings import (
     load_kernels,
     path_number,
 )
+from stablernn_native.threads import MIN_THREAD_WORK, run_parts
 
 BLOCK_ROWS = 8
 """Threads share out multiples of this number of rows: a tile of the widest vectors."""
-MIN_THREAD_WORK = 10_000_000
-"""Multiplications for which a thread is started: some two milliseconds, against 50 microseconds for the thread."""
 
 
 class _Matrices(NamedTuple):
@@ -218,19 +216,7 @@ def run(kernel: Callable[[Call], int], call: Call) -> None:
         return
     bounds = [BLOCK_ROWS * (blocks * part // count) for part in range(count)] + [call.rows]
     calls = [part_of(call, start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
-    statuses = [0] * count
-
-    def work_on(part: int) -> None:
-        statuses[part] = kernel(calls[part])
-
-    # Threads of their own and no pool, which would not survive a fork.
-    threads = [threading.Thread(target=work_on, args=(part,)) for part in range(1, count)]
-    for thread in threads:
-        thread.start()
-    work_on(0)
-    for thread in threads:
-        thread.join()
-    for status in statuses:
+    for status in run_parts(kernel, calls):
         check(status)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +20,7 @@ from step_forms import CELLS, needs_native
 pytestmark = needs_native
 
 try:
-    from stablernn_native import available_paths, model
+    from stablernn_native import available_paths
     from stablernn_native.server_engine import NativeServerEngine, native_engine
 except ImportError:
     PATHS: list[str] = []
@@ -193,27 +192,6 @@ def test_no_count_of_a_state_leads_out_of_the_window(versions: Callable[[str], P
     values = sequence_values(engine, feeds)
     # The samples push the first nine of fourteen steps of three features out of the window.
     assert np.array_equal(values[first["output"]][:, : 5 * 3], feeds[first["input"]][:, 9 * 3 :])
-
-
-def test_threads_that_have_started_end_before_an_error_is_raised(
-    versions: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They write into the arrays of the call, which nobody holds any more after it."""
-    started: list[threading.Thread] = []
-
-    class Scarce(threading.Thread):
-        def start(self) -> None:
-            if started:
-                raise RuntimeError("can't start new thread")
-            started.append(self)
-            super().start()
-
-    engine = native_engine(versions("wide"), "cpu")
-    engine.set_threads(3)
-    monkeypatch.setattr(model.threading, "Thread", Scarce)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
-        sequence_values(engine, sequence_feeds(engine.signature, 64, 100))
-    assert [thread.is_alive() for thread in started] == [False]
 
 
 def test_it_needs_no_torch(versions: Callable[[str], Path]) -> None:
