@@ -94,7 +94,7 @@ def _describe_progress(progress: Mapping[str, Any] | None, optional_runs: Sequen
     parts = ["{} of {} runs".format(*progress["runs"])]
     for name in ("rows", "data", "seeds"):
         done, total = progress[name]
-        if done < total:
+        if 0 < done < total:
             parts.append(f"{name} {done} of {total}")
     if progress["epochs"] is not None and progress["epochs"] < 1:
         parts.append(f"epochs {100 * progress['epochs']:.3g} %")

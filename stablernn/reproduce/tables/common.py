@@ -16,6 +16,10 @@ LOST_FIGURES = (
     "stand alone."
 )
 
+# The paper's nonlinearity could be read for the copy task alone. With modReLU the state of its explicit step has no
+# bound and grows: the loss on JSB is then 18 nats a frame, against 8.7 with tanh.
+LVF_SETTINGS = {**paper({"training.optimizer": "adam"}), **ours({"model.cell_options.nonlinearity": "tanh"})}
+
 ACCURACY = (Column("accuracy", "test.accuracy", percent=True, decimals=1),)
 
 # The published values of a single network that reads the last state; what the library adds to it is switched off.

@@ -25,7 +25,14 @@ _LEARNING_RATES: dict[str, Settings] = {
             "model.cell_options.negative_signs": _UNITS // 2,
         }
     ),
-    "lvf_mid": paper({"training.optimizer": "adam", "model.cell_options.nonlinearity": "modrelu"}),
+    # The paper constrains the divergence where long memory is needed; a free one lets the state overflow in 14 steps.
+    "lvf_mid": paper(
+        {
+            "training.optimizer": "adam",
+            "model.cell_options.nonlinearity": "modrelu",
+            "model.cell_options.constraint": "hard",
+        }
+    ),
 }
 
 

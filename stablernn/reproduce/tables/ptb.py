@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from stablernn.reproduce.settings import Settings, merge, ours, paper, released
 from stablernn.reproduce.table import FULL, Column, DataSet, Protocol, Row, Table
-from stablernn.reproduce.tables.common import COPY_SHORT, LIPSCHITZ_PAPER, LVF_PAPER, SHORT_PROTOCOL
+from stablernn.reproduce.tables.common import COPY_SHORT, LIPSCHITZ_PAPER, LVF_PAPER, LVF_SETTINGS, SHORT_PROTOCOL
 
 
 def _characters(bptt_steps: int) -> DataSet:
@@ -93,7 +93,7 @@ PTB_CHAR = Table(
             bits=(1.60, 1.64),
         ),
         _char_row("lipschitz", 750, _LIPSCHITZ_CHARACTERS, bits=(1.43, 1.46)),
-        _char_row("lvf", 1024, paper({"training.optimizer": "adam"})),
+        _char_row("lvf", 1024, LVF_SETTINGS),
     ),
     data=_CHARACTERS,
     full=Protocol(FULL, seeds=(0,)),

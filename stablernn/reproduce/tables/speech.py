@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from stablernn.reproduce.settings import Settings, merge, ours, paper, released
 from stablernn.reproduce.table import FULL, Column, DataSet, Protocol, Row, Table
-from stablernn.reproduce.tables.common import COPY_SHORT, LIPSCHITZ_PAPER, LVF_PAPER, SHORT_PROTOCOL
+from stablernn.reproduce.tables.common import COPY_SHORT, LIPSCHITZ_PAPER, LVF_PAPER, LVF_SETTINGS, SHORT_PROTOCOL
 
 _FSDD = DataSet(
     "fsdd-frames",
@@ -103,7 +103,7 @@ SPEECH = Table(
         ),
         _row("lipschitz", 256, _LIPSCHITZ, recall=(2.95, 2.82), count="198K"),
         _row("lipschitz_rk2", 256, _LIPSCHITZ, recall=(2.86, 2.76), count="198K"),
-        _row("lvf", 425, paper({"training.optimizer": "adam"})),
+        _row("lvf", 425, LVF_SETTINGS),
     ),
     data=(
         DataSet(

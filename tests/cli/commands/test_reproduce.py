@@ -97,11 +97,11 @@ def test_the_list_knows_the_results_that_are_shipped(empty: Workplace) -> None:
     assert shipped_line in " ".join(described.split())
 
 
-def test_the_list_has_a_line_a_table_and_with_verbose_its_papers_and_statements(empty: Workplace) -> None:
+def test_the_list_has_every_table_and_with_verbose_its_papers_and_statements(empty: Workplace) -> None:
     listed = empty.ok("reproduce", "list")
     lines = [line for line in listed.out.splitlines() if line.strip()]
-    # A heading, a rule, the tables.
-    assert [line.split()[0] for line in lines[2:]] == list(TABLES)
+    # A heading, a rule, the tables; what is done of one may need a second line.
+    assert [line.split()[0] for line in lines[2:] if not line.startswith(" ")] == list(TABLES)
     assert listed.err == ""
     assert "attacked accuracy and curvature, MNIST in rows" in listed.out
     verbose = empty.ok("reproduce", "list", "--verbose").out
