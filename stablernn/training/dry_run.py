@@ -22,7 +22,7 @@ from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import task_for
 
 _FLOAT_BYTES = 4
-_COPIES = {"adamw": 4, "adam": 4, "sgd": 3, "rmsprop": 4}
+_COPIES = {"adamw": 4, "adam": 4, "sgd": 3, "rmsprop": 4, "adagrad": 3}
 """Copies of the parameters by optimizer: themselves, their gradients, and the moments that it keeps of each."""
 _SHORT, _LONG = 32, 64
 """Lengths at which sequences are run to measure what autograd keeps of a step."""

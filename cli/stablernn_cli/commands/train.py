@@ -69,7 +69,7 @@ def train(
         float | None, training_option("Peak learning rate of the schedule; default: recommended for the cell.")
     ] = None,
     optimizer: Annotated[
-        Literal["adamw", "adam", "sgd", "rmsprop"] | None,
+        Literal["adamw", "adam", "sgd", "rmsprop", "adagrad"] | None,
         training_option("Optimizer; default: recommended for the cell."),
     ] = None,
     patience: Annotated[

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from torch.nn import Parameter
-from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, OneCycleLR, StepLR
 
 from stablernn.training.settings.config import TrainingConfig
@@ -41,6 +41,8 @@ def build_optimizer(groups: Mapping[str, Sequence[Parameter]], settings: Trainin
             return SGD(parameters, momentum=settings.momentum or 0.0, **common)
         case "rmsprop":
             return RMSprop(parameters, momentum=settings.momentum or 0.0, **common)
+        case "adagrad":
+            return Adagrad(parameters, **common)
     raise ValueError(f"The optimizer is not resolved: got {settings.optimizer!r}.")
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from stablernn.data.options import Count, DataOptions, LoadOptions, Seed, Share, TaskName, as_tuple
 
-OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop"]
+OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop", "adagrad"]
 ScheduleName = Literal["constant", "cosine", "one-cycle", "step", "plateau"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 
@@ -234,7 +234,7 @@ class TrainingConfig(Section):
             raise ValueError(
                 f"training.epochs and training.max_steps exclude each other, got {self.epochs} and {self.max_steps}."
             )
-        if self.momentum is not None and self.optimizer in ("adam", "adamw"):
+        if self.momentum is not None and self.optimizer not in (None, "sgd", "rmsprop"):
             raise ValueError(
                 f"training.momentum is only used by the optimizers 'sgd' and 'rmsprop', "
                 f"got training.optimizer='{self.optimizer}'."

@@ -25,7 +25,7 @@ FALLBACK: dict[str, int | float | str] = {
 }
 """Training settings where the catalog recommends none for the cell."""
 
-FALLBACK_LR: dict[str, float] = {"adamw": 1e-3, "adam": 1e-3, "sgd": 1e-2, "rmsprop": 1e-3}
+FALLBACK_LR: dict[str, float] = {"adamw": 1e-3, "adam": 1e-3, "sgd": 1e-2, "rmsprop": 1e-3, "adagrad": 1e-2}
 """Learning rates where none is recommended, or where the recommended one belongs to another optimizer."""
 
 _DEFAULT_SKIP_STRENGTH = ModelConfig.model_fields["skip_strength"].default

@@ -131,7 +131,7 @@ def test_plain_keeps_whole_numbers_whole() -> None:
     assert to_json_types((1, 2.0, None)) == [1, 2.0, None]
 
 
-@pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD", "RMSprop"])
+@pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD", "RMSprop", "Adagrad"])
 def test_an_optimizer_goes_on_exactly(name: str, tmp_path: Path) -> None:
     def run(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer, steps: int) -> None:
         for _ in range(steps):

@@ -27,10 +27,16 @@ def rates(schedule: str, total: int, epoch: int = 1, **given: object) -> list[fl
     return seen
 
 
-@pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "rmsprop"])
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "rmsprop", "adagrad"])
 def test_equals_torch(name: str) -> None:
     given = {"momentum": 0.5} if name in ("sgd", "rmsprop") else {}
-    classes = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+    classes = {
+        "adamw": torch.optim.AdamW,
+        "adam": torch.optim.Adam,
+        "sgd": torch.optim.SGD,
+        "rmsprop": torch.optim.RMSprop,
+        "adagrad": torch.optim.Adagrad,
+    }
     results = []
     for ours in (True, False):
         weight = torch.nn.Parameter(torch.tensor([[1.0, -2.0]]))
@@ -39,7 +45,7 @@ def test_equals_torch(name: str) -> None:
                 {"other": [weight], "orthogonal": []}, settings(optimizer=name, lr=0.05, weight_decay=0.1, **given)
             )
             if ours
-            else classes.get(name, torch.optim.RMSprop)([weight], lr=0.05, weight_decay=0.1, **given)
+            else classes[name]([weight], lr=0.05, weight_decay=0.1, **given)
         )
         for _ in range(5):
             optimizer.zero_grad()
