@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from stablernn.plotting import BLACK, BLUE, GREEN, GREY, ORANGE, _save, _style
+from stablernn.reproduce.progress import data_states
 from stablernn.reproduce.table import FULL, Table
 
 Array = npt.NDArray[Any]
@@ -149,9 +150,10 @@ def plot_curves(path: Path, table: Table, results: Results) -> None:
     data_sets = [
         data for data in table.data_sets(results["protocol"]["name"]) if any(run["data"] == data.key for run in runs)
     ]
+    states = data_states(table, results)
     figure, panels = _panels(len(data_sets), columns=min(2, len(data_sets)), size=5.0)
     for axes, data in zip(panels, data_sets, strict=True):
-        _style(axes, data.key if results["state"] == FULL else f"{data.key} (not the full protocol)")
+        _style(axes, data.key if states[data.key] == FULL else f"{data.key} (not the full protocol)")
         rows = [row.key for row in table.rows_on(data)]
         colors: Sequence[Any] = [color for color, _ in _LINES]
         if len(rows) > len(colors):
