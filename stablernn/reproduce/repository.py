@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stablernn.atomic_files import read_json, write_json
+from stablernn.data.messages import pluralize
 from stablernn.errors import CheckpointError, ConfigError
 from stablernn.reproduce.folder import ReproductionFolder, Run
 from stablernn.reproduce.kinds import kind_of
@@ -75,7 +76,7 @@ def store(folder: Path, root: Path, *, largest_file: int = LARGEST_FILE) -> list
             results = merge_results(table, stored, results)
         path.parent.mkdir(parents=True, exist_ok=True)
         results = write_results(path, results)
-        report.append(f"stored {len(results['runs'])} runs, {results['state']}: {path}")
+        report.append(f"stored {pluralize(len(results['runs']), 'run')}, {results['state']}: {path}")
         report += draw(table.key, root)
     shelf = root / UNFINISHED / table.key
     whole = _whole_runs(results)

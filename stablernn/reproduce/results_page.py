@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stablernn.data.messages import pluralize
 from stablernn.errors import CheckpointError
 from stablernn.reproduce.progress import current_runs, describe_optional_runs, describe_state, progress
 from stablernn.reproduce.rendering import (
@@ -165,7 +166,7 @@ def _row_lines(table: Table, row: Row, data: DataSet, measured: Mapping[str, Any
         if spread:
             ours = f"{ours} ({spread}; {len(measured['seeds']) if measured else 0} seeds)"
         elif figure is not None:
-            ours = f"{ours} ({_seed_words(len(figure['values']))})"
+            ours = f"{ours} ({pluralize(len(figure['values']), 'seed')})"
         cells = [
             column.title,
             format_published(column, published.get(column.key)),
@@ -174,10 +175,6 @@ def _row_lines(table: Table, row: Row, data: DataSet, measured: Mapping[str, Any
         ]
         whole = ["", "", "", ""] if number else _row_cells(row, data, measured)
         yield _line([f"`{row.key}`" if not number else "", *cells, *whole])
-
-
-def _seed_words(count: int) -> str:
-    return "1 seed" if count == 1 else f"{count} seeds"
 
 
 def _row_cells(row: Row, data: DataSet, measured: Mapping[str, Any] | None) -> list[str]:

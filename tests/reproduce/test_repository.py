@@ -98,7 +98,7 @@ def test_a_run_that_was_interrupted_goes_on_in_another_checkout_to_the_same_numb
     assert (run["resumed"], run["steps"]) == (1, whole["runs"][0]["steps"])
     # The run is done, so that its checkpoints are no longer needed.
     told = store(tmp_path / "b", root)
-    assert told[0].startswith("stored 1 runs, partial: ")
+    assert told[0].startswith("stored 1 run, partial: ")
     assert told[-1].startswith("removed the run lipschitz-64, seed 0, which is done: ")
     assert not list((root / UNFINISHED / KEY).iterdir())
     assert figures(stored(root)) == figures(whole)
