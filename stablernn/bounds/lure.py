@@ -7,7 +7,6 @@ step is bounded"). Everything is computed in float64 on the matrices that the st
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -29,6 +28,7 @@ from stablernn.bounds.linalg import (
     smallest_singular_value_lower_bound,
 )
 from stablernn.bounds.matrix_inequality import LureMap, MatrixInequality
+from stablernn.bounds.norm_candidates import candidate_metrics, perron_vector, rate_lower_bound
 from stablernn.bounds.norm_search import search_multipliers, search_norm
 from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
 
@@ -172,8 +172,8 @@ def _candidate_norms(step: LureSystem, metrics: Sequence[Matrix]) -> tuple[Prove
     """Return the 2-norm and the best norm of a few candidates, both with the same multiplier for all neurons."""
     identity = best = ProvedNorm(*_rate(step, None))
     # The identity is kept if it already reaches what no metric can improve on.
-    if identity.rate > _rate_lower_bound(step) * (1 + 1e-6):
-        for candidate in [*_candidate_metrics(step), *(matrix / np.linalg.norm(matrix, 2) for matrix in metrics)]:
+    if identity.rate > rate_lower_bound(step.map) * (1 + 1e-6):
+        for candidate in [*candidate_metrics(step.map), *(matrix / np.linalg.norm(matrix, 2) for matrix in metrics)]:
             norm = _norm_of(step, candidate)
             if norm is not None and norm.rate * (1 + 1e-6) < best.rate:
                 best = norm
@@ -200,9 +200,9 @@ def _searched_norm(step: LureSystem, start: ProvedNorm) -> ProvedNorm:
     """Return the best norm that a search finds, or that is given in its place; the start itself if none is better."""
     context_norms, best = _given_norms.get(), start
     norms: Sequence[tuple[Matrix | None, Matrix]] = context_norms or ()
-    if context_norms is None and _is_worth_a_search(start.rate, _rate_lower_bound(step)):
+    if context_norms is None and _is_worth_a_search(start.rate, rate_lower_bound(step.map)):
         start_metric = np.eye(len(step.F)) if start.metric is None else start.metric
-        solution = search_norm(step.map, start_metric, start.multipliers, lowest=_rate_lower_bound(step))
+        solution = search_norm(step.map, start_metric, start.multipliers, lowest=rate_lower_bound(step.map))
         norms = () if solution is None else (solution,)
     for metric, multipliers in norms:
         if metric is not None and metric.shape != step.F.shape:
@@ -289,7 +289,7 @@ def dominance_bound(step: LureSystem, bound: StepBound) -> StepBound:
     def rate(weights: Matrix) -> float:
         return infinity_norm_upper_bound(rows * weights[None] / np.tile(weights, 2)[:, None])
 
-    weights = min((np.ones(size), round_to_float32(_perron_vector(np.abs(steepest)))), key=rate)
+    weights = min((np.ones(size), round_to_float32(perron_vector(np.abs(steepest)))), key=rate)
     if rate(weights) * (1 + 1e-6) >= bound.rate:
         return bound
     return replace(
@@ -303,59 +303,6 @@ def dominance_bound(step: LureSystem, bound: StepBound) -> StepBound:
         weights=None if (weights == 1).all() else weights,
         other_norms=(replace(bound, balls=(), other_norms=()), *bound.other_norms),
     )
-
-
-def _rate_lower_bound(step: LureSystem) -> float:
-    """Return a rate below which no norm proves one: the largest spectral radius with all slopes at 0, or at 1."""
-    inner = step.V if step.D is None else np.linalg.solve(np.eye(len(step.D)) - step.D, step.V)
-    jacobians = (step.F, step.F + step.G @ inner)
-    return max(float(np.abs(np.linalg.eigvals(jacobian)).max()) for jacobian in jacobians)
-
-
-def _candidate_metrics(step: LureSystem) -> list[Matrix]:
-    """Return matrices ``T`` worth trying: Lyapunov forms of the middle of the sector, and a diagonal one."""
-    # Imported here, since it takes a fifth of a second, and most commands prove nothing.
-    from scipy import linalg
-
-    middle = step.F + step.G @ (step.V / 2)
-    if step.D is not None:
-        inner = np.linalg.solve(np.eye(len(step.D)) - step.D / 2, step.V)
-        middle = step.F + step.G @ inner / 2
-    metrics: list[Matrix] = []
-    radius = float(np.abs(np.linalg.eigvals(middle)).max())
-    with warnings.catch_warnings():
-        # An inaccurate solution is only a worse candidate: `lure_bound` verifies whichever matrix it gets.
-        # scipy says so by a LinAlgWarning or, of a nearly singular equation, by a RuntimeWarning.
-        warnings.simplefilter("ignore", linalg.LinAlgWarning)
-        warnings.simplefilter("ignore", RuntimeWarning)
-        for margin in (0.1, 0.5):
-            # The Lyapunov equation has a positive solution only for a spectral radius below 1.
-            scaled = middle / (radius + margin * max(1 - radius, 0.05))
-            try:
-                form = linalg.solve_discrete_lyapunov(scaled.T, np.eye(len(middle)))
-                factor = np.linalg.cholesky((form + form.T) / 2).T
-            except np.linalg.LinAlgError:
-                # Rounding has left the equation singular, or its solution not positive.
-                continue
-            metrics.append(factor / np.linalg.norm(factor, 2))
-    if step.D is None:
-        # By the Perron vectors: sqrt(left / right) is the diagonal scaling of the smallest norm of a matrix of moduli.
-        moduli = np.abs(step.F) + np.abs(step.G) @ np.abs(step.V)
-        left, right = _perron_vector(moduli.T), _perron_vector(moduli)
-        metrics.append(np.diag(np.sqrt(left / right) / np.sqrt(left / right).max()))
-    return metrics
-
-
-def _perron_vector(entries: Matrix) -> Matrix:
-    """Return a positive vector close to the Perron vector of a non-negative matrix, its largest entry 1."""
-    largest_row_sum = max(float(np.abs(entries).sum(axis=1).max()), EPSILON)
-    # Positive entries everywhere, so that the power iteration has one limit, and that is positive.
-    shifted = entries / largest_row_sum + np.full_like(entries, 1e-6 / len(entries))
-    vector = np.ones(len(entries))
-    for _ in range(200):
-        image = shifted @ vector + 1e-3 * vector
-        vector = image / image.max()
-    return np.maximum(vector, 1e-6)
 
 
 def _best_multipliers(
