@@ -6,6 +6,7 @@ LAPACK's singular values and eigenvalues are those of a matrix that differs from
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,28 @@ Matrix = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
 EPSILON = float(np.finfo(np.float64).eps)
+_SMALLEST_NORMAL = float(np.finfo(np.float64).tiny)
+_SQUARES_UNDERFLOW = 1e-140
+"""A Frobenius norm below this may have lost the squares of its entries."""
 
 
 def rounding_error_bound(*matrices: npt.NDArray[Any]) -> float:
-    """Bound the error of a computed singular value or eigenvalue of a product of matrices."""
+    """Bound the error of a computed singular value or eigenvalue of a product of matrices, underflow included."""
     norm_product, longest = 1.0, 1
     for matrix in matrices:
         # The Frobenius norm is at least the 2-norm; of huge weights it overflows to infinity, a true bound as well.
         with np.errstate(over="ignore"):
-            norm_product *= float(np.linalg.norm(matrix))
+            norm = float(np.linalg.norm(matrix))
+        if norm < _SQUARES_UNDERFLOW:
+            norm = math.sqrt(matrix.size) * float(np.abs(matrix).max(initial=0.0))
+        if not norm:
+            # Zeros make a product that is exact.
+            return 0.0
+        norm_product *= norm
         longest = max(longest, *matrix.shape)
-    return 8 * longest * EPSILON * norm_product
+    # Where products of entries underflow, their error is no longer relative to the norms.
+    underflow = longest**2 * _SMALLEST_NORMAL if len(matrices) > 1 else 0.0
+    return 8 * longest * EPSILON * norm_product + underflow
 
 
 def norm_upper_bound(matrix: npt.NDArray[Any]) -> float:
