@@ -339,7 +339,7 @@ def _decode_norm(layer_norm: Mapping[str, Any]) -> tuple[Matrix | None, Matrix] 
             return None, multipliers
         content = np.frombuffer(base64.b64decode(matrix["float32_base64"]), dtype="<f4")
         return content.reshape(matrix["shape"]).astype(np.float64), multipliers
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         # Anything may stand in a stored document. Without its norm the rate that it states is not proved.
         return None
 
