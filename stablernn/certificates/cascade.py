@@ -193,10 +193,10 @@ def cascade(cells: Sequence[StableCell], *, max_dt: float | None = None) -> Casc
     """
     bounds = tuple(_layer_bound(cell, max_dt) for cell in cells)
     diameters = np.array([_diameter(cell, bound) for cell, bound in zip(cells, bounds, strict=True)])
-    # A layer with fewer norms than another keeps the first.
+    # Norms end with the plainest. A layer of which no search found a better one has fewer, and keeps its first.
     others = [
-        tuple(bound.other_norms[number] if number < len(bound.other_norms) else bound for bound in bounds)
-        for number in range(max(len(bound.other_norms) for bound in bounds))
+        tuple(bound.other_norms[-number] if number <= len(bound.other_norms) else bound for bound in bounds)
+        for number in range(1, 1 + max(len(bound.other_norms) for bound in bounds))
     ]
     unknown = np.full(len(bounds), math.inf)
     return replace(_combined(bounds, diameters), in_other_norms=tuple(_combined(other, unknown) for other in others))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -182,6 +183,18 @@ class TestComparisonSystem:
         assert proved.settling_time(0.5) is None
 
 
+class InOtherNorms(Leaky):
+    """A layer whose step is bounded in several norms, of ``(rate, gain)`` each."""
+
+    def __init__(self, *norms: tuple[float, float]) -> None:
+        super().__init__(*norms[0], 1.0, 0.0)
+        self.norms = norms
+
+    def step_bound(self) -> StepBound:
+        first, *others = (StepBound(("hidden",), "l2", rate, gain, 1.0) for rate, gain in self.norms)
+        return replace(first, other_norms=tuple(others))
+
+
 def compared(rates: tuple[float, ...], gains: tuple[float, ...]) -> Cascade:
     return cascade([Leaky(rate, gain, 1.0, 0.0) for rate, gain in zip(rates, gains, strict=True)])
 
@@ -279,6 +292,18 @@ class TestGap:
             5.0 * (1 + 1e-7) ** 100_000
         )
         assert cascade([Leaky(1.0, 0.5, 1.0, 0.0)] * 2).missing_data_error(10) == math.inf
+
+
+class TestOtherNorms:
+    SEARCHED, TRIED, PLAIN = (0.5, 40.0), (0.6, 9.0), (0.8, 1.0)
+
+    @pytest.mark.parametrize("swapped", [False, True])
+    def test_a_gap_costs_no_more_than_without_the_search_of_one_layer(self, swapped: bool) -> None:
+        searched, other = [self.SEARCHED, self.TRIED, self.PLAIN], [self.TRIED, self.PLAIN]
+        layers = [other, searched] if swapped else [searched, other]
+        error = cascade([InOtherNorms(*norms) for norms in layers]).missing_data_error(3)
+        for plain in (self.TRIED, self.PLAIN):
+            assert error <= cascade([InOtherNorms(plain)] * 2).missing_data_error(3)
 
 
 class TestWeights:
