@@ -84,9 +84,12 @@ class Cascade:
         """Return the gains of the input on each layer's state over any time, in the layer's norm; infinity for none."""
         if not self.is_contracting or not np.isfinite(self.input_gains).all():
             return [math.inf] * len(self.bounds)
-        # The fixed point of e <- step @ e + input_gains.
-        sizes = np.linalg.solve(np.eye(len(self.step)) - self.step, self.input_gains)
-        return [float(size) * (1 + 1e-9) for size in sizes]
+        gains, input_gain = [], 1.0 + 1e-9
+        for bound in self.bounds:
+            gains.append(input_gain * bound.gain / (1 - bound.rate))
+            # Of the layers below any norm will do: the one in which the layer's rate is smallest can be stretched.
+            input_gain *= _total_gain(bound)
+        return gains
 
     def gains(self, steps: int) -> tuple[float, float]:
         """Return the gains of all inputs of a sequence, in the 2-norm of all values, on its last and on all outputs."""

@@ -305,6 +305,11 @@ class TestOtherNorms:
         for plain in (self.TRIED, self.PLAIN):
             assert error <= cascade([InOtherNorms(plain)] * 2).missing_data_error(3)
 
+    def test_a_layer_gains_from_the_best_norm_of_those_below(self) -> None:
+        proved = cascade([InOtherNorms(self.SEARCHED, self.TRIED, self.PLAIN), Leaky(0.5, 1.0, 1.0, 0.0)])
+        # Inputs of 1 forever move the output of the first layer by 1 / (1 - 0.8) at most.
+        assert proved.state_gains() == pytest.approx([80.0, 10.0])
+
 
 class TestWeights:
     @pytest.mark.parametrize("rates", [(0.5,), (0.9, 0.9), (0.99, 0.2), (0.5, 0.99, 0.7)])
