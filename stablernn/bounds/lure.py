@@ -136,7 +136,7 @@ def lure_bound(
     if candidate is identity:
         others = others[:1]
     if _given_norms.get() is None:
-        others = [_with_searched_multipliers(step, norm) for norm in others]
+        others = [_proved_in(step, norm.metric, is_searched=True) for norm in others]
     # Of two balls the smaller one holds all states, too.
     balls = min(
         (_balls(step, states, norm.rate, norm.metric) for norm in (best, candidate)),
@@ -170,7 +170,7 @@ def _bound_in(
 
 def _candidate_norms(step: LureSystem, metrics: Sequence[Matrix]) -> tuple[ProvedNorm, ProvedNorm]:
     """Return the 2-norm and the best norm of a few candidates, both with the same multiplier for all neurons."""
-    identity = best = ProvedNorm(*_rate(step, None))
+    identity = best = _proved_in(step, None)
     # The identity is kept if it already reaches what no metric can improve on.
     if identity.rate > rate_lower_bound(step.map) * (1 + 1e-6):
         for candidate in [*candidate_metrics(step.map), *(matrix / np.linalg.norm(matrix, 2) for matrix in metrics)]:
@@ -186,14 +186,17 @@ def _norm_of(step: LureSystem, metric: Matrix | None, extra_multipliers: Sequenc
     # A singular form is no norm.
     if form is not None and not (np.isfinite(form).all() and smallest_singular_value_lower_bound(form)):
         return None
-    return ProvedNorm(*_rate(step, form, extra_multipliers))
+    return _proved_in(step, form, extra_multipliers)
 
 
-def _rate(
-    step: LureSystem, metric: Matrix | None, extra_multipliers: Sequence[Matrix] = ()
-) -> tuple[float, Matrix | None, Matrix]:
-    rate, multipliers = _best_multipliers(step.map, metric, metric, extra_multipliers=extra_multipliers)
-    return rate, metric, multipliers
+def _proved_in(
+    step: LureSystem, metric: Matrix | None, extra_multipliers: Sequence[Matrix] = (), *, is_searched: bool = False
+) -> ProvedNorm:
+    """Return what :func:`_best_multipliers` prove in the norm of a metric, None for the identity."""
+    rate, multipliers = _best_multipliers(
+        step.map, metric, metric, is_searched=is_searched, extra_multipliers=extra_multipliers
+    )
+    return ProvedNorm(rate, metric, multipliers)
 
 
 def _searched_norm(step: LureSystem, start: ProvedNorm) -> ProvedNorm:
@@ -213,12 +216,6 @@ def _searched_norm(step: LureSystem, start: ProvedNorm) -> ProvedNorm:
     return best
 
 
-def _with_searched_multipliers(step: LureSystem, norm: ProvedNorm) -> ProvedNorm:
-    """Return what is proved in the same norm with a multiplier for each group of neurons."""
-    rate, multipliers = _best_multipliers(step.map, norm.metric, norm.metric, is_searched=True)
-    return ProvedNorm(rate, norm.metric, multipliers)
-
-
 def _is_worth_a_search(rate: float, lowest: float) -> bool:
     """Return whether a rate is so far above what no norm can improve on that a search is worth its time."""
     if not math.isfinite(rate) or rate <= lowest * (1 + 1e-6):
@@ -235,7 +232,7 @@ def lure_rate(step: LureSystem, metric: Matrix | None = None, multipliers: Matri
         metric: ``T``; None for the identity.
         multipliers: ``(q,)``, to try besides equal ones; None for none.
     """
-    return _rate(step, metric, () if multipliers is None else [multipliers])[0]
+    return _proved_in(step, metric, () if multipliers is None else [multipliers]).rate
 
 
 def largest_state_norm(step: LureSystem, rate: float, metric: Matrix | None = None) -> float:
@@ -269,17 +266,21 @@ def cholesky_factors(form: Matrix) -> list[Matrix]:
         return []
 
 
-def dominance_bound(step: LureSystem, bound: StepBound) -> StepBound:
-    """Return a bound in the infinity norm, if its rate is below the given one and that is above 1; else the given one.
+def dominance_bound(step: LureSystem, bound: StepBound, metrics: Sequence[Matrix] = ()) -> StepBound:
+    """Return a bound in the infinity norm, if its rate is below the given one; else the given one.
 
     Each row of the Jacobian, ``F_i + s_i G_ii V_i`` with one slope ``s_i``, is longest at a slope of 0 or of 1. Where a
     step stays the same at slope 0 and the matrix is diagonally dominant, the rate is 1, which no quadratic form shows.
 
+    The given bound also stays where it has a rate of at most 1 without a search: the weights of an infinity norm can be
+    stretched further than any quadratic form, and the gains in it as large.
+
     Args:
         step: With a diagonal ``G``, and neither ``D`` nor ``B``.
         bound: The bound that is proved of it otherwise.
+        metrics: Those that :func:`lure_bound` was given for it.
     """
-    if bound.norm is None or bound.rate <= 1:
+    if bound.norm is None:
         return bound
     lengths = np.diagonal(step.G)
     steepest = step.F + lengths[:, None] * step.V
@@ -292,6 +293,11 @@ def dominance_bound(step: LureSystem, bound: StepBound) -> StepBound:
     weights = min((np.ones(size), round_to_float32(perron_vector(np.abs(steepest)))), key=rate)
     if rate(weights) * (1 + 1e-6) >= bound.rate:
         return bound
+    if bound.rate <= 1:
+        with given_norms():
+            plain_rate = lure_bound(step, metrics=metrics).rate
+        if plain_rate <= 1:
+            return bound
     return replace(
         bound,
         norm="linf",

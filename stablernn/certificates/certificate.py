@@ -107,24 +107,24 @@ class Certificate:
     def norm_matrices(self) -> list[dict[str, Any]]:
         """Return the norm of each layer's state, and the multipliers if any, by which anybody can check the rates.
 
-        Of several layers ``divided_by`` is the layer's weight in the norm of all, the largest of the layers' sizes.
+        Of several layers ``divided_by`` is the layer's weight in the norm of all, the largest of the layers' sizes. A
+        layer whose rate is in the infinity norm has a second norm, ``of`` its balls and gains.
         """
         layer_norms, names = [], iter(self.states)
         for stack in self.stacks:
             weights = stack.weights() if len(stack.bounds) > 1 and self.max_dt is None else None
             for depth, bound in enumerate(stack.bounds):
-                layer_norm: dict[str, Any] = {"states": [next(names) for _ in bound.covers], "norm": _norm_name(bound)}
-                if bound.metric is not None:
-                    layer_norm["matrix"] = _encode_matrix(bound.metric)
-                if bound.multipliers is not None:
-                    layer_norm["multipliers"] = bound.multipliers.tolist()
-                if bound.weights is not None:
-                    layer_norm["weights"] = bound.weights.tolist()
+                # A layer without a norm still takes its names from the iterator.
+                states = [next(names) for _ in bound.covers]
+                if bound.norm is None:
+                    continue
+                layer_norm = _norm_document(bound, states)
                 if weights is not None:
                     layer_norm["divided_by"] = float(weights[depth])
-                # A layer without a norm still takes its names from the iterator.
-                if bound.norm is not None:
-                    layer_norms.append(layer_norm)
+                layer_norms.append(layer_norm)
+                # The first of the others is the norm that was searched. Balls and gains are verified by it.
+                if bound.norm == "linf" and bound.other_norms and bound.other_norms[0].multipliers is not None:
+                    layer_norms.append({**_norm_document(bound.other_norms[0], states), "of": "balls and gains"})
         return layer_norms
 
     def step_rate(self) -> float | None:
@@ -342,6 +342,18 @@ def _decode_norm(layer_norm: Mapping[str, Any]) -> tuple[Matrix | None, Matrix] 
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         # Anything may stand in a stored document. Without its norm the rate that it states is not proved.
         return None
+
+
+def _norm_document(bound: StepBound, states: list[str]) -> dict[str, Any]:
+    """Return the norm of a bound as JSON types."""
+    document: dict[str, Any] = {"states": states, "norm": _norm_name(bound)}
+    if bound.metric is not None:
+        document["matrix"] = _encode_matrix(bound.metric)
+    if bound.multipliers is not None:
+        document["multipliers"] = bound.multipliers.tolist()
+    if bound.weights is not None:
+        document["weights"] = bound.weights.tolist()
+    return document
 
 
 def _norm_name(bound: StepBound) -> str:
