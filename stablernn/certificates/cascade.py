@@ -145,13 +145,38 @@ class Cascade:
             effect = self.step @ effect
         return self.total_gain()
 
-    def settling_time(self, share: float, start: Matrix | None = None, max_steps: int = 100_000_000) -> int | None:
+    def settling_time_in_balls(self, share: float) -> int | None:
+        """Return :meth:`settling_time` of any two starts within the balls, in whichever norms they settle first.
+
+        The share is of the smallest bound, in any norms, on what two starts could move the output at once.
+
+        Args:
+            share: Greater than 0, less than 1.
+        """
+        stacks = [
+            stack
+            for stack in (self, *self.in_other_norms)
+            if stack.is_contracting and np.isfinite([stack.diameters, stack.output]).all()
+        ]
+        initial_effect = min((float(stack.output @ stack.diameters) for stack in stacks), default=math.inf)
+        times = [stack.settling_time(share, stack.diameters, initial_effect=initial_effect) for stack in stacks]
+        return min((steps for steps in times if steps is not None), default=None)
+
+    def settling_time(
+        self,
+        share: float,
+        start: Matrix | None = None,
+        max_steps: int = 100_000_000,
+        *,
+        initial_effect: float | None = None,
+    ) -> int | None:
         """Return the steps after which two starts move the output by at most a share of what they could at once.
 
         Args:
             share: Greater than 0, less than 1.
             start: ``(layers,)``, the initial sizes of the layers' differences; None for equal ones.
             max_steps: Where the search ends.
+            initial_effect: What two starts could move the output at once; None for what follows from ``start``.
 
         Returns:
             The number, exact up to 100,000 steps and not too small beyond; None if none up to ``max_steps`` is proved.
@@ -161,7 +186,7 @@ class Cascade:
         if not self.output.any() or (start is not None and not start.any()):
             return 1
         sizes = np.ones(len(self.step)) if start is None else np.maximum(start, EPSILON * start.max())
-        allowed = share * float(self.output @ sizes)
+        allowed = share * (float(self.output @ sizes) if initial_effect is None else initial_effect)
         # step @ w = w - sizes: what is below a multiple of w stays below it for good, whatever rises in between.
         weights = np.linalg.solve(np.eye(len(self.step)) - self.step, sizes)
         threshold = allowed / float(self.output @ weights)
@@ -195,18 +220,20 @@ def cascade(cells: Sequence[StableCell], *, max_dt: float | None = None) -> Casc
             then over the time of a regular step, and gains are those of a largest difference, not of sums of squares.
     """
     bounds = tuple(_layer_bound(cell, max_dt) for cell in cells)
-    diameters = np.array([_diameter(cell, bound) for cell, bound in zip(cells, bounds, strict=True)])
     # Norms end with the plainest. A layer of which no search found a better one has fewer, and keeps its first.
     others = [
-        tuple(bound.other_norms[-number] if number <= len(bound.other_norms) else bound for bound in bounds)
+        tuple(
+            replace(bound.other_norms[-number], balls=bound.balls) if number <= len(bound.other_norms) else bound
+            for bound in bounds
+        )
         for number in range(1, 1 + max(len(bound.other_norms) for bound in bounds))
     ]
-    unknown = np.full(len(bounds), math.inf)
-    return replace(_combined(bounds, diameters), in_other_norms=tuple(_combined(other, unknown) for other in others))
+    return replace(_combined(cells, bounds), in_other_norms=tuple(_combined(cells, other) for other in others))
 
 
-def _combined(bounds: tuple[StepBound, ...], diameters: Matrix) -> Cascade:
+def _combined(cells: Sequence[StableCell], bounds: tuple[StepBound, ...]) -> Cascade:
     """Return the cascade of some bounds of the layers."""
+    diameters = np.array([_diameter(cell, bound) for cell, bound in zip(cells, bounds, strict=True)])
     step, input_gains = np.zeros((len(bounds), len(bounds))), np.zeros(len(bounds))
     # The input of a layer differs by at most ``state_effect @ e + input_effect * d``.
     state_effect, input_effect = np.zeros(len(bounds)), 1.0

@@ -99,7 +99,8 @@ class Certificate:
             return None
         # Of one layer the share does not depend on how far apart the starts are.
         times = [
-            stack.settling_time(share, stack.diameters if len(stack.bounds) > 1 else None) for stack in self.stacks
+            stack.settling_time_in_balls(share) if len(stack.bounds) > 1 else stack.settling_time(share)
+            for stack in self.stacks
         ]
         proved_times = [steps for steps in times if steps is not None]
         return max(proved_times) if len(proved_times) == len(times) else None

@@ -13,11 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from bounds.step_search import size_of
+from certificates.test_quantization import contracting
 from stablernn import StableRNN
+from stablernn.bounds.lure import given_norms
 from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell
 from stablernn.cells._base import State
 from stablernn.certificates.cascade import Cascade, cascade
+from stablernn.certificates.certificate import certify
 
 TIME = 40
 STACKS = {"rnn": 0.5, "identity_rnn": 0.5, "indrnn": 0.8, "nnrnn": 0.6, "kru": 0.7, "cornn": 0.1}
@@ -304,6 +307,16 @@ class TestOtherNorms:
         error = cascade([InOtherNorms(*norms) for norms in layers]).missing_data_error(3)
         for plain in (self.TRIED, self.PLAIN):
             assert error <= cascade([InOtherNorms(plain)] * 2).missing_data_error(3)
+
+    @pytest.mark.parametrize("key", ["fastrnn", "lipschitz"])
+    def test_the_search_for_norms_delays_no_settling(self, key: str) -> None:
+        layers = contracting(key, 3, 16)
+        with given_norms():
+            before = certify(layers, stored=False).settling_time(1e-3)
+        after = certify(layers, stored=False).settling_time(1e-3)
+        assert before is not None
+        assert after is not None
+        assert after <= before
 
     def test_a_layer_gains_from_the_best_norm_of_those_below(self) -> None:
         proved = cascade([InOtherNorms(self.SEARCHED, self.TRIED, self.PLAIN), Leaky(0.5, 1.0, 1.0, 0.0)])
