@@ -47,6 +47,11 @@ def norm_upper_bound(matrix: npt.NDArray[Any]) -> float:
     return float(np.linalg.norm(matrix, 2)) + rounding_error_bound(matrix)
 
 
+def product_norm_upper_bound(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> float:
+    """Return at least the largest singular value of a product, which can be much smaller than its computed error."""
+    return norm_upper_bound(first @ second) + rounding_error_bound(first, second)
+
+
 def smallest_singular_value_lower_bound(matrix: Matrix) -> float:
     """Return at most the smallest singular value; 0 if rounding cannot tell it from 0."""
     if not matrix.size:
@@ -87,6 +92,14 @@ def inverse_norm_upper_bound(matrix: Matrix) -> float:
 def inverse_error_factor(matrix: Matrix) -> float:
     """Return the factor by which the norm of a product with the computed inverse can be too small."""
     return 1 + 8 * len(matrix) * EPSILON * norm_upper_bound(matrix) * inverse_norm_upper_bound(matrix)
+
+
+def similar_norm_upper_bound(matrix: Matrix, metric: Matrix) -> float:
+    """Return at least the norm of ``T F T^-1``: the rate of a linear step in the norm of a metric."""
+    product_norm = product_norm_upper_bound(metric @ matrix, np.linalg.inv(metric))
+    # The error of the first product is multiplied by the inverse.
+    error = rounding_error_bound(metric, matrix) * inverse_norm_upper_bound(metric)
+    return product_norm * inverse_error_factor(metric) + error
 
 
 def round_to_float32(form: Matrix) -> Matrix:

@@ -23,8 +23,10 @@ from stablernn.bounds.linalg import (
     inverse_error_factor,
     inverse_norm_upper_bound,
     norm_upper_bound,
+    product_norm_upper_bound,
     round_to_float32,
     row_norm_upper_bound,
+    similar_norm_upper_bound,
     smallest_singular_value_lower_bound,
 )
 from stablernn.bounds.matrix_inequality import LureMap, MatrixInequality
@@ -385,14 +387,12 @@ def _balls(step: LureSystem, states: tuple[str, ...], rate: float, metric: Matri
     """
     if not math.isfinite(step.f_max) or (step.B is not None and step.B.any()):
         return ()
-    scaled_gain = step.G if metric is None else metric @ step.G
-    constant = np.zeros(len(step.F)) if step.c is None else step.c
-    scaled_constant = constant if metric is None else metric @ constant
+    form = np.eye(len(step.F)) if metric is None else metric
     inverse_norm = 1.0 if metric is None else inverse_norm_upper_bound(metric)
-    neurons_norm = math.sqrt(step.G.shape[1])
-    push = norm_upper_bound(scaled_gain) * step.f_max * neurons_norm + float(np.linalg.norm(scaled_constant))
-    similar: Matrix = step.F if metric is None else metric @ step.F @ np.linalg.inv(metric)
-    linear_rate = norm_upper_bound(similar) * (1.0 if metric is None else inverse_error_factor(metric))
+    constant = np.zeros(len(step.F)) if step.c is None else step.c
+    push = product_norm_upper_bound(form, step.G) * step.f_max * math.sqrt(step.G.shape[1])
+    push += product_norm_upper_bound(form, constant[:, None])
+    linear_rate = norm_upper_bound(step.F) if metric is None else similar_norm_upper_bound(step.F, metric)
     entry_push = infinity_norm_upper_bound(step.G) * step.f_max + float(np.abs(constant).max(initial=0.0))
     row_sum = infinity_norm_upper_bound(step.F)
     if row_sum < 1:

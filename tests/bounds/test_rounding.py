@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from stablernn.bounds.linalg import norm_upper_bound, rounding_error_bound, smallest_singular_value_lower_bound
+from bounds.independent_check import exact, holds_exactly
+from stablernn.bounds.linalg import (
+    norm_upper_bound,
+    round_to_float32,
+    rounding_error_bound,
+    similar_norm_upper_bound,
+    smallest_singular_value_lower_bound,
+)
 from stablernn.bounds.matrix_inequality import MatrixInequality
 
 SMALLEST = float(np.nextafter(0.0, 1.0))
@@ -36,3 +44,17 @@ class TestUnderflow:
         assert norm_upper_bound(np.zeros((3, 3))) == 0.0
         assert rounding_error_bound(np.zeros((3, 3)), np.eye(3)) == 0.0
         assert rounding_error_bound(np.full((3, 3), 1e-200), np.full((3, 3), 1e-200)) > 0.0
+
+
+class TestCancellation:
+    def test_the_rate_of_a_linear_step_holds_where_the_metric_cancels_large_entries(self) -> None:
+        for seed in range(80):
+            generator = np.random.default_rng(seed)
+            left, right = (np.linalg.qr(generator.normal(size=(3, 3)))[0] for _ in range(2))
+            metric = round_to_float32(left @ np.diag([1.0, 1e-3, 1e-5]) @ right)
+            # Large in the 2-norm, and below 1 in the norm of the metric.
+            matrix = round_to_float32(np.linalg.inv(metric) @ (0.3 * generator.normal(size=(3, 3))) @ metric)
+            rate = similar_norm_upper_bound(matrix, metric)
+            form, product = exact(metric).T @ exact(metric), exact(metric) @ exact(matrix)
+            assert holds_exactly(Fraction(rate) ** 2 * form - product.T @ product)
+            assert rate < np.linalg.norm(metric @ matrix @ np.linalg.inv(metric), 2) * (1 + 1e-4)
