@@ -87,11 +87,13 @@ class ProvedNorm:
     multipliers: Matrix
 
 
-_given_norms: ContextVar[Sequence[tuple[Matrix | None, Matrix]] | None] = ContextVar("given_norms", default=None)
+GivenNorm = tuple[Matrix | None, Matrix]
+"""A metric, None for the identity, and multipliers."""
+_given_norms: ContextVar[Sequence[GivenNorm] | None] = ContextVar("given_norms", default=None)
 
 
 @contextmanager
-def given_norms(norms: Sequence[tuple[Matrix | None, Matrix]] = ()) -> Iterator[None]:
+def given_norms(norms: Sequence[GivenNorm] = ()) -> Iterator[None]:
     """Within the context, :func:`lure_bound` takes norms of a certificate in place of a search for better ones.
 
     With none it is quick, as training needs it after each epoch. With those of a stored certificate it verifies that
@@ -204,7 +206,7 @@ def _proved_in(
 def _searched_norm(step: LureSystem, start: ProvedNorm) -> ProvedNorm:
     """Return the best norm that a search finds, or that is given in its place; the start itself if none is better."""
     context_norms, best = _given_norms.get(), start
-    norms: Sequence[tuple[Matrix | None, Matrix]] = context_norms or ()
+    norms: Sequence[GivenNorm] = context_norms or ()
     if context_norms is None and _is_worth_a_search(start.rate, rate_lower_bound(step.map)):
         start_metric = np.eye(len(step.F)) if start.metric is None else start.metric
         solution = search_norm(step.map, start_metric, start.multipliers, lowest=rate_lower_bound(step.map))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stablernn.bounds.linalg import EPSILON, Matrix, norm_upper_bound
+from stablernn.bounds.lure import GivenNorm, given_norms
 from stablernn.bounds.step_bound import Hypothesis, StepBound
 from stablernn.cells import StableCell
 
@@ -211,15 +212,22 @@ class Cascade:
         return last + 1
 
 
-def cascade(cells: Sequence[StableCell], *, max_dt: float | None = None) -> Cascade:
+def cascade(
+    cells: Sequence[StableCell], *, max_dt: float | None = None, norms: Sequence[Sequence[GivenNorm]] | None = None
+) -> Cascade:
     """Return what is proved of a stack of layers, each of which reads the output of the one below.
 
     Args:
         cells: From the input on.
         max_dt: Longest step of a stack for irregular time, in regular ones; None if all steps are regular. Rates are
             then over the time of a regular step, and gains are those of a largest difference, not of sums of squares.
+        norms: Of each layer, to take in place of a search (:func:`stablernn.bounds.lure.given_norms`); None to search.
     """
-    bounds = tuple(_layer_bound(cell, max_dt) for cell in cells)
+    if norms is None:
+        bounds = tuple(_layer_bound(cell, max_dt) for cell in cells)
+    else:
+        layers = zip(cells, norms, strict=True)
+        bounds = tuple(_verified_bound(cell, max_dt, layer_norms) for cell, layer_norms in layers)
     # Norms end with the plainest. A layer of which no search found a better one has fewer, and keeps its first.
     others = [
         tuple(
@@ -257,6 +265,12 @@ def _layer_bound(cell: StableCell, max_dt: float | None) -> StepBound:
     except np.linalg.LinAlgError:
         # Products of huge weights overflow, and numpy raises for what is not finite.
         return StepBound(hypotheses=(Hypothesis("matrices too large for float64 to decompose", math.inf, 0.0),))
+
+
+def _verified_bound(cell: StableCell, max_dt: float | None, norms: Sequence[GivenNorm]) -> StepBound:
+    """Return the cell's bound by the given norms, without a search."""
+    with given_norms(norms):
+        return _layer_bound(cell, max_dt)
 
 
 def _regular_only(max_dt: float) -> tuple[Hypothesis, ...]:

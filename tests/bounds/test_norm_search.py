@@ -283,4 +283,28 @@ class TestGivenNorms:
     def test_damaged_ones_prove_nothing(self, norm: Any) -> None:
         model = trained("rnn")
         quick = prove(model, stored=False, norms=()).document()
-        assert prove(model, stored=False, norms=[norm]).document() == quick
+        # Of the right layer, which is not what is damaged.
+        entry = {"states": quick["states"], **norm} if isinstance(norm, dict) else norm
+        assert prove(model, stored=False, norms=[entry]).document() == quick
+
+    @pytest.mark.parametrize("states", [None, 3, [["state_1"]], ["state_9"], [1]])
+    def test_one_that_names_no_state_of_the_layer_proves_nothing(self, states: Any) -> None:
+        model = trained("rnn")
+        (norm,) = certify(model, stored=False).document()["metrics"]
+        quick, verified = (prove(model, stored=False, norms=norms).document() for norms in ((), [norm]))
+        assert verified["contraction_rate"] < quick["contraction_rate"]
+        assert prove(model, stored=False, norms=[{**norm, "states": states}]).document() == quick
+
+    def test_that_of_another_layer_is_not_taken(self) -> None:
+        model = trained("lipschitz", num_layers=2)
+        with torch.no_grad():
+            for of_one, of_other in zip(*(cell.parameters() for cell in model.rnn.cells), strict=True):
+                if of_one.shape == of_other.shape:
+                    of_other.copy_(of_one)
+        certificate = certify(model, stored=False)
+        quick = prove(model, stored=False, norms=())
+        half = prove(model, stored=False, norms=certificate.document()["metrics"][1:])
+        rates = [[bound.rate for bound in proved.stacks[0].bounds] for proved in (quick, half, certificate)]
+        # The other layer's norm would prove a rate of this one, too, which was not found when it was certified.
+        assert rates[2][0] < rates[0][0]
+        assert rates[1] == [rates[0][0], rates[2][1]]
