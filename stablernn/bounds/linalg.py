@@ -6,6 +6,7 @@ LAPACK's singular values and eigenvalues are those of a matrix that differs from
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,28 @@ Matrix = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
 EPSILON = float(np.finfo(np.float64).eps)
+_SMALLEST_NORMAL = float(np.finfo(np.float64).tiny)
+_SQUARES_UNDERFLOW = 1e-140
+"""A Frobenius norm below this may have lost the squares of its entries."""
 
 
 def rounding_error_bound(*matrices: npt.NDArray[Any]) -> float:
-    """Bound the error of a computed singular value or eigenvalue of a product of matrices."""
+    """Bound the error of a computed singular value or eigenvalue of a product of matrices, underflow included."""
     norm_product, longest = 1.0, 1
     for matrix in matrices:
         # The Frobenius norm is at least the 2-norm; of huge weights it overflows to infinity, a true bound as well.
         with np.errstate(over="ignore"):
-            norm_product *= float(np.linalg.norm(matrix))
+            norm = float(np.linalg.norm(matrix))
+        if norm < _SQUARES_UNDERFLOW:
+            norm = math.sqrt(matrix.size) * float(np.abs(matrix).max(initial=0.0))
+        if not norm:
+            # Zeros make a product that is exact.
+            return 0.0
+        norm_product *= norm
         longest = max(longest, *matrix.shape)
-    return 8 * longest * EPSILON * norm_product
+    # Where products of entries underflow, their error is no longer relative to the norms.
+    underflow = longest**2 * _SMALLEST_NORMAL if len(matrices) > 1 else 0.0
+    return 8 * longest * EPSILON * norm_product + underflow
 
 
 def norm_upper_bound(matrix: npt.NDArray[Any]) -> float:
@@ -33,6 +45,11 @@ def norm_upper_bound(matrix: npt.NDArray[Any]) -> float:
     if not matrix.size:
         return 0.0
     return float(np.linalg.norm(matrix, 2)) + rounding_error_bound(matrix)
+
+
+def product_norm_upper_bound(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> float:
+    """Return at least the largest singular value of a product, which can be much smaller than its computed error."""
+    return norm_upper_bound(first @ second) + rounding_error_bound(first, second)
 
 
 def smallest_singular_value_lower_bound(matrix: Matrix) -> float:
@@ -75,6 +92,14 @@ def inverse_norm_upper_bound(matrix: Matrix) -> float:
 def inverse_error_factor(matrix: Matrix) -> float:
     """Return the factor by which the norm of a product with the computed inverse can be too small."""
     return 1 + 8 * len(matrix) * EPSILON * norm_upper_bound(matrix) * inverse_norm_upper_bound(matrix)
+
+
+def similar_norm_upper_bound(matrix: Matrix, metric: Matrix) -> float:
+    """Return at least the norm of ``T F T^-1``: the rate of a linear step in the norm of a metric."""
+    product_norm = product_norm_upper_bound(metric @ matrix, np.linalg.inv(metric))
+    # The error of the first product is multiplied by the inverse.
+    error = rounding_error_bound(metric, matrix) * inverse_norm_upper_bound(metric)
+    return product_norm * inverse_error_factor(metric) + error
 
 
 def round_to_float32(form: Matrix) -> Matrix:

@@ -7,7 +7,6 @@ step is bounded"). Everything is computed in float64 on the matrices that the st
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,11 +23,14 @@ from stablernn.bounds.linalg import (
     inverse_error_factor,
     inverse_norm_upper_bound,
     norm_upper_bound,
+    product_norm_upper_bound,
     round_to_float32,
     row_norm_upper_bound,
+    similar_norm_upper_bound,
     smallest_singular_value_lower_bound,
 )
 from stablernn.bounds.matrix_inequality import LureMap, MatrixInequality
+from stablernn.bounds.norm_candidates import candidate_metrics, perron_vector, rate_lower_bound
 from stablernn.bounds.norm_search import search_multipliers, search_norm
 from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
 
@@ -85,11 +87,13 @@ class ProvedNorm:
     multipliers: Matrix
 
 
-_given_norms: ContextVar[Sequence[tuple[Matrix | None, Matrix]] | None] = ContextVar("given_norms", default=None)
+GivenNorm = tuple[Matrix | None, Matrix]
+"""A metric, None for the identity, and multipliers."""
+_given_norms: ContextVar[Sequence[GivenNorm] | None] = ContextVar("given_norms", default=None)
 
 
 @contextmanager
-def given_norms(norms: Sequence[tuple[Matrix | None, Matrix]] = ()) -> Iterator[None]:
+def given_norms(norms: Sequence[GivenNorm] = ()) -> Iterator[None]:
     """Within the context, :func:`lure_bound` takes norms of a certificate in place of a search for better ones.
 
     With none it is quick, as training needs it after each epoch. With those of a stored certificate it verifies that
@@ -136,7 +140,7 @@ def lure_bound(
     if candidate is identity:
         others = others[:1]
     if _given_norms.get() is None:
-        others = [_with_searched_multipliers(step, norm) for norm in others]
+        others = [_proved_in(step, norm.metric, is_searched=True) for norm in others]
     # Of two balls the smaller one holds all states, too.
     balls = min(
         (_balls(step, states, norm.rate, norm.metric) for norm in (best, candidate)),
@@ -170,10 +174,10 @@ def _bound_in(
 
 def _candidate_norms(step: LureSystem, metrics: Sequence[Matrix]) -> tuple[ProvedNorm, ProvedNorm]:
     """Return the 2-norm and the best norm of a few candidates, both with the same multiplier for all neurons."""
-    identity = best = ProvedNorm(*_rate(step, None))
+    identity = best = _proved_in(step, None)
     # The identity is kept if it already reaches what no metric can improve on.
-    if identity.rate > _rate_lower_bound(step) * (1 + 1e-6):
-        for candidate in [*_candidate_metrics(step), *(matrix / np.linalg.norm(matrix, 2) for matrix in metrics)]:
+    if identity.rate > rate_lower_bound(step.map) * (1 + 1e-6):
+        for candidate in [*candidate_metrics(step.map), *(matrix / np.linalg.norm(matrix, 2) for matrix in metrics)]:
             norm = _norm_of(step, candidate)
             if norm is not None and norm.rate * (1 + 1e-6) < best.rate:
                 best = norm
@@ -186,23 +190,26 @@ def _norm_of(step: LureSystem, metric: Matrix | None, extra_multipliers: Sequenc
     # A singular form is no norm.
     if form is not None and not (np.isfinite(form).all() and smallest_singular_value_lower_bound(form)):
         return None
-    return ProvedNorm(*_rate(step, form, extra_multipliers))
+    return _proved_in(step, form, extra_multipliers)
 
 
-def _rate(
-    step: LureSystem, metric: Matrix | None, extra_multipliers: Sequence[Matrix] = ()
-) -> tuple[float, Matrix | None, Matrix]:
-    rate, multipliers = _best_multipliers(step.map, metric, metric, extra_multipliers=extra_multipliers)
-    return rate, metric, multipliers
+def _proved_in(
+    step: LureSystem, metric: Matrix | None, extra_multipliers: Sequence[Matrix] = (), *, is_searched: bool = False
+) -> ProvedNorm:
+    """Return what :func:`_best_multipliers` prove in the norm of a metric, None for the identity."""
+    rate, multipliers = _best_multipliers(
+        step.map, metric, metric, is_searched=is_searched, extra_multipliers=extra_multipliers
+    )
+    return ProvedNorm(rate, metric, multipliers)
 
 
 def _searched_norm(step: LureSystem, start: ProvedNorm) -> ProvedNorm:
     """Return the best norm that a search finds, or that is given in its place; the start itself if none is better."""
     context_norms, best = _given_norms.get(), start
-    norms: Sequence[tuple[Matrix | None, Matrix]] = context_norms or ()
-    if context_norms is None and _is_worth_a_search(start.rate, _rate_lower_bound(step)):
+    norms: Sequence[GivenNorm] = context_norms or ()
+    if context_norms is None and _is_worth_a_search(start.rate, rate_lower_bound(step.map)):
         start_metric = np.eye(len(step.F)) if start.metric is None else start.metric
-        solution = search_norm(step.map, start_metric, start.multipliers, lowest=_rate_lower_bound(step))
+        solution = search_norm(step.map, start_metric, start.multipliers, lowest=rate_lower_bound(step.map))
         norms = () if solution is None else (solution,)
     for metric, multipliers in norms:
         if metric is not None and metric.shape != step.F.shape:
@@ -211,12 +218,6 @@ def _searched_norm(step: LureSystem, start: ProvedNorm) -> ProvedNorm:
         if norm is not None and norm.rate * (1 + 1e-6) < best.rate:
             best = norm
     return best
-
-
-def _with_searched_multipliers(step: LureSystem, norm: ProvedNorm) -> ProvedNorm:
-    """Return what is proved in the same norm with a multiplier for each group of neurons."""
-    rate, multipliers = _best_multipliers(step.map, norm.metric, norm.metric, is_searched=True)
-    return ProvedNorm(rate, norm.metric, multipliers)
 
 
 def _is_worth_a_search(rate: float, lowest: float) -> bool:
@@ -235,7 +236,7 @@ def lure_rate(step: LureSystem, metric: Matrix | None = None, multipliers: Matri
         metric: ``T``; None for the identity.
         multipliers: ``(q,)``, to try besides equal ones; None for none.
     """
-    return _rate(step, metric, () if multipliers is None else [multipliers])[0]
+    return _proved_in(step, metric, () if multipliers is None else [multipliers]).rate
 
 
 def largest_state_norm(step: LureSystem, rate: float, metric: Matrix | None = None) -> float:
@@ -269,17 +270,21 @@ def cholesky_factors(form: Matrix) -> list[Matrix]:
         return []
 
 
-def dominance_bound(step: LureSystem, bound: StepBound) -> StepBound:
-    """Return a bound in the infinity norm, if its rate is below the given one and that is above 1; else the given one.
+def dominance_bound(step: LureSystem, bound: StepBound, metrics: Sequence[Matrix] = ()) -> StepBound:
+    """Return a bound in the infinity norm, if its rate is below the given one; else the given one.
 
     Each row of the Jacobian, ``F_i + s_i G_ii V_i`` with one slope ``s_i``, is longest at a slope of 0 or of 1. Where a
     step stays the same at slope 0 and the matrix is diagonally dominant, the rate is 1, which no quadratic form shows.
 
+    The given bound also stays where it has a rate of at most 1 without a search: the weights of an infinity norm can be
+    stretched further than any quadratic form, and the gains in it as large.
+
     Args:
         step: With a diagonal ``G``, and neither ``D`` nor ``B``.
         bound: The bound that is proved of it otherwise.
+        metrics: Those that :func:`lure_bound` was given for it.
     """
-    if bound.norm is None or bound.rate <= 1:
+    if bound.norm is None:
         return bound
     lengths = np.diagonal(step.G)
     steepest = step.F + lengths[:, None] * step.V
@@ -289,9 +294,14 @@ def dominance_bound(step: LureSystem, bound: StepBound) -> StepBound:
     def rate(weights: Matrix) -> float:
         return infinity_norm_upper_bound(rows * weights[None] / np.tile(weights, 2)[:, None])
 
-    weights = min((np.ones(size), round_to_float32(_perron_vector(np.abs(steepest)))), key=rate)
+    weights = min((np.ones(size), round_to_float32(perron_vector(np.abs(steepest)))), key=rate)
     if rate(weights) * (1 + 1e-6) >= bound.rate:
         return bound
+    if bound.rate <= 1:
+        with given_norms():
+            plain_rate = lure_bound(step, metrics=metrics).rate
+        if plain_rate <= 1:
+            return bound
     return replace(
         bound,
         norm="linf",
@@ -303,59 +313,6 @@ def dominance_bound(step: LureSystem, bound: StepBound) -> StepBound:
         weights=None if (weights == 1).all() else weights,
         other_norms=(replace(bound, balls=(), other_norms=()), *bound.other_norms),
     )
-
-
-def _rate_lower_bound(step: LureSystem) -> float:
-    """Return a rate below which no norm proves one: the largest spectral radius with all slopes at 0, or at 1."""
-    inner = step.V if step.D is None else np.linalg.solve(np.eye(len(step.D)) - step.D, step.V)
-    jacobians = (step.F, step.F + step.G @ inner)
-    return max(float(np.abs(np.linalg.eigvals(jacobian)).max()) for jacobian in jacobians)
-
-
-def _candidate_metrics(step: LureSystem) -> list[Matrix]:
-    """Return matrices ``T`` worth trying: Lyapunov forms of the middle of the sector, and a diagonal one."""
-    # Imported here, since it takes a fifth of a second, and most commands prove nothing.
-    from scipy import linalg
-
-    middle = step.F + step.G @ (step.V / 2)
-    if step.D is not None:
-        inner = np.linalg.solve(np.eye(len(step.D)) - step.D / 2, step.V)
-        middle = step.F + step.G @ inner / 2
-    metrics: list[Matrix] = []
-    radius = float(np.abs(np.linalg.eigvals(middle)).max())
-    with warnings.catch_warnings():
-        # An inaccurate solution is only a worse candidate: `lure_bound` verifies whichever matrix it gets.
-        # scipy says so by a LinAlgWarning or, of a nearly singular equation, by a RuntimeWarning.
-        warnings.simplefilter("ignore", linalg.LinAlgWarning)
-        warnings.simplefilter("ignore", RuntimeWarning)
-        for margin in (0.1, 0.5):
-            # The Lyapunov equation has a positive solution only for a spectral radius below 1.
-            scaled = middle / (radius + margin * max(1 - radius, 0.05))
-            try:
-                form = linalg.solve_discrete_lyapunov(scaled.T, np.eye(len(middle)))
-                factor = np.linalg.cholesky((form + form.T) / 2).T
-            except np.linalg.LinAlgError:
-                # Rounding has left the equation singular, or its solution not positive.
-                continue
-            metrics.append(factor / np.linalg.norm(factor, 2))
-    if step.D is None:
-        # By the Perron vectors: sqrt(left / right) is the diagonal scaling of the smallest norm of a matrix of moduli.
-        moduli = np.abs(step.F) + np.abs(step.G) @ np.abs(step.V)
-        left, right = _perron_vector(moduli.T), _perron_vector(moduli)
-        metrics.append(np.diag(np.sqrt(left / right) / np.sqrt(left / right).max()))
-    return metrics
-
-
-def _perron_vector(entries: Matrix) -> Matrix:
-    """Return a positive vector close to the Perron vector of a non-negative matrix, its largest entry 1."""
-    largest_row_sum = max(float(np.abs(entries).sum(axis=1).max()), EPSILON)
-    # Positive entries everywhere, so that the power iteration has one limit, and that is positive.
-    shifted = entries / largest_row_sum + np.full_like(entries, 1e-6 / len(entries))
-    vector = np.ones(len(entries))
-    for _ in range(200):
-        image = shifted @ vector + 1e-3 * vector
-        vector = image / image.max()
-    return np.maximum(vector, 1e-6)
 
 
 def _best_multipliers(
@@ -432,14 +389,12 @@ def _balls(step: LureSystem, states: tuple[str, ...], rate: float, metric: Matri
     """
     if not math.isfinite(step.f_max) or (step.B is not None and step.B.any()):
         return ()
-    scaled_gain = step.G if metric is None else metric @ step.G
-    constant = np.zeros(len(step.F)) if step.c is None else step.c
-    scaled_constant = constant if metric is None else metric @ constant
+    form = np.eye(len(step.F)) if metric is None else metric
     inverse_norm = 1.0 if metric is None else inverse_norm_upper_bound(metric)
-    neurons_norm = math.sqrt(step.G.shape[1])
-    push = norm_upper_bound(scaled_gain) * step.f_max * neurons_norm + float(np.linalg.norm(scaled_constant))
-    similar: Matrix = step.F if metric is None else metric @ step.F @ np.linalg.inv(metric)
-    linear_rate = norm_upper_bound(similar) * (1.0 if metric is None else inverse_error_factor(metric))
+    constant = np.zeros(len(step.F)) if step.c is None else step.c
+    push = product_norm_upper_bound(form, step.G) * step.f_max * math.sqrt(step.G.shape[1])
+    push += product_norm_upper_bound(form, constant[:, None])
+    linear_rate = norm_upper_bound(step.F) if metric is None else similar_norm_upper_bound(step.F, metric)
     entry_push = infinity_norm_upper_bound(step.G) * step.f_max + float(np.abs(constant).max(initial=0.0))
     row_sum = infinity_norm_upper_bound(step.F)
     if row_sum < 1:

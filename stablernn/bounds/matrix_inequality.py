@@ -106,12 +106,16 @@ class MatrixInequality:
         Args:
             multipliers: The diagonal of ``L``, ``(q,)``; not negative.
         """
-        corner = 2 * np.diag(multipliers) - self._gram
-        if self._inner is not None:
-            inner = multipliers[:, None] * self._inner
-            corner = corner - (inner + inner.T)
-        weighted_neurons = multipliers[:, None] * self._neurons
-        side = self._cross + weighted_neurons.T
+        # Multipliers of a damaged certificate can be too large, and prove nothing then.
+        with np.errstate(over="ignore", invalid="ignore"):
+            corner = 2 * np.diag(multipliers) - self._gram
+            if self._inner is not None:
+                inner = multipliers[:, None] * self._inner
+                corner = corner - (inner + inner.T)
+            weighted_neurons = multipliers[:, None] * self._neurons
+            side = self._cross + weighted_neurons.T
+        if not (np.isfinite(corner).all() and np.isfinite(side).all()):
+            return math.inf
         values, vectors = np.linalg.eigh((corner + corner.T) / 2)
         # The smallest eigenvalue less its error: of the product X^T X, and of the terms of the multipliers.
         largest = float(multipliers.max(initial=0.0))

@@ -120,10 +120,10 @@ def irregular_step_bound(bound: StepBound) -> StepBound:
     A norm is convex: after ``dt`` of a regular step a difference is at most ``1 - dt (1 - rate)`` times as large. Over
     the time of a regular step, in parts of any lengths, that is at most ``exp(rate - 1)``, which is the rate returned.
     No input moves a state further than in one regular step, and a ball that a regular step does not leave holds every
-    convex combination of a state in it and of the next state.
+    convex combination of a state in it and of the next state. All this is so in every norm, and other norms are kept.
     """
     # exp would raise OverflowError for a larger rate; infinity is the bound then.
     is_representable = bound.rate < _LARGEST_EXPONENT
     rate = math.exp(bound.rate - 1) * (1 + 4 * EPSILON) if is_representable else math.inf
     # The multipliers still prove the rate of a regular step, from which this one follows.
-    return replace(bound, rate=rate, other_norms=())
+    return replace(bound, rate=rate, other_norms=tuple(map(irregular_step_bound, bound.other_norms)))

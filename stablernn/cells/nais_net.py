@@ -154,7 +154,8 @@ class NAISNetCell(StableCell):
             Hypothesis("step_size", self.step_size, 1.0, subject="single Jacobians"),
         )
         # The norm of -A is the one in which the guarantee holds.
-        bound = dominance_bound(step, lure_bound(step, metrics=cholesky_factors(-step.V)))
+        metrics = cholesky_factors(-step.V)
+        bound = dominance_bound(step, lure_bound(step, metrics=metrics), metrics)
         return replace(
             bound,
             conditions=conditions,

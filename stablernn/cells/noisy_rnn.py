@@ -162,7 +162,7 @@ class NoisyRNNCell(SymmetricSkewCell):
             0.0,
             subject="differential equation",
         )
-        bound = dominance_bound(step, lure_bound(step, metrics=metrics))
+        bound = dominance_bound(step, lure_bound(step, metrics=metrics), metrics)
         return replace(
             bound,
             conditions=(positive_lengths, *theorem_1_conditions(linear, step.V), equal_lengths),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stablernn.bounds.linalg import EPSILON, Matrix, norm_upper_bound
+from stablernn.bounds.lure import GivenNorm, given_norms
 from stablernn.bounds.step_bound import Hypothesis, StepBound
 from stablernn.cells import StableCell
 
@@ -84,9 +85,12 @@ class Cascade:
         """Return the gains of the input on each layer's state over any time, in the layer's norm; infinity for none."""
         if not self.is_contracting or not np.isfinite(self.input_gains).all():
             return [math.inf] * len(self.bounds)
-        # The fixed point of e <- step @ e + input_gains.
-        sizes = np.linalg.solve(np.eye(len(self.step)) - self.step, self.input_gains)
-        return [float(size) * (1 + 1e-9) for size in sizes]
+        gains, input_gain = [], 1.0 + 1e-9
+        for bound in self.bounds:
+            gains.append(input_gain * bound.gain / (1 - bound.rate))
+            # Of the layers below any norm will do: the one in which the layer's rate is smallest can be stretched.
+            input_gain *= _total_gain(bound)
+        return gains
 
     def gains(self, steps: int) -> tuple[float, float]:
         """Return the gains of all inputs of a sequence, in the 2-norm of all values, on its last and on all outputs."""
@@ -142,13 +146,38 @@ class Cascade:
             effect = self.step @ effect
         return self.total_gain()
 
-    def settling_time(self, share: float, start: Matrix | None = None, max_steps: int = 100_000_000) -> int | None:
+    def settling_time_in_balls(self, share: float) -> int | None:
+        """Return :meth:`settling_time` of any two starts within the balls, in whichever norms they settle first.
+
+        The share is of the smallest bound, in any norms, on what two starts could move the output at once.
+
+        Args:
+            share: Greater than 0, less than 1.
+        """
+        stacks = [
+            stack
+            for stack in (self, *self.in_other_norms)
+            if stack.is_contracting and np.isfinite([stack.diameters, stack.output]).all()
+        ]
+        initial_effect = min((float(stack.output @ stack.diameters) for stack in stacks), default=math.inf)
+        times = [stack.settling_time(share, stack.diameters, initial_effect=initial_effect) for stack in stacks]
+        return min((steps for steps in times if steps is not None), default=None)
+
+    def settling_time(
+        self,
+        share: float,
+        start: Matrix | None = None,
+        max_steps: int = 100_000_000,
+        *,
+        initial_effect: float | None = None,
+    ) -> int | None:
         """Return the steps after which two starts move the output by at most a share of what they could at once.
 
         Args:
             share: Greater than 0, less than 1.
             start: ``(layers,)``, the initial sizes of the layers' differences; None for equal ones.
             max_steps: Where the search ends.
+            initial_effect: What two starts could move the output at once; None for what follows from ``start``.
 
         Returns:
             The number, exact up to 100,000 steps and not too small beyond; None if none up to ``max_steps`` is proved.
@@ -158,7 +187,7 @@ class Cascade:
         if not self.output.any() or (start is not None and not start.any()):
             return 1
         sizes = np.ones(len(self.step)) if start is None else np.maximum(start, EPSILON * start.max())
-        allowed = share * float(self.output @ sizes)
+        allowed = share * (float(self.output @ sizes) if initial_effect is None else initial_effect)
         # step @ w = w - sizes: what is below a multiple of w stays below it for good, whatever rises in between.
         weights = np.linalg.solve(np.eye(len(self.step)) - self.step, sizes)
         threshold = allowed / float(self.output @ weights)
@@ -183,27 +212,36 @@ class Cascade:
         return last + 1
 
 
-def cascade(cells: Sequence[StableCell], *, max_dt: float | None = None) -> Cascade:
+def cascade(
+    cells: Sequence[StableCell], *, max_dt: float | None = None, norms: Sequence[Sequence[GivenNorm]] | None = None
+) -> Cascade:
     """Return what is proved of a stack of layers, each of which reads the output of the one below.
 
     Args:
         cells: From the input on.
         max_dt: Longest step of a stack for irregular time, in regular ones; None if all steps are regular. Rates are
             then over the time of a regular step, and gains are those of a largest difference, not of sums of squares.
+        norms: Of each layer, to take in place of a search (:func:`stablernn.bounds.lure.given_norms`); None to search.
     """
-    bounds = tuple(_layer_bound(cell, max_dt) for cell in cells)
-    diameters = np.array([_diameter(cell, bound) for cell, bound in zip(cells, bounds, strict=True)])
-    # A layer with fewer norms than another keeps the first.
+    if norms is None:
+        bounds = tuple(_layer_bound(cell, max_dt) for cell in cells)
+    else:
+        layers = zip(cells, norms, strict=True)
+        bounds = tuple(_verified_bound(cell, max_dt, layer_norms) for cell, layer_norms in layers)
+    # Norms end with the plainest. A layer of which no search found a better one has fewer, and keeps its first.
     others = [
-        tuple(bound.other_norms[number] if number < len(bound.other_norms) else bound for bound in bounds)
-        for number in range(max(len(bound.other_norms) for bound in bounds))
+        tuple(
+            replace(bound.other_norms[-number], balls=bound.balls) if number <= len(bound.other_norms) else bound
+            for bound in bounds
+        )
+        for number in range(1, 1 + max(len(bound.other_norms) for bound in bounds))
     ]
-    unknown = np.full(len(bounds), math.inf)
-    return replace(_combined(bounds, diameters), in_other_norms=tuple(_combined(other, unknown) for other in others))
+    return replace(_combined(cells, bounds), in_other_norms=tuple(_combined(cells, other) for other in others))
 
 
-def _combined(bounds: tuple[StepBound, ...], diameters: Matrix) -> Cascade:
+def _combined(cells: Sequence[StableCell], bounds: tuple[StepBound, ...]) -> Cascade:
     """Return the cascade of some bounds of the layers."""
+    diameters = np.array([_diameter(cell, bound) for cell, bound in zip(cells, bounds, strict=True)])
     step, input_gains = np.zeros((len(bounds), len(bounds))), np.zeros(len(bounds))
     # The input of a layer differs by at most ``state_effect @ e + input_effect * d``.
     state_effect, input_effect = np.zeros(len(bounds)), 1.0
@@ -227,6 +265,12 @@ def _layer_bound(cell: StableCell, max_dt: float | None) -> StepBound:
     except np.linalg.LinAlgError:
         # Products of huge weights overflow, and numpy raises for what is not finite.
         return StepBound(hypotheses=(Hypothesis("matrices too large for float64 to decompose", math.inf, 0.0),))
+
+
+def _verified_bound(cell: StableCell, max_dt: float | None, norms: Sequence[GivenNorm]) -> StepBound:
+    """Return the cell's bound by the given norms, without a search."""
+    with given_norms(norms):
+        return _layer_bound(cell, max_dt)
 
 
 def _regular_only(max_dt: float) -> tuple[Hypothesis, ...]:

@@ -9,6 +9,7 @@ functions of the input alone.
 from __future__ import annotations
 
 import base64
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, field, replace
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 
 from stablernn.bounds.linalg import Matrix
-from stablernn.bounds.lure import given_norms
+from stablernn.bounds.lure import GivenNorm, given_norms
 from stablernn.bounds.step_bound import FLOAT32_EPSILON, Hypothesis, StepBound
 from stablernn.cells import StableCell
 from stablernn.certificates.cascade import Cascade, cascade
@@ -99,7 +100,8 @@ class Certificate:
             return None
         # Of one layer the share does not depend on how far apart the starts are.
         times = [
-            stack.settling_time(share, stack.diameters if len(stack.bounds) > 1 else None) for stack in self.stacks
+            stack.settling_time_in_balls(share) if len(stack.bounds) > 1 else stack.settling_time(share)
+            for stack in self.stacks
         ]
         proved_times = [steps for steps in times if steps is not None]
         return max(proved_times) if len(proved_times) == len(times) else None
@@ -107,24 +109,24 @@ class Certificate:
     def norm_matrices(self) -> list[dict[str, Any]]:
         """Return the norm of each layer's state, and the multipliers if any, by which anybody can check the rates.
 
-        Of several layers ``divided_by`` is the layer's weight in the norm of all, the largest of the layers' sizes.
+        Of several layers ``divided_by`` is the layer's weight in the norm of all, the largest of the layers' sizes. A
+        layer whose rate is in the infinity norm has a second norm, ``of`` its balls and gains.
         """
         layer_norms, names = [], iter(self.states)
         for stack in self.stacks:
             weights = stack.weights() if len(stack.bounds) > 1 and self.max_dt is None else None
             for depth, bound in enumerate(stack.bounds):
-                layer_norm: dict[str, Any] = {"states": [next(names) for _ in bound.covers], "norm": _norm_name(bound)}
-                if bound.metric is not None:
-                    layer_norm["matrix"] = _encode_matrix(bound.metric)
-                if bound.multipliers is not None:
-                    layer_norm["multipliers"] = bound.multipliers.tolist()
-                if bound.weights is not None:
-                    layer_norm["weights"] = bound.weights.tolist()
+                # A layer without a norm still takes its names from the iterator.
+                states = [next(names) for _ in bound.covers]
+                if bound.norm is None:
+                    continue
+                layer_norm = _norm_document(bound, states)
                 if weights is not None:
                     layer_norm["divided_by"] = float(weights[depth])
-                # A layer without a norm still takes its names from the iterator.
-                if bound.norm is not None:
-                    layer_norms.append(layer_norm)
+                layer_norms.append(layer_norm)
+                # The first of the others is the norm that was searched. Balls and gains are verified by it.
+                if bound.norm == "linf" and bound.other_norms and bound.other_norms[0].multipliers is not None:
+                    layer_norms.append({**_norm_document(bound.other_norms[0], states), "of": "balls and gains"})
         return layer_norms
 
     def step_rate(self) -> float | None:
@@ -226,16 +228,18 @@ def prove(module: nn.Module, *, stored: bool = True, norms: Iterable[Mapping[str
     Args:
         module: As of :func:`certify`.
         stored: As of :func:`certify`.
-        norms: Norms to try in place of a search, as a certificate's document has them under ``metrics``; empty for
-            none, which is quick; None to search. Those that are damaged or do not fit prove nothing and are left out.
+        norms: Norms to try in place of a search, as a certificate's document has them under ``metrics``, each of the
+            layer whose states it names; empty for none, which is quick; None to search. Those that are damaged or do
+            not fit prove nothing and are left out.
     """
     if norms is None:
-        return _prove(module, stored=stored)
-    with given_norms([norm for norm in map(_decode_norm, norms) if norm is not None]):
-        return _prove(module, stored=stored)
+        return _prove(module, None, stored=stored)
+    # Of what is not a layer's bound nothing is searched either.
+    with given_norms():
+        return _prove(module, [norm for norm in map(_decode_norm, norms) if norm is not None], stored=stored)
 
 
-def _prove(module: nn.Module, *, stored: bool) -> Certificate:
+def _prove(module: nn.Module, norms: list[tuple[set[str], GivenNorm]] | None, *, stored: bool) -> Certificate:
     stacks, prefix = _stacks(module)
     for name, weight in module.named_parameters():
         if not bool(torch.isfinite(weight).all()):
@@ -243,22 +247,26 @@ def _prove(module: nn.Module, *, stored: bool) -> Certificate:
                 f"The weight '{name}' holds a number that is not finite; there is nothing to certify."
             )
     max_dt = _max_dt(module)
-    proved = tuple(cascade(stack, max_dt=max_dt) for stack in stacks)
+    # Exported graphs number the state tensors of the model; those of scaling and patches come first.
+    numbers, names = itertools.count(prefix), []
+    for stack in stacks:
+        names.append([{name: f"state_{next(numbers)}" for name in cell.state_names} for cell in stack])
+    proved = tuple(
+        cascade(stack, max_dt=max_dt, norms=None if norms is None else [_norms_of(norms, cell) for cell in cell_names])
+        for stack, cell_names in zip(stacks, names, strict=True)
+    )
     cells = [cell for stack in stacks for cell in stack]
     bounds = [bound for stack in proved for bound in stack.bounds]
-    states, balls, first = [], [], prefix
-    # Exported graphs number the state tensors of the model; those of scaling and patches come first.
-    for cell, bound in zip(cells, bounds, strict=True):
-        names = {name: f"state_{first + index}" for index, name in enumerate(cell.state_names)}
-        states += [names[name] for name in bound.covers]
+    states, balls = [], []
+    for cell_names, bound in zip(itertools.chain(*names), bounds, strict=True):
+        states += [cell_names[name] for name in bound.covers]
         balls += [
-            {"state": names[ball.state], "norm": ball.norm, "centre": 0.0, "radius": ball.radius}
+            {"state": cell_names[ball.state], "norm": ball.norm, "centre": 0.0, "radius": ball.radius}
             for ball in bound.balls
         ]
-        first += len(names)
     tolerance = max(cell.hidden_size for cell in cells) * FLOAT32_EPSILON
     # Every state tensor has a ball.
-    is_bounded = len(balls) == first - prefix
+    is_bounded = len(balls) == sum(len(cell.state_names) for cell in cells)
     return Certificate(
         kind=_kind(proved, tolerance, is_bounded),
         cell=cells[0].key,
@@ -330,18 +338,36 @@ def _encode_matrix(matrix: Matrix) -> dict[str, Any]:
     return {"shape": list(matrix.shape), "float32_base64": content}
 
 
-def _decode_norm(layer_norm: Mapping[str, Any]) -> tuple[Matrix | None, Matrix] | None:
-    """Return metric and multipliers of an entry of ``metrics``; None if it has no multipliers or is damaged."""
+def _norms_of(norms: list[tuple[set[str], GivenNorm]], names: Mapping[str, str]) -> list[GivenNorm]:
+    """Return the norms of one layer, given its names of states."""
+    return [norm for states, norm in norms if states <= set(names.values())]
+
+
+def _decode_norm(layer_norm: Mapping[str, Any]) -> tuple[set[str], GivenNorm] | None:
+    """Return states, metric and multipliers of an entry of ``metrics``; None if it lacks one or is damaged."""
     try:
+        states = set(layer_norm["states"])
         multipliers = np.array(layer_norm["multipliers"], dtype=np.float64)
         matrix = layer_norm.get("matrix")
         if matrix is None:
-            return None, multipliers
+            return states, (None, multipliers)
         content = np.frombuffer(base64.b64decode(matrix["float32_base64"]), dtype="<f4")
-        return content.reshape(matrix["shape"]).astype(np.float64), multipliers
-    except (AttributeError, KeyError, TypeError, ValueError):
+        return states, (content.reshape(matrix["shape"]).astype(np.float64), multipliers)
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         # Anything may stand in a stored document. Without its norm the rate that it states is not proved.
         return None
+
+
+def _norm_document(bound: StepBound, states: list[str]) -> dict[str, Any]:
+    """Return the norm of a bound as JSON types."""
+    document: dict[str, Any] = {"states": states, "norm": _norm_name(bound)}
+    if bound.metric is not None:
+        document["matrix"] = _encode_matrix(bound.metric)
+    if bound.multipliers is not None:
+        document["multipliers"] = bound.multipliers.tolist()
+    if bound.weights is not None:
+        document["weights"] = bound.weights.tolist()
+    return document
 
 
 def _norm_name(bound: StepBound) -> str:

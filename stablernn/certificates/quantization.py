@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.linalg import Matrix, norm_upper_bound
+from stablernn.bounds.linalg import Matrix, inverse_norm_upper_bound, norm_upper_bound
 from stablernn.bounds.lure import LureSystem, largest_state_norm, lure_gain, lure_rate
 from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell
@@ -59,7 +59,8 @@ class QuantizationErrorBound:
     """A bound on the difference of the outputs of layers and of their quantized copy, at any time, from the zero state.
 
     Attributes:
-        rate: At which the quantized layers contract, in the norm of the layers themselves.
+        rate: At which the quantized layers contract, in a norm in which the layers themselves do. The errors can be
+            those of another norm.
         error: For inputs of zero, in the 2-norm.
         error_per_input: Added for each unit of the largest 2-norm of an input.
     """
@@ -77,22 +78,39 @@ def quantization_error_bound(
     None is proved if a layer or its quantized copy does not contract, if it does so in the infinity norm only, or if
     its step is no Lur'e system with nonlinearities that are bounded or keep zero.
 
+    The norm of the smallest rate can be so stretched that errors are larger in it: of all norms in which the layers
+    contract, the one with the smallest errors for inputs of norm 1 is taken.
+
     Args:
         cells: From the input on.
         proved: What is proved of them, of regular steps.
         form: The format.
     """
+    quantized = [quantize(cell, form) for cell in cells]
+    # Large weights are infinite in float16.
+    if not all(bool(torch.isfinite(weight).all()) for cell in quantized for weight in cell.parameters()):
+        return None
+    candidates = (_error_bound_in(cells, quantized, stack) for stack in (proved, *proved.in_other_norms))
+    bounds = [bound for bound in candidates if bound is not None]
+    if not bounds:
+        return None
+    # The errors hold together, for inputs of any size, only as of one norm; the rate says nothing about them.
+    best = min(bounds, key=lambda bound: bound.error + bound.error_per_input)
+    return replace(best, rate=min(bound.rate for bound in bounds))
+
+
+def _error_bound_in(
+    cells: Sequence[StableCell], quantized: Sequence[StableCell], proved: Cascade
+) -> QuantizationErrorBound | None:
+    """Return the bound in the norms of one cascade; None if none is proved."""
     if not proved.is_contracting:
         return None
     # Sizes are affine in the largest 2-norm of an input: the size without inputs, and the increase for each unit.
     input_size, output_error, rate = np.array([0.0, 1.0]), np.zeros(2), 0.0
     # (layers, 2)
     errors = np.zeros((len(cells), 2))
-    for depth, (cell, bound) in enumerate(zip(cells, proved.bounds, strict=True)):
-        quantized = quantize(cell, form)
-        # Large weights are infinite in float16.
-        is_finite = all(bool(torch.isfinite(weight).all()) for weight in quantized.parameters())
-        layer_error = _layer_error(cell, quantized, bound, input_size) if is_finite else None
+    for depth, (cell, copied, bound) in enumerate(zip(cells, quantized, proved.bounds, strict=True)):
+        layer_error = _layer_error(cell, copied, bound, input_size)
         if layer_error is None:
             return None
         quantized_rate, step_error, input_size = layer_error
@@ -165,5 +183,5 @@ def _reachable_state_norm(
     metric = np.eye(len(offset)) if bound.metric is None else bound.metric
     input_gain = lure_gain(replace(step.map, F=metric @ _matrix(step, "B"), G=metric @ step.G, V=step.U))
     sizes = (np.array([float(np.linalg.norm(metric @ offset)), 0.0]) + input_gain * input_size) / (1 - rate)
-    largest: Matrix = norm_upper_bound(np.linalg.inv(metric)) * sizes * (1 + 1e-9)
+    largest: Matrix = inverse_norm_upper_bound(metric) * sizes * (1 + 1e-9)
     return largest

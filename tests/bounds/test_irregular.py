@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bounds.step_search import exact, size_of
 from stablernn import StableRNN, create_cell, list_cells
-from stablernn.bounds.lure import lure_rate
+from stablernn.bounds.lure import given_norms, lure_rate
 from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell
 from stablernn.certificates.certificate import certify
@@ -49,6 +49,22 @@ def test_an_euler_step_is_a_mean_of_none_and_the_regular_one(key: str, draw: str
     weights, drive = cell.weights(), cell.drive(x)
     (whole,), (partly,) = cell.step(weights, (h,), drive), cell.step(weights, (h,), drive, part)
     torch.testing.assert_close(partly, h + part * (whole - h), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_search_for_a_norm_enlarges_no_gain(layers: int) -> None:
+    torch.manual_seed(0)
+    built = StableRNN("lipschitz", 2, 8, layers, max_dt=2.0, linear_damping=0.5).eval()
+    with given_norms():
+        before = certify(built, stored=False)
+    after = certify(built, stored=False)
+    gains = before.total_gain(), after.total_gain()
+    assert before.rate is not None
+    assert after.rate is not None
+    assert after.rate < before.rate < 1
+    assert gains[0] is not None
+    assert gains[1] is not None
+    assert gains[1] < gains[0]
 
 
 def worst_over_time(cell: StableCell, bound: StepBound, seed: int = 0) -> float:

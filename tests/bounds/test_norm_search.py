@@ -16,7 +16,7 @@ from bounds.independent_check import are_allowed, exact, holds_exactly, holds_in
 from bounds.specimens import drawn, extreme, trained
 from bounds.step_search import checked, violations
 from bounds.step_search import exact as in_float64
-from stablernn import list_cells
+from stablernn import create_cell, list_cells
 from stablernn.bounds.constant_slopes import largest_constant_slope_radius
 from stablernn.bounds.lure import LureSystem, given_norms, lure_bound, lure_rate
 from stablernn.bounds.matrix_inequality import MatrixInequality
@@ -60,6 +60,14 @@ def stated(cell: StableCell) -> tuple[list[Matrix], float, list[int]] | None:
     matrices = [step.F, step.G, step.V, inner, metric, np.array(norm["multipliers"])]
     groups = range(len(step.V)) if step.groups is None else step.groups.tolist()
     return matrices, document["contraction_rate"], list(groups)
+
+
+def triangular(key: str, factor: float, seed: int) -> StableCell:
+    """A cell of two units, the first of which the second does not read."""
+    cell = drawn(key, 2, "large", seed=seed)
+    with torch.no_grad():
+        cell.get_parameter("weight_hh").mul_(factor).triu_()
+    return cell
 
 
 class TestIndependentCheck:
@@ -122,6 +130,26 @@ class TestSearch:
         with given_norms():
             before = cell.step_bound().rate
         assert cell.step_bound().rate <= before
+
+    @pytest.mark.parametrize("seed", [5, 87, 129])
+    def test_a_rate_in_the_infinity_norm_stays_if_the_search_finds_none_that_is_smaller(self, seed: int) -> None:
+        cell = triangular("fastrnn", 3.0, seed)
+        with given_norms():
+            before = cell.step_bound()
+        after = cell.step_bound()
+        assert (before.norm, after.norm) == ("linf", "linf")
+        assert after.rate <= before.rate
+        # The search found a rate below 1, but a larger one.
+        assert after.rate < after.other_norms[0].rate < 1
+
+    def test_a_quadratic_form_of_a_rate_below_1_stays_without_a_search_and_with_one(self) -> None:
+        cell = triangular("fastrnn", 1.0, seed=2)
+        with given_norms():
+            before = cell.step_bound()
+        after = cell.step_bound()
+        assert "l2" in str(before.norm)
+        assert "l2" in str(after.norm)
+        assert after.rate <= before.rate < 1
 
     def test_it_is_deterministic(self) -> None:
         (cell,) = trained("rnn", 8).rnn.cells
@@ -216,6 +244,23 @@ class TestGivenNorms:
         without = prove(model, stored=False, norms=()).document()
         assert without["contraction_rate"] > document["contraction_rate"]
 
+    @pytest.mark.parametrize("seed", [83, 112])
+    def test_the_ball_of_a_rate_in_the_infinity_norm_is_verified_too(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        cell = create_cell("noisy_rnn", 2, 4, skew_weight=0.5, linear_damping=1.0).eval()
+        with torch.no_grad():
+            for name in ("weight_linear", "weight_hh"):
+                matrix = cell.get_parameter(name)
+                matrix.copy_([0.3, 1.0, 2.0][seed % 3] * torch.randn(4, 4).triu())
+        document = json.loads(json.dumps(certify(cell, stored=False).document()))
+        assert document["norm"] == "weighted-linf"
+        assert [norm["norm"] for norm in document["metrics"]] == ["weighted-linf", "weighted-l2"]
+        again = prove(cell, stored=False, norms=document["metrics"]).document()
+        for key in ("kind", "norm", "contraction_rate", "state_balls", "metrics"):
+            assert again[key] == document[key]
+        # None of the norms that are tried without a search has a ball.
+        assert not prove(cell, stored=False, norms=()).document()["state_balls"]
+
     @pytest.mark.parametrize(
         "norm",
         [
@@ -226,6 +271,9 @@ class TestGivenNorms:
             {"multipliers": [1.0]},
             {"multipliers": [-1.0] * 6},
             {"multipliers": [float("nan")] * 6},
+            {"multipliers": [1e308] * 6},
+            {"multipliers": [1e300, *[1e-300] * 5]},
+            {"multipliers": [10**400] * 6},
             {"multipliers": [1.0] * 6, "matrix": {"shape": [6, 6], "float32_base64": "AAAA"}},
             {"multipliers": [1.0] * 6, "matrix": {"shape": [1, 1], "float32_base64": "AACAPw=="}},
             {"multipliers": [1.0] * 6, "matrix": {"shape": [6, 6], "float32_base64": base64.b64encode(bytes(144))}},
@@ -235,4 +283,28 @@ class TestGivenNorms:
     def test_damaged_ones_prove_nothing(self, norm: Any) -> None:
         model = trained("rnn")
         quick = prove(model, stored=False, norms=()).document()
-        assert prove(model, stored=False, norms=[norm]).document() == quick
+        # Of the right layer, which is not what is damaged.
+        entry = {"states": quick["states"], **norm} if isinstance(norm, dict) else norm
+        assert prove(model, stored=False, norms=[entry]).document() == quick
+
+    @pytest.mark.parametrize("states", [None, 3, [["state_1"]], ["state_9"], [1]])
+    def test_one_that_names_no_state_of_the_layer_proves_nothing(self, states: Any) -> None:
+        model = trained("rnn")
+        (norm,) = certify(model, stored=False).document()["metrics"]
+        quick, verified = (prove(model, stored=False, norms=norms).document() for norms in ((), [norm]))
+        assert verified["contraction_rate"] < quick["contraction_rate"]
+        assert prove(model, stored=False, norms=[{**norm, "states": states}]).document() == quick
+
+    def test_that_of_another_layer_is_not_taken(self) -> None:
+        model = trained("lipschitz", num_layers=2)
+        with torch.no_grad():
+            for of_one, of_other in zip(*(cell.parameters() for cell in model.rnn.cells), strict=True):
+                if of_one.shape == of_other.shape:
+                    of_other.copy_(of_one)
+        certificate = certify(model, stored=False)
+        quick = prove(model, stored=False, norms=())
+        half = prove(model, stored=False, norms=certificate.document()["metrics"][1:])
+        rates = [[bound.rate for bound in proved.stacks[0].bounds] for proved in (quick, half, certificate)]
+        # The other layer's norm would prove a rate of this one, too, which was not found when it was certified.
+        assert rates[2][0] < rates[0][0]
+        assert rates[1] == [rates[0][0], rates[2][1]]

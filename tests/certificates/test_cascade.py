@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from bounds.step_search import size_of
+from certificates.test_quantization import contracting
 from stablernn import StableRNN
+from stablernn.bounds.lure import given_norms
 from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell
 from stablernn.cells._base import State
 from stablernn.certificates.cascade import Cascade, cascade
+from stablernn.certificates.certificate import certify
 
 TIME = 40
 STACKS = {"rnn": 0.5, "identity_rnn": 0.5, "indrnn": 0.8, "nnrnn": 0.6, "kru": 0.7, "cornn": 0.1}
@@ -182,6 +186,18 @@ class TestComparisonSystem:
         assert proved.settling_time(0.5) is None
 
 
+class InOtherNorms(Leaky):
+    """A layer whose step is bounded in several norms, of ``(rate, gain)`` each."""
+
+    def __init__(self, *norms: tuple[float, float]) -> None:
+        super().__init__(*norms[0], 1.0, 0.0)
+        self.norms = norms
+
+    def step_bound(self) -> StepBound:
+        first, *others = (StepBound(("hidden",), "l2", rate, gain, 1.0) for rate, gain in self.norms)
+        return replace(first, other_norms=tuple(others))
+
+
 def compared(rates: tuple[float, ...], gains: tuple[float, ...]) -> Cascade:
     return cascade([Leaky(rate, gain, 1.0, 0.0) for rate, gain in zip(rates, gains, strict=True)])
 
@@ -279,6 +295,33 @@ class TestGap:
             5.0 * (1 + 1e-7) ** 100_000
         )
         assert cascade([Leaky(1.0, 0.5, 1.0, 0.0)] * 2).missing_data_error(10) == math.inf
+
+
+class TestOtherNorms:
+    SEARCHED, TRIED, PLAIN = (0.5, 40.0), (0.6, 9.0), (0.8, 1.0)
+
+    @pytest.mark.parametrize("swapped", [False, True])
+    def test_a_gap_costs_no_more_than_without_the_search_of_one_layer(self, swapped: bool) -> None:
+        searched, other = [self.SEARCHED, self.TRIED, self.PLAIN], [self.TRIED, self.PLAIN]
+        layers = [other, searched] if swapped else [searched, other]
+        error = cascade([InOtherNorms(*norms) for norms in layers]).missing_data_error(3)
+        for plain in (self.TRIED, self.PLAIN):
+            assert error <= cascade([InOtherNorms(plain)] * 2).missing_data_error(3)
+
+    @pytest.mark.parametrize("key", ["fastrnn", "lipschitz"])
+    def test_the_search_for_norms_delays_no_settling(self, key: str) -> None:
+        layers = contracting(key, 3, 16)
+        with given_norms():
+            before = certify(layers, stored=False).settling_time(1e-3)
+        after = certify(layers, stored=False).settling_time(1e-3)
+        assert before is not None
+        assert after is not None
+        assert after <= before
+
+    def test_a_layer_gains_from_the_best_norm_of_those_below(self) -> None:
+        proved = cascade([InOtherNorms(self.SEARCHED, self.TRIED, self.PLAIN), Leaky(0.5, 1.0, 1.0, 0.0)])
+        # Inputs of 1 forever move the output of the first layer by 1 / (1 - 0.8) at most.
+        assert proved.state_gains() == pytest.approx([80.0, 10.0])
 
 
 class TestWeights:

@@ -11,8 +11,15 @@ from torch import Tensor
 
 from model_helpers import mark_fitted
 from stablernn import StableRNN, create_cell
+from stablernn.certificates.cascade import cascade
 from stablernn.certificates.certificate import certify, prove
-from stablernn.certificates.quantization import FORMATS, Format, QuantizationErrorBound, quantize
+from stablernn.certificates.quantization import (
+    FORMATS,
+    Format,
+    QuantizationErrorBound,
+    quantization_error_bound,
+    quantize,
+)
 from stablernn.nn.models import Classifier
 
 DAMPED = {"linear_damping": 0.5}
@@ -84,6 +91,22 @@ def test_the_bound_is_close_where_nothing_saturates(form: Format) -> None:
     bound, short = bound_of(built, form), quantize(built, form)
     smaller = replace(bound, error_per_input=0.3 * bound.error_per_input)
     assert farthest(built, short, 10.0) > smaller.error + 10 * smaller.error_per_input
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_stretched_norm_of_a_small_rate_does_not_enlarge_the_errors(layers: int) -> None:
+    cells = contracting("fastrnn", layers).cells
+    stack = cascade(cells)
+    bound = quantization_error_bound(cells, stack, "int8")
+    in_first_norm = quantization_error_bound(cells, replace(stack, in_other_norms=()), "int8")
+    assert bound is not None
+    assert in_first_norm is not None
+    # Errors and rate hold each for itself, in norms of their own.
+    assert bound.rate == in_first_norm.rate
+    for size in (0.1, 1.0, 10.0):
+        assert bound.error + bound.error_per_input * size < 0.2 * (
+            in_first_norm.error + in_first_norm.error_per_input * size
+        )
 
 
 def test_a_rounded_copy_contracts_at_the_rate_given() -> None:

@@ -314,7 +314,9 @@ class _Search:
         left = (outputs * self.late).amax(dim=1)
         if len(self.sizes) > 1:
             # Of several layers the share is of what any two starts within the balls can do.
-            at_once = left.new_tensor(max(float(self.proved.output @ self.proved.diameters), 1e-300))
+            stacks = (self.proved, *self.proved.in_other_norms)
+            effects = [float(stack.output @ stack.diameters) for stack in stacks]
+            at_once = left.new_tensor(max(min(effects), 1e-300))
         else:
             at_once = before[at[1]] * float(self.proved.output.sum())
         return torch.cat(
