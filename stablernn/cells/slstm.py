@@ -5,13 +5,17 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.step_bound import Ball, StepBound
-from stablernn.cells._base import StableCell, State, check_choice, uniform_
+from stablernn.bounds.intervals import Box, accumulated_rounding, shrink_invariant, sigmoid
+from stablernn.bounds.step_bound import Ball, StepBound, ball_of
+from stablernn.cells._base import StableCell, State, check_choice, float64, uniform_
 from stablernn.cells._catalog import register_cell
 
+_LARGEST_NORMALIZER = 1e30
+"""Bounds beyond this are not stated: float32 would overflow on the way there."""
 Init = Literal["spread", "released"]
 
 
@@ -140,6 +144,35 @@ class SLSTMCell(StableCell):
 
     def step_bound(self) -> StepBound:
         return StepBound(balls=(Ball("hidden", "linf", 1.0),))
+
+    def step_bound_within(self, inputs: Box) -> StepBound:
+        drive = inputs.affine(float64(self.weight_ih), float64(self.bias_ih))
+        recurrent = float64(self.recurrent_matrix())
+
+        def output(hidden: Box) -> Box:
+            # The cell state divided by the normalizer is a mean of tanh.
+            _, _, z, o = drive.plus(hidden.affine(recurrent)).split(4)
+            return o.sigmoid().times(z.tanh().with_zero())
+
+        hidden = shrink_invariant(Box.around_zero(self.hidden_size, 1.0), output)
+        i, f, z, _ = drive.plus(hidden.affine(recurrent)).split(4)
+        # Without the stabilizer m the normalizer is n exp(m) <- sigmoid(f) n exp(m) + exp(i), at most exp(i) / (1 - f);
+        # m is at least each i. The rounding of an exponent is a share of m, which stays within the range of i.
+        smallest, exponents = sigmoid(-f.upper), 1 + i.modulus
+        with np.errstate(over="ignore", divide="ignore"):
+            growth = accumulated_rounding(smallest / exponents)
+            normalizer = np.exp(i.upper - i.lower) / smallest * growth
+        if not (normalizer < _LARGEST_NORMALIZER).all():
+            return StepBound(balls=(ball_of("hidden", hidden),))
+        # The cell state is a sum of tanh with the weights of the normalizer.
+        cell = z.tanh().with_zero()
+        balls = {
+            "hidden": hidden,
+            "cell": Box(cell.lower * normalizer, cell.upper * normalizer),
+            "normalizer": Box(0 * normalizer, normalizer),
+            "stabilizer": i.with_zero(),
+        }
+        return StepBound(balls=tuple(ball_of(name, box) for name, box in balls.items()))
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
