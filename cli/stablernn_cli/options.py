@@ -47,6 +47,16 @@ def complete_kind(incomplete: str) -> list[str]:
     return [kind for kind in get_args(Kind) if kind.startswith(incomplete)]
 
 
+CertifyInputsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--inputs-within",
+        metavar="R",
+        help="Certify for raw inputs from -R to R, or LOW:HIGH, in the units of the data; one for all features, or one "
+        "for each, separated by commas.",
+        show_default=False,
+    ),
+]
 CertifyRequireOption = Annotated[
     Kind | None,
     typer.Option(

@@ -255,19 +255,27 @@ def _target(name: str, predictor: TorchPredictor | ServedModel, facts: Mapping[s
     )
 
 
-def compute_certificate(text: str) -> tuple[str, dict[str, Any]]:
+def compute_certificate(text: str, inputs_within: str | None = None) -> tuple[str, dict[str, Any]]:
     """Return the name of a TARGET and its certificate, computed from its weights.
+
+    Args:
+        text: The words of the command line.
+        inputs_within: Range of the raw inputs, as ``--inputs-within`` takes it; None for inputs of any size.
 
     Raises:
         As :func:`open_target`.
+        stablernn.errors.ConfigError: If the range is none, or does not fit the model.
     """
     from stablernn.certificates.certificate import certify
+    from stablernn.certificates.input_range import InputRange
     from stablernn.errors import UntrainedWarning
 
+    # Before the model is loaded, which takes longer.
+    inputs = None if inputs_within is None else InputRange.parse(inputs_within)
     name, model = open_weights(text)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UntrainedWarning)
-        document = certify(model).document()
+        document = certify(model, inputs_within=inputs).document()
     # No note, which --quiet would hide: a call was left out in training that the guarantee depends on.
     for entry in caught:
         print(f"Warning: {entry.message}", file=sys.stderr, flush=True)

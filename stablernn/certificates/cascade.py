@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from stablernn.bounds.intervals import Box
 from stablernn.bounds.linalg import EPSILON, Matrix, norm_upper_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound
 from stablernn.cells import StableCell
@@ -183,15 +184,20 @@ class Cascade:
         return last + 1
 
 
-def cascade(cells: Sequence[StableCell], *, max_dt: float | None = None) -> Cascade:
+def cascade(cells: Sequence[StableCell], *, max_dt: float | None = None, inputs: Box | None = None) -> Cascade:
     """Return what is proved of a stack of layers, each of which reads the output of the one below.
 
     Args:
         cells: From the input on.
         max_dt: Longest step of a stack for irregular time, in regular ones; None if all steps are regular. Rates are
             then over the time of a regular step, and gains are those of a largest difference, not of sums of squares.
+        inputs: Range of the first layer's inputs; those of the layers above follow from the balls below them. None for
+            inputs of any size.
     """
-    bounds = tuple(_layer_bound(cell, max_dt) for cell in cells)
+    bounds: tuple[StepBound, ...] = ()
+    for cell in cells:
+        bounds = (*bounds, _layer_bound(cell, max_dt, inputs))
+        inputs = None if inputs is None else _output_range(cell, bounds[-1])
     diameters = np.array([_diameter(cell, bound) for cell, bound in zip(cells, bounds, strict=True)])
     # A layer with fewer norms than another keeps the first.
     others = [
@@ -217,16 +223,36 @@ def _combined(bounds: tuple[StepBound, ...], diameters: Matrix) -> Cascade:
     return Cascade(bounds, step, input_gains, state_effect, input_effect, diameters)
 
 
-def _layer_bound(cell: StableCell, max_dt: float | None) -> StepBound:
+def _layer_bound(cell: StableCell, max_dt: float | None, inputs: Box | None) -> StepBound:
     """Return the cell's bound; an empty one if float64 cannot decompose its matrices."""
     try:
         if max_dt is None:
-            return cell.step_bound()
+            return cell.step_bound() if inputs is None else _bound_within(cell, inputs)
         bound = cell.irregular_bound()
         return bound if bound.norm is not None or bound.balls else replace(bound, hypotheses=_regular_only(max_dt))
     except np.linalg.LinAlgError:
         # Products of huge weights overflow, and numpy raises for what is not finite.
         return StepBound(hypotheses=(Hypothesis("matrices too large for float64 to decompose", math.inf, 0.0),))
+
+
+def _bound_within(cell: StableCell, inputs: Box) -> StepBound:
+    """Return the bound for inputs within a box, with the rate for all inputs if no smaller one is found."""
+    bound = cell.step_bound_within(inputs)
+    if type(cell).step_bound_within is StableCell.step_bound_within:
+        return bound
+    free = cell.step_bound()
+    # Weights of coordinates are the result of a search, which may end at better ones without the range.
+    return bound if bound.rate <= free.rate else replace(free, balls=bound.balls)
+
+
+def _output_range(cell: StableCell, bound: StepBound) -> Box | None:
+    """Return the range of a layer's output, its first state tensor; None if it has no ball."""
+    name, size = cell.state_names[0], cell.state_sizes[0]
+    for ball in bound.balls:
+        if ball.state == name:
+            # The infinity norm is at most the 2-norm.
+            return ball.box or Box.around_zero(size, ball.radius)
+    return None
 
 
 def _regular_only(max_dt: float) -> tuple[Hypothesis, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from stablernn_cli.errors import REFUSED, CommandError
-from stablernn_cli.options import CertifyRequireOption, JsonOption, TargetArgument
+from stablernn_cli.options import CertifyInputsOption, CertifyRequireOption, JsonOption, TargetArgument
 from stablernn_cli.output import Output, drop_none
 from stablernn_cli.targets import compute_certificate
 
@@ -17,6 +17,7 @@ def certify(
     context: typer.Context,
     target: TargetArgument,
     require: CertifyRequireOption = None,
+    inputs_within: CertifyInputsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compute a model's stability certificate
@@ -26,13 +27,15 @@ def certify(
     contracting, non-expansive, bounded and none. docs/stability.md defines them and shows the proofs. Exit code 3:
     less is proved than --require demands.
 
+    With --inputs-within the certificate is only of inputs in that range, and proves more of cells with gates.
+
     Example: stablernn certify digits@production --require contracting
     """
     from stablernn_registry.documents.certificates import is_as_strong
 
     output = Output.of(context, as_json)
     with output.status(f"Certifying {target} ..."):
-        name, certificate = compute_certificate(target)
+        name, certificate = compute_certificate(target, inputs_within)
     if as_json:
         output.document({"target": name, **certificate})
     else:
@@ -50,6 +53,15 @@ def _time_text(time: Mapping[str, Any]) -> str | None:
     if time["steps"] == "regular":
         return None
     return f"irregular, steps of up to {time['longest']:.4g} regular ones"
+
+
+def _inputs_text(inputs: Mapping[str, Sequence[float]] | None) -> str | None:
+    if inputs is None:
+        return None
+    ranges = [f"{low:g} to {high:g}" for low, high in zip(inputs["lower"], inputs["upper"], strict=True)]
+    if len(set(ranges)) == 1:
+        return f"only those with every feature within {ranges[0]}, in the units of the data"
+    return f"only those with features within {', '.join(ranges)}, in this order and the units of the data"
 
 
 def _gap_text(gaps: Sequence[Mapping[str, Any]]) -> str | None:
@@ -77,6 +89,7 @@ def show(output: Output, name: str, certificate: Mapping[str, Any]) -> None:
         "model": name,
         "cell": certificate["cell"],
         "proved": describe_certificate(certificate),
+        "inputs": _inputs_text(certificate["inputs"]),
         "norm": certificate["norm"],
         "contraction rate": certificate["contraction_rate"],
         "time": _time_text(certificate["time"]),

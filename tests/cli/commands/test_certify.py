@@ -16,7 +16,7 @@ from stablernn_registry.documents import certificates
 @pytest.fixture(scope="module")
 def trained_cells(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     place = Workplace(tmp_path_factory.mktemp("certify"))
-    for cell in ("lru", "rnn"):
+    for cell in ("lru", "rnn", "lstm"):
         place.ok("-q", "train", "--cell", cell, *ALIKE, "--run-dir", cell)
     return place
 
@@ -44,6 +44,32 @@ def test_what_is_required_and_not_proved_is_refused(trained_cells: Workplace) ->
         "'non-expansive' is required of rnn, but only 'bounded' is proved. `stablernn train --certified` keeps "
         "the layers provably contracting; docs/stability.md lists the cells."
     )
+
+
+def test_a_certificate_for_inputs_within_a_range(trained_cells: Workplace) -> None:
+    assert trained_cells.ok("certify", "lstm", "--json").json["kind"] == "none"
+    found = trained_cells.ok("certify", "lstm", "--inputs-within", "-1:17", "--json").json
+    assert (found["kind"], found["inputs"]) == ("bounded", {"lower": [-1.0], "upper": [17.0]})
+    text = trained_cells.ok("certify", "lstm", "--inputs-within", "-1:17", "--require", "bounded").out
+    assert "only those with every feature within -1 to 17, in the units of the data" in text
+
+
+@pytest.mark.parametrize(
+    ("within", "sentence"),
+    [
+        ("0", "Inputs stay within a finite number greater than 0"),
+        ("-3", "Inputs stay within a finite number greater than 0"),
+        ("inf", "Inputs stay within a finite number greater than 0"),
+        ("1:0", "A range of inputs goes from one finite number to a larger one"),
+        ("x", "separated by commas, got 'x'"),
+        ("1,2", "The model reads 1 feature, got ranges of inputs for 2"),
+        ("1", "Give the range in the units of the data, not of scaled values"),
+    ],
+)
+def test_a_range_of_inputs_that_is_none(within: str, sentence: str, trained_cells: Workplace) -> None:
+    refused = trained_cells("certify", "lstm", "--inputs-within", within)
+    assert refused.code == 2
+    assert sentence in refused.sentence
 
 
 def test_the_kinds_are_those_of_registry_and_library() -> None:
