@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.intervals import Box, shrink_invariant
-from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.step_bound import Ball, StepBound, ball_of
 from stablernn.cells._base import State, check_choice, check_finite, float64, uniform_
 from stablernn.cells._catalog import register_cell
@@ -145,31 +143,23 @@ class ODELSTMCell(FlowCell):
         return ODELSTMWeights(self.weight_hh, *self.flow_weights())
 
     def step_bound(self) -> StepBound:
-        return StepBound(balls=(Ball("hidden", "linf", float((1 + self._velocity_bounds()).max()) * (1 + 1e-12)),))
+        return StepBound(balls=(Ball("hidden", "linf", float((1 + self.velocity_bounds()).max()) * (1 + 1e-12)),))
 
     def step_bound_within(self, inputs: Box) -> StepBound:
-        recurrent, velocities = float64(self.weight_hh), self._velocity_bounds()
+        recurrent, velocities = float64(self.weight_hh), self.velocity_bounds()
         drive = inputs.affine(float64(self.weight_ih), float64(self.bias_ih))
-        flow_in, flow_in_bias, flow_out, flow_out_bias = map(float64, self.flow_weights())
 
         def memory(hidden: Box) -> MemoryRanges:
             return memory_ranges(drive.plus(hidden.affine(recurrent)))
 
         def image(hidden: Box) -> Box:
             start = memory(hidden).hidden
-            # Wherever the solver takes a velocity, the state has moved from its start by at most the largest velocity.
-            flown = start.plus(Box(-velocities, velocities))
-            return start.plus(flown.affine(flow_in, flow_in_bias).tanh().affine(flow_out, flow_out_bias))
+            return start.plus(self.flow_move(start, 1.0))
 
         start = Box.around_zero(self.hidden_size, 1.0)
         hidden = shrink_invariant(start.plus(Box(-velocities, velocities)), image)
         boxes = {"hidden": hidden, "cell": memory(hidden).cell}
         return StepBound(balls=tuple(ball_of(name, box) for name, box in boxes.items() if box.is_finite))
-
-    def _velocity_bounds(self) -> Matrix:
-        """Return the largest modulus of each coordinate of f; a step of any solver adds a mean of its values."""
-        bounds: Matrix = np.abs(float64(self.flow_out)).sum(axis=1) + np.abs(float64(self.flow_out_bias))
-        return bounds
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)

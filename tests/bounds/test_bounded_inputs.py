@@ -132,6 +132,57 @@ class TestStacks:
         assert [ball.state for ball in proved.bounds[1].balls] == ["hidden"]
 
 
+class TestPublishedConditions:
+    """Published conditions, in infinity norms of whole matrices, imply that the bounds by rows contract."""
+
+    def test_of_the_lstm(self) -> None:
+        # Of the form of Terzi, Bonassi, Farina and Scattolini (2021): the spectral radius of a matrix of two rows, for
+        # differences of the cell state and of the hidden state.
+        met = 0
+        for seed in range(40):
+            cell = drawn("lstm", 4, "small", seed=seed)
+            with torch.no_grad():
+                for parameter in cell.parameters():
+                    parameter.mul_(1 + seed / 10)
+            bound = cell.step_bound_within(Box.around_zero(2, 1.0))
+            w, u, b = (p.detach().double().abs() for p in (cell.weight_ih, cell.weight_hh, cell.bias_ih))
+            # The largest argument of each gate for inputs and hidden states within 1.
+            largest = (w.sum(dim=1) + u.sum(dim=1) + b).reshape(4, -1).amax(dim=1)
+            i, f, o = (float(torch.sigmoid(largest[gate])) for gate in (0, 1, 3))
+            g = math.tanh(float(largest[2]))
+            norm_i, norm_f, norm_g, norm_o = u.sum(dim=1).reshape(4, -1).amax(dim=1).tolist()
+            c = i * g / (1 - f)
+            on_cell = norm_f * c / 4 + i * norm_g + norm_i * g / 4
+            matrix = [[f, on_cell], [o * f, o * on_cell + norm_o * math.tanh(c) / 4]]
+            if max(abs(np.linalg.eigvals(matrix))) < 1:
+                met += 1
+                assert bound.rate < 1
+        assert 5 < met < 40
+
+    def test_of_the_gru(self) -> None:
+        # Bonassi, Farina and Scattolini (2021), whose reset gate multiplies the state before the product: the step of
+        # a gru_d without decay.
+        met = 0
+        for seed in range(40):
+            cell = drawn("gru_d", 4, "small", seed=seed, imputation="none")
+            with torch.no_grad():
+                for parameter in cell.parameters():
+                    parameter.mul_(1 + seed / 10)
+                cell.state_decay.zero_()
+                cell.state_decay_bias.zero_()
+            bound = cell.step_bound_within(Box.around_zero(2, 1.0))
+            w, u, b = (p.detach().double().abs() for p in (cell.weight_ih, cell.weight_hh, cell.bias_ih))
+            largest = (w.sum(dim=1) + u.sum(dim=1) + b).reshape(3, -1).amax(dim=1)
+            # The paper's z retains the state, the gate of this cell replaces it.
+            z, f = (float(torch.sigmoid(largest[gate])) for gate in (0, 1))
+            norm_z, norm_f, norm_r = u.sum(dim=1).reshape(3, -1).amax(dim=1).tolist()
+            needed = 1 - (1 + math.tanh(float(largest[2]))) / (4 * (1 - z)) * norm_z
+            if norm_r * (norm_f / 4 + f) < needed:
+                met += 1
+                assert bound.rate < 1
+        assert 5 < met < 40
+
+
 class TestWrongBounds:
     def test_rates_that_are_three_percent_too_small_are_found_in_nine_of_ten_models(self) -> None:
         found = []
