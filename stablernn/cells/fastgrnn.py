@@ -158,8 +158,10 @@ class FastGRNNCell(_GatedFastCell):
         By construction with tanh (the default) or quant_tanh: :math:`|h_t| \le \max(|h_{t-1}|, \sigma(\zeta)) +
         \sigma(\nu)` in every coordinate. A gate at one keeps the state and still adds to it, so that it can grow for
         as long as the gate stays there; below :math:`\sigma(\zeta)` one step can add more than :math:`\sigma(\nu)`.
-        Nothing makes trajectories approach each other, and no rate is proved: the slope of the gate is multiplied by
-        the state, which has no invariant ball. In evaluation the size of the model, too, holds by construction.
+        Nothing makes trajectories approach each other, and for all inputs no rate is proved: the slope of the gate is
+        multiplied by the state, which has no invariant ball. For inputs within a range there is one if the weights are
+        small, and with it a rate (tanh and sigmoid only). In evaluation the size of the model, too, holds by
+        construction.
 
     Args:
         input_size: Features per time step.

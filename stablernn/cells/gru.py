@@ -54,7 +54,8 @@ class GRUCell(StableCell):
     Guarantee:
         The bound by construction: a state within 1 in every coordinate stays so, since each step mixes it with a tanh.
         If the recurrent weights are small, no step drives two states within 1 apart, in a weighted infinity norm. No
-        rate below 1 holds for all inputs: they can bring z arbitrarily close to 1.
+        rate below 1 holds for all inputs: they can bring z arbitrarily close to 1. Inputs within a range cannot, and
+        small weights contract.
 
     Args:
         input_size: Features per time step.

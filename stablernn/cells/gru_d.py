@@ -79,8 +79,8 @@ class GRUDCell(StableCell):
         The bound by construction: a state within 1 in every coordinate stays so, since a factor within 0 to 1 shrinks
         it and the step mixes it with a tanh. This and finite gradients hold for all patterns of missing values. Without
         imputation a step contracts within 1, in a weighted infinity norm, if all units decay and the recurrent weights
-        are small. With imputation no rate is proved: the effect of different elapsed times on the imputed values grows
-        with these values, which have no bound.
+        are small. With imputation no rate is proved: two states with different last values differ for as long as none
+        is observed, and the effect of different elapsed times grows with these values, which have no bound.
 
     Args:
         input_size: Features per time step.

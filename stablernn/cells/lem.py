@@ -71,7 +71,8 @@ class LEMCell(StableCell):
         this holds for steps of any length. Above 1 the combination is not convex and the bound is lost; a regular step
         s below 2 keeps both within ``s / (2 - s)``. For small weights no regular step drives two states within 1 apart,
         in a weighted infinity norm; for larger weights no such bound holds, and the paper's bounds on gradients grow
-        with them. No rate below 1 holds for all inputs: they can make both time scales arbitrarily long.
+        with them. No rate below 1 holds for all inputs: they can make both time scales arbitrarily long. Inputs within
+        a range cannot, and small weights contract.
 
     Args:
         input_size: Features per time step.

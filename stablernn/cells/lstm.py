@@ -47,9 +47,10 @@ class LSTMCell(StableCell):
     In code: W is ``weight_ih``, U is ``weight_hh``, b is ``bias_ih``, gates in torch's order i, f, g, o.
 
     Guarantee:
-        None by construction. The hidden state lies within 1; the cell state grows by at most 1 a step. No rate is
-        proved, because none exists: the forget gate amplifies a difference of hidden states in proportion to the cell
-        state, which has no bound.
+        None by construction. The hidden state lies within 1; the cell state grows by at most 1 a step. For all inputs
+        no rate exists: the forget gate amplifies a difference of hidden states in proportion to the cell state, which
+        has no bound. For inputs within a range the forget gate stays away from 1: the cell state has a ball, and small
+        weights contract.
 
     Args:
         input_size: Features per time step.

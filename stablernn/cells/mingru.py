@@ -89,7 +89,7 @@ class _MinimalCell(StableCell):
         )
 
     def retention_range(self, gates: Sequence[Box]) -> Box:
-        """Return the range of the retention for gates, before their nonlinearities, within boxes."""
+        """Return the range of the retention for gates that, before their nonlinearities, are within boxes."""
         raise NotImplementedError
 
     def materialize(self) -> MinimalWeights:

@@ -131,8 +131,8 @@ class MomentumLSTMCell(_MomentumCell):
 
     Guarantee:
         None by construction. The hidden state lies within 1, the cell state grows by at most 1 a step, and v stays
-        bounded for bounded inputs since momentum is below 1. No rate is proved, as for
-        :class:`stablernn.cells.LSTMCell`.
+        bounded for bounded inputs since momentum is below 1. For inputs within a range all three have balls. No rate
+        is proved, for reasons as of :class:`stablernn.cells.LSTMCell`.
 
     Args:
         input_size: Features per time step.
@@ -229,8 +229,8 @@ class ScheduledRestartLSTMCell(_MomentumCell):
     :math:`p_{t-1}` as ``previous`` and the k of the previous step as ``count``, 0 after the last step of a cycle.
 
     Guarantee:
-        None by construction. The hidden state lies within 1, the cell state grows by at most 1 a step. No rate is
-        proved, as for :class:`stablernn.cells.LSTMCell`.
+        None by construction. The hidden state lies within 1, the cell state grows by at most 1 a step. For inputs
+        within a range all tensors have balls. No rate is proved, for reasons as of :class:`stablernn.cells.LSTMCell`.
 
     Args:
         input_size: Features per time step.

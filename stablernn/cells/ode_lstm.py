@@ -66,7 +66,8 @@ class ODELSTMCell(FlowCell):
 
     Guarantee:
         None by construction. The cell state, which does not flow, grows by at most 1 a step. Coordinate i of the hidden
-        state stays within ``1 + dt (sum_j |F_2 ij| + |c_2 i|)``: the parenthesis bounds f. No rate is proved, as for
+        state stays within ``1 + dt (sum_j |F_2 ij| + |c_2 i|)``: the parenthesis bounds f. For inputs within a range
+        the cell state has a ball in regular steps. No rate is proved, for reasons as of
         :class:`stablernn.cells.LSTMCell`.
 
     Args:

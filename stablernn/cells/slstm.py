@@ -68,7 +68,7 @@ class SLSTMCell(StableCell):
         that from the first step on the normalizer is 1 or more and nothing overflows; the normalizer grows by at most 1
         a step. The stabilizer follows the gates' inputs and changes no output. Nothing makes the step contract, and no
         rate is proved: cell state and normalizer have no bound, and the gates amplify differences in proportion to
-        them.
+        them. For inputs within a range both have balls, unless the forget gate reaches 1.
 
     Args:
         input_size: Features per time step.
