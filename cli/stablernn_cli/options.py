@@ -80,6 +80,17 @@ PolicyRequireOption = Annotated[
     ),
 ]
 
+PolicyInputsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--inputs-within",
+        metavar="R",
+        help="Require that kind only of raw inputs from -R to R, or LOW:HIGH, as certify takes them; the range that "
+        "the version is certified for must hold it.",
+        show_default=False,
+    ),
+]
+
 DeviceOption = Annotated[Device, typer.Option(help="Device to compute on; auto uses a GPU if one is available.")]
 EngineOption = Annotated[
     str | None,

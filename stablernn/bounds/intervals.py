@@ -17,6 +17,9 @@ from stablernn.bounds.linalg import EPSILON, Matrix
 FLOAT32_EPSILON = float(np.finfo(np.float32).eps)
 _MARGIN = 4 * FLOAT32_EPSILON
 """Several times the relative error of a sum, a product, a sigmoid or a hyperbolic tangent."""
+LARGEST_FLOAT32_SUM = 2.0**26
+"""Times the largest summand, at least the size that a sum of any number of them reaches in float32: its half last place
+is then more than a summand, whatever the binade."""
 _ROUNDS = 50
 """Rounds after which :func:`shrink_invariant` ends: later ones gain nothing that matters."""
 
@@ -188,6 +191,20 @@ def accumulated_rounding(share: Matrix) -> Matrix:
     remaining = share - 16 * FLOAT32_EPSILON
     is_positive = remaining > 0
     return np.where(is_positive, share / np.where(is_positive, remaining, 1.0), np.inf)
+
+
+def accumulated_range(change: Box, share: Matrix) -> Box:
+    """Return the range of ``x <- (1 - s) x + c`` from zero, over any number of steps; infinite where ``s`` can be 0.
+
+    Args:
+        change: Range of ``c``.
+        share: The smallest values of ``s``, ``(n,)``.
+    """
+    with np.errstate(divide="ignore"):
+        exact = 1 / share
+    # Where 1 - s can round to 1 in float32, sums end to change when c is below half of their last place.
+    factor = np.minimum(exact * accumulated_rounding(share), np.maximum(exact, LARGEST_FLOAT32_SUM))
+    return change.with_zero().scaled(factor)
 
 
 def grow_invariant(size: int, image: Callable[[Box], Box], largest: float = 1e6) -> Box | None:

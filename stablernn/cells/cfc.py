@@ -168,8 +168,10 @@ class CfCCell(StableCell):
             f1, f2, *_ = self._ranges(drive, states)[0].split(4)
             return f1.tanh(), f2.tanh()
 
-        # Each step is a convex combination of both candidates.
-        states = shrink_invariant(Box.around_zero(self.hidden_size, 1.0), lambda states: Box.hull(*candidates(states)))
+        states = Box.around_zero(self.hidden_size, 1.0)
+        if inputs.is_finite:
+            # Each step is a convex combination of both candidates.
+            states = shrink_invariant(states, lambda states: Box.hull(*candidates(states)))
         heads, slopes = self._ranges(drive, states)
         t1, t2 = candidates(states)
         *_, rate_head, offset_head = heads.split(4)
@@ -181,14 +183,16 @@ class CfCCell(StableCell):
             # p = (1 - s) (1 - t1^2), q = s (1 - t2^2) and r = s (1 - s) (t2 - t1): a parabola in s. And with m the mean
             # of both squared tanh, p + q = 1 - m and |r| <= sqrt(m) / 2.
             f1, f2, gate_rows = np.split(rows, 3)
-            joint = largest_bend(np.maximum(f1, f2), gate_rows / 2)
+            joint = largest_bend(np.maximum(f1, f2), gate_rows / 2) * margin
+            if not inputs.is_finite:
+                return joint
             first, second = (1 - t1.smallest_modulus**2) * f1, (1 - t2.smallest_modulus**2) * f2
             bend = tanh_distance * gate_rows
             with np.errstate(over="ignore"):
                 peak = 0.5 + (second - first) / (2 * np.maximum(bend, np.finfo(np.float64).tiny))
             s = np.clip(peak, gate.lower, gate.upper)
             separate = (1 - s) * first + s * second + s * (1 - s) * bend
-            smaller: Matrix = np.minimum(joint, separate) * margin
+            smaller: Matrix = np.minimum(joint, separate * margin)
             return smaller
 
         state_entries = self._bound_entries(self.weight_hh, slopes)
@@ -217,6 +221,10 @@ class CfCCell(StableCell):
             drive: Of the first map's input part.
             states: Of the state.
         """
+        if not drive.is_finite:
+            # Certificates for all inputs do not use that a bounded activation narrows the layers above it.
+            slopes = [self._all_slopes(weight.shape[1]) for weight in self.materialize()[1::2]]
+            return Box.around_zero(4 * self.hidden_size, math.inf), slopes
         values, slopes = drive.plus(states.affine(float64(self.weight_hh))), []
         other_maps = self.materialize()[1:]
         for weight, bias in zip(other_maps[::2], other_maps[1::2], strict=True):
@@ -224,6 +232,11 @@ class CfCCell(StableCell):
             slopes.append(slope)
             values = activated.affine(float64(weight), float64(bias))
         return values, slopes
+
+    def _all_slopes(self, size: int) -> Box:
+        """Return the range of the slopes of the activation, whatever its arguments, for ``size`` units."""
+        smallest, largest = _SLOPE_RANGES[self.activation]
+        return Box(np.full(size, smallest), np.full(size, largest))
 
     def _maps(self, first: Tensor) -> list[Matrix]:
         """Return the matrices of all maps, ``first`` in place of the first, the heads combined."""
@@ -245,7 +258,7 @@ class CfCCell(StableCell):
     def _bound_norm(self, first: Tensor, slopes: Sequence[Box]) -> float:
         """Return at least the norm of the rows of a Jacobian, see :func:`_stacked_heads`, for slopes within ranges."""
         # Ranges that differ from unit to unit can have a larger norm than the range that holds them all.
-        widest = [Box(*(np.full(len(slope.lower), end) for end in _SLOPE_RANGES[self.activation])) for slope in slopes]
+        widest = [self._all_slopes(len(slope.lower)) for slope in slopes]
         return min(self._norm_for_slopes(first, ranges) for ranges in (slopes, widest))
 
     def _norm_for_slopes(self, first: Tensor, slopes: Sequence[Box]) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.gated import gated_bound, largest_gated, largest_gated_tanh
-from stablernn.bounds.intervals import Box, accumulated_rounding, shrink_invariant, sigmoid
+from stablernn.bounds.intervals import Box, accumulated_range, shrink_invariant, sigmoid
 from stablernn.bounds.linalg import Matrix, row_norms
 from stablernn.bounds.step_bound import Ball, StepBound, ball_of
 from stablernn.cells._base import StableCell, State, float64, uniform_
@@ -161,7 +161,7 @@ class MemoryRanges(NamedTuple):
     candidate: Box
     """The tanh of g."""
     cell: Box
-    """The cell state, which starts at zero, after any number of steps; infinite where f can round to 1 in float32."""
+    """The cell state, which starts at zero, after any number of steps."""
     hidden: Box
     """The next hidden state."""
 
@@ -174,8 +174,7 @@ def memory_ranges(gates: Box) -> MemoryRanges:
     """
     i, f, g, o = gates.split(4)
     write, forget, output, candidate = i.sigmoid(), f.sigmoid(), o.sigmoid(), g.tanh()
-    change = write.times(candidate).with_zero()
+    change = write.times(candidate)
     # c = f c + change has its fixed point at change / (1 - f); 1 - f = sigmoid(-f) loses no digits.
-    smallest = sigmoid(-f.upper)
-    cell = change.scaled(accumulated_rounding(smallest) / np.maximum(smallest, np.finfo(np.float64).tiny))
+    cell = accumulated_range(change, sigmoid(-f.upper))
     return MemoryRanges((write, forget, output), candidate, cell, output.times(cell.tanh()))

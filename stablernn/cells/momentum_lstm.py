@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.intervals import Box, accumulated_rounding, shrink_invariant
+from stablernn.bounds.intervals import Box, accumulated_range, shrink_invariant
 from stablernn.bounds.step_bound import Ball, StepBound, ball_of
 from stablernn.cells._base import StableCell, State, check_finite, check_positive, float64
 from stablernn.cells._catalog import register_cell
@@ -186,8 +186,7 @@ class MomentumLSTMCell(_MomentumCell):
         return self.other_ranges(drive, products)["momentum"].plus(products)
 
     def other_ranges(self, drive: Box, products: Box) -> dict[str, Box]:
-        growth = float(accumulated_rounding(np.array(1 - self.momentum)))
-        return {"momentum": drive.with_zero().scaled(growth / (1 - self.momentum))}
+        return {"momentum": accumulated_range(drive, np.full(len(drive.lower), 1 - self.momentum))}
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         h, c, v = state

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.intervals import Box, accumulated_rounding, shrink_invariant, sigmoid
+from stablernn.bounds.intervals import LARGEST_FLOAT32_SUM, Box, accumulated_rounding, shrink_invariant, sigmoid
+from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.step_bound import Ball, StepBound, ball_of
 from stablernn.cells._base import StableCell, State, check_choice, float64, uniform_
 from stablernn.cells._catalog import register_cell
@@ -147,28 +148,36 @@ class SLSTMCell(StableCell):
 
     def step_bound_within(self, inputs: Box) -> StepBound:
         drive = inputs.affine(float64(self.weight_ih), float64(self.bias_ih))
-        recurrent = float64(self.recurrent_matrix())
+        recurrent, size = float64(self.recurrent_matrix()), self.hidden_size
+
+        def gates(hidden: Box) -> tuple[Box, Box, Box, Box]:
+            i, f, z, o = drive.plus(hidden.affine(recurrent)).split(4)
+            return i, f, z.tanh().with_zero(), o.sigmoid()
+
+        def shares(i: Box, f: Box) -> Matrix:
+            # 1 - sigmoid(f). The rounding of an exponent is a share of m, which stays within the range of i.
+            return sigmoid(-f.upper) / (1 + i.modulus)
 
         def output(hidden: Box) -> Box:
-            # The cell state divided by the normalizer is a mean of tanh.
-            _, _, z, o = drive.plus(hidden.affine(recurrent)).split(4)
-            return o.sigmoid().times(z.tanh().with_zero())
+            i, f, candidate, o = gates(hidden)
+            # The cell state divided by the normalizer is a mean of tanh, but for the rounding of both.
+            mean = candidate.scaled(accumulated_rounding(shares(i, f)) ** 2).meet(Box.around_zero(size, 1.0))
+            return o.times(mean)
 
-        hidden = shrink_invariant(Box.around_zero(self.hidden_size, 1.0), output)
-        i, f, z, _ = drive.plus(hidden.affine(recurrent)).split(4)
+        hidden = shrink_invariant(Box.around_zero(size, 1.0), output)
+        i, f, candidate, _ = gates(hidden)
         # Without the stabilizer m the normalizer is n exp(m) <- sigmoid(f) n exp(m) + exp(i), at most exp(i) / (1 - f);
-        # m is at least each i. The rounding of an exponent is a share of m, which stays within the range of i.
-        smallest, exponents = sigmoid(-f.upper), 1 + i.modulus
-        with np.errstate(over="ignore", divide="ignore"):
-            growth = accumulated_rounding(smallest / exponents)
-            normalizer = np.exp(i.upper - i.lower) / smallest * growth
+        # m is at least each i. With it, it is a sum of numbers of at most 1.
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            exact = np.exp(i.upper - i.lower) / sigmoid(-f.upper)
+            rounded = exact * accumulated_rounding(shares(i, f))
+            normalizer = np.fmin(rounded, np.maximum(exact, LARGEST_FLOAT32_SUM))
         if not (normalizer < _LARGEST_NORMALIZER).all():
             return StepBound(balls=(ball_of("hidden", hidden),))
         # The cell state is a sum of tanh with the weights of the normalizer.
-        cell = z.tanh().with_zero()
         balls = {
             "hidden": hidden,
-            "cell": Box(cell.lower * normalizer, cell.upper * normalizer),
+            "cell": candidate.scaled(normalizer),
             "normalizer": Box(0 * normalizer, normalizer),
             "stabilizer": i.with_zero(),
         }

@@ -24,7 +24,8 @@ from stablernn.bounds.lure import given_norms
 from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
 from stablernn.cells import StableCell
 from stablernn.certificates.cascade import Cascade, cascade
-from stablernn.certificates.input_range import InputRange, first_layer_boxes, input_size
+from stablernn.certificates.input_range import InputRange
+from stablernn.certificates.layer_ranges import first_layer_boxes, input_size
 from stablernn.certificates.quantization import FORMATS, Format, QuantizationErrorBound, quantization_error_bound
 from stablernn.errors import CertificateError, ConfigError
 from stablernn.nn.ensemble import Ensemble
@@ -34,7 +35,8 @@ from stablernn.nn.training_calls import warn_of_missing_calls
 
 KINDS = ("contracting", "non-expansive", "bounded", "none")
 """From the strongest to the weakest: the order in which ``--require`` and gates compare."""
-SCHEMA = 1
+SCHEMA = 2
+"""Version of the document. Schema 1 has neither ``inputs`` nor ``bounded_inputs``: it is for all inputs."""
 CONTRACTING = 1 - 2 * FLOAT32_EPSILON
 """The limit that a rate must be below: an orthogonal matrix that float32 rounds inwards contracts nothing."""
 GAP_LENGTHS = (1, 10, 100, 1000)

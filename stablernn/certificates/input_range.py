@@ -1,4 +1,4 @@
-"""Ranges of raw inputs that a certificate is restricted to, and what they mean for the inputs of the first layer."""
+"""Ranges of raw inputs that a certificate is restricted to."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import nn
 
-from stablernn.bounds.intervals import Box
-from stablernn.cells import StableCell
-from stablernn.cells._base import float64
 from stablernn.errors import ConfigError
-from stablernn.nn.ensemble import Ensemble
-from stablernn.nn.layers import StableRNN
-from stablernn.nn.models import SequenceModel
+
+TRAINING_RANGE_FACTOR = 1.5
+"""By how much the default range is wider than that of the training data, about its middle: half of the width is left
+for new data, at either end a quarter."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +65,21 @@ class InputRange:
         return cls(tuple(low for low, _ in pairs), tuple(high for _, high in pairs))
 
     @classmethod
+    def around_training(cls, lower: Sequence[float], upper: Sequence[float]) -> InputRange:
+        """Return the range of the training data, ``TRAINING_RANGE_FACTOR`` times as wide about its middle.
+
+        Args:
+            lower: Smallest value of each feature.
+            upper: Largest value. A feature that never changes gets 1 at either side, as scaling takes 1 for its
+                deviation, or a millionth of its value if that is more.
+        """
+        pairs = []
+        for low, high in zip(lower, upper, strict=True):
+            half = TRAINING_RANGE_FACTOR * (high - low) / 2 or max(1.0, 1e-6 * abs(low))
+            pairs.append(((low + high) / 2 - half, (low + high) / 2 + half))
+        return cls.of(pairs)
+
+    @classmethod
     def from_document(cls, document: Any) -> InputRange | None:
         """Return the range of a certificate's document; None if it is of all inputs, or damaged."""
         try:
@@ -93,6 +105,19 @@ class InputRange:
             f"The model reads {count} feature{'' if count == 1 else 's'}, got ranges of inputs for {len(self.lower)}. "
             "Give one for all features, or one for each."
         )
+
+
+def training_range(data: Mapping[str, Any]) -> InputRange | None:
+    """Return the default range of a run, from the values that it was trained on.
+
+    Args:
+        data: Content of its ``data.json``.
+
+    Returns:
+        The range; None for tokens, for ``scaling: window``, and for runs from before the values were stored.
+    """
+    seen = data.get("input_range")
+    return None if seen is None else InputRange.around_training(seen["lower"], seen["upper"])
 
 
 def _pair(entry: Any) -> tuple[float, float]:
@@ -124,49 +149,3 @@ def _parsed(text: str) -> float | tuple[float, float]:
             "Inputs stay within a number R (from -R to R) or a range LOW:HIGH, one for all features or one for each, "
             f"separated by commas, got '{text}'."
         ) from None
-
-
-def input_size(module: nn.Module) -> int:
-    """Return the number of raw features that a cell, layers, an ensemble or a model reads."""
-    if isinstance(module, Ensemble):
-        return _embeddings(module)[0].in_features if module.embedding else module.first.input_size
-    assert isinstance(module, StableCell | StableRNN | SequenceModel)
-    return module.input_size
-
-
-def first_layer_boxes(module: nn.Module, inputs: InputRange) -> list[Box]:
-    """Return the ranges of the inputs of each member's first layer.
-
-    Args:
-        module: A cell, a :class:`stablernn.StableRNN`, an ensemble or a model.
-        inputs: Of every feature.
-
-    Raises:
-        ConfigError: If the model's scaling leaves no range.
-    """
-    # Widened by the rounding of the ends to float32.
-    box = Box(np.array(inputs.lower), np.array(inputs.upper)).scaled(1.0)
-    if isinstance(module, SequenceModel):
-        box = _patch_range(module, box)
-        module = module.rnn
-    if not isinstance(module, Ensemble):
-        return [box]
-    if not module.embedding:
-        return [box] * len(module)
-    return [box.affine(float64(embedding.weight), float64(embedding.bias)).gelu() for embedding in _embeddings(module)]
-
-
-def _embeddings(ensemble: Ensemble) -> list[nn.Linear]:
-    # nn.ModuleList yields nn.Module: this narrows the type.
-    return [embedding for embedding in ensemble.embeddings if isinstance(embedding, nn.Linear)]
-
-
-def _patch_range(model: SequenceModel, inputs: Box) -> Box:
-    """Return the range of the channels of a patch, as :class:`stablernn.nn.preprocessing.Patches` orders them."""
-    channels, extras = model.scaling.channel_range(inputs)
-    # Samples before the first are zero.
-    samples = channels.with_zero()
-    return Box(
-        np.concatenate([np.tile(samples.lower, model.patches.size), extras.lower]),
-        np.concatenate([np.tile(samples.upper, model.patches.size), extras.upper]),
-    )

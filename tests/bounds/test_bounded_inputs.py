@@ -200,11 +200,19 @@ class TestWrongBounds:
         wrong = replace(cell.step_bound_within(inputs), balls=cell.step_bound_within(Box.around_zero(2, 0.3)).balls)
         assert largest_escape(cell, wrong, inputs) > 0
 
-    def test_the_range_of_a_forget_gate_that_rounds_to_one_is_not_bounded(self) -> None:
-        cell = create_cell("lstm", 1, 2, forget_bias=17.0)
+    def test_a_forget_gate_that_rounds_to_one_adds_up_to_what_float32_can_hold(self) -> None:
+        cell = create_cell("lstm", 1, 2, forget_bias=30.0)
+        with torch.no_grad():
+            cell.bias_ih[0:2] = cell.bias_ih[4:6] = 30.0
         bound = cell.step_bound_within(Box.around_zero(1, 1.0))
-        assert [ball.state for ball in bound.balls] == ["hidden"]
-        assert bound.norm is None
+        radius = next(ball.radius for ball in bound.balls if ball.state == "cell")
+        assert radius >= 2.0**26
+        # Every gate rounds to 1: each step adds 1 for as long as float32 can tell.
+        memory = torch.full((1, 2), 2.0**24 - 3)
+        with torch.no_grad():
+            for _ in range(10):
+                _, memory = cell.step(cell.weights(), (torch.zeros(1, 2), memory), cell.drive(torch.ones(1, 1)))
+        assert memory.unique().tolist() == [2.0**24]
 
 
 class TestIntervals:

@@ -11,7 +11,9 @@ import torch
 
 from stablernn import Classifier, SequencePredictor, StableRNN, create_cell
 from stablernn.certificates.certificate import KINDS, certify
-from stablernn.certificates.input_range import InputRange, first_layer_boxes
+from stablernn.certificates.input_range import InputRange, training_range
+from stablernn.certificates.layer_ranges import first_layer_boxes
+from stablernn.certificates.stored_certificate import certificate_document
 from stablernn.errors import ConfigError
 from stablernn.nn.models import SequenceModel
 
@@ -159,3 +161,30 @@ class TestModels:
                 read = model.rnn._embedded(channels, number).double().numpy().reshape(-1, len(box.lower))
             assert (read >= box.lower).all()
             assert (read <= box.upper).all()
+
+
+class TestRangeOfTraining:
+    def test_it_is_half_as_wide_again_about_its_middle(self) -> None:
+        data = {"input_range": {"lower": [0.0, 980.0, 5.0], "upper": [16.0, 1046.0, 5.0]}}
+        assert training_range(data) == InputRange((-4.0, 963.5, 4.0), (20.0, 1062.5, 6.0))
+
+    def test_runs_of_tokens_and_older_ones_have_none(self) -> None:
+        assert training_range({"input_range": None}) is None
+        assert training_range({}) is None
+
+    @pytest.mark.parametrize(("key", "kinds"), [("lstm", ("none", "bounded")), ("lru", ("contracting", "contracting"))])
+    def test_a_stored_certificate_has_one_for_all_inputs_and_one_within_the_range(
+        self, key: str, kinds: tuple[str, str]
+    ) -> None:
+        document = certificate_document(fitted(key), inputs=InputRange.of(RANGE))
+        bounded = document["bounded_inputs"]
+        assert (document["kind"], bounded["kind"]) == kinds
+        assert (document["schema"], document["inputs"]) == (2, None)
+        assert bounded["inputs"] == InputRange.of(RANGE).document()
+        assert all(ball.keys() == {"state", "norm", "centre", "radius"} for ball in bounded["state_balls"])
+        if key == "lru":
+            assert bounded["contraction_rate"] == document["contraction_rate"]
+
+    def test_a_model_whose_inputs_have_no_range_has_no_second_certificate(self) -> None:
+        document = certificate_document(fitted(scaling="window", window=8), inputs=InputRange.of(RANGE))
+        assert document["bounded_inputs"] is None

@@ -6,8 +6,10 @@ counts as ``none`` and in a policy as ``bounded``. Stored bytes, and so the hash
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 Kind = Literal["contracting", "non-expansive", "bounded", "none"]
 KINDS: tuple[Kind, ...] = ("contracting", "non-expansive", "bounded", "none")
@@ -27,6 +29,11 @@ _MEANINGS: dict[object, str] = {
     "bounded": "no input drives the state out of a known ball; two states under one input may part",
     "none": "no rate, and no bound of all its states, is proved",
 }
+
+
+_LISTED_RANGES = 6
+"""Features whose ranges are listed one by one."""
+_NUMBERS = TypeAdapter(list[float])
 
 
 def is_as_strong(kind: Kind, required_kind: Kind) -> bool:
@@ -68,6 +75,41 @@ def describe_certificate(certificate: Mapping[str, object] | None) -> str:
     # Any JSON may stand in a manifest that another program wrote.
     meaning = _MEANINGS.get(str(kind), "a kind that this version does not know")
     return f"{format_kind(certificate)}: {meaning.format(rate=rate_text, qualifier=qualifier, time=time)}"
+
+
+def describe_bounded_inputs(certificate: Mapping[str, object] | None) -> str | None:
+    """Describe what a certificate states of inputs within a range, without the full stop; None if it states nothing."""
+    certificate = certificate or {}
+    bounded = certificate.get("bounded_inputs")
+    if not isinstance(bounded, Mapping):
+        # Certificates of schema 1 are from before there were ranges.
+        return "none was computed, the certificate is of schema 1" if certificate.get("schema") == 1 else None
+    ranges = input_ranges(bounded)
+    if ranges is None:
+        return "a range that cannot be read"
+    return f"{describe_certificate(bounded)}, {format_input_ranges(ranges)}"
+
+
+def input_ranges(certificate: Mapping[str, object]) -> list[tuple[float, float]] | None:
+    """Return the range of each raw feature that a certificate is for, or None if it is for all inputs or unreadable."""
+    inputs = certificate.get("inputs")
+    if not isinstance(inputs, Mapping):
+        return None
+    try:
+        lower, upper = (_NUMBERS.validate_python(inputs.get(end)) for end in ("lower", "upper"))
+    except ValidationError:
+        return None
+    return list(zip(lower, upper, strict=True)) if lower and len(lower) == len(upper) else None
+
+
+def format_input_ranges(ranges: Sequence[tuple[float, float]]) -> str:
+    """Format ranges for people, such as ``with every feature within 0 to 16``."""
+    texts = [f"{low:.6g} to {high:.6g}" for low, high in ranges]
+    if len(set(texts)) == 1:
+        return f"with every feature within {texts[0]}"
+    shown = ", ".join(texts[:_LISTED_RANGES])
+    rest = len(texts) - _LISTED_RANGES
+    return f"with features within {shown}" + (f" and {rest} more ranges" if rest > 0 else "")
 
 
 def _is_irregular(certificate: Mapping[str, object]) -> bool:

@@ -29,6 +29,7 @@ class Tokens(Scaling):
     """
 
     kind = "tokens"
+    has_channel_range = False
     numbers: Tensor
 
     def __init__(self, vocabulary: int, embedding_size: int) -> None:

@@ -39,6 +39,8 @@ class Scaling(nn.Module):
 
     kind = "standard"
     extras_per_feature = 0
+    has_channel_range = True
+    """False if raw values within a range can have channels of any size, so that :meth:`channel_range` raises."""
     mean: Tensor
     scale: Tensor
 
@@ -267,6 +269,7 @@ class WindowScaling(Scaling):
     """
 
     kind = "window"
+    has_channel_range = False
 
     def __init__(self, size: int, *, window: int, mask_channel: bool = False) -> None:
         super().__init__(size, mask_channel=mask_channel)
