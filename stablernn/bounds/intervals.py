@@ -20,6 +20,8 @@ _MARGIN = 4 * FLOAT32_EPSILON
 LARGEST_FLOAT32_SUM = 2.0**26
 """Times the largest summand, at least the size that a sum of any number of them reaches in float32: its half last place
 is then more than a summand, whatever the binade."""
+_HUGE = 1e200
+"""Beyond this, products with float32 weights can overflow: such a range counts as unbounded."""
 _ROUNDS = 50
 """Rounds after which :func:`shrink_invariant` ends: later ones gain nothing that matters."""
 
@@ -63,7 +65,7 @@ class Box:
     def affine(self, matrix: Matrix, bias: Matrix | float = 0.0) -> Box:
         """Return the range of ``matrix @ x + bias``."""
         bias = np.broadcast_to(bias, len(matrix))
-        if not self.is_finite:
+        if not float(np.max(self.modulus, initial=0.0)) < _HUGE:
             # A zero in the matrix times infinity would be NaN.
             return Box.around_zero(len(matrix), np.inf)
         up, down = np.maximum(matrix, 0), np.minimum(matrix, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from bounds.specimens import extreme
 from stablernn import Classifier, SequencePredictor, StableRNN, create_cell
 from stablernn.certificates.certificate import KINDS, certify
 from stablernn.certificates.input_range import InputRange, training_range
@@ -113,6 +115,12 @@ class TestModels:
         rates = [certify(layers, inputs_within=radius).rate for radius in (0.1, 1.0, 3.0)]
         assert rates == sorted(rates)
         assert rates[0] < rates[-1] < certify(layers).rate
+
+    @pytest.mark.parametrize("radius", [1e-300, 1e-30, 1e30, 1e300])
+    @pytest.mark.parametrize("key", ["cfc", "fastgrnn", "gru", "lem", "lstm", "slstm", "mingru"])
+    def test_ranges_of_any_size_leave_finite_numbers_in_the_document(self, key: str, radius: float) -> None:
+        for kind in ("huge", "tiny"):
+            json.dumps(certify(extreme(key, 4, kind), inputs_within=radius).document(), allow_nan=False)
 
     @pytest.mark.parametrize("inputs", [3, [3, 3], [(-1.0, 1.0), (980.0, 1046.0)]])
     def test_a_range_of_scaled_values_is_refused(self, inputs: Any) -> None:
