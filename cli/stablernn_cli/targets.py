@@ -276,12 +276,12 @@ def compute_certificate(text: str, inputs_within: str | None = None) -> tuple[st
 
     # Before the model is loaded, which takes longer.
     inputs = None if inputs_within is None else InputRange.parse(inputs_within)
-    name, model, seen = _open_with_range(text)
+    name, model, default_range = _open_with_range(text)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UntrainedWarning)
         if inputs is None:
             warn_of_missing_calls(model, stacklevel=1)
-            document = certificate_document(model, inputs=seen)
+            document = certificate_document(model, inputs=default_range)
         else:
             document = {**certify(model, inputs_within=inputs).document(), "bounded_inputs": None}
     # No note, which --quiet would hide: a call was left out in training that the guarantee depends on.

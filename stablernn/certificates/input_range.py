@@ -116,8 +116,8 @@ def training_range(data: Mapping[str, Any]) -> InputRange | None:
     Returns:
         The range; None for tokens, for ``scaling: window``, and for runs from before the values were stored.
     """
-    seen = data.get("input_range")
-    return None if seen is None else InputRange.around_training(seen["lower"], seen["upper"])
+    values_range = data.get("input_range")
+    return None if values_range is None else InputRange.around_training(values_range["lower"], values_range["upper"])
 
 
 def _pair(entry: Any) -> tuple[float, float]:

@@ -108,8 +108,8 @@ def format_input_ranges(ranges: Sequence[tuple[float, float]]) -> str:
     if len(set(texts)) == 1:
         return f"with every feature within {texts[0]}"
     shown = ", ".join(texts[:_LISTED_RANGES])
-    rest = len(texts) - _LISTED_RANGES
-    return f"with features within {shown}" + (f" and {rest} more ranges" if rest > 0 else "")
+    remaining_count = len(texts) - _LISTED_RANGES
+    return f"with features within {shown}" + (f" and {remaining_count} more ranges" if remaining_count > 0 else "")
 
 
 def _is_irregular(certificate: Mapping[str, object]) -> bool:

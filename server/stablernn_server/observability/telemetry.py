@@ -282,11 +282,13 @@ class Telemetry:
         return counter
 
 
-def _count_new(counter: Counter, counted: WeakKeyDictionary[ModelLike, int], model: ModelLike, count: int) -> None:
+def _count_new(
+    counter: Counter, reported_counts: WeakKeyDictionary[ModelLike, int], model: ModelLike, count: int
+) -> None:
     # By object, not by name: while a version is reloaded, two of them count, each from zero.
-    new = count - counted.get(model, 0)
+    new = count - reported_counts.get(model, 0)
     if new:
-        counted[model] = count
+        reported_counts[model] = count
         counter.labels(model.name, model.version).inc(new)
 
 
