@@ -68,7 +68,21 @@ def test_shapes_and_types_that_do_not_fit_are_left_to_the_checks_of_the_model(x:
     assert InputGuard(certificate([-1.0], [1.0])).check(x, None, "m:1", is_refused=True) == 0
 
 
-@pytest.mark.parametrize("bounded", [{}, [], 1, {"inputs": None}, {"inputs": {"lower": [1.0], "upper": []}}])
+@pytest.mark.parametrize(
+    "bounded",
+    [
+        {},
+        [],
+        1,
+        {"inputs": None},
+        {"inputs": {"lower": [1.0], "upper": []}},
+        {"inputs": {"lower": [], "upper": []}},
+        {"inputs": {"lower": [1.0], "upper": [1.0]}},
+        {"inputs": {"lower": ["0"], "upper": [1.0]}},
+        {"inputs": {"lower": [0.0], "upper": [10**400]}},
+        {"inputs": {"lower": [float("nan")], "upper": [1.0]}},
+    ],
+)
 def test_a_range_that_cannot_be_read_does_not_open(bounded: Any) -> None:
     with pytest.raises(ValueError, match="bounded_inputs without a range of inputs that can be read"):
         InputGuard({"bounded_inputs": bounded})

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
-
 Kind = Literal["contracting", "non-expansive", "bounded", "none"]
 KINDS: tuple[Kind, ...] = ("contracting", "non-expansive", "bounded", "none")
 """Kinds from the strongest to the weakest."""
@@ -31,9 +29,9 @@ _MEANINGS: dict[object, str] = {
 }
 
 
+_LARGEST = 1e300
 _LISTED_RANGES = 6
 """Features whose ranges are listed one by one."""
-_NUMBERS = TypeAdapter(list[float])
 
 
 def is_as_strong(kind: Kind, required_kind: Kind) -> bool:
@@ -95,11 +93,19 @@ def input_ranges(certificate: Mapping[str, object]) -> list[tuple[float, float]]
     inputs = certificate.get("inputs")
     if not isinstance(inputs, Mapping):
         return None
-    try:
-        lower, upper = (_NUMBERS.validate_python(inputs.get(end)) for end in ("lower", "upper"))
-    except ValidationError:
+    lower, upper = _finite_numbers(inputs.get("lower")), _finite_numbers(inputs.get("upper"))
+    if not lower or len(lower) != len(upper) or any(low >= high for low, high in zip(lower, upper, strict=True)):
         return None
-    return list(zip(lower, upper, strict=True)) if lower and len(lower) == len(upper) else None
+    return list(zip(lower, upper, strict=True))
+
+
+def _finite_numbers(values: object) -> list[float]:
+    """Return the numbers of a list; an empty one if it is none, or has anything else."""
+    if not isinstance(values, list):
+        return []
+    # Compared before it is converted: JSON has whole numbers that are too large for a float. False for NaN.
+    numbers = [float(value) for value in values if isinstance(value, int | float) and abs(value) < _LARGEST]
+    return numbers if len(numbers) == len(values) else []
 
 
 def format_input_ranges(ranges: Sequence[tuple[float, float]]) -> str:
