@@ -78,7 +78,7 @@ def test_export_can_be_called_in_either_order_of_imports(imports: str, tmp_path:
         "except stablernn.errors.ConfigError as error: print(error)"
     )
     assert run_python(f"import stablernn.errors; {code}").splitlines() == [
-        "model folder formats steps",
+        "model folder formats steps inputs_within",
         "Unknown format 'onxx'. Did you mean 'onnx'? It is one of onnx, torchscript.",
     ]
 

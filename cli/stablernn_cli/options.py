@@ -47,6 +47,16 @@ def complete_kind(incomplete: str) -> list[str]:
     return [kind for kind in get_args(Kind) if kind.startswith(incomplete)]
 
 
+CertifyInputsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--inputs-within",
+        metavar="R",
+        help="Certify for raw inputs from -R to R, or LOW:HIGH, in the units of the data; one for all features, or one "
+        "for each, separated by commas.",
+        show_default=False,
+    ),
+]
 CertifyRequireOption = Annotated[
     Kind | None,
     typer.Option(
@@ -66,6 +76,17 @@ PolicyRequireOption = Annotated[
         metavar=KIND_METAVAR,
         autocompletion=complete_kind,
         help="Weakest accepted kind of certificate.",
+        show_default=False,
+    ),
+]
+
+PolicyInputsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--inputs-within",
+        metavar="R",
+        help="Require that kind only of raw inputs from -R to R, or LOW:HIGH, as certify takes them; the range that "
+        "the version is certified for must hold it.",
         show_default=False,
     ),
 ]

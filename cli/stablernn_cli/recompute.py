@@ -24,7 +24,8 @@ RECOMPUTED = ("certificate recomputed", "parity recomputed")
 """Names of the checks that compute."""
 SIGNATURE = "signature of the graphs"
 """Name of the check that opens the graphs."""
-_COMPARED = ("kind", "holds", "norm", "contraction_rate", "states", "state_ball", "state_balls")
+_COMPARED_IN_RANGE = ("kind", "holds", "norm", "contraction_rate", "states", "state_balls")
+_COMPARED = (*_COMPARED_IN_RANGE, "state_ball")
 
 
 def check_graphs(version: Version, rules: PolicyRules | None = None) -> CheckResult:
@@ -193,15 +194,27 @@ def _differences(stored: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterato
     is_withdrawn = (
         stored.get("kind") == WITHDRAWN_KIND and stored.get("holds") is True and fresh["kind"] in ("bounded", "none")
     )
-    for key in _COMPARED:
+    for key, before, computed in _compared(stored, fresh):
         if is_withdrawn and key in ("kind", "holds"):
             continue
-        before, computed = stored.get(key), fresh[key]
         if not _is_same(before, computed):
             yield f"{key} {json.dumps(before)} is stored, {json.dumps(computed)} is computed"
             if key == "kind":
                 # The other figures of another kind differ anyway.
                 return
+
+
+def _compared(stored: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield key, stored and computed value of what must agree, also in the certificate for bounded inputs."""
+    for key in _COMPARED:
+        yield key, stored.get(key), fresh[key]
+    # Certificates of schema 1 have no such part, and none is computed then.
+    before, computed = stored.get("bounded_inputs"), fresh["bounded_inputs"]
+    if isinstance(before, Mapping) and isinstance(computed, Mapping):
+        for key in ("inputs", *_COMPARED_IN_RANGE):
+            yield f"bounded_inputs.{key}", before.get(key), computed[key]
+    else:
+        yield "bounded_inputs", before, computed
 
 
 def _is_same(stored: object, fresh: object) -> bool:

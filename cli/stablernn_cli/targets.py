@@ -14,6 +14,7 @@ from stablernn_cli.options import Device, Stamps
 from stablernn_cli.output import format_names
 
 if TYPE_CHECKING:
+    from stablernn.certificates.input_range import InputRange
     from stablernn.data.step_data import Data, Output
     from stablernn.nn.models import SequenceModel
     from stablernn.training import Config, TorchPredictor
@@ -255,19 +256,34 @@ def _target(name: str, predictor: TorchPredictor | ServedModel, facts: Mapping[s
     )
 
 
-def compute_certificate(text: str) -> tuple[str, dict[str, Any]]:
+def compute_certificate(text: str, inputs_within: str | None = None) -> tuple[str, dict[str, Any]]:
     """Return the name of a TARGET and its certificate, computed from its weights.
+
+    Args:
+        text: The words of the command line.
+        inputs_within: Range of the raw inputs, as ``--inputs-within`` takes it; None for inputs of any size, with a
+            second certificate for the range seen in training, if it is known.
 
     Raises:
         As :func:`open_target`.
+        stablernn.errors.ConfigError: If the range is none, or does not fit the model.
     """
     from stablernn.certificates.certificate import certify
+    from stablernn.certificates.input_range import InputRange
+    from stablernn.certificates.stored_certificate import certificate_document
     from stablernn.errors import UntrainedWarning
+    from stablernn.nn.training_calls import warn_of_missing_calls
 
-    name, model = open_weights(text)
+    # Before the model is loaded, which takes longer.
+    inputs = None if inputs_within is None else InputRange.parse(inputs_within)
+    name, model, default_range = _open_with_range(text)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UntrainedWarning)
-        document = certify(model).document()
+        if inputs is None:
+            warn_of_missing_calls(model, stacklevel=1)
+            document = certificate_document(model, inputs=default_range)
+        else:
+            document = {**certify(model, inputs_within=inputs).document(), "bounded_inputs": None}
     # No note, which --quiet would hide: a call was left out in training that the guarantee depends on.
     for entry in caught:
         print(f"Warning: {entry.message}", file=sys.stderr, flush=True)
@@ -280,11 +296,22 @@ def open_weights(text: str) -> tuple[str, SequenceModel]:
     Raises:
         As :func:`open_target`.
     """
+    name, model, _ = _open_with_range(text)
+    return name, model
+
+
+def _open_with_range(text: str) -> tuple[str, SequenceModel, InputRange | None]:
+    """Return the name of a TARGET, its torch model, and the range of inputs of its second certificate."""
+    from stablernn.certificates.input_range import InputRange, training_range
+
     if is_run(text):
         from stablernn.training import load_run
 
-        return text, load_run(Path(text)).model
+        run = load_run(Path(text))
+        return text, run.model, training_range(run.data)
     from stablernn.export.load_exported import reload
 
     version = find_version(text)
-    return version.ref, reload(version.read("config.json"), version.read("weights.safetensors"))
+    bounded = (version.manifest.certificate or {}).get("bounded_inputs")
+    inputs = InputRange.from_document(bounded.get("inputs")) if isinstance(bounded, Mapping) else None
+    return version.ref, reload(version.read("config.json"), version.read("weights.safetensors")), inputs

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from stablernn_registry.log import AliasEntry, LogEntry, PublishEntry, RecordEntry
     from stablernn_registry.model_version import ModelInfo, Record, Version
-    from stablernn_registry.policy import MetricRule, Policy, PolicyEntry, PolicyRules
+    from stablernn_registry.policy import InputRangeRule, MetricRule, Policy, PolicyEntry, PolicyRules
     from stablernn_registry.promotion import Check
     from stablernn_registry.refs import Ref, parse_ref
     from stablernn_registry.registry import Registry
@@ -48,6 +48,7 @@ __all__ = [
     "FileEntry",
     "GateRefused",
     "GraphSignature",
+    "InputRangeRule",
     "IntegrityError",
     "LogEntry",
     "Manifest",
@@ -87,6 +88,7 @@ _MODULES = {
     "FileEntry": "documents.manifest",
     "GateRefused": "errors",
     "GraphSignature": "documents.signature",
+    "InputRangeRule": "policy",
     "IntegrityError": "errors",
     "LogEntry": "log",
     "Manifest": "documents.manifest",

@@ -9,9 +9,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from stablernn_registry import log
 from stablernn_registry.disk.layout import POLICY, Layout
@@ -84,12 +94,41 @@ class MetricRule(_FrozenModel):
     better: Literal["higher", "lower"]
 
 
+class InputRangeRule(_FrozenModel):
+    """The range of raw inputs, in the units of the data, for which a kind of certificate is required.
+
+    Attributes:
+        lower: Smallest value of each feature; one number stands for all features.
+        upper: Largest values, as many, each greater than the smallest.
+    """
+
+    lower: list[Annotated[float, Field(allow_inf_nan=False)]] = Field(min_length=1)
+    upper: list[Annotated[float, Field(allow_inf_nan=False)]]
+
+    @model_validator(mode="after")
+    def _check_order(self) -> InputRangeRule:
+        if len(self.lower) != len(self.upper) or any(
+            low >= high for low, high in zip(self.lower, self.upper, strict=True)
+        ):
+            raise ValueError("each lower must be below the upper of the same feature")
+        return self
+
+    def ranges(self, features: int) -> list[tuple[float, float]] | None:
+        """Return the range of each of a number of features, or None if the rule is for another number."""
+        ranges = list(zip(self.lower, self.upper, strict=True))
+        return ranges * features if len(ranges) == 1 else ranges if len(ranges) == features else None
+
+
+_INPUTS = "inputs_within"
+
+
 class PolicyRules(_FrozenModel):
     """Requirements for a version before an alias may point to it; None requires nothing.
 
     Attributes:
         kind: Weakest kind of certificate that is accepted. The withdrawn kind ``local`` counts as ``bounded``, and a
             warning is logged.
+        inputs_within: Range of inputs for which ``kind`` is required; None for all inputs. It needs ``kind``.
         max_parity: Largest accepted ``max_rel_error`` in the parity report, 0 or more.
         metric: Metric that must not get worse.
         model_signature: True to require a signature of both graphs, which programs that open the graphs compare with
@@ -100,6 +139,19 @@ class PolicyRules(_FrozenModel):
     max_parity: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     metric: MetricRule | None = None
     model_signature: Literal[True] | None = None
+    inputs_within: InputRangeRule | None = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out_no_range(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Programs from before this rule refuse lines with fields that they do not know.
+        fields: dict[str, Any] = handler(self)
+        return fields if self.inputs_within is not None else {key: fields[key] for key in fields if key != _INPUTS}
+
+    @model_validator(mode="after")
+    def _check_range_has_kind(self) -> PolicyRules:
+        if self.inputs_within is not None and self.kind is None:
+            raise ValueError("inputs_within needs the kind that is required for these inputs")
+        return self
 
     @classmethod
     def parse(cls, rules: PolicyRules | Mapping[str, object]) -> PolicyRules:

@@ -6,13 +6,21 @@ again) are passed in by the caller as a ``Check``, so that this package never im
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stablernn_registry.checks import CheckResult
-from stablernn_registry.documents.certificates import KINDS, Kind, current_certificate, format_kind, is_as_strong
-from stablernn_registry.policy import MetricRule, PolicyRules
+from stablernn_registry.documents.certificates import (
+    KINDS,
+    Kind,
+    current_certificate,
+    format_input_ranges,
+    format_kind,
+    input_ranges,
+    is_as_strong,
+)
+from stablernn_registry.policy import InputRangeRule, MetricRule, PolicyRules
 
 if TYPE_CHECKING:
     from stablernn_registry.model_version import Version
@@ -44,7 +52,7 @@ def format_failures(results: tuple[CheckResult, ...]) -> str:
 def check_policy(rules: PolicyRules, candidate: Version, current: Version | None) -> Iterator[CheckResult]:
     """Yield a result for each rule of the policy; a rule whose figure is missing fails."""
     if rules.kind is not None:
-        yield CheckResult("policy kind", *_check_kind(rules.kind, candidate))
+        yield CheckResult("policy kind", *_check_kind(rules.kind, rules.inputs_within, candidate))
     if rules.max_parity is not None:
         yield CheckResult("policy parity", *_check_parity(rules.max_parity, candidate))
     if rules.metric is not None:
@@ -53,10 +61,39 @@ def check_policy(rules: PolicyRules, candidate: Version, current: Version | None
         yield CheckResult("policy model signature", *_check_signature(candidate))
 
 
-def _check_kind(required_kind: Kind, candidate: Version) -> tuple[bool, str]:
+def _check_kind(required_kind: Kind, within: InputRangeRule | None, candidate: Version) -> tuple[bool, str]:
     certificate = current_certificate(candidate.manifest.certificate)
     if certificate is None:
         return False, f"no certificate is stored, kind '{required_kind}' is required"
+    result = _check_strength(required_kind, certificate, candidate)
+    if within is None or result[0]:
+        # What holds for all inputs holds for those of any range.
+        return result
+    bounded = certificate.get("bounded_inputs")
+    certified = input_ranges(bounded) if isinstance(bounded, Mapping) else None
+    if not isinstance(bounded, Mapping) or certified is None:
+        return False, (
+            f"{result[1]}; the version has no certificate for inputs within a range, export it again with this version "
+            "of stablernn"
+        )
+    required = within.ranges(len(certified))
+    if required is None:
+        return False, f"the rule has ranges of {len(within.lower)} features, the version has {len(certified)}"
+    texts = format_input_ranges(certified), format_input_ranges(required)
+    pairs = zip(certified, required, strict=True)
+    if not all(low <= needed_low and needed_high <= high for (low, high), (needed_low, needed_high) in pairs):
+        return False, f"the version's certificate is for inputs {texts[0]}, '{required_kind}' is required {texts[1]}"
+    ok, detail = _check_strength(required_kind, bounded, candidate)
+    if not ok and required != certified:
+        # A smaller range can prove more, which only the weights can tell.
+        detail = (
+            f"{detail}, for inputs {texts[0]}; for the smaller range that is required, {texts[1]}, no certificate is "
+            f"stored: see stablernn certify {candidate.ref} --inputs-within, and set the rule for the version's range"
+        )
+    return ok, f"{detail}, {texts[1]}" if ok else detail
+
+
+def _check_strength(required_kind: Kind, certificate: Mapping[str, Any], candidate: Version) -> tuple[bool, str]:
     kind = certificate.get("kind")
     if kind not in KINDS:
         return False, f"the certificate's kind must be one of {', '.join(KINDS)}, got {kind!r:.100}"

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stablernn_runtime.errors import InputError
+from stablernn_runtime.input_guard import InputGuard
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class StateGuard:
         balls: By the name of the state input.
         violation_count: How often a computed state lay outside its ball, since the version was opened.
         ratio: The largest norm of a state in the last run, as a share of the radius of its ball.
+        inputs: The range of inputs of the certificate for bounded inputs. Balls are those for all inputs.
     """
 
     def __init__(self, certificate: Mapping[str, Any] | None, states: Sequence[str]) -> None:
@@ -62,7 +64,8 @@ class StateGuard:
             states: The state inputs that the graphs have.
 
         Raises:
-            ValueError: If the certificate names another state, or its balls cannot be read; half a sentence.
+            ValueError: If the certificate names another state, or its balls or its range of inputs cannot be read;
+                half a sentence.
         """
         try:
             balls = [StateBall.model_validate(ball) for ball in (certificate or {}).get("state_balls") or ()]
@@ -74,6 +77,7 @@ class StateGuard:
             if ball.state not in states:
                 raise ValueError(f"its certificate speaks of the state '{ball.state}', which its graphs do not have.")
         self.balls = {ball.state: ball for ball in balls}
+        self.inputs = InputGuard(certificate)
         self.violation_count = 0
         self.ratio = 0.0
         # Guards the count, which runs on several threads increase.

@@ -121,6 +121,11 @@ class Settings(BaseSettings):
         description="Addresses or networks of proxies, * for all, whose X-Forwarded-For and X-Forwarded-Proto are "
         "trusted and whose idle connections have no limit of their own; in the environment separated by commas.",
     )
+    refuse_inputs_outside: bool = Field(
+        False,
+        description="Refuse samples outside the range of inputs for which a version is certified; default: they are "
+        "answered, counted and named in the response.",
+    )
     max_elements: int = Field(2**25, ge=1, description="Numbers in the inputs, outputs and states of one padded batch.")
     max_steps: int = Field(100_000, ge=1, description="Time steps of one padded batch.")
     read_timeout_seconds: float = Field(

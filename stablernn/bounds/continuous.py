@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from stablernn.bounds.intervals import FLOAT32_EPSILON
 from stablernn.bounds.linalg import (
     EPSILON,
     Matrix,
@@ -23,7 +24,7 @@ from stablernn.bounds.linalg import (
     smallest_singular_value_lower_bound,
 )
 from stablernn.bounds.lure import LureSystem, lure_rate
-from stablernn.bounds.step_bound import FLOAT32_EPSILON, Hypothesis, StepBound
+from stablernn.bounds.step_bound import Hypothesis, StepBound
 
 
 def theorem_1_conditions(linear: Matrix, recurrent: Matrix) -> tuple[Hypothesis, ...]:

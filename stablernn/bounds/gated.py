@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from stablernn.bounds.intervals import Box
 from stablernn.bounds.linalg import EPSILON, Matrix, round_to_float32
 from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
 
@@ -68,44 +69,125 @@ def gated_bound(
     )
 
 
+def largest_convex_step(
+    old: Matrix,
+    gate: Matrix,
+    candidate: Matrix,
+    *,
+    states: Box,
+    candidates: Box,
+    shares: Box,
+    gate_slope: Callable[[Matrix], Matrix] = lambda share: share,
+) -> Matrix:
+    """Bound ``d next / d state`` of ``next = s state + (1 - s) tanh(v)``, whose share ``s`` depends on the state too.
+
+    Args:
+        old: ``(n,)``, of the state itself.
+        gate: ``(n,)``, of the argument of the sigmoid that ``s`` is made of.
+        candidate: ``(n,)``, of ``v``.
+        states: Range of the state that is mixed.
+        candidates: Range of ``tanh(v)``.
+        shares: Range of ``s``.
+        gate_slope: Returns for shares ``(k, n)`` the slope of ``s`` divided by ``1 - s``, not decreasing with them.
+    """
+    smallest, largest = candidates.smallest_modulus, candidates.modulus
+    distances, farthest = candidates.distance(states), states.modulus
+
+    def mixed_in(share: Matrix) -> Matrix:
+        slope = gate_slope(share) * gate
+        # The slope of the share is multiplied by |tanh(v) - state|, which is at most |state| + |tanh(v)|, with
+        # (1 - tanh^2) candidate at the same argument, and at most the distance of the two ranges.
+        together = slope * farthest + largest_bend(candidate, slope, smallest, largest)
+        return np.minimum(together, slope * distances + (1 - smallest**2) * candidate)
+
+    return largest_mix(old, mixed_in, shares.lower, shares.upper)
+
+
 def _largest_ratio(row_sums: Matrix, weights: Matrix) -> float:
     """Return at least the largest ratio, and exactly 1 rather than slightly more if none exceeds 1."""
     rate = float((row_sums / weights).max()) * (1 + 4 * EPSILON)
     return min(rate, 1.0) if (row_sums <= weights).all() else rate
 
 
-def largest_mix(old: Matrix, new: Callable[[Matrix], Matrix], smallest_share: float = 0.0) -> Matrix:
-    """Return at least ``s old + (1 - s) new(s)`` for every share ``s`` up to 1, coordinate by coordinate.
+def largest_mix(
+    old: Matrix,
+    new: Callable[[Matrix], Matrix],
+    smallest_share: Matrix | float = 0.0,
+    largest_share: Matrix | float = 1.0,
+) -> Matrix:
+    """Return at least ``s old + (1 - s) new(s)`` for every share ``s``, coordinate by coordinate.
 
-    Exactly ``old`` where ``new(1)`` is smaller.
+    Exactly ``old`` where ``new(1)`` is smaller and shares go up to 1.
 
     Args:
         old: ``(n,)``, not negative.
-        new: Returns, for shares ``(k, 1)``, the values ``(k, n)`` that are mixed in, not decreasing with the share.
-        smallest_share: Where shares begin, 0 to 1.
+        new: Returns, for shares ``(k, n)``, the values ``(k, n)`` that are mixed in, not decreasing with the share.
+        smallest_share: Where shares begin, ``(n,)`` or a number, from 0 to 1.
+        largest_share: Where they end.
     """
-    shares = np.linspace(smallest_share, 1, 257)[:, None]
+    start, end = np.broadcast_to(smallest_share, old.shape), np.broadcast_to(largest_share, old.shape)
+    shares: Matrix = np.linspace(start, end, 257)
     safe = 1 + 64 * len(old) * EPSILON
-    # Within an interval (1 - s) is largest at its start and new(s) at its end.
-    excess = ((1 - shares[:-1]) * (new(shares[1:]) * safe - old)).max(axis=0)
-    return np.where(excess > 0, (old + excess) * (1 + 4 * EPSILON), old)
+    difference = new(shares[1:]) * safe - old
+    # Within an interval 1 - s is largest at its start and smallest at its end, and new(s) is largest at its end.
+    excess = (np.where(difference > 0, 1 - shares[:-1], 1 - shares[1:]) * difference).max(axis=0)
+    # Where both nearly cancel, the rounding is a share of what is subtracted.
+    return np.where(excess == 0, old, (old + excess) * (1 + 4 * EPSILON) + np.where(excess < 0, 8 * EPSILON * old, 0.0))
 
 
-def largest_bend(slope: Matrix, shift: Matrix) -> Matrix:
-    """Return the largest of ``(1 - t^2) slope + t shift`` over ``t`` from 0 to 1, entry by entry, for entries >= 0.
+def largest_bend(slope: Matrix, shift: Matrix, smallest: Matrix | float = 0.0, largest: Matrix | float = 1.0) -> Matrix:
+    """Return the largest of ``(1 - t^2) slope + t shift`` over ``t``, entry by entry, for entries >= 0.
 
     With ``t`` the modulus of a tanh this is a term that goes by its slope and one that grows with its value.
+
+    Args:
+        slope: Any shape.
+        shift: Any shape.
+        smallest: Where the values of ``t`` begin, from 0 to 1.
+        largest: Where they end.
     """
-    # The maximum is at t = shift / (2 slope), or at 1 if that lies beyond.
-    is_inside = shift <= 2 * slope
-    return np.where(is_inside, slope + shift * (shift / np.where(is_inside & (slope > 0), 4 * slope, 1.0)), shift)
+    # The maximum is at t = shift / (2 slope), or at the nearest end if that lies beyond.
+    is_inside = (slope > 0) & (shift <= 2 * slope)
+    peak = np.where(is_inside, shift / np.where(is_inside, 2 * slope, 1.0), 1.0)
+    t = np.clip(peak, smallest, largest)
+    bend: Matrix = ((1 - t**2) * slope + t * shift) * (1 + 8 * EPSILON)
+    return bend
 
 
-def largest_gated(value: Matrix, change: Matrix) -> Matrix:
-    """Return the largest of ``r value + r (1 - r) change`` over ``r`` from 0 to 1, entry by entry, for entries >= 0.
+def largest_gated(
+    value: Matrix, change: Matrix, smallest: Matrix | float = 0.0, largest: Matrix | float = 1.0
+) -> Matrix:
+    """Return the largest of ``r value + r (1 - r) change`` over ``r``, entry by entry, for entries >= 0.
 
     With ``r`` a sigmoid this is a term that it lets through and one that goes by its slope.
+
+    Args:
+        value: Any shape.
+        change: Any shape.
+        smallest: Where the values of ``r`` begin, from 0 to 1.
+        largest: Where they end.
     """
-    # The maximum is at r = (value + change) / (2 change), or at 1 if that lies beyond.
+    # The maximum is at r = (value + change) / (2 change), or at the nearest end if that lies beyond.
     is_inside = value < change
-    return np.where(is_inside, (value + change) ** 2 / np.where(is_inside, 4 * change, 1.0), value)
+    peak = np.where(is_inside, (value + change) / np.where(is_inside, 2 * change, 1.0), 1.0)
+    r = np.clip(peak, smallest, largest)
+    gated: Matrix = (r * value + r * (1 - r) * change) * (1 + 8 * EPSILON)
+    return gated
+
+
+def largest_gated_tanh(value: Matrix, change: Matrix, gate: Box, bent: Box) -> Matrix:
+    """Return the largest of ``r (1 - t^2) value + r (1 - r) t change``, entry by entry, for entries >= 0.
+
+    With ``r`` a sigmoid and ``t`` the modulus of a tanh this is the slope of their product.
+
+    Args:
+        value: ``(n,)``, of the argument of the tanh.
+        change: ``(n,)``, of the argument of the sigmoid.
+        gate: Range of ``r``.
+        bent: Range of the tanh.
+    """
+    ends = np.linspace(bent.smallest_modulus, bent.modulus, 65)
+    # Within an interval 1 - t^2 is largest at its start and t at its end.
+    products = largest_gated((1 - ends[:-1] ** 2) * value, ends[1:] * change, gate.lower, gate.upper)
+    largest: Matrix = products.max(axis=0)
+    return largest

@@ -1,4 +1,4 @@
-"""The types in which bounds on one step of a cell are stated, for all states and all inputs.
+"""The types in which bounds on one step of a cell are stated, for all states and all inputs or those within a box.
 
 :mod:`stablernn.bounds.lure` computes them for Lur'e systems and :mod:`stablernn.bounds.gated` for gated steps; other
 cells derive theirs by hand.
@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from stablernn.bounds.intervals import Box
 from stablernn.bounds.linalg import EPSILON, Matrix
 from stablernn.bounds.linear_response import ImpulseResponse
 
@@ -19,7 +20,6 @@ Norm = Literal["l2", "weighted-l2", "linf"]
 Subject = Literal["step", "single Jacobians", "differential equation", "limit of many inner steps"]
 """The subject of a condition. Only the first is the step that a model takes. Eigenvalues of the Jacobian at one state,
 and the differential equation that a step discretizes, decide nothing about a sequence of steps."""
-FLOAT32_EPSILON = float(np.finfo(np.float32).eps)
 GELU_SLOPE = (1 + math.erf(1)) / 2 + math.exp(-1) / math.sqrt(math.pi) + 4 * EPSILON
 """The largest slope of GELU, at the root of 2, about 1.129; the smallest is 1 less this."""
 
@@ -60,11 +60,21 @@ class Ball:
         state: The name of the state tensor, one of the cell's ``state_names``.
         norm: ``linf`` (the infinity norm) or ``l2``.
         radius: Its size; the center is the origin.
+        box: A smaller set with the same property, an interval for each coordinate, for inputs of a bounded size; None
+            if there is none. Rates and gains are then of states within it.
     """
 
     state: str
     norm: Literal["l2", "linf"]
     radius: float
+    box: Box | None = None
+
+
+def ball_of(state: str, box: Box) -> Ball:
+    """Return the ball of the infinity norm around a finite box that no step leaves."""
+    radius = float(np.max(box.modulus, initial=0.0))
+    is_cube = bool((box.upper == radius).all() and (box.lower == -radius).all())
+    return Ball(state, "linf", radius, None if is_cube else box)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.intervals import Box
 from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.lure import LureSystem, lure_bound
 from stablernn.bounds.step_bound import StepBound, irregular_step_bound
@@ -194,6 +195,16 @@ class StableCell(nn.Module):
         """
         step = self.lure_system()
         return StepBound() if step is None else lure_bound(step)
+
+    def step_bound_within(self, inputs: Box) -> StepBound:
+        """Prove bounds of a regular step for inputs within a box, and states within the boxes of the bound's balls.
+
+        Gates are then bounded away from 0 and 1.
+
+        Args:
+            inputs: ``(input_size,)`` intervals, finite.
+        """
+        return self.step_bound()
 
     @property
     def certifies_irregular(self) -> bool:

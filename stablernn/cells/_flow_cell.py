@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import StableCell, uniform_
+from stablernn.bounds.intervals import Box
+from stablernn.bounds.linalg import Matrix
+from stablernn.cells._base import StableCell, float64, uniform_
 
 
 class FlowCell(StableCell):
@@ -35,6 +38,25 @@ class FlowCell(StableCell):
     def flow_weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return F_1, c_1, F_2 and c_2."""
         return self.flow_in, self.flow_in_bias, self.flow_out, self.flow_out_bias
+
+    def velocity_bounds(self) -> Matrix:
+        """Return the largest modulus of each coordinate of f, ``(hidden,)``."""
+        bounds: Matrix = np.abs(float64(self.flow_out)).sum(axis=1) + np.abs(float64(self.flow_out_bias))
+        return bounds
+
+    def flow_move(self, start: Box, length: float) -> Box:
+        """Return the range of the change of the state along the flow, in any steps of any solver.
+
+        Args:
+            start: Of the state before the flow.
+            length: Time of the flow.
+        """
+        flow_in, flow_in_bias, flow_out, flow_out_bias = map(float64, self.flow_weights())
+        # Wherever a solver takes a velocity, the state has moved by at most the largest one; what it adds in the end is
+        # the mean of velocities, times the length.
+        reach = length * self.velocity_bounds()
+        passed = start.plus(Box(-reach, reach))
+        return passed.affine(flow_in, flow_in_bias).tanh().affine(flow_out, flow_out_bias).scaled(length)
 
 
 def network_velocity(flow_weights: tuple[Tensor, ...]) -> Callable[[Tensor], Tensor]:

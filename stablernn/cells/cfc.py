@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.gated import gated_bound, largest_bend
+from stablernn.bounds.intervals import Box, shrink_invariant
 from stablernn.bounds.linalg import EPSILON, Matrix, norm_upper_bound, row_norms
-from stablernn.bounds.step_bound import GELU_SLOPE, Ball, StepBound
+from stablernn.bounds.step_bound import GELU_SLOPE, StepBound, ball_of
 from stablernn.cells._base import StableCell, State, check_at_least, check_choice, float64
 from stablernn.cells._catalog import register_cell
 
@@ -113,7 +115,7 @@ class CfCCell(StableCell):
         check_choice(self, "init", init, ("memory", "xavier"))
         self.backbone_layers = backbone_layers
         self.backbone_units = backbone_units
-        self.activation = activation
+        self.activation: Activation = activation
         self.init = init
         head, units = 4 * hidden_size, hidden_size if backbone_units is None else backbone_units
         first = units if backbone_layers else head
@@ -157,29 +159,54 @@ class CfCCell(StableCell):
         return self.weight_hh
 
     def step_bound(self) -> StepBound:
-        # A row of the Jacobian is p F1 + q F2 + r (Ta + Tb), times that of the backbone, where p and q are not negative
-        # and (p + q)^2 + 4 r^2 <= 1: with m the mean of both squared tanh, p + q = 1 - m and |r| <= sqrt(m) / 2.
-        ball = Ball("hidden", "linf", 1.0)
+        return self.step_bound_within(Box.around_zero(self.input_size, math.inf))
+
+    def step_bound_within(self, inputs: Box) -> StepBound:
+        drive = inputs.affine(float64(self.weight_ih), float64(self.bias_ih))
+
+        def candidates(states: Box) -> tuple[Box, Box]:
+            f1, f2, *_ = self._ranges(drive, states)[0].split(4)
+            return f1.tanh(), f2.tanh()
+
+        states = Box.around_zero(self.hidden_size, 1.0)
+        if inputs.is_finite:
+            # Each step is a convex combination of both candidates.
+            states = shrink_invariant(states, lambda states: Box.hull(*candidates(states)))
+        heads, slopes = self._ranges(drive, states)
+        t1, t2 = candidates(states)
+        *_, rate_head, offset_head = heads.split(4)
+        gate, tanh_distance = rate_head.plus(offset_head).sigmoid(), t1.distance(t2)
         margin = 1 + 64 * max(self.weight_hh.shape) * EPSILON
 
         def largest(rows: Matrix) -> Matrix:
-            f1, f2, gate = np.split(rows, 3)
-            return largest_bend(np.maximum(f1, f2), gate / 2) * margin
+            # A row of the Jacobian is p F1 + q F2 + r (Ta + Tb), times that of the backbone, with
+            # p = (1 - s) (1 - t1^2), q = s (1 - t2^2) and r = s (1 - s) (t2 - t1): a parabola in s. And with m the mean
+            # of both squared tanh, p + q = 1 - m and |r| <= sqrt(m) / 2.
+            f1, f2, gate_rows = np.split(rows, 3)
+            joint = largest_bend(np.maximum(f1, f2), gate_rows / 2) * margin
+            if not inputs.is_finite:
+                return joint
+            first, second = (1 - t1.smallest_modulus**2) * f1, (1 - t2.smallest_modulus**2) * f2
+            bend = tanh_distance * gate_rows
+            with np.errstate(over="ignore"):
+                peak = 0.5 + (second - first) / (2 * np.maximum(bend, np.finfo(np.float64).tiny))
+            s = np.clip(peak, gate.lower, gate.upper)
+            separate = (1 - s) * first + s * second + s * (1 - s) * bend
+            smaller: Matrix = np.minimum(joint, separate * margin)
+            return smaller
 
-        state_entries = self._bound_products(self.weight_hh, np.abs, _heads)
-        input_entries = self._bound_products(self.weight_ih, np.abs, _heads)
+        state_entries = self._bound_entries(self.weight_hh, slopes)
+        input_entries = self._bound_entries(self.weight_ih, slopes)
+        balls = (ball_of("hidden", states),)
         by_row = gated_bound(
             lambda weights: largest(state_entries @ weights),
             largest(row_norms(input_entries)),
             covers=("hidden",),
             output=slice(None),
-            balls=(ball,),
+            balls=balls,
         )
-        rate, gain = (
-            float(self._bound_products(weight, _norm, _stacked_heads)[0, 0]) * margin
-            for weight in (self.weight_hh, self.weight_ih)
-        )
-        by_norm = StepBound(covers=("hidden",), norm="l2", rate=rate, gain=gain, output_gain=1.0, balls=(ball,))
+        rate, gain = (self._bound_norm(weight, slopes) * margin for weight in (self.weight_hh, self.weight_ih))
+        by_norm = StepBound(covers=("hidden",), norm="l2", rate=rate, gain=gain, output_gain=1.0, balls=balls)
         # Two proofs about the same step: take the one with the smaller rate.
         return min(by_norm, by_row, key=lambda bound: bound.rate)
 
@@ -187,25 +214,65 @@ class CfCCell(StableCell):
         # The state is a convex combination of two tanh after any time; a rate is proved for the regular step only.
         return StepBound(balls=self.step_bound().balls)
 
-    def _bound_products(
-        self, first: Tensor, magnitude: Callable[[Matrix], Matrix], heads: Callable[[Matrix], Matrix]
-    ) -> Matrix:
-        """Return an upper bound of the magnitude of the product of all maps, whatever the slopes of the activation.
+    def _ranges(self, drive: Box, states: Box) -> tuple[Box, list[Box]]:
+        """Return the ranges of the four heads and of the slopes of each layer of the backbone.
 
         Args:
-            first: Matrix of the first map, on the state or on the input.
-            magnitude: Function that maps a matrix to the moduli of its entries, or to its norm, ``(1, 1)``.
-            heads: Function that combines the four heads of the last map.
+            drive: Of the first map's input part.
+            states: Of the state.
         """
+        if not drive.is_finite:
+            # Certificates for all inputs do not use that a bounded activation narrows the layers above it.
+            slopes = [self._all_slopes(weight.shape[1]) for weight in self.materialize()[1::2]]
+            return Box.around_zero(4 * self.hidden_size, math.inf), slopes
+        values, slopes = drive.plus(states.affine(float64(self.weight_hh))), []
+        other_maps = self.materialize()[1:]
+        for weight, bias in zip(other_maps[::2], other_maps[1::2], strict=True):
+            activated, slope = _activated(values, self.activation)
+            slopes.append(slope)
+            values = activated.affine(float64(weight), float64(bias))
+        return values, slopes
+
+    def _all_slopes(self, size: int) -> Box:
+        """Return the range of the slopes of the activation, whatever its arguments, for ``size`` units."""
+        smallest, largest = _SLOPE_RANGES[self.activation]
+        return Box(np.full(size, smallest), np.full(size, largest))
+
+    def _maps(self, first: Tensor) -> list[Matrix]:
+        """Return the matrices of all maps, ``first`` in place of the first, the heads combined."""
         maps = [float64(first), *(float64(weight) for weight in self.materialize()[1::2])]
-        maps[-1] = heads(maps[-1])
-        min_slope, max_slope = _SLOPE_RANGES[self.activation]
-        # Every product is the center, at the middle slope, plus a matrix whose magnitude is within the radius.
-        center, radius = maps[0], 0 * magnitude(maps[0])
-        for matrix in maps[1:]:
-            radius = magnitude(matrix) @ ((max_slope - min_slope) / 2 * magnitude(center) + max_slope * radius)
-            center = (max_slope + min_slope) / 2 * matrix @ center
-        return magnitude(center) + radius
+        maps[-1] = _heads(maps[-1])
+        return maps
+
+    def _bound_entries(self, first: Tensor, slopes: Sequence[Box]) -> Matrix:
+        """Return at least the moduli of the entries of the product of all maps, whatever the slopes within ranges."""
+        center, *matrices = self._maps(first)
+        # Every product is the center, at the middle slopes, plus a matrix whose entries are within the radius.
+        radius = np.zeros_like(center)
+        for matrix, slope in zip(matrices, slopes, strict=True):
+            half, largest = (slope.upper - slope.lower)[:, None] / 2, slope.modulus[:, None]
+            radius = np.abs(matrix) @ (half * np.abs(center) + largest * radius)
+            center = matrix @ ((slope.upper + slope.lower)[:, None] / 2 * center)
+        return np.abs(center) + radius
+
+    def _bound_norm(self, first: Tensor, slopes: Sequence[Box]) -> float:
+        """Return at least the norm of the rows of a Jacobian, see :func:`_stacked_heads`, for slopes within ranges."""
+        # Ranges that differ from unit to unit can have a larger norm than the range that holds them all.
+        widest = [self._all_slopes(len(slope.lower)) for slope in slopes]
+        return min(self._norm_for_slopes(first, ranges) for ranges in (slopes, widest))
+
+    def _norm_for_slopes(self, first: Tensor, slopes: Sequence[Box]) -> float:
+        center, *matrices = [float64(first), *(float64(weight) for weight in self.materialize()[1::2])]
+        if not matrices:
+            center = _stacked_heads(center)
+        else:
+            matrices[-1] = _stacked_heads(matrices[-1])
+        radius = 0.0
+        for matrix, slope in zip(matrices, slopes, strict=True):
+            half, largest = float((slope.upper - slope.lower).max()) / 2, float(slope.modulus.max())
+            radius = norm_upper_bound(matrix) * (half * norm_upper_bound(center) + largest * radius)
+            center = matrix @ ((slope.upper + slope.lower)[:, None] / 2 * center)
+        return norm_upper_bound(center) + radius
 
     def materialize(self) -> tuple[Tensor, ...]:
         """Return the first map's matrix on the state, then matrix and bias of each other map, the head's last."""
@@ -268,5 +335,19 @@ def _stacked_heads(head: Matrix) -> Matrix:
     return np.concatenate([mean / share**0.5, difference / (1 - share) ** 0.5, gate / 2])
 
 
-def _norm(matrix: Matrix) -> Matrix:
-    return np.array([[norm_upper_bound(matrix)]])
+def _activated(values: Box, activation: Activation) -> tuple[Box, Box]:
+    """Return the ranges of a nonlinearity and of its slopes."""
+    lowest, highest = (np.full(len(values.lower), end) for end in _SLOPE_RANGES[activation])
+    everywhere = Box(lowest, highest)
+    match activation:
+        case "relu":
+            return values.relu(), Box((values.lower >= 0).astype(float), (values.upper > 0).astype(float))
+        case "silu":
+            return values.silu(), everywhere
+        case "gelu":
+            return values.gelu(), everywhere
+    size, steepness = (1.7159, 0.666) if activation == "lecun_tanh" else (1.0, 1.0)
+    bent = values.scaled(steepness).tanh()
+    # 1 - tanh^2, widened by its rounding.
+    slopes = Box(1 - bent.modulus**2 - 8 * EPSILON, 1 - bent.smallest_modulus**2 + 8 * EPSILON)
+    return bent.scaled(size), slopes.scaled(size * steepness).meet(everywhere)

@@ -3,10 +3,15 @@ gated recurrent neural network", NeurIPS 2018."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import State, check_choice, check_finite
+from stablernn.bounds.gated import gated_bound, largest_mix
+from stablernn.bounds.intervals import FLOAT32_EPSILON, Box, accumulated_rounding, grow_invariant, sigmoid
+from stablernn.bounds.linalg import EPSILON, Matrix, row_norms
+from stablernn.bounds.step_bound import StepBound, ball_of
+from stablernn.cells._base import State, check_choice, check_finite, float64
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._fast import (
     GATE_NONLINEARITIES,
@@ -62,6 +67,45 @@ class _GatedFastCell(FastCell):
     def scalars(self) -> tuple[Tensor, ...]:
         return torch.sigmoid(self.zeta), torch.sigmoid(self.nu)
 
+    def step_bound_within(self, inputs: Box) -> StepBound:
+        if (self.nonlinearity, self.gate_nonlinearity) != ("tanh", "sigmoid"):
+            return self.step_bound()
+        size = self.hidden_size
+        zeta, nu = (float(scalar.detach()) for scalar in self.scalars())
+        bias_z, bias_h = np.split(float64(self._quantized(self.bias_ih)), 2)
+        matrix, drive = self.multiply_factors(self._recurrent), inputs.affine(self.multiply_factors(self._input))
+
+        def ranges(states: Box) -> tuple[Box, Box, Box]:
+            p = drive.plus(states.affine(matrix))
+            gate, candidates = p.plus(Box(bias_z, bias_z)), p.plus(Box(bias_h, bias_h)).tanh()
+            # z h + (zeta (1 - z) + nu) t does not leave a range with t (zeta + nu / (1 - z)) in it.
+            opening = sigmoid(-gate.upper)
+            scaled = candidates.with_zero().scaled(zeta + nu / np.maximum(opening, FLOAT32_EPSILON))
+            return gate.sigmoid(), candidates, scaled.scaled(accumulated_rounding(opening))
+
+        states = grow_invariant(size, lambda states: ranges(states)[2])
+        if states is None:
+            return self.step_bound()
+        gate, candidates, _ = ranges(states)
+
+        def mixed(old: Matrix, by_p: Matrix) -> Matrix:
+            # z (1 - z) (h - zeta t) + (zeta (1 - z) + nu) (1 - t^2), by the argument that both have in common.
+            smallest = candidates.smallest_modulus
+            farthest = states.distance(Box(zeta * candidates.lower, zeta * candidates.upper))
+
+            def new(share: Matrix) -> Matrix:
+                return by_p * (share * farthest + zeta * (1 - smallest**2))
+
+            return largest_mix(old, new, gate.lower, gate.upper) + nu * (1 - smallest**2) * by_p * (1 + 64 * EPSILON)
+
+        return gated_bound(
+            lambda weights: mixed(weights, np.abs(matrix) @ weights),
+            mixed(np.zeros(size), row_norms(self.multiply_factors(self._input))),
+            covers=("hidden",),
+            output=slice(None),
+            balls=(ball_of("hidden", states),),
+        )
+
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         zeta, nu, bias_z, bias_h = weights[:4]
@@ -114,8 +158,10 @@ class FastGRNNCell(_GatedFastCell):
         By construction with tanh (the default) or quant_tanh: :math:`|h_t| \le \max(|h_{t-1}|, \sigma(\zeta)) +
         \sigma(\nu)` in every coordinate. A gate at one keeps the state and still adds to it, so that it can grow for
         as long as the gate stays there; below :math:`\sigma(\zeta)` one step can add more than :math:`\sigma(\nu)`.
-        Nothing makes trajectories approach each other, and no rate is proved: the slope of the gate is multiplied by
-        the state, which has no invariant ball. In evaluation the size of the model, too, holds by construction.
+        Nothing makes trajectories approach each other, and for all inputs no rate is proved: the slope of the gate is
+        multiplied by the state, which has no invariant ball. For inputs within a range there is one if the weights are
+        small, and with it a rate (tanh and sigmoid only). In evaluation the size of the model, too, holds by
+        construction.
 
     Args:
         input_size: Features per time step.

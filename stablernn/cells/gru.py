@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.gated import gated_bound, largest_bend, largest_gated, largest_mix
+from stablernn.bounds.gated import gated_bound, largest_convex_step, largest_gated
+from stablernn.bounds.intervals import Box, accumulated_rounding, shrink_invariant, sigmoid
 from stablernn.bounds.linalg import Matrix, row_norms
-from stablernn.bounds.step_bound import Ball, StepBound
+from stablernn.bounds.step_bound import StepBound, ball_of
 from stablernn.cells._base import StableCell, State, float64, uniform_
 from stablernn.cells._catalog import register_cell
 
@@ -52,7 +54,8 @@ class GRUCell(StableCell):
     Guarantee:
         The bound by construction: a state within 1 in every coordinate stays so, since each step mixes it with a tanh.
         If the recurrent weights are small, no step drives two states within 1 apart, in a weighted infinity norm. No
-        rate below 1 holds for all inputs: they can bring z arbitrarily close to 1.
+        rate below 1 holds for all inputs: they can bring z arbitrarily close to 1. Inputs within a range cannot, and
+        small weights contract.
 
     Args:
         input_size: Features per time step.
@@ -93,26 +96,51 @@ class GRUCell(StableCell):
         return self.weight_hh
 
     def step_bound(self) -> StepBound:
-        # Moduli of the recurrent matrices, (hidden, hidden), and norms of the rows of the input matrices, (hidden,)
-        u_r, u_z, u_n = np.abs(float64(self.weight_hh)).reshape(3, self.hidden_size, -1)
+        return self.step_bound_within(Box.around_zero(self.input_size, math.inf))
+
+    def step_bound_within(self, inputs: Box) -> StepBound:
+        size = self.hidden_size
+        u_r, u_z, u_n = float64(self.weight_hh).reshape(3, size, size)
+        drive_r, drive_z, drive_n = inputs.affine(float64(self.weight_ih), float64(self.bias_ih)).split(3)
+
+        def reset_gate(states: Box) -> tuple[Box, Box]:
+            return drive_r.plus(states.affine(u_r)).sigmoid(), states.affine(u_n, float64(self.bias_hn))
+
+        def candidate(states: Box) -> Box:
+            reset, reset_input = reset_gate(states)
+            return drive_n.plus(reset.times(reset_input)).tanh()
+
+        def image(states: Box) -> Box:
+            # Each step mixes the state with the candidate.
+            update = drive_z.plus(states.affine(u_z))
+            return candidate(states).scaled(accumulated_rounding(sigmoid(-update.upper)))
+
+        states = shrink_invariant(Box.around_zero(size, 1.0), image)
+        reset, reset_input = reset_gate(states)
+        # Either is a bound; the second one is exact for a box around zero.
+        reset_size = np.minimum(reset_input.modulus, np.abs(u_n) @ states.modulus + np.abs(float64(self.bias_hn)))
+        candidates, update = candidate(states), drive_z.plus(states.affine(u_z)).sigmoid()
+
+        def mixed(old: Matrix, by_r: Matrix, by_z: Matrix, by_n: Matrix) -> Matrix:
+            candidate_slope = largest_gated(by_n, reset_size * by_r, reset.lower, reset.upper)
+            return largest_convex_step(old, by_z, candidate_slope, states=states, candidates=candidates, shares=update)
+
+        # The slope r (1 - r) of the reset gate.
+        reset_slope = largest_gated(np.zeros(size), np.ones(size), reset.lower, reset.upper)
         w_r, w_z, w_n = row_norms(float64(self.weight_ih)).reshape(3, -1)
-        # At least |U_n h + c_n| for states within 1.
-        reset_input = u_n.sum(axis=1) + np.abs(float64(self.bias_hn))
-
-        def image(weights: Matrix) -> Matrix:
-            candidate_slope = largest_gated(u_n @ weights, reset_input * (u_r @ weights))
-            gate_slope = u_z @ weights
-            # z (1 - z) (h - n) U_z with |h - n| at most 1 + |n|, plus (1 - z) (1 - n^2) times the slope of n's input.
-            return largest_mix(weights, lambda z: z * gate_slope + largest_bend(candidate_slope, z * gate_slope))
-
-        # The slope r (1 - r) of the reset gate is at most 1/4.
-        input_slope = w_n + reset_input * w_r / 4
         return gated_bound(
-            image,
-            largest_mix(np.zeros_like(input_slope), lambda z: z * w_z + largest_bend(input_slope, z * w_z)),
+            lambda weights: mixed(weights, *(np.abs(matrix) @ weights for matrix in (u_r, u_z, u_n))),
+            largest_convex_step(
+                np.zeros(size),
+                w_z,
+                w_n + reset_size * w_r * reset_slope,
+                states=states,
+                candidates=candidates,
+                shares=update,
+            ),
             covers=("hidden",),
             output=slice(None),
-            balls=(Ball("hidden", "linf", 1.0),),
+            balls=(ball_of("hidden", states),),
         )
 
     def materialize(self) -> GRUWeights:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.gated import gated_bound, largest_bend, largest_gated, largest_mix
+from stablernn.bounds.gated import gated_bound, largest_convex_step, largest_gated
+from stablernn.bounds.intervals import Box, accumulated_rounding, shrink_invariant, sigmoid
 from stablernn.bounds.linalg import EPSILON, Matrix, row_norms
-from stablernn.bounds.step_bound import Ball, StepBound
+from stablernn.bounds.step_bound import Ball, StepBound, ball_of
 from stablernn.cells._base import StableCell, State, check_choice, check_finite, check_positive, float64, uniform_
 from stablernn.cells._catalog import register_cell
 
@@ -77,8 +79,8 @@ class GRUDCell(StableCell):
         The bound by construction: a state within 1 in every coordinate stays so, since a factor within 0 to 1 shrinks
         it and the step mixes it with a tanh. This and finite gradients hold for all patterns of missing values. Without
         imputation a step contracts within 1, in a weighted infinity norm, if all units decay and the recurrent weights
-        are small. With imputation no rate is proved: the effect of different elapsed times on the imputed values grows
-        with these values, which have no bound.
+        are small. With imputation no rate is proved: two states with different last values differ for as long as none
+        is observed, and the effect of different elapsed times grows with these values, which have no bound.
 
     Args:
         input_size: Features per time step.
@@ -167,31 +169,70 @@ class GRUDCell(StableCell):
         return self.weight_hh
 
     def step_bound(self) -> StepBound:
-        balls = (Ball("hidden", "linf", 1.0),)
         if self.imputation == "decay":
-            return StepBound(balls=balls)
-        u_z, u_r, u_n = np.abs(float64(self.weight_hh)).reshape(3, self.hidden_size, -1)
-        w_z, w_r, w_n = row_norms(float64(self.weight_ih)).reshape(3, -1)
-        # After an elapsed time of one regular step.
-        exponent = float64(self.state_decay)[:, 0] + float64(self.state_decay_bias)
-        decay = np.minimum(np.exp(-np.maximum(exponent, 0)) * (1 + 4 * EPSILON), 1.0)
+            return StepBound(balls=(Ball("hidden", "linf", 1.0),))
+        return self.step_bound_within(Box.around_zero(self.input_size, math.inf))
 
-        def image(weights: Matrix) -> Matrix:
-            h = decay * weights
-            gate_slope = u_z @ h
-            candidate_slope = u_n @ largest_gated(h, decay * (u_r @ h))
-            # The share of the old state is s = 1 - z; |n - decay h| is at most decay + |n|.
-            return largest_mix(h, lambda s: s * decay * gate_slope + largest_bend(candidate_slope, s * gate_slope))
+    def step_bound_within(self, inputs: Box) -> StepBound:
+        size, imputes = self.hidden_size, self.imputation == "decay"
+        weight_ih, bias = float64(self.weight_ih), float64(self.bias_ih)
+        u_z, u_r, u_n = float64(self.weight_hh).reshape(3, size, size)
+        if imputes:
+            # A missing value decays from the last one, which is zero before the first.
+            inputs = inputs.with_zero()
+            mask = Box(np.zeros(self.input_size), np.ones(self.input_size))
+            matrix = np.concatenate([weight_ih, float64(self.weight_mask)], axis=1)
+            drive = inputs.join(mask).affine(matrix, bias)
+        else:
+            drive = inputs.affine(weight_ih, bias)
+        drive_z, drive_r, drive_n = drive.split(3)
+        decay = self._largest_decay()
 
-        # The slope r (1 - r) of the reset gate is at most 1/4.
-        input_slope = w_n + u_n @ (decay * w_r) / 4
+        def candidate(states: Box) -> tuple[Box, Box]:
+            h = states.scaled(decay)
+            reset = drive_r.plus(h.affine(u_r)).sigmoid()
+            return reset, drive_n.plus(reset.times(h).affine(u_n)).tanh()
+
+        def image(states: Box) -> Box:
+            # Decay moves the state towards zero, and the update gate mixes it with the candidate.
+            update = drive_z.plus(states.scaled(decay).affine(u_z))
+            return candidate(states)[1].scaled(accumulated_rounding(sigmoid(update.lower)))
+
+        states = shrink_invariant(Box.around_zero(size, 1.0), image)
+        balls = (ball_of("hidden", states),)
+        if imputes:
+            # No rate: two states with other values last observed differ for as long as none is observed.
+            return StepBound(balls=(*balls, ball_of("last", inputs)))
+        h, (reset, candidates) = Box(states.lower * decay, states.upper * decay), candidate(states)
+        share = drive_z.plus(h.affine(u_z)).negated().sigmoid()
+
+        def mixed(old: Matrix, by_z: Matrix, by_n: Matrix) -> Matrix:
+            return largest_convex_step(old, by_z, by_n, states=h, candidates=candidates, shares=share)
+
+        def row_sums(weights: Matrix) -> Matrix:
+            old = decay * weights
+            passed = largest_gated(old, h.modulus * (np.abs(u_r) @ old), reset.lower, reset.upper)
+            return mixed(old, np.abs(u_z) @ old, np.abs(u_n) @ passed)
+
+        w_z, w_r, w_n = row_norms(weight_ih).reshape(3, -1)
+        reset_slope = largest_gated(np.zeros(size), np.ones(size), reset.lower, reset.upper)
         return gated_bound(
-            image,
-            largest_mix(np.zeros_like(input_slope), lambda s: s * decay * w_z + largest_bend(input_slope, s * w_z)),
+            row_sums,
+            mixed(np.zeros(size), w_z, w_n + np.abs(u_n) @ (h.modulus * w_r * reset_slope)),
             covers=("hidden",),
             output=slice(None),
             balls=balls,
         )
+
+    def _largest_decay(self) -> Matrix:
+        """Return the largest factor of each unit's state in a regular step, ``(hidden,)``."""
+        decay = float64(self.state_decay)
+        # Every time since an observation is 1 or more. A negative rate makes the exponent as small as one likes.
+        exponent = np.where((decay < 0).any(axis=1), 0.0, decay.sum(axis=1) + float64(self.state_decay_bias))
+        if self.imputation == "none":
+            exponent = decay[:, 0] + float64(self.state_decay_bias)
+        factor: Matrix = np.exp(-np.maximum(exponent, 0)) * (1 + (decay.shape[1] + 4) * EPSILON)
+        return np.minimum(factor, 1.0)
 
     def irregular_bound(self) -> StepBound:
         # After any time, decay moves the state towards 0, and the update gate mixes it with a tanh.

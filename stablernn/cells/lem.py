@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.gated import gated_bound, largest_bend, largest_mix
+from stablernn.bounds.gated import gated_bound, largest_convex_step
+from stablernn.bounds.intervals import Box, accumulated_rounding, shrink_invariant
 from stablernn.bounds.linalg import EPSILON, Matrix, row_norms
-from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
+from stablernn.bounds.step_bound import Hypothesis, StepBound, ball_of
 from stablernn.cells._base import StableCell, State, check_positive, float64, step_length, uniform_
 from stablernn.cells._catalog import register_cell
 
@@ -69,7 +71,8 @@ class LEMCell(StableCell):
         this holds for steps of any length. Above 1 the combination is not convex and the bound is lost; a regular step
         s below 2 keeps both within ``s / (2 - s)``. For small weights no regular step drives two states within 1 apart,
         in a weighted infinity norm; for larger weights no such bound holds, and the paper's bounds on gradients grow
-        with them. No rate below 1 holds for all inputs: they can make both time scales arbitrarily long.
+        with them. No rate below 1 holds for all inputs: they can make both time scales arbitrarily long. Inputs within
+        a range cannot, and small weights contract.
 
     Args:
         input_size: Features per time step.
@@ -116,39 +119,79 @@ class LEMCell(StableCell):
         return torch.cat([self.weight_hh, self.weight_memory])
 
     def step_bound(self) -> StepBound:
+        return self.step_bound_within(Box.around_zero(self.input_size, math.inf))
+
+    def step_bound_within(self, inputs: Box) -> StepBound:
         size, step = self.hidden_size, self.step_size
-        w_1, w_2, w_z = np.abs(float64(self.weight_hh)).reshape(3, size, size)
-        w_y = np.abs(float64(self.weight_memory))
-        v_1, v_2, v_z, v_y = row_norms(float64(self.weight_ih)).reshape(4, size)
-
-        def row_bounds(state: Matrix, gate: Matrix, candidate: Matrix) -> Matrix:
-            # In s z + (1 - s) tanh(v) with 1 - s = step sigmoid(g), the slope of 1 - s is (1 - s) (1 - (1 - s) / step).
-            # It is multiplied by |tanh(v) - z| <= 1 + t, with t = |tanh(v)|, and the slope of tanh is 1 - t^2.
-            def candidate_bounds(share: Matrix) -> Matrix:
-                gate_slopes = np.clip(1 - (1 - share) / step, 0, 1) * gate
-                return gate_slopes + largest_bend(candidate, gate_slopes)
-
-            return largest_mix(state, candidate_bounds, smallest_share=max(1 - step, 0.0))
-
-        def image(weights: Matrix) -> Matrix:
-            # The memory first: the hidden state depends on the new one.
-            y, z = np.split(weights, 2)
-            z = row_bounds(z, w_2 @ y, w_z @ y)
-            return np.concatenate([row_bounds(y, w_1 @ y, w_y @ z), z])
-
-        zeros = np.zeros(size)
-        memory_gain = row_bounds(zeros, v_2, v_z)
-        input_gains = np.concatenate([row_bounds(zeros, v_1, v_y + w_y @ memory_gain), memory_gain])
         # The fixed point r = |1 - step| r + step of the largest coordinate, where step exceeds 1.
         radius = 1.0 if step <= 1 else step / (2 - step) * (1 + 4 * EPSILON) if step < 2 else math.inf
+        w_1, w_2, w_z = float64(self.weight_hh).reshape(3, size, size)
+        w_y = float64(self.weight_memory)
+        states, candidates, replaced = self._ranges(inputs, radius)
+        # Of the hidden state and of the memory.
+        ranges = [
+            {"states": box, "candidates": candidate, "shares": Box(1 - share.upper, 1 - share.lower)}
+            for box, candidate, share in zip(states.split(2), candidates.split(2), replaced.split(2), strict=True)
+        ]
+
+        # With s the share that stays and 1 - s = step sigmoid(g), the slope of s is (1 - s) (1 - (1 - s) / step).
+        def gate_slope(share: Matrix) -> Matrix:
+            return np.clip(1 - (1 - share) / step, 0, 1)
+
+        def mixed(
+            old: Matrix, by_gates: tuple[Matrix, Matrix], by_z: Matrix, by_y: Callable[[Matrix], Matrix]
+        ) -> Matrix:
+            # The memory first: the hidden state depends on the new one.
+            y_old, z_old = np.split(old, 2)
+            z = largest_convex_step(z_old, by_gates[1], by_z, gate_slope=gate_slope, **ranges[1])
+            y = largest_convex_step(y_old, by_gates[0], by_y(z), gate_slope=gate_slope, **ranges[0])
+            return np.concatenate([y, z])
+
+        def row_sums(weights: Matrix) -> Matrix:
+            y = weights[:size]
+            by_1, by_2, by_z = (np.abs(matrix) @ y for matrix in (w_1, w_2, w_z))
+            return mixed(weights, (by_1, by_2), by_z, lambda memory: np.abs(w_y) @ memory)
+
+        v_1, v_2, v_z, v_y = row_norms(float64(self.weight_ih)).reshape(4, size)
         return gated_bound(
-            image,
-            input_gains,
+            row_sums,
+            mixed(np.zeros(2 * size), (v_1, v_2), v_z, lambda memory: v_y + np.abs(w_y) @ memory),
             covers=self.state_names,
             output=slice(size),
-            balls=tuple(Ball(name, "linf", radius) for name in self.state_names if radius < math.inf),
+            balls=tuple(
+                ball_of(name, box) for name, box in zip(self.state_names, states.split(2), strict=True) if box.is_finite
+            ),
             hypotheses=(Hypothesis("step_size", step, 1.0),),
         )
+
+    def _ranges(self, inputs: Box, radius: float) -> tuple[Box, Box, Box]:
+        """Return the ranges of both states, one after the other, of the tanh of each, and of the shares replaced by it.
+
+        Args:
+            inputs: Of the cell.
+            radius: Within which the states are, whatever the inputs.
+        """
+        step = self.step_size
+        w_1, w_2, w_z = float64(self.weight_hh).reshape(3, self.hidden_size, -1)
+        w_y = float64(self.weight_memory)
+        drive_1, drive_2, drive_z, drive_y = inputs.affine(float64(self.weight_ih), float64(self.bias_ih)).split(4)
+
+        def candidates(states: Box) -> Box:
+            y, z = states.split(2)
+            return drive_y.plus(z.affine(w_y)).join(drive_z.plus(y.affine(w_z))).tanh()
+
+        def replaced_shares(states: Box) -> Box:
+            y, _ = states.split(2)
+            gates = drive_1.plus(y.affine(w_1)).join(drive_2.plus(y.affine(w_2))).sigmoid()
+            return Box(step * gates.lower, np.minimum(step * gates.upper, 1.0))
+
+        states = Box.around_zero(2 * self.hidden_size, radius)
+        if step <= 1:
+            # Both are mixed with a tanh; the new memory, which the hidden state sees, is in the memory's box again.
+            states = shrink_invariant(
+                states, lambda box: candidates(box).scaled(accumulated_rounding(replaced_shares(box).lower))
+            )
+        return states, candidates(states), replaced_shares(states)
 
     def irregular_bound(self) -> StepBound:
         # A shorter step retains a larger share of the state, and the candidate is a tanh as before.

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.step_bound import Ball, StepBound
-from stablernn.cells._base import StableCell, State, uniform_
+from stablernn.bounds.gated import gated_bound, largest_gated, largest_gated_tanh
+from stablernn.bounds.intervals import Box, accumulated_range, shrink_invariant, sigmoid
+from stablernn.bounds.linalg import Matrix, row_norms
+from stablernn.bounds.step_bound import Ball, StepBound, ball_of
+from stablernn.cells._base import StableCell, State, float64, uniform_
 from stablernn.cells._catalog import register_cell
 
 
@@ -43,9 +47,10 @@ class LSTMCell(StableCell):
     In code: W is ``weight_ih``, U is ``weight_hh``, b is ``bias_ih``, gates in torch's order i, f, g, o.
 
     Guarantee:
-        None by construction. The hidden state lies within 1; the cell state grows by at most 1 a step. No rate is
-        proved, because none exists: the forget gate amplifies a difference of hidden states in proportion to the cell
-        state, which has no bound.
+        None by construction. The hidden state lies within 1; the cell state grows by at most 1 a step. For all inputs
+        no rate exists: the forget gate amplifies a difference of hidden states in proportion to the cell state, which
+        has no bound. For inputs within a range the forget gate stays away from 1: the cell state has a ball, and small
+        weights contract.
 
     Args:
         input_size: Features per time step.
@@ -95,6 +100,38 @@ class LSTMCell(StableCell):
         # The hidden state is a sigmoid times a tanh; the cell state has no ball.
         return StepBound(balls=(Ball("hidden", "linf", 1.0),))
 
+    def step_bound_within(self, inputs: Box) -> StepBound:
+        drive = inputs.affine(float64(self.weight_ih), float64(self.bias_ih))
+        recurrent = float64(self.weight_hh)
+        hidden = shrink_invariant(
+            Box.around_zero(self.hidden_size, 1.0),
+            lambda hidden: memory_ranges(drive.plus(hidden.affine(recurrent))).hidden,
+        )
+        memory = memory_ranges(drive.plus(hidden.affine(recurrent)))
+        balls = (ball_of("hidden", hidden),)
+        if not memory.cell.is_finite:
+            return StepBound(balls=balls)
+
+        def mixed(cell: Matrix, by_gate: Matrix) -> Matrix:
+            by_i, by_f, by_g, by_o = np.split(by_gate, 4)
+            forget, write = memory.gates[1], memory.gates[0]
+            cell = largest_gated(cell, memory.cell.modulus * by_f, forget.lower, forget.upper) + largest_gated_tanh(
+                by_g, by_i, write, memory.candidate
+            )
+            return np.concatenate([largest_gated_tanh(cell, by_o, memory.gates[2], memory.cell.tanh()), cell])
+
+        def row_sums(weights: Matrix) -> Matrix:
+            by_hidden, by_cell = np.split(weights, 2)
+            return mixed(by_cell, np.abs(recurrent) @ by_hidden)
+
+        return gated_bound(
+            row_sums,
+            mixed(np.zeros(self.hidden_size), row_norms(float64(self.weight_ih))),
+            covers=self.state_names,
+            output=slice(self.hidden_size),
+            balls=(*balls, ball_of("cell", memory.cell)),
+        )
+
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
 
@@ -114,3 +151,30 @@ def update_memory(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     i, f, g, o = gates.chunk(4, dim=-1)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(c), c
+
+
+class MemoryRanges(NamedTuple):
+    """Ranges in one step of :func:`update_memory`, each of ``hidden`` coordinates."""
+
+    gates: tuple[Box, Box, Box]
+    """i, f and o after their sigmoids."""
+    candidate: Box
+    """The tanh of g."""
+    cell: Box
+    """The cell state, which starts at zero, after any number of steps."""
+    hidden: Box
+    """The next hidden state."""
+
+
+def memory_ranges(gates: Box) -> MemoryRanges:
+    """Return the ranges in a step of an LSTM whose gates, before their nonlinearities, are within a box.
+
+    Args:
+        gates: i, f, g and o, ``(4 hidden,)`` intervals.
+    """
+    i, f, g, o = gates.split(4)
+    write, forget, output, candidate = i.sigmoid(), f.sigmoid(), o.sigmoid(), g.tanh()
+    change = write.times(candidate)
+    # c = f c + change has its fixed point at change / (1 - f); 1 - f = sigmoid(-f) loses no digits.
+    cell = accumulated_range(change, sigmoid(-f.upper))
+    return MemoryRanges((write, forget, output), candidate, cell, output.times(cell.tanh()))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.step_bound import StepBound
-from stablernn.cells._base import StableCell, State, check_not_negative, uniform_
+from stablernn.bounds.gated import largest_gated
+from stablernn.bounds.intervals import Box, accumulated_rounding, sigmoid
+from stablernn.bounds.linalg import EPSILON, row_norms
+from stablernn.bounds.step_bound import StepBound, ball_of
+from stablernn.cells._base import StableCell, State, check_not_negative, float64, uniform_
 from stablernn.cells._catalog import register_cell
 
 _PAPER = "Feng, Tung, Ahmed, Bengio, Hajimirsadeghi: Were RNNs All We Needed? (2024)"
@@ -63,6 +68,29 @@ class _MinimalCell(StableCell):
         # The supremum of the retention over all inputs is 1. How far an input moves the state depends on the state,
         # which has no bound: no gain.
         return StepBound(covers=("hidden",), norm="l2", rate=1.0, output_gain=1.0)
+
+    def step_bound_within(self, inputs: Box) -> StepBound:
+        drive = inputs.affine(float64(self.weight_ih), float64(self.bias_ih))
+        *gates, candidate = drive.split(self.gates + 1)
+        retention = self.retention_range(gates)
+        # A convex combination of the state, which starts at zero, and of candidates.
+        states = candidate.with_zero().scaled(accumulated_rounding(1 - retention.upper))
+        *gate_norms, candidate_norm = np.split(row_norms(float64(self.weight_ih)), self.gates + 1)
+        # The slope of the retention by the argument of each gate is at most retention (1 - retention).
+        slope = largest_gated(np.zeros(self.hidden_size), np.ones(self.hidden_size), retention.lower, retention.upper)
+        gains = slope * states.distance(candidate) * sum(gate_norms) + (1 - retention.lower) * candidate_norm
+        return StepBound(
+            covers=("hidden",),
+            norm="l2",
+            rate=float(retention.upper.max()),
+            gain=float(np.linalg.norm(gains)) * (1 + 64 * len(gains) * EPSILON),
+            output_gain=1.0,
+            balls=(ball_of("hidden", states),) if states.is_finite else (),
+        )
+
+    def retention_range(self, gates: Sequence[Box]) -> Box:
+        """Return the range of the retention for gates that, before their nonlinearities, are within boxes."""
+        raise NotImplementedError
 
     def materialize(self) -> MinimalWeights:
         return MinimalWeights()
@@ -136,6 +164,10 @@ class MinGRUCell(_MinimalCell):
         with torch.no_grad():
             self.bias_ih[: self.hidden_size] = -self.draw_gate_bias()
 
+    def retention_range(self, gates: Sequence[Box]) -> Box:
+        (z,) = gates
+        return z.negated().sigmoid()
+
     def affine_map(self, x: Tensor) -> tuple[Tensor, Tensor]:
         z, candidate = nn.functional.linear(x, self.weight_ih, self.bias_ih).chunk(2, dim=-1)
         # sigmoid(-z), not 1 - sigmoid(z), which cancels digits of a small retention.
@@ -196,6 +228,16 @@ class MinLSTMCell(_MinimalCell):
             # sigmoid(b) / (sigmoid(b) + sigmoid(-b)) = sigmoid(b): the time constants of the minimal GRU.
             self.bias_ih[:size] = bias
             self.bias_ih[size : 2 * size] = -bias
+
+    def retention_range(self, gates: Sequence[Box]) -> Box:
+        f, i = gates
+        # f / (f + i) = sigmoid(log f - log i); it grows with f and falls with i.
+        low, high = (
+            sigmoid(np.logaddexp(0, -i_end) - np.logaddexp(0, -f_end))
+            for f_end, i_end in ((f.lower, i.upper), (f.upper, i.lower))
+        )
+        margin = 64 * EPSILON * (1 + f.modulus + i.modulus)
+        return Box(np.maximum(low * (1 - margin), 0.0), np.minimum(high * (1 + margin), 1.0))
 
     def affine_map(self, x: Tensor) -> tuple[Tensor, Tensor]:
         f, i, candidate = nn.functional.linear(x, self.weight_ih, self.bias_ih).chunk(3, dim=-1)

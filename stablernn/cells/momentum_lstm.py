@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.step_bound import Ball, StepBound
-from stablernn.cells._base import StableCell, State, check_finite, check_positive
+from stablernn.bounds.intervals import Box, accumulated_range, shrink_invariant
+from stablernn.bounds.step_bound import Ball, StepBound, ball_of
+from stablernn.cells._base import StableCell, State, check_finite, check_positive, float64
 from stablernn.cells._catalog import register_cell
-from stablernn.cells.lstm import update_memory
+from stablernn.cells.lstm import MemoryRanges, memory_ranges, update_memory
 
 _PAPER = (
     "Nguyen, Baraniuk, Bertozzi, Osher, Wang: MomentumRNN: Integrating Momentum into Recurrent Neural Networks "
@@ -69,6 +71,27 @@ class _MomentumCell(StableCell):
         # The hidden state is a sigmoid times a tanh; the cell state has no ball.
         return StepBound(balls=(Ball("hidden", "linf", 1.0),))
 
+    def step_bound_within(self, inputs: Box) -> StepBound:
+        scale, recurrent, bias = self.input_scale, float64(self.weight_hh), float64(self.bias_hh)
+        drive = inputs.affine(scale * float64(self.weight_ih), scale * float64(self.bias_ih))
+
+        def memory(hidden: Box) -> MemoryRanges:
+            return memory_ranges(self.gate_ranges(drive, hidden.affine(recurrent, bias)))
+
+        hidden = shrink_invariant(Box.around_zero(self.hidden_size, 1.0), lambda hidden: memory(hidden).hidden)
+        cell = memory(hidden).cell
+        boxes = {"hidden": hidden, "cell": cell, **self.other_ranges(drive, hidden.affine(recurrent, bias))}
+        balls = [ball_of(name, box) for name, box in boxes.items() if box.is_finite]
+        return StepBound(balls=tuple(balls))
+
+    def gate_ranges(self, drive: Box, products: Box) -> Box:
+        """Return the range of the gates before their nonlinearities, for drives and ``U h + b_h`` within boxes."""
+        raise NotImplementedError
+
+    def other_ranges(self, drive: Box, products: Box) -> dict[str, Box]:
+        """Return the ranges of the state tensors besides hidden and cell state, by name."""
+        raise NotImplementedError
+
     def drive(self, x: Tensor) -> Tensor:
         return self.input_scale * nn.functional.linear(x, self.weight_ih, self.bias_ih)
 
@@ -108,8 +131,8 @@ class MomentumLSTMCell(_MomentumCell):
 
     Guarantee:
         None by construction. The hidden state lies within 1, the cell state grows by at most 1 a step, and v stays
-        bounded for bounded inputs since momentum is below 1. No rate is proved, as for
-        :class:`stablernn.cells.LSTMCell`.
+        bounded for bounded inputs since momentum is below 1. For inputs within a range all three have balls. No rate
+        is proved, for reasons as of :class:`stablernn.cells.LSTMCell`.
 
     Args:
         input_size: Features per time step.
@@ -159,6 +182,12 @@ class MomentumLSTMCell(_MomentumCell):
     def state_sizes(self) -> tuple[int, ...]:
         return self.hidden_size, self.hidden_size, 4 * self.hidden_size
 
+    def gate_ranges(self, drive: Box, products: Box) -> Box:
+        return self.other_ranges(drive, products)["momentum"].plus(products)
+
+    def other_ranges(self, drive: Box, products: Box) -> dict[str, Box]:
+        return {"momentum": accumulated_range(drive, np.full(len(drive.lower), 1 - self.momentum))}
+
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         h, c, v = state
         recurrent, bias = weights
@@ -199,8 +228,8 @@ class ScheduledRestartLSTMCell(_MomentumCell):
     :math:`p_{t-1}` as ``previous`` and the k of the previous step as ``count``, 0 after the last step of a cycle.
 
     Guarantee:
-        None by construction. The hidden state lies within 1, the cell state grows by at most 1 a step. No rate is
-        proved, as for :class:`stablernn.cells.LSTMCell`.
+        None by construction. The hidden state lies within 1, the cell state grows by at most 1 a step. For inputs
+        within a range all tensors have balls. No rate is proved, for reasons as of :class:`stablernn.cells.LSTMCell`.
 
     Args:
         input_size: Features per time step.
@@ -253,6 +282,16 @@ class ScheduledRestartLSTMCell(_MomentumCell):
 
     def step_bound(self) -> StepBound:
         return StepBound(balls=(Ball("hidden", "linf", 1.0), Ball("count", "linf", self.restart - 1.0)))
+
+    def gate_ranges(self, drive: Box, products: Box) -> Box:
+        p = products.plus(drive.negated())
+        # The largest count is restart - 1. In the first step of a cycle, whatever was before has no effect.
+        lead = (self.restart - 1) / (self.restart + 2) * p.distance(p)
+        return p.plus(Box(-lead, lead))
+
+    def other_ranges(self, drive: Box, products: Box) -> dict[str, Box]:
+        previous = products.plus(drive.negated()).with_zero()
+        return {"previous": previous, "count": Box(np.zeros(1), np.full(1, self.restart - 1.0))}
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         h, c, previous, count = state

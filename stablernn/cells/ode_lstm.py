@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.step_bound import Ball, StepBound
+from stablernn.bounds.intervals import Box, shrink_invariant
+from stablernn.bounds.step_bound import Ball, StepBound, ball_of
 from stablernn.cells._base import State, check_choice, check_finite, float64, uniform_
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._flow import Solver, solver_step
 from stablernn.cells._flow_cell import FlowCell, network_velocity
-from stablernn.cells.lstm import update_memory
+from stablernn.cells.lstm import MemoryRanges, memory_ranges, update_memory
 
 _SOLVER_STEPS = 3
 """Steps of the solver between two samples, as in the released code."""
@@ -66,7 +66,8 @@ class ODELSTMCell(FlowCell):
 
     Guarantee:
         None by construction. The cell state, which does not flow, grows by at most 1 a step. Coordinate i of the hidden
-        state stays within ``1 + dt (sum_j |F_2 ij| + |c_2 i|)``: the parenthesis bounds f. No rate is proved, as for
+        state stays within ``1 + dt (sum_j |F_2 ij| + |c_2 i|)``: the parenthesis bounds f. For inputs within a range
+        the cell state has a ball in regular steps. No rate is proved, for reasons as of
         :class:`stablernn.cells.LSTMCell`.
 
     Args:
@@ -143,9 +144,23 @@ class ODELSTMCell(FlowCell):
         return ODELSTMWeights(self.weight_hh, *self.flow_weights())
 
     def step_bound(self) -> StepBound:
-        # A step of any solver adds a mean of velocities, each of which lies within the bounds of f.
-        velocity_bounds = np.abs(float64(self.flow_out)).sum(axis=1) + np.abs(float64(self.flow_out_bias))
-        return StepBound(balls=(Ball("hidden", "linf", (1 + float(velocity_bounds.max())) * (1 + 1e-12)),))
+        return StepBound(balls=(Ball("hidden", "linf", float((1 + self.velocity_bounds()).max()) * (1 + 1e-12)),))
+
+    def step_bound_within(self, inputs: Box) -> StepBound:
+        recurrent, velocities = float64(self.weight_hh), self.velocity_bounds()
+        drive = inputs.affine(float64(self.weight_ih), float64(self.bias_ih))
+
+        def memory(hidden: Box) -> MemoryRanges:
+            return memory_ranges(drive.plus(hidden.affine(recurrent)))
+
+        def image(hidden: Box) -> Box:
+            start = memory(hidden).hidden
+            return start.plus(self.flow_move(start, 1.0))
+
+        start = Box.around_zero(self.hidden_size, 1.0)
+        hidden = shrink_invariant(start.plus(Box(-velocities, velocities)), image)
+        boxes = {"hidden": hidden, "cell": memory(hidden).cell}
+        return StepBound(balls=tuple(ball_of(name, box) for name, box in boxes.items() if box.is_finite))
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)

@@ -5,13 +5,18 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.step_bound import Ball, StepBound
-from stablernn.cells._base import StableCell, State, check_choice, uniform_
+from stablernn.bounds.intervals import LARGEST_FLOAT32_SUM, Box, accumulated_rounding, shrink_invariant, sigmoid
+from stablernn.bounds.linalg import Matrix
+from stablernn.bounds.step_bound import Ball, StepBound, ball_of
+from stablernn.cells._base import StableCell, State, check_choice, float64, uniform_
 from stablernn.cells._catalog import register_cell
 
+_LARGEST_NORMALIZER = 1e30
+"""Bounds beyond this are not stated: float32 would overflow on the way there."""
 Init = Literal["spread", "released"]
 
 
@@ -64,7 +69,7 @@ class SLSTMCell(StableCell):
         that from the first step on the normalizer is 1 or more and nothing overflows; the normalizer grows by at most 1
         a step. The stabilizer follows the gates' inputs and changes no output. Nothing makes the step contract, and no
         rate is proved: cell state and normalizer have no bound, and the gates amplify differences in proportion to
-        them.
+        them. For inputs within a range both have balls, unless the forget gate reaches 1.
 
     Args:
         input_size: Features per time step.
@@ -140,6 +145,43 @@ class SLSTMCell(StableCell):
 
     def step_bound(self) -> StepBound:
         return StepBound(balls=(Ball("hidden", "linf", 1.0),))
+
+    def step_bound_within(self, inputs: Box) -> StepBound:
+        drive = inputs.affine(float64(self.weight_ih), float64(self.bias_ih))
+        recurrent, size = float64(self.recurrent_matrix()), self.hidden_size
+
+        def gates(hidden: Box) -> tuple[Box, Box, Box, Box]:
+            i, f, z, o = drive.plus(hidden.affine(recurrent)).split(4)
+            return i, f, z.tanh().with_zero(), o.sigmoid()
+
+        def shares(i: Box, f: Box) -> Matrix:
+            # 1 - sigmoid(f). The rounding of an exponent is a share of m, which stays within the range of i.
+            return sigmoid(-f.upper) / (1 + i.modulus)
+
+        def output(hidden: Box) -> Box:
+            i, f, candidate, o = gates(hidden)
+            # The cell state divided by the normalizer is a mean of tanh, but for the rounding of both.
+            mean = candidate.scaled(accumulated_rounding(shares(i, f)) ** 2).meet(Box.around_zero(size, 1.0))
+            return o.times(mean)
+
+        hidden = shrink_invariant(Box.around_zero(size, 1.0), output)
+        i, f, candidate, _ = gates(hidden)
+        # Without the stabilizer m the normalizer is n exp(m) <- sigmoid(f) n exp(m) + exp(i), at most exp(i) / (1 - f);
+        # m is at least each i. With it, it is a sum of numbers of at most 1.
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            exact = np.exp(i.upper - i.lower) / sigmoid(-f.upper)
+            rounded = exact * accumulated_rounding(shares(i, f))
+            normalizer = np.fmin(rounded, np.maximum(exact, LARGEST_FLOAT32_SUM))
+        if not (normalizer < _LARGEST_NORMALIZER).all():
+            return StepBound(balls=(ball_of("hidden", hidden),))
+        # The cell state is a sum of tanh with the weights of the normalizer.
+        balls = {
+            "hidden": hidden,
+            "cell": candidate.scaled(normalizer),
+            "normalizer": Box(0 * normalizer, normalizer),
+            "stabilizer": i.with_zero(),
+        }
+        return StepBound(balls=tuple(ball_of(name, box) for name, box in balls.items()))
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)

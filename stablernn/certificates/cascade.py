@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from stablernn.bounds.intervals import Box
 from stablernn.bounds.linalg import EPSILON, Matrix, norm_upper_bound
 from stablernn.bounds.lure import GivenNorm, given_norms
 from stablernn.bounds.step_bound import Hypothesis, StepBound
@@ -213,7 +214,11 @@ class Cascade:
 
 
 def cascade(
-    cells: Sequence[StableCell], *, max_dt: float | None = None, norms: Sequence[Sequence[GivenNorm]] | None = None
+    cells: Sequence[StableCell],
+    *,
+    max_dt: float | None = None,
+    inputs: Box | None = None,
+    norms: Sequence[Sequence[GivenNorm]] | None = None,
 ) -> Cascade:
     """Return what is proved of a stack of layers, each of which reads the output of the one below.
 
@@ -221,13 +226,19 @@ def cascade(
         cells: From the input on.
         max_dt: Longest step of a stack for irregular time, in regular ones; None if all steps are regular. Rates are
             then over the time of a regular step, and gains are those of a largest difference, not of sums of squares.
+        inputs: Range of the first layer's inputs; those of the layers above follow from the balls below them. None for
+            inputs of any size.
         norms: Of each layer, to take in place of a search (:func:`stablernn.bounds.lure.given_norms`); None to search.
     """
-    if norms is None:
-        bounds = tuple(_layer_bound(cell, max_dt) for cell in cells)
-    else:
-        layers = zip(cells, norms, strict=True)
-        bounds = tuple(_verified_bound(cell, max_dt, layer_norms) for cell, layer_norms in layers)
+    bounds: tuple[StepBound, ...] = ()
+    for number, cell in enumerate(cells):
+        if norms is None:
+            bound = _layer_bound(cell, max_dt, inputs)
+        else:
+            with given_norms(norms[number]):
+                bound = _layer_bound(cell, max_dt, inputs)
+        bounds = (*bounds, bound)
+        inputs = None if inputs is None else _output_range(cell, bound)
     # Norms end with the plainest. A layer of which no search found a better one has fewer, and keeps its first.
     others = [
         tuple(
@@ -255,11 +266,11 @@ def _combined(cells: Sequence[StableCell], bounds: tuple[StepBound, ...]) -> Cas
     return Cascade(bounds, step, input_gains, state_effect, input_effect, diameters)
 
 
-def _layer_bound(cell: StableCell, max_dt: float | None) -> StepBound:
+def _layer_bound(cell: StableCell, max_dt: float | None, inputs: Box | None) -> StepBound:
     """Return the cell's bound; an empty one if float64 cannot decompose its matrices."""
     try:
         if max_dt is None:
-            return cell.step_bound()
+            return cell.step_bound() if inputs is None else _bound_within(cell, inputs)
         bound = cell.irregular_bound()
         return bound if bound.norm is not None or bound.balls else replace(bound, hypotheses=_regular_only(max_dt))
     except np.linalg.LinAlgError:
@@ -267,10 +278,24 @@ def _layer_bound(cell: StableCell, max_dt: float | None) -> StepBound:
         return StepBound(hypotheses=(Hypothesis("matrices too large for float64 to decompose", math.inf, 0.0),))
 
 
-def _verified_bound(cell: StableCell, max_dt: float | None, norms: Sequence[GivenNorm]) -> StepBound:
-    """Return the cell's bound by the given norms, without a search."""
-    with given_norms(norms):
-        return _layer_bound(cell, max_dt)
+def _bound_within(cell: StableCell, inputs: Box) -> StepBound:
+    """Return the bound for inputs within a box, with the rate for all inputs if no smaller one is found."""
+    bound = cell.step_bound_within(inputs)
+    if type(cell).step_bound_within is StableCell.step_bound_within:
+        return bound
+    free = cell.step_bound()
+    # Weights of coordinates are the result of a search, which may end at better ones without the range.
+    return bound if bound.rate <= free.rate else replace(free, balls=bound.balls)
+
+
+def _output_range(cell: StableCell, bound: StepBound) -> Box | None:
+    """Return the range of a layer's output, its first state tensor; None if it has no ball."""
+    name, size = cell.state_names[0], cell.state_sizes[0]
+    for ball in bound.balls:
+        if ball.state == name:
+            # The infinity norm is at most the 2-norm.
+            return ball.box or Box.around_zero(size, ball.radius)
+    return None
 
 
 def _regular_only(max_dt: float) -> tuple[Hypothesis, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
@@ -19,11 +19,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from stablernn.bounds.intervals import FLOAT32_EPSILON, Box
 from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.lure import GivenNorm, given_norms
-from stablernn.bounds.step_bound import FLOAT32_EPSILON, Hypothesis, StepBound
+from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
 from stablernn.cells import StableCell
 from stablernn.certificates.cascade import Cascade, cascade
+from stablernn.certificates.input_range import InputRange
+from stablernn.certificates.layer_ranges import first_layer_boxes, input_size
 from stablernn.certificates.quantization import FORMATS, Format, QuantizationErrorBound, quantization_error_bound
 from stablernn.errors import CertificateError, ConfigError
 from stablernn.nn.ensemble import Ensemble
@@ -33,7 +36,8 @@ from stablernn.nn.training_calls import warn_of_missing_calls
 
 KINDS = ("contracting", "non-expansive", "bounded", "none")
 """From the strongest to the weakest: the order in which ``--require`` and gates compare."""
-SCHEMA = 1
+SCHEMA = 2
+"""Version of the document. Schema 1 has neither ``inputs`` nor ``bounded_inputs``: it is for all inputs."""
 CONTRACTING = 1 - 2 * FLOAT32_EPSILON
 """The limit that a rate must be below: an orthogonal matrix that float32 rounds inwards contracts nothing."""
 GAP_LENGTHS = (1, 10, 100, 1000)
@@ -55,6 +59,7 @@ class Certificate:
         tolerance: By how much a rate of 1 may be exceeded and still count as non-expansive: the effect of rounding an
             orthogonal matrix to float32.
         max_dt: Longest step in regular ones, for irregular time; None if all steps are regular.
+        inputs: Range of the raw inputs for which it holds; None for all inputs.
         quantization: By weight format, how far rounding the weights moves the output; empty if it was not computed.
     """
 
@@ -65,6 +70,7 @@ class Certificate:
     balls: tuple[dict[str, Any], ...]
     tolerance: float
     max_dt: float | None = None
+    inputs: InputRange | None = None
     quantization: Mapping[Format, QuantizationErrorBound | None] = field(default_factory=dict)
 
     @property
@@ -166,6 +172,7 @@ class Certificate:
             "schema": SCHEMA,
             "kind": self.kind,
             "holds": self.kind != "none",
+            "inputs": None if self.inputs is None else self.inputs.document(),
             "norm": _norm(bounds, is_deep=is_deep),
             "contraction_rate": self.rate,
             "step_rate": self.step_rate(),
@@ -201,7 +208,12 @@ class Certificate:
                 yield label, bound
 
 
-def certify(module: nn.Module, *, stored: bool = True) -> Certificate:
+def certify(
+    module: nn.Module,
+    *,
+    stored: bool = True,
+    inputs_within: float | Sequence[float | Sequence[float]] | InputRange | None = None,
+) -> Certificate:
     """Prove what holds of a cell, of layers or of a model, from its weights.
 
     Warns (:class:`stablernn.errors.UntrainedWarning`) if a training loop left out a call that the model depends on:
@@ -211,18 +223,28 @@ def certify(module: nn.Module, *, stored: bool = True) -> Certificate:
         module: A cell, a :class:`stablernn.StableRNN` or a model, on any device; it is not changed. Its matrices are
             those of float32, as every export has them.
         stored: Whether to bound the error of weights that are stored in fewer bits as well.
+        inputs_within: The raw values of each feature, as :meth:`InputRange.of` takes them: gates are then bounded away
+            from 0 and 1, and more is proved. None for inputs of any size.
 
     Raises:
-        ConfigError: If ``module`` is none of these.
+        ConfigError: If ``module`` is none of these, or ``inputs_within`` does not fit it.
         CertificateError: If a weight is not finite.
     """
     # Another module is refused before anything warns of it.
     _stacks(module)
     warn_of_missing_calls(module, stacklevel=2)
-    return prove(module, stored=stored)
+    if inputs_within is not None and not isinstance(inputs_within, InputRange):
+        inputs_within = InputRange.of(inputs_within)
+    return prove(module, stored=stored, inputs=inputs_within)
 
 
-def prove(module: nn.Module, *, stored: bool = True, norms: Iterable[Mapping[str, Any]] | None = None) -> Certificate:
+def prove(
+    module: nn.Module,
+    *,
+    stored: bool = True,
+    norms: Iterable[Mapping[str, Any]] | None = None,
+    inputs: InputRange | None = None,
+) -> Certificate:
     """Run :func:`certify` without warnings, for callers that have trained the model or warned already.
 
     Args:
@@ -231,15 +253,19 @@ def prove(module: nn.Module, *, stored: bool = True, norms: Iterable[Mapping[str
         norms: Norms to try in place of a search, as a certificate's document has them under ``metrics``, each of the
             layer whose states it names; empty for none, which is quick; None to search. Those that are damaged or do
             not fit prove nothing and are left out.
+        inputs: Range of the raw inputs; None for inputs of any size.
     """
     if norms is None:
-        return _prove(module, None, stored=stored)
+        return _prove(module, None, stored=stored, inputs=inputs)
     # Of what is not a layer's bound nothing is searched either.
     with given_norms():
-        return _prove(module, [norm for norm in map(_decode_norm, norms) if norm is not None], stored=stored)
+        known = [norm for norm in map(_decode_norm, norms) if norm is not None]
+        return _prove(module, known, stored=stored, inputs=inputs)
 
 
-def _prove(module: nn.Module, norms: list[tuple[set[str], GivenNorm]] | None, *, stored: bool) -> Certificate:
+def _prove(
+    module: nn.Module, norms: list[tuple[set[str], GivenNorm]] | None, *, stored: bool, inputs: InputRange | None
+) -> Certificate:
     stacks, prefix = _stacks(module)
     for name, weight in module.named_parameters():
         if not bool(torch.isfinite(weight).all()):
@@ -247,23 +273,29 @@ def _prove(module: nn.Module, norms: list[tuple[set[str], GivenNorm]] | None, *,
                 f"The weight '{name}' holds a number that is not finite; there is nothing to certify."
             )
     max_dt = _max_dt(module)
+    boxes: list[Box | None] = [None] * len(stacks)
+    if inputs is not None:
+        inputs = inputs.for_features(input_size(module))
+        boxes = [*first_layer_boxes(module, inputs)]
     # Exported graphs number the state tensors of the model; those of scaling and patches come first.
     numbers, names = itertools.count(prefix), []
     for stack in stacks:
         names.append([{name: f"state_{next(numbers)}" for name in cell.state_names} for cell in stack])
     proved = tuple(
-        cascade(stack, max_dt=max_dt, norms=None if norms is None else [_norms_of(norms, cell) for cell in cell_names])
-        for stack, cell_names in zip(stacks, names, strict=True)
+        cascade(
+            stack,
+            max_dt=max_dt,
+            inputs=box,
+            norms=None if norms is None else [_norms_of(norms, cell) for cell in cell_names],
+        )
+        for stack, box, cell_names in zip(stacks, boxes, names, strict=True)
     )
     cells = [cell for stack in stacks for cell in stack]
     bounds = [bound for stack in proved for bound in stack.bounds]
     states, balls = [], []
     for cell_names, bound in zip(itertools.chain(*names), bounds, strict=True):
         states += [cell_names[name] for name in bound.covers]
-        balls += [
-            {"state": cell_names[ball.state], "norm": ball.norm, "centre": 0.0, "radius": ball.radius}
-            for ball in bound.balls
-        ]
+        balls += [{**_ball_document(ball), "state": cell_names[ball.state]} for ball in bound.balls]
     tolerance = max(cell.hidden_size for cell in cells) * FLOAT32_EPSILON
     # Every state tensor has a ball.
     is_bounded = len(balls) == sum(len(cell.state_names) for cell in cells)
@@ -275,6 +307,7 @@ def _prove(module: nn.Module, norms: list[tuple[set[str], GivenNorm]] | None, *,
         balls=tuple(balls),
         tolerance=tolerance,
         max_dt=max_dt,
+        inputs=inputs,
         quantization={form: _quantization_bound(stacks, proved, form, max_dt) for form in FORMATS} if stored else {},
     )
 
@@ -383,6 +416,14 @@ def _norm(bounds: list[StepBound], *, is_deep: bool) -> str | None:
     if len(names) == 1 and not is_deep:
         return names.pop()
     return "weighted-linf" if any("linf" in name for name in names) else "weighted-l2"
+
+
+def _ball_document(ball: Ball) -> dict[str, Any]:
+    """Return a ball as JSON types."""
+    document = {"state": ball.state, "norm": ball.norm, "centre": 0.0, "radius": ball.radius}
+    if ball.box is not None:
+        document |= {"lower": ball.box.lower.tolist(), "upper": ball.box.upper.tolist()}
+    return document
 
 
 def _condition_document(condition: Hypothesis) -> dict[str, Any]:

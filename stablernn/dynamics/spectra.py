@@ -16,7 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from stablernn.bounds.step_bound import FLOAT32_EPSILON, StepBound
+from stablernn.bounds.intervals import FLOAT32_EPSILON
+from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell
 from stablernn.certificates.certificate import Certificate
 from stablernn.data.arrays import Samples

@@ -16,7 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from stablernn._version import __version__
-from stablernn.certificates.certificate import prove
+from stablernn.certificates.input_range import InputRange
+from stablernn.certificates.stored_certificate import certificate_document
 from stablernn.errors import ConfigError, did_you_mean
 from stablernn.export import torchscript
 from stablernn.export.family_description import add_description
@@ -54,7 +55,12 @@ class ExportReport:
 
 
 def export(
-    model: SequenceModel, folder: Path | str, *, formats: Sequence[str] = ("onnx",), steps: int | None = None
+    model: SequenceModel,
+    folder: Path | str,
+    *,
+    formats: Sequence[str] = ("onnx",),
+    steps: int | None = None,
+    inputs_within: float | Sequence[float | Sequence[float]] | InputRange | None = None,
 ) -> ExportReport:
     """Write the weights, configuration, graphs, parity report and certificate of a model into a folder.
 
@@ -69,9 +75,11 @@ def export(
         folder: Output folder; created if it does not exist.
         formats: ``onnx``, ``torchscript`` or both; ``onnx`` is written in any case.
         steps: Expected length of the sequences. Parity is checked at this length too, up to 1,000.
+        inputs_within: Range of the raw inputs, as of :func:`stablernn.certify`, for which a second certificate is
+            stored; servers count samples outside. None for none.
 
     Raises:
-        ConfigError: If a format is unknown, or ``model`` is not a model.
+        ConfigError: If a format is unknown, ``model`` is not a model, or the range does not fit it.
         ParityError: If the outputs of a graph differ from those of the model; no file is left behind.
         ExportError: If the model has an operation that fixes the batch size, or the installed torch no longer has
             TorchScript.
@@ -94,12 +102,14 @@ def export(
                 f"Unknown format '{name}'.{did_you_mean(name, FORMATS)} It is one of {', '.join(FORMATS)}."
             )
     warn_of_missing_calls(model, stacklevel=2)
+    if inputs_within is not None and not isinstance(inputs_within, InputRange):
+        inputs_within = InputRange.of(inputs_within)
     # A copy, because tracing needs the CPU, float32 and evaluation mode, and the caller's model must not change.
     frozen = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
     parts = export_parts(frozen)
     scripted = torchscript.script(frozen) if "torchscript" in formats else None
     graphs, parity = _build_graphs(frozen, parts, scripted, parity_lengths(steps or 1))
-    certificate = prove(frozen).document()
+    certificate = certificate_document(frozen, inputs=inputs_within)
     signature = model_signature(frozen)
 
     folder = Path(folder)

@@ -9,7 +9,8 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from stablernn.certificates.certificate import prove
+from stablernn.certificates.input_range import InputRange
+from stablernn.certificates.stored_certificate import certificate_document
 from stablernn.errors import CheckpointError
 from stablernn.export import parity_lengths
 from stablernn.export.parity import check_parity
@@ -54,7 +55,7 @@ def recompute(files: Mapping[str, bytes], longest: int = 1) -> tuple[dict[str, A
     """
     model = reload(files["config.json"], files["weights.safetensors"])
     parity = check_parity(model, files["step.onnx"], files["sequence.onnx"], lengths=parity_lengths(longest))
-    return prove(model, norms=_stored_norms(files)).document(), parity
+    return _recomputed(model, files), parity
 
 
 def recompute_certificate(files: Mapping[str, bytes]) -> dict[str, Any]:
@@ -66,14 +67,20 @@ def recompute_certificate(files: Mapping[str, bytes]) -> dict[str, Any]:
     Raises:
         CheckpointError: If no model can be built from them.
     """
-    return prove(reload(files["config.json"], files["weights.safetensors"]), norms=_stored_norms(files)).document()
+    return _recomputed(reload(files["config.json"], files["weights.safetensors"]), files)
 
 
-def _stored_norms(files: Mapping[str, bytes]) -> list[Any]:
-    """Return the norms that are stored with a certificate; none if there is no certificate or it has none."""
+def _recomputed(model: SequenceModel, files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return the certificate by the stored norms, and for the stored range of inputs; none of them if there are none.
+
+    Raises:
+        ConfigError: If the range does not fit the model.
+    """
     try:
-        document = json.loads(files["certificate.json"])
+        stored = json.loads(files["certificate.json"])
     except (KeyError, ValueError):
-        return []
-    norms = document.get("metrics") if isinstance(document, dict) else None
-    return norms if isinstance(norms, list) else []
+        stored = None
+    stored = stored if isinstance(stored, dict) else {}
+    norms, bounded = stored.get("metrics"), stored.get("bounded_inputs")
+    inputs = InputRange.from_document(bounded.get("inputs")) if isinstance(bounded, dict) else None
+    return certificate_document(model, inputs=inputs, norms=norms if isinstance(norms, list) else [])

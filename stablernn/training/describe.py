@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
 
 from stablernn.data.step_data import Data
 from stablernn.nn.models import SequenceModel
@@ -24,5 +27,16 @@ def describe_data(data: Data, model: SequenceModel) -> dict[str, Any]:
             "window": model.window,
             "mask_channel": scaling.mask_channel,
         },
+        # Tokens have none.
+        "input_range": _input_range(data.training_values()) if scaling.has_channel_range else None,
         "notes": data.notes,
     }
+
+
+def _input_range(sequences: Iterable[np.ndarray]) -> dict[str, list[float]]:
+    """Return the smallest and the largest observed value of each feature, in raw units."""
+    lower, upper = np.inf, -np.inf
+    for values in sequences:
+        lower = np.fmin(lower, np.fmin.reduce(values, axis=0, initial=np.inf))
+        upper = np.fmax(upper, np.fmax.reduce(values, axis=0, initial=-np.inf))
+    return {"lower": np.asarray(lower).tolist(), "upper": np.asarray(upper).tolist()}

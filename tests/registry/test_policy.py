@@ -37,6 +37,13 @@ GRAPH = {
     "outputs": [{"name": "logits", "dtype": "float32", "shape": ["batch", 2]}],
 }
 BOTH = {"sequence": GRAPH, "step": GRAPH}
+WITHIN_ONE = {"kind": "bounded", "inputs_within": {"lower": [-1.0], "upper": [1.0]}}
+
+
+def within(lower: list[float], upper: list[float]) -> dict[str, Any]:
+    """A certificate that proves something of inputs within a range alone."""
+    bounded = {"kind": "bounded", "holds": True, "inputs": {"lower": lower, "upper": upper}}
+    return {"kind": "none", "holds": False, "bounded_inputs": bounded}
 
 
 def scored(accuracy: object) -> dict[str, Any]:
@@ -146,6 +153,29 @@ def test_the_last_line_for_an_alias_counts_and_the_star_for_those_without(regist
             {},
             "check 'policy model signature' failed (the manifest has no signature of the graph 'sequence')",
         ),
+        (WITHIN_ONE, {"certificate": {"kind": "bounded", "holds": True}}, None),
+        (WITHIN_ONE, {"certificate": within([-2.0, -1.0], [1.0, 3.0])}, None),
+        (
+            WITHIN_ONE,
+            {"certificate": within([-2.0, -0.5], [1.0, 3.0])},
+            "check 'policy kind' failed (the version's certificate is for inputs with features within -2 to 1, -0.5 to "
+            "3, 'bounded' is required with every feature within -1 to 1)",
+        ),
+        *(
+            (
+                WITHIN_ONE,
+                {"certificate": {"kind": "none", "holds": False, "bounded_inputs": stored}},
+                "check 'policy kind' failed (certificate kind 'none' is weaker than 'bounded', see stablernn certify "
+                "digits:1; the version has no certificate for inputs within a range, export it again with this version "
+                "of stablernn)",
+            )
+            for stored in (
+                None,
+                {},
+                {"inputs": {"lower": ["x"], "upper": [1]}},
+                {"inputs": {"lower": [1], "upper": []}},
+            )
+        ),
         (
             {"kind": "bounded", "max_parity": 1.0},
             {},
@@ -167,7 +197,7 @@ def test_rules_of_one_version(
     before = tree(registry.root)
     if refusal is None:
         entry = registry.set_alias("digits", "production", 1)
-        assert [check.ok for check in entry.checks] == [True] * len(rules)
+        assert [check.ok for check in entry.checks] == [True] * len(rules.keys() - {"inputs_within"})
         return
     with pytest.raises(GateRefused) as error:
         registry.set_alias("digits", "production", 1)
@@ -176,6 +206,15 @@ def test_rules_of_one_version(
         "the same: stablernn registry alias digits@production 1 --force --why '...'."
     )
     assert tree(registry.root) == before
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper"), [([], []), ([1.0], [1.0]), ([1.0], [0.0]), ([0.0], [1.0, 2.0]), ([float("nan")], [1.0])]
+)
+def test_a_range_of_inputs_that_is_none(registry: Registry, lower: list[float], upper: list[float]) -> None:
+    with pytest.raises(PolicyError, match="The policy cannot be written"):
+        registry.set_policy({"kind": "bounded", "inputs_within": {"lower": lower, "upper": upper}}, why="w")
+    assert registry.policy() == Policy()
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,7 @@ def _write_and_publish(
     Returns:
         The version, and why a robustness report of the run was left out, if it was.
     """
+    from stablernn.certificates.input_range import training_range
     from stablernn.export import export as write
     from stablernn_registry import model_card
     from stablernn_registry.documents.reports import ROBUSTNESS, ROBUSTNESS_PLOTS
@@ -113,7 +114,7 @@ def _write_and_publish(
     with tempfile.TemporaryDirectory(prefix="stablernn-export-") as folder:
         # Parity is checked at the length that the model is for: the context, or the longest sequence.
         steps = loaded.data.get("context_length") or loaded.data["longest"]
-        report = write(loaded.model, folder, formats=formats, steps=steps)
+        report = write(loaded.model, folder, formats=formats, steps=steps, inputs_within=training_range(loaded.data))
         calibration = _calibration(loaded)
         fields = _fields(loaded, report, calibration)
         robustness, robustness_note = _robustness(run, report)

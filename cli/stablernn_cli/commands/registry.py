@@ -65,7 +65,7 @@ def show(context: typer.Context, ref: RefArgument, as_json: JsonOption = False) 
     Example: stablernn registry show digits@production
     """
     from stablernn_registry import Registry
-    from stablernn_registry.documents.certificates import describe_certificate
+    from stablernn_registry.documents.certificates import describe_bounded_inputs, describe_certificate
 
     output = Output.of(context, as_json)
     registry = Registry()
@@ -77,6 +77,7 @@ def show(context: typer.Context, ref: RefArgument, as_json: JsonOption = False) 
         return
     manifest = version.manifest
     lineage = manifest.lineage
+    bounded = describe_bounded_inputs(manifest.certificate)
     output.facts(
         {
             "digest": version.digest,
@@ -91,6 +92,7 @@ def show(context: typer.Context, ref: RefArgument, as_json: JsonOption = False) 
             **({"horizon": f"{manifest.horizon} steps"} if manifest.horizon else {}),
             "parity": f"max relative error {figure(manifest.parity.get('max_rel_error'))}",
             "certificate": describe_certificate(manifest.certificate),
+            **({"bounded inputs": bounded} if bounded is not None else {}),
         },
         title=version.ref,
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from stablernn_cli.errors import UsageError
-from stablernn_cli.options import JsonOption, PolicyRequireOption, Split
+from stablernn_cli.options import JsonOption, PolicyInputsOption, PolicyRequireOption, Split
 from stablernn_cli.output import Output, figure
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ app = typer.Typer(help="Set rules for what an alias may point to", no_args_is_he
 logger = logging.getLogger(__name__)
 
 # Values of --clear: the rules by their option, and all of them.
-_RULES = ("kind", "max-parity", "metric", "model-signature", "all")
+_RULES = ("kind", "inputs-within", "max-parity", "metric", "model-signature", "all")
 
 
 @app.command()
@@ -62,6 +62,7 @@ def set_(
         str, typer.Option(metavar="ALIAS", help="The alias; * stands for all that have no rules of their own.")
     ] = "*",
     require: PolicyRequireOption = None,
+    inputs_within: PolicyInputsOption = None,
     max_parity: Annotated[
         float | None,
         typer.Option(min=0, help="Largest accepted max_rel_error of parity.", show_default=False),
@@ -96,7 +97,8 @@ def set_(
         list[str] | None,
         typer.Option(
             metavar="RULE",
-            help="Drop kind, max-parity, metric or model-signature, may be repeated; all: the rules of * apply again.",
+            help="Drop kind, inputs-within, max-parity, metric or model-signature, may be repeated; all: the rules of "
+            "* apply again.",
             show_default=False,
         ),
     ] = None,
@@ -112,6 +114,10 @@ def set_(
     """
     output = Output.of(context, as_json)
     changes: dict[str, Any] = {} if require is None else {"kind": require}
+    if inputs_within is not None:
+        from stablernn.certificates.input_range import InputRange
+
+        changes["inputs_within"] = InputRange.parse(inputs_within).document()
     if model_signature:
         changes["model_signature"] = True
     if max_parity is not None:
@@ -192,8 +198,8 @@ def _check(changes: Mapping[str, Any], dropped: AbstractSet[str], why: str) -> N
     """
     if not changes and not dropped:
         raise UsageError(
-            "A policy needs a rule, got none. Add --require KIND, --max-parity X, --metric NAME --worse-by Y, "
-            "--model-signature or --clear RULE."
+            "A policy needs a rule, got none. Add --require KIND, --inputs-within R, --max-parity X, --metric NAME "
+            "--worse-by Y, --model-signature or --clear RULE."
         )
     if both := dropped & changes.keys():
         rule = min(both).replace("_", "-")
@@ -238,6 +244,11 @@ def _show(output: Output, policy: Policy) -> None:
 def _cells(rules: PolicyRules | None) -> tuple[str, str, str, str]:
     """Return the rules as text: certificate, parity, metric and model signature."""
     kind = f"{rules.kind} or stronger" if rules and rules.kind else "-"
+    if rules and rules.inputs_within:
+        from stablernn_registry.documents.certificates import format_input_ranges
+
+        within = rules.inputs_within
+        kind += f" for inputs {format_input_ranges(list(zip(within.lower, within.upper, strict=True)))}"
     parity = f"{figure(rules.max_parity)} at most" if rules and rules.max_parity is not None else "-"
     metric = "-"
     if rules and rules.metric:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from stablernn_registry.documents.certificates import current_certificate, describe_certificate
+from stablernn_registry.documents.certificates import current_certificate, describe_bounded_inputs, describe_certificate
 from stablernn_registry.documents.manifest import ManifestFields
 from stablernn_registry.documents.reports import ROBUSTNESS, RobustnessReport
 
@@ -80,8 +80,15 @@ def _format_certificate(fields: ManifestFields) -> str:
     if not certificate:
         return "None was computed for this version."
     parts = [f"{_escape(describe_certificate(certificate))}."]
+    bounded = describe_bounded_inputs(certificate)
+    if bounded is not None:
+        parts.append(f"For inputs of a bounded size, in the units of the data: {_escape(bounded)}.")
     # Lists, apart from "states", have tables of their own below or are too long for a card.
-    scalars = {key: value for key, value in certificate.items() if not isinstance(value, list)}
+    scalars = {
+        key: value
+        for key, value in certificate.items()
+        if not isinstance(value, list) and key not in ("inputs", "bounded_inputs")
+    }
     scalars |= {key: value for key, value in certificate.items() if key == "states"}
     parts.append(_format_table(("field", "value"), _flatten(scalars)))
     for title, key in (("What the proof rests on", "hypotheses"), ("What papers ask for", "conditions")):

@@ -6,7 +6,7 @@ counts as ``none`` and in a policy as ``bounded``. Stored bytes, and so the hash
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 Kind = Literal["contracting", "non-expansive", "bounded", "none"]
@@ -27,6 +27,11 @@ _MEANINGS: dict[object, str] = {
     "bounded": "no input drives the state out of a known ball; two states under one input may part",
     "none": "no rate, and no bound of all its states, is proved",
 }
+
+
+_LARGEST = 1e300
+_LISTED_RANGES = 6
+"""Features whose ranges are listed one by one."""
 
 
 def is_as_strong(kind: Kind, required_kind: Kind) -> bool:
@@ -68,6 +73,49 @@ def describe_certificate(certificate: Mapping[str, object] | None) -> str:
     # Any JSON may stand in a manifest that another program wrote.
     meaning = _MEANINGS.get(str(kind), "a kind that this version does not know")
     return f"{format_kind(certificate)}: {meaning.format(rate=rate_text, qualifier=qualifier, time=time)}"
+
+
+def describe_bounded_inputs(certificate: Mapping[str, object] | None) -> str | None:
+    """Describe what a certificate states of inputs within a range, without the full stop; None if it states nothing."""
+    certificate = certificate or {}
+    bounded = certificate.get("bounded_inputs")
+    if not isinstance(bounded, Mapping):
+        # Certificates of schema 1 are from before there were ranges.
+        return "none was computed, the certificate is of schema 1" if certificate.get("schema") == 1 else None
+    ranges = input_ranges(bounded)
+    if ranges is None:
+        return "a range that cannot be read"
+    return f"{describe_certificate(bounded)}, {format_input_ranges(ranges)}"
+
+
+def input_ranges(certificate: Mapping[str, object]) -> list[tuple[float, float]] | None:
+    """Return the range of each raw feature that a certificate is for, or None if it is for all inputs or unreadable."""
+    inputs = certificate.get("inputs")
+    if not isinstance(inputs, Mapping):
+        return None
+    lower, upper = _finite_numbers(inputs.get("lower")), _finite_numbers(inputs.get("upper"))
+    if not lower or len(lower) != len(upper) or any(low >= high for low, high in zip(lower, upper, strict=True)):
+        return None
+    return list(zip(lower, upper, strict=True))
+
+
+def _finite_numbers(values: object) -> list[float]:
+    """Return the numbers of a list; an empty one if it is none, or has anything else."""
+    if not isinstance(values, list):
+        return []
+    # Compared before it is converted: JSON has whole numbers that are too large for a float. False for NaN.
+    numbers = [float(value) for value in values if isinstance(value, int | float) and abs(value) < _LARGEST]
+    return numbers if len(numbers) == len(values) else []
+
+
+def format_input_ranges(ranges: Sequence[tuple[float, float]]) -> str:
+    """Format ranges for people, such as ``with every feature within 0 to 16``."""
+    texts = [f"{low:.6g} to {high:.6g}" for low, high in ranges]
+    if len(set(texts)) == 1:
+        return f"with every feature within {texts[0]}"
+    shown = ", ".join(texts[:_LISTED_RANGES])
+    remaining_count = len(texts) - _LISTED_RANGES
+    return f"with features within {shown}" + (f" and {remaining_count} more ranges" if remaining_count > 0 else "")
 
 
 def _is_irregular(certificate: Mapping[str, object]) -> bool:

@@ -48,6 +48,7 @@ class InferenceResult:
         queue_ns: Nanoseconds from admission to the start of the run.
         compute_ns: Nanoseconds of the run.
         batch_rows: Sequences or streams in the run, including those of other jobs.
+        samples_outside: Samples of the request outside the certified range of inputs.
     """
 
     outputs: dict[str, Array]
@@ -56,6 +57,7 @@ class InferenceResult:
     queue_ns: int
     compute_ns: int
     batch_rows: int
+    samples_outside: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -364,6 +364,8 @@ class StreamConnection:
             content["outputs"] = result.outputs
             if result.violations:
                 content["states_outside_ball"] = result.violations
+            if result.samples_outside:
+                content["samples_outside_range"] = result.samples_outside
         content["step"] = stream.step
         if frame.token:
             content["state_token"] = self._issue_token(stream)

@@ -42,12 +42,14 @@ class StepResult:
         outputs: JSON: an array of an object for each answered step, its outputs by name and the label of a classifier.
         last_outputs: The object of the last step; its arrays are copies.
         violations: Names of states that left their certified balls.
+        samples_outside: Samples of the request outside the certified range of inputs.
         inference: Queue and run times, those of a rollout added up; without arrays.
     """
 
     outputs: orjson.Fragment
     last_outputs: dict[str, Any]
     violations: list[str]
+    samples_outside: int
     inference: InferenceResult
 
 
@@ -88,6 +90,8 @@ async def advance_stream(
     size = max(size, count * (8 * prod(spec.sample_shape) + 32))
     samples = await run_in_thread_if_large(size, lambda: prepare_samples(spec, stream, request, count))
     horizon = parse_horizon(spec, request, samples.count)
+    x = samples.inputs[model.input_name]
+    samples_outside = model.guard.inputs.check(x, None, model.ref, is_refused=settings.refuse_inputs_outside)
     output_names = list(spec.outputs) if names is None else list(names)
     # A rollout feeds the mean back, whether it is requested or not.
     run_names = output_names if horizon <= 1 or "mean" in output_names else [*output_names, "mean"]
@@ -110,7 +114,7 @@ async def advance_stream(
     stream.clock = samples.clock
     stream.step += samples.count
     violations = set[str]().union(*(result.violations for result in results))
-    return StepResult(orjson.Fragment(content), last_outputs, sorted(violations), _sum_times(results))
+    return StepResult(orjson.Fragment(content), last_outputs, sorted(violations), samples_outside, _sum_times(results))
 
 
 def calibrate_outputs(spec: StreamSpec, outputs: Mapping[str, Array]) -> dict[str, Array]:

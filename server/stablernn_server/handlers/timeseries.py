@@ -109,9 +109,11 @@ def prepare_forecast(model: ServedModel, request: ForecastRequest, settings: Set
                 "context_used": len(context[index]),
             }
             outputs.append(_output("time_series_forecast", content))
-        return _response(model, outputs, violations)
+        return _response(model, outputs, violations, samples_outside)
 
-    return PreparedRequest(model, {model.input_name: x, "lengths": lengths, **other_inputs}, len(x), finish)
+    samples_outside = _check_range(model, x, lengths, settings)
+    inputs = {model.input_name: x, "lengths": lengths, **other_inputs}
+    return PreparedRequest(model, inputs, len(x), finish)
 
 
 def prepare_classify(model: ServedModel, request: ClassifyRequest, settings: Settings) -> PreparedRequest:
@@ -147,8 +149,9 @@ def prepare_classify(model: ServedModel, request: ClassifyRequest, settings: Set
             )
             for index, (series, row, best_classes) in enumerate(rows)
         ]
-        return _response(model, outputs, violations)
+        return _response(model, outputs, violations, samples_outside)
 
+    samples_outside = _check_range(model, x, lengths, settings)
     return PreparedRequest(model, {model.input_name: x, "lengths": lengths, **dt}, len(x), finish)
 
 
@@ -309,7 +312,18 @@ def _output(kind: str, content: dict[str, Any]) -> dict[str, Any]:
     return {"type": kind, "id": str(uuid.uuid4()), "status": "completed", "content": [content], "error": None}
 
 
-def _response(model: ServedModel, outputs: list[dict[str, Any]], violations: Set[str]) -> dict[str, Any]:
+def _check_range(model: ServedModel, x: Array, lengths: Array, settings: Settings) -> int:
+    """Return how many samples lie outside the range for which the model is certified.
+
+    Raises:
+        InputError: If there are any, and the settings refuse them.
+    """
+    return model.guard.inputs.check(x, lengths, model.ref, is_refused=settings.refuse_inputs_outside)
+
+
+def _response(
+    model: ServedModel, outputs: list[dict[str, Any]], violations: Set[str], samples_outside: int
+) -> dict[str, Any]:
     response = {
         "id": str(uuid.uuid4()),
         "created_at": int(time.time()),
@@ -319,4 +333,8 @@ def _response(model: ServedModel, outputs: list[dict[str, Any]], violations: Set
         "model_version": str(model.version),
         "outputs": outputs,
     }
-    return response | ({"states_outside_ball": sorted(violations)} if violations else {})
+    if violations:
+        response["states_outside_ball"] = sorted(violations)
+    if samples_outside:
+        response["samples_outside_range"] = samples_outside
+    return response

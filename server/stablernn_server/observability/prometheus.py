@@ -106,6 +106,9 @@ class Metrics:
             multiprocess_mode="livemax",
         )
         self.violations = counter("state_exits_total", "States that a run left outside their certified balls.", MODEL)
+        self.samples_outside = counter(
+            "samples_outside_range_total", "Samples outside the range of inputs that a version is certified for.", MODEL
+        )
         self.loads = counter("loads_total", "Attempts to open a model, by result: ok or failed.", (*MODEL, "result"))
         self.load_seconds = histogram("load_seconds", "Time to open a model and warm it up.", (), LOAD_SECONDS)
         Gauge(

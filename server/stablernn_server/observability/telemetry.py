@@ -30,9 +30,16 @@ RATIO_RUNS = 64
 """Runs in a window of the norm ratio, which is the largest of this window and the one before: of 64 to 128 runs."""
 
 
+class InputRangeGuard(Protocol):
+    @property
+    def outside_count(self) -> int: ...
+
+
 class Guard(Protocol):
     @property
     def violation_count(self) -> int: ...
+    @property
+    def inputs(self) -> InputRangeGuard: ...
 
 
 class ModelLike(Protocol):
@@ -124,7 +131,9 @@ class Telemetry:
         self._failures: dict[tuple[str, int, str], Counter] = {}
         self._ratios: dict[tuple[str, int], _RatioWindow] = {}
         self._dropped_lines = 0
+        # By model, the counts of its guards that are in the metrics already.
         self._violations: WeakKeyDictionary[ModelLike, int] = WeakKeyDictionary()
+        self._samples_outside: WeakKeyDictionary[ModelLike, int] = WeakKeyDictionary()
 
     def record_run(
         self, model: ModelLike, kind: WorkKind, requests: int, rows: int, steps: int, queue_ns: int, compute_ns: int
@@ -150,9 +159,10 @@ class Telemetry:
             run.sequences.inc(rows)
         run.statistics.record_run(requests, rows, queue_ns, compute_ns)
         self.statistics.is_changed = True
-        violations = model.guard.violation_count
-        if violations:
-            self._count_violations(model, violations)
+        if violations := model.guard.violation_count:
+            _count_new(self.metrics.violations, self._violations, model, violations)
+        if samples_outside := model.guard.inputs.outside_count:
+            _count_new(self.metrics.samples_outside, self._samples_outside, model, samples_outside)
 
     def record_request(
         self, model: ModelLike | None, route: str, status: int, code: str | None, seconds: float
@@ -271,12 +281,15 @@ class Telemetry:
             counter = self._failures[name, version, code] = self.metrics.failures.labels(name, label, code)
         return counter
 
-    def _count_violations(self, model: ModelLike, violations: int) -> None:
-        # By object, not by name: while a version is reloaded, two of them count, each from zero.
-        new = violations - self._violations.get(model, 0)
-        if new:
-            self._violations[model] = violations
-            self.metrics.violations.labels(model.name, model.version).inc(new)
+
+def _count_new(
+    counter: Counter, reported_counts: WeakKeyDictionary[ModelLike, int], model: ModelLike, count: int
+) -> None:
+    # By object, not by name: while a version is reloaded, two of them count, each from zero.
+    new = count - reported_counts.get(model, 0)
+    if new:
+        reported_counts[model] = count
+        counter.labels(model.name, model.version).inc(new)
 
 
 def _version_label(version: int) -> str:

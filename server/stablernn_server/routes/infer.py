@@ -116,13 +116,15 @@ async def infer(context: AppContext, active_request: ActiveRequest, scope: Scope
     if request.sequence is None:
         batch_item, pattern = _prepare(settings, model, request)
         rows = batch_item.rows
+        samples_outside = _check_range(settings, model, batch_item.feeds)
         result = await context.scheduler.run_prepared(model, batch_item, caller=caller)
+        result.samples_outside = samples_outside
     else:
         by_version = match[2] is not None or ":" in match[1]
         model, result = await _run_in_sequence(context, model, by_version, request, caller)
         active_request.model, rows = model, len(request.inputs[model.input_name])
     active_request.record_result(result, rows)
-    if pattern is not None and not result.violations:
+    if pattern is not None and not result.violations and not result.samples_outside:
         response = _respond_alike(pattern, model, request, result, accept_encoding)
         if response is not None:
             return response
@@ -197,6 +199,16 @@ def _check_size(settings: Settings, model: ServedModel, request: InferRequest) -
         settings.check_sequences(x.shape[0], x.shape[1], model.count_elements(x.shape[0], x.shape[1]))
 
 
+def _check_range(settings: Settings, model: ServedModel, inputs: Mapping[str, Array]) -> int:
+    """Return how many samples lie outside the range for which the model is certified.
+
+    Raises:
+        InputError: If there are any, and the settings refuse them.
+    """
+    guard, lengths = model.guard.inputs, inputs.get("lengths")
+    return guard.check(inputs[model.input_name], lengths, model.ref, is_refused=settings.refuse_inputs_outside)
+
+
 def _output_names(request: InferRequest) -> list[str] | None:
     return None if request.outputs is None else [output.name for output in request.outputs]
 
@@ -232,11 +244,13 @@ async def _run_in_sequence(
         requested = list(sequence_model.sequence.outputs) if names is None else list(names)
         # The new states as well, for the next request.
         outputs = [*requested, *(output for output in states.values() if output not in requested)]
+        samples_outside = _check_range(context.settings, sequence_model, request.inputs)
         is_continued = bool(sequence.states)
         inputs = request.inputs if is_continued else _ignore_first_dt(sequence_model, request.inputs)
         result = await context.scheduler.run(sequence_model, {**inputs, **sequence.states}, outputs, caller=caller)
         sequence.set_states({name: result.outputs[output] for name, output in states.items()})
         result.outputs = {name: result.outputs[name] for name in requested}
+        result.samples_outside = samples_outside
         return sequence_model, result
 
 
@@ -251,6 +265,8 @@ def _response_head(model: ServedModel, request: InferRequest, result: InferenceR
         }
     if result.violations:
         parameters["states_outside_ball"] = ", ".join(sorted(result.violations))
+    if result.samples_outside:
+        parameters["samples_outside_range"] = result.samples_outside
     if parameters:
         head["parameters"] = parameters
     return head

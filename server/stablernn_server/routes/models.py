@@ -49,12 +49,12 @@ DEFAULTS = {"lengths": "the full length", "dt": "1", "static": "not known", "fut
 @router.get("/{model}/versions/{version}", openapi_extra=VERSION_DOCS)
 async def model_metadata(request: Request, model: str) -> ModelMetadata:
     """Inputs, outputs and facts of a model."""
-    models = get_context(request).models
+    context = get_context(request)
     served = await _find_model(request, model)
     manifest = served.manifest
     return ModelMetadata(
         name=served.name,
-        versions=[str(number) for number in models.versions(served.name)],
+        versions=[str(number) for number in context.models.versions(served.name)],
         platform="onnx_onnxv1" if served.engine == ONNX else served.engine,
         inputs=[_tensor(spec) for spec in served.sequence.inputs.values()],
         outputs=[_tensor(spec) for spec in served.sequence.outputs.values()],
@@ -86,6 +86,11 @@ async def model_metadata(request: Request, model: str) -> ModelMetadata:
                 "note": "inputs of these states outside their certified balls are refused"
                 if served.guard.balls
                 else "none: the certificate has no ball for any state",
+            },
+            "input_guard": {
+                "ranges": served.guard.inputs.ranges,
+                "outside": served.guard.inputs.outside_count,
+                "note": _input_guard_note(served, is_refused=context.settings.refuse_inputs_outside),
             },
             "engine": served.engine,
             "engine_note": served.engine_reason,
@@ -155,3 +160,9 @@ def _tensor(spec: TensorSignature) -> TensorMetadata:
 
 def _config_tensor(spec: TensorSignature) -> dict[str, Any]:
     return {"name": spec.name, "data_type": f"TYPE_{DATATYPES[spec.dtype]}", "dims": _shape(spec)}
+
+
+def _input_guard_note(served: ServedModel, *, is_refused: bool) -> str:
+    if served.guard.inputs.ranges is None:
+        return "none: the certificate has no range of inputs"
+    return "samples outside are refused" if is_refused else "samples outside are counted and named in the response"

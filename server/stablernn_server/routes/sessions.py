@@ -203,6 +203,8 @@ async def _advance(
         content["state_token"] = context.state_keys.issue(stream.snapshot())
     if stepped.violations:
         content["states_outside_ball"] = stepped.violations
+    if stepped.samples_outside:
+        content["samples_outside_range"] = stepped.samples_outside
     return content, stepped.last_outputs
 
 

@@ -96,6 +96,7 @@ class InferAnswer(BaseModel):
     model_version: str
     id: str | None = None
     parameters: dict[str, Any] | None = Field(
-        default=None, description="sequence_id, sequence_start, sequence_end; states_outside_ball."
+        default=None,
+        description="sequence_id, sequence_start, sequence_end; states_outside_ball, samples_outside_range.",
     )
     outputs: list[InferTensor]

@@ -187,6 +187,10 @@ class Stepped(BaseModel):
         default_factory=list,
         description="States that left the ball of the model's certificate; only present if one did.",
     )
+    samples_outside_range: int = Field(
+        default=0,
+        description="Samples outside the range of inputs that the model is certified for; only present if any is.",
+    )
 
 
 class StateNorm(BaseModel):

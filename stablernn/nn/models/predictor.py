@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.intervals import Box
 from stablernn.data.step_data import NO_TARGET, Output
 from stablernn.errors import ConfigError, did_you_mean
 from stablernn.nn.layers import check_tensor
@@ -28,6 +29,7 @@ class Tokens(Scaling):
     """
 
     kind = "tokens"
+    has_channel_range = False
     numbers: Tensor
 
     def __init__(self, vocabulary: int, embedding_size: int) -> None:
@@ -61,6 +63,9 @@ class Tokens(Scaling):
 
     def sequence(self, x: Tensor, state: States, valid: Tensor | None) -> tuple[Tensor, States]:
         return self.step(x, state)
+
+    def channel_range(self, inputs: Box) -> tuple[Box, Box]:
+        raise ConfigError("The model reads tokens, which have no range. Leave the range of inputs out.")
 
 
 class SequencePredictor(SequenceModel):

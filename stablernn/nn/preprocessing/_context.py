@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from stablernn.bounds.intervals import Box
 from stablernn.errors import ConfigError, DataError
 from stablernn.nn.preprocessing._scaling import Scaling
 
@@ -155,6 +157,21 @@ class ContextScaling(Scaling):
         flat_window, count, _ = state
         mean, deviation = self._statistics(flat_window.reshape(-1, self.window, self.size), count)
         return self.mean + self.scale * mean, self.scale * deviation
+
+    def channel_range(self, inputs: Box) -> tuple[Box, Box]:
+        lower, upper, mean, scale, floor = (
+            np.asarray(values, dtype=np.float64)
+            for values in (inputs.lower, inputs.upper, self.mean.cpu(), self.scale.cpu(), self.floor.cpu())
+        )
+        if self.log:
+            lower, upper = np.log(np.maximum(lower, floor)), np.log(np.maximum(upper, floor))
+        self._check_holds_mean(Box(lower, upper))
+        # Standard deviation and mean seasonal change are at most the distance of the farthest values, each rounded.
+        rounding = 8 * _ROUNDING * (np.maximum(np.abs(lower), np.abs(upper)) + np.abs(mean))
+        largest = (upper - lower + rounding) / scale + _SCALE_FLOOR
+        clipped, margin = Box.around_zero(self.size, _CLIP), 1e-5
+        scales = Box(np.full(self.size, math.log(_SCALE_FLOOR) - margin), np.log(largest) + margin)
+        return self._with_mask_range(clipped), scales.join(clipped)
 
     def context(self, state: tuple[Tensor, ...]) -> Tensor:
         """Return the values of the window, scaled as a forecast is, ``(batch, window, F)``; 0 before the first one."""

@@ -13,10 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.intervals import Box
 from stablernn.errors import ConfigError, DataError
 
 _FLAT_SHARE = 1e-4
 """Deviation below which a window counts as flat, as a share of its level."""
+_ROUNDING = 2.0**-20
+"""More than the share of a value and of the mean by which float32 rounds their scaled difference."""
 _SMALLEST_DEVIATION = 1e-8
 """The same at level zero, as a share of the training data's deviation."""
 
@@ -36,6 +39,8 @@ class Scaling(nn.Module):
 
     kind = "standard"
     extras_per_feature = 0
+    has_channel_range = True
+    """False if raw values within a range can have channels of any size, so that :meth:`channel_range` raises."""
     mean: Tensor
     scale: Tensor
 
@@ -178,6 +183,41 @@ class Scaling(nn.Module):
         (last_value,) = state
         return self.mean + self.scale * last_value, self.scale.expand_as(last_value)
 
+    def channel_range(self, inputs: Box) -> tuple[Box, Box]:
+        """Return the ranges of the channels of a sample, and of the further channels of a patch.
+
+        Args:
+            inputs: Of the raw values of each feature, ``(F,)`` intervals.
+
+        Raises:
+            ConfigError: If a range leaves out the mean of the training data, or raw values within a range can have
+                channels of any size.
+        """
+        mean, scale = (tensor.detach().cpu().double().numpy() for tensor in (self.mean, self.scale))
+        self._check_holds_mean(inputs)
+        margin = _ROUNDING * (inputs.modulus + np.abs(mean)) / scale
+        # Before the first observed value stands the mean, which is zero.
+        scaled = Box((inputs.lower - mean) / scale - margin, (inputs.upper - mean) / scale + margin).with_zero()
+        return self._with_mask_range(scaled), Box.around_zero(0, 0.0)
+
+    def _check_holds_mean(self, inputs: Box) -> None:
+        """Refuse a range that leaves out the mean of the training data, as one of scaled values often does.
+
+        Args:
+            inputs: In the units of :attr:`mean`.
+        """
+        mean = self.mean.detach().cpu().double().numpy()
+        for feature in np.flatnonzero((mean < inputs.lower) | (mean > inputs.upper)).tolist():
+            raise ConfigError(
+                f"Feature {feature} is to stay within {inputs.lower[feature]:g} to {inputs.upper[feature]:g}, which "
+                f"leaves out its mean in training, {mean[feature]:g}. Give the range in the units of the data, not of "
+                "scaled values."
+            )
+
+    def _with_mask_range(self, scaled: Box) -> Box:
+        """Return the range of the first layer's channels, those of the mask among them."""
+        return scaled.join(Box(np.zeros(self.size), np.ones(self.size))) if self.mask_channel else scaled
+
     def _channels(self, scaled: Tensor, observed: Tensor) -> Tensor:
         """Return the first layer's channels of scaled values, with the mask if it is one of them."""
         if self.keep_missing:
@@ -198,6 +238,10 @@ class NoScaling(Scaling):
     def __init__(self, size: int, *, mask_channel: bool = False) -> None:
         super().__init__(size, mask_channel=mask_channel)
         self.mark_fitted()
+
+    def _check_holds_mean(self, inputs: Box) -> None:
+        # Zero is not the mean of the data here.
+        pass
 
     def fit(self, sequences: Iterable[np.ndarray]) -> None:
         """Check that every feature has an observed value; the mean stays 0 and the scale 1.
@@ -225,6 +269,7 @@ class WindowScaling(Scaling):
     """
 
     kind = "window"
+    has_channel_range = False
 
     def __init__(self, size: int, *, window: int, mask_channel: bool = False) -> None:
         super().__init__(size, mask_channel=mask_channel)
@@ -272,6 +317,12 @@ class WindowScaling(Scaling):
     def anchor(self, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         last_value, first, _, _, variance = state
         return self.scale * (first + last_value), self.scale * self._deviation(first, variance)
+
+    def channel_range(self, inputs: Box) -> tuple[Box, Box]:
+        raise ConfigError(
+            "With the scaling 'window', inputs of a bounded size can become channels of any size, after a stretch that "
+            "hardly changes. Train with model.scaling=standard or context to certify for a range of inputs."
+        )
 
     @staticmethod
     def _deviation(first: Tensor, variance: Tensor) -> Tensor:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
-from cli_helpers import ALIKE, NO_PLOTS, Workplace
+from cli_helpers import ALIKE, NO_PLOTS, Workplace, republish_certificate
 from stablernn import list_cells
 from stablernn.certificates import certificate
 from stablernn_cli import options
+from stablernn_registry import Registry
 from stablernn_registry.documents import certificates
 
 
 @pytest.fixture(scope="module")
 def trained_cells(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     place = Workplace(tmp_path_factory.mktemp("certify"))
-    for cell in ("lru", "rnn"):
+    for cell in ("lru", "rnn", "lstm"):
         place.ok("-q", "train", "--cell", cell, *ALIKE, "--run-dir", cell)
     return place
 
@@ -44,6 +45,101 @@ def test_what_is_required_and_not_proved_is_refused(trained_cells: Workplace) ->
         "'non-expansive' is required of rnn, but only 'bounded' is proved. `stablernn train --certified` keeps "
         "the layers provably contracting; docs/stability.md lists the cells."
     )
+
+
+def test_a_certificate_for_inputs_within_a_range(trained_cells: Workplace) -> None:
+    assert trained_cells.ok("certify", "lstm", "--json").json["kind"] == "none"
+    found = trained_cells.ok("certify", "lstm", "--inputs-within", "-1:17", "--json").json
+    assert (found["kind"], found["inputs"]) == ("bounded", {"lower": [-1.0], "upper": [17.0]})
+    text = trained_cells.ok("certify", "lstm", "--inputs-within", "-1:17", "--require", "bounded").out
+    assert "only those with every feature within -1 to 17, in the units of the data" in text
+
+
+def test_a_version_has_a_second_certificate_for_the_range_of_training(trained_cells: Workplace) -> None:
+    trained_cells.ok("-q", "export", "lstm", "--name", "digits")
+    bounded = trained_cells.ok("certify", "digits:1", "--json").json["bounded_inputs"]
+    # Pixels are from 0 to 16.
+    assert (bounded["kind"], bounded["inputs"]) == ("bounded", {"lower": [-4.0], "upper": [20.0]})
+    for command in (("certify", "digits:1"), ("certify", "lstm"), ("registry", "show", "digits:1")):
+        text = " ".join(trained_cells.ok(*command).out.split())
+        assert "bounded inputs bounded: no input drives the state out of a known ball" in text
+        assert "with every feature within -4 to 20" in text
+    card = trained_cells.ok("registry", "show", "digits:1", "--json").json["files"]["README.md"]["path"]
+    assert "For inputs of a bounded size, in the units of the data: bounded" in trained_cells.path(card).read_text()
+    verified = trained_cells.ok("registry", "verify", "digits:1", "--recompute")
+    assert "everything is as it was published" in verified.out
+
+
+def test_a_changed_second_certificate_is_found(trained_cells: Workplace) -> None:
+    trained_cells.ok("-q", "export", "lstm", "--name", "digits")
+    stored = Registry(trained_cells.registry).get("digits:1").manifest.certificate or {}
+    for change in ({"kind": "contracting"}, {"inputs": {"lower": [-400.0], "upper": [20.0]}}):
+        wrong = {**stored, "bounded_inputs": {**stored["bounded_inputs"], **change}}
+        version = republish_certificate(trained_cells, "digits:1", wrong)
+        refused = trained_cells("registry", "verify", version.ref, "--recompute")
+        assert refused.code != 0
+        assert "certificate recomputed: bounded_inputs." in refused.out
+
+
+def test_a_certificate_of_schema_1_is_shown_as_one_and_recomputed(trained_cells: Workplace) -> None:
+    trained_cells.ok("-q", "export", "lstm", "--name", "digits")
+    stored = Registry(trained_cells.registry).get("digits:1").manifest.certificate or {}
+    older = {key: value for key, value in stored.items() if key not in ("inputs", "bounded_inputs")}
+    version = republish_certificate(trained_cells, "digits:1", {**older, "schema": 1})
+    shown = " ".join(trained_cells.ok("registry", "show", version.ref).out.split())
+    assert "bounded inputs none was computed, the certificate is of schema 1" in shown
+    verified = trained_cells.ok("registry", "verify", version.ref, "--recompute")
+    assert "everything is as it was published" in verified.out
+    # From the weights, without a range that is not stored.
+    assert trained_cells.ok("certify", version.ref, "--json").json["bounded_inputs"] is None
+
+
+def test_a_policy_for_inputs_within_a_range(trained_cells: Workplace) -> None:
+    trained_cells.ok("-q", "export", "lstm", "--name", "digits")
+
+    def move(*rule: object) -> Any:
+        trained_cells.ok("-q", "registry", "policy", "set", *rule, "--why", "w")
+        return trained_cells("registry", "alias", "digits@production", 1)
+
+    assert move("--require", "bounded").code == 3
+    assert move("--require", "bounded", "--inputs-within", "-4:20").code == 0
+    assert move("--inputs-within", "0:16").code == 0
+    assert "every feature within 0 to 16" in trained_cells.ok("registry", "policy", "show").out
+    larger = move("--inputs-within", "0:30")
+    assert larger.code == 3
+    assert (
+        "is for inputs with every feature within -4 to 20, 'bounded' is required with every feature within 0 to 30"
+        in (larger.sentence)
+    )
+    smaller = move("--require", "contracting", "--inputs-within", "0:16")
+    assert smaller.code == 3
+    assert "for the smaller range that is required, with every feature within 0 to 16, no certificate is stored" in (
+        smaller.sentence
+    )
+    other = move("--inputs-within", "0:16,0:16")
+    assert "the rule has ranges of 2 features, the version has 1" in other.sentence
+    trained_cells.ok("-q", "registry", "policy", "set", "--clear", "inputs-within", "--clear", "kind", "--why", "w")
+    refused = trained_cells("registry", "policy", "set", "--inputs-within", "3", "--why", "w")
+    assert refused.code == 2
+    assert "inputs_within needs the kind that is required for these inputs" in refused.sentence
+
+
+@pytest.mark.parametrize(
+    ("within", "sentence"),
+    [
+        ("0", "Inputs stay within a finite number greater than 0"),
+        ("-3", "Inputs stay within a finite number greater than 0"),
+        ("inf", "Inputs stay within a finite number greater than 0"),
+        ("1:0", "A range of inputs goes from one finite number to a larger one"),
+        ("x", "separated by commas, got 'x'"),
+        ("1,2", "The model reads 1 feature, got ranges of inputs for 2"),
+        ("1", "Give the range in the units of the data, not of scaled values"),
+    ],
+)
+def test_a_range_of_inputs_that_is_none(within: str, sentence: str, trained_cells: Workplace) -> None:
+    refused = trained_cells("certify", "lstm", "--inputs-within", within)
+    assert refused.code == 2
+    assert sentence in refused.sentence
 
 
 def test_the_kinds_are_those_of_registry_and_library() -> None:

@@ -536,8 +536,8 @@ def test_rules_are_changed_one_by_one(empty: Workplace) -> None:
     [
         (
             [],
-            "A policy needs a rule, got none. Add --require KIND, --max-parity X, --metric NAME --worse-by Y, "
-            "--model-signature or --clear RULE.",
+            "A policy needs a rule, got none. Add --require KIND, --inputs-within R, --max-parity X, --metric NAME "
+            "--worse-by Y, --model-signature or --clear RULE.",
         ),
         (["--worse-by", "0.1"], "--worse-by goes with --metric, got it alone. Add --metric NAME."),
         (["--split", "test"], "--split goes with --metric, got it alone. Add --metric NAME."),
@@ -558,7 +558,10 @@ def test_rules_are_changed_one_by_one(empty: Workplace) -> None:
             ["--require", "bounded", "--clear", "all"],
             "--clear all drops every rule of the alias. Leave out the other rules.",
         ),
-        (["--clear", "rules"], "--clear must be one of kind, max-parity, metric, model-signature, all, got 'rules'."),
+        (
+            ["--clear", "rules"],
+            "--clear must be one of kind, inputs-within, max-parity, metric, model-signature, all, got 'rules'.",
+        ),
         (["--clear", "all"], "'*' has no rules of its own to drop. See `stablernn registry policy show`."),
         (["--max-parity", "nan"], None),
         (["--require", "stable"], None),

@@ -67,6 +67,9 @@ class Model:
         balls: dict[str, Any] = {}
         violation_count = 0
 
+        class inputs:
+            outside_count = 0
+
     def __init__(self, name: str) -> None:
         self.name, self.version, self.ref, self.label = name, 1, f"{name}:1", f"model '{name}:1'"
 

@@ -26,8 +26,15 @@ from stablernn_server.observability.telemetry import MAX_ROUTES, RATIO_RUNS, Tel
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
+class InputGuard:
+    outside_count = 0
+
+
 class Guard:
     violation_count = 0
+
+    def __init__(self) -> None:
+        self.inputs = InputGuard()
 
 
 class Model:
@@ -231,6 +238,8 @@ class Model:
     name, version = "digits", 3
     class guard:
         violation_count = 0
+        class inputs:
+            outside_count = 0
 
 folder, number = sys.argv[1], int(sys.argv[2])
 telemetry = Telemetry(Settings(metrics_dir=folder))

@@ -1,0 +1,60 @@
+"""The ranges of what the first layers read, for raw inputs within a range."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import nn
+
+from stablernn.bounds.intervals import Box
+from stablernn.cells import StableCell
+from stablernn.cells._base import float64
+from stablernn.certificates.input_range import InputRange
+from stablernn.nn.ensemble import Ensemble
+from stablernn.nn.layers import StableRNN
+from stablernn.nn.models import SequenceModel
+
+
+def input_size(module: nn.Module) -> int:
+    """Return the number of raw features that a cell, layers, an ensemble or a model reads."""
+    if isinstance(module, Ensemble):
+        return _embeddings(module)[0].in_features if module.embedding else module.first.input_size
+    assert isinstance(module, StableCell | StableRNN | SequenceModel)
+    return module.input_size
+
+
+def first_layer_boxes(module: nn.Module, inputs: InputRange) -> list[Box]:
+    """Return the ranges of the inputs of each member's first layer.
+
+    Args:
+        module: A cell, a :class:`stablernn.StableRNN`, an ensemble or a model.
+        inputs: Of every feature.
+
+    Raises:
+        ConfigError: If the model's scaling leaves no range.
+    """
+    # Widened by the rounding of the ends to float32.
+    box = Box(np.array(inputs.lower), np.array(inputs.upper)).scaled(1.0)
+    if isinstance(module, SequenceModel):
+        box = _patch_range(module, box)
+        module = module.rnn
+    if not isinstance(module, Ensemble):
+        return [box]
+    if not module.embedding:
+        return [box] * len(module)
+    return [box.affine(float64(embedding.weight), float64(embedding.bias)).gelu() for embedding in _embeddings(module)]
+
+
+def _embeddings(ensemble: Ensemble) -> list[nn.Linear]:
+    # nn.ModuleList yields nn.Module: this narrows the type.
+    return [embedding for embedding in ensemble.embeddings if isinstance(embedding, nn.Linear)]
+
+
+def _patch_range(model: SequenceModel, inputs: Box) -> Box:
+    """Return the range of the channels of a patch, as :class:`stablernn.nn.preprocessing.Patches` orders them."""
+    channels, extras = model.scaling.channel_range(inputs)
+    # Samples before the first are zero.
+    samples = channels.with_zero()
+    return Box(
+        np.concatenate([np.tile(samples.lower, model.patches.size), extras.lower]),
+        np.concatenate([np.tile(samples.upper, model.patches.size), extras.upper]),
+    )

@@ -1,0 +1,72 @@
+"""The certificate as runs and versions have it: for all inputs, and for those within the range seen in training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from stablernn.cells import StableCell
+from stablernn.certificates.certificate import Certificate, prove
+from stablernn.certificates.input_range import InputRange
+from stablernn.nn.models import SequenceModel
+
+_BOUNDED_KEYS = (
+    "inputs",
+    "kind",
+    "holds",
+    "norm",
+    "contraction_rate",
+    "step_rate",
+    "states",
+    "time",
+    "gains",
+    "forgetting",
+)
+"""Keys of the certificate for bounded inputs that are stored besides its balls."""
+
+
+def certificate_document(
+    module: nn.Module,
+    *,
+    inputs: InputRange | None = None,
+    norms: Iterable[Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Return the certificate for all inputs, with a second one in ``bounded_inputs``.
+
+    Args:
+        module: As of :func:`stablernn.certificates.certificate.certify`.
+        inputs: Range of the raw inputs of the second certificate; None, or a model whose inputs have no range, for
+            none.
+        norms: As of :func:`stablernn.certificates.certificate.prove`.
+
+    Raises:
+        ConfigError: If the range does not fit the model.
+        CertificateError: If a weight is not finite.
+    """
+    norms = None if norms is None else list(norms)
+    certificate = prove(module, norms=norms)
+    bounded = None
+    if inputs is not None and not (isinstance(module, SequenceModel) and not module.scaling.has_channel_range):
+        bounded = _bounded_summary(_certificate_within(module, certificate, inputs, norms))
+    return {**certificate.document(), "bounded_inputs": bounded}
+
+
+def _certificate_within(
+    module: nn.Module, certificate: Certificate, inputs: InputRange, norms: list[Mapping[str, Any]] | None
+) -> Certificate:
+    cells = [cell for cell in module.modules() if isinstance(cell, StableCell)]
+    gains_by_range = any(type(cell).step_bound_within is not StableCell.step_bound_within for cell in cells)
+    if gains_by_range and certificate.max_dt is None:
+        return prove(module, stored=False, norms=norms, inputs=inputs)
+    # Nothing more is proved within a range; a second search for norms would end at the same ones.
+    return replace(certificate, inputs=inputs)
+
+
+def _bounded_summary(certificate: Certificate) -> dict[str, Any]:
+    document = certificate.document()
+    # The intervals of the coordinates are long; `certify --inputs-within` computes them.
+    balls = [{key: ball[key] for key in ("state", "norm", "centre", "radius")} for ball in document["state_balls"]]
+    return {**{key: document[key] for key in _BOUNDED_KEYS}, "state_balls": balls}
