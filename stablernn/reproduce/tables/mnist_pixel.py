@@ -31,9 +31,14 @@ def _counts(ordered: str, permuted: str | None = None) -> dict[str, str]:
 # Neither paper states the training of the rows that it quotes from others; where no code was released, it is ours.
 _QUOTED = ours({"training.epochs": 40, "training.batch_size": 128})
 _UNITARY = merge(BATCHES_OF_50, ours({"training.epochs": 40}))
-# The paper trains 50,000 steps with a learning rate from a grid.
+# The paper trains 50,000 steps with Adagrad or SGD with momentum and a learning rate from a grid.
 _ANTISYMMETRIC = merge(
     paper({"training.max_steps": 50_000}), BATCHES_OF_128, ours({"training.lr": 0.1, "training.schedule": "constant"})
+)
+# Of that grid, after five epochs on ordered pixels: Adagrad at 0.3 classifies 92.6 % of the validation images, Adagrad
+# at 0.1 and 1 classify 83 and 88 %, and SGD at 0.1 82 %; SGD at 0.3 and 1 diverges.
+_ADAGRAD = merge(
+    paper({"training.optimizer": "adagrad", "training.momentum": None}), _ANTISYMMETRIC, ours({"training.lr": 0.3})
 )
 _MOMENTUM = released({"training.epochs": 150, "training.batch_size": 128, "training.lr": 0.001})
 
@@ -116,7 +121,7 @@ _ROWS = (
         "antisymmetric",
         "antisymmetric",
         128,
-        settings=_ANTISYMMETRIC,
+        settings=_ADAGRAD,
         published=_figures(98.0, 95.8),
         published_parameters=_counts("10K"),
     ),
