@@ -141,6 +141,8 @@ def plot_sweeps(path: Path, table: Table, results: Results) -> None:
 def plot_curves(path: Path, table: Table, results: Results) -> None:
     """Plot the validation score of each row after each epoch, by data set: mean and range over the seeds.
 
+    Where every run has a single epoch, the rows stand side by side.
+
     Args:
         path: PNG file.
         table: The table.
@@ -158,19 +160,36 @@ def plot_curves(path: Path, table: Table, results: Results) -> None:
         colors: Sequence[Any] = [color for color, _ in _LINES]
         if len(rows) > len(colors):
             colors = colormaps["tab20"].colors  # type: ignore[attr-defined]
-        for color, row in zip(colors, rows, strict=False):
-            curves = [run["validation_curve"] for run in runs if (run["row"], run["data"]) == (row, data.key)]
-            if curves:
+        curves = {
+            row: [run["validation_curve"] for run in runs if (run["row"], run["data"]) == (row, data.key)]
+            for row in rows
+        }
+        present = [curve for of_row in curves.values() for curve in of_row]
+        axes.set_ylabel(f"validation {present[0]['metric']}")
+        if all(len(curve["epochs"]) == 1 for curve in present):
+            _plot_single_epochs(axes, curves)
+            continue
+        for color, (row, of_row) in zip(colors, curves.items(), strict=False):
+            if of_row:
                 # Seeds that stopped earlier end the common part.
-                length = min(len(curve["epochs"]) for curve in curves)
-                values = np.array([curve["values"][:length] for curve in curves])
-                _plot_band(axes, curves[0]["epochs"][:length], values, color=color, marker="", label=row)
+                length = min(len(curve["epochs"]) for curve in of_row)
+                values = np.array([curve["values"][:length] for curve in of_row])
+                _plot_band(axes, of_row[0]["epochs"][:length], values, color=color, marker="", label=row)
         axes.set_xlabel("epoch")
-        axes.set_ylabel(
-            f"validation {next(run['validation_curve']['metric'] for run in runs if run['data'] == data.key)}"
-        )
         axes.legend(frameon=False, fontsize=8)
     _save(figure, path)
+
+
+def _plot_single_epochs(axes: Axes, curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Plot the one validation score of each row's runs: mean and range over the seeds."""
+    for position, of_row in enumerate(curves.values()):
+        if of_row:
+            values = np.array([curve["values"][0] for curve in of_row])
+            mean = values.mean()
+            spread = [[mean - values.min()], [values.max() - mean]]
+            axes.errorbar(position, mean, yerr=spread, color=BLUE, marker="o", markersize=5, capsize=3)
+    axes.set_xticks(range(len(curves)), list(curves), rotation=45, ha="right")
+    axes.set_ylim(bottom=0)
 
 
 def sweep_points(table: Table, results: Results, setting: str, data: str) -> list[tuple[Array, Array, Array]]:
