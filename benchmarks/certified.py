@@ -1,9 +1,10 @@
-"""What staying certified costs: test accuracy of free and of certified training on two classification problems.
+"""What staying certified costs: free and certified training on nine classification sets and three forecasting tasks.
 
     STABLERNN_DATA=... python benchmarks/certified.py --seeds 0 1 2
 
-trains through the command line, one thread a job, writes ``benchmarks/results/certified.json`` and prints the table of
-docs/stability.md. ``--only`` runs some of the problems again and keeps the other rows.
+trains through the command line, one thread a job, writes ``benchmarks/results/certified.json`` after each run and
+prints the tables of docs/stability.md. Runs that the file has are not repeated unless ``--again`` is given; ``--only``
+takes some of the problems.
 """
 
 from __future__ import annotations
@@ -22,33 +23,41 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from accuracy import PROBLEMS, problem_file, shown
 
 RESULTS = Path(__file__).parent / "results" / "certified.json"
-PROBLEMS = {"digits": "digits", "ItalyPowerDemand": "ucr-uea/ItalyPowerDemand/ItalyPowerDemand_TRAIN.ts"}
-"""Names of the problems and their data, below ``STABLERNN_DATA`` where it is a file."""
-CELLS = {"rnn": (False, True), "lipschitz": (False, True), "exprnn": (True,)}
-"""Cells, and whether they are trained certified; exprnn cannot be anything else."""
+FORECASTS = {
+    "co2": ["--data", "co2"],
+    "etth1-ot": ["--data", "etth1", "--set", "data.channels=OT"],
+    "m4-hourly": ["--data", "m4-hourly"],
+}
+CELLS = {"lipschitz": (False, True), "rnn": (False, True), "exprnn": (True,), "lru": (True,)}
+"""Cells, and whether they are trained certified; exprnn and lru cannot be anything else."""
+REFERENCE = "lipschitz"
+"""The cell whose free training the others are compared with."""
 
 Row = dict[str, Any]
 
 
 def trained(job: Row) -> Row:
-    """A run through the command line: its test accuracy and what is proved of it."""
-    source = PROBLEMS[job["data"]]
-    folder = os.environ.get("STABLERNN_DATA", "")
-    path = str(Path(folder) / source) if "/" in source else source
-    words = ["train", "--data", path, "--cell", job["cell"], "--seed", str(job["seed"])]
+    """A run through the command line: its test figure and what is proved of it."""
+    words = FORECASTS.get(job["data"]) or ["--data", problem_file(job["data"])]
+    words = ["train", *words, "--cell", job["cell"], "--seed", str(job["seed"])]
     words += ["--certified"] if job["certified"] else []
-    with tempfile.TemporaryDirectory() as place:
-        summary = _json([*words, "--run-dir", "run"], place)
-        proved = _json(["certify", "run"], place)
+    with tempfile.TemporaryDirectory() as folder:
+        summary = _json([*words, "--run-dir", "run"], folder)
+        certificate = _json(["certify", "run"], folder)
+        commit = json.loads((Path(folder) / "run" / "env.json").read_text(encoding="utf-8"))["commit"]
+    figure = "mase" if job["data"] in FORECASTS else "accuracy"
     row = {
         **job,
-        "accuracy": summary["metrics"]["test"]["accuracy"],
-        "kind": proved["kind"],
-        "contraction_rate": proved["contraction_rate"],
+        "figure": figure,
+        "value": summary["metrics"]["test"][figure],
+        "kind": certificate["kind"],
+        "contraction_rate": certificate["contraction_rate"],
         "seconds": summary["seconds"],
-        "command": "stablernn " + " ".join(words).replace(folder or "\0", "$STABLERNN_DATA"),
+        "command": shown(words),
+        "commit": commit,
     }
     print({key: value for key, value in row.items() if key != "command"}, file=sys.stderr, flush=True)
     return row
@@ -62,38 +71,70 @@ def _json(words: list[str], folder: str) -> Row:
     return dict(json.loads(done.stdout))
 
 
-def table(rows: list[Row]) -> str:
-    """Markdown: a line for each problem and cell."""
-    lines = ["| data | cell | free | certified | proved, certified | seeds |", "|---|---|---|---|---|---|"]
-    for data in PROBLEMS:
-        for cell in CELLS:
-            found = [row for row in rows if (row["data"], row["cell"]) == (data, cell)]
-            free, kept = ([row for row in found if row["certified"] is way] for way in (False, True))
-            if not kept:
+def figures_table(rows: list[Row]) -> str:
+    """Markdown: a line for each problem, a column for each cell, free and certified."""
+    ways = [(cell, way) for cell, ways in CELLS.items() for way in ways]
+    titles = [f"`{cell}`, {'certified' if way else 'free'}" for cell, way in ways]
+    lines = [f"| data | figure | {' | '.join(titles)} |", "|---" * (len(ways) + 2) + "|"]
+    for data in (*PROBLEMS, *FORECASTS):
+        found = [[row for row in rows if (row["data"], row["cell"], row["certified"]) == (data, *way)] for way in ways]
+        figures = [row["figure"] for part in found for row in part]
+        if figures:
+            lines.append(f"| {data} | {figures[0]} | {' | '.join(map(_mean, found))} |")
+    return "\n".join(lines)
+
+
+def price_table(rows: list[Row]) -> str:
+    """Markdown: a line for each certified cell: its loss against the free reference, and what is proved."""
+    lines = [
+        f"| cell, certified | accuracy against free `{REFERENCE}`, points: median (range over sets) "
+        "| MASE against it: median (range) | proved | largest rate | seconds against it: median |",
+        "|---|---|---|---|---|---|",
+    ]
+    for cell in CELLS:
+        kept = [row for row in rows if row["cell"] == cell and row["certified"]]
+        if not kept:
+            continue
+        points, ratios, seconds = [], [], []
+        for data in (*PROBLEMS, *FORECASTS):
+            ours = [row for row in kept if row["data"] == data]
+            free = [row for row in rows if (row["data"], row["cell"], row["certified"]) == (data, REFERENCE, False)]
+            if not ours or not free:
                 continue
-            rate = max(row["contraction_rate"] for row in kept)
-            kinds = " or ".join(sorted({row["kind"] for row in kept}))
-            seeds = ", ".join(str(row["seed"]) for row in kept)
-            lines.append(
-                f"| {data} | `{cell}` | {_mean(free)} | {_mean(kept)} | {kinds}, rate at most {rate:.4f} | {seeds} |"
-            )
+            value, reference = (np.mean([row["value"] for row in part]) for part in (ours, free))
+            seconds.append(np.median([row["seconds"] for row in ours]) / np.median([row["seconds"] for row in free]))
+            if data in FORECASTS:
+                ratios.append(value / reference)
+            else:
+                points.append(100 * (value - reference))
+        kinds = " or ".join(sorted({row["kind"] for row in kept}))
+        rate = max(row["contraction_rate"] for row in kept)
+        lines.append(
+            f"| `{cell}` | {_spread(points, '+.2f')} | {_spread(ratios, '.3f')} | {kinds} | {rate:.4f} "
+            f"| {np.median(seconds):.2f} |"
+        )
     return "\n".join(lines)
 
 
 def _mean(rows: list[Row]) -> str:
-    values = [row["accuracy"] for row in rows]
+    values = [row["value"] for row in rows]
     if not values:
         return "-"
     spread = f" ({min(values):.3f} to {max(values):.3f})" if len(values) > 1 else ""
     return f"{np.mean(values):.3f}{spread}"
 
 
+def _spread(values: list[float], form: str) -> str:
+    return f"{np.median(values):{form}} ({min(values):{form}} to {max(values):{form}})" if values else "-"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
     parser.add_argument("--seeds", type=int, nargs="*", default=(0, 1, 2))
-    parser.add_argument("--only", nargs="*", default=list(PROBLEMS), help="problems to run")
-    parser.add_argument("--table", action="store_true", help="only print the table of the results")
+    parser.add_argument("--only", nargs="*", default=[*PROBLEMS, *FORECASTS], help="problems to run")
+    parser.add_argument("--again", action="store_true", help="repeat runs that the results have")
+    parser.add_argument("--table", action="store_true", help="only print the tables of the results")
     arguments = parser.parse_args()
     known = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else []
     if not arguments.table:
@@ -104,11 +145,14 @@ def main() -> None:
             for cell, ways in CELLS.items()
             for way in ways
         ]
+        if not arguments.again:
+            done = {_place(row) for row in known}
+            jobs = [job for job in jobs if _place(job) not in done]
         with ThreadPoolExecutor(arguments.jobs) as pool:
             for row in pool.map(trained, jobs):
                 known = [*(old for old in known if _place(old) != _place(row)), row]
                 _write(known)
-    print(table(known))
+    print(figures_table(known), price_table(known), sep="\n\n")
 
 
 def _place(row: Row) -> tuple[Any, ...]:

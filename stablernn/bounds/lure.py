@@ -173,15 +173,37 @@ def _bound_in(
 
 
 def _candidate_norms(step: LureSystem, metrics: Sequence[Matrix]) -> tuple[ProvedNorm, ProvedNorm]:
-    """Return the 2-norm and the best norm of a few candidates, both with the same multiplier for all neurons."""
+    """Return the 2-norm and the best norm of a few candidates; multipliers are equal for all neurons, or by reach."""
     identity = best = _proved_in(step, None)
     # The identity is kept if it already reaches what no metric can improve on.
     if identity.rate > rate_lower_bound(step.map) * (1 + 1e-6):
-        for candidate in [*candidate_metrics(step.map), *(matrix / np.linalg.norm(matrix, 2) for matrix in metrics)]:
-            norm = _norm_of(step, candidate)
+        given = [matrix / np.linalg.norm(matrix, 2) for matrix in metrics]
+        candidates: list[tuple[Matrix, list[Matrix]]] = [(metric, []) for metric in candidate_metrics(step.map)]
+        for metric, extra_multipliers in [*candidates, *((metric, _by_reach(step.map, metric)) for metric in given)]:
+            norm = _norm_of(step, metric, extra_multipliers)
             if norm is not None and norm.rate * (1 + 1e-6) < best.rate:
                 best = norm
     return identity, best
+
+
+def _by_reach(lure_map: LureMap, metric: Matrix) -> list[Matrix]:
+    """Return multipliers in proportion to the squared length by which each neuron moves the state, in a norm.
+
+    Where the lengths are those of the units' own steps, these need no search.
+
+    Returns:
+        One array ``(q,)``; none if all neurons reach equally far, or one reaches nowhere.
+    """
+    squares: Matrix = ((metric @ lure_map.G) ** 2).sum(axis=0)
+    if not squares.min() > 1e-12 * squares.max() or squares.min() > squares.max() * (1 - 1e-6):
+        return []
+    if not lure_map.allows(squares):
+        return []
+    # With neurons scaled to reach equally far, the best of these multipliers is one for all neurons.
+    roots = np.sqrt(squares)
+    D = None if lure_map.D is None else roots[:, None] * lure_map.D / roots
+    scaled = replace(lure_map, G=lure_map.G / roots, V=roots[:, None] * lure_map.V, D=D)
+    return [_best_multipliers(scaled, metric, metric)[1] * squares]
 
 
 def _norm_of(step: LureSystem, metric: Matrix | None, extra_multipliers: Sequence[Matrix] = ()) -> ProvedNorm | None:

@@ -1,4 +1,4 @@
-"""Training that stays inside the certified region: after each step parameters move to the nearest point of it.
+"""Training that stays inside the certified region: after each step parameters outside move to a near point of it.
 
 The region of a cell is a set of parameters for which :meth:`stablernn.cells.StableCell.step_bound` proves a kind, small
 enough to be projected onto in a few eigenvalues a step:
@@ -6,14 +6,17 @@ enough to be projected onto in a few eigenvalues a step:
     rnn, identity_rnn, rnn_orth, soft_orth      norm(W) <= 1 - margin
     indrnn                                      |u| <= 1 - margin
     fastrnn                                     sigmoid(beta) + sigmoid(alpha) norm(U) <= 1 - margin
-    lipschitz                                   norm(I + eps a A) + eps norm(W) <= 1 - margin, a = linear_scale
-    noisy_rnn                                   norm(I + E A E) + norm(E)^2 norm(W) <= 1 - margin, E^2 the units' steps
-    lipschitz_rk2                               norm(I + eps A) + 3 eps norm(W) <= sqrt(1 - 2 margin)
+    lipschitz                                   norm(I + eps (a A + W/2)) + norm(eps W/2) <= 1 - margin
+    noisy_rnn                                   norm(I + E (A + W/2) E) + norm(E W/2 E) <= 1 - margin
+    lipschitz_rk2                               norm(I + eps (A + W/2)) + 3 norm(eps W/2) <= sqrt(1 - 2 margin)
 
-Each is convex in the matrices, and the nearest point in the Frobenius norm keeps their singular vectors. Why the step
-contracts there: docs/stability.md. Of ``fastrnn`` with a matrix of low rank both factors are scaled alike, which is
-inside but not nearest. Cells that are certified for all parameters have nothing to be projected but the bias of modReLU
-where it is positive, which makes a jump.
+with a = linear_scale, and E^2 the steps of the units. The last three are around the middle of the slopes of tanh, 1/2:
+W is in one matrix with A there, and its negative part damps too.
+
+Each is convex, and the nearest point, in the Frobenius norm of the matrices that it bounds, keeps their singular
+vectors. Why the step contracts there: docs/stability.md. Of ``fastrnn`` with a matrix of low rank both factors are
+scaled alike, which is inside but not nearest. Cells that are certified for all parameters have nothing to be projected
+but the bias of modReLU where it is positive, which makes a jump.
 """
 
 from __future__ import annotations
@@ -73,7 +76,7 @@ def is_projected(cell: StableCell) -> bool:
 
 @torch.no_grad()
 def project(cell: StableCell, margin: float) -> None:
-    """Move a cell's parameters to the nearest point of its certified region, in place; those inside stay as they are.
+    """Move a cell's parameters into its certified region, in place; those inside stay as they are.
 
     Args:
         cell: One for which :func:`certified_kind` gives a kind. Parameters that are not finite are left alone.
@@ -199,14 +202,15 @@ def _project_symmetric_skew(cell: Any, bound: float) -> None:
     if cell.key == "lipschitz_rk2":
         # With bound = 1 - margin, this is sqrt(1 - 2 margin), as the table of this module states.
         factor, bound = 3.0, math.sqrt(max(0.0, 2 * bound - 1))
-    # In the norm scaled by the units' steps the linear part is E A E, entry by entry sqrt(e_i e_j) A_ij.
-    lengths = getattr(cell, "linear_scale", 1.0) * steps.sqrt()[:, None] * steps.sqrt()
-    longest = steps.max()
-    linear_part = torch.eye(cell.hidden_size).to(lengths) + lengths * cell.linear_matrix().double()
-    recurrent = longest * cell.recurrent_matrix().double()
-    projected_linear, projected_recurrent = within_sum(linear_part, recurrent, bound, factor=factor)
-    _add_to_matrix(cell, cell.weight_linear, (projected_linear - linear_part) / lengths)
-    _add_to_matrix(cell, cell.weight_hh, (projected_recurrent - recurrent) / longest)
+    # In the norm scaled by the units' steps the matrices are E A E and E W E, entry by entry sqrt(e_i e_j) times them.
+    scales = steps.sqrt()[:, None] * steps.sqrt()
+    linear_scale = getattr(cell, "linear_scale", 1.0)
+    deviation = scales * cell.recurrent_matrix().double() / 2
+    middle = torch.eye(cell.hidden_size).to(scales) + scales * linear_scale * cell.linear_matrix().double() + deviation
+    projected_middle, projected_deviation = within_sum(middle, deviation, bound, factor=factor)
+    change = (projected_deviation - deviation) / scales
+    _add_to_matrix(cell, cell.weight_hh, 2 * change)
+    _add_to_matrix(cell, cell.weight_linear, ((projected_middle - middle) / scales - change) / linear_scale)
 
 
 def _add_to_matrix(cell: SymmetricSkewCell, weight: Tensor, change: Tensor) -> None:

@@ -164,6 +164,19 @@ def test_one_unit_reaches_the_edge_itself(key: str) -> None:
     assert cell.step_bound().rate == pytest.approx(1 - MARGIN, abs=1e-6)
 
 
+@pytest.mark.parametrize("key", ["lipschitz", "noisy_rnn"])
+def test_a_recurrent_matrix_that_damps_is_left_as_it_is(key: str) -> None:
+    cell: Any = create_cell(key, 1, 3, step_size=0.5, linear_damping=0.2, recurrent_damping=1.0)
+    with torch.no_grad():
+        cell.weight_linear.zero_()
+        cell.weight_hh.zero_()
+    # step_size A is -0.1 I, step_size W is -0.5 I, and 1 - 0.1 - 0.25 + 0.25 < 1.
+    assert abs(1 - 0.1) + 0.5 > 1
+    project(cell, MARGIN)
+    assert not cell.weight_linear.any()
+    assert not cell.weight_hh.any()
+
+
 def test_fastrnn_of_one_unit_gives_way_in_both_numbers() -> None:
     cell: Any = create_cell("fastrnn", 1, 1, alpha_init=0.0, beta_init=math.log(9))
     with torch.no_grad():
