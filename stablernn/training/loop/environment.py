@@ -14,6 +14,8 @@ import torch
 import stablernn
 from stablernn._version import __version__
 
+_USED_BY_RUNS = ("stablernn", "runtime", "native", "cli", "pyproject.toml")
+"""What decides on the numbers of a run, in the repository: pages and stored results do not."""
 _PACKAGES = ("torch", "numpy", "pydantic", "polars", "safetensors")
 
 
@@ -34,20 +36,20 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Return the commit of a checkout of this library, with ``-dirty`` appended if files were changed."""
+    """Return the commit of a checkout of this library, with ``-dirty`` appended if code that runs use was changed."""
     root = Path(stablernn.__file__).parents[1]
     # An installed package may lie inside somebody else's repository, whose commit would mean nothing.
     if not (root / ".git").exists():
         return None
     try:
-        process = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
+        commit = _git(root, "rev-parse", "HEAD")
+        changes = _git(root, "status", "--porcelain", "--untracked-files=no", "--", *_USED_BY_RUNS)
     # No git, a repository that git does not trust, or one so large that it takes too long.
     except (OSError, subprocess.SubprocessError):
         return None
-    return process.stdout.strip() or None
+    return f"{commit}-dirty" if changes else commit
+
+
+def _git(root: Path, *arguments: str) -> str:
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
