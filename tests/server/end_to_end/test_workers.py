@@ -260,9 +260,17 @@ def test_restarts_are_delayed_for_longer_each_time_until_a_process_was_healthy()
 
 
 def children(pid: int) -> list[int]:
-    """Server processes of a supervisor; Python's own helper is none."""
-    found = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return [each for each in found if "resource_tracker" not in Path(f"/proc/{each}/cmdline").read_text()]
+    """Return the server processes of a supervisor, without Python's resource tracker and without those that just ended."""
+    child_pids = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [child for child in child_pids if "resource_tracker" not in (command_line(child) or "resource_tracker")]
+
+
+def command_line(pid: int) -> str | None:
+    """Return the command line of a process: empty for a zombie, None after it was reaped."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 @pytest.mark.slow
