@@ -88,13 +88,23 @@ class Bench:
             peers[name] = {"title": ALL[name].title, "versions": versions(ALL[name], self.scratch)}
             peers[name] |= {"failed": reasons[0]} if reasons else summary([row[name] for row in found])
         limits = {steps: limit_of([row["limit"][steps] for row in found]) for steps in found[0]["limit"]}
-        ours = summary([row["stablernn"] for row in found])
-        for kind, case in loads_of(ours).items():
-            best = [row["limit"][kind.split("_")[1]]["best"] for row in found]
-            case["of_limit"] = [row["stablernn"][kind]["rate"] / one for row, one in zip(found, best, strict=True)]
-        alone = max(LENGTHS)
-        over = [row["stablernn"][f"json_{alone}_alone"]["p50_ms"] - row["limit"][str(alone)]["p50_ms"] for row in found]
-        return {"rounds": len(found), "limit": limits, "stablernn": ours, "peers": peers, "ms_over_limit": over}
+        result: Row = {"rounds": len(found), "limit": limits}
+        for engine in ("stablernn", "native"):
+            if engine in found[0]:
+                result[engine] = self._ours(found, engine)
+        return {**result, "peers": peers}
+
+    def _ours(self, rounds: list[Row], engine: str) -> Row:
+        """Summarize our server with one engine, beside the limit of each round."""
+        summarized = summary([row[engine] for row in rounds])
+        for kind, case in loads_of(summarized).items():
+            best = [row["limit"][kind.split("_")[1]]["best"] for row in rounds]
+            case["of_limit"] = [row[engine][kind]["rate"] / one for row, one in zip(rounds, best, strict=True)]
+        steps = max(LENGTHS)
+        summarized["ms_over_limit"] = [
+            row[engine][f"json_{steps}_alone"]["p50_ms"] - row["limit"][str(steps)]["p50_ms"] for row in rounds
+        ]
+        return summarized
 
 
 def limit_of(rows: list[Row]) -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -17,7 +18,8 @@ from typing import Any
 import numpy as np
 from serving_limit import limit
 from serving_load import Load, measure, split
-from serving_model import NAME, Case, Offline, http, numbers, oip_binary, oip_json
+from serving_model import NAME, Case, NativeOffline, Offline, http, numbers, oip_binary, oip_json
+from serving_model import cases as requests_of
 from serving_process import Server, ServerFailed, exchange, running, stablernn
 
 Row = dict[str, Any]
@@ -288,10 +290,11 @@ def _pairs(case: Case) -> list[tuple[np.ndarray, np.ndarray]]:
     return list(zip(case.x, case.probabilities, strict=True))
 
 
-def ours(scratch: Path, registry: Path, cases: dict[int, Case], seconds: float) -> Row:
+def ours(scratch: Path, registry: Path, cases: dict[int, Case], seconds: float, engine: str) -> Row:
     """``stablernn serve`` with tokens on; the one difference to its defaults is that the access log is off."""
+    options = ("--model", f"{NAME}:1", "--engine", engine)
     environment = {"STABLERNN_INFER_TOKENS": TOKEN}
-    with running(stablernn(scratch, registry, "--model", f"{NAME}:1", environment=environment)) as server:
+    with running(stablernn(scratch, registry, *options, environment=environment)) as server:
         start = {"ready_seconds": server.ready_seconds, "rss_mb": server.rss_mb}
         paths: dict[str, tuple[str, str] | None] = {"json": (INFER, "oip"), "binary": (INFER, "oip")}
         row = {**start, **figures(server.port, paths, cases, seconds, 0.0, authorized)}
@@ -325,11 +328,15 @@ def rounds(
 ) -> list[Row]:
     """Each round: the limit, ours, each peer alone; all in one run, so that ratios are of the same minutes."""
     offline = Offline(model.read_bytes())
+    engines = {"stablernn": ("auto", cases)}
+    if importlib.util.find_spec("stablernn_native") is not None:
+        engines["native"] = ("native", requests_of(NativeOffline(registry)))
     found = []
     for number in range(count):
         row: Row = {"limit": {str(steps): limit(offline, case, seconds / 2) for steps, case in cases.items()}}
-        row["stablernn"] = ours(scratch, registry, cases, seconds)
-        _say(number, "stablernn", row["stablernn"])
+        for name, (engine, expected) in engines.items():
+            row[name] = ours(scratch, registry, expected, seconds, engine)
+            _say(number, name, row[name])
         for name in names:
             began = time.perf_counter()
             row[name] = theirs(ALL[name], scratch, model, cases, seconds)

@@ -86,6 +86,24 @@ def series(count: int, steps: int, seed: int) -> np.ndarray:
     return np.round(np.random.default_rng(seed).normal(size=(count, steps, 1)), 5).astype(np.float32)
 
 
+class NativeOffline(Offline):
+    """The same version in the engine ``native`` of the server, whose answers are held against its own numbers."""
+
+    def __init__(self, root: Path) -> None:
+        from stablernn_registry import Registry
+        from stablernn_runtime.engines.select import open_version
+
+        version = Registry(root).get(f"{NAME}:1")
+        signature = version.manifest.signature
+        super().__init__(version.read("sequence.onnx"))
+        self.native = open_version(version, signature, "cpu", "native", 1).sequence
+
+    def run(self, x: np.ndarray, lengths: np.ndarray | None = None) -> np.ndarray:
+        """Probabilities (batch, classes)."""
+        answer: np.ndarray = self.native.run(["probabilities"], self.feeds(x, lengths))[0]
+        return answer
+
+
 def cases(offline: Offline) -> dict[int, Case]:
     """The requests of each length."""
     found = {}

@@ -9,6 +9,8 @@ from typing import Any
 
 Row = dict[str, Any]
 KINDS = ("json_784", "binary_784", "json_64", "binary_64")
+SERVE = "**stablernn serve**"
+SERVE_NATIVE = "**stablernn serve --engine native**"
 SECTIONS = ("compare", "streams", "overload", "continuity", "reloads", "fuzz")
 
 
@@ -77,29 +79,43 @@ def goals(results: Row) -> Iterator[tuple[str, str, str, bool]]:
 
 
 def _goals_of_speed(found: Row) -> Iterator[tuple[str, str, str, bool]]:
-    ours = found["stablernn"]
-    for kind, share in (("json_784", 0.55), ("binary_784", 0.65), ("json_64", 0.2)):
-        name, steps = kind.split("_")
-        reached = statistics.median(ours[kind]["of_limit"])
-        what = f"{'JSON' if name == 'json' else name}, T={steps}, 16 clients, of the limit"
-        yield what, f"{share:g}", f"{reached:.2f}", reached >= share
-    for name, times in (("mlserver", 1.3), ("triton", 1.9)):
+    ours, native = found["stablernn"], found.get("native")
+    for kind, share in (("json_784", 0.53), ("binary_784", 0.65), ("json_64", 0.28)):
+        for engine, row in (("", ours), (", `--engine native`", native)):
+            if row is not None:
+                reached = statistics.median(row[kind]["of_limit"])
+                yield (
+                    f"{_shown_kind(kind)}, 16 clients, of the limit{engine}",
+                    f"{share:g}",
+                    f"{reached:.2f}",
+                    reached >= share,
+                )
+    for name, kind, times in (("asgi", "json_64", 1.2), ("mlserver", "json_784", 1.3), ("triton", "json_784", 1.9)):
         peer = found["peers"].get(name, {})
-        if "json_784" in peer:
-            reached = statistics.median(ours["json_784"]["rate"]) / statistics.median(peer["json_784"]["rate"])
-            yield f"JSON, T=784, times {peer['title']}", f"{times:g}", f"{reached:.2f}", reached >= times
-    over = statistics.median(found["ms_over_limit"])
-    yield "one client, JSON, T=784: ms above the runtime alone", "0.25", f"{over:.2f}", over <= 0.25
+        if kind in peer:
+            reached = statistics.median(ours[kind]["rate"]) / statistics.median(peer[kind]["rate"])
+            yield f"{_shown_kind(kind)}, times {peer['title']}", f"{times:g}", f"{reached:.2f}", reached >= times
+    for engine, row in (("", ours), (", `--engine native`", native)):
+        if row is not None:
+            over = statistics.median(row["ms_over_limit"])
+            what = f"one client, JSON, T=784: ms above ONNX Runtime alone{engine}"
+            yield what, "0.25", f"{over:+.2f}", over <= 0.25
     ready, memory = statistics.median(ours["ready_seconds"]), max(ours["rss_mb"])
     yield "start to ready", "under 2 s", f"{ready:.2f} s", ready < 2
     yield "memory at start", "under 150 MB", f"{memory:.0f} MB", memory < 150
-    wrong = sum(case["wrong"] + case["lost"] for case in loads_of(ours).values())
+    rows = [ours] if native is None else [ours, native]
+    wrong = sum(case["wrong"] + case["lost"] for row in rows for case in loads_of(row).values())
     yield "answers that were wrong or lost", "0", str(wrong), wrong == 0
     statuses = [status for name, status in ours["faults"].items() if name != "mixed"]
     refused = ", ".join(map(str, statuses))
     yield "broken JSON, two features, text", "400, 400, 400", refused, all(status == 400 for status in statuses)
     failed = ours["faults"]["mixed"]["failed"]
     yield "sequences of two lengths at once: failed or wrong", "0", str(failed), failed == 0
+
+
+def _shown_kind(kind: str) -> str:
+    name, steps = kind.split("_")
+    return f"{'JSON' if name == 'json' else name}, T={steps}"
 
 
 def _goals_of_overload(found: Row) -> Iterator[tuple[str, str, str, bool]]:
@@ -127,14 +143,18 @@ def _compare(found: Row) -> Iterator[str]:
     for name in limits["784"]["ways"]:
         cells = [f"{limits[steps]['ways'][name]:,.0f}" for steps in ("784", "784", "64", "64")]
         yield f"| - {name} | {' | '.join(cells)} | | |"
-    yield _row("**stablernn serve**", found["stablernn"])
+    yield _row(SERVE, found["stablernn"])
+    if "native" in found:
+        yield _row(SERVE_NATIVE, found["native"])
     measured = {name: peer for name, peer in found["peers"].items() if "json_784" in peer}
     for name in sorted(measured, key=lambda one: -statistics.median(measured[one]["json_784"]["rate"])):
         yield _row(measured[name]["title"], measured[name])
     yield ""
-    shares = [f"{kind.replace('_', ', T=')}: {_spread(found['stablernn'][kind]['of_limit'], 2)}" for kind in KINDS]
-    yield _wrapped(f"Of the limit in the same round: {'; '.join(shares)}.")
-    yield ""
+    for title, name in ((SERVE, "stablernn"), (SERVE_NATIVE, "native")):
+        if name in found:
+            shares = [f"{kind.replace('_', ', T=')}: {_spread(found[name][kind]['of_limit'], 2)}" for kind in KINDS]
+            yield _wrapped(f"{title}, of the limit in the same round: {'; '.join(shares)}.")
+            yield ""
     yield _wrapped("Versions: " + "; ".join(f"{peer['title']}: {peer['versions']}" for peer in measured.values()) + ".")
     for peer in found["peers"].values():
         if "failed" in peer:
@@ -148,7 +168,7 @@ def _compare(found: Row) -> Iterator[str]:
     yield ""
     yield "| server | broken JSON | two features | text | both lengths: failed |"
     yield "|---" * 5 + "|"
-    for peer in ({"title": "**stablernn serve**", **found["stablernn"]}, *measured.values()):
+    for peer in ({"title": SERVE, **found["stablernn"]}, *measured.values()):
         faults = peer["faults"]
         cells = [str(status or "-") for name, status in faults.items() if name != "mixed"]
         yield f"| {peer['title']} | {' | '.join(cells)} | {faults['mixed']['failed']} |"
@@ -272,9 +292,10 @@ else the machine did shared its cores. Every answer was compared with the model'
 _COMPARE = """Sequences of 784 steps, or of 64 where it says so, of one feature; a request holds one of them and asks
 for the probabilities. 16 clients, each sending its next request when the one before is answered. The limit is the best
 of the ways below to use ONNX Runtime without any server. Servers ran one after the other in {rounds}; medians, the
-smallest and the largest behind them. Peers serve the same ONNX file by the programs in `benchmarks/serving_peers/`, one
-server process each, with batching where they have it. Access logs are off everywhere; `stablernn serve` asks for a
-token, checks every request and counts it in its metrics."""
+smallest and the largest behind them. `--engine native` runs the same version by the compiled kernels of `make native`,
+which read its weights from the ONNX file. Peers serve the same ONNX file by the programs in
+`benchmarks/serving_peers/`, one server process each, with batching where they have it. Access logs are off everywhere;
+`stablernn serve` asks for a token, checks every request and counts it in its metrics."""
 _FAULTS = """What they answer to requests that are wrong (the status; - where none came), and how many answers failed
 or were wrong while sequences of both lengths came at once for 1.5 s:"""
 _STREAMS = """1,000 streams over WebSockets in binary frames, one server process. Each socket has one frame under way.
