@@ -90,11 +90,11 @@ class NativeOffline(Offline):
     """The same version in the engine ``native`` of the server, whose answers are held against its own numbers."""
 
     def __init__(self, root: Path) -> None:
-        from stablernn_registry import Registry
+        from stablernn_registry import Registry, Signature
         from stablernn_runtime.engines.select import open_version
 
         version = Registry(root).get(f"{NAME}:1")
-        signature = version.manifest.signature
+        signature = Signature.model_validate(version.manifest.signature)
         super().__init__(version.read("sequence.onnx"))
         self.native = open_version(version, signature, "cpu", "native", 1).sequence
 
