@@ -78,8 +78,9 @@ def train(
     certified: Annotated[
         bool | None,
         typer.Option(
-            "--certified",
-            help="Keep the layers provably contracting, or non-expansive, at every step; default: no.",
+            "--certified/--free",
+            help="Keep the layers provably contracting, or non-expansive, or let all weights free; default: certified "
+            "where the cell can be, except with --preset paper.",
             rich_help_panel=TRAINING_PANEL,
             show_default=False,
         ),

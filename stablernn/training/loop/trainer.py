@@ -151,7 +151,7 @@ class Trainer:
         self._shuffle_start = self._shuffle.get_state()
         self._best: dict[str, Tensor] = {}
         self._saved_at = time.monotonic()
-        self.stability = StabilityLog(model, each=settings.certified)
+        self.stability = StabilityLog(model)
         # First weights may lie outside the certified region.
         self._project()
 
@@ -256,6 +256,7 @@ class Trainer:
         return value
 
     def _project(self) -> None:
+        """Move the weights into the certified region, if they are to stay there."""
         if self.settings.certified:
             for cell in self.model.rnn.cells:
                 project(cell, self.settings.certified_margin or 0.0)
