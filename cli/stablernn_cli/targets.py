@@ -14,6 +14,7 @@ from stablernn_cli.options import Device, Stamps
 from stablernn_cli.output import format_names
 
 if TYPE_CHECKING:
+    from stablernn.certificates.certificate import Certificate
     from stablernn.certificates.input_range import InputRange
     from stablernn.data.step_data import Data, Output
     from stablernn.nn.models import SequenceModel
@@ -256,38 +257,70 @@ def _target(name: str, predictor: TorchPredictor | ServedModel, facts: Mapping[s
     )
 
 
+@dataclass(frozen=True)
+class CertifiedTarget:
+    """A trained model with its certificates.
+
+    Attributes:
+        name: The run directory, or NAME:VERSION.
+        model: The torch model.
+        document: The certificate as ``certify --json`` prints it.
+        certificate: The certificate for all inputs.
+        bounded: The certificate for inputs within a range; None if there is no range.
+    """
+
+    name: str
+    model: SequenceModel
+    document: dict[str, Any]
+    certificate: Certificate
+    bounded: Certificate | None
+
+
 def compute_certificate(text: str, inputs_within: str | None = None) -> tuple[str, dict[str, Any]]:
     """Return the name of a TARGET and its certificate, computed from its weights.
 
+    The arguments and errors are those of :func:`certify_target`.
+    """
+    target = certify_target(text, inputs_within)
+    return target.name, target.document
+
+
+def certify_target(text: str, inputs_within: str | None = None) -> CertifiedTarget:
+    """Return a TARGET with its certificates, computed from its weights.
+
     Args:
         text: The words of the command line.
-        inputs_within: Range of the raw inputs, as ``--inputs-within`` takes it; None for inputs of any size, with a
-            second certificate for the range seen in training, if it is known.
+        inputs_within: Range of the raw inputs, as ``--inputs-within`` takes it, of which alone ``document`` is; None
+            for inputs of any size, with a second certificate for the range seen in training, if it is known.
 
     Raises:
         As :func:`open_target`.
         stablernn.errors.ConfigError: If the range is none, or does not fit the model.
     """
-    from stablernn.certificates.certificate import certify
+    from stablernn.certificates.certificate import certify, prove
     from stablernn.certificates.input_range import InputRange
-    from stablernn.certificates.stored_certificate import certificate_document
+    from stablernn.certificates.stored_certificate import prove_both, stored_document
     from stablernn.errors import UntrainedWarning
     from stablernn.nn.training_calls import warn_of_missing_calls
 
     # Before the model is loaded, which takes longer.
     inputs = None if inputs_within is None else InputRange.parse(inputs_within)
     name, model, default_range = _open_with_range(text)
+    bounded: Certificate | None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UntrainedWarning)
         if inputs is None:
             warn_of_missing_calls(model, stacklevel=1)
-            document = certificate_document(model, inputs=default_range)
+            certificate, bounded = prove_both(model, inputs=default_range)
+            document = stored_document(certificate, bounded)
         else:
-            document = {**certify(model, inputs_within=inputs).document(), "bounded_inputs": None}
+            bounded = certify(model, inputs_within=inputs)
+            document = {**bounded.document(), "bounded_inputs": None}
+            certificate = prove(model)
     # No note, which --quiet would hide: a call was left out in training that the guarantee depends on.
     for entry in caught:
         print(f"Warning: {entry.message}", file=sys.stderr, flush=True)
-    return name, document
+    return CertifiedTarget(name, model, document, certificate, bounded)
 
 
 def open_weights(text: str) -> tuple[str, SequenceModel]:

@@ -1,0 +1,273 @@
+"""The claims of a certificate: each with its number, unit and norm, proved or not, and the method of the proof."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stablernn.cells import StableCell
+    from stablernn.certificates.certificate import Certificate
+    from stablernn.nn.models import SequenceModel
+
+_REFERENCES = {
+    "lure": (
+        "The step is written as a linear map with nonlinearities of slopes within 0 to 1 (a Lur'e system); a "
+        "quadratic norm and a multiplier for each neuron satisfy a matrix inequality, which is checked in float64 with a bound on "
+        "its rounding error",
+        "Revay, Wang, Manchester: A convex parameterization of robust recurrent neural networks (2021); Gokhale, "
+        "Proskurnikov, Kawano, Bullo (arXiv 2604.00119)",
+        "stablernn/bounds/lure.py",
+    ),
+    "rows": (
+        "The modulus of every entry of the Jacobian is bounded over the invariant set of states, by interval "
+        "arithmetic for inputs within a range; the largest weighted row sum is the rate in an infinity norm",
+        "docs/stability.md, 'How a step is bounded', method 'Rows'",
+        "stablernn/bounds/gated.py",
+    ),
+    "hand": (
+        "The bound is derived by hand from the equation of the cell",
+        "docs/stability.md, 'How a step is bounded', method 'By hand'",
+        "stablernn/cells",
+    ),
+}
+_BY_HAND = ("lru", "mingru", "minlstm", "unicornn")
+_DEEP = (
+    "Several layers: a comparison system with the rate of each layer and the gains between them, whose weights make "
+    "the largest layer's difference shrink"
+)
+
+
+def certificate_entry(certificate: Certificate, model: SequenceModel, scope: str) -> dict[str, Any]:
+    """Return a certificate with its claims, hypotheses and methods as JSON types.
+
+    Args:
+        certificate: The certificate, as computed.
+        model: Its model.
+        scope: ``all inputs`` or ``inputs within a range``.
+    """
+    document = certificate.document()
+    return {
+        "scope": scope,
+        "range": document["inputs"],
+        "kind": document["kind"],
+        "holds": document["holds"],
+        "norm": document["norm"],
+        "contraction_rate": document["contraction_rate"],
+        "step_rate": document["step_rate"],
+        "rounding_slack": document["rounding_slack"],
+        "time": document["time"],
+        "claims": _claims(certificate, document),
+        "assumptions": _assumptions(certificate, document),
+        "hypotheses": [_with_slack(condition) for condition in document["hypotheses"]],
+        "conditions": [_with_slack(condition) for condition in document["conditions"]],
+        "methods": _methods(certificate, model),
+        "figures": document["figures"],
+    }
+
+
+def forgetting_steps(certificate: Certificate, share: float = 0.01) -> int | None:
+    """Return the steps after which the effect of a disturbance of the state is at most a share of the initial one."""
+    return certificate.settling_time(share)
+
+
+def time_unit(document: Mapping[str, Any]) -> str:
+    """Return the unit of a certificate's times: steps, or the time of regular steps for irregular ones."""
+    return "steps" if document["time"]["steps"] == "regular" else "regular steps of time"
+
+
+def _with_slack(condition: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the margin by which a condition holds; None for a value that is not finite."""
+    value = condition["value"]
+    return {**condition, "slack": None if value is None else condition["bound"] - value}
+
+
+def _claim(name: str, title: str, value: float | int | None, unit: str, norm: str | None, text: str) -> dict[str, Any]:
+    """Return one claim; without a value it is not proved, and says so."""
+    statement = text if value is not None else "Not proved."
+    return {
+        "id": name,
+        "title": title,
+        "proved": value is not None,
+        "value": value,
+        "unit": unit,
+        "norm": norm,
+        "statement": statement,
+    }
+
+
+def _claims(certificate: Certificate, document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    rate, unit = document["contraction_rate"], time_unit(document)
+    claims = [
+        _claim(
+            "contraction_rate",
+            "contraction rate",
+            rate,
+            "factor per step" if unit == "steps" else "factor per regular step of time",
+            document["norm"],
+            _rate_text(document),
+        )
+    ]
+    if document["step_rate"] is not None and document["step_rate"] != rate:
+        claims.append(
+            _claim(
+                "step_rate",
+                "factor of any one step",
+                document["step_rate"],
+                "factor per step",
+                document["norm"],
+                "No single step multiplies the distance of two states, over all layers, by more than this.",
+            )
+        )
+    claims += _ball_claims(document)
+    claims += _gain_claims(document)
+    share_steps = forgetting_steps(certificate)
+    claims.append(
+        _claim(
+            "forgetting_1_percent",
+            "forgetting to 1 %",
+            share_steps,
+            unit,
+            None,
+            f"After this time, two starts move the output by at most 1 % of {_initial_effect(certificate)}.",
+        )
+    )
+    for form, bound in document["stored_weights"].items():
+        text = "Weights stored in this format move the output by at most this, plus the second figure for each unit of "
+        claims.append(
+            {
+                **_claim(
+                    f"stored_weights_{form}",
+                    f"weights stored as {form}",
+                    None if bound is None else bound["error"],
+                    "units of the layers' output",
+                    "l2",
+                    f"{text}the input's norm.",
+                ),
+                "value_per_input": None if bound is None else bound["error_per_input"],
+            }
+        )
+    return claims
+
+
+def _rate_text(document: Mapping[str, Any]) -> str:
+    rate = document["contraction_rate"]
+    if rate is None:
+        return ""
+    if document["kind"] == "contracting":
+        return "Two states under one input approach each other by at least this factor, in the stated norm."
+    if rate <= 1 + document["rounding_slack"]:
+        return "No step increases the distance of two states under one input by more than this factor."
+    return "A step may increase the distance of two states, by at most this factor; this is no statement of stability."
+
+
+def _initial_effect(certificate: Certificate) -> str:
+    if any(len(stack.bounds) > 1 for stack in certificate.stacks):
+        return "the bound on what any two starts within the balls can move it"
+    return "the bound on what they can move it at once"
+
+
+def _ball_claims(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if not document["state_balls"]:
+        return [_claim("state_ball", "bound on the state", None, "units of the state", None, "")]
+    return [
+        _claim(
+            f"state_ball_{ball['state']}",
+            f"bound on {ball['state']}",
+            ball["radius"],
+            "units of the state",
+            ball["norm"],
+            f"From the zero state, no input leads {ball['state']} further from the origin than this.",
+        )
+        for ball in document["state_balls"]
+    ]
+
+
+def _gain_claims(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    unit = "units of the layers' output per unit of their input"
+    claims = [
+        _claim(
+            "gain_input_to_output",
+            "gain from input to output",
+            document["gains"]["input_to_output"],
+            unit,
+            "l2",
+            "Inputs that differ by at most 1 at every step lead to outputs that differ by at most this at every step.",
+        )
+    ]
+    for gap in document["gaps"]:
+        steps = gap["steps"]
+        noun = "sample" if steps == 1 else "consecutive samples"
+        claims.append(
+            _claim(
+                f"gap_{steps}",
+                f"effect of {steps:,} wrong {noun}",
+                gap["output_error"],
+                unit,
+                "l2",
+                f"If {steps:,} {noun} {'is' if steps == 1 else 'are'} wrong by at most 1, no output is wrong by more "
+                "than this, at that time or later" + _lasting_text(document),
+            )
+        )
+    return claims
+
+
+def _lasting_text(document: Mapping[str, Any]) -> str:
+    # Without contraction an error need not fade, and is counted for a limited time.
+    return "." if document["kind"] == "contracting" else ", within 100,000 steps."
+
+
+def _assumptions(certificate: Certificate, document: Mapping[str, Any]) -> list[str]:
+    """Return the assumptions in words; the numeric ones are in ``hypotheses``."""
+    is_regular = document["time"]["steps"] == "regular"
+    texts = [
+        "All steps have the regular length."
+        if is_regular
+        else f"Steps have any lengths up to {document['time']['longest']:g} regular ones.",
+        "Every raw input value is finite."
+        if certificate.inputs is None
+        else "Every raw input value is within the stated range, or missing where the model takes missing values.",
+        "The weights are those with the stated digest, and the layers compute in exact arithmetic on them; rounding in "
+        "operation is not part of the proof, except where intervals were widened for it.",
+    ]
+    if document["state_balls"]:
+        inside = "the zero state" if certificate.inputs is None else "the zero state, or a state within the boxes"
+        texts.append(f"Bounds on the state: a sequence starts at {inside}.")
+    if document["contraction_rate"] is not None:
+        texts.append(
+            "Rates, gains and forgetting: the two states differ in the tensors "
+            f"{', '.join(document['states'])} only, and lie within the bounds on the state where these are proved."
+        )
+    return texts
+
+
+def _methods(certificate: Certificate, model: SequenceModel) -> list[dict[str, str]]:
+    """Return the method of each layer's proof, with its references; ensembles list one row for equal methods."""
+    from stablernn.cells import StableCell
+
+    cells = [cell for cell in model.rnn.modules() if isinstance(cell, StableCell)]
+    bounds = [bound for stack in certificate.stacks for bound in stack.bounds]
+    rows: list[dict[str, str]] = []
+    for cell, bound in zip(cells, bounds, strict=True):
+        if bound.norm is None and not bound.balls:
+            row = {"method": "nothing is proved of this layer", "reference": "docs/stability.md", "code": "-"}
+        else:
+            method, reference, code = _REFERENCES[_method_of(cell)]
+            row = {"method": method, "reference": reference, "code": code}
+        if row not in rows:
+            rows.append(row)
+    if any(len(stack.bounds) > 1 for stack in certificate.stacks):
+        rows.append({"method": _DEEP, "reference": "docs/stability.md", "code": "stablernn/certificates/cascade.py"})
+    return rows
+
+
+def _method_of(cell: StableCell) -> str:
+    """Return the key of the method by which a cell's step is bounded, see docs/stability.md."""
+    from stablernn.cells import StableCell
+
+    if cell.key in _BY_HAND:
+        return "hand"
+    # Cells with gates are those that gain by inputs of a bounded size.
+    if type(cell).step_bound_within is not StableCell.step_bound_within:
+        return "rows"
+    return "hand" if cell.lure_system() is None else "lure"

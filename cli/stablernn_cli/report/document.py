@@ -1,0 +1,135 @@
+"""The content of a certificate document as JSON types; docs/certificate_document.md explains every key."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stablernn_cli.report.claims import certificate_entry
+from stablernn_cli.report.clauses import NO_CONFORMITY, clause_rows
+from stablernn_cli.report.figures import Image, draw_figures
+from stablernn_cli.report.history import version_history
+from stablernn_cli.report.model_facts import run_facts, stored_certificate, version_facts
+from stablernn_cli.report.observed import compare, observed_of_run, observed_of_version
+from stablernn_cli.report.sentences import summary_sentences
+from stablernn_cli.report.serving_counts import not_read, read_counts
+from stablernn_cli.targets import CertifiedTarget, find_version, is_run
+
+if TYPE_CHECKING:
+    from stablernn.dynamics.drawn_trajectories import DrawnTrajectories
+    from stablernn_registry import Version
+
+SCHEMA = 1
+COVERED = (
+    "The recurrent layers of the model: the states that a sequence leads to, and what differences of states, inputs "
+    "and stored weights do to their output."
+)
+NOT_COVERED = (
+    "Accuracy of the outputs and fitness for the intended use.",
+    "Scaling, patches, a linear skip and the head, which are functions of the inputs or of the layers' output.",
+    "Rounding in operation, the runtime, the processor and the system around the model.",
+    "Inputs outside the stated range, as far as a certificate is for a range.",
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A certificate document.
+
+    Attributes:
+        document: Its content as JSON types.
+        images: Its figures; their numbers are in ``document``.
+    """
+
+    document: dict[str, Any]
+    images: list[Image]
+
+
+def compose_report(target: CertifiedTarget, server: str | None = None) -> Report:
+    """Compose the certificate document of a target.
+
+    Args:
+        target: The certified model.
+        server: Address of a server whose counts are read; None for none.
+
+    Raises:
+        CommandError: If the counts cannot be read.
+        stablernn_registry.RegistryError: If a file of the version, the log or the policy is damaged.
+        stablernn.errors.CertificateError: If a state is not finite under drawn inputs.
+    """
+    from stablernn_registry import Registry
+
+    version = None if is_run(target.name) else find_version(target.name)
+    # Before the figures, which take longer: a server that does not answer is reported at once.
+    violations = not_read() if server is None or version is None else read_counts(server, version)
+    proved = [certificate_entry(target.certificate, target.model, "all inputs")]
+    if target.bounded is not None:
+        proved.append(certificate_entry(target.bounded, target.model, "inputs within a range"))
+    trajectories = _draw(target)
+    if version is None:
+        facts = run_facts(Path(target.name), target.model)
+        observed = observed_of_run(Path(target.name), facts["weights"])
+    else:
+        facts = version_facts(version, target.model)
+        observed = observed_of_version(Registry(), version, facts["weights"])
+    observed["drawn_trajectories"] = trajectories.document()
+    document = {
+        "schema": SCHEMA,
+        "title": "Stability certificate",
+        "created": _now(),
+        "statement": NO_CONFORMITY,
+        "model": facts,
+        "code": _code(),
+        "covers": COVERED,
+        "does_not_cover": list(NOT_COVERED),
+        "summary": [{"scope": entry["scope"], "sentences": summary_sentences(entry, facts)} for entry in proved],
+        "proved": proved,
+        "stored_certificate": None if version is None else stored_certificate(version, proved[0]),
+        "observed": observed,
+        "comparison": compare(proved, observed),
+        "history": None if version is None else _history(version),
+        "violations": violations,
+        "clauses": clause_rows(),
+    }
+    images = draw_figures(trajectories, target.bounded or target.certificate)
+    document["figures"] = [{"name": image.name, "title": image.title, "caption": image.caption} for image in images]
+    return Report(document, images)
+
+
+def _draw(target: CertifiedTarget) -> DrawnTrajectories:
+    """Draw trajectories for the certificate within a range if there is one, which is the stronger of the two."""
+    from stablernn.dynamics.drawn_trajectories import draw_trajectories
+
+    certificate = target.bounded or target.certificate
+    return draw_trajectories(target.model, certificate, certificate.inputs)
+
+
+def _history(version: Version) -> Mapping[str, Any]:
+    from stablernn_registry import Registry
+
+    return version_history(Registry(), version)
+
+
+def _now() -> str:
+    from stablernn_registry.log import utc_now
+
+    return utc_now()
+
+
+def _code() -> dict[str, Any]:
+    """Return the versions of the code that computed the certificate."""
+    import torch
+
+    from stablernn.training.loop.environment import environment
+
+    facts = environment(torch.device("cpu"))
+    return {
+        "stablernn": facts["stablernn"],
+        "commit": facts["commit"],
+        "python": platform.python_version(),
+        "packages": {name: facts["packages"][name] for name in ("numpy", "torch")},
+        "arithmetic": "float64 on the float32 weights",
+    }

@@ -1,0 +1,78 @@
+"""Figures of a certificate document, as images that need no other file."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stablernn.certificates.certificate import Certificate
+    from stablernn.dynamics.drawn_trajectories import DrawnTrajectories
+
+
+@dataclass(frozen=True)
+class Image:
+    """A figure of the document.
+
+    Attributes:
+        name: Key of the figure.
+        title: Title above it.
+        caption: Explanation below it.
+        uri: The picture as a data URI.
+    """
+
+    name: str
+    title: str
+    caption: str
+    uri: str
+
+
+def draw_figures(trajectories: DrawnTrajectories, certificate: Certificate) -> list[Image]:
+    """Draw trajectories with the ball, forgetting, and spectra as far as there is something to draw."""
+    from stablernn.dynamics.certificate_figures import ball_figure, forgetting_figure
+    from stablernn.dynamics.plots import spectrum_figure
+    from stablernn.plotting import png_bytes, svg_bytes
+
+    ball = certificate.balls[0] if certificate.balls else None
+    source = f"{len(trajectories.distances)} input sequences, {trajectories.inputs}"
+    bound = "the dashed lines are proved" if ball is not None else "no bound on the state is proved"
+    images = [
+        Image(
+            "ball",
+            "Trajectories and ball",
+            f"Blue: observed trajectories from the zero state under {source}. Orange: {bound}, for every input of the "
+            "scope. A trajectory that crossed the dashed line would refute the certificate.",
+            _uri("svg+xml", svg_bytes(ball_figure(trajectories, ball))),
+        ),
+        Image(
+            "forgetting",
+            "Forgetting",
+            "Blue: observed distance of two drawn starts under the same inputs, as a share of the first distance, in "
+            "the norm of the certificate. "
+            + (
+                "Orange: the proved bound."
+                if trajectories.bound is not None
+                else "No rate of 1 or less is proved, therefore there is no bound to draw."
+            ),
+            _uri("svg+xml", svg_bytes(forgetting_figure(trajectories))),
+        ),
+    ]
+    if trajectories.spectra is not None:
+        figure = spectrum_figure(trajectories.spectra, radius=trajectories.radius, title="drawn inputs")
+        images.append(
+            Image(
+                "spectra",
+                "Spectra",
+                f"Observed eigenvalues of the Jacobians of {len(trajectories.spectra.eigenvalues)} steps along the "
+                "trajectories from zero. Eigenvalues at single states decide nothing about a sequence of steps; the "
+                "certified rate, where it is drawn, bounds all of them.",
+                # Thousands of transparent points would make an SVG of several megabytes.
+                _uri("png", png_bytes(figure, dpi=150)),
+            )
+        )
+    return images
+
+
+def _uri(kind: str, content: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"

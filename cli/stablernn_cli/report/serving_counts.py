@@ -1,0 +1,67 @@
+"""Violations that a running server has counted, read over HTTP by the package of the client."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from stablernn_cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from stablernn_registry import Version
+
+TOKEN_VARIABLE = "STABLERNN_CLIENT_TOKEN"
+SCOPE = (
+    "One server process, since it opened this version. Other processes, earlier starts of the server and other servers "
+    "are not counted; with several workers it is the process that answered."
+)
+NOT_READ = "No server was asked: the document was written without --server, so it says nothing about operation."
+
+
+def not_read() -> dict[str, Any]:
+    """Return the part of a document for which no server was asked."""
+    return {"read": False, "note": NOT_READ}
+
+
+def read_counts(url: str, version: Version) -> dict[str, Any]:
+    """Return the counts of a server for a version, with the time at which they were read.
+
+    Args:
+        url: Address of the server. A bearer token is read from :data:`TOKEN_VARIABLE`.
+        version: The version, by whose digest that of the server is checked.
+
+    Raises:
+        CommandError: If the server does not answer, refuses, or serves another model under the reference.
+    """
+    from stablernn_client import Client, ClientError
+    from stablernn_registry.log import utc_now
+
+    try:
+        with Client(url, token=os.environ.get(TOKEN_VARIABLE) or None) as client:
+            parameters = client.metadata(version.ref).get("parameters")
+            statistics = client.statistics(version.ref)
+    except ClientError as error:
+        raise CommandError(
+            f"The counts of '{version.ref}' cannot be read from {url}: {error} Start the server, set {TOKEN_VARIABLE} "
+            "if it wants a token, or leave out --server."
+        ) from error
+    if not isinstance(parameters, Mapping) or parameters.get("digest") != version.digest:
+        raise CommandError(
+            f"The server at {url} serves another model as '{version.ref}': its digest differs from {version.digest}. "
+            "Ask a server of this registry, or leave out --server."
+        )
+    state_guard, input_guard = parameters.get("state_guard") or {}, parameters.get("input_guard") or {}
+    counts = next((row for row in statistics if str(row.get("version")) == str(version.version)), {})
+    return {
+        "read": True,
+        "url": url,
+        "time": utc_now(),
+        "scope": SCOPE,
+        # None without a guard: nothing is compared, and a zero would look like a result.
+        "states_outside_ball": state_guard.get("exits") if state_guard.get("states") else None,
+        "samples_outside_range": input_guard.get("outside") if input_guard.get("ranges") is not None else None,
+        "guarded_states": list(state_guard.get("states") or ()),
+        "range": input_guard.get("ranges"),
+        "sequences_and_steps_run": counts.get("inference_count"),
+    }
