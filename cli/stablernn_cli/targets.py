@@ -265,15 +265,14 @@ class CertifiedTarget:
         name: The run directory, or NAME:VERSION.
         model: The torch model.
         document: The certificate as ``certify --json`` prints it.
-        certificate: The certificate for all inputs.
-        bounded: The certificate for inputs within a range; None if there is no range.
+        certificates: The certificate for all inputs, unless a range was named, and that for inputs within a range, if
+            there is one.
     """
 
     name: str
     model: SequenceModel
     document: dict[str, Any]
-    certificate: Certificate
-    bounded: Certificate | None
+    certificates: tuple[Certificate, ...]
 
 
 def compute_certificate(text: str, inputs_within: str | None = None) -> tuple[str, dict[str, Any]]:
@@ -297,7 +296,7 @@ def certify_target(text: str, inputs_within: str | None = None) -> CertifiedTarg
         As :func:`open_target`.
         stablernn.errors.ConfigError: If the range is none, or does not fit the model.
     """
-    from stablernn.certificates.certificate import certify, prove
+    from stablernn.certificates.certificate import certify
     from stablernn.certificates.input_range import InputRange
     from stablernn.certificates.stored_certificate import prove_both, stored_document
     from stablernn.errors import UntrainedWarning
@@ -306,21 +305,21 @@ def certify_target(text: str, inputs_within: str | None = None) -> CertifiedTarg
     # Before the model is loaded, which takes longer.
     inputs = None if inputs_within is None else InputRange.parse(inputs_within)
     name, model, default_range = _open_with_range(text)
-    bounded: Certificate | None
+    certificates: tuple[Certificate, ...]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UntrainedWarning)
         if inputs is None:
             warn_of_missing_calls(model, stacklevel=1)
             certificate, bounded = prove_both(model, inputs=default_range)
             document = stored_document(certificate, bounded)
+            certificates = (certificate,) if bounded is None else (certificate, bounded)
         else:
-            bounded = certify(model, inputs_within=inputs)
-            document = {**bounded.document(), "bounded_inputs": None}
-            certificate = prove(model)
+            certificates = (certify(model, inputs_within=inputs),)
+            document = {**certificates[0].document(), "bounded_inputs": None}
     # No note, which --quiet would hide: a call was left out in training that the guarantee depends on.
     for entry in caught:
         print(f"Warning: {entry.message}", file=sys.stderr, flush=True)
-    return CertifiedTarget(name, model, document, certificate, bounded)
+    return CertifiedTarget(name, model, document, certificates)
 
 
 def open_weights(text: str) -> tuple[str, SequenceModel]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 _DASHES = (0, (5, 4))
-_FAR = 20.0
+_FAR = 8.0
 """Ratio of a ball's radius to the largest observed state beyond which the ball is not drawn to scale."""
 _SMALLEST_SHARE = 1e-12
 """Distances below this are drawn at this: they are mostly the rounding of float64."""
@@ -37,9 +37,9 @@ def ball_figure(trajectories: DrawnTrajectories, ball: Mapping[str, Any] | None)
     for row in trajectories.plane:
         plane.plot(row[:, 0], row[:, 1], color=BLUE, linewidth=0.6, alpha=0.55)
     plane.plot([0], [0], color=BLACK, marker="+", markersize=8)
-    largest = max(float(np.abs(trajectories.plane).max()), 1e-6)
+    largest = _largest_coordinate(trajectories)
     radius = None if ball is None else float(ball["radius"])
-    if radius is not None and ball is not None and radius <= _FAR * largest:
+    if radius is not None and ball is not None and is_drawn_to_scale(trajectories, ball):
         _draw_ball(plane, ball["norm"], radius)
         largest = max(largest, radius)
     plane.set_xlim(-1.1 * largest, 1.1 * largest)
@@ -79,6 +79,15 @@ def forgetting_figure(trajectories: DrawnTrajectories) -> Figure:
     axes.set_ylabel(f"share ({trajectories.norm} norm)")
     axes.legend(loc="best", frameon=True, framealpha=0.85, edgecolor="none", fontsize=9)
     return figure
+
+
+def is_drawn_to_scale(trajectories: DrawnTrajectories, ball: Mapping[str, Any]) -> bool:
+    """Return whether a ball is small enough to be drawn around the trajectories."""
+    return float(ball["radius"]) <= _FAR * _largest_coordinate(trajectories)
+
+
+def _largest_coordinate(trajectories: DrawnTrajectories) -> float:
+    return max(float(np.abs(trajectories.plane).max()), 1e-6)
 
 
 def _draw_ball(axes: Axes, norm: str, radius: float) -> None:

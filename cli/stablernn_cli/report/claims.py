@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 _REFERENCES = {
     "lure": (
-        "The step is written as a linear map with nonlinearities of slopes within 0 to 1 (a Lur'e system); a "
-        "quadratic norm and a multiplier for each neuron satisfy a matrix inequality, which is checked in float64 with a bound on "
-        "its rounding error",
+        "The step is written as a linear map with nonlinearities of slopes within 0 to 1 (a Lur'e system). A quadratic "
+        "norm, with a multiplier for each neuron or one for all, satisfies a matrix inequality, which is checked in "
+        "float64 with a bound on its rounding error",
         "Revay, Wang, Manchester: A convex parameterization of robust recurrent neural networks (2021); Gokhale, "
         "Proskurnikov, Kawano, Bullo (arXiv 2604.00119)",
         "stablernn/bounds/lure.py",
@@ -38,17 +38,16 @@ _DEEP = (
 )
 
 
-def certificate_entry(certificate: Certificate, model: SequenceModel, scope: str) -> dict[str, Any]:
+def certificate_entry(certificate: Certificate, model: SequenceModel) -> dict[str, Any]:
     """Return a certificate with its claims, hypotheses and methods as JSON types.
 
     Args:
         certificate: The certificate, as computed.
         model: Its model.
-        scope: ``all inputs`` or ``inputs within a range``.
     """
     document = certificate.document()
     return {
-        "scope": scope,
+        "scope": "all inputs" if certificate.inputs is None else "inputs within a range",
         "range": document["inputs"],
         "kind": document["kind"],
         "holds": document["holds"],
@@ -57,7 +56,7 @@ def certificate_entry(certificate: Certificate, model: SequenceModel, scope: str
         "step_rate": document["step_rate"],
         "rounding_slack": document["rounding_slack"],
         "time": document["time"],
-        "claims": _claims(certificate, document),
+        "claims": _claims(certificate, document, state_labels(model)),
         "assumptions": _assumptions(certificate, document),
         "hypotheses": [_with_slack(condition) for condition in document["hypotheses"]],
         "conditions": [_with_slack(condition) for condition in document["conditions"]],
@@ -96,14 +95,29 @@ def _claim(name: str, title: str, value: float | int | None, unit: str, norm: st
     }
 
 
-def _claims(certificate: Certificate, document: Mapping[str, Any]) -> list[dict[str, Any]]:
+def state_labels(model: SequenceModel) -> dict[str, str]:
+    """Return a description of each recurrent state tensor by its name in certificates and exported graphs."""
+    from stablernn.cells import StableCell
+
+    # The states of scaling and patches come first.
+    labels, number = {}, len(model.patches.state_roles())
+    for member, stack in enumerate(model.rnn.stacks):
+        for layer, cell in enumerate(cell for cell in stack.modules() if isinstance(cell, StableCell)):
+            prefix = f"member {member}, " if len(model.rnn) > 1 else ""
+            for name in cell.state_names:
+                labels[f"state_{number}"] = f"{prefix}layer {layer}, {name}"
+                number += 1
+    return labels
+
+
+def _claims(certificate: Certificate, document: Mapping[str, Any], labels: Mapping[str, str]) -> list[dict[str, Any]]:
     rate, unit = document["contraction_rate"], time_unit(document)
     claims = [
         _claim(
             "contraction_rate",
             "contraction rate",
             rate,
-            "factor per step" if unit == "steps" else "factor per regular step of time",
+            "per step" if unit == "steps" else "per regular step of time",
             document["norm"],
             _rate_text(document),
         )
@@ -114,12 +128,12 @@ def _claims(certificate: Certificate, document: Mapping[str, Any]) -> list[dict[
                 "step_rate",
                 "factor of any one step",
                 document["step_rate"],
-                "factor per step",
+                "per step",
                 document["norm"],
                 "No single step multiplies the distance of two states, over all layers, by more than this.",
             )
         )
-    claims += _ball_claims(document)
+    claims += _ball_claims(document, labels)
     claims += _gain_claims(document)
     share_steps = forgetting_steps(certificate)
     claims.append(
@@ -133,21 +147,40 @@ def _claims(certificate: Certificate, document: Mapping[str, Any]) -> list[dict[
         )
     )
     for form, bound in document["stored_weights"].items():
-        text = "Weights stored in this format move the output by at most this, plus the second figure for each unit of "
-        claims.append(
-            {
-                **_claim(
-                    f"stored_weights_{form}",
-                    f"weights stored as {form}",
-                    None if bound is None else bound["error"],
-                    "units of the layers' output",
-                    "l2",
-                    f"{text}the input's norm.",
-                ),
-                "value_per_input": None if bound is None else bound["error_per_input"],
-            }
-        )
+        claims += _quantization_claims(form, bound)
     return claims
+
+
+def _quantization_claims(form: str, bound: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the two parts of the effect of weights stored in fewer bits: they add up."""
+    title = f"error by weights stored as {form}"
+    return [
+        _claim(
+            f"stored_weights_{form}",
+            f"{title}: constant",
+            None if bound is None else bound["error"],
+            "output",
+            "l2",
+            "Storing the matrices in this format moves no output by more than this constant plus the part below.",
+        ),
+        _claim(
+            f"stored_weights_{form}_per_input",
+            f"{title}: per input",
+            None if bound is None else bound["error_per_input"],
+            "output / input",
+            "l2",
+            "The part for each unit of the largest norm of an input.",
+        ),
+    ]
+
+
+def have_equal_claims(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Return whether two certificates of a document prove the same numbers in the same norms."""
+    keys = ("id", "value", "norm")
+    return first["kind"] == second["kind"] and all(
+        [claim[key] for key in keys] == [other[key] for key in keys]
+        for claim, other in zip(first["claims"], second["claims"], strict=False)
+    )
 
 
 def _rate_text(document: Mapping[str, Any]) -> str:
@@ -167,15 +200,15 @@ def _initial_effect(certificate: Certificate) -> str:
     return "the bound on what they can move it at once"
 
 
-def _ball_claims(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _ball_claims(document: Mapping[str, Any], labels: Mapping[str, str]) -> list[dict[str, Any]]:
     if not document["state_balls"]:
-        return [_claim("state_ball", "bound on the state", None, "units of the state", None, "")]
+        return [_claim("state_ball", "bound on the state", None, "state", None, "")]
     return [
         _claim(
             f"state_ball_{ball['state']}",
-            f"bound on {ball['state']}",
+            f"bound on {ball['state']} ({labels[ball['state']]})",
             ball["radius"],
-            "units of the state",
+            "state",
             ball["norm"],
             f"From the zero state, no input leads {ball['state']} further from the origin than this.",
         )
@@ -184,7 +217,7 @@ def _ball_claims(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _gain_claims(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    unit = "units of the layers' output per unit of their input"
+    unit = "output / input"
     claims = [
         _claim(
             "gain_input_to_output",

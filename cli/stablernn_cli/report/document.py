@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stablernn_cli.report.claims import certificate_entry
+from stablernn_cli.report.claims import certificate_entry, have_equal_claims
 from stablernn_cli.report.clauses import NO_CONFORMITY, clause_rows
 from stablernn_cli.report.figures import Image, draw_figures
 from stablernn_cli.report.history import version_history
@@ -19,7 +19,7 @@ from stablernn_cli.report.serving_counts import not_read, read_counts
 from stablernn_cli.targets import CertifiedTarget, find_version, is_run
 
 if TYPE_CHECKING:
-    from stablernn.dynamics.drawn_trajectories import DrawnTrajectories
+    from stablernn.certificates.certificate import Certificate
     from stablernn_registry import Version
 
 SCHEMA = 1
@@ -60,15 +60,18 @@ def compose_report(target: CertifiedTarget, server: str | None = None) -> Report
         stablernn_registry.RegistryError: If a file of the version, the log or the policy is damaged.
         stablernn.errors.CertificateError: If a state is not finite under drawn inputs.
     """
+    from stablernn.dynamics.drawn_trajectories import draw_trajectories
     from stablernn_registry import Registry
 
     version = None if is_run(target.name) else find_version(target.name)
     # Before the figures, which take longer: a server that does not answer is reported at once.
     violations = not_read() if server is None or version is None else read_counts(server, version)
-    proved = [certificate_entry(target.certificate, target.model, "all inputs")]
-    if target.bounded is not None:
-        proved.append(certificate_entry(target.bounded, target.model, "inputs within a range"))
-    trajectories = _draw(target)
+    certificates = _certificates(target)
+    proved = [certificate_entry(certificate, target.model) for certificate in certificates]
+    for entry in proved:
+        entry["equals_all_inputs"] = entry is not proved[0] and have_equal_claims(proved[0], entry)
+    # Of the certificate within a range if there is one, which proves at least as much.
+    trajectories = draw_trajectories(target.model, certificates[-1], certificates[-1].inputs)
     if version is None:
         facts = run_facts(Path(target.name), target.model)
         observed = observed_of_run(Path(target.name), facts["weights"])
@@ -94,17 +97,17 @@ def compose_report(target: CertifiedTarget, server: str | None = None) -> Report
         "violations": violations,
         "clauses": clause_rows(),
     }
-    images = draw_figures(trajectories, target.bounded or target.certificate)
+    images = draw_figures(trajectories, certificates[-1])
     document["figures"] = [{"name": image.name, "title": image.title, "caption": image.caption} for image in images]
     return Report(document, images)
 
 
-def _draw(target: CertifiedTarget) -> DrawnTrajectories:
-    """Draw trajectories for the certificate within a range if there is one, which is the stronger of the two."""
-    from stablernn.dynamics.drawn_trajectories import draw_trajectories
+def _certificates(target: CertifiedTarget) -> tuple[Certificate, ...]:
+    """Return the certificate for all inputs, followed by that within a range if there is one."""
+    from stablernn.certificates.certificate import prove
 
-    certificate = target.bounded or target.certificate
-    return draw_trajectories(target.model, certificate, certificate.inputs)
+    is_complete = target.certificates[0].inputs is None
+    return target.certificates if is_complete else (prove(target.model), *target.certificates)
 
 
 def _history(version: Version) -> Mapping[str, Any]:

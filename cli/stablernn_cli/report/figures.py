@@ -30,19 +30,24 @@ class Image:
 
 def draw_figures(trajectories: DrawnTrajectories, certificate: Certificate) -> list[Image]:
     """Draw trajectories with the ball, forgetting, and spectra as far as there is something to draw."""
-    from stablernn.dynamics.certificate_figures import ball_figure, forgetting_figure
+    from stablernn.dynamics.certificate_figures import ball_figure, forgetting_figure, is_drawn_to_scale
     from stablernn.dynamics.plots import spectrum_figure
     from stablernn.plotting import png_bytes, svg_bytes
 
     ball = certificate.balls[0] if certificate.balls else None
     source = f"{len(trajectories.distances)} input sequences, {trajectories.inputs}"
-    bound = "the dashed lines are proved" if ball is not None else "no bound on the state is proved"
+    bound = (
+        "no bound on the state is proved"
+        if ball is None
+        else "the proved bound, for every input of the scope"
+        + ("" if is_drawn_to_scale(trajectories, ball) else " (too large to be drawn to scale in the left panel)")
+    )
     images = [
         Image(
             "ball",
             "Trajectories and ball",
-            f"Blue: observed trajectories from the zero state under {source}. Orange: {bound}, for every input of the "
-            "scope. A trajectory that crossed the dashed line would refute the certificate.",
+            f"Blue: observed trajectories from the zero state under {source}. Orange: {bound}. "
+            "A trajectory that crossed it would refute the certificate.",
             _uri("svg+xml", svg_bytes(ball_figure(trajectories, ball))),
         ),
         Image(

@@ -13,7 +13,7 @@ def operation_section(document: Mapping[str, Any]) -> Markup:
     history = document["history"]
     return element(
         "section",
-        element("h2", "C. Release and operation", class_="page"),
+        element("h2", "C. Release and operation"),
         element("h3", "Publication and promotion"),
         _no_history() if history is None else _history(history),
         element("h3", badge("observed"), "Violations counted in operation"),

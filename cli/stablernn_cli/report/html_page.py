@@ -19,6 +19,7 @@ from stablernn_cli.report.html_parts import (
     facts,
     join,
     paragraphs,
+    plain_text,
     table,
 )
 from stablernn_cli.report.prose import PROSE
@@ -36,7 +37,7 @@ def render(report: Report) -> str:
     sections = [
         _front(document),
         element("h2", "How to read this document", class_="page"),
-        paragraphs(PROSE),
+        *(element("p", element("strong", f"{term}. "), text) for term, text in PROSE),
         _proved_section(document),
         _observed_section(document, report.images),
         operation_section(document),
@@ -124,31 +125,39 @@ def _proved_section(document: Mapping[str, Any]) -> Markup:
 
 
 def _certificate(entry: Mapping[str, Any]) -> Markup:
+    title = element("h3", f"{scope_text(entry)}: {entry['kind']}")
+    if entry.get("equals_all_inputs"):
+        text = (
+            "Every claim has the same value as for all inputs: see above. No smaller bound is proved within the range."
+        )
+        return element("div", title, element("p", text), class_="part is-proved")
     claims = [
-        [
-            claim["title"],
-            f"{_text(claim['value'])}" if claim["proved"] else element("span", NOT_PROVED, class_="no"),
-            claim["unit"] if claim["proved"] else "",
-            claim["norm"] if claim["proved"] and claim["norm"] else "",
-            _claim_statement(claim),
-        ]
+        [claim["title"], claim["value"], claim["unit"], claim["norm"] or "", claim["statement"]]
         for claim in entry["claims"]
+        if claim["proved"]
     ]
+    missing = ", ".join(claim["title"] for claim in entry["claims"] if not claim["proved"])
     parts: list[object] = [
-        element("h3", f"{scope_text(entry)}: {entry['kind']}"),
-        table(("claim", badge("proved") + Markup("at most"), "unit", "norm", "meaning"), claims),
-        element("p", element("strong", "Assumptions")),
+        title,
+        table(("claim", join(badge("proved"), "at most"), "unit", "norm", "meaning"), claims, class_="claims")
+        if claims
+        else "",
+        element("p", element("strong", "Not proved: "), f"{missing}.") if missing else "",
+        element("p", element("strong", "Assumptions"), class_="lead"),
         bullets(entry["assumptions"]),
     ]
     if entry["hypotheses"]:
         parts += [
             element(
-                "p", element("strong", "Hypotheses in numbers"), f"; rounding slack {_text(entry['rounding_slack'])}"
+                "p",
+                element("strong", "Hypotheses in numbers"),
+                f"; rounding slack {_text(entry['rounding_slack'])}",
+                class_="lead",
             ),
             _conditions(entry["hypotheses"]),
         ]
     parts += [
-        element("p", element("strong", "Method")),
+        element("p", element("strong", "Method"), class_="lead"),
         table(
             ("method", "reference", "code"),
             [[row["method"], row["reference"], element("code", row["code"])] for row in entry["methods"]],
@@ -156,15 +165,10 @@ def _certificate(entry: Mapping[str, Any]) -> Markup:
     ]
     if entry["conditions"]:
         parts += [
-            element("p", element("strong", "Conditions from papers"), "; no claim above rests on them"),
+            element("p", element("strong", "Conditions from papers"), "; no claim above rests on them", class_="lead"),
             _conditions(entry["conditions"]),
         ]
     return element("div", *parts, class_="part is-proved")
-
-
-def _claim_statement(claim: Mapping[str, Any]) -> str:
-    per_input = claim.get("value_per_input")
-    return claim["statement"] + (f" Second figure: {_text(per_input)}." if per_input is not None else "")
 
 
 def _conditions(rows: Sequence[Mapping[str, Any]]) -> Markup:
@@ -205,8 +209,9 @@ def _observed_section(document: Mapping[str, Any], images: Sequence[Image]) -> M
     ]
     parts = [
         element("h3", "Proved beside observed"),
+        element("p", f"Proved bounds are those of section A, {scope_text(document['proved'][-1]).lower()}."),
         table(
-            ("quantity", badge("proved") + Markup("at most"), badge("observed") + Markup("largest"), "observed on"),
+            ("quantity", join(badge("proved"), "at most"), join(badge("observed"), "largest"), "observed on"),
             comparison,
         ),
         element("h3", "Figures"),
@@ -226,18 +231,27 @@ def _observed_section(document: Mapping[str, Any], images: Sequence[Image]) -> M
 
 
 def _metrics(metrics: object) -> Markup:
-    rows = _flatten(metrics) if isinstance(metrics, Mapping) else []
-    return table(("score", "value"), rows) if rows else element("p", "None were recorded.")
+    """Return the scores, a row for each and a column for each split."""
+    splits = (
+        [str(split) for split, scores in metrics.items() if isinstance(scores, Mapping)]
+        if isinstance(metrics, Mapping)
+        else []
+    )
+    if not splits or not isinstance(metrics, Mapping):
+        return element("p", "None were recorded.")
+    scores = {split: dict(_flatten(metrics[split])) for split in splits}
+    names = list(dict.fromkeys(name for split in splits for name in scores[split]))
+    return table(("score", *splits), [[name, *(scores[split].get(name) for split in splits)] for name in names])
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> list[list[object]]:
-    rows: list[list[object]] = []
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = []
     for key, value in tree.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
             rows += _flatten(value, f"{name}, ")
         else:
-            rows.append([name, value])
+            rows.append((name, value))
     return rows
 
 
@@ -265,31 +279,31 @@ def _report(report: Mapping[str, Any] | None, command: str) -> Markup:
 
 
 def _clause_section(document: Mapping[str, Any]) -> Markup:
+    # Sources are long addresses: numbered, and listed once below the table.
+    sources = list(dict.fromkeys(row["source"] for row in document["clauses"]))
     rows = [
         [
-            element("strong", row["framework"]) + Markup("<br>") + escape(row["clause"] or "no number, see source"),
+            join(element("strong", row["framework"]), Markup("<br>"), row["clause"] or "text not read, no number"),
             row["topic"],
             row["supports"],
             row["does_not"],
-            element("span", row["source"], class_="note"),
+            f"[{sources.index(row['source']) + 1}]",
         ]
         for row in document["clauses"]
     ]
-    columns = ("publication", "topic", "this document supports", "and does not cover", "source")
-    rows_markup = [[Markup(cell) if isinstance(cell, Markup) else cell for cell in row] for row in rows]
+    columns = ("publication", "topic", "this document supports", "it does not cover", "source")
     return element(
         "section",
         element("h2", "D. Relation to published requirements", class_="page"),
         element("p", document["statement"], class_="box"),
-        table(columns, rows_markup, class_="clauses"),
+        table(columns, rows, class_="clauses"),
+        element("ol", *(element("li", source) for source in sources), class_="note"),
         element("h3", "Assessment, to be filled in by the assessor"),
         table(("name and role", "date", "signature"), [["", "", ""]], class_="sign"),
     )
 
 
 def _text(value: object) -> str:
-    from stablernn_cli.report.html_parts import plain_text
-
     return plain_text(value)
 
 

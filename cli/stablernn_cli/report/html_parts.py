@@ -54,8 +54,14 @@ def badge(kind: str) -> Markup:
 def table(columns: Sequence[object], rows: Sequence[Sequence[object]], class_: str = "") -> Markup:
     """Return a table whose header is repeated on every printed page."""
     head = element("thead", element("tr", *(element("th", column) for column in columns)))
-    body = element("tbody", *(element("tr", *(element("td", cell) for cell in row)) for row in rows))
+    body = element("tbody", *(element("tr", *map(_cell, row)) for row in rows))
     return element("table", head, body, class_=class_)
+
+
+def _cell(value: object) -> Markup:
+    # Numbers are not broken over lines.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return element("td", value, class_="number") if is_number else element("td", value)
 
 
 def facts(rows: Mapping[str, object]) -> Markup:

@@ -41,6 +41,8 @@ def summary_sentences(entry: Mapping[str, Any], facts: Mapping[str, Any]) -> lis
         entry: Certificate as a document has it, see :func:`stablernn_cli.report.claims.certificate_entry`.
         facts: Facts of the model, for units.
     """
+    if entry.get("equals_all_inputs"):
+        return [f"{scope_text(entry)}, the same bounds hold as for all inputs, and no smaller ones are proved."]
     values = {claim["id"]: claim["value"] for claim in entry["claims"]}
     unit = "steps" if entry["time"]["steps"] == "regular" else "regular steps of time"
     sentences = [_kind_sentence(entry, unit)]
@@ -62,12 +64,12 @@ def summary_sentences(entry: Mapping[str, Any], facts: Mapping[str, Any]) -> lis
         sentences.append(
             f"An error of 1 unit at every sample, for any length of time, moves no output by more than {gain:.3g}."
         )
-    sentences += [
-        f"No input drives {claim['id'].removeprefix('state_ball_')} further than {claim['value']:.4g} from the origin "
-        f"({claim['norm']} norm)."
-        for claim in entry["claims"]
-        if claim["id"].startswith("state_ball_")
-    ]
+    balls = [claim for claim in entry["claims"] if claim["id"].startswith("state_ball_") and claim["proved"]]
+    if balls:
+        radii = ", ".join(
+            f"{ball['id'].removeprefix('state_ball_')} {ball['value']:.4g} ({ball['norm']})" for ball in balls
+        )
+        sentences.append(f"From the zero state, no input drives a state further from the origin than: {radii}.")
     return sentences
 
 
@@ -87,4 +89,4 @@ def _kind_sentence(entry: Mapping[str, Any], unit: str) -> str:
             f"{scope}, the state is bounded. Contraction is not proved: two trajectories under one input may move "
             "apart within these bounds."
         )
-    return f"{scope}, nothing is proved of all states: neither a bound, nor that trajectories do not move apart."
+    return f"{scope}, neither contraction nor a bound on the whole state is proved."
