@@ -226,7 +226,9 @@ def _distances(
         stack_blocks = [remaining.pop(0) for _ in stack.bounds]
         sizes, rate = _stack_sizes(differences, stack_blocks, stack, is_timed=certificate.max_dt is not None)
         shares.append(sizes / np.maximum(sizes[:, :1], np.finfo(np.float64).tiny))
-        bounds.append(None if rate is None else np.power(rate, steps))
+        # The power of a rate above 1 may overflow; it is no bound to draw then.
+        with np.errstate(over="ignore"):
+            bounds.append(None if rate is None else np.power(rate, steps))
     norm = certificate.document()["norm"] if all(bound is not None for bound in bounds) else "l2"
     # A rate above 1 is proved, but bounds nothing that anybody would draw.
     is_useful = all(bound is not None and bound[-1] <= 1 + certificate.tolerance * len(steps) for bound in bounds)

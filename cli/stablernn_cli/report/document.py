@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stablernn_cli.report.claims import certificate_entry, have_equal_claims
 from stablernn_cli.report.clauses import NO_CONFORMITY, clause_rows
-from stablernn_cli.report.figures import Image, draw_figures
+from stablernn_cli.report.figures import Image, describe_figures
 from stablernn_cli.report.history import version_history
 from stablernn_cli.report.model_facts import run_facts, stored_certificate, version_facts
 from stablernn_cli.report.observed import compare, observed_of_run, observed_of_version
@@ -97,7 +97,7 @@ def compose_report(target: CertifiedTarget, server: str | None = None) -> Report
         "violations": violations,
         "clauses": clause_rows(),
     }
-    images = draw_figures(trajectories, certificates[-1])
+    images = describe_figures(trajectories, certificates[-1])
     document["figures"] = [{"name": image.name, "title": image.title, "caption": image.caption} for image in images]
     return Report(document, images)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,17 +20,20 @@ class Image:
         name: Key of the figure.
         title: Title above it.
         caption: Explanation below it.
-        uri: The picture as a data URI.
+        draw: Draws the picture, and returns it as a data URI.
     """
 
     name: str
     title: str
     caption: str
-    uri: str
+    draw: Callable[[], str]
 
 
-def draw_figures(trajectories: DrawnTrajectories, certificate: Certificate) -> list[Image]:
-    """Draw trajectories with the ball, forgetting, and spectra as far as there is something to draw."""
+def describe_figures(trajectories: DrawnTrajectories, certificate: Certificate) -> list[Image]:
+    """Return the figures of trajectories with the ball, forgetting, and, of a short state, spectra, not drawn yet.
+
+    Drawing takes most of the time of a document, and JSON needs none of it.
+    """
     from stablernn.dynamics.certificate_figures import ball_figure, forgetting_figure, is_drawn_to_scale
     from stablernn.dynamics.plots import spectrum_figure
     from stablernn.plotting import png_bytes, svg_bytes
@@ -48,7 +52,7 @@ def draw_figures(trajectories: DrawnTrajectories, certificate: Certificate) -> l
             "Trajectories and ball",
             f"Blue: observed trajectories from the zero state under {source}. Orange: {bound}. "
             "A trajectory that crossed it would refute the certificate.",
-            _uri("svg+xml", svg_bytes(ball_figure(trajectories, ball))),
+            lambda: _uri("svg+xml", svg_bytes(ball_figure(trajectories, ball))),
         ),
         Image(
             "forgetting",
@@ -60,20 +64,20 @@ def draw_figures(trajectories: DrawnTrajectories, certificate: Certificate) -> l
                 if trajectories.bound is not None
                 else "No rate of 1 or less is proved, therefore there is no bound to draw."
             ),
-            _uri("svg+xml", svg_bytes(forgetting_figure(trajectories))),
+            lambda: _uri("svg+xml", svg_bytes(forgetting_figure(trajectories))),
         ),
     ]
     if trajectories.spectra is not None:
-        figure = spectrum_figure(trajectories.spectra, radius=trajectories.radius, title="drawn inputs")
+        observed, radius = trajectories.spectra, trajectories.radius
         images.append(
             Image(
                 "spectra",
                 "Spectra",
-                f"Observed eigenvalues of the Jacobians of {len(trajectories.spectra.eigenvalues)} steps along the "
+                f"Observed eigenvalues of the Jacobians of {len(observed.eigenvalues)} steps along the "
                 "trajectories from zero. Eigenvalues at single states decide nothing about a sequence of steps; the "
                 "certified rate, where it is drawn, bounds all of them.",
                 # Thousands of transparent points would make an SVG of several megabytes.
-                _uri("png", png_bytes(figure, dpi=150)),
+                lambda: _uri("png", png_bytes(spectrum_figure(observed, radius=radius, title="drawn inputs"), dpi=150)),
             )
         )
     return images

@@ -202,7 +202,7 @@ def _observed_section(document: Mapping[str, Any], images: Sequence[Image]) -> M
     figures = [
         element(
             "figure",
-            Markup(f'<img alt="{escape(image.title)}" src="{escape(image.uri)}">'),
+            Markup(f'<img alt="{escape(image.title)}" src="{escape(image.draw())}">'),
             element("figcaption", element("strong", f"{image.title}. "), image.caption),
         )
         for image in images
