@@ -263,6 +263,7 @@ class CertifiedTarget:
 
     Attributes:
         name: The run directory, or NAME:VERSION.
+        version: The registry version; None for a run.
         model: The torch model.
         document: The certificate as ``certify --json`` prints it.
         certificates: The certificate for all inputs, unless a range was named, and that for inputs within a range, if
@@ -270,6 +271,7 @@ class CertifiedTarget:
     """
 
     name: str
+    version: Version | None
     model: SequenceModel
     document: dict[str, Any]
     certificates: tuple[Certificate, ...]
@@ -304,7 +306,7 @@ def certify_target(text: str, inputs_within: str | None = None) -> CertifiedTarg
 
     # Before the model is loaded, which takes longer.
     inputs = None if inputs_within is None else InputRange.parse(inputs_within)
-    name, model, default_range = _open_with_range(text)
+    name, model, default_range, version = _open_with_range(text)
     certificates: tuple[Certificate, ...]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UntrainedWarning)
@@ -319,7 +321,7 @@ def certify_target(text: str, inputs_within: str | None = None) -> CertifiedTarg
     # No note, which --quiet would hide: a call was left out in training that the guarantee depends on.
     for entry in caught:
         print(f"Warning: {entry.message}", file=sys.stderr, flush=True)
-    return CertifiedTarget(name, model, document, certificates)
+    return CertifiedTarget(name, version, model, document, certificates)
 
 
 def open_weights(text: str) -> tuple[str, SequenceModel]:
@@ -328,22 +330,23 @@ def open_weights(text: str) -> tuple[str, SequenceModel]:
     Raises:
         As :func:`open_target`.
     """
-    name, model, _ = _open_with_range(text)
+    name, model, *_ = _open_with_range(text)
     return name, model
 
 
-def _open_with_range(text: str) -> tuple[str, SequenceModel, InputRange | None]:
-    """Return the name of a TARGET, its torch model, and the range of inputs of its second certificate."""
+def _open_with_range(text: str) -> tuple[str, SequenceModel, InputRange | None, Version | None]:
+    """Return a TARGET's name, its torch model, the range of its second certificate, and the version if it is one."""
     from stablernn.certificates.input_range import InputRange, training_range
 
     if is_run(text):
         from stablernn.training import load_run
 
         run = load_run(Path(text))
-        return text, run.model, training_range(run.data)
+        return text, run.model, training_range(run.data), None
     from stablernn.export.load_exported import reload
 
     version = find_version(text)
     bounded = (version.manifest.certificate or {}).get("bounded_inputs")
     inputs = InputRange.from_document(bounded.get("inputs")) if isinstance(bounded, Mapping) else None
-    return version.ref, reload(version.read("config.json"), version.read("weights.safetensors")), inputs
+    model = reload(version.read("config.json"), version.read("weights.safetensors"))
+    return version.ref, model, inputs, version

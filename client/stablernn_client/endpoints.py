@@ -68,6 +68,7 @@ def metadata(model: str) -> Request[dict[str, Any]]:
 def statistics(model: str) -> Request[list[dict[str, Any]]]:
     def decode(reply: HttpReply) -> list[dict[str, Any]]:
         value = _decode_json(reply)
+        # The name is that of Triton's extension.
         rows = value.get("model_stats") if isinstance(value, dict) else None
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise ProtocolError(f"The statistics of '{model}' are not a list of objects; check the address.")

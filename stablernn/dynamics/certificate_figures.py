@@ -38,6 +38,7 @@ def ball_figure(trajectories: DrawnTrajectories, ball: Mapping[str, Any] | None)
         plane.plot(row[:, 0], row[:, 1], color=BLUE, linewidth=0.6, alpha=0.55)
     plane.plot([0], [0], color=BLACK, marker="+", markersize=8)
     largest = _largest_coordinate(trajectories)
+    # Balls for rare inputs can be a million times as large as any state that is seen.
     radius = None if ball is None else float(ball["radius"])
     if radius is not None and ball is not None and is_drawn_to_scale(trajectories, ball):
         _draw_ball(plane, ball["norm"], radius)
@@ -53,6 +54,7 @@ def ball_figure(trajectories: DrawnTrajectories, ball: Mapping[str, Any] | None)
         norms.plot(row, color=BLUE, linewidth=0.7, alpha=0.6, label=None if number else "observed")
     if radius is not None:
         norms.axhline(radius, color=ORANGE, linestyle=_DASHES, linewidth=1.6, label=f"proved: at most {radius:.4g}")
+        # A linear axis up to the radius would flatten the trajectories to a line.
         if radius > _FAR * max(float(values.max()), 1e-6):
             norms.set_yscale("log")
     norms.set_xlabel("step")

@@ -22,6 +22,7 @@ from stablernn.certificates.certificate import Certificate
 from stablernn.certificates.input_range import InputRange
 from stablernn.data.arrays import Samples
 from stablernn.dynamics.spectra import NOT_RECURRENT, Block, LayerDynamics, Spectra, certified_radius, spectra
+from stablernn.errors import CertificateError
 from stablernn.nn.models import SequenceModel
 from stablernn.nn.models.predictor import SequencePredictor
 
@@ -79,6 +80,7 @@ class DrawnTrajectories:
     def document(self) -> dict[str, Any]:
         """Return the figures as JSON types; docs/certificate_document.md explains each."""
         return {
+            "note": None,
             "inputs": self.inputs,
             "sequences": len(self.distances),
             "steps": self.distances.shape[1] - 1,
@@ -107,6 +109,7 @@ def draw_trajectories(model: SequenceModel, certificate: Certificate, inputs: In
     random = np.random.default_rng(SEED)
     samples, description = _draw_inputs(model, inputs, random)
     layers = LayerDynamics(model, samples)
+    # An invariant ball is of sequences that start at zero, and so are these.
     states = layers.trajectory()
     blocks = list(layers.blocks())
     names = _state_names(model, blocks)
@@ -186,6 +189,7 @@ def _draw_start(
     for block, block_names, bound in zip(blocks, names, _bounds(certificate), strict=True):
         for name, cell_name, indices in zip(block_names, block.cell.state_names, block.indices, strict=True):
             is_covered = cell_name in bound.covers if bound.norm is not None else cell_name not in NOT_RECURRENT
+            # A count, or a flag that the sequence has started, must be the same in both states.
             if not len(indices) or not is_covered:
                 continue
             start[:, directions[indices]] = _draw_in_ball(balls.get(name), (len(start), len(indices)), random)
@@ -201,8 +205,10 @@ def _draw_in_ball(ball: dict[str, Any] | None, shape: tuple[int, int], random: n
         return values
     if ball is not None and ball["norm"] == "linf":
         return random.uniform(-radius, radius, shape)
+    # The sphere and not the inside of the ball: most of a ball of many dimensions lies near its surface.
     directions = random.standard_normal(shape)
-    return radius * directions / np.linalg.norm(directions, axis=1, keepdims=True)
+    points: Array = radius * directions / np.linalg.norm(directions, axis=1, keepdims=True)
+    return points
 
 
 def _run_pair(layers: LayerDynamics, starts: Sequence[Tensor]) -> Array:
@@ -213,7 +219,11 @@ def _run_pair(layers: LayerDynamics, starts: Sequence[Tensor]) -> Array:
         for t in range(layers.steps):
             first, second = layers.step(t, first), layers.step(t, second)
             differences.append(first - second)
-    return torch.stack(differences, dim=1)[:, :, layers.directions].numpy()
+    stacked = torch.stack(differences, dim=1)[:, :, layers.directions]
+    # Starts that are far from zero may overflow where the trajectories from zero do not.
+    if not bool(torch.isfinite(stacked).all()):
+        raise CertificateError("The state of the layers is not finite from a drawn start; there is nothing to compare.")
+    return stacked.numpy()
 
 
 def _distances(
@@ -221,6 +231,7 @@ def _distances(
 ) -> tuple[Array, str, Array | None]:
     """Return the relative distances, their norm, and the proved bound, see :class:`DrawnTrajectories`."""
     steps = np.arange(differences.shape[1])
+    # Blocks come member after member, as the stacks of the certificate do.
     remaining, shares, bounds = list(blocks), [], []
     for stack in certificate.stacks:
         stack_blocks = [remaining.pop(0) for _ in stack.bounds]
@@ -243,6 +254,7 @@ def _stack_sizes(
 
     Without such a norm it is the 2-norm of all recurrent coordinates, and the factor None.
     """
+    # The weights of several layers are those of steps of one length.
     weights = np.ones(1) if len(stack.bounds) == 1 else None if is_timed else stack.weights()
     if weights is None or any(bound.norm is None for bound in stack.bounds):
         indices = np.concatenate([index for block in blocks for index in block.indices])
@@ -308,6 +320,7 @@ def _plane(states: Array, blocks: Sequence[Block], names: Sequence[Sequence[str]
     """Return the two coordinates that vary the most; the second is zero if there is one only."""
     columns = _columns(blocks, names)
     values = states[:, :, columns[name] if name is not None else np.concatenate(list(columns.values()))]
+    # Over all sequences and steps.
     order = np.argsort(values.reshape(-1, values.shape[2]).var(axis=0))[::-1][:2]
     plane: Array = values[:, :, order]
     return np.concatenate([plane, np.zeros_like(plane)], axis=2)[:, :, :2]

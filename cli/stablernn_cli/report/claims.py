@@ -59,6 +59,7 @@ def certificate_entry(certificate: Certificate, model: SequenceModel) -> dict[st
         "claims": _claims(certificate, document, state_labels(model)),
         "assumptions": _assumptions(certificate, document),
         "hypotheses": [_with_slack(condition) for condition in document["hypotheses"]],
+        # Conditions of papers are stated for completeness; rate and kind are independent of them.
         "conditions": [_with_slack(condition) for condition in document["conditions"]],
         "methods": _methods(certificate, model),
         "figures": document["figures"],
@@ -83,6 +84,7 @@ def _with_slack(condition: Mapping[str, Any]) -> dict[str, Any]:
 
 def _claim(name: str, title: str, value: float | int | None, unit: str, norm: str | None, text: str) -> dict[str, Any]:
     """Return one claim; without a value it is not proved, and says so."""
+    # A claim that is missing would look like one that nobody asked for.
     statement = text if value is not None else "Not proved."
     return {
         "id": name,
@@ -122,6 +124,7 @@ def _claims(certificate: Certificate, document: Mapping[str, Any], labels: Mappi
             _rate_text(document),
         )
     ]
+    # Of a single layer both are the same number; irregular time has no such factor.
     if document["step_rate"] is not None and document["step_rate"] != rate:
         claims.append(
             _claim(
@@ -134,6 +137,7 @@ def _claims(certificate: Certificate, document: Mapping[str, Any], labels: Mappi
             )
         )
     claims += _ball_claims(document, labels)
+    # Gains and gaps are of the layers' input: one step of them may read a patch of several samples.
     claims += _gain_claims(document)
     share_steps = forgetting_steps(certificate)
     claims.append(
@@ -175,11 +179,13 @@ def _quantization_claims(form: str, bound: Mapping[str, Any] | None) -> list[dic
 
 
 def have_equal_claims(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Return whether two certificates of a document prove the same numbers in the same norms."""
-    keys = ("id", "value", "norm")
+    """Return whether the second certificate of a document proves just the numbers of the first, in the same norms.
+
+    The second may have fewer claims: weights in fewer bits are not always bounded again.
+    """
+    claims = {claim["id"]: (claim["value"], claim["norm"]) for claim in first["claims"]}
     return first["kind"] == second["kind"] and all(
-        [claim[key] for key in keys] == [other[key] for key in keys]
-        for claim, other in zip(first["claims"], second["claims"], strict=False)
+        claims.get(claim["id"]) == (claim["value"], claim["norm"]) for claim in second["claims"]
     )
 
 
@@ -188,7 +194,10 @@ def _rate_text(document: Mapping[str, Any]) -> str:
     if rate is None:
         return ""
     if document["kind"] == "contracting":
-        return "Two states under one input approach each other by at least this factor, in the stated norm."
+        # Layers above wait for those below: a stack reaches its rate only after some steps.
+        is_asymptotic = document["step_rate"] not in (None, rate)
+        start = "In the end, the distance" if is_asymptotic else "The distance"
+        return f"{start} of two states under one input is multiplied by this factor, or a smaller one, in every step."
     if rate <= 1 + document["rounding_slack"]:
         return "No step increases the distance of two states under one input by more than this factor."
     return "A step may increase the distance of two states, by at most this factor; this is no statement of stability."
@@ -203,6 +212,7 @@ def _initial_effect(certificate: Certificate) -> str:
 def _ball_claims(document: Mapping[str, Any], labels: Mapping[str, str]) -> list[dict[str, Any]]:
     if not document["state_balls"]:
         return [_claim("state_ball", "bound on the state", None, "state", None, "")]
+    within = "" if document["inputs"] is None else "within the range "
     return [
         _claim(
             f"state_ball_{ball['state']}",
@@ -210,7 +220,7 @@ def _ball_claims(document: Mapping[str, Any], labels: Mapping[str, str]) -> list
             ball["radius"],
             "state",
             ball["norm"],
-            f"From the zero state, no input leads {ball['state']} further from the origin than this.",
+            f"From the zero state, no input {within}leads {ball['state']} further from the origin than this.",
         )
         for ball in document["state_balls"]
     ]
@@ -230,7 +240,7 @@ def _gain_claims(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
     for gap in document["gaps"]:
         steps = gap["steps"]
-        noun = "sample" if steps == 1 else "consecutive samples"
+        noun = "input" if steps == 1 else "consecutive inputs"
         claims.append(
             _claim(
                 f"gap_{steps}",
@@ -238,8 +248,8 @@ def _gain_claims(document: Mapping[str, Any]) -> list[dict[str, Any]]:
                 gap["output_error"],
                 unit,
                 "l2",
-                f"If {steps:,} {noun} {'is' if steps == 1 else 'are'} wrong by at most 1, no output is wrong by more "
-                "than this, at that time or later" + _lasting_text(document),
+                f"If {steps:,} {noun} of the layers {'is' if steps == 1 else 'are'} wrong by at most 1, no output is "
+                "wrong by more than this, at that time or later" + _lasting_text(document),
             )
         )
     return claims
@@ -263,6 +273,7 @@ def _assumptions(certificate: Certificate, document: Mapping[str, Any]) -> list[
         "The weights are those with the stated digest, and the layers compute in exact arithmetic on them; rounding in "
         "operation is not part of the proof, except where intervals were widened for it.",
     ]
+    # A set that is invariant for some inputs holds a sequence that starts anywhere inside.
     if document["state_balls"]:
         inside = "the zero state" if certificate.inputs is None else "the zero state, or a state within the boxes"
         texts.append(f"Bounds on the state: a sequence starts at {inside}.")
@@ -278,6 +289,7 @@ def _methods(certificate: Certificate, model: SequenceModel) -> list[dict[str, s
     """Return the method of each layer's proof, with its references; ensembles list one row for equal methods."""
     from stablernn.cells import StableCell
 
+    # Modules come member after member and layer after layer, as bounds do.
     cells = [cell for cell in model.rnn.modules() if isinstance(cell, StableCell)]
     bounds = [bound for stack in certificate.stacks for bound in stack.bounds]
     rows: list[dict[str, str]] = []
@@ -303,4 +315,5 @@ def _method_of(cell: StableCell) -> str:
     # Cells with gates are those that gain by inputs of a bounded size.
     if type(cell).step_bound_within is not StableCell.step_bound_within:
         return "rows"
+    # Building the matrices is quick; nothing is searched here.
     return "hand" if cell.lure_system() is None else "lure"

@@ -19,7 +19,10 @@ _EASA_TEXT = (
     "the original"
 )
 _AMLAS_TEXT = "AMLAS, https://www.assuringautonomy.com/amlas/"
-_AI_ACT = "Regulation (EU) 2024/1689, https://eur-lex.europa.eu/eli/reg/2024/1689/oj"
+_AI_ACT = (
+    "Regulation (EU) 2024/1689, https://eur-lex.europa.eu/eli/reg/2024/1689/oj, as published in 2024, without later "
+    "amendments"
+)
 _EUROPE = "EU AI Act"
 _ISO = "ISO/PAS 8800:2024"
 _IEC = "IEC 62304"
@@ -133,12 +136,13 @@ CLAUSES: tuple[Clause, ...] = (
     ),
     Clause(
         _EUROPE,
-        "Article 9(2)(c) and 9(8)",
-        "risk management: data from monitoring, and tests against metrics and thresholds defined in advance",
+        "Article 9(2)(c)",
+        "risk management: data from monitoring in operation; also tests against thresholds defined in advance, whose "
+        "paragraph was not read",
         "Counts of violations since a server started, and policies that fix a kind of certificate, a parity error and "
         "a metric before a promotion.",
         "The risk management system, identification and evaluation of risks, and the choice of thresholds.",
-        f"{_AI_ACT}; read at https://www.euaiactnav.com/article/9 and, for 9(8), in public transcriptions",
+        f"{_AI_ACT}; read at https://www.euaiactnav.com/article/9",
     ),
     Clause(
         _EUROPE,

@@ -16,10 +16,12 @@ from stablernn_cli.report.model_facts import run_facts, stored_certificate, vers
 from stablernn_cli.report.observed import compare, observed_of_run, observed_of_version
 from stablernn_cli.report.sentences import summary_sentences
 from stablernn_cli.report.serving_counts import not_read, read_counts
-from stablernn_cli.targets import CertifiedTarget, find_version, is_run
+from stablernn_cli.targets import CertifiedTarget
 
 if TYPE_CHECKING:
     from stablernn.certificates.certificate import Certificate
+    from stablernn.dynamics.drawn_trajectories import DrawnTrajectories
+    from stablernn.nn.models import SequenceModel
     from stablernn_registry import Version
 
 SCHEMA = 1
@@ -32,6 +34,12 @@ NOT_COVERED = (
     "Scaling, patches, a linear skip and the head, which are functions of the inputs or of the layers' output.",
     "Rounding in operation, the runtime, the processor and the system around the model.",
     "Inputs outside the stated range, as far as a certificate is for a range.",
+)
+
+
+NOT_FINITE = (
+    "The state of the layers grew beyond the numbers of float64 under inputs that were drawn for this document: there "
+    "are no trajectories to show."
 )
 
 
@@ -58,27 +66,24 @@ def compose_report(target: CertifiedTarget, server: str | None = None) -> Report
     Raises:
         CommandError: If the counts cannot be read.
         stablernn_registry.RegistryError: If a file of the version, the log or the policy is damaged.
-        stablernn.errors.CertificateError: If a state is not finite under drawn inputs.
     """
-    from stablernn.dynamics.drawn_trajectories import draw_trajectories
     from stablernn_registry import Registry
 
-    version = None if is_run(target.name) else find_version(target.name)
+    version = target.version
     # Before the figures, which take longer: a server that does not answer is reported at once.
     violations = not_read() if server is None or version is None else read_counts(server, version)
     certificates = _certificates(target)
     proved = [certificate_entry(certificate, target.model) for certificate in certificates]
     for entry in proved:
         entry["equals_all_inputs"] = entry is not proved[0] and have_equal_claims(proved[0], entry)
-    # Of the certificate within a range if there is one, which proves at least as much.
-    trajectories = draw_trajectories(target.model, certificates[-1], certificates[-1].inputs)
+    trajectories = _draw(target.model, certificates[-1])
     if version is None:
         facts = run_facts(Path(target.name), target.model)
         observed = observed_of_run(Path(target.name), facts["weights"])
     else:
         facts = version_facts(version, target.model)
         observed = observed_of_version(Registry(), version, facts["weights"])
-    observed["drawn_trajectories"] = trajectories.document()
+    observed["drawn_trajectories"] = {"note": NOT_FINITE} if trajectories is None else trajectories.document()
     document = {
         "schema": SCHEMA,
         "title": "Stability certificate",
@@ -97,9 +102,24 @@ def compose_report(target: CertifiedTarget, server: str | None = None) -> Report
         "violations": violations,
         "clauses": clause_rows(),
     }
-    images = describe_figures(trajectories, certificates[-1])
+    # Titles and captions stand in JSON, too; the pictures themselves do not.
+    images = [] if trajectories is None else describe_figures(trajectories, certificates[-1])
     document["figures"] = [{"name": image.name, "title": image.title, "caption": image.caption} for image in images]
     return Report(document, images)
+
+
+def _draw(model: SequenceModel, certificate: Certificate) -> DrawnTrajectories | None:
+    """Draw trajectories for the certificate within a range if there is one; None if a state is not finite.
+
+    That a state overflows is an observation like any other, of a model whose state has no proved bound.
+    """
+    from stablernn.dynamics.drawn_trajectories import draw_trajectories
+    from stablernn.errors import CertificateError
+
+    try:
+        return draw_trajectories(model, certificate, certificate.inputs)
+    except CertificateError:
+        return None
 
 
 def _certificates(target: CertifiedTarget) -> tuple[Certificate, ...]:

@@ -24,6 +24,7 @@ def version_history(registry: Registry, version: Version) -> dict[str, Any]:
             published = {"time": entry.time, "who": entry.who, "why": entry.why, "log_line": entry.seq}
         elif isinstance(entry, AliasEntry) and version.version in (entry.to_version, entry.from_version):
             moves.append(_move(registry, entry, version.version))
+    # The log has the past of an alias, and this its present.
     aliases = registry.aliases(version.name)
     return {
         "published": published,
@@ -44,6 +45,7 @@ def _move(registry: Registry, entry: AliasEntry, version: int) -> dict[str, Any]
         "to": entry.to_version,
         "why": entry.why,
         "forced": entry.forced,
+        # The checks of a move away from the version were those of another version.
         "checks": [check.model_dump() for check in entry.checks] if is_promotion else [],
         "policy": _policy_at(registry, entry) if is_promotion else None,
         "log_line": entry.seq,
@@ -58,6 +60,7 @@ def _policy_at(registry: Registry, entry: AliasEntry) -> dict[str, Any] | None:
     from stablernn_registry.policy import Policy
 
     earlier = tuple(line for line in registry.policy().entries if line.time <= entry.time)
+    # The registry applies the last line for the alias, or for all aliases; so does this.
     line = Policy(earlier).of(entry.alias)
     if line is None or line.rules is None:
         return None

@@ -41,6 +41,7 @@ def _history(history: Mapping[str, Any]) -> Markup:
         if aliases
         else ("No alias points to this version now.")
     )
+    # Moves away from the version are listed as well: they end its release.
     moves = history["moves"]
     if not moves:
         return element("p", f"{text} {now} No alias was ever moved to it.")

@@ -23,7 +23,7 @@ from stablernn_cli.report.html_parts import (
     table,
 )
 from stablernn_cli.report.prose import PROSE
-from stablernn_cli.report.sentences import scope_text
+from stablernn_cli.report.sentences import input_unit, scope_text
 from stablernn_cli.report.style import PAGE, STYLE
 
 _SHOWN_DIGITS = 19
@@ -43,6 +43,7 @@ def render(report: Report) -> str:
         operation_section(document),
         _clause_section(document),
     ]
+    # Only a checked digest goes into the style sheet, where escaping for HTML does not help.
     style = STYLE + PAGE % _foot(document["model"])
     head = join(
         Markup('<meta charset="utf-8">'),
@@ -91,7 +92,12 @@ def _front(document: Mapping[str, Any]) -> Markup:
     summaries = [bullets(summary["sentences"]) for summary in document["summary"]]
     return join(
         element("h1", "Stability certificate"),
-        element("p", element("strong", "No claim of conformity. "), document["statement"], class_="box"),
+        element(
+            "p",
+            element("strong", "No claim of conformity with any standard or law. "),
+            "Section D names the requirements to which this document can contribute evidence.",
+            class_="box",
+        ),
         facts(rows),
         element("h3", badge("proved"), "In short"),
         element("div", *summaries, class_="part is-proved"),
@@ -104,7 +110,7 @@ def _front(document: Mapping[str, Any]) -> Markup:
 
 def _proved_section(document: Mapping[str, Any]) -> Markup:
     parts = [element("h2", "A. ", badge("proved"), "Claims, hypotheses and methods", class_="page")]
-    parts += [_certificate(entry) for entry in document["proved"]]
+    parts += [_certificate(entry, document["model"]) for entry in document["proved"]]
     stored = document["stored_certificate"]
     if stored is not None:
         agreement = "The kinds agree." if stored["kinds_agree"] else "THE KINDS DIFFER: do not rely on either."
@@ -124,8 +130,9 @@ def _proved_section(document: Mapping[str, Any]) -> Markup:
     return element("section", *parts)
 
 
-def _certificate(entry: Mapping[str, Any]) -> Markup:
+def _certificate(entry: Mapping[str, Any], model: Mapping[str, Any]) -> Markup:
     title = element("h3", f"{scope_text(entry)}: {entry['kind']}")
+    # Printed twice, equal tables would be compared number by number.
     if entry.get("equals_all_inputs"):
         text = (
             "Every claim has the same value as for all inputs: see above. No smaller bound is proved within the range."
@@ -136,12 +143,18 @@ def _certificate(entry: Mapping[str, Any]) -> Markup:
         for claim in entry["claims"]
         if claim["proved"]
     ]
+    # In one sentence, so that the numbers that are proved stand together.
     missing = ", ".join(claim["title"] for claim in entry["claims"] if not claim["proved"])
+    units = (
+        f"Units: input is that of {input_unit(model)}; output is that of the layers, before the head; state is that of "
+        "the state tensor. Norms of inputs and outputs are 2-norms."
+    )
     parts: list[object] = [
         title,
         table(("claim", join(badge("proved"), "at most"), "unit", "norm", "meaning"), claims, class_="claims")
         if claims
         else "",
+        element("p", units, class_="note"),
         element("p", element("strong", "Not proved: "), f"{missing}.") if missing else "",
         element("p", element("strong", "Assumptions"), class_="lead"),
         bullets(entry["assumptions"]),
@@ -172,6 +185,7 @@ def _certificate(entry: Mapping[str, Any]) -> Markup:
 
 
 def _conditions(rows: Sequence[Mapping[str, Any]]) -> Markup:
+    # Conditions from papers may be about another object than the step.
     has_subject = any("of" in row for row in rows)
     columns = ["condition", "value", "limit", "slack", "holds", *(["of"] if has_subject else [])]
     cells = [
@@ -215,7 +229,7 @@ def _observed_section(document: Mapping[str, Any], images: Sequence[Image]) -> M
             comparison,
         ),
         element("h3", "Figures"),
-        *figures,
+        *(figures or [element("p", observed["drawn_trajectories"]["note"])]),
         element("h3", badge("observed"), "Scores"),
         _metrics(observed["metrics"]),
         element("h3", badge("observed"), "Stability report on data"),
@@ -239,6 +253,7 @@ def _metrics(metrics: object) -> Markup:
     )
     if not splits or not isinstance(metrics, Mapping):
         return element("p", "None were recorded.")
+    # Scores of baselines are nested below the name of the baseline.
     scores = {split: dict(_flatten(metrics[split])) for split in splits}
     names = list(dict.fromkeys(name for split in splits for name in scores[split]))
     return table(("score", *splits), [[name, *(scores[split].get(name) for split in splits)] for name in names])

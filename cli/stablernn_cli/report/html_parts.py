@@ -24,6 +24,7 @@ def plain_text(value: object) -> str:
     """Return a value as text for people; None is a dash."""
     if value is None:
         return "–"
+    # Before int, of which bool is a kind.
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -32,6 +33,7 @@ def plain_text(value: object) -> str:
         return f"{value:.6g}"
     if isinstance(value, str):
         return value
+    # Rules of a policy, and whatever else another program may have stored.
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -27,6 +27,7 @@ def run_facts(path: Path, model: SequenceModel) -> dict[str, Any]:
     """Return the facts of a run directory, which has neither digest nor history."""
     from stablernn.export.weights import weights_digest
 
+    # Runs from before a file was written lack it.
     data, environment = _read_tree(path / "data.json"), _read_tree(path / "env.json")
     return {
         "source": "run",
@@ -60,6 +61,7 @@ def version_facts(version: Version, model: SequenceModel) -> dict[str, Any]:
         "version": version.version,
         "digest": version.digest,
         "created": manifest.created,
+        # The manifest vouches for it: the digest covers the hash of every file.
         "weights": None if weights is None else f"sha256:{weights.sha256}",
         "intended_use": intended_use(_card_of(version)),
         **_data_facts(manifest.model_dump(mode="json"), lineage.get("data"), lineage.get("code")),
@@ -76,6 +78,7 @@ def intended_use(card: str | None) -> dict[str, Any]:
     Returns:
         ``stated`` and ``text``; the text says so where the card states none.
     """
+    # The section ends at the next heading of its level or above; 0 is before it.
     level, lines = 0, []
     for line in (card or "").splitlines():
         heading = _HEADING.match(line)
@@ -112,6 +115,7 @@ def stored_certificate(version: Version, entry: Mapping[str, Any]) -> dict[str, 
 def _card_of(version: Version) -> str | None:
     if _CARD not in version.manifest.files:
         return None
+    # Any bytes may have been published under this name.
     return version.read(_CARD).decode("utf-8", errors="replace")
 
 
@@ -134,6 +138,7 @@ def _data_facts(facts: Mapping[str, Any], data: object, code: object) -> dict[st
 
 def _names(names: object) -> list[str]:
     """Return the first names of a list, and the number of the others as the last entry."""
+    # A vocabulary can have thousands of names.
     texts = [str(name) for name in names] if isinstance(names, list) else []
     return texts if len(texts) <= MAX_NAMES else [*texts[:MAX_NAMES], f"and {len(texts) - MAX_NAMES} more"]
 
@@ -154,6 +159,7 @@ def _model_facts(model: SequenceModel) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "scaling": model.scaling.kind,
         "patch_size": model.patches.size,
+        "patch_stride": model.patches.stride,
         "embedding": bool(model.rnn.embedding),
         "irregular_time": model.max_dt is not None,
     }

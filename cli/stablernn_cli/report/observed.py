@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stablernn_cli.report.reading import (
+    count_at,
     first_number_at,
     number_at,
     parse_object,
@@ -37,6 +39,7 @@ def observed_of_version(registry: Registry, version: Version, weights: str | Non
     from stablernn_registry.documents.reports import ROBUSTNESS
 
     manifest, records = version.manifest, registry.records(version.ref)
+    # A record was measured after the report that was exported with the version.
     stability = _latest(records, STABILITY)
     robustness = _latest(records, ROBUSTNESS)
     content = None
@@ -80,26 +83,15 @@ def compare(entries: Sequence[Mapping[str, Any]], observed: Mapping[str, Any]) -
         entries: Certificates of the document; the last one is that of the drawn trajectories.
         observed: Observations of the document.
     """
+    # Trajectories are drawn within the range of the last certificate.
     entry, drawn = entries[-1], observed["drawn_trajectories"]
     stability = observed["stability_report"] or {}
     values = {claim["id"]: claim["value"] for claim in entry["claims"]}
     rate = entry["step_rate"] if entry["step_rate"] is not None else entry["contraction_rate"]
-    rows = [
-        _row("factor by which one step changes the distance of two states", rate, drawn["largest_step_factor"], _DRAWN),
-        _row(
-            "modulus of an eigenvalue of the Jacobian of one step",
-            drawn["spectral_radius_bound"],
-            drawn["largest_spectral_radius"],
-            _DRAWN,
-        ),
-    ]
-    rows += [
-        _row(f"norm of {state}", values.get(f"state_ball_{state}"), norm, _DRAWN)
-        for state, norm in drawn["largest_state_norms"].items()
-    ]
+    rows = [] if drawn["note"] is not None else _drawn_rows(drawn, rate, values)
     if stability.get("note") is None and stability:
         source = f"stability report on {stability['data']}, {stability['split']}"
-        proved = drawn["spectral_radius_bound"]
+        proved = drawn.get("spectral_radius_bound")
         rows.append(
             _row("modulus of an eigenvalue of the Jacobian of one step", proved, stability["spectral_radius"], source)
         )
@@ -120,11 +112,32 @@ def compare(entries: Sequence[Mapping[str, Any]], observed: Mapping[str, Any]) -
                 source,
             )
         )
+    # Parity is measured on samples, and nothing is proved about it.
     parity = number_at(observed["parity"], "max_rel_error")
-    rows.append(_row("relative error of the exported graphs", None, parity, "parity check of the export"))
+    if parity is not None:
+        rows.append(_row("relative error of the exported graphs", None, parity, "parity check of the export"))
     return rows
 
 
+def _drawn_rows(drawn: Mapping[str, Any], rate: float | None, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of the drawn trajectories; what a step may do at most is known even if it is no contraction."""
+    step = _row(
+        "factor by which one step changes the distance of two states", rate, drawn["largest_step_factor"], _DRAWN
+    )
+    radius = _row(
+        "modulus of an eigenvalue of the Jacobian of one step",
+        drawn["spectral_radius_bound"],
+        drawn["largest_spectral_radius"],
+        _DRAWN,
+    )
+    norms = [
+        _row(f"norm of {state}", values.get(f"state_ball_{state}"), norm, _DRAWN)
+        for state, norm in drawn["largest_state_norms"].items()
+    ]
+    return [step, radius, *norms]
+
+
+# The inputs are not data, which a reader must see at every number.
 _DRAWN = "trajectories drawn for this document"
 
 
@@ -133,8 +146,7 @@ def _row(quantity: str, proved: float | None, observed: float | None, source: st
 
 
 def _log(rate: float | None) -> float | None:
-    import math
-
+    # A rate of 0 erases every difference, and has no finite exponent.
     return None if not rate else math.log(rate)
 
 
@@ -155,6 +167,7 @@ def _stability_facts(content: bytes, weights: str | None) -> dict[str, Any]:
     tree = parse_object(content)
     if tree is None:
         return {"note": UNREADABLE}
+    # Anybody may record a report: one about other weights says nothing about this model.
     if text_at(tree, "weights") != weights:
         return {"note": OTHER_WEIGHTS}
     empirical = value_at(tree, "empirical")
@@ -167,8 +180,8 @@ def _stability_facts(content: bytes, weights: str | None) -> dict[str, Any]:
         "note": None,
         "data": text_at(tree, "data"),
         "split": text_at(tree, "split"),
-        "sequences": number_at(empirical, "sequences"),
-        "steps": number_at(empirical, "steps"),
+        "sequences": count_at(empirical, "sequences"),
+        "steps": count_at(empirical, "steps"),
         "spectral_radius": number_at(empirical, "jacobian", "spectral_radius", "most"),
         "largest_factors": [
             {

@@ -30,7 +30,7 @@ PROSE: tuple[tuple[str, str], ...] = (
     ),
     (
         "Forgetting",
-        "Forgetting is the time constant in another form: the number of steps after which a disturbance of the state "
+        "The time constant in another form: the number of steps after which a disturbance of the state "
         "moves the output by at most 1 % of the bound on what it could move it at once.",
     ),
     (

@@ -38,6 +38,13 @@ def number_at(tree: object, *keys: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def count_at(tree: object, *keys: str) -> int | None:
+    """Return the whole number of 0 or more under nested keys; None if there is none."""
+    value = value_at(tree, *keys)
+    # bool is an int, but no count.
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
 def text_at(tree: object, *keys: str) -> str | None:
     """Return the text under nested keys; None if there is none."""
     value = value_at(tree, *keys)

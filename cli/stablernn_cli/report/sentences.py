@@ -20,11 +20,12 @@ def input_unit(facts: Mapping[str, Any]) -> str:
     Args:
         facts: Facts of the model, see :mod:`stablernn_cli.report.model_facts`.
     """
+    patches = f", and a step reads a patch of {facts['patch_size']} samples" if facts["patch_size"] > 1 else ""
+    # A linear map and a GELU come between the scaling and the layers.
     if facts["embedding"]:
-        return "the layers' input, which is a learned embedding of the scaled inputs"
+        return f"the layers' input, which is a learned embedding of the scaled samples{patches}"
     scaling = str(facts["scaling"])
     text = _SCALING_TEXTS.get(scaling, f"after the model's own scaling ('{scaling}')")
-    patches = f", and a step reads patches of {facts['patch_size']} samples" if facts["patch_size"] > 1 else ""
     return f"the layers' input, {text}{patches}"
 
 
@@ -45,27 +46,30 @@ def summary_sentences(entry: Mapping[str, Any], facts: Mapping[str, Any]) -> lis
         return [f"{scope_text(entry)}, the same bounds hold as for all inputs, and no smaller ones are proved."]
     values = {claim["id"]: claim["value"] for claim in entry["claims"]}
     unit = "steps" if entry["time"]["steps"] == "regular" else "regular steps of time"
+    is_patched = facts["patch_stride"] > 1
     sentences = [_kind_sentence(entry, unit)]
     if values["forgetting_1_percent"] is not None:
         sentences.append(
-            f"It forgets a disturbance of its state to 1 % within {values['forgetting_1_percent']:,} {unit}."
+            f"It forgets a disturbance of its state to 1 % within {values['forgetting_1_percent']:,} {unit}"
+            + (f" ({values['forgetting_1_percent'] * facts['patch_stride']:,} samples)." if is_patched else ".")
         )
     if values.get("gap_1") is not None:
         sentences.append(
-            f"One wrong sample, by 1 unit, moves no later output of the layers by more than {values['gap_1']:.3g}; "
+            f"One wrong input, by 1 unit, moves no later output of the layers by more than {values['gap_1']:.3g}; "
             f"units are those of {input_unit(facts)}."
         )
     if values.get("gap_100") is not None:
         sentences.append(
-            f"A gap of 100 samples, each wrong by 1 unit, moves no output by more than {values['gap_100']:.3g}."
+            f"A gap of 100 steps, each wrong by 1 unit, moves no output by more than {values['gap_100']:.3g}."
         )
     gain = values["gain_input_to_output"]
     if gain is not None:
         sentences.append(
-            f"An error of 1 unit at every sample, for any length of time, moves no output by more than {gain:.3g}."
+            f"An error of 1 unit at every step, for any length of time, moves no output by more than {gain:.3g}."
         )
     balls = [claim for claim in entry["claims"] if claim["id"].startswith("state_ball_") and claim["proved"]]
     if balls:
+        # One sentence: an ensemble of LSTM layers has a dozen.
         radii = ", ".join(
             f"{ball['id'].removeprefix('state_ball_')} {ball['value']:.4g} ({ball['norm']})" for ball in balls
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stablernn_cli.errors import CommandError
+from stablernn_cli.report.reading import count_at, value_at
 
 if TYPE_CHECKING:
     from stablernn_registry import Version
@@ -37,6 +38,7 @@ def read_counts(url: str, version: Version) -> dict[str, Any]:
     from stablernn_client import Client, ClientError
     from stablernn_registry.log import utc_now
 
+    # The token is a secret, which has no place on a command line.
     try:
         with Client(url, token=os.environ.get(TOKEN_VARIABLE) or None) as client:
             parameters = client.metadata(version.ref).get("parameters")
@@ -46,12 +48,14 @@ def read_counts(url: str, version: Version) -> dict[str, Any]:
             f"The counts of '{version.ref}' cannot be read from {url}: {error} Start the server, set {TOKEN_VARIABLE} "
             "if it wants a token, or leave out --server."
         ) from error
+    # Two registries can have different versions of one name and number.
     if not isinstance(parameters, Mapping) or parameters.get("digest") != version.digest:
         raise CommandError(
             f"The server at {url} serves another model as '{version.ref}': its digest differs from {version.digest}. "
             "Ask a server of this registry, or leave out --server."
         )
-    state_guard, input_guard = parameters.get("state_guard") or {}, parameters.get("input_guard") or {}
+    # A server is asked over a network: its answer may have any form.
+    states, ranges = value_at(parameters, "state_guard", "states"), value_at(parameters, "input_guard", "ranges")
     counts = next((row for row in statistics if str(row.get("version")) == str(version.version)), {})
     return {
         "read": True,
@@ -59,9 +63,9 @@ def read_counts(url: str, version: Version) -> dict[str, Any]:
         "time": utc_now(),
         "scope": SCOPE,
         # None without a guard: nothing is compared, and a zero would look like a result.
-        "states_outside_ball": state_guard.get("exits") if state_guard.get("states") else None,
-        "samples_outside_range": input_guard.get("outside") if input_guard.get("ranges") is not None else None,
-        "guarded_states": list(state_guard.get("states") or ()),
-        "range": input_guard.get("ranges"),
-        "sequences_and_steps_run": counts.get("inference_count"),
+        "states_outside_ball": count_at(parameters, "state_guard", "exits") if states else None,
+        "samples_outside_range": None if ranges is None else count_at(parameters, "input_guard", "outside"),
+        "guarded_states": states,
+        "range": ranges,
+        "sequences_and_steps_run": count_at(counts, "inference_count"),
     }

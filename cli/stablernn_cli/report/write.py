@@ -23,6 +23,7 @@ def check_path(path: Path) -> None:
     if path.suffix.lower() not in SUFFIXES:
         hint = " For a PDF, write .html, open it in a browser and print it to a file." if path.suffix else ""
         raise UsageError(f"--report writes a .html or .json file, got '{path}'.{hint or ' Add one of these suffixes.'}")
+    # Computing a certificate can take a minute, after which a wrong path would be a bad surprise.
     folder = path.parent
     if path.is_dir() or not folder.is_dir():
         problem = "is a folder" if path.is_dir() else f"cannot be written: '{folder}' is not a folder"
@@ -44,6 +45,7 @@ def write_report(path: Path, report: Report) -> None:
     if path.suffix.lower() == ".json":
         write_json(path, report.document)
         return
+    # Figures are drawn here, and not for JSON.
     from stablernn_cli.report.html_page import render
 
     write_bytes(path, render(report).encode("utf-8"))

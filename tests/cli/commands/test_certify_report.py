@@ -14,12 +14,19 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 
 from cli_helpers import ALIKE, Workplace, copied, republish
+from model_helpers import mark_fitted
 from packages import ROOT
 from server_helpers import json_tensor, serve
+from stablernn import Classifier
+from stablernn.certificates.certificate import prove
 from stablernn_cli.report.clauses import CLAUSES
+from stablernn_cli.report.document import compose_report
+from stablernn_cli.report.html_page import render
 from stablernn_cli.report.html_parts import plain_text
+from stablernn_cli.targets import CertifiedTarget
 from stablernn_registry import Registry
 from stablernn_server import Settings, create_app
 
@@ -357,7 +364,7 @@ def test_a_range_of_ones_own_is_certified_beside_all_inputs(trained: Workplace) 
 
 
 @pytest.mark.parametrize("cell", ["lru", "lstm"])
-def test_a_model_of_which_nothing_is_proved_gets_a_document_as_well(cell: str, empty: Workplace) -> None:
+def test_the_sentences_follow_from_the_claims(cell: str, empty: Workplace) -> None:
     empty.ok("-q", "train", "--cell", cell, *ALIKE, "--run-dir", cell)
     page, document = report(empty, cell)
     kind = document["proved"][0]["kind"]
@@ -366,8 +373,24 @@ def test_a_model_of_which_nothing_is_proved_gets_a_document_as_well(cell: str, e
         assert "For all inputs, neither contraction nor a bound on the whole state is proved." in page.text
         assert "Not proved: contraction rate" in page.text
     else:
-        steps = next(claim for claim in document["proved"][0]["claims"] if claim["id"] == "forgetting_1_percent")
-        assert f"It forgets a disturbance of its state to 1 % within {steps['value']:,} steps." in page.text
+        values = {claim["id"]: claim["value"] for claim in document["proved"][0]["claims"]}
+        steps, stride = values["forgetting_1_percent"], document["model"]["patch_stride"]
+        assert f"to 1 % within {steps:,} steps ({steps * stride:,} samples)." in page.text
+        assert f"moves no later output of the layers by more than {values['gap_1']:.3g};" in page.text
+
+
+def test_a_state_that_overflows_is_stated() -> None:
+    model = mark_fitted(Classifier("identity_rnn", 1, 2, 4)).eval()
+    with torch.no_grad():
+        model.rnn.cells[0].weight_hh.copy_(1000 * torch.eye(4))
+        model.rnn.cells[0].weight_ih.fill_(1.0)
+    made = compose_report(CertifiedTarget("nowhere", None, model, {}, (prove(model),)))
+    note = "The state of the layers grew beyond the numbers of float64 under inputs that were drawn"
+    assert made.document["observed"]["drawn_trajectories"].keys() == {"note"}
+    assert made.document["comparison"] == []
+    page = Page(render(made))
+    assert note in page.text
+    assert "img" not in page.tags
 
 
 @pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is not installed")
