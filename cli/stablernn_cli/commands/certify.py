@@ -31,7 +31,8 @@ def certify(
         str | None,
         typer.Option(
             metavar="URL",
-            help="With --report: read the violations that the server at URL has counted for the version.",
+            help="With --report: read the violations that the server at URL has counted for the version; a bearer "
+            "token comes from STABLERNN_CLIENT_TOKEN.",
             show_default=False,
         ),
     ] = None,

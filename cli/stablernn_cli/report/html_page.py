@@ -85,6 +85,8 @@ def _front(document: Mapping[str, Any]) -> Markup:
         "training data": _joined(training["name"], training["fingerprint"]),
         "trained by": _joined("stablernn", training_code["stablernn"], training_code["commit"]),
         "published" if is_version else "trained": model["created"],
+        "released as": _released(document["history"]),
+        "counted in operation": _counted(document["violations"]),
         "certificate computed": f"{document['created']} by stablernn {code['stablernn']}, commit "
         f"{code['commit'] or 'unknown'}, Python {code['python']}, numpy {code['packages']['numpy']}, torch "
         f"{code['packages']['torch']}; {code['arithmetic']}",
@@ -106,6 +108,29 @@ def _front(document: Mapping[str, Any]) -> Markup:
         element("p", "It does not cover:"),
         bullets(document["does_not_cover"]),
     )
+
+
+def _released(history: Mapping[str, Any] | None) -> str:
+    if history is None:
+        return "not published"
+    aliases = ", ".join(history["aliases"])
+    return f"{aliases} (section C)" if aliases else "no alias points to this version (section C)"
+
+
+def _counted(violations: Mapping[str, Any]) -> str:
+    """Return the counts in short; section C says what they cover."""
+    if not violations["read"]:
+        return "no server was asked"
+    counts = [
+        f"{violations[key]:,} {text}"
+        for key, text in (
+            ("states_outside_ball", "states outside their ball"),
+            ("samples_outside_range", "samples outside the range"),
+        )
+        # None where there is nothing to compare with.
+        if violations[key] is not None
+    ]
+    return f"{', '.join(counts) or 'nothing is compared'} (section C)"
 
 
 def _proved_section(document: Mapping[str, Any]) -> Markup:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from stablernn_cli.errors import CommandError
 from stablernn_cli.report.reading import count_at, value_at
@@ -45,21 +46,21 @@ def read_counts(url: str, version: Version) -> dict[str, Any]:
             statistics = client.statistics(version.ref)
     except ClientError as error:
         raise CommandError(
-            f"The counts of '{version.ref}' cannot be read from {url}: {error} Start the server, set {TOKEN_VARIABLE} "
-            "if it wants a token, or leave out --server."
+            f"The counts of '{version.ref}' cannot be read from {_without_credentials(url)}: {error} Start the server, "
+            f"set {TOKEN_VARIABLE} if it wants a token, or leave out --server."
         ) from error
     # Two registries can have different versions of one name and number.
     if not isinstance(parameters, Mapping) or parameters.get("digest") != version.digest:
         raise CommandError(
-            f"The server at {url} serves another model as '{version.ref}': its digest differs from {version.digest}. "
-            "Ask a server of this registry, or leave out --server."
+            f"The server at {_without_credentials(url)} serves another model as '{version.ref}': its digest differs "
+            f"from {version.digest}. Ask a server of this registry, or leave out --server."
         )
     # A server is asked over a network: its answer may have any form.
     states, ranges = value_at(parameters, "state_guard", "states"), value_at(parameters, "input_guard", "ranges")
     counts = next((row for row in statistics if str(row.get("version")) == str(version.version)), {})
     return {
         "read": True,
-        "url": url,
+        "url": _without_credentials(url),
         "time": utc_now(),
         "scope": SCOPE,
         # None without a guard: nothing is compared, and a zero would look like a result.
@@ -69,3 +70,9 @@ def read_counts(url: str, version: Version) -> dict[str, Any]:
         "range": ranges,
         "sequences_and_steps_run": count_at(counts, "inference_count"),
     }
+
+
+def _without_credentials(url: str) -> str:
+    """Return an address without the user and the password that it may have: a document is passed on."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -31,6 +31,7 @@ from stablernn_registry import Registry
 from stablernn_server import Settings, create_app
 
 CHROMIUM = Path("/usr/bin/chromium")
+TOKEN = "infer-token-0123456789abcdef0123456789"
 MARKUP = "<script>alert(1)</script><img src=x onerror=alert(2)>&amp;\"'`"
 _TAGS = """
 html head meta title style body section div h1 h2 h3 p strong br span table thead tbody tr th td ul ol li code
@@ -182,6 +183,7 @@ def test_a_promotion_is_stated_with_who_when_why_and_policy(
     assert f"when {entry.time} who {entry.who} why release of May policy line 1 of the policy" in page.text
     assert "(rule 12): kind: none" in page.text
     assert "Aliases that point to this version now: production." in page.text
+    assert "released as production (section C)" in page.text
 
 
 def test_rules_that_were_set_after_a_move_are_not_its_policy(released: Workplace, tmp_path: Path) -> None:
@@ -290,7 +292,30 @@ class TestServer:
         assert after["sequences_and_steps_run"] == before["sequences_and_steps_run"] + 1
         assert after["url"] == running.url
         assert "samples outside the range 2" in page.text
+        assert "2 samples outside the range (section C)" in page.text
+        # A zero would look like a result where no ball is certified.
+        has_ball = any(claim["proved"] for claim in document["proved"][0]["claims"] if "ball" in claim["id"])
+        assert after["states_outside_ball"] == (0 if has_ball else None)
+        assert ("not counted: the version has no certified ball" in page.text) is not has_ball
         assert "One server process, since it opened this version." in page.text
+
+    def test_a_token_is_read_from_the_environment(self, released: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+        settings = Settings(registry=released.registry, models=("digits:1",), infer_tokens=(TOKEN,))
+        for running in serve(create_app(settings)):
+            refused = released("certify", "digits:1", "--report", "d.json", "--server", running.url)
+            monkeypatch.setenv("STABLERNN_CLIENT_TOKEN", TOKEN)
+            released.ok("-q", "certify", "digits:1", "--report", "d.json", "--server", running.url)
+        assert refused.code == 1
+        assert "Start the server, set STABLERNN_CLIENT_TOKEN if it wants a token" in refused.sentence
+        assert TOKEN not in released.path("d.json").read_text(encoding="utf-8")
+
+    def test_a_password_in_an_address_is_not_written(self, released: Workplace) -> None:
+        for running in serve(create_app(Settings(registry=released.registry, models=("digits:1",)))):
+            address = running.url.replace("http://", "http://user:secret@")
+            released.ok("-q", "certify", "digits:1", "--report", "d.json", "--server", address)
+        written = released.path("d.json").read_text(encoding="utf-8")
+        assert json.loads(written)["violations"]["url"] == running.url
+        assert "secret" not in written
 
     def test_a_server_of_another_model_is_refused(self, released: Workplace, tmp_path: Path) -> None:
         with copied(released, tmp_path / "copy") as workplace:
