@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from cli_helpers import ALIKE, Workplace, copied, republish
+from cli_helpers import ALIKE, NO_PLOTS, Workplace, copied, republish
 from model_helpers import mark_fitted
 from packages import ROOT
 from server_helpers import json_tensor, serve
@@ -81,21 +81,27 @@ def report(workplace: Workplace, target: str, *options: object) -> tuple[Page, d
 
 @pytest.fixture(scope="module")
 def released(trained: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    """``digits:1``, promoted under a policy, with a stability report."""
+    """``sure:1``, a contracting model with a ball, promoted under a policy, with a stability report."""
     with copied(trained, tmp_path_factory.mktemp("released") / "copy") as copy:
+        small = ("--hidden-size", 8, "--max-steps", 20, *NO_PLOTS)
+        copy.ok(
+            "-q", "train", "--data", "digits", "--cell", "lipschitz", "--certified", *small, "--run-dir", "sure-run"
+        )
+        copy.ok("-q", "export", "sure-run", "--name", "sure")
         copy.ok("-q", "registry", "policy", "set", "--require", "none", "--alias", "production", "--why", "rule 12")
-        copy.ok("-q", "registry", "alias", "digits@production", 1, "--why", "release of May")
-        copy.ok("-q", "eval", "digits:1", "--stability")
+        copy.ok("-q", "registry", "alias", "sure@production", 1, "--why", "release of May")
+        copy.ok("-q", "eval", "sure:1", "--stability")
         yield copy
 
 
 @pytest.fixture(scope="module")
 def documents(released: Workplace) -> tuple[Page, dict[str, Any]]:
-    return report(released, "digits@production")
+    return report(released, "sure@production")
 
 
 def test_the_page_holds_every_claim_with_its_number(documents: tuple[Page, dict[str, Any]]) -> None:
     page, document = documents
+    assert document["proved"][0]["kind"] == "contracting"
     assert [entry["scope"] for entry in document["proved"]] == ["all inputs", "inputs within a range"]
     # The second one is shown in full only where it proves more.
     shown = [entry for entry in document["proved"] if not entry["equals_all_inputs"]]
@@ -126,7 +132,7 @@ def test_the_page_needs_no_other_file_and_runs_nothing(documents: tuple[Page, di
 
 
 def test_the_numbers_are_those_of_the_certificate(released: Workplace, documents: tuple[Page, dict[str, Any]]) -> None:
-    certificate = released.ok("certify", "digits:1", "--json").json
+    certificate = released.ok("certify", "sure:1", "--json").json
     for entry, stated in zip(documents[1]["proved"], (certificate, certificate["bounded_inputs"]), strict=True):
         claims = {claim["id"]: claim["value"] for claim in entry["claims"]}
         assert (entry["kind"], entry["norm"]) == (stated["kind"], stated["norm"])
@@ -161,11 +167,11 @@ def test_observations_stand_beside_what_is_proved(documents: tuple[Page, dict[st
 def test_a_report_about_other_weights_is_left_out(released: Workplace, tmp_path: Path) -> None:
     with copied(released, tmp_path / "copy") as workplace:
         registry = Registry(workplace.registry)
-        stored = json.loads(registry.records("digits:1")[-1].read("stability.json"))
+        stored = json.loads(registry.records("sure:1")[-1].read("stability.json"))
         path = workplace.path("stability.json")
         path.write_text(json.dumps({**stored, "weights": "sha256:" + "0" * 64}))
-        registry.record("digits:1", "stability", {"stability.json": path})
-        page, document = report(workplace, "digits:1")
+        registry.record("sure:1", "stability", {"stability.json": path})
+        page, document = report(workplace, "sure:1")
     assert document["observed"]["stability_report"]["note"] == "left out: the report is about other weights"
     assert "left out: the report is about other weights" in page.text
 
@@ -175,7 +181,7 @@ def test_a_promotion_is_stated_with_who_when_why_and_policy(
 ) -> None:
     page, document = documents
     [move] = document["history"]["moves"]
-    entry = next(line for line in Registry(released.registry).log("digits") if line.action == "alias")
+    entry = next(line for line in Registry(released.registry).log("sure") if line.action == "alias")
     assert (move["who"], move["time"], move["why"]) == (entry.who, entry.time, "release of May")
     assert move["policy"]["why"] == "rule 12"
     assert move["policy"]["rules"] == {"kind": "none"}
@@ -192,11 +198,11 @@ def test_rules_that_were_set_after_a_move_are_not_its_policy(released: Workplace
         before = policy.read_bytes()
         workplace.ok("-q", "registry", "policy", "set", "--require", "none", "--alias", "production", "--why", "later")
         added = json.loads(policy.read_bytes()[len(before) :])
-        moved = Registry(workplace.registry).log("digits")[-1].time
+        moved = Registry(workplace.registry).log("sure")[-1].time
         # Times have a resolution of one second, in which both may fall.
         if added["time"] == moved:
             pytest.skip("the rule was set in the second of the move")
-        _, document = report(workplace, "digits:1")
+        _, document = report(workplace, "sure:1")
     assert document["history"]["moves"][0]["policy"]["why"] == "rule 12"
 
 
@@ -279,40 +285,44 @@ def test_numbers_of_clauses_have_a_source_and_sold_standards_have_none(
 
 class TestServer:
     def test_violations_are_counted_and_their_scope_is_stated(self, released: Workplace) -> None:
-        settings = Settings(registry=released.registry, models=("digits:1",))
+        settings = Settings(registry=released.registry, models=("sure:1",))
         for running in serve(create_app(settings)):
-            before = report(released, "digits:1", "--server", running.url)[1]["violations"]
+            before = report(released, "sure:1", "--server", running.url)[1]["violations"]
             # Two of three samples lie outside the range of training and a half more, -4 to 20.
             inputs = json_tensor("x", np.array([[[0.0], [25.0], [-9.0]]], dtype=np.float32))
-            answer = httpx.post(f"{running.url}/v2/models/digits/infer", json={"inputs": [inputs]})
+            answer = httpx.post(f"{running.url}/v2/models/sure/infer", json={"inputs": [inputs]})
             assert answer.status_code == 200
-            page, document = report(released, "digits:1", "--server", running.url)
+            page, document = report(released, "sure:1", "--server", running.url)
         after = document["violations"]
         assert (before["samples_outside_range"], after["samples_outside_range"]) == (0, 2)
         assert after["sequences_and_steps_run"] == before["sequences_and_steps_run"] + 1
         assert after["url"] == running.url
         assert "samples outside the range 2" in page.text
-        assert "2 samples outside the range (section C)" in page.text
-        # A zero would look like a result where no ball is certified.
-        has_ball = any(claim["proved"] for claim in document["proved"][0]["claims"] if "ball" in claim["id"])
-        assert after["states_outside_ball"] == (0 if has_ball else None)
-        assert ("not counted: the version has no certified ball" in page.text) is not has_ball
+        assert after["states_outside_ball"] == 0
+        assert "counted in operation 0 states outside their ball, 2 samples outside the range (section C)" in page.text
         assert "One server process, since it opened this version." in page.text
 
+    def test_what_no_guard_compares_is_no_zero(self, trained: Workplace) -> None:
+        assert "state_ball" in {claim["id"] for claim in report(trained, "digits:1")[1]["proved"][0]["claims"]}
+        for running in serve(create_app(Settings(registry=trained.registry, models=("digits:1",)))):
+            page, document = report(trained, "digits:1", "--server", running.url)
+        assert document["violations"]["states_outside_ball"] is None
+        assert "not counted: the version has no certified ball" in page.text
+
     def test_a_token_is_read_from_the_environment(self, released: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-        settings = Settings(registry=released.registry, models=("digits:1",), infer_tokens=(TOKEN,))
+        settings = Settings(registry=released.registry, models=("sure:1",), infer_tokens=(TOKEN,))
         for running in serve(create_app(settings)):
-            refused = released("certify", "digits:1", "--report", "d.json", "--server", running.url)
+            refused = released("certify", "sure:1", "--report", "d.json", "--server", running.url)
             monkeypatch.setenv("STABLERNN_CLIENT_TOKEN", TOKEN)
-            released.ok("-q", "certify", "digits:1", "--report", "d.json", "--server", running.url)
+            released.ok("-q", "certify", "sure:1", "--report", "d.json", "--server", running.url)
         assert refused.code == 1
         assert "Start the server, set STABLERNN_CLIENT_TOKEN if it wants a token" in refused.sentence
         assert TOKEN not in released.path("d.json").read_text(encoding="utf-8")
 
     def test_a_password_in_an_address_is_not_written(self, released: Workplace) -> None:
-        for running in serve(create_app(Settings(registry=released.registry, models=("digits:1",)))):
+        for running in serve(create_app(Settings(registry=released.registry, models=("sure:1",)))):
             address = running.url.replace("http://", "http://user:secret@")
-            released.ok("-q", "certify", "digits:1", "--report", "d.json", "--server", address)
+            released.ok("-q", "certify", "sure:1", "--report", "d.json", "--server", address)
         written = released.path("d.json").read_text(encoding="utf-8")
         assert json.loads(written)["violations"]["url"] == running.url
         assert "secret" not in written
@@ -322,16 +332,16 @@ class TestServer:
             registry = Registry(tmp_path / "other")
             source = Registry(workplace.registry).get("load:1")
             fields = source.manifest.model_dump(exclude={"schema_number", "name", "version", "created", "files"})
-            registry.publish("digits", {name: source.path(name) for name in source.manifest.files}, fields)
-            for running in serve(create_app(Settings(registry=registry.root, models=("digits:1",)))):
-                refused = workplace("certify", "digits:1", "--report", "d.html", "--server", running.url)
+            registry.publish("sure", {name: source.path(name) for name in source.manifest.files}, fields)
+            for running in serve(create_app(Settings(registry=registry.root, models=("sure:1",)))):
+                refused = workplace("certify", "sure:1", "--report", "d.html", "--server", running.url)
         assert refused.code == 1
-        assert f"The server at {running.url} serves another model as 'digits:1'" in refused.sentence
+        assert f"The server at {running.url} serves another model as 'sure:1'" in refused.sentence
 
     def test_a_server_that_does_not_answer_is_an_error(self, released: Workplace) -> None:
-        refused = released("certify", "digits:1", "--report", "d.html", "--server", "http://127.0.0.1:9")
+        refused = released("certify", "sure:1", "--report", "d.html", "--server", "http://127.0.0.1:9")
         assert refused.code == 1
-        assert refused.sentence.startswith("The counts of 'digits:1' cannot be read from http://127.0.0.1:9: ")
+        assert refused.sentence.startswith("The counts of 'sure:1' cannot be read from http://127.0.0.1:9: ")
         assert not released.path("d.html").exists()
 
 
@@ -420,7 +430,7 @@ def test_a_state_that_overflows_is_stated() -> None:
 
 @pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is not installed")
 def test_the_browser_prints_it_to_pages_of_a4(released: Workplace, tmp_path: Path) -> None:
-    released.ok("-q", "certify", "digits:1", "--report", "print.html")
+    released.ok("-q", "certify", "sure:1", "--report", "print.html")
     pdf = tmp_path / "print.pdf"
     subprocess.run(
         [
