@@ -123,7 +123,11 @@ def draw_trajectories(model: SequenceModel, certificate: Certificate, inputs: In
     return DrawnTrajectories(
         inputs=description,
         norms=norms,
-        plane=_plane(states.numpy(), blocks, names, first_ball),
+        plane=_plane(
+            states[:, :, layers.directions].numpy()
+            if first_ball is None
+            else states.numpy()[:, :, _columns(blocks, names)[first_ball]]
+        ),
         distances=distances,
         norm=norm,
         bound=bound,
@@ -316,10 +320,8 @@ def _columns(blocks: Sequence[Block], names: Sequence[Sequence[str]]) -> dict[st
     return columns
 
 
-def _plane(states: Array, blocks: Sequence[Block], names: Sequence[Sequence[str]], name: str | None) -> Array:
+def _plane(values: Array) -> Array:
     """Return the two coordinates that vary the most; the second is zero if there is one only."""
-    columns = _columns(blocks, names)
-    values = states[:, :, columns[name] if name is not None else np.concatenate(list(columns.values()))]
     # Over all sequences and steps.
     order = np.argsort(values.reshape(-1, values.shape[2]).var(axis=0))[::-1][:2]
     plane: Array = values[:, :, order]

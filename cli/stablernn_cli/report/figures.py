@@ -40,18 +40,19 @@ def describe_figures(trajectories: DrawnTrajectories, certificate: Certificate) 
 
     ball = certificate.balls[0] if certificate.balls else None
     source = f"{len(trajectories.distances)} input sequences, {trajectories.inputs}"
-    bound = (
-        "no bound on the state is proved"
-        if ball is None
-        else "the proved bound, for every input of the scope"
-        + ("" if is_drawn_to_scale(trajectories, ball) else " (too large to be drawn to scale in the left panel)")
-    )
+    if ball is None:
+        bound = "No bound on the state is proved."
+    else:
+        scale = "" if is_drawn_to_scale(trajectories, ball) else " (too large to be drawn to scale in the left panel)"
+        bound = (
+            f"Orange: the proved bound, for every input of the scope{scale}. A trajectory that crossed it would refute "
+            "the certificate."
+        )
     images = [
         Image(
             "ball",
             "Trajectories and ball",
-            f"Blue: observed trajectories from the zero state under {source}. Orange: {bound}. "
-            "A trajectory that crossed it would refute the certificate.",
+            f"Blue: observed trajectories from the zero state under {source}. {bound}",
             lambda: _uri("svg+xml", svg_bytes(ball_figure(trajectories, ball))),
         ),
         Image(

@@ -25,6 +25,7 @@ from stablernn_cli.report.html_parts import (
 from stablernn_cli.report.prose import PROSE
 from stablernn_cli.report.sentences import input_unit, scope_text
 from stablernn_cli.report.style import PAGE, STYLE
+from stablernn_registry.documents.certificates import input_ranges
 
 _SHOWN_DIGITS = 19
 """Characters of a digest in the foot of a page: ``sha256:`` and 12 digits."""
@@ -156,7 +157,7 @@ def _proved_section(document: Mapping[str, Any]) -> Markup:
 
 
 def _certificate(entry: Mapping[str, Any], model: Mapping[str, Any]) -> Markup:
-    title = element("h3", f"{scope_text(entry)}: {entry['kind']}")
+    title = join(element("h3", f"{scope_text(entry)}: {entry['kind']}"), _range_table(entry, model))
     # Printed twice, equal tables would be compared number by number.
     if entry.get("equals_all_inputs"):
         text = (
@@ -207,6 +208,17 @@ def _certificate(entry: Mapping[str, Any], model: Mapping[str, Any]) -> Markup:
             _conditions(entry["conditions"]),
         ]
     return element("div", *parts, class_="part is-proved")
+
+
+def _range_table(entry: Mapping[str, Any], model: Mapping[str, Any]) -> Markup:
+    """Return the range of each input by its name; nothing for all inputs, or one range for all of them."""
+    ranges = input_ranges({"inputs": entry["range"]}) or []
+    if len(set(ranges)) < 2:
+        return Markup("")
+    # Of many names only the first are listed.
+    names = model["features"] if len(model["features"]) == len(ranges) else map(str, range(len(ranges)))
+    rows = [[name, low, high] for name, (low, high) in zip(names, ranges, strict=True)]
+    return table(("input, in the units of the data", "from", "to"), rows)
 
 
 def _conditions(rows: Sequence[Mapping[str, Any]]) -> Markup:
@@ -280,7 +292,8 @@ def _metrics(metrics: object) -> Markup:
         return element("p", "None were recorded.")
     # Scores of baselines are nested below the name of the baseline.
     scores = {split: dict(_flatten(metrics[split])) for split in splits}
-    names = list(dict.fromkeys(name for split in splits for name in scores[split]))
+    # A score that has no value for these data is left out.
+    names = list(dict.fromkeys(name for split in splits for name, value in scores[split].items() if value is not None))
     return table(("score", *splits), [[name, *(scores[split].get(name) for split in splits)] for name in names])
 
 

@@ -10,6 +10,8 @@ from stablernn_registry.documents.certificates import format_input_ranges, input
 _SCALING_TEXTS = {
     "standard": "where 1 is one standard deviation of a feature in the training data",
     "none": "which is not scaled",
+    "window": "scaled by the mean and the spread of the last observed values",
+    "context": "where 1 is the mean absolute seasonal change of the last steps of the series",
     "tokens": "where each token is a vector of its own",
 }
 

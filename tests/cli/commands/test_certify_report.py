@@ -392,6 +392,16 @@ def test_the_answer_is_printed_as_without_a_report(trained: Workplace) -> None:
     assert trained.path("refused.html").exists()
 
 
+def test_the_range_of_each_input_is_listed_by_its_name(trained: Workplace) -> None:
+    page, document = report(trained, "load-run")
+    ranges = document["proved"][1]["range"]
+    rows = " ".join(
+        f"{name} {plain_text(low)} {plain_text(high)}"
+        for name, low, high in zip(("heat", "power", "wind"), ranges["lower"], ranges["upper"], strict=True)
+    )
+    assert f"input, in the units of the data from to {rows}" in page.text
+
+
 def test_a_range_of_ones_own_is_certified_beside_all_inputs(trained: Workplace) -> None:
     _, document = report(trained, "load-run", "--inputs-within", "0:400")
     assert [entry["range"] for entry in document["proved"]] == [None, {"lower": [0.0] * 3, "upper": [400.0] * 3}]
