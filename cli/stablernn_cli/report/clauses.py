@@ -50,7 +50,9 @@ class Clause:
     source: str
 
 
+# Topics and both other columns are our words: a paraphrase must not pass for the text of a standard.
 CLAUSES: tuple[Clause, ...] = (
+    # Aviation. The objectives of learning assurance that are about a trained model, its conversion and its operation.
     Clause(
         "EASA concept paper, issue 2",
         "Objective LM-12",
@@ -93,6 +95,7 @@ CLAUSES: tuple[Clause, ...] = (
         "Problem reporting, archiving, and authentication of the people named in the log.",
         _EASA_TEXT,
     ),
+    # Road vehicles.
     Clause(
         _ISO,
         None,
@@ -110,6 +113,7 @@ CLAUSES: tuple[Clause, ...] = (
         "Field monitoring as a process, thresholds, and reactions to a count.",
         f"{_ISO} is {_SOLD}",
     ),
+    # Autonomous systems. Activities have names; their numbers are not on the pages that were read.
     Clause(
         "AMLAS",
         "activity 'Verify ML model'",
@@ -126,6 +130,7 @@ CLAUSES: tuple[Clause, ...] = (
         "Integration tests, the system around the model, and the reaction to a violation.",
         f"{_AMLAS_TEXT}activities/integrate-ml-model",
     ),
+    # Medical devices.
     Clause(
         _IEC,
         None,
@@ -134,6 +139,7 @@ CLAUSES: tuple[Clause, ...] = (
         "The life cycle processes, risk management, and the verification of this tool and of third-party software.",
         f"{_IEC} is {_SOLD}",
     ),
+    # High-risk systems by the law of the European Union.
     Clause(
         _EUROPE,
         "Article 9(2)(c)",

@@ -90,6 +90,7 @@ def compose_report(target: CertifiedTarget, server: str | None = None) -> Report
         "created": _now(),
         "statement": NO_CONFORMITY,
         "model": facts,
+        # The code of training is among the facts of the model: another version may have trained it.
         "code": _code(),
         "covers": COVERED,
         "does_not_cover": list(NOT_COVERED),
@@ -126,6 +127,7 @@ def _certificates(target: CertifiedTarget) -> tuple[Certificate, ...]:
     """Return the certificate for all inputs, followed by that within a range if there is one."""
     from stablernn.certificates.certificate import prove
 
+    # A range on the command line replaces the certificate for all inputs in the answer, but not here.
     is_complete = target.certificates[0].inputs is None
     return target.certificates if is_complete else (prove(target.model), *target.certificates)
 

@@ -38,6 +38,7 @@ def describe_figures(trajectories: DrawnTrajectories, certificate: Certificate) 
     from stablernn.dynamics.plots import spectrum_figure
     from stablernn.plotting import png_bytes, svg_bytes
 
+    # Of several tensors the first, which is the output of the first layer; all are in the table above.
     ball = certificate.balls[0] if certificate.balls else None
     source = f"{len(trajectories.distances)} input sequences, {trajectories.inputs}"
     if ball is None:

@@ -51,6 +51,7 @@ def _history(history: Mapping[str, Any]) -> Markup:
 def _move(move: Mapping[str, Any]) -> Markup:
     policy = move["policy"]
     origin = "" if move["from"] is None else f" from version {move['from']}"
+    # Moves from before there was a policy have no checks.
     rows: dict[str, object] = {
         "move": f"{move['alias']}{origin} to version {move['to']} ({move['action']}, line {move['log_line']})",
         "when": move["time"],

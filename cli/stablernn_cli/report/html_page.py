@@ -35,6 +35,7 @@ def render(report: Report) -> str:
     """Return the page of a certificate document."""
     document = report.document
     title = f"Stability certificate of {document['model']['ref']}"
+    # What is claimed, what the words mean, why it holds, what was seen, who released it, and what it is good for.
     sections = [
         _front(document),
         element("h2", "How to read this document", class_="page"),
@@ -92,6 +93,7 @@ def _front(document: Mapping[str, Any]) -> Markup:
         f"{code['commit'] or 'unknown'}, Python {code['python']}, numpy {code['packages']['numpy']}, torch "
         f"{code['packages']['torch']}; {code['arithmetic']}",
     }
+    # The page begins with the answer; numbers and proofs follow in section A.
     summaries = [bullets(summary["sentences"]) for summary in document["summary"]]
     return join(
         element("h1", "Stability certificate"),
@@ -250,6 +252,7 @@ def _observed_section(document: Mapping[str, Any], images: Sequence[Image]) -> M
         ]
         for row in document["comparison"]
     ]
+    # An image in a data URI has no script, and no address that a browser would ask.
     figures = [
         element(
             "figure",
@@ -314,6 +317,7 @@ def _report(report: Mapping[str, Any] | None, command: str) -> Markup:
         return element("p", "None is recorded. ", element("code", command), " measures it.")
     if report["note"] is not None:
         return element("p", f"Recorded {_text(report['recorded'])}, {report['note']}.")
+    # Reports have been read already; what is missing in one is None, and left out of the table.
     rows: dict[str, object] = {"recorded": _joined(report["recorded"], report["who"])}
     if "figures" in report:
         rows |= {"sample": report["sample"], **report["figures"]}

@@ -39,6 +39,7 @@ def plain_text(value: object) -> str:
 
 def element(tag: str, *content: object, **attributes: str) -> Markup:
     """Return an element; ``class_`` is the attribute ``class``."""
+    # Attributes are quoted, so that escaped quotes cannot end them.
     names = "".join(f' {name.rstrip("_")}="{html.escape(value)}"' for name, value in attributes.items())
     return Markup(f"<{tag}{names}>{join(*content)}</{tag}>")
 
@@ -55,6 +56,7 @@ def badge(kind: str) -> Markup:
 
 def table(columns: Sequence[object], rows: Sequence[Sequence[object]], class_: str = "") -> Markup:
     """Return a table whose header is repeated on every printed page."""
+    # Browsers repeat a thead on every page of a print.
     head = element("thead", element("tr", *(element("th", column) for column in columns)))
     body = element("tbody", *(element("tr", *map(_cell, row)) for row in rows))
     return element("table", head, body, class_=class_)
@@ -68,6 +70,7 @@ def _cell(value: object) -> Markup:
 
 def facts(rows: Mapping[str, object]) -> Markup:
     """Return names and values, one pair a row; pairs without a value are left out."""
+    # An empty cell would look like a fact that was forgotten.
     shown = [(name, value) for name, value in rows.items() if value is not None and value != ""]
     body = element("tbody", *(element("tr", element("th", name), element("td", value)) for name, value in shown))
     return element("table", body, class_="facts")

@@ -97,6 +97,7 @@ def stored_certificate(version: Version, entry: Mapping[str, Any]) -> dict[str, 
     """Return the certificate in the manifest beside the one that was computed for this document; None without one."""
     from stablernn_registry.documents.certificates import current_certificate, format_kind
 
+    # A kind that was withdrawn since counts as none today.
     stored = current_certificate(version.manifest.certificate)
     if stored is None:
         return None

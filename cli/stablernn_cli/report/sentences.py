@@ -46,6 +46,7 @@ def summary_sentences(entry: Mapping[str, Any], facts: Mapping[str, Any]) -> lis
     """
     if entry.get("equals_all_inputs"):
         return [f"{scope_text(entry)}, the same bounds hold as for all inputs, and no smaller ones are proved."]
+    # Every number comes from a claim of section A, where its exact meaning stands.
     values = {claim["id"]: claim["value"] for claim in entry["claims"]}
     unit = "steps" if entry["time"]["steps"] == "regular" else "regular steps of time"
     is_patched = facts["patch_stride"] > 1
@@ -83,6 +84,7 @@ def _kind_sentence(entry: Mapping[str, Any], unit: str) -> str:
     scope, rate = scope_text(entry), entry["contraction_rate"]
     if entry["kind"] == "contracting":
         time = "step" if unit == "steps" else "regular step of time"
+        # A stack of layers reaches its rate only after some steps.
         qualifier = "" if entry["step_rate"] == rate or unit != "steps" else "in the end "
         return (
             f"{scope}, the model is contracting: two trajectories under one input approach each other {qualifier}by "
