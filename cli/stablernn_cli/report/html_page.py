@@ -95,7 +95,8 @@ def _front(document: Mapping[str, Any]) -> Markup:
     }
     # The page begins with the answer; numbers and proofs follow in section A.
     summaries = [bullets(summary["sentences"]) for summary in document["summary"]]
-    return join(
+    return element(
+        "section",
         element("h1", "Stability certificate"),
         element(
             "p",
@@ -110,6 +111,7 @@ def _front(document: Mapping[str, Any]) -> Markup:
         element("p", document["covers"]),
         element("p", "It does not cover:"),
         bullets(document["does_not_cover"]),
+        class_="front",
     )
 
 

@@ -45,6 +45,10 @@ figcaption { font-size: 8.6pt; color: #222; }
   h2, h3, .lead { break-after: avoid; }
   table.facts, .sign { break-inside: avoid; }
   .page { break-before: page; }
+  .front { font-size: 9pt; }
+  .front h3 { margin-top: 3.2mm; }
+  .front table.facts th, .front table.facts td { padding: .5mm 1.6mm; }
+  .front li { margin-bottom: .3mm; }
   a { color: inherit; text-decoration: none; }
 }
 """
