@@ -110,23 +110,36 @@ class DriftDetector:
             width: Distance between the ends of its interval, in the same shape.
 
         Returns:
-            The states after the samples, and whether each sample ended in an alarm, ``(streams, samples)``.
+            The states after the samples; and the evidence after each sample as a share of the threshold, float32
+            ``(streams, samples)``: 1 or more is an alarm, after which the stream starts over.
         """
         streams, samples = values.shape[:2]
         copies = {
             name: states[name].copy() if name in states else np.zeros((streams, *shape), dtype)
             for name, (shape, dtype) in self.state_shapes.items()
         }
-        alarms = np.zeros((streams, samples), np.bool_)
+        evidence = np.zeros((streams, samples), np.float32)
         for sample in range(samples):
             for reading in range(self.stride):
-                alarms[:, sample] |= self._take(copies, values[:, sample, reading], reading)
+                alarm = self._take(copies, values[:, sample, reading], reading)
+                evidence[:, sample] = np.maximum(evidence[:, sample], alarm)
+            is_calm = evidence[:, sample] < 1
+            evidence[is_calm, sample] = self._share(copies[_EVIDENCE][is_calm])
             copies[_FORECAST][..., 0] = center[:, sample, : self._steps]
             copies[_FORECAST][..., 1] = width[:, sample, : self._steps] / 2
-        return copies, alarms
+        return copies, evidence
+
+    def _share(self, evidence: Array) -> Array:
+        """Return the evidence of streams, ``(streams, statistics, bets)``, as a share of the threshold."""
+        share: Array = (evidence.mean(axis=-1).max(axis=-1) / self.threshold).astype(np.float32)
+        return share
 
     def _take(self, states: States, values: Array, reading: int) -> Array:
-        """Add the residuals of one reading, ``(streams, targets)``, and return which streams raise an alarm."""
+        """Add the residuals of one reading, ``(streams, targets)``.
+
+        Returns:
+            ``(streams,)``, the evidence of the streams that raise an alarm as a share of the threshold, 0 of others.
+        """
         if reading < self._steps:
             forecast = states[_FORECAST][:, reading]
             for target in range(values.shape[1]):
@@ -139,14 +152,14 @@ class DriftDetector:
                 states[_SUMS][:, 1] += np.abs(residual)
                 states[_COUNTS][:, _SCORED] += is_scored
         states[_COUNTS][:, _READINGS] += 1
-        alarms = np.zeros(len(values), np.bool_)
+        alarms = np.zeros(len(values), np.float32)
         rows = np.flatnonzero(states[_COUNTS][:, _READINGS] >= self.block)
         if len(rows):
             alarms[rows] = self._end_block(states, rows)
         return alarms
 
     def _end_block(self, states: States, rows: Array) -> Array:
-        """Compare the blocks that some streams have completed, and return which of these raise an alarm."""
+        """Compare the blocks that some streams have completed, and return their alarms as :meth:`_take` does."""
         counts, sums = states[_COUNTS], states[_SUMS]
         # A block without any true value is left out.
         scored = rows[counts[rows, _SCORED] > 0]
@@ -161,13 +174,14 @@ class DriftDetector:
         counts[scored, _BLOCKS] += 1
         counts[rows, _SCORED] = counts[rows, _READINGS] = 0
         sums[rows] = 0
-        is_alarm = (states[_EVIDENCE][rows].mean(axis=-1) >= self.threshold).any(axis=-1)
+        share = self._share(states[_EVIDENCE][rows])
+        is_alarm = share >= 1
         # The stream as it is from here on is the new reference.
         restarted = rows[is_alarm]
         counts[restarted, _BLOCKS] = 0
         states[_HITS][restarted] = 0
         states[_EVIDENCE][restarted] = 0
-        return is_alarm
+        return np.where(is_alarm, share, np.float32(0))
 
     def _bet(self, states: States, rows: Array, figures: Array) -> None:
         """Update the evidence of some streams with a block each, ``(rows, statistics)``."""

@@ -24,6 +24,8 @@ QUANTILES = "quantiles"
 """Output of the graphs that both estimates are computed from."""
 ADAPTIVE_QUANTILES = "adaptive_quantiles"
 """Output of a stream with adaptive intervals, in the shape of the quantiles."""
+DRIFT_EVIDENCE = "drift_evidence"
+"""Output of a stream that is tested for drift: a number, of which 1 or more is an alarm."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class OnlineOptions:
 
     def outputs(self, graph_outputs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the outputs that streams have in addition to those of the graph."""
-        return {ADAPTIVE_QUANTILES: graph_outputs[QUANTILES]} if self.adaptive_intervals else {}
+        shapes = {ADAPTIVE_QUANTILES: graph_outputs[QUANTILES]} if self.adaptive_intervals else {}
+        return shapes if self.drift_false_alarms is None else {**shapes, DRIFT_EVIDENCE: (1,)}
 
 
 @dataclass(frozen=True)
@@ -122,9 +125,10 @@ class OnlineStreams:
         if self.drift is not None:
             low, high = quantiles[..., self._low], quantiles[..., self._high]
             center = (low + high) / 2 if self._median is None else quantiles[..., self._median]
-            drift_states, is_alarm = self.drift.advance(states, values, center, high - low)
+            drift_states, evidence = self.drift.advance(states, values, center, high - low)
             new_states |= drift_states
-            alarms = is_alarm.sum(axis=1)
+            outputs[DRIFT_EVIDENCE] = evidence[..., None]
+            alarms = (evidence >= 1).sum(axis=1)
         return OnlineUpdate(new_states, outputs, alarms, scores)
 
     def complete_states(self, states: Mapping[str, Array]) -> States:
@@ -143,7 +147,8 @@ class OnlineStreams:
 
     def output_shapes(self, graph_outputs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the outputs that streams have in addition to those of the graph."""
-        return OnlineOptions(adaptive_intervals=self.intervals is not None).outputs(graph_outputs)
+        rate = None if self.drift is None else self.drift.rate
+        return OnlineOptions(self.intervals is not None, rate).outputs(graph_outputs)
 
 
 def _ignore(update: OnlineUpdate) -> None:
@@ -224,7 +229,8 @@ def block_length(certificate: Mapping[str, Any] | None, season: int, stride: int
     for part in (document, document.get("bounded_inputs") or {}):
         steps = (part.get("forgetting") or {}).get("steps")
         if steps is not None and (part.get("time") or {}).get("steps") != "irregular":
-            return season * math.ceil(max(1, steps) * stride / season)
+            seasons: int = math.ceil(max(1, steps) * stride / season)
+            return season * seasons
     raise ValueError(
         "its certificate proves no forgetting time for regular steps, and without one nothing says how far apart two "
         "of its residuals have to be; train with --certified, or with a cell that contracts such as ren."

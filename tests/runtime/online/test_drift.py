@@ -17,8 +17,8 @@ def alarms(values: np.ndarray, rate: float = RATE) -> np.ndarray:
     """Whether each reading of ``(streams, readings)`` raises an alarm, of forecasts of a constant."""
     detector = DriftDetector(rate, BLOCK, 1, 1)
     center = np.zeros((*values.shape, 1, 1), np.float32)
-    _, is_alarm = detector.advance({}, values[..., None, None].astype(np.float32), center, center + 2.56)
-    return is_alarm
+    _, evidence = detector.advance({}, values[..., None, None].astype(np.float32), center, center + 2.56)
+    return evidence >= 1
 
 
 def moving_average(noise: np.ndarray) -> np.ndarray:
@@ -85,14 +85,14 @@ def test_samples_one_by_one_and_streams_together_give_the_same_bits(horizon: int
     center = random.normal(size=(streams, steps, horizon, 2)).astype(np.float32)
     width = random.random((streams, steps, horizon, 2)).astype(np.float32)
     detector = DriftDetector(0.01, 4, horizon, 2, stride)
-    whole, is_alarm = detector.advance({}, values, center, width)
-    assert is_alarm.any()
+    whole, evidence = detector.advance({}, values, center, width)
+    assert (evidence >= 1).any()
     for stream in range(streams):
         states: dict[str, np.ndarray] = {}
         for step in range(steps):
             part = (slice(stream, stream + 1), slice(step, step + 1))
-            states, alarm = detector.advance(states, values[part], center[part], width[part])
-            assert alarm[0, 0] == is_alarm[stream, step]
+            states, share = detector.advance(states, values[part], center[part], width[part])
+            assert share[0, 0] == evidence[stream, step]
         assert all(np.array_equal(states[name][0], whole[name][stream]) for name in detector.state_shapes)
     assert {name: (value.shape[1:], value.dtype) for name, value in whole.items()} == detector.state_shapes
 

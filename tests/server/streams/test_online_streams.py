@@ -151,15 +151,17 @@ def by_text_frames(running: Running, other: Running, name: str, x: np.ndarray) -
 
 
 def by_binary_frames(running: Running, other: Running, name: str, x: np.ndarray) -> Answer:
-    """Next to a stream of other values, and of one output only; alarms are read from the metrics."""
+    """Next to a stream of other values, without the outputs of the graph."""
     before = drift_alarms(running, name)
-    parts = []
-    with Wire(running.url, name, "&outputs=adaptive_quantiles") as wire:
+    parts, alarms = [], 0
+    with Wire(running.url, name, "&outputs=adaptive_quantiles,drift_evidence") as wire:
         for start in range(0, len(x), 20):
             part = x[start : start + 20]
             _, outputs, _ = wire.step([4, 9], np.stack([np.full_like(part, 5), part]))
             parts.append(outputs["adaptive_quantiles"][1])
-    return np.concatenate(parts), drift_alarms(running, name) - before
+            alarms += int((outputs["drift_evidence"][1] >= 1).sum())
+    assert drift_alarms(running, name) - before == alarms
+    return np.concatenate(parts), alarms
 
 
 TRANSPORTS = {
@@ -210,9 +212,14 @@ def test_a_shorter_horizon_cuts_the_intervals_as_it_cuts_the_quantiles(running: 
 def test_the_first_message_and_sessions_describe_the_intervals(running: Running) -> None:
     with Wire(running.url, "quick") as wire:
         shapes = {output["name"]: output["shape"] for output in wire.hello["outputs"]}
-    assert shapes == {"mean": [12, 1], "quantiles": [12, 1, 3], "adaptive_quantiles": [12, 1, 3]}
+    assert shapes == {
+        "mean": [12, 1],
+        "quantiles": [12, 1, 3],
+        "adaptive_quantiles": [12, 1, 3],
+        "drift_evidence": [1],
+    }
     session = post(running, "/v1/sessions", {"model": "quick"})
-    assert session["outputs"] == ["mean", "quantiles", "adaptive_quantiles"]
+    assert session["outputs"] == ["mean", "quantiles", "adaptive_quantiles", "drift_evidence"]
 
 
 def test_a_session_and_the_metrics_count_coverage(running: Running, published: Published) -> None:
