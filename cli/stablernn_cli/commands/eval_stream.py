@@ -51,6 +51,7 @@ class ServedEstimates:
         self.false_alarm_rate: float | None = None
         self.block: int | None = None
         self.reason: str | None = None
+        # The positions of targets are those among the channels, which are what a stream sends.
         targets = list(data.target_indices)
         test = None
         try:
@@ -58,6 +59,7 @@ class ServedEstimates:
         except ValueError as error:
             self.reason = str(error)
         else:
+            # A rate a reading that suits short blocks would be several alarms a block of long ones.
             self.false_alarm_rate = min(FALSE_ALARM_RATE, MOST_ALARMS_A_BLOCK / self.block)
             test = DriftDetector(self.false_alarm_rate, self.block, data.horizon, len(targets), stride)
         intervals = AdaptiveIntervals(data.horizon, len(targets), levels, stride)

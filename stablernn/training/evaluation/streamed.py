@@ -67,14 +67,16 @@ def stream_report(
     all_origins = np.array(windows.origins, dtype=np.int64)
     series_count = len(np.unique(all_origins[:, 0]))
     forecast_size = data.horizon * len(data.targets) * len(levels)
+    # All forecasts are held at once, since the monitor gets whole streams.
     limit = max(1, min(MOST_SAMPLES, MOST_NUMBERS // (series_count * forecast_size)))
     numbers, distances = select_origins(windows, limit, stride)
     origins = all_origins[numbers]
     rolling = RollingForecast(predictor, data, windows, stride, BATCH_SIZE)
     quantiles = rolling.run(numbers, origins, int(distances.max()) - distances)["quantiles"]
     pairs = symmetric_levels(levels)
-    sums = np.zeros((len(pairs), 3))
-    widths = np.zeros((len(pairs), 2))
+    # Of the fixed and of the adaptive intervals.
+    inside, widths = np.zeros((len(pairs), 2)), np.zeros((len(pairs), 2))
+    observed = 0
     alarms = 0
     for rows in _streams(origins, stride):
         series, ends = data.series[int(origins[rows[0], 0])], origins[rows, 1]
@@ -82,12 +84,16 @@ def stream_report(
         adaptive, new_alarms = monitor.run(x, quantiles[rows])
         alarms += new_alarms
         truth = np.stack([series.values[end : end + data.horizon][:, list(data.target_indices)] for end in ends])
+        is_observed = ~np.isnan(truth)
+        observed += int(is_observed.sum())
         for position, pair in enumerate(pairs):
             for column, forecast in enumerate((quantiles[rows], adaptive)):
-                count, inside, width = _measure(truth, forecast[..., pair[0]], forecast[..., pair[1]])
-                sums[position, column] += inside
-                widths[position, column] += width
-            sums[position, 2] += count
+                lower, upper = (forecast[..., level][is_observed] for level in pair)
+                values = truth[is_observed]
+                inside[position, column] += ((lower <= values) & (values <= upper)).sum()
+                # An unbounded interval has no width that could be averaged.
+                width = (upper - lower).astype(np.float64)
+                widths[position, column] += width[np.isfinite(width)].sum()
     return {
         "series": series_count,
         "samples": len(numbers),
@@ -95,11 +101,13 @@ def stream_report(
         "coverage": [
             {
                 "nominal": round(levels[upper] - levels[lower], 6),
-                "fixed": fixed / count if count else None,
-                "adaptive": inside / count if count else None,
-                "width": float(width[1] / width[0]) if width[0] else None,
+                "fixed": fixed / observed if observed else None,
+                "adaptive": adapted / observed if observed else None,
+                "width": adapted_width / width if width else None,
             }
-            for (lower, upper), (fixed, inside, count), width in zip(pairs, sums.tolist(), widths, strict=True)
+            for (lower, upper), (fixed, adapted), (width, adapted_width) in zip(
+                pairs, inside.tolist(), widths.tolist(), strict=True
+            )
         ],
         "alarms": None if monitor.false_alarm_rate is None else alarms,
         "block": monitor.block,
@@ -114,11 +122,3 @@ def _streams(origins: npt.NDArray[np.int64], stride: int) -> list[npt.NDArray[np
     series, ends = origins[order].T
     is_next = (series[1:] == series[:-1]) & (ends[1:] - ends[:-1] == stride)
     return np.split(order, np.flatnonzero(~is_next) + 1)
-
-
-def _measure(truth: Array, lower: Array, upper: Array) -> tuple[int, int, float]:
-    """Return the numbers of observed values and of those inside, and the sum of the widths of bounded intervals."""
-    is_observed = ~np.isnan(truth)
-    is_inside = (lower <= truth) & (truth <= upper) & is_observed
-    width = (upper - lower).astype(np.float64)
-    return int(is_observed.sum()), int(is_inside.sum()), float(width[is_observed & np.isfinite(width)].sum())
