@@ -12,7 +12,7 @@ import pytest
 
 from exports import exported
 from server_helpers import Published, Running, serve
-from stablernn.nn.models import Classifier, Forecaster, SequenceModel
+from stablernn.nn.models import Forecaster, SequenceModel
 from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
 from stablernn_runtime.online.online_streams import OnlineOptions, create_online_streams
@@ -38,19 +38,11 @@ def build() -> dict[str, tuple[SequenceModel, dict[str, Any]]]:
             Forecaster("ren", 1, 3, patch_size=4, patch_stride=2, **quick, **sizes),
             {**forecast, "features": ["a"], "targets": ["a"], "horizon": 3},
         ),
-        "slow": (
-            Forecaster("lipschitz", 1, 3, **sizes),
-            {**forecast, "features": ["a"], "targets": ["a"], "horizon": 3},
-        ),
-        "classes": (
-            Classifier("rnn", 1, 2, 6),
-            {"task": "classify", "labels": ["x", "y"], "features": ["a"]},
-        ),
     }
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
+def forecasters(tmp_path_factory: pytest.TempPathFactory) -> Published:
     root, folder = tmp_path_factory.mktemp("registry"), tmp_path_factory.mktemp("export")
     models = build()
     noise = np.random.default_rng(0)
@@ -62,25 +54,25 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
     return Published(root, {name: model for name, (model, _) in models.items()})
 
 
-def settings(published: Published, *models: str, **options: Any) -> Settings:
-    return Settings(registry=published.root, state_key=STATE_KEY, models=models or ("quick", "patched"), **options)
+def settings(forecasters: Published, *models: str, **options: Any) -> Settings:
+    return Settings(registry=forecasters.root, state_key=STATE_KEY, models=models or ("quick", "patched"), **options)
 
 
 @pytest.fixture(scope="module")
-def running(published: Published) -> Iterator[Running]:
-    yield from serve(create_app(settings(published, adaptive_intervals=True, drift_false_alarms=RATE)))
+def running(forecasters: Published) -> Iterator[Running]:
+    yield from serve(create_app(settings(forecasters, adaptive_intervals=True, drift_false_alarms=RATE)))
 
 
 @pytest.fixture(scope="module")
-def other(published: Published) -> Iterator[Running]:
+def other(forecasters: Published) -> Iterator[Running]:
     """A replica of ``running``."""
-    yield from serve(create_app(settings(published, adaptive_intervals=True, drift_false_alarms=RATE)))
+    yield from serve(create_app(settings(forecasters, adaptive_intervals=True, drift_false_alarms=RATE)))
 
 
 @pytest.fixture(scope="module")
-def without(published: Published) -> Iterator[Running]:
+def without(forecasters: Published) -> Iterator[Running]:
     """A server without estimates."""
-    yield from serve(create_app(settings(published)))
+    yield from serve(create_app(settings(forecasters)))
 
 
 def shifted_samples(model: ServedModel) -> np.ndarray:
@@ -93,9 +85,9 @@ def shifted_samples(model: ServedModel) -> np.ndarray:
     return x
 
 
-def expected(published: Published, name: str) -> tuple[np.ndarray, np.ndarray, int]:
+def expected(forecasters: Published, name: str) -> tuple[np.ndarray, np.ndarray, int]:
     """Samples, the adaptive quantiles after each of them by the sequence graph, and the number of alarms."""
-    version = published.registry.get(name)
+    version = forecasters.registry.get(name)
     model = ServedModel.load(version, "cpu")
     x = shifted_samples(model)
     quantiles = offline(model, x)["quantiles"]
@@ -184,9 +176,9 @@ def metric(running: Running, name: str) -> float:
 @pytest.mark.parametrize("name", ["quick", "patched"])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_every_transport_answers_the_same_intervals_and_alarms(
-    transport: str, name: str, running: Running, other: Running, published: Published
+    transport: str, name: str, running: Running, other: Running, forecasters: Published
 ) -> None:
-    x, intervals, alarms = expected(published, name)
+    x, intervals, alarms = expected(forecasters, name)
     send: Callable[[Running, Running, str, np.ndarray], Answer] = TRANSPORTS[transport]
     actual = send(running, other, name, x)
     assert alarms
@@ -194,8 +186,8 @@ def test_every_transport_answers_the_same_intervals_and_alarms(
     assert np.array_equal(actual[0], intervals)
 
 
-def test_the_last_answer_alone_has_the_estimates_of_all_samples(running: Running, published: Published) -> None:
-    x, intervals, alarms = expected(published, "quick")
+def test_the_last_answer_alone_has_the_estimates_of_all_samples(running: Running, forecasters: Published) -> None:
+    x, intervals, alarms = expected(forecasters, "quick")
     answer = post(running, "/v1/step", {"model": "quick", "values": plain(x), "every": False})
     assert np.array_equal(as_array(answer["outputs"]), intervals[-1:])
     assert answer["drift_alarms"] == alarms
@@ -222,8 +214,8 @@ def test_the_first_message_and_sessions_describe_the_intervals(running: Running)
     assert session["outputs"] == ["mean", "quantiles", "adaptive_quantiles", "drift_evidence"]
 
 
-def test_a_session_and_the_metrics_count_coverage(running: Running, published: Published) -> None:
-    x, _, _ = expected(published, "quick")
+def test_a_session_and_the_metrics_count_coverage(running: Running, forecasters: Published) -> None:
+    x, _, _ = expected(forecasters, "quick")
     name = 'stablernn_interval_scores_total{model="quick",nominal="0.8",result="%s",version="1"}'
     before = [metric(running, name % result) for result in ("covered", "missed")]
     session = post(running, "/v1/sessions", {"model": "quick"})["session_id"]
@@ -240,8 +232,10 @@ def test_a_session_and_the_metrics_count_coverage(running: Running, published: P
     assert all(state["state"].startswith("state_") for state in content["states"])
 
 
-def test_a_token_from_before_the_option_is_continued(running: Running, without: Running, published: Published) -> None:
-    x, _, _ = expected(published, "quick")
+def test_a_token_from_before_the_option_is_continued(
+    running: Running, without: Running, forecasters: Published
+) -> None:
+    x, _, _ = expected(forecasters, "quick")
     token = post(without, "/v1/step", {"model": "quick", "values": plain(x[:20])})["state_token"]
     answer = post(running, "/v1/step", {"state_token": token, "values": plain(x[20])})
     assert answer["step"] == 21
@@ -267,8 +261,8 @@ def test_a_token_with_estimates_is_refused_without_the_option(running: Running, 
         assert error["code"] == "bad_token"
 
 
-def test_a_frame_that_fails_leaves_the_estimates_as_they_were(running: Running, published: Published) -> None:
-    x, intervals, _ = expected(published, "quick")
+def test_a_frame_that_fails_leaves_the_estimates_as_they_were(running: Running, forecasters: Published) -> None:
+    x, intervals, _ = expected(forecasters, "quick")
     with Wire(running.url, "quick") as wire:
         wire.step([0], x[None, :30])
         before = metric(running, 'stablernn_interval_scores_total{model="quick"')
@@ -279,26 +273,28 @@ def test_a_frame_that_fails_leaves_the_estimates_as_they_were(running: Running, 
         assert np.array_equal(outputs["adaptive_quantiles"][0], intervals[30:40])
 
 
-def refusal(published: Published, *models: str, **options: Any) -> str:
+def refusal(registry: Published, *models: str, **options: Any) -> str:
     with pytest.raises(ModelLoadError) as error:
-        create_app(settings(published, *models, **options))
+        create_app(settings(registry, *models, **options))
     return str(error.value)
 
 
 ADVICE = " Name the models that can by --model, or leave the option out."
 
 
-def test_models_without_what_an_estimate_needs_are_refused_at_start(published: Published) -> None:
-    assert refusal(published, "classes", adaptive_intervals=True) == (
-        "'classes:1' cannot be served with adaptive intervals: it is for 'classify', and only forecasts have "
+def test_models_without_what_an_estimate_needs_are_refused_at_start(
+    forecasters: Published, published: Published
+) -> None:
+    assert refusal(published, "animals:1", adaptive_intervals=True) == (
+        "'animals:1' cannot be served with adaptive intervals: it is for 'classify', and only forecasts have "
         "intervals." + ADVICE
     )
-    assert refusal(published, "quick", "slow", drift_false_alarms=0.001) == (
-        "'slow:1' cannot be served with a test for drift: its certificate proves no forgetting time for regular "
+    assert refusal(published, "flow", drift_false_alarms=0.001) == (
+        "'flow:1' cannot be served with a test for drift: its certificate proves no forgetting time for regular "
         "steps, and without one nothing says how far apart two of its residuals have to be; train with --certified, or "
         "with a cell that contracts such as ren."
     )
-    assert refusal(published, "quick", drift_false_alarms=0.5) == (
+    assert refusal(forecasters, "quick", drift_false_alarms=0.5) == (
         "'quick:1' cannot be served with a test for drift: 0.5 false alarms a reading are 1.5 a block of 3 readings, "
         "and the rate of a block must lie between 0 and 1; give a rate below 0.333."
     )
@@ -326,16 +322,16 @@ def test_models_without_what_an_estimate_needs_are_refused_at_start(published: P
     ids=["no quantiles", "no pair", "target", "recursive"],
 )
 def test_forecasters_without_what_an_estimate_needs_are_refused(
-    changes: dict[str, Any], reason: str, published: Published
+    changes: dict[str, Any], reason: str, forecasters: Published
 ) -> None:
-    manifest = published.registry.get("quick").manifest.model_copy(update=changes)
+    manifest = forecasters.registry.get("quick").manifest.model_copy(update=changes)
     with pytest.raises(ModelLoadError) as error:
         create_online_streams(manifest, 1, OnlineOptions(adaptive_intervals=True))
     assert str(error.value) == f"'quick:1' cannot be served with adaptive intervals: {reason}{ADVICE}"
 
 
-def test_a_rate_outside_of_its_range_is_an_error_of_the_settings(published: Published, tmp_path: Path) -> None:
+def test_a_rate_outside_of_its_range_is_an_error_of_the_settings(forecasters: Published, tmp_path: Path) -> None:
     from stablernn_server import SettingsError
 
     with pytest.raises(SettingsError, match="drift_false_alarms"):
-        settings(published, drift_false_alarms=1.5)
+        settings(forecasters, drift_false_alarms=1.5)
