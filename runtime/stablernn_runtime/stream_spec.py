@@ -190,6 +190,9 @@ class StreamSpec:
         Raises:
             BadTokenError: If they are not those of the model's streams on this server.
         """
+        shapes = {name: (value.shape, value.dtype) for name, value in states.items()}
+        if shapes == self.state_shapes:
+            return dict(states)
         online_names = [name for name in states if is_online_state(name) and name not in self.state_shapes]
         if online_names:
             option = "--adaptive-intervals" if online_names[0].startswith("adaptive.") else "--drift-false-alarms"
@@ -198,8 +201,7 @@ class StreamSpec:
                 "it with the option, or begin a new stream."
             )
         complete = dict(states) if self.online is None else self.online.complete_states(states)
-        shapes = {name: (value.shape, value.dtype) for name, value in complete.items()}
-        if shapes != self.state_shapes:
+        if {name: (value.shape, value.dtype) for name, value in complete.items()} != self.state_shapes:
             raise BadTokenError(
                 f"The state token holds states that are not those of {self.model.label}; begin a new stream."
             )
