@@ -51,6 +51,8 @@ LEVEL, NOISE, TREND = 3.0, 2.0, 0.03
 SIMULATED, LENGTH = 60, 3000
 """Streams of the simulated dataset without a shift, and their readings."""
 STEP_SIZES = (0.02, 0.05, 0.1, 0.2)
+MEMORIES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98)
+"""Correlations of residuals that follow each other."""
 NEAR = 100
 """Readings right after a shift, for which coverage is reported by itself."""
 
@@ -235,6 +237,24 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     }
 
 
+def measure_memory() -> list[dict[str, Any]]:
+    """Alarms of stationary residuals that remember each other, over those that the stated rate allows."""
+    rows = []
+    streams, readings, block = 200, 12_000, 20
+    for coefficient in MEMORIES:
+        z = np.random.default_rng(0).normal(size=(streams, readings))
+        for t in range(1, readings):
+            z[:, t] += coefficient * z[:, t - 1]
+        values = z[..., None, None].astype(np.float32)
+        center = np.zeros_like(values)
+        row: dict[str, Any] = {"coefficient": coefficient, "block": block, "readings": z.size}
+        for rate in (1e-4, 1e-3):
+            evidence = DriftDetector(rate, block, 1, 1).advance({}, values, center, center + 2)[1]
+            row[f"{rate:g}"] = int((evidence >= 1).sum())
+        rows.append(row)
+    return rows
+
+
 def measure_cost() -> list[dict[str, Any]]:
     """Microseconds a stream of one sample, by the number of streams that are updated together."""
     rows = []
@@ -290,7 +310,7 @@ def main() -> None:
             "river": version("river"),
         }
         datasets = {name: known[name] for name in DATASETS if name in known}
-        content = {"conditions": conditions, "cost": measure_cost(), "datasets": datasets}
+        content = {"conditions": conditions, "cost": measure_cost(), "memory": measure_memory(), "datasets": datasets}
         RESULTS.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     write_page(json.loads(RESULTS.read_text(encoding="utf-8")))
 

@@ -19,6 +19,7 @@ def write_page(results: dict[str, Any]) -> None:
         "coverage": _coverage(results),
         "step sizes": _step_sizes(results),
         "drift": _drift(results),
+        "memory": _memory(results),
         "cost": _cost(results),
     }
     for name, table in tables.items():
@@ -82,6 +83,14 @@ def _drift(results: dict[str, Any]) -> str:
 def _detection(row: dict[str, Any]) -> str:
     delay = "" if row["delay"] is None else f", {row['delay']:.0f}"
     return f"{row['detected']} of {row['shifts']}{delay}"
+
+
+def _memory(results: dict[str, Any]) -> str:
+    lines = ["| correlation | alarms over stated, rate 0.0001 | rate 0.001 |", "| --- " * 3 + "|"]
+    for row in results["memory"]:
+        ratios = [f"{row[rate] / (float(rate) * row['readings']):.2f}" for rate in ("0.0001", "0.001")]
+        lines.append(f"| {row['coefficient']:g} | {' | '.join(ratios)} |")
+    return "\n".join(lines)
 
 
 def _cost(results: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ BET = 0.5
 PREFIX = "drift."
 _FORECAST, _SUMS, _COUNTS = PREFIX + "forecast", PREFIX + "sums", PREFIX + "counts"
 _REFERENCE, _HITS, _EVIDENCE = PREFIX + "reference", PREFIX + "hits", PREFIX + "evidence"
-# Positions in _COUNTS.
+# Positions in _COUNTS; there is one of blocks for each statistic.
 _SCORED, _READINGS, _BLOCKS = range(3)
 
 _RANKS = np.arange(REFERENCE_BLOCKS + 1)
@@ -47,12 +47,13 @@ class DriftDetector:
     Each bet on a set multiplies its evidence by :math:`1 - b + b\,[\text{rank} \in S] / p`, whose mean is 1. The
     evidence of a figure is the mean over the bets of Shiryaev-Roberts sums :math:`M \leftarrow \Lambda (M + 1)` (Shin,
     Ramdas, Rinaldo, "E-detectors", 2023; ranks as in Vovk, Gammerman, Shafer, "Algorithmic Learning in a Random World",
-    2005). At :attr:`threshold` there is an alarm, and the stream starts over with a new reference.
+    2005). At :attr:`threshold` there is an alarm, and the figure starts over with a new reference.
 
     Guarantee:
         If the blocks of a stream are exchangeable and no two figures equal, the mean number of alarms in n readings
-        is at most n times the stated rate: the evidence less the number of blocks is a martingale, each alarm takes
-        2 / (rate * block) of it or more, and there are two figures.
+        is at most n times the stated rate: the evidence of a figure less the number of blocks is a supermartingale
+        given its ranks, each alarm takes 2 / (rate * block) of it or more, and there are two figures. Each starts over
+        by itself, at a time that its own ranks determine.
 
         Blocks of a stationary series are nearly exchangeable if they are longer than its memory. The certificate bounds
         that of the model: over a block, the influence of an earlier state on the forecasts falls to the certified
@@ -94,7 +95,7 @@ class DriftDetector:
             # Center and half width.
             _FORECAST: ((self._steps, targets, 2), float32),
             _SUMS: ((STATISTICS,), float32),
-            _COUNTS: ((3,), int64),
+            _COUNTS: ((2 + STATISTICS,), int64),
             _REFERENCE: ((STATISTICS, REFERENCE_BLOCKS), float32),
             _HITS: ((STATISTICS, len(_BETS)), int64),
             _EVIDENCE: ((STATISTICS, len(_BETS)), float32),
@@ -124,15 +125,15 @@ class DriftDetector:
                 alarm = self._take(copies, values[:, sample, reading], reading)
                 evidence[:, sample] = np.maximum(evidence[:, sample], alarm)
             is_calm = evidence[:, sample] < 1
-            evidence[is_calm, sample] = self._share(copies[_EVIDENCE][is_calm])
+            evidence[is_calm, sample] = self._shares(copies[_EVIDENCE][is_calm]).max(axis=-1)
             copies[_FORECAST][..., 0] = center[:, sample, : self._steps]
             copies[_FORECAST][..., 1] = width[:, sample, : self._steps] / 2
         return copies, evidence
 
-    def _share(self, evidence: Array) -> Array:
-        """Return the evidence of streams, ``(streams, statistics, bets)``, as a share of the threshold."""
-        share: Array = (evidence.mean(axis=-1).max(axis=-1) / self.threshold).astype(np.float32)
-        return share
+    def _shares(self, evidence: Array) -> Array:
+        """Return the evidence of figures, ``(streams, statistics, bets)``, as shares of the threshold."""
+        shares: Array = (evidence.mean(axis=-1) / self.threshold).astype(np.float32)
+        return shares
 
     def _take(self, states: States, values: Array, reading: int) -> Array:
         """Add the residuals of one reading, ``(streams, targets)``.
@@ -165,35 +166,35 @@ class DriftDetector:
         scored = rows[counts[rows, _SCORED] > 0]
         # (streams, statistics)
         figures = sums[scored] / counts[scored, _SCORED, None].astype(np.float32)
-        blocks = counts[scored, _BLOCKS]
+        blocks = counts[scored, _BLOCKS:]
         is_reference = blocks < REFERENCE_BLOCKS
-        early, late = scored[is_reference], scored[~is_reference]
-        states[_REFERENCE][early, :, blocks[is_reference]] = figures[is_reference]
-        if len(late):
-            self._bet(states, late, figures[~is_reference])
-        counts[scored, _BLOCKS] += 1
+        streams, statistics = np.nonzero(is_reference)
+        states[_REFERENCE][scored[streams], statistics, blocks[is_reference]] = figures[is_reference]
+        streams, statistics = np.nonzero(~is_reference)
+        self._bet(states, scored[streams], statistics, figures[~is_reference])
+        counts[scored, _BLOCKS:] += 1
         counts[rows, _SCORED] = counts[rows, _READINGS] = 0
         sums[rows] = 0
-        share = self._share(states[_EVIDENCE][rows])
-        is_alarm = share >= 1
-        # The stream as it is from here on is the new reference.
-        restarted = rows[is_alarm]
-        counts[restarted, _BLOCKS] = 0
-        states[_HITS][restarted] = 0
-        states[_EVIDENCE][restarted] = 0
-        return np.where(is_alarm, share, np.float32(0))
+        shares = self._shares(states[_EVIDENCE][rows])
+        # Only the figure that raises an alarm starts over: the time would else depend on the ranks of the other one.
+        streams, statistics = np.nonzero(shares >= 1)
+        counts[rows[streams], _BLOCKS + statistics] = 0
+        states[_HITS][rows[streams], statistics] = 0
+        states[_EVIDENCE][rows[streams], statistics] = 0
+        return np.where(shares >= 1, shares, np.float32(0)).max(axis=-1)
 
-    def _bet(self, states: States, rows: Array, figures: Array) -> None:
-        """Update the evidence of some streams with a block each, ``(rows, statistics)``."""
-        reference, hits = states[_REFERENCE][rows], states[_HITS]
-        blocks = states[_COUNTS][rows, _BLOCKS].astype(np.uint64)
-        # (rows, reference blocks)
+    def _bet(self, states: States, rows: Array, statistics: Array, figures: Array) -> None:
+        """Update the evidence of some figures of some streams with a block each, ``(figures,)``."""
+        reference, hits = states[_REFERENCE][rows, statistics], states[_HITS][rows, statistics]
+        blocks = states[_COUNTS][rows, _BLOCKS + statistics].astype(np.uint64)
+        # (figures, reference blocks)
         is_later = (blocks * _WEYL)[:, None] > np.arange(REFERENCE_BLOCKS, dtype=np.uint64) * _WEYL
-        value = figures[..., None]
-        is_above = (value > reference) | ((value == reference) & is_later[:, None])
-        # (rows, statistics, bets)
+        value = figures[:, None]
+        is_above = (value > reference) | ((value == reference) & is_later)
+        # (figures, bets)
         is_hit = _BETS.T[is_above.sum(axis=-1)]
-        probability = (_BET_SIZES + hits[rows]) / (blocks.astype(np.float64) + 1)[:, None, None]
+        probability = (_BET_SIZES + hits) / (blocks.astype(np.float64) + 1)[:, None]
         factor = 1 - BET + BET * is_hit / probability
-        states[_EVIDENCE][rows] = (factor * (states[_EVIDENCE][rows] + 1.0)).astype(np.float32)
-        hits[rows] += is_hit
+        evidence = states[_EVIDENCE][rows, statistics]
+        states[_EVIDENCE][rows, statistics] = (factor * (evidence + 1.0)).astype(np.float32)
+        states[_HITS][rows, statistics] = hits + is_hit

@@ -70,9 +70,9 @@ def test_a_stream_starts_over_after_an_alarm() -> None:
     values = np.random.default_rng(3).normal(size=(1, 3000))
     values[:, 1000:] += 50
     (positions,) = np.nonzero(alarms(values, 1e-4)[0])
-    # Once for the shift: what comes after it is the new reference.
-    assert len(positions) == 1
-    assert 1000 < positions[0] < 1100
+    # Once for each figure: what comes after the shift is the new reference.
+    assert 1 <= len(positions) <= 2
+    assert ((positions > 1000) & (positions < 1200)).all()
 
 
 @pytest.mark.parametrize(("horizon", "stride"), [(1, 1), (5, 1), (5, 2), (2, 3)])
@@ -104,7 +104,7 @@ def test_blocks_without_values_and_forecasts_without_width_are_left_out() -> Non
     missing, _ = detector.advance({}, np.full((1, 1000, 1, 1), np.nan, np.float32), center, center + 1)
     flat, _ = detector.advance({}, values[..., None, None], center, center)
     for states in (missing, flat):
-        assert states["drift.counts"].tolist() == [[0, 0, 0]]
+        assert states["drift.counts"].tolist() == [[0, 0, 0, 0]]
 
 
 def test_a_rate_above_one_alarm_a_block_is_refused() -> None:
