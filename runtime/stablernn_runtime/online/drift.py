@@ -181,7 +181,8 @@ class DriftDetector:
         counts[rows[streams], _BLOCKS + statistics] = 0
         states[_HITS][rows[streams], statistics] = 0
         states[_EVIDENCE][rows[streams], statistics] = 0
-        return np.where(shares >= 1, shares, np.float32(0)).max(axis=-1)
+        alarms: Array = np.where(shares >= 1, shares, np.float32(0)).max(axis=-1)
+        return alarms
 
     def _bet(self, states: States, rows: Array, statistics: Array, figures: Array) -> None:
         """Update the evidence of some figures of some streams with a block each, ``(figures,)``."""
