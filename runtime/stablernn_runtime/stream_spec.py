@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary, proxy
 
@@ -14,7 +14,14 @@ from stablernn_registry import GraphSignature, Manifest, Signature, StateSignatu
 from stablernn_registry.errors import did_you_mean
 from stablernn_runtime.calendar import calendar_frequency
 from stablernn_runtime.covariates import Covariates, observed_features
-from stablernn_runtime.errors import InputError, ModelLoadError, cut
+from stablernn_runtime.errors import BadTokenError, InputError, ModelLoadError, cut
+from stablernn_runtime.online.online_streams import (
+    QUANTILES,
+    OnlineOptions,
+    OnlineStreams,
+    is_online_state,
+    online_streams,
+)
 from stablernn_runtime.served_model import ServedModel
 
 Array = NDArray[Any]
@@ -61,8 +68,12 @@ class StreamFormat:
         return cls(sample_shape, graph_shape, np.dtype(tensor.dtype), outputs)
 
     @classmethod
-    def of_version(cls, version: Version) -> StreamFormat:
+    def of_version(cls, version: Version, options: OnlineOptions) -> StreamFormat:
         """Return the format of a version by its manifest alone.
+
+        Args:
+            version: The version.
+            options: The estimates of its streams.
 
         Raises:
             ModelLoadError: If the manifest does not describe a step graph.
@@ -70,7 +81,9 @@ class StreamFormat:
         try:
             signature = Signature.model_validate(version.manifest.signature)
             if signature.step is not None:
-                return cls.of(version.manifest, signature.step, signature.states)
+                graph_format = cls.of(version.manifest, signature.step, signature.states)
+                outputs = graph_format.outputs | options.outputs(graph_format.outputs)
+                return replace(graph_format, outputs=outputs)
         except (ValueError, KeyError):
             # Refused below. It is a signature of other fields, a free axis, or an input of another name.
             pass
@@ -97,7 +110,9 @@ class StreamSpec:
         takes_dt: Whether the model takes the time between readings.
         frequency: Frequency of the calendar to count regular steps by; None without one.
         static_size: Number of values that never change within a stream.
-        state_shapes: Shapes and types of the states of one stream, by input name.
+        state_shapes: Shapes and types of the states of one stream, by input name: those of the model, followed by those
+            of the estimates.
+        online: The estimates that the streams update with each sample; None without.
     """
 
     def __init__(self, model: ServedModel) -> None:
@@ -107,6 +122,10 @@ class StreamSpec:
         self.covariates = Covariates(self.model, "time")
         self.format = StreamFormat.of(manifest, model.step.signature, model.states)
         self.sample_shape, self.graph_shape = self.format.sample_shape, self.format.graph_shape
+        self.online: OnlineStreams | None = online_streams(model)
+        if self.online is not None:
+            outputs = self.format.outputs | self.online.output_shapes(self.format.outputs)
+            self.format = replace(self.format, outputs=outputs)
         self.dtype, self.outputs = self.format.dtype, self.format.outputs
         self.readings = model.patch_stride
         self.takes_dt = "dt" in inputs
@@ -118,6 +137,9 @@ class StreamSpec:
         self.state_shapes = {
             state.input: (tuple(int(size) for size in state.shape[1:]), np.dtype(state.dtype)) for state in model.states
         }
+        self._model_states = tuple(self.state_shapes)
+        if self.online is not None:
+            self.state_shapes |= self.online.state_shapes
         self._vocabulary_size = len(manifest.features)
         self._max_dt = float(np.finfo(np.float32).max) if model.max_dt is None else model.max_dt
 
@@ -149,6 +171,41 @@ class StreamSpec:
         dt = inputs.get("dt")
         # NaN compares as false.
         return dt is None or bool(dt.min() >= 0 and dt.max() <= self._max_dt)
+
+    def model_states(self, states: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the states that the step graph takes, without those of the estimates."""
+        return {name: states[name] for name in self._model_states if name in states}
+
+    def graph_outputs(self, names: Iterable[str]) -> list[str]:
+        """Return the outputs to request from the step graph for the outputs of a stream."""
+        graph_names = [name for name in names if name in self.model.step.outputs]
+        # The estimates need the quantiles, whether or not they are requested.
+        return [*graph_names, QUANTILES] if self.online and QUANTILES not in graph_names else graph_names
+
+    def check_token_states(self, states: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the states of a token as the streams have them, without an axis over streams.
+
+        Estimates that were turned on after the token was issued begin with it.
+
+        Raises:
+            BadTokenError: If they are not those of the model's streams on this server.
+        """
+        shapes = {name: (value.shape, value.dtype) for name, value in states.items()}
+        if shapes == self.state_shapes:
+            return dict(states)
+        online_names = [name for name in states if is_online_state(name) and name not in self.state_shapes]
+        if online_names:
+            option = "--adaptive-intervals" if online_names[0].startswith("adaptive.") else "--drift-false-alarms"
+            raise BadTokenError(
+                f"The state token holds estimates of a server with {option}, which this one was started without; start "
+                "it with the option, or begin a new stream."
+            )
+        complete = dict(states) if self.online is None else self.online.complete_states(states)
+        if {name: (value.shape, value.dtype) for name, value in complete.items()} != self.state_shapes:
+            raise BadTokenError(
+                f"The state token holds states that are not those of {self.model.label}; begin a new stream."
+            )
+        return complete
 
     def select_outputs(self, names: list[str] | None) -> list[str]:
         """Return the requested outputs; all of them without ``names``.

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from stablernn_runtime.online.online_streams import OnlineOptions
 from stablernn_server.errors import SettingsError, TooLargeError, format_validation_error
 from stablernn_server.transport.connections import parse_networks
 
@@ -126,6 +127,19 @@ class Settings(BaseSettings):
         description="Refuse samples outside the range of inputs for which a version is certified; default: they are "
         "answered, counted and named in the response.",
     )
+    adaptive_intervals: bool = Field(
+        False,
+        description="Streams also answer intervals that adapt to how often earlier ones missed; models that do not "
+        "forecast quantiles of their own inputs are refused.",
+    )
+    drift_false_alarms: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        allow_inf_nan=False,
+        description="Streams are tested for drift, with at most this many false alarms a reading on average; models "
+        "without a certified forgetting time are refused. Default: no test.",
+    )
     max_elements: int = Field(2**25, ge=1, description="Numbers in the inputs, outputs and states of one padded batch.")
     max_steps: int = Field(100_000, ge=1, description="Time steps of one padded batch.")
     read_timeout_seconds: float = Field(
@@ -175,6 +189,11 @@ class Settings(BaseSettings):
     traces: Literal["off", "otlp"] = Field(
         "off", description="otlp: send spans where the OTEL_* environment variables say. Needs the extra otel."
     )
+
+    @cached_property
+    def online_options(self) -> OnlineOptions:
+        """Return the estimates that streams update with each sample."""
+        return OnlineOptions(self.adaptive_intervals, self.drift_false_alarms)
 
     @cached_property
     def json_limit(self) -> int:

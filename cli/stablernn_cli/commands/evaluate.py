@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from stablernn_cli.commands import eval_robustness, eval_stability
+from stablernn_cli.commands import eval_robustness, eval_stability, eval_stream
 from stablernn_cli.errors import UsageError
 from stablernn_cli.metric_tables import data_notes, scalar_metrics, show_metrics
 from stablernn_cli.options import (
@@ -103,7 +103,8 @@ def evaluate(
         bool,
         typer.Option(
             "--soak",
-            help="Forecasts: a free run of ten horizons, with forecasts fed back, and whether it stays bounded.",
+            help="Forecasts: a free run of ten horizons, with forecasts fed back, and whether it stays bounded; and "
+            "the split as a stream, with the coverage of fixed and adaptive intervals and alarms of drift.",
             rich_help_panel=PANEL,
         ),
     ] = False,
@@ -224,6 +225,7 @@ def _score_extras(model: Target, extras: Extras) -> ScoreExtras:
         tables=extras.tables,
         backtest=None if extras.backtest is None else parse(extras.backtest),
         free_run=(lambda: compute_certificate(model.name)[1]) if extras.soak else None,
+        stream_monitor=eval_stream.ServedEstimates if extras.soak else None,
         early=extras.early,
     )
 
@@ -333,6 +335,7 @@ def _show_soak(output: Output, report: Mapping[str, Any]) -> None:
         },
         title="Soak",
     )
+    eval_stream.show(output, report)
 
 
 def _number(value: float) -> str:

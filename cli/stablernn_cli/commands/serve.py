@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stablernn_server import Settings
 
 ACCESS_PANEL = "Access"
+STREAMS_PANEL = "Streams"
 
 
 def serve(
@@ -71,6 +72,27 @@ def serve(
             envvar="STABLERNN_STATE_KEY_FILE",
             help="File with the key of state tokens, at least 32 bytes; default: a random one, lost when the "
             "server stops.",
+            show_default=False,
+        ),
+    ] = None,
+    adaptive_intervals: Annotated[
+        bool,
+        typer.Option(
+            "--adaptive-intervals",
+            envvar="STABLERNN_ADAPTIVE_INTERVALS",
+            help="Forecasts of streams also have intervals that adapt to how often earlier ones missed "
+            "(docs/online.md); a model without quantiles of its own inputs is refused.",
+            rich_help_panel=STREAMS_PANEL,
+        ),
+    ] = False,
+    drift_false_alarms: Annotated[
+        float | None,
+        typer.Option(
+            metavar="RATE",
+            envvar="STABLERNN_DRIFT_FALSE_ALARMS",
+            help="Test each stream of forecasts for drift, with at most RATE false alarms a reading on average, such "
+            "as 0.0001; a model without a certified forgetting time is refused.",
+            rich_help_panel=STREAMS_PANEL,
             show_default=False,
         ),
     ] = None,
@@ -132,6 +154,8 @@ def serve(
         "engine": engine,
         "workers": workers,
         "state_key_file": state_key_file,
+        "adaptive_intervals": adaptive_intervals,
+        "drift_false_alarms": drift_false_alarms,
         "auth": auth,
         "tokens_file": tokens_file,
         "tls_cert_file": tls_cert_file,

@@ -73,7 +73,7 @@ class StreamConnection:
             self._first = self._open_version(source)
             self._format, self._outputs = self._first.spec.format, self._first.outputs
         else:
-            self._format = StreamFormat.of_version(source)
+            self._format = StreamFormat.of_version(source, context.settings.online_options)
             self._outputs = select_outputs(outputs, self._format.outputs, f"model '{source.ref}'")
         self._layout = Layout(self._format.graph_shape, self._format.dtype)
 
@@ -366,6 +366,8 @@ class StreamConnection:
                 content["states_outside_ball"] = result.violations
             if result.samples_outside:
                 content["samples_outside_range"] = result.samples_outside
+            if result.drift_alarms:
+                content["drift_alarms"] = result.drift_alarms
         content["step"] = stream.step
         if frame.token:
             content["state_token"] = self._issue_token(stream)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from stablernn_runtime.online.online_streams import QUANTILES, OnlineUpdate
 from stablernn_runtime.stream_spec import StreamSpec, stream_spec
 from stablernn_server.arrays import Array
 from stablernn_server.batching.scheduler import Scheduler
@@ -43,6 +44,7 @@ class StepResult:
         last_outputs: The object of the last step; its arrays are copies.
         violations: Names of states that left their certified balls.
         samples_outside: Samples of the request outside the certified range of inputs.
+        drift_alarms: Alarms of the test for drift that the samples raised.
         inference: Queue and run times, those of a rollout added up; without arrays.
     """
 
@@ -50,6 +52,7 @@ class StepResult:
     last_outputs: dict[str, Any]
     violations: list[str]
     samples_outside: int
+    drift_alarms: int
     inference: InferenceResult
 
 
@@ -95,14 +98,23 @@ async def advance_stream(
     output_names = list(spec.outputs) if names is None else list(names)
     # A rollout feeds the mean back, whether it is requested or not.
     run_names = output_names if horizon <= 1 or "mean" in output_names else [*output_names, "mean"]
-    first = await scheduler.step(
-        model, samples.inputs, stream.states, run_names, caller=caller, every=request.every and horizon <= 1
-    )
+    run_names = spec.graph_outputs(run_names)
+    states = spec.model_states(stream.states)
+    # Estimates are updated with the forecast after each sample, whichever of them are answered.
+    every = spec.online is not None or (request.every and horizon <= 1)
+    first = await scheduler.step(model, samples.inputs, states, run_names, caller=caller, every=every)
     results = [first]
+    update = None
     if horizon > 1:
         outputs = await _roll_out(scheduler, spec, results, samples, horizon, caller)
     else:
         outputs = calibrate_outputs(spec, first.outputs)
+    if spec.online is not None:
+        # Each sample takes about as long as parsing a KiB of JSON.
+        update = await run_in_thread_if_large(1024 * count, lambda: update_estimates(spec, stream.states, x, outputs))
+        outputs = outputs | update.outputs
+        if not request.every:
+            outputs = {name: value[:, -1:] for name, value in outputs.items()}
     # A direct head answers its whole horizon: here it is cut to the requested one.
     horizon_limit = None if request.horizon is None or model.rollout is not None else request.horizon
     requested = {name: outputs[name] for name in output_names}
@@ -111,10 +123,31 @@ async def advance_stream(
     content, last_outputs = await run_in_thread_if_large(size, lambda: _write_json(spec, requested, horizon_limit))
     # Last, so that the stream moves on only if everything above has succeeded.
     stream.states = copy_views(first.states)
+    if spec.online is not None and update is not None:
+        spec.online.observer(update)
+        stream.states |= update.states
     stream.clock = samples.clock
     stream.step += samples.count
     violations = set[str]().union(*(result.violations for result in results))
-    return StepResult(orjson.Fragment(content), last_outputs, sorted(violations), samples_outside, _sum_times(results))
+    drift_alarms = 0 if update is None else int(update.alarms.sum())
+    return StepResult(
+        orjson.Fragment(content), last_outputs, sorted(violations), samples_outside, drift_alarms, _sum_times(results)
+    )
+
+
+def update_estimates(
+    spec: StreamSpec, states: Mapping[str, Array], x: Array, outputs: Mapping[str, Array]
+) -> OnlineUpdate:
+    """Return the estimates of streams after samples, without counting them: the request may still fail.
+
+    Args:
+        spec: Samples and outputs of the streams, which have estimates.
+        states: States of the streams before the samples.
+        x: The samples as the graph takes them, ``(streams, samples, ...)``.
+        outputs: Outputs of the graph after each sample.
+    """
+    assert spec.online is not None
+    return spec.online.advance(states, x, outputs[QUANTILES])
 
 
 def calibrate_outputs(spec: StreamSpec, outputs: Mapping[str, Array]) -> dict[str, Array]:

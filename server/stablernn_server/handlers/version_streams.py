@@ -11,6 +11,7 @@ from math import prod
 
 import numpy as np
 
+from stablernn_runtime.online.online_streams import OnlineUpdate
 from stablernn_runtime.run_batch import BatchItem
 from stablernn_runtime.served_model import ServedModel
 from stablernn_runtime.stream_clock import Clock
@@ -18,12 +19,16 @@ from stablernn_runtime.validation import ignore_first_dt
 from stablernn_server.arrays import Array
 from stablernn_server.batching.scheduler import Scheduler
 from stablernn_server.batching.types import Caller, InferenceResult
+from stablernn_server.codecs.json_values import run_in_thread_if_large
 from stablernn_server.codecs.stream_frames import LAST, TOKENS, Frame
 from stablernn_server.errors import InputError
 from stablernn_server.handlers.stream_inputs import check_sequence
-from stablernn_server.handlers.stream_steps import calibrate_outputs
+from stablernn_server.handlers.stream_steps import calibrate_outputs, update_estimates
 from stablernn_server.streams.stream import Stream
 from stablernn_server.streams.stream_batch import Rows, StreamBatch
+
+STREAMS_PER_KIB = 16
+"""Streams whose estimates take about as long to update as parsing a KiB of JSON does."""
 
 
 class VersionStreams:
@@ -53,6 +58,7 @@ class VersionStreams:
         self.spec = self.batch.spec
         self.outputs = self.spec.select_outputs(outputs)
         self.step_bytes = sum(4 * prod(self.spec.outputs[name]) for name in self.outputs)
+        self._graph_outputs = self.spec.graph_outputs(self.outputs)
 
     async def advance(
         self, frame: Frame, rows: Rows, positions: list[int], scheduler: Scheduler, caller: Caller
@@ -82,8 +88,16 @@ class VersionStreams:
         if spec.static_size:
             # (streams, names) to (streams, steps, names), without a copy.
             inputs["static"] = np.broadcast_to(batch.static(rows)[:, None], (count, steps, spec.static_size))
-        result = await self._run_steps(inputs, batch.states(rows), frame, scheduler, caller)
+        states = batch.states(rows)
+        result = await self._run_steps(inputs, spec.model_states(states), frame, scheduler, caller)
         outputs = result.outputs if model.rollout is None else calibrate_outputs(spec, result.outputs)
+        next_states, update = result.states, None
+        if spec.online is not None:
+            size = 1024 * steps * (1 + count // STREAMS_PER_KIB)
+            update = await run_in_thread_if_large(size, lambda: update_estimates(spec, states, frame.samples, outputs))
+            outputs, next_states = outputs | update.outputs, next_states | update.states
+            if frame.flags & LAST:
+                outputs = {name: value[:, -1:] for name, value in outputs.items()}
         clocks = {}
         if batch.has_clocks:
             dt = inputs.get("dt")
@@ -94,20 +108,21 @@ class VersionStreams:
         step_counts = [batch.steps[row] + steps for row in indices]
         arrays = [outputs[name] for name in self.outputs]
         # Tokens are signed with the answer, before the streams are committed.
-        streams = batch.preview(rows, step_counts, result.states, clocks) if frame.flags & TOKENS else []
-        return PendingAdvance(self, positions, rows, indices, step_counts, arrays, result.states, clocks, streams)
+        streams = batch.preview(rows, step_counts, next_states, clocks) if frame.flags & TOKENS else []
+        return PendingAdvance(self, positions, rows, indices, step_counts, arrays, next_states, clocks, streams, update)
 
     async def _run_steps(
         self, inputs: dict[str, Array], states: dict[str, Array], frame: Frame, scheduler: Scheduler, caller: Caller
     ) -> InferenceResult:
-        every = not frame.flags & LAST
+        # Estimates are updated with the forecast after each sample, whichever of them are answered.
+        every = self.spec.online is not None or not frame.flags & LAST
         if self.spec.accepts(inputs, frame.streams, frame.steps):
-            batch_item = BatchItem({**inputs, **states}, frame.streams, frame.steps, self.outputs, every)
+            batch_item = BatchItem({**inputs, **states}, frame.streams, frame.steps, self._graph_outputs, every)
             return await scheduler.step_prepared(self.model, batch_item, caller=caller)
         # The slow path repeats the checks and raises the error of the one that fails.
         if "static" in inputs:
             inputs["static"] = inputs["static"][:, 0]
-        return await scheduler.step(self.model, inputs, states, self.outputs, caller=caller, every=every)
+        return await scheduler.step(self.model, inputs, states, self._graph_outputs, caller=caller, every=every)
 
     def _convert_dt(self, dt: Array, rows: Sequence[int]) -> Array:
         if not self.spec.takes_dt:
@@ -135,6 +150,7 @@ class PendingAdvance:
         states: By input name.
         clocks: By stream number, of the streams that have one.
         streams: The streams as they will be, where their tokens are wanted.
+        update: The estimates of the streams; None without.
     """
 
     version: VersionStreams
@@ -146,6 +162,7 @@ class PendingAdvance:
     states: dict[str, Array]
     clocks: dict[int, Clock]
     streams: list[Stream]
+    update: OnlineUpdate | None
 
     def commit(self) -> None:
         """Let the streams go on from here."""
@@ -155,3 +172,5 @@ class PendingAdvance:
             batch.steps[row] = count
         if self.clocks:
             batch.set_clocks(self.clocks)
+        if self.version.spec.online is not None and self.update is not None:
+            self.version.spec.online.observer(self.update)

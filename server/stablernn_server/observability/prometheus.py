@@ -109,6 +109,9 @@ class Metrics:
         self.samples_outside = counter(
             "samples_outside_range_total", "Samples outside the range of inputs that a version is certified for.", MODEL
         )
+        self.drift_alarms = counter("drift_alarms_total", "Alarms of the test for drift of streams.", MODEL)
+        scores_text = "Forecasts of adaptive intervals whose true values arrived; result: covered or missed."
+        self.interval_scores = counter("interval_scores_total", scores_text, (*MODEL, "nominal", "result"))
         self.loads = counter("loads_total", "Attempts to open a model, by result: ok or failed.", (*MODEL, "result"))
         self.load_seconds = histogram("load_seconds", "Time to open a model and warm it up.", (), LOAD_SECONDS)
         Gauge(

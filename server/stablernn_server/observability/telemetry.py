@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 from weakref import WeakKeyDictionary
 
+from stablernn_server.arrays import Array
 from stablernn_server.observability.multiprocess import use_metrics_dir
 from stablernn_server.observability.triton_statistics import ModelStatistics, Statistics
 from stablernn_server.settings import Settings
@@ -40,6 +42,15 @@ class Guard(Protocol):
     def violation_count(self) -> int: ...
     @property
     def inputs(self) -> InputRangeGuard: ...
+
+
+class EstimateUpdate(Protocol):
+    """The estimates of some streams after samples, as ``stablernn_runtime.online`` returns them."""
+
+    @property
+    def alarms(self) -> Array: ...
+    @property
+    def scores(self) -> Mapping[float, tuple[int, int]]: ...
 
 
 class ModelLike(Protocol):
@@ -237,6 +248,15 @@ class Telemetry:
         if largest != window.gauge_value:
             window.gauge_value = largest
             window.gauge.set(largest)
+
+    def record_estimates(self, name: str, version: int, update: EstimateUpdate) -> None:
+        """Count the alarms and the scored intervals of streams that have taken their samples."""
+        if alarms := int(update.alarms.sum()):
+            self.metrics.drift_alarms.labels(name, version).inc(alarms)
+        for nominal, (scored, missed) in update.scores.items():
+            if scored:
+                for result, count in (("covered", scored - missed), ("missed", missed)):
+                    self.metrics.interval_scores.labels(name, version, f"{nominal:g}", result).inc(count)
 
     def close(self) -> None:
         """Write out what was counted last; called when the last request is answered."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ from stablernn_registry import Version
 from stablernn_runtime.engines.loaded_graphs import ONNX, first_line
 from stablernn_runtime.engines.plugins import AUTO, NATIVE
 from stablernn_runtime.isolation import Abort
+from stablernn_runtime.online.online_streams import attach_online_streams, create_online_streams
 from stablernn_runtime.served_model import ServedModel
 from stablernn_runtime.trial_load import has_passed, try_opening
 from stablernn_server.errors import (
@@ -221,7 +223,14 @@ class VersionLoader:
 
     def _load(self, version: Version) -> ServedModel:
         try:
-            return ServedModel.load(version, self._settings.device, self._settings.threads, self._settings.engine)
+            settings = self._settings
+            model = ServedModel.load(version, settings.device, settings.threads, settings.engine)
+            # Before any stream begins, whose format they are part of.
+            online = create_online_streams(model.manifest, model.patch_stride, settings.online_options)
+            if online is not None:
+                online.observer = partial(self._telemetry.record_estimates, model.name, model.version)
+                attach_online_streams(model, online)
+            return model
         except (ModelLoadError, DeviceError, SettingsError):
             raise
         except Exception as error:

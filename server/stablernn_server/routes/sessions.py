@@ -95,6 +95,10 @@ async def show_session(
         "states": state_norms(entry.stream),
         "last": entry.last_outputs,
     }
+    intervals = online.intervals if (online := stream_spec(entry.stream.model).online) is not None else None
+    if intervals is not None:
+        # Without the axis over streams.
+        content["coverage"] = intervals.coverage({name: value[0] for name, value in entry.stream.states.items()})
     if token:
         content["state_token"] = context.state_keys.issue(entry.stream.snapshot())
     return json_response(content)
@@ -205,6 +209,8 @@ async def _advance(
         content["states_outside_ball"] = stepped.violations
     if stepped.samples_outside:
         content["samples_outside_range"] = stepped.samples_outside
+    if stepped.drift_alarms:
+        content["drift_alarms"] = stepped.drift_alarms
     return content, stepped.last_outputs
 
 

@@ -191,6 +191,18 @@ class Stepped(BaseModel):
         default=0,
         description="Samples outside the range of inputs that the model is certified for; only present if any is.",
     )
+    drift_alarms: int = Field(
+        default=0,
+        description="Alarms of the test for drift that these samples raised; only present if there is one.",
+    )
+
+
+class Coverage(BaseModel):
+    """Coverage of the adaptive intervals of a stream: forecasts whose true values have arrived, and those covered."""
+
+    nominal: float
+    scored: int
+    covered: int
 
 
 class StateNorm(BaseModel):
@@ -210,6 +222,9 @@ class SessionDetails(SessionOpened):
     idle_seconds: float
     states: list[StateNorm]
     last: dict[str, Any] | None = None
+    coverage: list[Coverage] | None = Field(
+        default=None, description="Only present on a server with adaptive intervals, an entry for each pair of levels."
+    )
     state_token: str | None = None
 
 

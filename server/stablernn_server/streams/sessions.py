@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from stablernn_runtime.stream_spec import stream_spec
 from stablernn_server.batching.types import Caller
 from stablernn_server.errors import OneProcessError, UnknownSessionError, cut
 from stablernn_server.settings import Settings
@@ -163,7 +164,8 @@ def check_one_process(processes: int, subject: str) -> None:
 def state_norms(stream: Stream) -> list[dict[str, Any]]:
     """Return the norm of each float state and the radius of the ball that its certificate says it stays in."""
     norms: list[dict[str, Any]] = []
-    for name, value in stream.snapshot().states.items():
+    states = stream_spec(stream.model).model_states(stream.snapshot().states)
+    for name, value in states.items():
         # Whole numbers, such as counters, have no ball.
         if value.dtype.kind != "f":
             continue

@@ -32,7 +32,8 @@ class Stream:
     Attributes:
         model: The model that it began with; a newer version does not take it over.
         step: Samples taken.
-        states: By input name, ``(1, ...)``; empty at the beginning, which stands for zeros.
+        states: By input name, ``(1, ...)``, with those of the estimates that the stream updates; empty at the
+            beginning, which stands for zeros.
         static: ``(1, names)``, where the model takes any.
         clock: The time of the last reading.
     """
@@ -99,11 +100,11 @@ def stream_from_snapshot(snapshot: StreamSnapshot, model: ServedModel) -> Stream
         BadTokenError: If the states of the token do not fit the model.
     """
     spec = stream_spec(model)
-    shapes = {name: (value.shape, value.dtype) for name, value in snapshot.states.items()}
-    if shapes != spec.state_shapes or snapshot.static.size not in (0, spec.static_size):
+    token_states = spec.check_token_states(snapshot.states)
+    if snapshot.static.size not in (0, spec.static_size):
         raise BadTokenError(f"The state token holds states that are not those of {model.label}; begin a new stream.")
     # With an axis over streams: (1, ...).
-    states = {name: value[None] for name, value in snapshot.states.items()}
+    states = {name: value[None] for name, value in token_states.items()}
     static = snapshot.static[None] if snapshot.static.size else None
     return Stream(model, snapshot.step, states, static, snapshot.clock)
 

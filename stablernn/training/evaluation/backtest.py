@@ -71,7 +71,7 @@ def backtest(
     window_set = data.windows(split)
     if not len(window_set):
         raise DataError(f"The split '{split}' of '{data.name}' is empty. Choose another split.")
-    numbers, distances = _select_origins(window_set, windows, step)
+    numbers, distances = select_origins(window_set, windows, step)
     available = int(distances.max()) + 1
     if available < windows:
         raise ConfigError(
@@ -86,7 +86,7 @@ def backtest(
     outputs: dict[str, Outputs] = {}
     reports: dict[str, Any] = {}
     for kind in ("carried", "fresh"):
-        rollout = _RollingForecast(predictor, data, window_set, step if kind == "carried" else None, batch_size)
+        rollout = RollingForecast(predictor, data, window_set, step if kind == "carried" else None, batch_size)
         started = time.perf_counter()
         outputs[kind] = rollout.run(numbers, origins, order)
         seconds = time.perf_counter() - started
@@ -145,7 +145,7 @@ def parse(text: str) -> BacktestSettings:
     return {"windows": settings["windows"], "step": settings["step"]}
 
 
-def _select_origins(window_set: WindowSet, windows: int, step: int) -> tuple[Int64Array, Int64Array]:
+def select_origins(window_set: WindowSet, windows: int, step: int) -> tuple[Int64Array, Int64Array]:
     """Return the windows at the last origin of each series and at those ``step`` steps apart before it.
 
     Returns:
@@ -165,7 +165,7 @@ def _mae(mean: Array, truth: Array) -> float:
     return float(np.abs(mean.astype(np.float64) - truth)[is_observed].mean()) if is_observed.any() else float("nan")
 
 
-class _RollingForecast:
+class RollingForecast:
     """Forecasts at the origins of all series, earliest first.
 
     Args:

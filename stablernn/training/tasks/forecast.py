@@ -35,6 +35,7 @@ from stablernn.training.evaluation.scorers import (
     Subset,
     open_forecast,
 )
+from stablernn.training.evaluation.streamed import stream_report
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.evaluation.trivial import Comparison, compare_with_baseline
 from stablernn.training.loop.context_length import choose_context
@@ -323,8 +324,23 @@ class ForecastTask(Task):
             results["backtest"] = backtest(predictor, self.data, split, quantiles=names.quantiles, **extras.backtest)
         if extras.free_run is not None:
             # The free run is compared with the bound on the state in the certificate.
-            results["soak"] = soak(predictor, self.data, split, extras.free_run())
+            certificate = extras.free_run()
+            results["soak"] = soak(predictor, self.data, split, certificate)
+            results["soak"] |= self._stream(predictor, split, names.quantiles or (), certificate, extras)
         return SplitScores(metrics, scorer.samples, results)
+
+    def _stream(
+        self, predictor: Any, split: str, levels: Sequence[float], certificate: Mapping[str, Any], extras: ScoreExtras
+    ) -> dict[str, Any]:
+        """Return ``streamed``, the report on a stream of the split, and ``streamed_reason``, why it is None."""
+        if extras.stream_monitor is None:
+            return {}
+        if not symmetric_levels(levels):
+            reason = f"no two levels of the quantiles add up to 1, got {list(levels)}"
+            return {"streamed": None, "streamed_reason": reason}
+        monitor = extras.stream_monitor(self.data, levels, predictor.patch_stride, certificate)
+        report = stream_report(predictor, self.data, split, levels, monitor)
+        return {"streamed": report, "streamed_reason": None}
 
     def _score_tables(self, scorer: ForecastScorer, outputs: Outputs, extras: ScoreExtras) -> dict[str, Any]:
         functions = {"series": by_series, "step": by_step}

@@ -15,6 +15,7 @@ from stablernn.cells import StableCell
 from stablernn.data.arrays import Samples, cut_samples
 from stablernn.data.options import LoadOptions
 from stablernn.data.step_data import Data
+from stablernn.data.types import ForecastData
 from stablernn.errors import DataError
 from stablernn.nn.models import NetworkOptions, SequenceModel
 from stablernn.training.batches.losses import Objective
@@ -22,6 +23,7 @@ from stablernn.training.batches.minibatches import Minibatches
 from stablernn.training.evaluation.backtest import BacktestSettings
 from stablernn.training.evaluation.predictors import BATCH_SIZE
 from stablernn.training.evaluation.scorers import PredictorNames, Scorer, Scores
+from stablernn.training.evaluation.streamed import StreamMonitor
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.evaluation.trivial import Comparison
 from stablernn.training.plots.windows import WindowChoice
@@ -51,6 +53,8 @@ class ScoreExtras:
         tables: Forecast: folder to write both tables to as CSV files; None for no files.
         backtest: Forecast: rolling origins; None for no backtest.
         free_run: Forecast: function that returns the certificate to compare a long free run with; None for no such run.
+        stream_monitor: Forecast: function that returns the estimates of streams, from data, levels, readings in a
+            sample and certificate, with which a free run also streams the split; None to leave that out.
         early: Classify: True to score predictions from the first part of each sequence, too.
     """
 
@@ -58,6 +62,7 @@ class ScoreExtras:
     tables: Path | None = None
     backtest: BacktestSettings | None = None
     free_run: Callable[[], Mapping[str, Any]] | None = None
+    stream_monitor: Callable[[ForecastData, Sequence[float], int, Mapping[str, Any]], StreamMonitor] | None = None
     early: bool = False
 
 

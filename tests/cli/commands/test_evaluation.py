@@ -77,6 +77,22 @@ def test_a_soak_by_torch_and_by_the_served_graph(trained: Workplace) -> None:
         assert max(report["state_norms"]["layer 0 hidden"]) <= report["bound"]["layer 0 hidden"] == 8**0.5
 
 
+def test_a_soak_streams_the_split_by_torch_and_by_the_served_graph(trained: Workplace) -> None:
+    left, right = (trained.ok("-q", "eval", t, "--soak", "--json").json["soak"] for t in ("load-run", "load:1"))
+    for report in (left, right):
+        assert report["streamed_reason"] is None
+        streamed = report["streamed"]
+        assert (streamed["series"], streamed["readings"]) == (1, streamed["samples"])
+        # The GRU is bounded, not proved to forget.
+        assert streamed["alarms"] is streamed["block"] is streamed["false_alarm_rate"] is None
+        assert streamed["drift_reason"].startswith("its certificate proves no forgetting time for regular steps,")
+    (first,), (second,) = left["streamed"]["coverage"], right["streamed"]["coverage"]
+    assert first["nominal"] == second["nominal"] == 0.8
+    assert [first[name] for name in ("fixed", "adaptive")] == pytest.approx(
+        [second[name] for name in ("fixed", "adaptive")], abs=0.05
+    )
+
+
 @CLASSES
 def test_early_scores_end_with_the_score(trained: Workplace, target: str) -> None:
     document = trained.ok("-q", "eval", target, "--early", "--json").json
@@ -108,6 +124,8 @@ def test_the_figures_for_people(trained: Workplace) -> None:
         "free run             1 series, 60 steps:",
         "proved of the state  layer 0 hidden stays within 2.83 (l2), ",
         "drift",
+        "coverage, 80% nominal  ",
+        "alarms of drift        not tested: its certificate proves no forgetting time",
     ):
         assert words in shown
     assert "By share of the sequence" in trained.ok("-q", "eval", "digits", "--early").out

@@ -221,3 +221,24 @@ def test_nothing_to_serve(empty: Workplace) -> None:
     result = empty("serve", "--port", 0)
     assert result.sentence == (f"The registry {empty.registry} holds no models; publish one with 'stablernn export'.")
     assert (result.code, result.out) == (1, "")
+
+
+def test_estimates_of_streams_are_turned_on_by_option_or_environment(
+    trained: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start(trained, tmp_path / "log", "--model", "load", "--adaptive-intervals")
+    try:
+        answer = running.post("/v1/step", {"model": "load", "values": [1.0, 2.0, 3.0]})
+    finally:
+        running.process.kill()
+        running.process.communicate()
+    (output,) = answer["outputs"]
+    # Nothing has been scored yet.
+    assert output["adaptive_quantiles"] == output["quantiles"]
+    refused = trained("serve", "--port", 0, "--model", "load", "--drift-false-alarms", 0.001)
+    assert refused.code == 1
+    assert refused.sentence.startswith("'load:1' cannot be served with a test for drift: its certificate proves no ")
+    monkeypatch.setenv("STABLERNN_ADAPTIVE_INTERVALS", "true")
+    assert trained("serve", "--port", 0, "--model", "digits").sentence.startswith(
+        "'digits:1' cannot be served with adaptive intervals: it is for 'classify', and only forecasts have intervals."
+    )
