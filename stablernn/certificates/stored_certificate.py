@@ -50,13 +50,24 @@ def certificate_document(
     certificate = prove(module, norms=norms)
     bounded = None
     if inputs is not None and not (isinstance(module, SequenceModel) and not module.scaling.has_channel_range):
-        bounded = _bounded_summary(_certificate_within(module, certificate, inputs, norms))
+        bounded = _bounded_summary(certificate_within(module, certificate, inputs, norms))
     return {**certificate.document(), "bounded_inputs": bounded}
 
 
-def _certificate_within(
-    module: nn.Module, certificate: Certificate, inputs: InputRange, norms: list[Mapping[str, Any]] | None
+def certificate_within(
+    module: nn.Module,
+    certificate: Certificate,
+    inputs: InputRange,
+    norms: Iterable[Mapping[str, Any]] | None = None,
 ) -> Certificate:
+    """Return the certificate for inputs within a range, without what quantized weights change.
+
+    Args:
+        module: As of :func:`certificate_document`; a model must have inputs with a range.
+        certificate: Its certificate for all inputs.
+        inputs: Range of the raw inputs.
+        norms: As of :func:`stablernn.certificates.certificate.prove`.
+    """
     cells = [cell for cell in module.modules() if isinstance(cell, StableCell)]
     gains_by_range = any(type(cell).step_bound_within is not StableCell.step_bound_within for cell in cells)
     if gains_by_range and certificate.max_dt is None:
