@@ -6,9 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from stablernn.bounds.intervals import FLOAT32_EPSILON, Box
+from stablernn.bounds.linalg import EPSILON
+from stablernn.cells._base import float64
 from stablernn.cells.lipschitz import SymmetricSkewCell
 from stablernn.certificates.matrix_projections import (
     with_bounded_rows,
@@ -184,6 +188,43 @@ def _project_antisymmetric(cell: Any, bound: float) -> None:
         cell.weight_hh.copy_(projected[rows, columns])
 
 
+def _limit_forget_gate(cell: Any, bound: float, inputs: Box) -> None:
+    """Bound the forget gate of an LSTM for inputs within a box: a row's weights are scaled, its bias lowered.
+
+    The argument of a unit's gate is its bias and a part that is homogeneous in the unit's rows of W and U. Over the box
+    of inputs, and hidden states within theirs, the largest value of that part is scaled to what the bias leaves.
+
+    Args:
+        cell: An LSTM, or a variant of one.
+        bound: The largest value of the gate, 0.5 or more.
+        inputs: Range of the cell's inputs.
+    """
+    rows = slice(cell.hidden_size, 2 * cell.hidden_size)
+    limit = math.log(bound / (1 - bound))
+    # Of the variants with momentum, the bias of the input is accumulated as its product is, and scaled with it.
+    has_momentum = hasattr(cell, "bias_hh")
+    bias = (cell.bias_hh if has_momentum else cell.bias_ih)[rows]
+    # Something is left for the weights.
+    bias.clamp_(max=limit - min(1.0, limit / 2))
+    hidden = Box.around_zero(cell.hidden_size, cell.step_bound().balls[0].radius)
+    weight_ih, recurrent = float64(cell.weight_ih), float64(cell.recurrent_matrix())
+    if has_momentum:
+        drive = inputs.affine(cell.input_scale * weight_ih, cell.input_scale * float64(cell.bias_ih))
+        largest = cell.gate_ranges(drive, hidden.affine(recurrent)).upper[rows]
+    else:
+        largest = inputs.affine(weight_ih[rows]).plus(hidden.affine(recurrent[rows])).upper
+    remaining = limit - float64(bias)
+    scales = np.where(largest > remaining, remaining / np.maximum(largest, EPSILON), 1.0)
+    if (scales == 1).all():
+        return
+    factors = torch.from_numpy(scales * (1 - FLOAT32_EPSILON)).to(cell.weight_ih)
+    factors[torch.from_numpy(scales == 1)] = 1.0
+    for parameter in (cell.weight_ih, cell.weight_hh):
+        parameter[rows] *= factors[:, None]
+    if has_momentum:
+        cell.bias_ih[rows] *= factors
+
+
 def _project_symmetric_skew(cell: Any, bound: float) -> None:
     if cell.key == "noisy_rnn":
         cell.unit_steps.clamp_(*(multiple * cell.step_size for multiple in UNIT_STEPS))
@@ -229,3 +270,8 @@ PROJECTIONS: dict[str, Callable[[Any, float], None]] = {
     **dict.fromkeys(("antisymmetric", "antisymmetric_g"), _project_antisymmetric),
 }
 """By cell, the function that moves its parameters into the region of a bound, 1 less the margin."""
+
+RANGE_PROJECTIONS: dict[str, Callable[[Any, float, Box], None]] = dict.fromkeys(
+    ("lstm", "momentum_lstm", "sr_lstm", "ode_lstm", "slstm"), _limit_forget_gate
+)
+"""The same of cells whose region depends on the range of their inputs."""

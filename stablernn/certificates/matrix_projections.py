@@ -109,9 +109,7 @@ def with_dominant_diagonal(matrix: Tensor, share: float, smallest: float, larges
     # A damping beyond a limit ends there, and the others in the ball of the 1-norm that it allows.
     used_damping = raised_damping.clamp(smallest, largest)
     ball_thresholds = (partial_sums[:, 1:] - share * used_damping[:, None]) / counts[1:]
-    threshold = torch.where(
-        used_damping == raised_damping, threshold, ball_thresholds.amax(dim=1).clamp_min(0)
-    )
+    threshold = torch.where(used_damping == raised_damping, threshold, ball_thresholds.amax(dim=1).clamp_min(0))
     # The moduli have zeros on the diagonal.
     return matrix.sign() * (moduli - threshold[:, None]).clamp_min(0) - torch.diag(used_damping)
 

@@ -14,7 +14,7 @@ _LEAST_RADIUS = 1e-3
 def describe_guarantee(certificate: Mapping[str, Any], *, radius: float | None = None) -> list[str]:
     """Return what a certificate proves as clauses, without the full stop; none if it proves nothing.
 
-    Inputs are those of the layers, in units of the scaled data, and an error of size 1 is of the 2-norm over all
+    Inputs are those of the layers, in units of the scaled data, and the size of an error is its 2-norm over all
     channels of a step. A step is one of the layers, which read several samples at once if the model has patches.
 
     Args:
@@ -54,9 +54,11 @@ def _input_errors(certificate: Mapping[str, Any]) -> list[str]:
     single = next((gap["output_error"] for gap in certificate.get("gaps", ()) if gap["steps"] == 1), None)
     lasting = certificate["gains"]["input_to_output"]
     if single is not None and single < _MOST:
-        clauses.append(f"an input of size 1 that is wrong in one step moves no later output by more than {_size(single)}")
+        clauses.append(f"an input that is wrong by 1 in one step moves no later output by more than {_size(single)}")
     if lasting is not None and lasting < _MOST:
-        clauses.append(f"{'' if clauses else 'inputs of size 1 that are '}wrong in every step by no more than {_size(lasting)}")
+        alone = "an input that is wrong by 1 in every step moves no output by more"
+        start = "in every step by no more" if clauses else alone
+        clauses.append(f"{start} than {_size(lasting)}")
     # The second continues the sentence of the first.
     return [", and ".join(clauses)] if clauses else []
 
@@ -66,6 +68,8 @@ def _balls(balls: Sequence[Mapping[str, Any]]) -> list[str]:
     if not balls:
         return []
     largest = max(ball["radius"] for ball in balls)
+    if not largest < _MOST:
+        return []
     if all(ball["norm"] == "linf" for ball in balls):
         return [f"keeps every number of its state within {_size(largest)}"]
     return [f"keeps the norm of every layer's state within {_size(largest)}"]

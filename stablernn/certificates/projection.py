@@ -17,6 +17,8 @@ enough to be projected onto in a few eigenvalues a step. With ``r = 1 - margin``
     antisym_ablation                            the same, with k_ii <= -0.01
     fastgrnn, fastgrnn_lsq                      the same of U, without -1/eps
     antisymmetric, antisymmetric_g              sum of |s_ij| over j <= r damping
+    lstm, momentum_lstm, sr_lstm, ode_lstm,
+    slstm                                       forget gate <= r for inputs within the range of training
 
 with a = linear_scale, and E^2 the steps of the units. Those of the Lipschitz RNN are around the middle of the slopes of
 tanh, 1/2: W is in one matrix with A there, and its negative part damps too.
@@ -35,10 +37,15 @@ from typing import Any, Literal
 
 import torch
 
+from stablernn.bounds.intervals import Box
 from stablernn.cells import StableCell
 from stablernn.cells.eunn import OFFSET
-from stablernn.certificates.cell_projections import PROJECTIONS
+from stablernn.certificates.cell_projections import PROJECTIONS, RANGE_PROJECTIONS
+from stablernn.certificates.input_range import InputRange
+from stablernn.certificates.layer_ranges import first_layer_boxes
 from stablernn.errors import ConfigError
+from stablernn.nn.layers import StableRNN
+from stablernn.nn.models import SequenceModel
 
 Kind = Literal["contracting", "non-expansive", "bounded"]
 
@@ -47,21 +54,18 @@ BY_CONSTRUCTION: dict[str, Kind] = {
     **dict.fromkeys(("scornn", "exprnn", "dtriv", "urnn", "fc_urnn", "eunn", "lvf_mid"), "non-expansive"),
     **dict.fromkeys(("mingru", "minlstm", "nais_net"), "non-expansive"),
     **dict.fromkeys(("gru", "gru_d", "lem", "cfc", "lvf", "cornn"), "bounded"),
-    **dict.fromkeys(("lstm", "momentum_lstm", "sr_lstm", "ode_lstm", "slstm"), "bounded"),
 }
 """The kind that holds for all parameters, with softshrink or another nonlinearity without a jump."""
 
 _PROJECTED_KINDS: dict[str, Kind] = {
     **dict.fromkeys(PROJECTIONS, "contracting"),
+    **dict.fromkeys(RANGE_PROJECTIONS, "bounded"),
     **dict.fromkeys(("neural_ode_rnn", "antisymmetric"), "non-expansive"),
     **dict.fromkeys(("antisymmetric_g", "antisym_ablation", "fastgrnn", "fastgrnn_lsq"), "bounded"),
 }
 """The kind that projection keeps a cell in."""
 
-WITHIN_RANGE = frozenset(
-    {"lstm", "momentum_lstm", "sr_lstm", "ode_lstm", "slstm"}
-    | {"antisymmetric_g", "antisym_ablation", "fastgrnn", "fastgrnn_lsq"}
-)
+WITHIN_RANGE = frozenset({*RANGE_PROJECTIONS, "antisymmetric_g", "antisym_ablation", "fastgrnn", "fastgrnn_lsq"})
 """Cells whose kind is that for inputs within the range of training, and regular steps; nothing holds for all inputs."""
 
 _REASONS = {
@@ -79,7 +83,7 @@ def certified_kind(cell: StableCell) -> Kind:
     Raises:
         ConfigError: If the cell, or an option of it, has no certified region.
     """
-    if cell.key not in PROJECTIONS and cell.key not in BY_CONSTRUCTION:
+    if cell.key not in _PROJECTED_KINDS and cell.key not in BY_CONSTRUCTION:
         reason = f": {_REASONS[cell.key]}" if cell.key in _REASONS else ""
         raise ConfigError(
             f"The cell '{cell.key}' has no certified region that training could stay in{reason}. Take one that has, "
@@ -111,7 +115,7 @@ def is_within_range(cell: StableCell) -> bool:
 
 def is_projected(cell: StableCell) -> bool:
     """Return whether projection keeps the cell inside its region, by a margin."""
-    return cell.key in PROJECTIONS
+    return cell.key in _PROJECTED_KINDS
 
 
 def largest_margin(cell: StableCell) -> float:
@@ -123,13 +127,18 @@ def largest_margin(cell: StableCell) -> float:
 
 
 @torch.no_grad()
-def project(cell: StableCell, margin: float) -> None:
+def project(cell: StableCell, margin: float, inputs: Box | None = None) -> None:
     """Move a cell's parameters into its certified region, in place; those inside stay as they are.
 
     Args:
         cell: One for which :func:`certified_kind` gives a kind. Parameters that are not finite are left alone.
         margin: By how much the rate of its step stays below 1, or of a region of dominant diagonals the share by which
-            they exceed the rest of their rows, 0 to 0.5; of no use to cells that are certified by construction.
+            they exceed the rest of their rows, or of an LSTM its forget gate below 1, 0 to 0.5; of no use to cells that
+            are certified by construction.
+        inputs: Range of the cell's inputs, which cells of the LSTM family need.
+
+    Raises:
+        ValueError: If an LSTM has no range.
     """
     # No decomposition takes NaN; the training loop stops at a loss that is not finite.
     if not all(bool(torch.isfinite(parameter).all()) for parameter in cell.parameters()):
@@ -139,6 +148,31 @@ def project(cell: StableCell, margin: float) -> None:
         bias.clamp_(max=-OFFSET if cell.key == "eunn" else 0.0)
     if cell.key in PROJECTIONS:
         PROJECTIONS[cell.key](cell, 1 - margin)
+    elif cell.key in RANGE_PROJECTIONS:
+        if inputs is None:
+            raise ValueError(f"The region of the cell '{cell.key}' depends on the range of its inputs, got none.")
+        RANGE_PROJECTIONS[cell.key](cell, 1 - margin, inputs)
+
+
+def project_model(model: SequenceModel, margin: float, inputs: InputRange | None = None) -> None:
+    """Run :func:`project` on all layers of all members.
+
+    Args:
+        model: A model with such cells, with its scaling fitted.
+        margin: As of :func:`project`.
+        inputs: Range of the raw inputs, which cells of the LSTM family need.
+    """
+    if model.rnn.first.cells[0].key not in RANGE_PROJECTIONS or inputs is None:
+        for cell in model.rnn.cells:
+            project(cell, margin)
+        return
+    stacks = [stack for stack in model.rnn.stacks if isinstance(stack, StableRNN)]
+    # An embedding trains, so that the range behind it changes with every step.
+    for stack, box in zip(stacks, first_layer_boxes(model, inputs.for_features(model.input_size)), strict=True):
+        for cell in stack.cells:
+            project(cell, margin, box)
+            # The hidden state, which the layer above reads, has a ball for all inputs.
+            box = Box.around_zero(cell.output_size, cell.step_bound().balls[0].radius)
 
 
 def _excluded_options(cell: Any) -> list[tuple[str, bool, str]]:

@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import Tensor
 
-from stablernn.atomic_files import read_json, to_json_types, write_json
-from stablernn.certificates.input_range import training_range
+from stablernn.atomic_files import to_json_types, write_json
 from stablernn.data.types import score_notes
 from stablernn.errors import TrainingError
+from stablernn.training.describe import certified_range
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
+from stablernn.training.guarantee import describe_proof, promised_certificate
 from stablernn.training.loaded_run import Summary
 from stablernn.training.loop.certificate_log import check_certified
 from stablernn.training.loop.trainer import Trainer
-from stablernn.training.guarantee import describe_proof, promised_certificate
 from stablernn.training.plots.figures import draw_curves
 from stablernn.training.run_directory import RunDirectory
 from stablernn.training.settings.config import Config
@@ -48,7 +48,7 @@ def finish(directory: RunDirectory, config: Config, task: Task, trainer: Trainer
         write_json(directory.calibration, calibration)
     # Calibration has changed the best weights, so they are stored again.
     directory.save("best", trainer.best(trainer.model.state_dict()))
-    inputs = training_range(read_json(directory.data))
+    inputs = certified_range(task.data, trainer.model)
     if config.training.certified:
         check_certified(trainer.model, promised_certificate(trainer, inputs))
     plots = directory.plots if config.training.plots else None

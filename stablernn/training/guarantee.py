@@ -53,7 +53,7 @@ def describe_proof(trainer: Trainer, scorer: Scorer, inputs: InputRange | None) 
         return None
     clauses = describe_guarantee(certificate.document(), radius=_median_radius(model, scorer, certificate))
     if not clauses:
-        return f"Nothing is proved of this model. {suggest_proof(model.rnn.cells[0])}"
+        return f"Nothing of use is proved of this model. {suggest_proof(model.rnn.cells[0])}"
     scope = "for all inputs"
     if certificate.inputs is not None:
         scope = "for inputs within the range of training, half as wide again"
@@ -62,10 +62,11 @@ def describe_proof(trainer: Trainer, scorer: Scorer, inputs: InputRange | None) 
 
 def _median_radius(model: object, scorer: Scorer, certificate: Certificate) -> float | None:
     """Return the median certified radius over validation sequences; None if none is proved."""
-    is_classifier = isinstance(model, Classifier) and isinstance(scorer, ClassificationScorer)
-    if not is_classifier or not scorer.samples or certificate.inputs is not None:
+    if not (isinstance(model, Classifier) and isinstance(scorer, ClassificationScorer)):
         return None
-    assert isinstance(model, Classifier) and isinstance(scorer, ClassificationScorer)
+    # Radii are derived from the bounds for all inputs.
+    if not scorer.samples or certificate.inputs is not None:
+        return None
     # Evenly spaced, so that files that are sorted by class give all of them.
     numbers = np.unique(np.linspace(0, scorer.samples - 1, _RADIUS_SEQUENCES).astype(int))
     samples, device = scorer.source.gather(numbers), model.scaling.mean.device

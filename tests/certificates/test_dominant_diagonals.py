@@ -27,7 +27,11 @@ def drawn(size: int, seed: int) -> Tensor:
 def is_dominant(matrix: Tensor, slack: float = 1e-12) -> bool:
     diagonal = matrix.diagonal()
     others = matrix.abs().sum(dim=1) - diagonal.abs()
-    return bool((others <= -SHARE * diagonal + slack).all() and (diagonal >= -LARGEST - slack).all() and (diagonal <= -SMALLEST + slack).all())
+    return bool(
+        (others <= -SHARE * diagonal + slack).all()
+        and (diagonal >= -LARGEST - slack).all()
+        and (diagonal <= -SMALLEST + slack).all()
+    )
 
 
 def test_a_row_moves_along_the_normal_of_the_cone() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from stablernn import create_cell, list_cells
+from stablernn.bounds.intervals import Box
 from stablernn.cells import StableCell
 from stablernn.certificates.certificate import KINDS, certify
 from stablernn.certificates.matrix_projections import within_norm, within_sum
@@ -55,6 +57,13 @@ DOMINANT: list[tuple[str, dict[str, Any]]] = [
     *(("antisym_ablation", {"damping": damping}) for damping in (0.0, 0.5)),
     ("fastgrnn_lsq", {}),
     ("fastgrnn", {"recurrent_kept": 1.0, "byte_weights": False}),
+]
+RANGED: list[tuple[str, dict[str, Any]]] = [
+    ("lstm", {}),
+    ("momentum_lstm", {}),
+    ("sr_lstm", {"restart": 5}),
+    ("ode_lstm", {}),
+    ("slstm", {}),
 ]
 REGION_OPTIONS: dict[str, dict[str, Any]] = {
     "gru_d": {"imputation": "none"},
@@ -195,6 +204,42 @@ def test_a_second_projection_moves_next_to_nothing(key: str, options: dict[str, 
         assert torch.allclose(value, before[name], atol=1e-5, rtol=1e-5), name
 
 
+@named(RANGED)
+def test_the_forget_gate_of_an_lstm_stays_below_one_within_the_range(key: str, options: dict[str, Any]) -> None:
+    box = Box(np.array([-2.0, 0.5]), np.array([2.0, 3.0]))
+    for seed, (size, scale) in enumerate(((1, 3.0), (3, 0.1), (5, 0.5), (5, 5.0))):
+        cell = shaken(key, size, scale, seed, options)
+        project(cell, MARGIN, box)
+        before = {name: value.clone() for name, value in cell.named_parameters()}
+        balls = {ball.state: ball.radius for ball in cell.step_bound_within(box).balls}
+        assert set(balls) == set(cell.state_names)
+        # Of a forget gate of at most 1 - MARGIN, and a candidate and an input gate of at most 1.
+        if key != "slstm":
+            assert balls["cell"] <= 1.01 / MARGIN
+        project(cell, MARGIN, box)
+        # What is inside stays as it is, to the last bit.
+        assert all(torch.equal(value, before[name]) for name, value in cell.named_parameters())
+        project(cell, 2 * MARGIN, box)
+        if scale == 5.0:
+            assert not all(torch.equal(value, before[name]) for name, value in cell.named_parameters())
+
+
+def test_a_forget_gate_reaches_its_limit_at_a_corner_of_the_range() -> None:
+    cell: Any = shaken("lstm", 4, 5.0, 0, {})
+    project(cell, MARGIN, Box.around_zero(2, 2.0))
+    rows = slice(4, 8)
+    # Inputs and hidden states that open the gate of each unit as far as they can.
+    arguments = 2.0 * cell.weight_ih[rows].abs().sum(1) + cell.weight_hh[rows].abs().sum(1) + cell.bias_ih[rows]
+    largest = torch.sigmoid(arguments.double())
+    assert bool((largest <= 1 - MARGIN).all())
+    assert float(largest.detach().max()) == pytest.approx(1 - MARGIN, abs=1e-5)
+
+
+def test_an_lstm_without_a_range_is_a_mistake_of_the_caller() -> None:
+    with pytest.raises(ValueError, match=r"^The region .* 'lstm' depends on the range of its inputs, got none\.$"):
+        project(create_cell("lstm", 2, 4), MARGIN)
+
+
 @pytest.mark.parametrize("key", ["rnn", "identity_rnn", "rnn_orth", "soft_orth", "lipschitz"])
 def test_one_unit_reaches_the_edge_itself(key: str) -> None:
     torch.manual_seed(0)
@@ -284,7 +329,7 @@ def test_all_cells_but_two_have_a_region() -> None:
         except ConfigError:
             refused.add(key)
     assert refused == {"unicornn", "ode_rnn"}
-    assert {key for key, _ in (*PROJECTED, *DOMINANT)} | set(BY_CONSTRUCTION) == set(list_cells()) - refused
+    assert {key for key, _ in (*PROJECTED, *DOMINANT, *RANGED)} | set(BY_CONSTRUCTION) == set(list_cells()) - refused
 
 
 @pytest.mark.parametrize(

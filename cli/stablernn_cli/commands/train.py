@@ -79,7 +79,7 @@ def train(
         bool | None,
         typer.Option(
             "--certified",
-            help="Keep the layers provably contracting, or non-expansive, at every step; default: no.",
+            help="Keep the layers provably contracting, non-expansive or bounded at every step; default: no.",
             rich_help_panel=TRAINING_PANEL,
             show_default=False,
         ),
@@ -107,6 +107,8 @@ def train(
 
     Exit code 1: the loss was not finite, or training diverged and left useless weights. A model that is no better than
     a trivial answer gets a warning; both are in summary.json.
+
+    At the end a note says in words what is proved of the model, or which option would give a proof.
 
     Ctrl-C stops with exit code 130 and leaves a run that --resume continues to the same numbers.
 

@@ -191,9 +191,9 @@ def _certified_margin(config: Config) -> float | None:
         limit = largest_margin(cell)
         if (margin or CERTIFIED_MARGIN) >= limit:
             raise ConfigError(
-                f"The cell '{model.cell}' keeps its singular values above {1 - limit:g}, by the option margin={limit:g}, "
-                f"got training.certified_margin={margin or CERTIFIED_MARGIN:g}. Set a smaller one, or a larger "
-                "model.cell_options.margin."
+                f"The cell '{model.cell}' keeps its singular values above {1 - limit:g} by its option "
+                f"margin={limit:g}, got training.certified_margin={margin or CERTIFIED_MARGIN:g}. Set a smaller one, "
+                "or a larger model.cell_options.margin."
             )
         return CERTIFIED_MARGIN
     if margin is not None:

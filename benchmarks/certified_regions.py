@@ -1,0 +1,158 @@
+"""The cost of each certified region: free and certified training of the cells that are projected.
+
+    STABLERNN_DATA=... python benchmarks/certified_regions.py --epochs 15
+
+trains through the command line, one thread a job, on two classification sets, writes
+``benchmarks/results/certified_regions.json`` after each run and prints the table of docs/stability.md. Runs that the
+file has are not repeated. Cells that are certified by construction train alike with and without, and are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accuracy import problem_file, shown
+
+RESULTS = Path(__file__).parent / "results" / "certified_regions.json"
+PROBLEMS = ("digits", "ItalyPowerDemand")
+CELLS: dict[str, tuple[str, ...]] = {
+    "spectral_rnn": (),
+    "soft_orth": ("form=factored",),
+    "kru": (),
+    "nnrnn": (),
+    "incremental": (),
+    "neural_ode_rnn": (),
+    "antisymmetric": ("damping=1",),
+    "antisymmetric_g": ("damping=1",),
+    "antisym_ablation": (),
+    "fastgrnn_lsq": (),
+    "lstm": (),
+    "momentum_lstm": (),
+    "sr_lstm": (),
+    "ode_lstm": (),
+    "slstm": (),
+}
+"""Cells, with options of theirs that are set for certified training; free training has the defaults."""
+
+Row = dict[str, Any]
+
+
+def train(job: Row) -> Row:
+    """Train by the command line, and certify the run."""
+    words = ["train", "--data", problem_file(job["data"]), "--cell", job["cell"], "--seed", str(job["seed"])]
+    words += ["--epochs", str(job["epochs"]), "--set", "training.plots=false"]
+    if job["certified"]:
+        words.append("--certified")
+        words += [word for option in CELLS[job["cell"]] for word in ("--set", f"model.cell_options.{option}")]
+    with tempfile.TemporaryDirectory() as folder:
+        summary = _run([*words, "--run-dir", "run"], folder)
+        certificate = _run(["certify", "run"], folder)
+    # Proved within the range of training where nothing is proved for all inputs.
+    bounded = certificate["bounded_inputs"]
+    is_restricted = certificate["kind"] == "none" and bounded is not None
+    proof = bounded if is_restricted else certificate
+    row = {
+        **job,
+        "accuracy": summary["metrics"]["test"]["accuracy"],
+        "kind": proof["kind"],
+        "within_range": is_restricted,
+        "rate": proof["contraction_rate"],
+        "radius": max((ball["radius"] for ball in proof["state_balls"]), default=None),
+        "seconds": summary["seconds"],
+        "command": shown(words),
+    }
+    print({key: value for key, value in row.items() if key != "command"}, file=sys.stderr, flush=True)
+    return row
+
+
+def _run(words: list[str], folder: str) -> Row:
+    command = [sys.executable, "-m", "stablernn_cli", *words, "--json"]
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(words)}: {process.stderr}")
+    return dict(json.loads(process.stdout))
+
+
+def format_table(rows: list[Row]) -> str:
+    """Return a Markdown table: a line for each cell, accuracies on both sets, and the weakest proof of its runs."""
+    lines = [
+        f"| cell | {' | '.join(f'{data}, free | certified' for data in PROBLEMS)} | proved, certified "
+        "| seconds, certified to free |",
+        "|---" * (3 + 2 * len(PROBLEMS)) + "|",
+    ]
+    for cell, options in CELLS.items():
+        cells = []
+        for data in PROBLEMS:
+            for is_certified in (False, True):
+                matches = [
+                    row for row in rows if (row["data"], row["cell"], row["certified"]) == (data, cell, is_certified)
+                ]
+                cells.append(f"{np.mean([row['accuracy'] for row in matches]):.3f}" if matches else "-")
+        certified, free = (
+            [row for row in rows if row["cell"] == cell and row["certified"] is flag] for flag in (True, False)
+        )
+        if not certified:
+            continue
+        ratio = sum(row["seconds"] for row in certified) / max(sum(row["seconds"] for row in free), 1e-9)
+        name = f"`{cell}`" + "".join(f", `{option.replace('=', ': ')}`" for option in options)
+        lines.append(f"| {name} | {' | '.join(cells)} | {_format_proof(certified)} | {ratio:.2f} |")
+    return "\n".join(lines)
+
+
+def _format_proof(rows: list[Row]) -> str:
+    kinds = " or ".join(sorted({row["kind"] for row in rows}))
+    if "bounded" in kinds:
+        scope = ", within the range of training" if any(row["within_range"] for row in rows) else ""
+        return f"{kinds}, by {max(row['radius'] or 0 for row in rows):.3g}{scope}"
+    return f"{kinds}, rate at most {max(row['rate'] for row in rows):.4f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="*", default=(0,))
+    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--cells", nargs="*", default=[*CELLS], help="cells to run")
+    parser.add_argument("--table", action="store_true", help="only print the table of the results")
+    arguments = parser.parse_args()
+    rows: list[Row] = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else []
+    jobs = [
+        {"data": data, "cell": cell, "certified": is_certified, "seed": seed, "epochs": arguments.epochs}
+        for seed in arguments.seeds
+        for cell in arguments.cells
+        for data in PROBLEMS
+        for is_certified in (False, True)
+    ]
+    # A run is known by its settings, which are the first keys of its row.
+    known = [{key: row[key] for key in jobs[0]} for row in rows] if jobs else []
+    for job in () if arguments.table else jobs:
+        if job not in known:
+            rows.append(train(job))
+            _write(rows)
+    print(format_table(rows))
+
+
+def _write(rows: list[Row]) -> None:
+    conditions = {
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "torch": version("torch"),
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps({"conditions": conditions, "runs": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
