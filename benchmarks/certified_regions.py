@@ -5,6 +5,10 @@
 trains through the command line, one thread a job, on two classification sets, writes
 ``benchmarks/results/certified_regions.json`` after each run and prints the table of docs/stability.md. Runs that the
 file has are not repeated. Cells that are certified by construction train alike with and without, and are left out.
+
+    python benchmarks/certified_regions.py --timing
+
+prints the CPU time of a projection beside that of a training step at 128 units.
 """
 
 from __future__ import annotations
@@ -118,13 +122,53 @@ def _format_proof(rows: list[Row]) -> str:
     return f"{kinds}, rate at most {max(row['rate'] for row in rows):.4f}"
 
 
+def time_projections(*, length: int = 784, batch_size: int = 32, repeats: int = 3) -> str:
+    """Return a Markdown table of the median CPU milliseconds of a training step and of the projection after it."""
+    # Imported here: the other modes only run the command line.
+    import torch
+
+    from stablernn import Classifier
+    from stablernn.certificates.input_range import InputRange
+    from stablernn.certificates.projection import project_model
+
+    lines = ["| cell | training step, ms | projection, ms | projection / step |", "|---|---|---|---|"]
+    x, y = torch.randn(batch_size, length, 1), torch.randint(0, 10, (batch_size,))
+    for cell in CELLS:
+        torch.manual_seed(0)
+        options = dict(option.split("=") for option in CELLS[cell])
+        typed = {name: float(value) if value[0].isdigit() else value for name, value in options.items()}
+        model = Classifier(cell, 1, 10, 128, cell_options=typed)
+        model.fit_scaling([x.reshape(-1, 1).numpy()])
+        # A rate at which each step leaves the region.
+        optimizer, times = torch.optim.Adam(model.parameters(), lr=0.01), []
+        project_model(model, 1e-3, InputRange.of(5.0))
+        for step in range(1, repeats + 2):
+            started = time.process_time()
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            model.after_step(step, repeats)
+            trained = time.process_time()
+            project_model(model, 1e-3, InputRange.of(5.0))
+            times.append((1e3 * (trained - started), 1e3 * (time.process_time() - trained)))
+        # The first step allocates buffers.
+        step_time, projection_time = np.median(times[1:], axis=0)
+        lines.append(f"| `{cell}` | {step_time:.0f} | {projection_time:.1f} | {projection_time / step_time:.3f} |")
+        print(lines[-1], file=sys.stderr, flush=True)
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="*", default=(0,))
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--cells", nargs="*", default=[*CELLS], help="cells to run")
     parser.add_argument("--table", action="store_true", help="only print the table of the results")
+    parser.add_argument("--timing", action="store_true", help="time projections instead")
     arguments = parser.parse_args()
+    if arguments.timing:
+        print(time_projections())
+        return
     rows: list[Row] = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else []
     jobs = [
         {"data": data, "cell": cell, "certified": is_certified, "seed": seed, "epochs": arguments.epochs}
