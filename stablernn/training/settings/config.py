@@ -200,8 +200,8 @@ class TrainingConfig(Section):
     """Keep the weights after each step in the region in which the cell's step is proved to contract, or, of cells of
     which no more can be kept, not to expand, or to stay bounded; see docs/stability.md."""
     certified_margin: Annotated[float, Field(ge=1e-5, le=0.5)] | None = None
-    """Distance from 1 of the proved rate of a certified cell, at least, or of the forget gate of an LSTM, or of the rest
-    of a row beside its dominant diagonal; None: 0.001, and nothing where the cell is certified by construction."""
+    """Distance from 1 of the proved rate of a certified cell, at least, or of the forget gate of an LSTM, or of what a
+    dominant diagonal leaves to its row; None: 0.001, and nothing where the cell is certified by construction."""
     skip_lr: Annotated[float, Field(ge=0)] | None = None
     """Learning rate of a forecast's linear skip, 0 to leave it as it was first fitted; None: a thirtieth of lr."""
     calibrate: bool | None = None

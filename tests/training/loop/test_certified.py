@@ -103,6 +103,25 @@ def test_the_forget_gate_stays_below_one_by_the_margin(place: Workplace) -> None
     assert max(ball["radius"] for ball in free["state_balls"]) > 100
 
 
+def test_the_last_note_says_in_words_what_certify_proves(place: Workplace) -> None:
+    options = ("--certified", *NO_PLOTS, "--run-dir", "words")
+    result = place.ok("train", "--data", "waves.npz", "--cell", "rnn", *WILD, *options)
+    steps = place.ok("certify", "words", "--json").json["forgetting"]["steps"]
+    assert f"Proved for all inputs: it forgets a disturbance to 0.1 % within {steps:,} steps; an input" in result.err
+    assert "half of the validation sequences keep their answer under every perturbation smaller than 0." in result.err
+    assert "forgets a disturbance to 0.1 % within" in place.ok("certify", "words").out
+
+
+def test_a_run_of_which_nothing_is_proved_names_the_option(place: Workplace) -> None:
+    result = place.ok("train", "--data", "waves.npz", "--cell", "lipschitz", *WILD, *NO_PLOTS, "--run-dir", "unproved")
+    option = "Train with training.certified=true (--certified), which keeps 'lipschitz' contracting."
+    assert f"Nothing of use is proved of this model. {option}" in result.err
+    assert option in " ".join(place.ok("certify", "unproved").out.split())
+    # It is a note, which --quiet leaves out.
+    quiet = place.ok("-q", "train", "--data", "waves.npz", "--cell", "rnn", *WILD, *NO_PLOTS, "--run-dir", "quiet")
+    assert "proved of this model" not in quiet.err
+
+
 def test_what_a_free_run_does_instead(place: Workplace) -> None:
     found = trained(place, "lipschitz", "free", *NO_PLOTS)
     assert found[-1]["kind"] == "none"
