@@ -118,7 +118,7 @@ def _format_proof(rows: list[Row]) -> str:
     kinds = " or ".join(sorted({row["kind"] for row in rows}))
     if "bounded" in kinds:
         scope = ", within the range of training" if any(row["within_range"] for row in rows) else ""
-        return f"{kinds}, by {max(row['radius'] or 0 for row in rows):.3g}{scope}"
+        return f"{kinds}, by {max(row['radius'] or 0 for row in rows):,.0f}{scope}"
     return f"{kinds}, rate at most {max(row['rate'] for row in rows):.4f}"
 
 

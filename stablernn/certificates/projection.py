@@ -25,10 +25,9 @@ tanh, 1/2: W is in one matrix with A there, and its negative part damps too.
 
 Each is convex, those of nnrnn at fixed phases and that of incremental at fixed inner steps, and the nearest point, in
 the Frobenius norm of the matrices that it bounds, keeps their singular vectors. Why the step contracts there:
-docs/stability.md. A matrix of low rank has both factors scaled alike, ``nnrnn`` is scaled where a few rounds of
-clipping do not suffice, and ``antisymmetric`` by rows and columns, which is inside but not nearest. Cells that are
-certified for all parameters have nothing to be projected but the bias of modReLU where it is positive, which makes a
-jump.
+docs/stability.md. A matrix of low rank has both factors scaled alike, ``nnrnn`` is scaled where clipping does not
+suffice, and ``antisymmetric`` by rows and columns, which is inside but not nearest. Cells that are certified for all
+parameters have nothing to be projected but the bias of modReLU where it is positive, which makes a jump.
 """
 
 from __future__ import annotations
