@@ -224,4 +224,7 @@ def _certificate_fact(certificate: Mapping[str, Any] | None) -> dict[str, str]:
     if certificate is None:
         return {}
     kind, rate = certificate["kind"], certificate["contraction_rate"]
+    if kind == "none":
+        # More may hold for inputs within the range of training, which the note at the end of training says.
+        return {"proved": "none for all inputs"}
     return {"proved": kind if rate is None else f"{kind}, at a rate of {rate:.5g}"}

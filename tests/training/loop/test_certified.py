@@ -199,6 +199,15 @@ def test_what_has_no_region_is_refused(options: tuple[object, ...], sentence: st
     assert not place.path("refused").exists()
 
 
+def test_tokens_have_no_range_that_an_lstm_could_be_certified_for(place: Workplace) -> None:
+    result = place("train", "--data", "copy", "--cell", "lstm", "--certified", "--run-dir", "tokens")
+    assert (result.code, result.sentence) == (
+        2,
+        "The cell 'lstm' is certified for inputs within the range of training only, and the layers' inputs are tokens. "
+        "Take a cell that is certified for all inputs, such as lipschitz or gru.",
+    )
+
+
 def test_a_margin_without_certified_is_refused(place: Workplace) -> None:
     result = place("train", "--data", "waves.npz", "--cell", "rnn", "--set", "training.certified_margin=0.1")
     assert result.sentence == (
