@@ -167,8 +167,8 @@ class FastGRNNCell(_GatedFastCell):
         as long as the gate stays there; below :math:`\sigma(\zeta)` one step can add more than :math:`\sigma(\nu)`.
         Nothing makes trajectories approach each other, and for all inputs no rate is proved: the slope of the gate is
         multiplied by the state, which has no invariant ball. For inputs within a range there is one if the weights are
-        small, or if a negative diagonal dominates each row of U, and with it a rate (tanh and sigmoid only). In evaluation the size of the model, too, holds by
-        construction.
+        small, or if a negative diagonal dominates each row of U, and with it a rate (tanh and sigmoid only). In
+        evaluation the size of the model, too, holds by construction.
 
     Args:
         input_size: Features per time step.
