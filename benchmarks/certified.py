@@ -43,7 +43,7 @@ def trained(job: Row) -> Row:
     """A run through the command line: its test figure and what is proved of it."""
     words = FORECASTS.get(job["data"]) or ["--data", problem_file(job["data"])]
     words = ["train", *words, "--cell", job["cell"], "--seed", str(job["seed"])]
-    words += ["--certified"] if job["certified"] else []
+    words += ["--certified"] if job["certified"] else ["--free"]
     with tempfile.TemporaryDirectory() as folder:
         summary = _json([*words, "--run-dir", "run"], folder)
         certificate = _json(["certify", "run"], folder)
@@ -133,6 +133,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
     parser.add_argument("--seeds", type=int, nargs="*", default=(0, 1, 2))
     parser.add_argument("--only", nargs="*", default=[*PROBLEMS, *FORECASTS], help="problems to run")
+    parser.add_argument("--cells", nargs="*", choices=list(CELLS), default=list(CELLS), help="cells to train")
     parser.add_argument("--again", action="store_true", help="repeat runs that the results have")
     parser.add_argument("--table", action="store_true", help="only print the tables of the results")
     arguments = parser.parse_args()
@@ -142,8 +143,8 @@ def main() -> None:
             {"data": data, "cell": cell, "certified": way, "seed": seed}
             for seed in arguments.seeds
             for data in arguments.only
-            for cell, ways in CELLS.items()
-            for way in ways
+            for cell in arguments.cells
+            for way in CELLS[cell]
         ]
         if not arguments.again:
             done = {_place(row) for row in known}

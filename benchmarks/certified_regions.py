@@ -59,6 +59,8 @@ def train(job: Row) -> Row:
     if job["certified"]:
         words.append("--certified")
         words += [word for option in CELLS[job["cell"]] for word in ("--set", f"model.cell_options.{option}")]
+    else:
+        words.append("--free")
     with tempfile.TemporaryDirectory() as folder:
         summary = _run([*words, "--run-dir", "run"], folder)
         certificate = _run(["certify", "run"], folder)

@@ -32,7 +32,7 @@ def commands(seeds: tuple[int, ...]) -> list[dict[str, Any]]:
     for data, cells, options in (("digits", list_cells(), ["--hidden-size", "128"]), ("co2", CO2_CELLS, [])):
         for cell in cells:
             for seed in seeds:
-                words = ["train", "--data", data, "--cell", cell, *options, "--seed", str(seed)]
+                words = ["train", "--data", data, "--cell", cell, *options, "--free", "--seed", str(seed)]
                 rows.append({"data": data, "cell": cell, "seed": seed, "command": words})
     return rows
 

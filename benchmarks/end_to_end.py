@@ -63,7 +63,9 @@ def stablernn(*words: str) -> list[str]:
 
 
 def train_command(source: str, folder: Path, *words: str) -> list[str]:
-    return stablernn("--quiet", "train", "--data", source, "--cell", CELL, "--run-dir", str(folder / "run"), *words)
+    return stablernn(
+        "--quiet", "train", "--data", source, "--cell", CELL, "--free", "--run-dir", str(folder / "run"), *words
+    )
 
 
 def path_of(source: str) -> str:
@@ -123,7 +125,7 @@ def training(name: str, rounds: int) -> dict[str, Any]:
         )
         rows["plain loop"]["test_accuracy"] = round(float(peer.stdout), 4)
         rows["stablernn train"]["test_accuracy"] = round(summary["metrics"]["test"]["accuracy"], 4)
-        causes = seconds_by_cause(["train", "--data", source, "--cell", CELL])
+        causes = seconds_by_cause(["train", "--data", source, "--cell", CELL, "--free"])
     lengths = {name: summary[name] for name in ("epochs", "steps")}
     return {**lengths, "rounds": rounds, "rows": rows, "causes": causes}
 
@@ -133,7 +135,7 @@ def table(rows: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "table.csv"
         write_table(path, rows)
-        words = ["train", "--data", str(path), "--cell", CELL, "--max-steps", str(STEPS_OF_A_TABLE)]
+        words = ["train", "--data", str(path), "--cell", CELL, "--free", "--max-steps", str(STEPS_OF_A_TABLE)]
         return {"rows_of_the_table": rows, "steps": STEPS_OF_A_TABLE, "causes": seconds_by_cause(words)}
 
 

@@ -21,6 +21,7 @@ import torch
 import stablernn
 from flow_tracer import ROOT, FlowTracer, in_all
 from server_helpers import serve
+from stablernn.certificates.projection import project
 from stablernn.data import load_data
 from stablernn.nn.models import SequenceModel
 from stablernn.training.build_model import create_model
@@ -84,7 +85,11 @@ def config(source: Path) -> Config:
 @pytest.fixture(scope="module")
 def model(source: Path, config: Config) -> SequenceModel:
     data = load_data(source, horizon=6)
-    return create_model(resolve(config, task_for(data)), data)
+    model = create_model(resolve(config, task_for(data)), data)
+    # As training leaves it: a certified model has balls that its states are compared with.
+    for cell in model.rnn.cells:
+        project(cell, 1e-3)
+    return model
 
 
 def walk(title: str) -> list[str]:

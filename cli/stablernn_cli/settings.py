@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -69,5 +70,6 @@ def check_cell(settings: Config) -> None:
 def _with_flags(message: str, options: Mapping[str, Any]) -> str:
     """Replace keys by the options that the user typed: ``--lr`` for ``training.lr``."""
     for name in options:
-        message = message.replace(KEYS[name], flag(name))
+        # Not within a longer key: training.lr is none of the words of training.lr_decay.
+        message = re.sub(re.escape(KEYS[name]) + r"(?!\w)", flag(name), message)
     return message

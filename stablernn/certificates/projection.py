@@ -67,6 +67,9 @@ _PROJECTED_KINDS: dict[str, Kind] = {
 WITHIN_RANGE = frozenset({*RANGE_PROJECTIONS, "antisymmetric_g", "antisym_ablation", "fastgrnn", "fastgrnn_lsq"})
 """Cells whose kind is that for inputs within the range of training, and regular steps; nothing holds for all inputs."""
 
+ONLY_ON_REQUEST = WITHIN_RANGE | {"incremental", "neural_ode_rnn", "antisymmetric"}
+"""Cells whose region costs accuracy, or proves nothing for all inputs: training is free unless it is asked for."""
+
 _REASONS = {
     "unicornn": "its step loses no energy, so that an input in resonance makes the state grow without end",
     "ode_rnn": "a gate at one keeps what the flow adds at every step, and the state itself can open it",

@@ -114,7 +114,8 @@ class TrainingRuns:
         if self._partial_data:
             tree["data"] = {**tree["data"], "partial": True}
         tree["model"] = {**tree["model"], "hidden_size": size}
-        tree["training"] = {**tree["training"], "seed": run.seed}
+        # The papers train freely, also the rows with our own settings.
+        tree["training"] = {"certified": False, **tree["training"], "seed": run.seed}
         return tree
 
     def _load(self, run: Run) -> Data:

@@ -39,7 +39,20 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     workplace = Workplace(tmp_path_factory.mktemp("withdrawn"))
     damped = ("--set", "model.cell_options.linear_damping=5")
     workplace.ok(
-        *("-q", "train", *NO_PLOTS, "--data", "digits", "--cell", "lipschitz", "--hidden-size", 8, "--max-steps", 2),
+        *(
+            "-q",
+            "train",
+            *NO_PLOTS,
+            "--data",
+            "digits",
+            "--cell",
+            "lipschitz",
+            "--hidden-size",
+            8,
+            "--max-steps",
+            2,
+            "--free",
+        ),
         *(*damped, "--run-dir", "r"),
     )
     workplace.ok("-q", "export", "r", "--name", "digits")

@@ -78,8 +78,9 @@ def train(
     certified: Annotated[
         bool | None,
         typer.Option(
-            "--certified",
-            help="Keep the layers provably contracting, non-expansive or bounded at every step; default: no.",
+            "--certified/--free",
+            help="Keep the layers provably contracting, non-expansive or bounded, or let all weights free; default: "
+            "certified where that costs the cell little accuracy, except with --preset paper.",
             rich_help_panel=TRAINING_PANEL,
             show_default=False,
         ),

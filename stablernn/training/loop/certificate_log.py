@@ -30,12 +30,10 @@ class StabilityLog:
 
     Args:
         model: The model, which changes.
-        each: True to certify every epoch, not only those of :func:`is_due`.
     """
 
-    def __init__(self, model: SequenceModel, *, each: bool) -> None:
+    def __init__(self, model: SequenceModel) -> None:
         self._model = model
-        self._each = each
         self._is_over = model.rnn.cells[0].hidden_size > LARGEST
         self._proved: tuple[dict[str, Tensor], Certificate] | None = None
 
@@ -95,7 +93,7 @@ class StabilityLog:
         if size > LARGEST and epoch == 1:
             reason = f"hidden_size {size} is above {LARGEST}; `stablernn certify` says in the end what is proved"
             return {"stability": {"skipped": reason}}
-        if self._is_over or not (self._each or is_due(epoch)):
+        if self._is_over or not is_due(epoch):
             return {}
         # CPU time, so that a busy machine does not change what is logged.
         started, was_training = time.process_time(), self._model.training
@@ -165,10 +163,10 @@ def check_certified(model: SequenceModel, certificate: Certificate) -> None:
     if KINDS.index(certificate.kind) > KINDS.index(required_kind):
         rate = "no rate" if certificate.rate is None else f"a rate of {certificate.rate:.7g}"
         # Cells that are certified by construction take no margin.
-        margin = "Set a larger training.certified_margin, or a" if is_projected(cell) else "Set a"
+        margin = "Set a larger training.certified_margin or a" if is_projected(cell) else "Set a"
         raise TrainingError(
             f"The best weights are '{certificate.kind}', with {rate}, and training.certified asks for "
-            f"'{required_kind}'. {margin} lower training.lr."
+            f"'{required_kind}'. {margin} lower training.lr, or train with --free."
         )
 
 

@@ -156,7 +156,7 @@ class Trainer:
         self._shuffle_start = self._shuffle.get_state()
         self._best: dict[str, Tensor] = {}
         self._saved_at = time.monotonic()
-        self.stability = StabilityLog(model, each=settings.certified)
+        self.stability = StabilityLog(model)
         # First weights may lie outside the certified region.
         self._project()
 
@@ -261,6 +261,7 @@ class Trainer:
         return value
 
     def _project(self) -> None:
+        """Move the weights into the certified region, if they are to stay there."""
         if self.settings.certified:
             project_model(self.model, self.settings.certified_margin or 0.0, self._inputs)
 

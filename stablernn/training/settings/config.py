@@ -196,9 +196,10 @@ class TrainingConfig(Section):
     warm_up: Annotated[int, Field(ge=0)] | None = None
     """Largest number of steps by which the contexts that a forecast is trained on are extended at random, so that the
     model learns states that have seen a long stream; None: recommended."""
-    certified: bool = False
-    """Keep the weights after each step in the region in which the cell's step is proved to contract, or, of cells of
-    which no more can be kept, not to expand, or to stay bounded; see docs/stability.md."""
+    certified: bool | None = None
+    """Keep the weights in the region in which the cell's step is proved to contract, or, of cells of which no more can
+    be kept, not to expand, or to stay bounded; see docs/stability.md. None: if the cell has such a region with these
+    settings, it costs little accuracy, and the preset is practical."""
     certified_margin: Annotated[float, Field(ge=1e-5, le=0.5)] | None = None
     """Distance from 1 of the proved rate of a certified cell, at least, or of the forget gate of an LSTM, or of what a
     dominant diagonal leaves to its row; None: 0.001, and nothing where the cell is certified by construction."""
@@ -239,9 +240,10 @@ class TrainingConfig(Section):
                 f"training.momentum is only used by the optimizers 'sgd' and 'rmsprop', "
                 f"got training.optimizer='{self.optimizer}'."
             )
-        if self.certified_margin is not None and not self.certified:
+        # With None, the check of the resolved settings decides.
+        if self.certified_margin is not None and self.certified is False:
             raise ValueError(
-                "training.certified_margin is only used with training.certified=true, got "
+                "training.certified_margin is only used by certified training of a cell with a certified region, got "
                 f"training.certified_margin={self.certified_margin:g}."
             )
         if self.refit and (self.patience is not None or self.schedule == "plateau" or self.calibrate):

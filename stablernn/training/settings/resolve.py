@@ -10,7 +10,13 @@ from dataclasses import asdict, replace
 import torch
 
 from stablernn.cells import StableCell, create_cell
-from stablernn.certificates.projection import certified_kind, is_projected, is_within_range, largest_margin
+from stablernn.certificates.projection import (
+    ONLY_ON_REQUEST,
+    certified_kind,
+    is_projected,
+    is_within_range,
+    largest_margin,
+)
 from stablernn.data.step_data import StepData
 from stablernn.errors import ConfigError
 from stablernn.training.settings.config import Config, ModelConfig, TrainingConfig
@@ -47,6 +53,8 @@ def resolve(config: Config, task: TaskSettings) -> Config:
         has_mask = not cell.takes_missing and task.data.has_missing_inputs()
         model = model.model_copy(update={"mask_channel": has_mask})
     model = _with_time(config, model, task)
+    is_certified = _is_certified(config, model, cell)
+    config = config.model_copy(update={"training": config.training.model_copy(update={"certified": is_certified})})
     training = _resolve_training(config, task, model)
     # Copies are not checked, so the whole is.
     return validate(
@@ -171,6 +179,23 @@ def enough_memory(model: ModelConfig) -> Iterator[None]:
             f"A model with model.hidden_size={model.hidden_size} and model.num_layers={model.num_layers} does not fit "
             "into memory. Lower one of the two."
         ) from error
+
+
+def _is_certified(config: Config, model: ModelConfig, cell: StableCell) -> bool:
+    """Return whether training stays certified: as set, else with ``practical`` where the region costs little."""
+    if config.training.certified is not None:
+        return config.training.certified
+    if model.preset != "practical" or (model.max_dt is not None and not cell.certifies_irregular):
+        return False
+    try:
+        kind = certified_kind(cell)
+    except ConfigError:
+        return False
+    margin = config.training.certified_margin or CERTIFIED_MARGIN
+    if cell.key in ONLY_ON_REQUEST or (is_projected(cell) and margin >= largest_margin(cell)):
+        return False
+    # Several non-expansive layers, one above the other, may expand.
+    return kind != "non-expansive" or model.num_layers == 1
 
 
 def _certified_margin(config: Config) -> float | None:

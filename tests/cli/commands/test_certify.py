@@ -154,7 +154,9 @@ def test_an_unknown_kind_is_a_usage_error(trained_cells: Workplace) -> None:
 @pytest.mark.parametrize("cell", list_cells())
 def test_every_cell_of_the_catalog(cell: str, trained_cells: Workplace) -> None:
     name = f"whole-{cell}"
-    trained_cells.ok("-q", "train", *NO_PLOTS, "--data", "digits", "--cell", cell, "--max-steps", 1, "--run-dir", name)
+    trained_cells.ok(
+        "-q", "train", *NO_PLOTS, "--data", "digits", "--cell", cell, "--max-steps", 1, "--free", "--run-dir", name
+    )
     found = trained_cells.ok("certify", name, "--json").json
     assert found["kind"] in ("contracting", "non-expansive", "bounded", "none")
     assert found["holds"] is (found["kind"] != "none")

@@ -73,7 +73,7 @@ def weaker(version: int) -> str:
 
 def test_from_two_trainings_to_a_gate_with_its_history(empty: Workplace) -> None:
     """As somebody does it who comes with nothing: each step by the command line, and what it says."""
-    # Without --certified it is the unstable one, whose graphs are shared.
+    # The free one is the unstable one, whose graphs are shared.
     for name, more in (("free", ()), ("kept", ("--certified",))):
         empty.ok("-q", "train", "--cell", "rnn", *ALIKE, *more, "--run-dir", name)
     rules = ("--require", "contracting", "--max-parity", 1e-4, "--metric", "accuracy", "--worse-by", 0.05)

@@ -260,7 +260,7 @@ def test_restarts_are_delayed_for_longer_each_time_until_a_process_was_healthy()
 
 
 def children(pid: int) -> list[int]:
-    """Return the server processes of a supervisor, without Python's resource tracker and without those that just ended."""
+    """Return the server processes of a supervisor, without the resource tracker and those that just ended."""
     child_pids = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return [child for child in child_pids if "resource_tracker" not in (command_line(child) or "resource_tracker")]
 

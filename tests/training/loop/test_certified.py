@@ -94,7 +94,9 @@ def test_other_cells_promise_it_for_inputs_within_the_range_of_training(cell: st
 
 
 def test_the_forget_gate_stays_below_one_by_the_margin(place: Workplace) -> None:
-    place.ok("-q", "train", "--data", "waves.npz", "--cell", "lstm", *WILD, *NO_PLOTS, "--run-dir", "free-lstm")
+    place.ok(
+        "-q", "train", "--data", "waves.npz", "--cell", "lstm", *WILD, "--free", *NO_PLOTS, "--run-dir", "free-lstm"
+    )
     options = ("--certified", "--set", "training.certified_margin=0.1", *NO_PLOTS)
     place.ok("-q", "train", "--data", "waves.npz", "--cell", "lstm", *WILD, *options, "--run-dir", "gated")
     free, certified = (place.ok("certify", run, "--json").json["bounded_inputs"] for run in ("free-lstm", "gated"))
@@ -113,17 +115,21 @@ def test_the_last_note_says_in_words_what_certify_proves(place: Workplace) -> No
 
 
 def test_a_run_of_which_nothing_is_proved_names_the_option(place: Workplace) -> None:
-    result = place.ok("train", "--data", "waves.npz", "--cell", "lipschitz", *WILD, *NO_PLOTS, "--run-dir", "unproved")
+    result = place.ok(
+        "train", "--data", "waves.npz", "--cell", "lipschitz", *WILD, "--free", *NO_PLOTS, "--run-dir", "unproved"
+    )
     option = "Train with training.certified=true (--certified), which keeps 'lipschitz' contracting."
     assert f"Nothing of use is proved of this model. {option}" in result.err
     assert option in " ".join(place.ok("certify", "unproved").out.split())
     # It is a note, which --quiet leaves out.
-    quiet = place.ok("-q", "train", "--data", "waves.npz", "--cell", "rnn", *WILD, *NO_PLOTS, "--run-dir", "quiet")
+    quiet = place.ok(
+        "-q", "train", "--data", "waves.npz", "--cell", "rnn", *WILD, "--free", *NO_PLOTS, "--run-dir", "quiet"
+    )
     assert "proved of this model" not in quiet.err
 
 
 def test_what_a_free_run_does_instead(place: Workplace) -> None:
-    found = trained(place, "lipschitz", "free", *NO_PLOTS)
+    found = trained(place, "lipschitz", "free", "--free", *NO_PLOTS)
     assert found[-1]["kind"] == "none"
     assert found[-1]["contraction_rate"] > 1
 
@@ -199,6 +205,16 @@ def test_what_has_no_region_is_refused(options: tuple[object, ...], sentence: st
     assert not place.path("refused").exists()
 
 
+@pytest.mark.parametrize(
+    ("cell", "is_certified"),
+    [("kru", True), ("gru", True), ("spectral_rnn", True), ("lstm", False), ("antisymmetric", False)],
+)
+def test_regions_that_cost_accuracy_are_kept_on_request_only(cell: str, is_certified: bool, place: Workplace) -> None:
+    place.ok("-q", "train", "--data", "waves.npz", "--cell", cell, *WILD, *NO_PLOTS, "--run-dir", f"default-{cell}")
+    settings = load_config(place.path(f"default-{cell}") / "config.yaml").training
+    assert settings.certified is is_certified
+
+
 def test_tokens_have_no_range_that_an_lstm_could_be_certified_for(place: Workplace) -> None:
     result = place("train", "--data", "copy", "--cell", "lstm", "--certified", "--run-dir", "tokens")
     assert (result.code, result.sentence) == (
@@ -208,22 +224,57 @@ def test_tokens_have_no_range_that_an_lstm_could_be_certified_for(place: Workpla
     )
 
 
-def test_a_margin_without_certified_is_refused(place: Workplace) -> None:
-    result = place("train", "--data", "waves.npz", "--cell", "rnn", "--set", "training.certified_margin=0.1")
+@pytest.mark.parametrize("options", [("--cell", "rnn", "--free"), ("--cell", "lstm")], ids=["free", "no region"])
+def test_a_margin_without_certified_training_is_refused(options: tuple[str, ...], place: Workplace) -> None:
+    result = place("train", "--data", "waves.npz", *options, "--set", "training.certified_margin=0.1")
     assert result.sentence == (
-        "training.certified_margin is only used with training.certified=true, got training.certified_margin=0.1."
+        "training.certified_margin is only used by certified training of a cell with a certified region, got "
+        "training.certified_margin=0.1."
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "is_certified"),
+    [
+        (("--cell", "lipschitz"), True),
+        (("--cell", "lipschitz", "--free"), False),
+        (("--cell", "lipschitz", "--preset", "paper"), False),
+        (("--cell", "lipschitz", "--preset", "paper", "--certified"), True),
+        (("--cell", "lipschitz", "--set", "model.cell_options.skew_weight=1"), False),
+        (("--cell", "exprnn"), True),
+        (("--cell", "exprnn", "--num-layers", 2), False),
+        (("--cell", "unicornn"), False),
+    ],
+)
+def test_training_is_certified_where_it_can_be(
+    options: tuple[object, ...], is_certified: bool, place: Workplace, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    place.ok(
+        "-q", "train", "--data", "waves.npz", *options, "--hidden-size", 3, "--epochs", 1, *NO_PLOTS, "--run-dir", run
+    )
+    assert load_config(run / "config.yaml").training.certified is is_certified
+
+
+def test_irregular_time_is_certified_by_default(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    t = np.cumsum(generator.uniform(0.5, 1.5, size=(24, 10)), axis=1)
+    x = generator.normal(size=(24, 10, 1)).astype(np.float32)
+    np.savez(tmp_path / "irregular.npz", x=x, y=np.arange(24) % 2, t=t)
+    place = Workplace(tmp_path)
+    place.ok("-q", "train", "--data", "irregular.npz", "--cell", "lipschitz", *WILD, *NO_PLOTS, "--run-dir", "run")
+    assert place.ok("certify", "run", "--require", "contracting", "--json").json["time"]["steps"] == "irregular"
+
+
 def test_weights_of_which_less_is_proved_end_the_run(place: Workplace) -> None:
-    trained(place, "lipschitz", "free-again", *NO_PLOTS)
+    trained(place, "lipschitz", "free-again", "--free", *NO_PLOTS)
     model = load_run(place.path("free-again")).model
     proved = certify(model)
     with pytest.raises(TrainingError) as caught:
         check_certified(model, proved)
     assert str(caught.value) == (
         f"The best weights are 'none', with a rate of {proved.rate:.7g}, and training.certified asks for "
-        "'contracting'. Set a larger training.certified_margin, or a lower training.lr."
+        "'contracting'. Set a larger training.certified_margin or a lower training.lr, or train with --free."
     )
     check_certified(model, replace(proved, kind="contracting"))
 
@@ -252,7 +303,7 @@ def test_large_models_say_once_that_they_are_not_followed(place: Workplace, monk
     trained(place, "rnn", "small", *NO_PLOTS)
     model = load_run(place.path("small")).model
     monkeypatch.setattr(certificate_log, "LARGEST", 2)
-    log = StabilityLog(model, each=True)
+    log = StabilityLog(model)
     told = "hidden_size 3 is above 2; `stablernn certify` says in the end what is proved"
     assert [log.entry(epoch) for epoch in (1, 2)] == [{"stability": {"skipped": told}}, {}]
 
@@ -261,7 +312,7 @@ def test_a_slow_certificate_is_the_last_one(place: Workplace, monkeypatch: pytes
     trained(place, "rnn", "slow", *NO_PLOTS)
     model = load_run(place.path("slow")).model
     monkeypatch.setattr(certificate_log, "MOST_SECONDS", 0.0)
-    log = StabilityLog(model, each=True)
+    log = StabilityLog(model)
     found = log.entry(1)["stability"]
     assert found["skipped"] == "later epochs are not certified, since this took more than 0 s"
     assert found["contraction_rate"] == prove(model, norms=()).rate
@@ -272,7 +323,7 @@ def test_the_certificate_of_the_same_weights_is_computed_once(place: Workplace) 
     trained(place, "rnn", "once", *NO_PLOTS)
     model = load_run(place.path("once")).model
     assert isinstance(model, Classifier)
-    log = StabilityLog(model, each=True)
+    log = StabilityLog(model)
     first = log.prove()
     # What calibration sets is no weight of a certificate.
     model.temperature.fill_(3.0)
