@@ -292,7 +292,23 @@ def _integer_ticks(axis: Axis, max_ticks: int = 10) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, buffer.getvalue())
+    write_bytes(path, png_bytes(figure, dpi=120))
+
+
+def png_bytes(figure: Figure, dpi: int) -> bytes:
+    """Return a figure as a PNG file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi)
+    return buffer.getvalue()
+
+
+def svg_bytes(figure: Figure) -> bytes:
+    """Return a figure as an SVG file, which is the same for the same figure."""
+    from matplotlib import rc_context
+
+    buffer = io.BytesIO()
+    # Element ids are random, and the date is that of today, unless both are set.
+    with rc_context({"svg.hashsalt": "stablernn"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()

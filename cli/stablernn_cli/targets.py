@@ -14,6 +14,7 @@ from stablernn_cli.options import Device, Stamps
 from stablernn_cli.output import format_names
 
 if TYPE_CHECKING:
+    from stablernn.certificates.certificate import Certificate
     from stablernn.certificates.input_range import InputRange
     from stablernn.data.step_data import Data, Output
     from stablernn.nn.models import SequenceModel
@@ -256,13 +257,42 @@ def _target(name: str, predictor: TorchPredictor | ServedModel, facts: Mapping[s
     )
 
 
+@dataclass(frozen=True)
+class CertifiedTarget:
+    """A trained model with its certificates.
+
+    Attributes:
+        name: The run directory, or NAME:VERSION.
+        version: The registry version; None for a run.
+        model: The torch model.
+        document: The certificate as ``certify --json`` prints it.
+        certificates: The certificate for all inputs, unless a range was named, and that for inputs within a range, if
+            there is one.
+    """
+
+    name: str
+    version: Version | None
+    model: SequenceModel
+    document: dict[str, Any]
+    certificates: tuple[Certificate, ...]
+
+
 def compute_certificate(text: str, inputs_within: str | None = None) -> tuple[str, dict[str, Any]]:
     """Return the name of a TARGET and its certificate, computed from its weights.
 
+    The arguments and errors are those of :func:`certify_target`.
+    """
+    target = certify_target(text, inputs_within)
+    return target.name, target.document
+
+
+def certify_target(text: str, inputs_within: str | None = None) -> CertifiedTarget:
+    """Return a TARGET with its certificates, computed from its weights.
+
     Args:
         text: The words of the command line.
-        inputs_within: Range of the raw inputs, as ``--inputs-within`` takes it; None for inputs of any size, with a
-            second certificate for the range seen in training, if it is known.
+        inputs_within: Range of the raw inputs, as ``--inputs-within`` takes it, of which alone ``document`` is; None
+            for inputs of any size, with a second certificate for the range seen in training, if it is known.
 
     Raises:
         As :func:`open_target`.
@@ -270,24 +300,28 @@ def compute_certificate(text: str, inputs_within: str | None = None) -> tuple[st
     """
     from stablernn.certificates.certificate import certify
     from stablernn.certificates.input_range import InputRange
-    from stablernn.certificates.stored_certificate import certificate_document
+    from stablernn.certificates.stored_certificate import prove_both, stored_document
     from stablernn.errors import UntrainedWarning
     from stablernn.nn.training_calls import warn_of_missing_calls
 
     # Before the model is loaded, which takes longer.
     inputs = None if inputs_within is None else InputRange.parse(inputs_within)
-    name, model, default_range = _open_with_range(text)
+    name, model, default_range, version = _open_with_range(text)
+    certificates: tuple[Certificate, ...]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UntrainedWarning)
         if inputs is None:
             warn_of_missing_calls(model, stacklevel=1)
-            document = certificate_document(model, inputs=default_range)
+            certificate, bounded = prove_both(model, inputs=default_range)
+            document = stored_document(certificate, bounded)
+            certificates = (certificate,) if bounded is None else (certificate, bounded)
         else:
-            document = {**certify(model, inputs_within=inputs).document(), "bounded_inputs": None}
+            certificates = (certify(model, inputs_within=inputs),)
+            document = {**certificates[0].document(), "bounded_inputs": None}
     # No note, which --quiet would hide: a call was left out in training that the guarantee depends on.
     for entry in caught:
         print(f"Warning: {entry.message}", file=sys.stderr, flush=True)
-    return name, document
+    return CertifiedTarget(name, version, model, document, certificates)
 
 
 def open_weights(text: str) -> tuple[str, SequenceModel]:
@@ -296,22 +330,23 @@ def open_weights(text: str) -> tuple[str, SequenceModel]:
     Raises:
         As :func:`open_target`.
     """
-    name, model, _ = _open_with_range(text)
+    name, model, *_ = _open_with_range(text)
     return name, model
 
 
-def _open_with_range(text: str) -> tuple[str, SequenceModel, InputRange | None]:
-    """Return the name of a TARGET, its torch model, and the range of inputs of its second certificate."""
+def _open_with_range(text: str) -> tuple[str, SequenceModel, InputRange | None, Version | None]:
+    """Return a TARGET's name, its torch model, the range of its second certificate, and the version if it is one."""
     from stablernn.certificates.input_range import InputRange, training_range
 
     if is_run(text):
         from stablernn.training import load_run
 
         run = load_run(Path(text))
-        return text, run.model, training_range(run.data)
+        return text, run.model, training_range(run.data), None
     from stablernn.export.load_exported import reload
 
     version = find_version(text)
     bounded = (version.manifest.certificate or {}).get("bounded_inputs")
     inputs = InputRange.from_document(bounded.get("inputs")) if isinstance(bounded, Mapping) else None
-    return version.ref, reload(version.read("config.json"), version.read("weights.safetensors")), inputs
+    model = reload(version.read("config.json"), version.read("weights.safetensors"))
+    return version.ref, model, inputs, version

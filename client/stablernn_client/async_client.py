@@ -53,6 +53,10 @@ class AsyncClient(BaseClient):
         """As :meth:`.Client.metadata`."""
         return await self._send(endpoints.metadata(model))
 
+    async def statistics(self, model: str) -> list[dict[str, Any]]:
+        """As :meth:`.Client.statistics`."""
+        return await self._send(endpoints.statistics(model))
+
     async def ready(self) -> bool:
         """As :meth:`.Client.ready`."""
         return await self._is_ready()

@@ -65,6 +65,18 @@ def metadata(model: str) -> Request[dict[str, Any]]:
     return Request("GET", _model_path(model), decode)
 
 
+def statistics(model: str) -> Request[list[dict[str, Any]]]:
+    def decode(reply: HttpReply) -> list[dict[str, Any]]:
+        value = _decode_json(reply)
+        # The name is that of Triton's extension.
+        rows = value.get("model_stats") if isinstance(value, dict) else None
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise ProtocolError(f"The statistics of '{model}' are not a list of objects; check the address.")
+        return rows
+
+    return Request("GET", f"{_model_path(model)}/stats", decode)
+
+
 def classify(model: str, series: Series, dt: Series | None, top_k: int | None) -> Request[list[Classification]]:
     body = timeseries.encode_classify(model, series, dt, top_k)
     return _post_json("/v1/timeseries/classify", body, lambda reply: timeseries.decode_classifications(reply.content))

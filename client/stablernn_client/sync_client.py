@@ -65,6 +65,13 @@ class Client(BaseClient):
         """
         return run(self._send(endpoints.metadata(model)))
 
+    def statistics(self, model: str) -> list[dict[str, Any]]:
+        """Return counts and times of a model since the server started, of every served version if it has no version.
+
+        The keys are those of Triton's statistics extension, see ``docs/http.md``.
+        """
+        return run(self._send(endpoints.statistics(model)))
+
     def ready(self) -> bool:
         """Return True if the server can be reached and accepts requests."""
         return run(self._is_ready())

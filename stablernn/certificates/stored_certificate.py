@@ -46,12 +46,30 @@ def certificate_document(
         ConfigError: If the range does not fit the model.
         CertificateError: If a weight is not finite.
     """
+    certificate, bounded = prove_both(module, inputs=inputs, norms=norms)
+    return stored_document(certificate, bounded)
+
+
+def prove_both(
+    module: nn.Module,
+    *,
+    inputs: InputRange | None = None,
+    norms: Iterable[Mapping[str, Any]] | None = None,
+) -> tuple[Certificate, Certificate | None]:
+    """Return the certificate for all inputs, and the one for inputs within a range.
+
+    The arguments and errors are those of :func:`certificate_document`.
+    """
     norms = None if norms is None else list(norms)
     certificate = prove(module, norms=norms)
-    bounded = None
-    if inputs is not None and not (isinstance(module, SequenceModel) and not module.scaling.has_channel_range):
-        bounded = _bounded_summary(certificate_within(module, certificate, inputs, norms))
-    return {**certificate.document(), "bounded_inputs": bounded}
+    if inputs is None or (isinstance(module, SequenceModel) and not module.scaling.has_channel_range):
+        return certificate, None
+    return certificate, certificate_within(module, certificate, inputs, norms)
+
+
+def stored_document(certificate: Certificate, bounded: Certificate | None) -> dict[str, Any]:
+    """Return the document of two certificates, the second of which goes into ``bounded_inputs``."""
+    return {**certificate.document(), "bounded_inputs": None if bounded is None else _bounded_summary(bounded)}
 
 
 def certificate_within(

@@ -57,6 +57,11 @@ def plot_spectrum(path: Path, spectra: Spectra, *, radius: float | None, title: 
         radius: The proved bound on their modulus; None if there is none.
         title: Name of the data.
     """
+    _save(spectrum_figure(spectra, radius=radius, title=title), path)
+
+
+def spectrum_figure(spectra: Spectra, *, radius: float | None, title: str) -> Figure:
+    """Return the figure of :func:`plot_spectrum`."""
     points = spectra.eigenvalues.ravel()
     moduli = np.abs(points)
     drawn_radius = radius if radius is not None and radius <= _MAX_DRAWN_RADIUS else None
@@ -92,7 +97,7 @@ def plot_spectrum(path: Path, spectra: Spectra, *, radius: float | None, title: 
         label = f"certified rate {drawn_radius:.4g}"
         handles.append(Line2D([], [], color=ORANGE, linewidth=1.4, linestyle=_DASHES, label=label))
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    _save(figure, path)
+    return figure
 
 
 def plot_gradients(path: Path, gradients: Gradients, *, title: str) -> None:

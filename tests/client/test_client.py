@@ -103,6 +103,18 @@ def test_models_metadata_and_readiness(client: Both) -> None:
     assert client.ready() is True
 
 
+def test_statistics_count_what_was_run(client: Both) -> None:
+    def count() -> int:
+        [row] = client.statistics("animals:1")
+        assert (row["name"], row["version"]) == ("animals", "1")
+        return int(row["inference_count"])
+
+    before = count()
+    client.classify("animals:1", [LOUD, LOUD])
+    assert count() == before + 2
+    assert [row["version"] for row in client.statistics("animals")] == ["1", "2"]
+
+
 @pytest.mark.parametrize("kind", ["threads", "asyncio"])
 def test_a_server_that_is_not_there_is_not_ready(kind: str, free_port: int) -> None:
     with Both.of(kind, f"http://127.0.0.1:{free_port}") as client:
@@ -223,6 +235,7 @@ class TestInfer:
 
 ERRORS: list[tuple[str, Callable[[Any], Any], type[ClientError], int | None, str | None, str]] = [
     ("no such model", lambda c: c.metadata("fish"), NotFound, 404, "unknown_model", "Unknown model 'fish'"),
+    ("no such statistics", lambda c: c.statistics("fish"), NotFound, 404, "unknown_model", "Unknown model 'fish'"),
     ("a model's name with a slash", lambda c: c.metadata("a/b"), NotFound, 404, "unknown_path", "a/b"),
     ("features", lambda c: c.classify("animals", WIDE), BadRequest, 400, "bad_input", "3 features|loudness"),
     ("task", lambda c: c.forecast("animals", LOUD), BadRequest, 400, "bad_input", "trained for 'classify'"),

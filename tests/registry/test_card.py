@@ -30,6 +30,13 @@ def test_classifier(fields: dict[str, Any]) -> None:
     assert "\n| config.training.seed | 0 |\n" in card
 
 
+def test_intended_use_where_it_is_stated(fields: dict[str, Any]) -> None:
+    manifest_fields = ManifestFields.parse(fields)
+    assert "Intended use" not in model_card(manifest_fields, "digits")
+    card = model_card(manifest_fields, "digits", intended_use="Digits | *not*\nletters")
+    assert "\n## Intended use\n\nDigits \\| \\*not\\* letters\n\n## Data in and out\n" in card
+
+
 def test_robustness_where_it_was_measured(fields: dict[str, Any]) -> None:
     manifest_fields = ManifestFields.parse(fields)
     none = "Not measured before this version was published. `stablernn eval digits --robustness` measures it and stores"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from stablernn_cli.errors import REFUSED, CommandError
+from stablernn_cli.errors import REFUSED, CommandError, UsageError
 from stablernn_cli.options import CertifyInputsOption, CertifyRequireOption, JsonOption, TargetArgument
 from stablernn_cli.output import Output, drop_none
-from stablernn_cli.targets import compute_certificate
+from stablernn_cli.targets import certify_target, is_run
 
 
 def certify(
@@ -18,6 +19,23 @@ def certify(
     target: TargetArgument,
     require: CertifyRequireOption = None,
     inputs_within: CertifyInputsOption = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also write a certificate document, .html or .json: claims with hypotheses, observations, history.",
+            show_default=False,
+        ),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="With --report: read the violations that the server at URL has counted for the version; a bearer "
+            "token comes from STABLERNN_CLIENT_TOKEN.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compute a model's stability certificate
@@ -30,13 +48,25 @@ def certify(
     With --inputs-within the certificate is only of inputs in that range, and proves more of cells with gates. Without,
     a second one is for the range seen in training, one and a half times as wide.
 
+    With --report a document for assessors is written, which docs/certificate_document.md describes; print the .html
+    from a browser for a PDF.
+
     Example: stablernn certify digits@production --require contracting
     """
     from stablernn_registry.documents.certificates import is_as_strong
 
     output = Output.of(context, as_json)
+    _check_report(target, report, server)
     with output.status(f"Certifying {target} ..."):
-        name, certificate = compute_certificate(target, inputs_within)
+        certified = certify_target(target, inputs_within)
+    name, certificate = certified.name, certified.document
+    if report is not None:
+        from stablernn_cli.report.document import compose_report
+        from stablernn_cli.report.write import write_report
+
+        with output.status(f"Writing {report} ..."):
+            write_report(report, compose_report(certified, server))
+        output.note(f"Wrote {report}.")
     if as_json:
         output.document({"target": name, **certificate})
     else:
@@ -47,6 +77,27 @@ def certify(
             f"'{require}' is required of {name}, but only '{certificate['kind']}' is proved. "
             "`stablernn train --certified` keeps the layers provably contracting; docs/stability.md lists the cells.",
             REFUSED,
+        )
+
+
+def _check_report(target: str, report: Path | None, server: str | None) -> None:
+    """Refuse options of the document before the certificate is computed.
+
+    Raises:
+        UsageError: If the file cannot be written, or a server is named for nothing that it could count.
+    """
+    from stablernn_cli.report.write import check_path
+
+    if report is not None:
+        check_path(report)
+    if server is None:
+        return
+    if report is None:
+        raise UsageError(f"--server is for --report, got '{server}' without it. Add --report FILE, or leave it out.")
+    if is_run(target):
+        raise UsageError(
+            f"--server reads the counts of a registry version, got the run '{target}'. Export the run and name the "
+            "version, or leave out --server."
         )
 
 

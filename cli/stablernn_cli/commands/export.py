@@ -44,6 +44,12 @@ def export(
     alias: Annotated[
         str | None, typer.Option(metavar="ALIAS", help="Point this alias to the new version.", show_default=False)
     ] = None,
+    intended_use: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="Intended use, for the model card and certificate documents.", show_default=False
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Export a run into the registry
@@ -55,7 +61,9 @@ def export(
     Example: stablernn export runs/digits-lipschitz-1 --name digits --alias production
     """
     output = Output.of(context, as_json)
-    document = publish(output, run, name, formats=formats or ("onnx",), alias=alias)
+    if intended_use is not None and not intended_use.strip():
+        raise UsageError("--intended-use takes a text, got an empty one. Leave it out if no use is intended yet.")
+    document = publish(output, run, name, formats=formats or ("onnx",), alias=alias, intended_use=intended_use)
     if as_json:
         output.document(document)
     else:
@@ -64,7 +72,13 @@ def export(
 
 
 def publish(
-    output: Output, run: Path, name: str, *, formats: Sequence[str] = ("onnx",), alias: str | None = None
+    output: Output,
+    run: Path,
+    name: str,
+    *,
+    formats: Sequence[str] = ("onnx",),
+    alias: str | None = None,
+    intended_use: str | None = None,
 ) -> dict[str, Any]:
     """Export, publish and set the alias, and return the document that ``export --json`` prints."""
     from stablernn_registry import Registry
@@ -77,7 +91,7 @@ def publish(
         from stablernn.training import load_run
 
         loaded = load_run(run)
-        version, robustness_note = _write_and_publish(registry, loaded, run, name, formats)
+        version, robustness_note = _write_and_publish(registry, loaded, run, name, formats, intended_use)
     if robustness_note is not None:
         output.note(f"Note: {robustness_note} See `stablernn eval {run} --robustness`.")
     if loaded.summary is None:
@@ -99,7 +113,7 @@ def publish(
 
 
 def _write_and_publish(
-    registry: Registry, loaded: LoadedRun, run: Path, name: str, formats: Sequence[str]
+    registry: Registry, loaded: LoadedRun, run: Path, name: str, formats: Sequence[str], intended_use: str | None
 ) -> tuple[Version, str | None]:
     """Write all files of a version and publish them.
 
@@ -120,7 +134,7 @@ def _write_and_publish(
         robustness, robustness_note = _robustness(run, report)
         texts = {
             "metrics.json": json.dumps(fields.metrics, indent=2, sort_keys=True) + "\n",
-            "README.md": model_card(fields, name, robustness),
+            "README.md": model_card(fields, name, robustness, intended_use),
         }
         if calibration is not None:
             texts["calibration.json"] = json.dumps(calibration, indent=2) + "\n"

@@ -15,13 +15,19 @@ MAX_NAMES = 100
 _PIPELINES = {"classify": "time-series-classification", "forecast": "time-series-forecasting"}
 
 
-def model_card(fields: ManifestFields, name: str = "model", robustness: RobustnessReport | None = None) -> str:
+def model_card(
+    fields: ManifestFields,
+    name: str = "model",
+    robustness: RobustnessReport | None = None,
+    intended_use: str | None = None,
+) -> str:
     """Compose the model card of a version from the fields of its manifest.
 
     Args:
         fields: Publisher's part of the manifest.
         name: Name of the model, for the title and the examples.
         robustness: Robustness report of the version, or None.
+        intended_use: Intended use, as plain text; None if the publisher states none.
 
     Returns:
         Markdown with a YAML header; the same fields give the same text.
@@ -29,6 +35,7 @@ def model_card(fields: ManifestFields, name: str = "model", robustness: Robustne
     parts = [
         _format_front_matter(fields),
         f"# {_escape(name)}\n\n{_summarize(fields)}",
+        *([f"## Intended use\n\n{_escape(intended_use)}"] if intended_use else []),
         "## Data in and out\n\n" + _format_data(fields),
         "## Figures\n\n" + (_format_table(("figure", "value"), _flatten(fields.metrics)) or "None were given."),
         "## Stability certificate\n\n" + _format_certificate(fields),

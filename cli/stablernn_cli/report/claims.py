@@ -1,0 +1,319 @@
+"""The claims of a certificate: each with its number, unit and norm, proved or not, and the method of the proof."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stablernn.cells import StableCell
+    from stablernn.certificates.certificate import Certificate
+    from stablernn.nn.models import SequenceModel
+
+_REFERENCES = {
+    "lure": (
+        "The step is written as a linear map with nonlinearities of slopes within 0 to 1 (a Lur'e system). A quadratic "
+        "norm, with a multiplier for each neuron or one for all, satisfies a matrix inequality, which is checked in "
+        "float64 with a bound on its rounding error",
+        "Revay, Wang, Manchester: A convex parameterization of robust recurrent neural networks (2021); Gokhale, "
+        "Proskurnikov, Kawano, Bullo (arXiv 2604.00119)",
+        "stablernn/bounds/lure.py",
+    ),
+    "rows": (
+        "The modulus of every entry of the Jacobian is bounded over the invariant set of states, by interval "
+        "arithmetic for inputs within a range; the largest weighted row sum is the rate in an infinity norm",
+        "docs/stability.md, 'How a step is bounded', method 'Rows'",
+        "stablernn/bounds/gated.py",
+    ),
+    "hand": (
+        "The bound is derived by hand from the equation of the cell",
+        "docs/stability.md, 'How a step is bounded', method 'By hand'",
+        "stablernn/cells",
+    ),
+}
+_BY_HAND = ("lru", "mingru", "minlstm", "unicornn")
+_DEEP = (
+    "Several layers: a comparison system with the rate of each layer and the gains between them, whose weights make "
+    "the largest layer's difference shrink"
+)
+
+
+def certificate_entry(certificate: Certificate, model: SequenceModel) -> dict[str, Any]:
+    """Return a certificate with its claims, hypotheses and methods as JSON types.
+
+    Args:
+        certificate: The certificate, as computed.
+        model: Its model.
+    """
+    document = certificate.document()
+    return {
+        "scope": "all inputs" if certificate.inputs is None else "inputs within a range",
+        "range": document["inputs"],
+        "kind": document["kind"],
+        "holds": document["holds"],
+        "norm": document["norm"],
+        "contraction_rate": document["contraction_rate"],
+        "step_rate": document["step_rate"],
+        "rounding_slack": document["rounding_slack"],
+        "time": document["time"],
+        "claims": _claims(certificate, document, state_labels(model)),
+        "assumptions": _assumptions(certificate, document),
+        "hypotheses": [_with_slack(condition) for condition in document["hypotheses"]],
+        # Conditions of papers are stated for completeness; rate and kind are independent of them.
+        "conditions": [_with_slack(condition) for condition in document["conditions"]],
+        "methods": _methods(certificate, model),
+        "figures": document["figures"],
+    }
+
+
+def forgetting_steps(certificate: Certificate, share: float = 0.01) -> int | None:
+    """Return the steps after which the effect of a disturbance of the state is at most a share of the initial one."""
+    return certificate.settling_time(share)
+
+
+def time_unit(document: Mapping[str, Any]) -> str:
+    """Return the unit of a certificate's times: steps, or the time of regular steps for irregular ones."""
+    return "steps" if document["time"]["steps"] == "regular" else "regular steps of time"
+
+
+def _with_slack(condition: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the margin by which a condition holds; None for a value that is not finite."""
+    value = condition["value"]
+    return {**condition, "slack": None if value is None else condition["bound"] - value}
+
+
+def _claim(name: str, title: str, value: float | int | None, unit: str, norm: str | None, text: str) -> dict[str, Any]:
+    """Return one claim; without a value it is not proved, and says so."""
+    # A claim that is missing would look like one that nobody asked for.
+    statement = text if value is not None else "Not proved."
+    return {
+        "id": name,
+        "title": title,
+        "proved": value is not None,
+        "value": value,
+        "unit": unit,
+        "norm": norm,
+        "statement": statement,
+    }
+
+
+def state_labels(model: SequenceModel) -> dict[str, str]:
+    """Return a description of each recurrent state tensor by its name in certificates and exported graphs."""
+    from stablernn.cells import StableCell
+
+    # The states of scaling and patches come first.
+    labels, number = {}, len(model.patches.state_roles())
+    for member, stack in enumerate(model.rnn.stacks):
+        for layer, cell in enumerate(cell for cell in stack.modules() if isinstance(cell, StableCell)):
+            prefix = f"member {member}, " if len(model.rnn) > 1 else ""
+            for name in cell.state_names:
+                labels[f"state_{number}"] = f"{prefix}layer {layer}, {name}"
+                number += 1
+    return labels
+
+
+def _claims(certificate: Certificate, document: Mapping[str, Any], labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    rate, unit = document["contraction_rate"], time_unit(document)
+    claims = [
+        _claim(
+            "contraction_rate",
+            "contraction rate",
+            rate,
+            "per step" if unit == "steps" else "per regular step of time",
+            document["norm"],
+            _rate_text(document),
+        )
+    ]
+    # Of a single layer both are the same number; irregular time has no such factor.
+    if document["step_rate"] is not None and document["step_rate"] != rate:
+        claims.append(
+            _claim(
+                "step_rate",
+                "factor of any one step",
+                document["step_rate"],
+                "per step",
+                document["norm"],
+                "No single step multiplies the distance of two states, over all layers, by more than this.",
+            )
+        )
+    claims += _ball_claims(document, labels)
+    # Gains and gaps are of the layers' input: one step of them may read a patch of several samples.
+    claims += _gain_claims(document)
+    share_steps = forgetting_steps(certificate)
+    claims.append(
+        _claim(
+            "forgetting_1_percent",
+            "forgetting to 1 %",
+            share_steps,
+            unit,
+            None,
+            f"After this time, two starts move the output by at most 1 % of {_initial_effect(certificate)}.",
+        )
+    )
+    for form, bound in document["stored_weights"].items():
+        claims += _quantization_claims(form, bound)
+    return claims
+
+
+def _quantization_claims(form: str, bound: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the two parts of the effect of weights stored in fewer bits: they add up."""
+    title = f"error by weights stored as {form}"
+    return [
+        _claim(
+            f"stored_weights_{form}",
+            f"{title}: constant",
+            None if bound is None else bound["error"],
+            "output",
+            "l2",
+            "Storing the matrices in this format moves no output by more than this constant plus the part below.",
+        ),
+        _claim(
+            f"stored_weights_{form}_per_input",
+            f"{title}: per input",
+            None if bound is None else bound["error_per_input"],
+            "output / input",
+            "l2",
+            "The part for each unit of the largest norm of an input.",
+        ),
+    ]
+
+
+def have_equal_claims(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Return whether the second certificate of a document proves just the numbers of the first, in the same norms.
+
+    The second may have fewer claims: weights in fewer bits are not always bounded again.
+    """
+    claims = {claim["id"]: (claim["value"], claim["norm"]) for claim in first["claims"]}
+    return first["kind"] == second["kind"] and all(
+        claims.get(claim["id"]) == (claim["value"], claim["norm"]) for claim in second["claims"]
+    )
+
+
+def _rate_text(document: Mapping[str, Any]) -> str:
+    rate = document["contraction_rate"]
+    if rate is None:
+        return ""
+    if document["kind"] == "contracting":
+        # Layers above wait for those below: a stack reaches its rate only after some steps.
+        is_asymptotic = document["step_rate"] not in (None, rate)
+        start = "In the end, the distance" if is_asymptotic else "The distance"
+        return f"{start} of two states under one input is multiplied by this factor, or a smaller one, in every step."
+    if rate <= 1 + document["rounding_slack"]:
+        return "No step increases the distance of two states under one input by more than this factor."
+    return "A step may increase the distance of two states, by at most this factor; this is no statement of stability."
+
+
+def _initial_effect(certificate: Certificate) -> str:
+    if any(len(stack.bounds) > 1 for stack in certificate.stacks):
+        return "the bound on what any two starts within the balls can move it"
+    return "the bound on what they can move it at once"
+
+
+def _ball_claims(document: Mapping[str, Any], labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    if not document["state_balls"]:
+        return [_claim("state_ball", "bound on the state", None, "state", None, "")]
+    within = "" if document["inputs"] is None else "within the range "
+    return [
+        _claim(
+            f"state_ball_{ball['state']}",
+            f"bound on {ball['state']} ({labels[ball['state']]})",
+            ball["radius"],
+            "state",
+            ball["norm"],
+            f"From the zero state, no input {within}leads {ball['state']} further from the origin than this.",
+        )
+        for ball in document["state_balls"]
+    ]
+
+
+def _gain_claims(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    unit = "output / input"
+    claims = [
+        _claim(
+            "gain_input_to_output",
+            "gain from input to output",
+            document["gains"]["input_to_output"],
+            unit,
+            "l2",
+            "Inputs that differ by at most 1 at every step lead to outputs that differ by at most this at every step.",
+        )
+    ]
+    for gap in document["gaps"]:
+        steps = gap["steps"]
+        noun = "input" if steps == 1 else "consecutive inputs"
+        claims.append(
+            _claim(
+                f"gap_{steps}",
+                f"effect of {steps:,} wrong {noun}",
+                gap["output_error"],
+                unit,
+                "l2",
+                f"If {steps:,} {noun} of the layers {'is' if steps == 1 else 'are'} wrong by at most 1, no output is "
+                "wrong by more than this, at that time or later" + _lasting_text(document),
+            )
+        )
+    return claims
+
+
+def _lasting_text(document: Mapping[str, Any]) -> str:
+    # Without contraction an error need not fade, and is counted for a limited time.
+    return "." if document["kind"] == "contracting" else ", within 100,000 steps."
+
+
+def _assumptions(certificate: Certificate, document: Mapping[str, Any]) -> list[str]:
+    """Return the assumptions in words; the numeric ones are in ``hypotheses``."""
+    is_regular = document["time"]["steps"] == "regular"
+    texts = [
+        "All steps have the regular length."
+        if is_regular
+        else f"Steps have any lengths up to {document['time']['longest']:g} regular ones.",
+        "Every raw input value is finite."
+        if certificate.inputs is None
+        else "Every raw input value is within the stated range, or missing where the model takes missing values.",
+        "The weights are those with the stated digest, and the layers compute in exact arithmetic on them; rounding in "
+        "operation is not part of the proof, except where intervals were widened for it.",
+    ]
+    # A set that is invariant for some inputs holds a sequence that starts anywhere inside.
+    if document["state_balls"]:
+        inside = "the zero state" if certificate.inputs is None else "the zero state, or a state within the boxes"
+        texts.append(f"Bounds on the state: a sequence starts at {inside}.")
+    if document["contraction_rate"] is not None:
+        texts.append(
+            "Rates, gains and forgetting: the two states differ in the tensors "
+            f"{', '.join(document['states'])} only, and lie within the bounds on the state where these are proved."
+        )
+    return texts
+
+
+def _methods(certificate: Certificate, model: SequenceModel) -> list[dict[str, str]]:
+    """Return the method of each layer's proof, with its references; ensembles list one row for equal methods."""
+    from stablernn.cells import StableCell
+
+    # Modules come member after member and layer after layer, as bounds do.
+    cells = [cell for cell in model.rnn.modules() if isinstance(cell, StableCell)]
+    bounds = [bound for stack in certificate.stacks for bound in stack.bounds]
+    rows: list[dict[str, str]] = []
+    for cell, bound in zip(cells, bounds, strict=True):
+        if bound.norm is None and not bound.balls:
+            row = {"method": "nothing is proved of this layer", "reference": "docs/stability.md", "code": "-"}
+        else:
+            method, reference, code = _REFERENCES[_method_of(cell)]
+            row = {"method": method, "reference": reference, "code": code}
+        if row not in rows:
+            rows.append(row)
+    if any(len(stack.bounds) > 1 for stack in certificate.stacks):
+        rows.append({"method": _DEEP, "reference": "docs/stability.md", "code": "stablernn/certificates/cascade.py"})
+    return rows
+
+
+def _method_of(cell: StableCell) -> str:
+    """Return the key of the method by which a cell's step is bounded, see docs/stability.md."""
+    from stablernn.cells import StableCell
+
+    if cell.key in _BY_HAND:
+        return "hand"
+    # Cells with gates are those that gain by inputs of a bounded size.
+    if type(cell).step_bound_within is not StableCell.step_bound_within:
+        return "rows"
+    # Building the matrices is quick; nothing is searched here.
+    return "hand" if cell.lure_system() is None else "lure"

@@ -1,0 +1,209 @@
+"""Observations of a certificate document: scores, parity, stored reports, and trajectories drawn for the document."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stablernn_cli.report.reading import (
+    count_at,
+    first_number_at,
+    number_at,
+    parse_object,
+    rows_at,
+    text_at,
+    value_at,
+)
+
+if TYPE_CHECKING:
+    from stablernn_registry import Record, Registry, Version
+
+STABILITY = "stability.json"
+OTHER_WEIGHTS = "left out: the report is about other weights"
+UNREADABLE = "left out: the report cannot be read"
+
+
+def observed_of_version(registry: Registry, version: Version, weights: str | None) -> dict[str, Any]:
+    """Return what was observed of a version: scores, parity, and the latest report of each kind.
+
+    Args:
+        registry: The registry.
+        version: The version.
+        weights: Digest of its weights, to which a report must belong.
+
+    Raises:
+        stablernn_registry.RegistryError: If a record is damaged.
+    """
+    from stablernn_registry.documents.reports import ROBUSTNESS
+
+    manifest, records = version.manifest, registry.records(version.ref)
+    # A record was measured after the report that was exported with the version.
+    stability = _latest(records, STABILITY)
+    robustness = _latest(records, ROBUSTNESS)
+    content = None
+    if robustness is not None:
+        content = robustness.read(ROBUSTNESS)
+    elif ROBUSTNESS in manifest.files:
+        content = version.read(ROBUSTNESS)
+    return {
+        "metrics": manifest.metrics,
+        "parity": manifest.parity or None,
+        "stability_report": None
+        if stability is None
+        else {**_source(stability), **_stability_facts(stability.read(STABILITY), weights)},
+        "robustness_report": None
+        if content is None
+        else {**_source(robustness), **_robustness_facts(content, weights)},
+    }
+
+
+def observed_of_run(path: Path, weights: str | None) -> dict[str, Any]:
+    """Return what was observed of a run: its scores and its robustness report; it keeps no others."""
+    from stablernn_registry.documents.reports import ROBUSTNESS
+
+    summary = path / "summary.json"
+    tree = parse_object(summary.read_bytes()) if summary.is_file() else None
+    robustness = path / ROBUSTNESS
+    return {
+        "metrics": value_at(tree, "metrics") or {},
+        "parity": None,
+        "stability_report": None,
+        "robustness_report": {**_source(None), **_robustness_facts(robustness.read_bytes(), weights)}
+        if robustness.is_file()
+        else None,
+    }
+
+
+def compare(entries: Sequence[Mapping[str, Any]], observed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return rows of one quantity each: its proved bound beside what was observed.
+
+    Args:
+        entries: Certificates of the document; the last one is that of the drawn trajectories.
+        observed: Observations of the document.
+    """
+    # Trajectories are drawn within the range of the last certificate.
+    entry, drawn = entries[-1], observed["drawn_trajectories"]
+    stability = observed["stability_report"] or {}
+    values = {claim["id"]: claim["value"] for claim in entry["claims"]}
+    rate = entry["step_rate"] if entry["step_rate"] is not None else entry["contraction_rate"]
+    rows = [] if drawn["note"] is not None else _drawn_rows(drawn, rate, values)
+    if stability.get("note") is None and stability:
+        source = f"stability report on {stability['data']}, {stability['split']}"
+        proved = drawn.get("spectral_radius_bound")
+        rows.append(
+            _row("modulus of an eigenvalue of the Jacobian of one step", proved, stability["spectral_radius"], source)
+        )
+        rows += [
+            _row(
+                f"factor of one step, {row['layer'] or 'the layer'}, {row['norm']}",
+                row["proved"],
+                row["factor"],
+                source,
+            )
+            for row in stability["largest_factors"]
+        ]
+        rows.append(
+            _row(
+                "largest Lyapunov exponent, nats per step",
+                _log(entry["contraction_rate"]),
+                stability["largest_lyapunov_exponent"],
+                source,
+            )
+        )
+    # Parity is measured on samples, and nothing is proved about it.
+    parity = number_at(observed["parity"], "max_rel_error")
+    if parity is not None:
+        rows.append(_row("relative error of the exported graphs", None, parity, "parity check of the export"))
+    return rows
+
+
+def _drawn_rows(drawn: Mapping[str, Any], rate: float | None, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of the drawn trajectories; what a step may do at most is known even if it is no contraction."""
+    step = _row(
+        "factor by which one step changes the distance of two states", rate, drawn["largest_step_factor"], _DRAWN
+    )
+    radius = _row(
+        "modulus of an eigenvalue of the Jacobian of one step",
+        drawn["spectral_radius_bound"],
+        drawn["largest_spectral_radius"],
+        _DRAWN,
+    )
+    norms = [
+        _row(f"norm of {state}", values.get(f"state_ball_{state}"), norm, _DRAWN)
+        for state, norm in drawn["largest_state_norms"].items()
+    ]
+    return [step, radius, *norms]
+
+
+# The inputs are not data, which a reader must see at every number.
+_DRAWN = "trajectories drawn for this document"
+
+
+def _row(quantity: str, proved: float | None, observed: float | None, source: str) -> dict[str, Any]:
+    return {"quantity": quantity, "proved_at_most": proved, "largest_observed": observed, "observed_on": source}
+
+
+def _log(rate: float | None) -> float | None:
+    # A rate of 0 erases every difference, and has no finite exponent.
+    return None if not rate else math.log(rate)
+
+
+def _latest(records: Sequence[Record], filename: str) -> Record | None:
+    """Return the last record that has a file."""
+    matching = [record for record in records if filename in record.entry.files]
+    return matching[-1] if matching else None
+
+
+def _source(record: Record | None) -> dict[str, Any]:
+    if record is None:
+        return {"recorded": None, "who": None}
+    return {"recorded": record.entry.time, "who": record.entry.who}
+
+
+def _stability_facts(content: bytes, weights: str | None) -> dict[str, Any]:
+    """Return the main figures of a stability report, or a note why they are left out."""
+    tree = parse_object(content)
+    if tree is None:
+        return {"note": UNREADABLE}
+    # Anybody may record a report: one about other weights says nothing about this model.
+    if text_at(tree, "weights") != weights:
+        return {"note": OTHER_WEIGHTS}
+    empirical = value_at(tree, "empirical")
+    hypotheses = rows_at(tree, "certificate", "hypotheses")
+    # Hypotheses are named "layer 0 contraction rate", or without the layer if there is one only.
+    rates = {
+        str(row.get("name")).removesuffix("contraction rate").strip(): number_at(row, "value") for row in hypotheses
+    }
+    return {
+        "note": None,
+        "data": text_at(tree, "data"),
+        "split": text_at(tree, "split"),
+        "sequences": count_at(empirical, "sequences"),
+        "steps": count_at(empirical, "steps"),
+        "spectral_radius": number_at(empirical, "jacobian", "spectral_radius", "most"),
+        "largest_factors": [
+            {
+                "layer": text_at(row, "layer"),
+                "norm": text_at(row, "norm"),
+                "factor": number_at(row, "factor"),
+                "proved": rates.get(str(row.get("layer"))),
+            }
+            for row in rows_at(empirical, "jacobian", "largest_factors")
+        ],
+        "largest_lyapunov_exponent": first_number_at(empirical, "lyapunov", "exponents"),
+        "lyapunov_standard_error": first_number_at(empirical, "lyapunov", "standard_error"),
+    }
+
+
+def _robustness_facts(content: bytes, weights: str | None) -> dict[str, Any]:
+    """Return the main figures of a robustness report, or a note why they are left out."""
+    from stablernn_registry import RobustnessReport
+
+    report = RobustnessReport.parse(content)
+    if report is None:
+        return {"note": UNREADABLE}
+    if report.weights != weights:
+        return {"note": OTHER_WEIGHTS}
+    return {"note": None, "sample": report.sample, "figures": report.figures()}
