@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from stablernn.bounds.intervals import FLOAT32_EPSILON
 from stablernn.bounds.linalg import (
     EPSILON,
     Indices,
@@ -317,7 +318,9 @@ def dominance_bound(step: LureSystem, bound: StepBound, metrics: Sequence[Matrix
         return infinity_norm_upper_bound(rows * weights[None] / np.tile(weights, 2)[:, None])
 
     weights = min((np.ones(size), round_to_float32(perron_vector(np.abs(steepest)))), key=rate)
-    if rate(weights) * (1 + 1e-6) >= bound.rate:
+    # A rate that rounding alone can lift above 1 is non-expansive, one that is larger by as little as 1e-6 is not.
+    tolerance = 1 + size * FLOAT32_EPSILON
+    if rate(weights) * (1 + 1e-6) >= bound.rate and not rate(weights) <= tolerance < bound.rate:
         return bound
     if bound.rate <= 1:
         with given_norms():

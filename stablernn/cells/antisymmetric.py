@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.continuous import largest_euler_step
+from stablernn.bounds.intervals import Box
 from stablernn.bounds.linalg import norm_upper_bound
 from stablernn.bounds.lure import LureSystem, dominance_bound, lure_bound
-from stablernn.bounds.step_bound import Hypothesis, StepBound
+from stablernn.bounds.restoring import restoring_box
+from stablernn.bounds.step_bound import Hypothesis, StepBound, ball_of
 from stablernn.cells._base import StableCell, State, check_not_negative, check_positive, float64, step_length
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._input_projection import project_input
@@ -180,6 +182,13 @@ class AntisymmetricRNNCell(StableCell):
             },
         )
 
+    def step_bound_within(self, inputs: Box) -> StepBound:
+        bound = self.step_bound()
+        # The last block is that of the tanh. A gate scales its values by at most 1 and leaves their signs.
+        drive = inputs.affine(float64(self.weight_ih), float64(self.bias_ih)).split(self.gates)[-1]
+        states = restoring_box(float64(self.recurrent_matrix()), drive, self.step_size)
+        return bound if states is None else replace(bound, balls=(ball_of("hidden", states),))
+
     def step_form(self, weights: tuple[Tensor, ...]) -> StepForm:
         return StepForm("residual" if self.gates == 1 else "shared gate", weights[0], step_size=self.step_size)
 
@@ -216,7 +225,8 @@ class GatedAntisymmetricRNNCell(AntisymmetricRNNCell):
         None. The paper says that the gated Jacobian is a diagonal times an antisymmetric matrix; the diagonal is
         z [(1 - t^2) + (1 - z) t] with t = tanh(.), which is negative for t near -1, and with mixed signs
         eigenvalues can be real and positive. ``tests/cells/test_guarantee.py`` shows one. The diagonal lies within
-        -1/4 to 1, which bounds how far a step drives two states apart.
+        -1/4 to 1, which bounds how far a step drives two states apart. For inputs within a range the state is bounded
+        if the moduli in each row of W - W^T sum to less than gamma.
 
     Args:
         input_size: Features per time step.

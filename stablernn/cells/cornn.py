@@ -153,14 +153,14 @@ class CoRNNCell(StableCell):
 
     def step_bound(self) -> StepBound:
         bound = lure_bound(self.lure_system(), states=self.state_names, output=self.hidden_size)
-        return replace(bound, balls=self._balls())
+        return replace(bound, balls=self.state_balls())
 
     def _oscillator(self) -> Matrix:
         """Return the matrix of a step of one unit (y, z) without force, ``(2, 2)``."""
         velocity = np.array([-self.step_size * self.stiffness, 1 - self.step_size * self.damping])
         return np.stack([np.array([1.0, 0.0]) + self.step_size * velocity, velocity])
 
-    def _balls(self) -> tuple[Ball, ...]:
+    def state_balls(self) -> tuple[Ball, ...]:
         """Return bounds of position and velocity of a unit under forces within 1.
 
         They are the sums of the moduli of its impulse response. Those of the first n steps are summed; the rest of the

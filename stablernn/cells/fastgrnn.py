@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from stablernn.bounds.gated import gated_bound, largest_mix
 from stablernn.bounds.intervals import FLOAT32_EPSILON, Box, accumulated_rounding, grow_invariant, sigmoid
 from stablernn.bounds.linalg import EPSILON, Matrix, row_norms
+from stablernn.bounds.restoring import restoring_box
 from stablernn.bounds.step_bound import StepBound, ball_of
 from stablernn.cells._base import State, check_choice, check_finite, float64
 from stablernn.cells._catalog import register_cell
@@ -85,7 +86,13 @@ class _GatedFastCell(FastCell):
 
         states = grow_invariant(size, lambda states: ranges(states)[2])
         if states is None:
-            return self.step_bound()
+            # A state that can open its own gate, but whose candidate always points back: below zeta a step adds at most
+            # zeta + nu, beyond it nu.
+            candidate_drive = drive.plus(Box(bias_h, bias_h))
+            states = restoring_box(matrix, candidate_drive, nu)
+            if states is None:
+                return self.step_bound()
+            states = states.hull(Box.around_zero(size, (zeta + nu) * (1 + 8 * FLOAT32_EPSILON)))
         gate, candidates, _ = ranges(states)
 
         def mixed(old: Matrix, by_p: Matrix) -> Matrix:
@@ -160,8 +167,8 @@ class FastGRNNCell(_GatedFastCell):
         as long as the gate stays there; below :math:`\sigma(\zeta)` one step can add more than :math:`\sigma(\nu)`.
         Nothing makes trajectories approach each other, and for all inputs no rate is proved: the slope of the gate is
         multiplied by the state, which has no invariant ball. For inputs within a range there is one if the weights are
-        small, and with it a rate (tanh and sigmoid only). In evaluation the size of the model, too, holds by
-        construction.
+        small, or if a negative diagonal dominates each row of U, and with it a rate (tanh and sigmoid only). In
+        evaluation the size of the model, too, holds by construction.
 
     Args:
         input_size: Features per time step.

@@ -9,7 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.intervals import LARGEST_FLOAT32_SUM, Box, accumulated_rounding, shrink_invariant, sigmoid
+from stablernn.bounds.intervals import (
+    FLOAT32_EPSILON,
+    LARGEST_FLOAT32_SUM,
+    Box,
+    accumulated_rounding,
+    shrink_invariant,
+    sigmoid,
+)
 from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.step_bound import Ball, StepBound, ball_of
 from stablernn.cells._base import StableCell, State, check_choice, float64, uniform_
@@ -166,12 +173,7 @@ class SLSTMCell(StableCell):
 
         hidden = shrink_invariant(Box.around_zero(size, 1.0), output)
         i, f, candidate, _ = gates(hidden)
-        # Without the stabilizer m the normalizer is n exp(m) <- sigmoid(f) n exp(m) + exp(i), at most exp(i) / (1 - f);
-        # m is at least each i. With it, it is a sum of numbers of at most 1.
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            exact = np.exp(i.upper - i.lower) / sigmoid(-f.upper)
-            rounded = exact * accumulated_rounding(shares(i, f))
-            normalizer = np.fmin(rounded, np.maximum(exact, LARGEST_FLOAT32_SUM))
+        normalizer = _largest_normalizer(i, f, shares(i, f))
         if not (normalizer < _LARGEST_NORMALIZER).all():
             return StepBound(balls=(ball_of("hidden", hidden),))
         # The cell state is a sum of tanh with the weights of the normalizer.
@@ -200,3 +202,32 @@ class SLSTMCell(StableCell):
         c = f * c + i * torch.tanh(z)
         n = f * n + i
         return torch.sigmoid(o) * c / n, c, n, m
+
+
+def _largest_normalizer(i: Box, f: Box, shares: Matrix) -> Matrix:
+    """Return at least the normalizer after any number of steps, ``(hidden,)``.
+
+    It is a sum over all earlier steps. The term of the step k steps ago is at most 1, since m is at least the exponent
+    of each, and at most ``exp(width) sigmoid(f)^k``, since m is at least each i, whose range has that width.
+
+    Args:
+        i: Range of the input gate before its exponential.
+        f: Range of the forget gate before its sigmoid.
+        shares: Of the normalizer that a step loses, as far as rounding can make up for it.
+    """
+    width, lost = i.upper - i.lower, sigmoid(-f.upper)
+
+    def total(lost: Matrix, rounding: float) -> Matrix:
+        # Terms of 1, which rounding lets grow, until the second bound takes over, which then is a geometric series. It
+        # is one from the start on where the range is narrow.
+        equal_terms = width / -np.log1p(-lost) + 1
+        equal_terms = equal_terms * np.exp(rounding * equal_terms)
+        return np.fmin(equal_terms + 1 / lost, np.exp(width) / lost)
+
+    # Where nothing is certain to be lost, the divisions give infinity.
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        exact = total(lost, 0.0)
+        rounded = total(lost / accumulated_rounding(shares), 8 * FLOAT32_EPSILON)
+        # A float32 sum of terms of at most 1 ends to grow.
+        largest: Matrix = np.fmin(rounded, np.maximum(exact, LARGEST_FLOAT32_SUM)) * (1 + 4 * FLOAT32_EPSILON)
+    return largest

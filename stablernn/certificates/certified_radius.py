@@ -28,7 +28,9 @@ _SAFE = 1 + 1e-9
 """Factor that covers the rounding of the few float64 operations between bounds that are safe themselves."""
 
 
-def certified_radii(model: Classifier, x: Tensor, lengths: Tensor | None = None) -> Matrix:
+def certified_radii(
+    model: Classifier, x: Tensor, lengths: Tensor | None = None, *, layers: Sequence[Cascade] | None = None
+) -> Matrix:
     """Return, for each sequence, a radius within which no change of its observed values changes the label.
 
     It holds in exact arithmetic on the stored float32 weights and the logits as they come out, in units of the scaled
@@ -39,6 +41,8 @@ def certified_radii(model: Classifier, x: Tensor, lengths: Tensor | None = None)
         model: In evaluation mode; it is not changed.
         x: ``(batch, time, input_size)``, raw units, NaN where missing.
         lengths: ``(batch,)``; all steps count when omitted.
+        layers: Bounds of each member's layers for all inputs and regular steps, as a certificate has them; None to
+            compute them.
 
     Returns:
         ``(batch,)``, float64, infinity for a sequence without an observed value.
@@ -46,7 +50,7 @@ def certified_radii(model: Classifier, x: Tensor, lengths: Tensor | None = None)
     Raises:
         CertificateError: If nothing is proved of such a model; the message says why.
     """
-    bounds = ClassBounds(model)
+    bounds = ClassBounds(model, layers)
     margins = _margins(model, x, lengths)
     predicted = margins.argmax(axis=1)
     step_counts, repeat_counts = _repetitions(model, x, lengths)
@@ -65,16 +69,17 @@ class ClassBounds:
 
     Args:
         model: A classifier.
+        layers: As of :func:`certified_radii`.
 
     Raises:
         CertificateError: If nothing is proved of the model.
     """
 
-    def __init__(self, model: Classifier) -> None:
+    def __init__(self, model: Classifier, layers: Sequence[Cascade] | None = None) -> None:
         _check(model)
         self._readout = model.readout
         stacks = [stack for stack in model.rnn.stacks if isinstance(stack, StableRNN)]
-        self._cascades = [cascade(stack.cells) for stack in stacks]
+        self._cascades = [cascade(stack.cells) for stack in stacks] if layers is None else list(layers)
         # An embedding is a linear map followed by a GELU.
         embedding_gains = [norm_upper_bound(weight) * GELU_SLOPE for weight in _weights(model.rnn.embeddings)]
         self._embedding_gains = embedding_gains or [1.0] * len(stacks)

@@ -64,7 +64,7 @@ def prove_both(
     certificate = prove(module, norms=norms)
     if inputs is None or (isinstance(module, SequenceModel) and not module.scaling.has_channel_range):
         return certificate, None
-    return certificate, _certificate_within(module, certificate, inputs, norms)
+    return certificate, certificate_within(module, certificate, inputs, norms)
 
 
 def stored_document(certificate: Certificate, bounded: Certificate | None) -> dict[str, Any]:
@@ -72,9 +72,20 @@ def stored_document(certificate: Certificate, bounded: Certificate | None) -> di
     return {**certificate.document(), "bounded_inputs": None if bounded is None else _bounded_summary(bounded)}
 
 
-def _certificate_within(
-    module: nn.Module, certificate: Certificate, inputs: InputRange, norms: list[Mapping[str, Any]] | None
+def certificate_within(
+    module: nn.Module,
+    certificate: Certificate,
+    inputs: InputRange,
+    norms: Iterable[Mapping[str, Any]] | None = None,
 ) -> Certificate:
+    """Return the certificate for inputs within a range, without what quantized weights change.
+
+    Args:
+        module: As of :func:`certificate_document`; a model must have inputs with a range.
+        certificate: Its certificate for all inputs.
+        inputs: Range of the raw inputs.
+        norms: As of :func:`stablernn.certificates.certificate.prove`.
+    """
     cells = [cell for cell in module.modules() if isinstance(cell, StableCell)]
     gains_by_range = any(type(cell).step_bound_within is not StableCell.step_bound_within for cell in cells)
     if gains_by_range and certificate.max_dt is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from stablernn.certificates.input_range import InputRange, training_range
 from stablernn.data.step_data import Data
 from stablernn.nn.models import SequenceModel
 from stablernn.training.tasks import task_for
@@ -31,6 +32,18 @@ def describe_data(data: Data, model: SequenceModel) -> dict[str, Any]:
         "input_range": _input_range(data.training_values()) if scaling.has_channel_range else None,
         "notes": data.notes,
     }
+
+
+def certified_range(data: Data, model: SequenceModel) -> InputRange | None:
+    """Return the range of raw inputs for which a run is certified: that of training, half as wide again.
+
+    Args:
+        data: The training data.
+        model: The model, whose scaling decides whether inputs within a range have channels within one.
+    """
+    if not model.scaling.has_channel_range:
+        return None
+    return training_range({"input_range": _input_range(data.training_values())})
 
 
 def _input_range(sequences: Iterable[np.ndarray]) -> dict[str, list[float]]:

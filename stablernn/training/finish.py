@@ -11,7 +11,9 @@ from torch import Tensor
 from stablernn.atomic_files import to_json_types, write_json
 from stablernn.data.types import score_notes
 from stablernn.errors import TrainingError
+from stablernn.training.describe import certified_range
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
+from stablernn.training.guarantee import describe_proof, promised_certificate
 from stablernn.training.loaded_run import Summary
 from stablernn.training.loop.certificate_log import check_certified
 from stablernn.training.loop.trainer import Trainer
@@ -46,13 +48,17 @@ def finish(directory: RunDirectory, config: Config, task: Task, trainer: Trainer
         write_json(directory.calibration, calibration)
     # Calibration has changed the best weights, so they are stored again.
     directory.save("best", trainer.best(trainer.model.state_dict()))
+    inputs = certified_range(task.data, trainer.model)
     if config.training.certified:
-        check_certified(trainer.model, trainer.stability.prove())
+        check_certified(trainer.model, promised_certificate(trainer, inputs))
     plots = directory.plots if config.training.plots else None
     if plots is not None:
         headline, best_epoch = trainer.objective.headline, trainer.position.best_epoch
         draw_curves(plots, directory.records(), headline, best_epoch, directory.path.name)
     scores = task.final_scores(TorchPredictor(trainer.model), config, plots)
+    sentence = describe_proof(trainer, task.validation_scorer(config), inputs)
+    if sentence is not None:
+        _LOG.info(sentence)
     return _summarize(directory, config, task, trainer, scores, calibration)
 
 

@@ -13,7 +13,7 @@ from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError, DataError, InterruptedRun
 from stablernn.nn.models import SequenceModel
 from stablernn.training.build_model import create_model, with_engine
-from stablernn.training.describe import describe_data
+from stablernn.training.describe import certified_range, describe_data
 from stablernn.training.finish import finish
 from stablernn.training.loaded_run import Summary, stored_settings
 from stablernn.training.loop.checkpoint import load_checkpoint
@@ -153,7 +153,15 @@ def create_trainer(recorder: RunRecorder, config: Config, task: Task, model: Seq
     """
     training = config.training
     minibatches = task.minibatches(model, training)
-    return Trainer(model, minibatches, task.objective(training), task.validation_scorer(config), training, recorder)
+    return Trainer(
+        model,
+        minibatches,
+        task.objective(training),
+        task.validation_scorer(config),
+        training,
+        recorder,
+        inputs=certified_range(task.data, model) if training.certified else None,
+    )
 
 
 def _interrupted(directory: RunDirectory, trainer: Trainer) -> InterruptedRun:

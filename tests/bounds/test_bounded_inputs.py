@@ -22,6 +22,8 @@ from stablernn.certificates.cascade import cascade
 BOUNDED = [key for key in list_cells() if cell_info(key).cell.step_bound_within is not StableCell.step_bound_within]
 """Cells of which more is proved for bounded inputs."""
 RATED = ("cfc", "fastgrnn", "fastgrnn_lsq", "gru", "lem", "lstm", "mingru", "minlstm")
+RESTORING = ("antisymmetric", "antisymmetric_g", "antisym_ablation")
+"""Cells that have a box if their diagonal dominates, and the rate of all inputs."""
 BOUNDED_OPTIONS = [(key, options) for key, options in OPTIONS if key in BOUNDED]
 every_bounded_cell = pytest.mark.parametrize("key", BOUNDED)
 
@@ -36,7 +38,7 @@ def check(cell: StableCell, inputs: Box, **search: int) -> StepBound:
 
 class TestSoundness:
     def test_these_cells_have_bounds_for_bounded_inputs(self) -> None:
-        assert set(BOUNDED) == {*RATED, "gru_d", "momentum_lstm", "ode_lstm", "slstm", "sr_lstm"}
+        assert set(BOUNDED) == {*RATED, *RESTORING, "gru_d", "momentum_lstm", "ode_lstm", "slstm", "sr_lstm"}
 
     @pytest.mark.parametrize("radius", [0.3, 2.0])
     @pytest.mark.parametrize("draw", DRAWS)

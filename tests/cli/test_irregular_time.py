@@ -156,6 +156,27 @@ def test_what_is_certified_of_regular_steps_alone_is_refused_before_training(emp
     assert not empty.path("refused").exists()
 
 
+def test_a_cell_that_is_bounded_in_regular_steps_alone_is_refused_before_training(empty: Workplace) -> None:
+    write_irregular(empty.path("waves.npz"))
+    result = empty(
+        "train", *NO_PLOTS, "--data", "waves.npz", "--cell", "antisym_ablation", "--certified", "--run-dir", "refused"
+    )
+    assert (result.code, result.sentence) == (
+        2,
+        "The cell 'antisym_ablation' is certified for regular steps only, got model.time=dt with training.certified. "
+        "Set model.time=ignore, or take a cell such as lipschitz, lem or cfc.",
+    )
+    assert not empty.path("refused").exists()
+
+
+@pytest.mark.parametrize(("cell", "kind"), [("lem", "bounded"), ("neural_ode_rnn", "non-expansive")])
+def test_other_certified_kinds_hold_for_irregular_time_too(cell: str, kind: str, empty: Workplace) -> None:
+    write_irregular(empty.path("waves.npz"))
+    words = ("--hidden-size", 8, "--epochs", 2, "--certified", "--run-dir", cell)
+    empty.ok("-q", "train", *NO_PLOTS, "--data", "waves.npz", "--cell", cell, *words)
+    assert empty.ok("certify", cell, "--require", kind, "--json").json["time"]["steps"] == "irregular"
+
+
 def test_irregular_time_is_trained_within_the_certified_region(empty: Workplace) -> None:
     write_irregular(empty.path("waves.npz"))
     words = ("--hidden-size", 8, "--epochs", 2, "--run-dir", "kept")

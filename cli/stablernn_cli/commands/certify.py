@@ -122,8 +122,20 @@ def _quantization_text(bound: Mapping[str, float] | None) -> str | None:
     )
 
 
+def _proof_option(certificate: Mapping[str, Any]) -> str | None:
+    """Return which option would give a proof; None if one holds for inputs within a range."""
+    from stablernn.cells import create_cell
+    from stablernn.certificates.projection import suggest_proof
+
+    bounded = certificate.get("bounded_inputs") or {"kind": "none"}
+    if certificate["kind"] != "none" or bounded["kind"] != "none":
+        return None
+    return suggest_proof(create_cell(certificate["cell"], 1, 2))
+
+
 def show(output: Output, name: str, certificate: Mapping[str, Any]) -> None:
     """Print a certificate as text."""
+    from stablernn.certificates.plain_words import describe_guarantee
     from stablernn_registry.documents.certificates import (
         describe_bounded_inputs,
         describe_certificate,
@@ -138,6 +150,7 @@ def show(output: Output, name: str, certificate: Mapping[str, Any]) -> None:
         "model": name,
         "cell": certificate["cell"],
         "proved": describe_certificate(certificate),
+        "in words": "; ".join(describe_guarantee(certificate)) or _proof_option(certificate),
         "inputs": None if ranges is None else f"only those {format_input_ranges(ranges)}, in the units of the data",
         "bounded inputs": describe_bounded_inputs(certificate),
         "norm": certificate["norm"],

@@ -175,9 +175,10 @@ def _set_alias(registry: Registry, version: Version, alias: str, why: str) -> No
 
 def show(output: Output, document: Mapping[str, Any]) -> None:
     """Print the new version as text."""
+    from stablernn.certificates.plain_words import describe_guarantee
     from stablernn_registry.documents.certificates import describe_certificate
 
-    parity = document["parity"]
+    parity, certificate = document["parity"], document["certificate"]
     ref = document["ref"]
     name = ref.partition(":")[0]
     output.facts(
@@ -190,7 +191,8 @@ def show(output: Output, document: Mapping[str, Any]) -> None:
                 f"{figure(parity['step_rel_error'])} in one step"
             ),
             "stream equals sequence": "bit for bit" if parity["stream_equals_sequence"] else "no",
-            "certificate": describe_certificate(document["certificate"]),
+            "certificate": describe_certificate(certificate),
+            **({"in words": "; ".join(clauses)} if (clauses := describe_guarantee(certificate)) else {}),
         }
     )
     output.text()

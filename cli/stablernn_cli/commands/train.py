@@ -79,8 +79,8 @@ def train(
         bool | None,
         typer.Option(
             "--certified/--free",
-            help="Keep the layers provably contracting, or non-expansive, or let all weights free; default: certified "
-            "where the cell can be, except with --preset paper.",
+            help="Keep the layers provably contracting, non-expansive or bounded, or let all weights free; default: "
+            "certified where that costs the cell little accuracy, except with --preset paper.",
             rich_help_panel=TRAINING_PANEL,
             show_default=False,
         ),
@@ -108,6 +108,8 @@ def train(
 
     Exit code 1: the loss was not finite, or training diverged and left useless weights. A model that is no better than
     a trivial answer gets a warning; both are in summary.json.
+
+    At the end a note says in words what is proved of the model, or which option would give a proof.
 
     Ctrl-C stops with exit code 130 and leaves a run that --resume continues to the same numbers.
 
@@ -223,4 +225,7 @@ def _certificate_fact(certificate: Mapping[str, Any] | None) -> dict[str, str]:
     if certificate is None:
         return {}
     kind, rate = certificate["kind"], certificate["contraction_rate"]
+    if kind == "none":
+        # More may hold for inputs within the range of training, which the note at the end of training says.
+        return {"proved": "none for all inputs"}
     return {"proved": kind if rate is None else f"{kind}, at a rate of {rate:.5g}"}

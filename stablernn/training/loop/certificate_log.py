@@ -13,7 +13,9 @@ from torch import Tensor
 from stablernn.bounds.linalg import norm_upper_bound
 from stablernn.cells._base import float64
 from stablernn.certificates.certificate import KINDS, Certificate, prove
-from stablernn.certificates.projection import certified_kind
+from stablernn.certificates.input_range import InputRange
+from stablernn.certificates.projection import certified_kind, is_projected
+from stablernn.certificates.stored_certificate import certificate_within
 from stablernn.errors import CertificateError, TrainingError
 from stablernn.nn.models import SequenceModel
 
@@ -52,6 +54,22 @@ class StabilityLog:
             self._model.train(was_training)
         self._proved = {name: weight.detach().clone() for name, weight in weights.items()}, certificate
         return certificate
+
+    def prove_within(self, inputs: InputRange) -> Certificate:
+        """Return the certificate of the model for inputs within a range.
+
+        Args:
+            inputs: Range of the raw inputs, which the model's scaling must keep bounded.
+
+        Raises:
+            CertificateError: If a weight is not finite.
+        """
+        was_training = self._model.training
+        self._model.eval()
+        try:
+            return certificate_within(self._model, self.prove(), inputs)
+        finally:
+            self._model.train(was_training)
 
     def prove_in_short(self) -> dict[str, Any] | None:
         """Return kind and rate of the model; None if computing them would take long, or a weight is not finite."""
@@ -131,16 +149,24 @@ def stability_figures(model: SequenceModel, certificate: Certificate) -> dict[st
 def check_certified(model: SequenceModel, certificate: Certificate) -> None:
     """Refuse weights of which less is proved than ``training.certified`` promised.
 
+    Args:
+        model: The model.
+        certificate: What is proved of it; of the cells in :data:`stablernn.certificates.projection.WITHIN_RANGE` for
+            inputs within the range of training.
+
     Raises:
         TrainingError: If less is proved.
     """
-    required_kind = certified_kind(model.rnn.cells[0])
+    cell = model.rnn.cells[0]
+    required_kind = certified_kind(cell)
     # Kinds are ordered from the strongest to the weakest.
     if KINDS.index(certificate.kind) > KINDS.index(required_kind):
         rate = "no rate" if certificate.rate is None else f"a rate of {certificate.rate:.7g}"
+        # Cells that are certified by construction take no margin.
+        margin = "Set a larger training.certified_margin or a" if is_projected(cell) else "Set a"
         raise TrainingError(
             f"The best weights are '{certificate.kind}', with {rate}, and training.certified asks for "
-            f"'{required_kind}'. Set a larger training.certified_margin or a lower training.lr, or train with --free."
+            f"'{required_kind}'. {margin} lower training.lr, or train with --free."
         )
 
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from stablernn.cells import recommended_training
-from stablernn.certificates.projection import project
+from stablernn.certificates.input_range import InputRange
+from stablernn.certificates.projection import project_model
 from stablernn.errors import ConfigError, TrainingError
 from stablernn.nn.models import SequenceModel, States
 from stablernn.training.batches.losses import Objective
@@ -107,6 +108,7 @@ class Trainer:
         scorer: Scorer of the validation split.
         settings: Resolved settings.
         recorder: Receives epochs and checkpoints.
+        inputs: Range of the raw inputs, on which the certified region of some cells depends; None if there is none.
 
     Raises:
         ConfigError: If early stopping or the schedule ``plateau`` is asked for and there is nothing to validate on.
@@ -120,6 +122,8 @@ class Trainer:
         scorer: Scorer,
         settings: TrainingConfig,
         recorder: RunRecorder,
+        *,
+        inputs: InputRange | None = None,
     ) -> None:
         if settings.patience is not None and not scorer.samples:
             raise ConfigError(
@@ -129,6 +133,7 @@ class Trainer:
             raise ConfigError("training.schedule='plateau' needs a validation split and there is none.")
         self.model = model
         self.settings = settings
+        self._inputs = inputs
         self.position = Position()
         self.objective = objective
         self._recorder = recorder
@@ -258,8 +263,7 @@ class Trainer:
     def _project(self) -> None:
         """Move the weights into the certified region, if they are to stay there."""
         if self.settings.certified:
-            for cell in self.model.rnn.cells:
-                project(cell, self.settings.certified_margin or 0.0)
+            project_model(self.model, self.settings.certified_margin or 0.0, self._inputs)
 
     def _loss(self, minibatch: Minibatch) -> Tensor:
         rows = len(minibatch.batch.x)

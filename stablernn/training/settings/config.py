@@ -197,12 +197,12 @@ class TrainingConfig(Section):
     """Largest number of steps by which the contexts that a forecast is trained on are extended at random, so that the
     model learns states that have seen a long stream; None: recommended."""
     certified: bool | None = None
-    """Keep the weights in the region in which the cell's step is proved to contract, or, of cells that are
-    non-expansive by construction, not to expand; see docs/stability.md. None: if the cell has such a region with these
-    settings and the preset is practical."""
+    """Keep the weights in the region in which the cell's step is proved to contract, or, of cells of which no more can
+    be kept, not to expand, or to stay bounded; see docs/stability.md. None: if the cell has such a region with these
+    settings, it costs little accuracy, and the preset is practical."""
     certified_margin: Annotated[float, Field(ge=1e-5, le=0.5)] | None = None
-    """Distance from 1 of the proved rate of a certified cell, at least; None: 0.001, and nothing where the cell is
-    certified by construction."""
+    """Distance from 1 of the proved rate of a certified cell, at least, or of the forget gate of an LSTM, or of what a
+    dominant diagonal leaves to its row; None: 0.001, and nothing where the cell is certified by construction."""
     skip_lr: Annotated[float, Field(ge=0)] | None = None
     """Learning rate of a forecast's linear skip, 0 to leave it as it was first fitted; None: a thirtieth of lr."""
     calibrate: bool | None = None

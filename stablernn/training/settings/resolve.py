@@ -10,7 +10,14 @@ from dataclasses import asdict, replace
 import torch
 
 from stablernn.cells import StableCell, create_cell
-from stablernn.certificates.projection import certified_kind, is_projected
+from stablernn.certificates.projection import (
+    ONLY_ON_REQUEST,
+    certified_kind,
+    is_projected,
+    is_within_range,
+    largest_margin,
+)
+from stablernn.data.step_data import StepData
 from stablernn.errors import ConfigError
 from stablernn.training.settings.config import Config, ModelConfig, TrainingConfig
 from stablernn.training.settings.defaults import FALLBACK_LR, TrainingDefaults, cell_training
@@ -72,6 +79,7 @@ def _resolve_training(config: Config, task: TaskSettings, model: ModelConfig) ->
     defaults = replace(defaults, orthogonal_lr=_orthogonal_lr(config, defaults))
     if training.certified:
         defaults = replace(defaults, certified_margin=_certified_margin(config))
+        _check_within_range(model, task)
     defaults = task.training_settings(config, model, defaults)
     if optimizer in ("sgd", "rmsprop") and defaults.momentum is None:
         defaults = replace(defaults, momentum=0.0)
@@ -174,7 +182,7 @@ def enough_memory(model: ModelConfig) -> Iterator[None]:
 
 
 def _is_certified(config: Config, model: ModelConfig, cell: StableCell) -> bool:
-    """Return whether training stays certified: as set, else where that is possible with the preset ``practical``."""
+    """Return whether training stays certified: as set, else with ``practical`` where the region costs little."""
     if config.training.certified is not None:
         return config.training.certified
     if model.preset != "practical" or (model.max_dt is not None and not cell.certifies_irregular):
@@ -182,6 +190,9 @@ def _is_certified(config: Config, model: ModelConfig, cell: StableCell) -> bool:
     try:
         kind = certified_kind(cell)
     except ConfigError:
+        return False
+    margin = config.training.certified_margin or CERTIFIED_MARGIN
+    if cell.key in ONLY_ON_REQUEST or (is_projected(cell) and margin >= largest_margin(cell)):
         return False
     # Several non-expansive layers, one above the other, may expand.
     return kind != "non-expansive" or model.num_layers == 1
@@ -202,6 +213,13 @@ def _certified_margin(config: Config) -> float | None:
             "contracts, such as lipschitz or lru."
         )
     if is_projected(cell):
+        limit = largest_margin(cell)
+        if (margin or CERTIFIED_MARGIN) >= limit:
+            raise ConfigError(
+                f"The cell '{model.cell}' keeps its singular values above {1 - limit:g} by its option "
+                f"margin={limit:g}, got training.certified_margin={margin or CERTIFIED_MARGIN:g}. Set a smaller one, "
+                "or a larger model.cell_options.margin."
+            )
         return CERTIFIED_MARGIN
     if margin is not None:
         raise ConfigError(
@@ -209,6 +227,29 @@ def _certified_margin(config: Config) -> float | None:
             f"{margin:g}; leave it out."
         )
     return None
+
+
+def _check_within_range(model: ModelConfig, task: TaskSettings) -> None:
+    """Check that inputs have a range, if the cell is certified for inputs within one only.
+
+    Raises:
+        ConfigError: If they have none, or steps are irregular.
+    """
+    if not is_within_range(described_cell(model)):
+        return
+    if model.time == "dt":
+        raise ConfigError(
+            f"The cell '{model.cell}' is certified for regular steps only, got model.time=dt with training.certified. "
+            "Set model.time=ignore, or take a cell such as lipschitz, lem or cfc."
+        )
+    has_tokens = isinstance(task.data, StepData) and task.data.tokens
+    if has_tokens or model.scaling == "window":
+        inputs = "are tokens" if has_tokens else "have no bounds with model.scaling=window"
+        raise ConfigError(
+            f"The cell '{model.cell}' is certified for inputs within the range of training only, and the layers' "
+            f"inputs {inputs}. Take a cell that is certified for all inputs, such as lipschitz or gru"
+            f"{'' if has_tokens else ', or another scaling'}."
+        )
 
 
 def _orthogonal_lr(config: Config, defaults: TrainingDefaults) -> float | None:

@@ -1,0 +1,119 @@
+"""Certificates in the words of a user: numbers are those of the certificate, and nothing is said without a proof."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from model_helpers import mark_fitted
+from stablernn import Classifier, StableRNN, create_cell
+from stablernn.certificates.certificate import certify
+from stablernn.certificates.certified_radius import certified_radii
+from stablernn.certificates.plain_words import describe_guarantee
+from stablernn.certificates.projection import project
+
+DOCUMENT: dict[str, Any] = {
+    "kind": "contracting",
+    "time": {"steps": "regular"},
+    "forgetting": {"share": 1e-3, "steps": 1234},
+    "gaps": [{"steps": 1, "output_error": 0.2345}, {"steps": 10, "output_error": 2.0}],
+    "gains": {"input_to_output": 156.4},
+    "state_balls": [{"norm": "linf", "radius": 1.0}, {"norm": "linf", "radius": 7.77}],
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "radius", "clauses"),
+    [
+        (
+            {},
+            0.0312,
+            [
+                "forgets a disturbance to 0.1 % within 1,234 steps",
+                "an input that is wrong by 1 in one step moves no later output by more than 0.23, and in every step by "
+                "no more than 156",
+                "half of the validation sequences keep their answer under every perturbation smaller than 0.031",
+            ],
+        ),
+        (
+            {"time": {"steps": "irregular"}, "gaps": [{"steps": 1, "output_error": None}]},
+            None,
+            [
+                "forgets a disturbance to 0.1 % within the time of 1,234 regular steps",
+                "an input that is wrong by 1 in every step moves no output by more than 156",
+            ],
+        ),
+        (
+            {"forgetting": {"share": 1e-3, "steps": None}, "gaps": [], "gains": {"input_to_output": 1e7}},
+            1e-6,
+            ["forgets every disturbance of its state"],
+        ),
+        (
+            {"kind": "non-expansive", "gains": {"input_to_output": None}},
+            None,
+            [
+                "never enlarges a disturbance of its state",
+                "an input that is wrong by 1 in one step moves no later output by more than 0.23",
+            ],
+        ),
+        ({"kind": "bounded"}, None, ["keeps every number of its state within 7.8"]),
+        (
+            {"kind": "bounded", "state_balls": [{"norm": "l2", "radius": 2.0}]},
+            None,
+            ["keeps the norm of every layer's state within 2"],
+        ),
+        ({"kind": "bounded", "state_balls": [{"norm": "linf", "radius": 1e19}]}, None, []),
+        ({"kind": "none"}, None, []),
+    ],
+    ids=["contracting", "irregular", "weak", "non-expansive", "bounded", "l2", "huge", "none"],
+)
+def test_each_kind_has_its_clauses(changes: dict[str, Any], radius: float | None, clauses: list[str]) -> None:
+    assert describe_guarantee(DOCUMENT | changes, radius=radius) == clauses
+
+
+def test_a_disturbance_is_forgotten_in_the_steps_that_are_said() -> None:
+    torch.manual_seed(0)
+    rnn = StableRNN("rnn", 2, 6)
+    for cell in rnn.cells:
+        project(cell, 0.1)
+    document = certify(rnn).document()
+    steps = document["forgetting"]["steps"]
+    assert describe_guarantee(document)[0] == f"forgets a disturbance to 0.1 % within {steps} steps"
+    x = torch.randn(1, steps, 2)
+    start = torch.randn(1, 1, 6)
+    with torch.no_grad():
+        (first, _), (second, _) = (rnn(x, state) for state in (start, start + 0.01 * torch.randn(1, 1, 6)))
+    distances = (first - second)[0].norm(dim=-1)
+    assert float(distances[-1]) <= 1e-3 * 0.01 * 6
+
+
+def test_a_wrong_input_moves_no_later_output_further_than_is_said() -> None:
+    torch.manual_seed(0)
+    cell = create_cell("antisymmetric", 2, 5, damping=1.0)
+    project(cell, 0.01)
+    document = certify(cell).document()
+    limit = document["gaps"][0]["output_error"]
+    x = torch.randn(1, 40, 2)
+    wrong = x.clone()
+    wrong[0, 3] += torch.tensor([0.6, 0.8])
+    states = []
+    for inputs in (x, wrong):
+        state: torch.Tensor | None = None
+        for step in range(40):
+            state = cell(inputs[:, step], state)
+        assert state is not None
+        states.append(state)
+    assert 0 < float((states[0] - states[1]).detach().norm()) <= limit
+
+
+def test_radii_from_the_bounds_of_a_certificate_are_the_same() -> None:
+    torch.manual_seed(0)
+    model = Classifier("exprnn", 2, 3, 6).eval()
+    mark_fitted(model)
+    x = torch.randn(5, 12, 2)
+    certificate = certify(model)
+    radii = certified_radii(model, x, layers=certificate.stacks)
+    assert np.allclose(radii, certified_radii(model, x), rtol=1e-6)
