@@ -45,8 +45,8 @@ def trained(job: Row) -> Row:
     words = ["train", *words, "--cell", job["cell"], "--seed", str(job["seed"])]
     words += ["--certified"] if job["certified"] else ["--free"]
     with tempfile.TemporaryDirectory() as folder:
-        summary = _json([*words, "--run-dir", "run"], folder)
-        certificate = _json(["certify", "run"], folder)
+        summary = run_json([*words, "--run-dir", "run"], folder)
+        certificate = run_json(["certify", "run"], folder)
         commit = json.loads((Path(folder) / "run" / "env.json").read_text(encoding="utf-8"))["commit"]
     figure = "mase" if job["data"] in FORECASTS else "accuracy"
     row = {
@@ -63,7 +63,8 @@ def trained(job: Row) -> Row:
     return row
 
 
-def _json(words: list[str], folder: str) -> Row:
+def run_json(words: list[str], folder: str) -> Row:
+    """Run a command of stablernn in a folder, and return the document that it prints."""
     command = [sys.executable, "-m", "stablernn_cli", *words, "--json"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:

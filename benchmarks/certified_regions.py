@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +26,7 @@ from typing import Any
 
 import numpy as np
 from accuracy import problem_file, shown
+from certified import run_json
 
 RESULTS = Path(__file__).parent / "results" / "certified_regions.json"
 PROBLEMS = ("digits", "ItalyPowerDemand")
@@ -62,8 +62,8 @@ def train(job: Row) -> Row:
     else:
         words.append("--free")
     with tempfile.TemporaryDirectory() as folder:
-        summary = _run([*words, "--run-dir", "run"], folder)
-        certificate = _run(["certify", "run"], folder)
+        summary = run_json([*words, "--run-dir", "run"], folder)
+        certificate = run_json(["certify", "run"], folder)
     # Proved within the range of training where nothing is proved for all inputs.
     bounded = certificate["bounded_inputs"]
     is_restricted = certificate["kind"] == "none" and bounded is not None
@@ -80,14 +80,6 @@ def train(job: Row) -> Row:
     }
     print({key: value for key, value in row.items() if key != "command"}, file=sys.stderr, flush=True)
     return row
-
-
-def _run(words: list[str], folder: str) -> Row:
-    command = [sys.executable, "-m", "stablernn_cli", *words, "--json"]
-    process = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if process.returncode:
-        raise SystemExit(f"{' '.join(words)}: {process.stderr}")
-    return dict(json.loads(process.stdout))
 
 
 def format_table(rows: list[Row]) -> str:
