@@ -111,7 +111,9 @@ def test_threads_that_have_started_end_before_an_error_is_raised(monkeypatch: py
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one process")
 def test_an_interrupt_ends_a_training_step_on_two_threads() -> None:
     code = (
-        "import torch, stablernn as srn\n"
+        "import signal, torch, stablernn as srn\n"
+        # A shell starts background jobs with SIGINT ignored, which processes inherit.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "torch.set_num_threads(2)\n"
         "rnn = srn.StableRNN('rnn', 1, 64, engine='native')\n"
         "x = torch.randn(64, 256, 1)\n"
@@ -119,14 +121,16 @@ def test_an_interrupt_ends_a_training_step_on_two_threads() -> None:
         "while True:\n"
         "    rnn(x)[0].sum().backward()\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(0.5)
-        os.kill(process.pid, signal.SIGINT)
-        error = process.communicate(timeout=60)[1]
-    finally:
-        process.kill()
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(0.5)
+            os.kill(process.pid, signal.SIGINT)
+            error = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
     assert error.strip().endswith("KeyboardInterrupt")
     assert "Exception ignored" not in error
