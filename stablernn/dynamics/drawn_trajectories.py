@@ -88,6 +88,7 @@ class DrawnTrajectories:
             "largest_state_norms": {name: float(norms.max()) for name, norms in self.norms.items()},
             "norm": self.norm,
             "largest_step_factor": self.largest_factor,
+            "step_factor_bound": self.step_rate,
             "largest_distances": self.distances.max(axis=0).tolist(),
             "distance_bounds": None if self.bound is None else self.bound.tolist(),
             "largest_spectral_radius": None if self.spectra is None else float(self.spectra.radii.max()),

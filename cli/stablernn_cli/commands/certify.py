@@ -86,6 +86,7 @@ def _check_report(target: str, report: Path | None, server: str | None) -> None:
     Raises:
         UsageError: If the file cannot be written, or a server is named for nothing that it could count.
     """
+    from stablernn_cli.report.serving_counts import check_address
     from stablernn_cli.report.write import check_path
 
     if report is not None:
@@ -94,6 +95,7 @@ def _check_report(target: str, report: Path | None, server: str | None) -> None:
         return
     if report is None:
         raise UsageError(f"--server is for --report, got '{server}' without it. Add --report FILE, or leave it out.")
+    check_address(server)
     if is_run(target):
         raise UsageError(
             f"--server reads the counts of a registry version, got the run '{target}'. Export the run and name the "

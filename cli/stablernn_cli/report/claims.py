@@ -52,6 +52,7 @@ def certificate_entry(certificate: Certificate, model: SequenceModel) -> dict[st
         "kind": document["kind"],
         "holds": document["holds"],
         "norm": document["norm"],
+        "layers": max(len(stack.bounds) for stack in certificate.stacks),
         "contraction_rate": document["contraction_rate"],
         "step_rate": document["step_rate"],
         "rounding_slack": document["rounding_slack"],
@@ -121,7 +122,7 @@ def _claims(certificate: Certificate, document: Mapping[str, Any], labels: Mappi
             rate,
             "per step" if unit == "steps" else "per regular step of time",
             document["norm"],
-            _rate_text(document),
+            _rate_text(document, is_stack=any(len(stack.bounds) > 1 for stack in certificate.stacks)),
         )
     ]
     # Of a single layer both are the same number; irregular time has no such factor.
@@ -189,15 +190,20 @@ def have_equal_claims(first: Mapping[str, Any], second: Mapping[str, Any]) -> bo
     )
 
 
-def _rate_text(document: Mapping[str, Any]) -> str:
+def _rate_text(document: Mapping[str, Any], *, is_stack: bool) -> str:
     rate = document["contraction_rate"]
     if rate is None:
         return ""
     if document["kind"] == "contracting":
         # Layers above wait for those below: a stack reaches its rate only after some steps.
-        is_asymptotic = document["step_rate"] not in (None, rate)
-        start = "In the end, the distance" if is_asymptotic else "The distance"
-        return f"{start} of two states under one input is multiplied by this factor, or a smaller one, in every step."
+        start = "In the end, the distance" if is_stack else "The distance"
+        time = "in every step" if document["time"]["steps"] == "regular" else "over the time of each regular step"
+        return f"{start} of two states under one input is multiplied by this factor, or a smaller one, {time}."
+    if is_stack:
+        return (
+            "The largest factor of a single layer on the distance of two of its states while its own inputs are equal. "
+            "Of all layers together no factor is proved."
+        )
     if rate <= 1 + document["rounding_slack"]:
         return "No step increases the distance of two states under one input by more than this factor."
     return "A step may increase the distance of two states, by at most this factor; this is no statement of stability."

@@ -87,8 +87,7 @@ def compare(entries: Sequence[Mapping[str, Any]], observed: Mapping[str, Any]) -
     entry, drawn = entries[-1], observed["drawn_trajectories"]
     stability = observed["stability_report"] or {}
     values = {claim["id"]: claim["value"] for claim in entry["claims"]}
-    rate = entry["step_rate"] if entry["step_rate"] is not None else entry["contraction_rate"]
-    rows = [] if drawn["note"] is not None else _drawn_rows(drawn, rate, values)
+    rows = [] if drawn["note"] is not None else _drawn_rows(drawn, values)
     if stability.get("note") is None and stability:
         source = f"stability report on {stability['data']}, {stability['split']}"
         proved = drawn.get("spectral_radius_bound")
@@ -98,7 +97,7 @@ def compare(entries: Sequence[Mapping[str, Any]], observed: Mapping[str, Any]) -
         rows += [
             _row(
                 f"factor of one step, {row['layer'] or 'the layer'}, {row['norm']}",
-                row["proved"],
+                _proved_factor(entry, row["layer"], row["norm"]),
                 row["factor"],
                 source,
             )
@@ -119,10 +118,24 @@ def compare(entries: Sequence[Mapping[str, Any]], observed: Mapping[str, Any]) -
     return rows
 
 
-def _drawn_rows(drawn: Mapping[str, Any], rate: float | None, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _proved_factor(entry: Mapping[str, Any], layer: str | None, norm: str | None) -> float | None:
+    """Return the proved factor of a step of a layer in a norm that needs no matrix; None if none is proved.
+
+    Numbers that stand in a report are none: anybody may record one. Nor is the matrix of its norm known.
+    """
+    if norm not in ("l2", "linf") or norm != entry["norm"]:
+        return None
+    name = f"{layer or ''} contraction rate".strip()
+    return next((row["value"] for row in entry["hypotheses"] if row["name"] == name), None)
+
+
+def _drawn_rows(drawn: Mapping[str, Any], values: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of the drawn trajectories; what a step may do at most is known even if it is no contraction."""
     step = _row(
-        "factor by which one step changes the distance of two states", rate, drawn["largest_step_factor"], _DRAWN
+        "factor by which one step changes the distance of two states",
+        drawn["step_factor_bound"],
+        drawn["largest_step_factor"],
+        _DRAWN,
     )
     radius = _row(
         "modulus of an eigenvalue of the Jacobian of one step",
@@ -171,11 +184,6 @@ def _stability_facts(content: bytes, weights: str | None) -> dict[str, Any]:
     if text_at(tree, "weights") != weights:
         return {"note": OTHER_WEIGHTS}
     empirical = value_at(tree, "empirical")
-    hypotheses = rows_at(tree, "certificate", "hypotheses")
-    # Hypotheses are named "layer 0 contraction rate", or without the layer if there is one only.
-    rates = {
-        str(row.get("name")).removesuffix("contraction rate").strip(): number_at(row, "value") for row in hypotheses
-    }
     return {
         "note": None,
         "data": text_at(tree, "data"),
@@ -188,7 +196,6 @@ def _stability_facts(content: bytes, weights: str | None) -> dict[str, Any]:
                 "layer": text_at(row, "layer"),
                 "norm": text_at(row, "norm"),
                 "factor": number_at(row, "factor"),
-                "proved": rates.get(str(row.get("layer"))),
             }
             for row in rows_at(empirical, "jacobian", "largest_factors")
         ],

@@ -51,6 +51,8 @@ def summary_sentences(entry: Mapping[str, Any], facts: Mapping[str, Any]) -> lis
     unit = "steps" if entry["time"]["steps"] == "regular" else "regular steps of time"
     is_patched = facts["patch_stride"] > 1
     sentences = [_kind_sentence(entry, unit)]
+    # Without contraction an error need not fade, and is counted for a limited time.
+    period = "" if entry["kind"] == "contracting" else " within 100,000 steps"
     if values["forgetting_1_percent"] is not None:
         sentences.append(
             f"It forgets a disturbance of its state to 1 % within {values['forgetting_1_percent']:,} {unit}"
@@ -58,12 +60,12 @@ def summary_sentences(entry: Mapping[str, Any], facts: Mapping[str, Any]) -> lis
         )
     if values.get("gap_1") is not None:
         sentences.append(
-            f"One wrong input, by 1 unit, moves no later output of the layers by more than {values['gap_1']:.3g}; "
-            f"units are those of {input_unit(facts)}."
+            f"One wrong input, by 1 unit, moves no later output of the layers by more than {values['gap_1']:.3g}"
+            f"{period}; units are those of {input_unit(facts)}."
         )
     if values.get("gap_100") is not None:
         sentences.append(
-            f"A gap of 100 steps, each wrong by 1 unit, moves no output by more than {values['gap_100']:.3g}."
+            f"A gap of 100 steps, each wrong by 1 unit, moves no output by more than {values['gap_100']:.3g}{period}."
         )
     gain = values["gain_input_to_output"]
     if gain is not None:
@@ -85,13 +87,16 @@ def _kind_sentence(entry: Mapping[str, Any], unit: str) -> str:
     if entry["kind"] == "contracting":
         time = "step" if unit == "steps" else "regular step of time"
         # A stack of layers reaches its rate only after some steps.
-        qualifier = "" if entry["step_rate"] == rate or unit != "steps" else "in the end "
+        qualifier = "in the end " if entry["layers"] > 1 else ""
         return (
             f"{scope}, the model is contracting: two trajectories under one input approach each other {qualifier}by "
             f"the factor {rate:.6g} per {time}, or faster, in the norm {entry['norm']}."
         )
     if entry["kind"] == "non-expansive":
-        return f"{scope}, the model is non-expansive: no step drives two trajectories under one input apart."
+        return (
+            f"{scope}, the model is non-expansive: no step drives two trajectories under one input apart, but for at "
+            f"most {entry['rounding_slack']:.2g} of their distance."
+        )
     if entry["kind"] == "bounded":
         return (
             f"{scope}, the state is bounded. Contraction is not proved: two trajectories under one input may move "

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from stablernn_cli.errors import CommandError
+from stablernn_cli.errors import CommandError, UsageError
 from stablernn_cli.report.reading import count_at, value_at
 
 if TYPE_CHECKING:
@@ -70,6 +70,24 @@ def read_counts(url: str, version: Version) -> dict[str, Any]:
         "range": ranges,
         "sequences_and_steps_run": count_at(counts, "inference_count"),
     }
+
+
+def check_address(url: str) -> None:
+    """Refuse an address that no server can have, or that has a password, which documents and messages would show.
+
+    Raises:
+        UsageError: If it is one.
+    """
+    advice = "Give an address such as http://127.0.0.1:8080"
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if "@" in url:
+        raise UsageError(f"--server takes an address without user and password. {advice}, and {TOKEN_VARIABLE}.")
+    if not is_address or any(character.isspace() for character in url):
+        raise UsageError(f"--server takes an http:// or https:// address, got '{url}'. {advice}.")
 
 
 def _without_credentials(url: str) -> str:

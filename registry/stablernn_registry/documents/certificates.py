@@ -68,7 +68,8 @@ def describe_certificate(certificate: Mapping[str, object] | None) -> str:
     kind, rate = certificate.get("kind"), certificate.get("contraction_rate")
     rate_text = f"{rate:.6g}" if isinstance(rate, float | int) else "-"
     # In a stack of layers, states may move apart for some steps before they approach.
-    qualifier = "" if certificate.get("step_rate") == rate or _is_irregular(certificate) else "in the end "
+    is_stack = _has_layers(certificate) if _is_irregular(certificate) else certificate.get("step_rate") != rate
+    qualifier = "in the end " if is_stack else ""
     time = "over the time of a regular step" if _is_irregular(certificate) else "a step"
     # Any JSON may stand in a manifest that another program wrote.
     meaning = _MEANINGS.get(str(kind), "a kind that this version does not know")
@@ -116,6 +117,13 @@ def format_input_ranges(ranges: Sequence[tuple[float, float]]) -> str:
     shown = ", ".join(texts[:_LISTED_RANGES])
     remaining_count = len(texts) - _LISTED_RANGES
     return f"with features within {shown}" + (f" and {remaining_count} more ranges" if remaining_count > 0 else "")
+
+
+def _has_layers(certificate: Mapping[str, object]) -> bool:
+    """Return whether a certificate is of several layers, whose hypotheses are named by layer."""
+    hypotheses = certificate.get("hypotheses")
+    names = [row.get("name") for row in hypotheses if isinstance(row, Mapping)] if isinstance(hypotheses, list) else []
+    return any("layer 1" in str(name) for name in names)
 
 
 def _is_irregular(certificate: Mapping[str, object]) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_registry import Manifest
+from stablernn_registry.documents.certificates import current_certificate
 from stablernn_runtime.errors import ModelLoadError
 from stablernn_runtime.online import adaptive_intervals, drift
 from stablernn_runtime.online.adaptive_intervals import AdaptiveIntervals, symmetric_pairs
@@ -224,10 +225,10 @@ def block_length(certificate: Mapping[str, Any] | None, season: int, stride: int
     Raises:
         ValueError: If the certificate proves no forgetting time; a sentence.
     """
-    document = certificate or {}
+    document = current_certificate(certificate) or {}
     # What holds for all inputs first, then what holds within the range seen in training.
     for part in (document, document.get("bounded_inputs") or {}):
-        steps = (part.get("forgetting") or {}).get("steps")
+        steps = (part.get("forgetting") or {}).get("steps") if part.get("kind") == "contracting" else None
         if steps is not None and (part.get("time") or {}).get("steps") != "irregular":
             seasons: int = math.ceil(max(1, steps) * stride / season)
             return season * seasons
