@@ -106,7 +106,8 @@ def compare(entries: Sequence[Mapping[str, Any]], observed: Mapping[str, Any]) -
         rows.append(
             _row(
                 "largest Lyapunov exponent, nats per step",
-                _log(entry["contraction_rate"]),
+                # Over irregular time the rate is one over the time of a regular step.
+                _log(entry["contraction_rate"]) if entry["time"]["steps"] == "regular" else None,
                 stability["largest_lyapunov_exponent"],
                 source,
             )

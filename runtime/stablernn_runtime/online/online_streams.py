@@ -21,6 +21,9 @@ from stablernn_runtime.online.drift import DriftDetector
 Array = NDArray[Any]
 States = dict[str, Array]
 
+MAX_STATE_BYTES = 1 << 20
+"""Bytes of a stream's estimates at most: a token has four thirds of them in each request, and a server keeps those of
+thousands of streams."""
 QUANTILES = "quantiles"
 """Output of the graphs that both estimates are computed from."""
 ADAPTIVE_QUANTILES = "adaptive_quantiles"
@@ -193,7 +196,15 @@ def create_online_streams(manifest: Manifest, patch_stride: int, options: Online
             test = DriftDetector(options.drift_false_alarms, block, horizon, len(targets), patch_stride)
         except ValueError as error:
             raise ModelLoadError(f"{label} cannot be served with a test for drift: {error}") from error
-    return OnlineStreams([manifest.features.index(name) for name in targets], levels, intervals, test)
+    online = OnlineStreams([manifest.features.index(name) for name in targets], levels, intervals, test)
+    size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in online.state_shapes.values())
+    if size > MAX_STATE_BYTES:
+        raise ModelLoadError(
+            f"{label} cannot be served with estimates: horizon {horizon}, {len(targets)} targets and {len(levels)} "
+            f"quantiles make {size:,} bytes a stream, at most {MAX_STATE_BYTES:,} are kept and signed. Train a model "
+            "with fewer of them, or leave the option out."
+        )
+    return online
 
 
 def _missing_requirement(manifest: Manifest) -> str | None:

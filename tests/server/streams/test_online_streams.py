@@ -330,6 +330,13 @@ def test_forecasters_without_what_an_estimate_needs_are_refused(
     assert str(error.value) == f"'quick:1' cannot be served with adaptive intervals: {reason}{ADVICE}"
 
 
+def test_estimates_that_make_large_tokens_are_refused(forecasters: Published) -> None:
+    levels = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+    manifest = forecasters.registry.get("quick").manifest.model_copy(update={"quantiles": levels, "horizon": 40_000})
+    with pytest.raises(ModelLoadError, match="horizon 40000, . targets? and 9 quantiles make .* at most 1,048,576"):
+        create_online_streams(manifest, 1, OnlineOptions(adaptive_intervals=True))
+
+
 def test_a_rate_outside_of_its_range_is_an_error_of_the_settings(forecasters: Published, tmp_path: Path) -> None:
     from stablernn_server import SettingsError
 
