@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
 _MOST = 1e6
@@ -11,7 +12,7 @@ _LEAST_RADIUS = 1e-3
 """A radius below this, in standard deviations of the data, is of no use, and is left out."""
 
 
-def describe_guarantee(certificate: Mapping[str, Any], *, radius: float | None = None) -> list[str]:
+def describe_guarantee(certificate: Mapping[str, Any], *, radius: float | None = None, sequences: int = 0) -> list[str]:
     """Return what a certificate proves as clauses, without the full stop; none if it proves nothing.
 
     Inputs are those of the layers, in units of the scaled data, and the size of an error is its 2-norm over all
@@ -20,7 +21,8 @@ def describe_guarantee(certificate: Mapping[str, Any], *, radius: float | None =
     Args:
         certificate: A document of :meth:`stablernn.certificates.certificate.Certificate.document`, or the one under its
             key ``bounded_inputs``, which has fewer keys.
-        radius: Median over sequences of the certified radius; None if none is proved.
+        radius: Median over validation sequences of the certified radius; None if none is proved.
+        sequences: Number of sequences that the median is of.
     """
     clauses: list[str] = []
     time = certificate.get("time") or {}
@@ -34,7 +36,8 @@ def describe_guarantee(certificate: Mapping[str, Any], *, radius: float | None =
         clauses += _input_errors(certificate)
     if radius is not None and radius >= _LEAST_RADIUS:
         clauses.append(
-            f"half of the validation sequences keep their answer under every perturbation smaller than {_size(radius)}"
+            f"half of {sequences:,} validation sequences keep their answer under every perturbation smaller than "
+            f"{_size(radius, ROUND_FLOOR)}"
         )
     return clauses
 
@@ -75,9 +78,16 @@ def _balls(balls: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"keeps the norm of every layer's state within {_size(largest)}"]
 
 
-def _size(value: float) -> str:
-    """Return a bound with two digits that matter, rounded to the nearest."""
-    return f"{value:,.0f}" if 100 <= value < _MOST else f"{value:.2g}"
+def _size(value: float, rounding: str = ROUND_CEILING) -> str:
+    """Return a bound with two significant digits, or as a whole number from 100 on.
+
+    It is rounded to the side where it still holds: an upper bound up, a radius down.
+    """
+    number = Decimal(value)
+    if number == 0:
+        return "0"
+    rounded = number.quantize(Decimal(1).scaleb(min(0, number.adjusted() - 1)), rounding)
+    return f"{float(rounded):.2g}" if rounded < Decimal("0.001") else f"{rounded.normalize():,f}"
 
 
 def _count(number: int, noun: str = "step") -> str:

@@ -51,7 +51,13 @@ def describe_proof(trainer: Trainer, scorer: Scorer, inputs: InputRange | None) 
     except CertificateError:
         # A weight is not finite, which the trainer reports.
         return None
-    clauses = describe_guarantee(certificate.document(), radius=_median_radius(model, scorer, certificate))
+    radius, sequences = _median_radius(model, scorer, certificate)
+    clauses = describe_guarantee(certificate.document(), radius=radius, sequences=sequences)
+    if not clauses and trainer.settings.certified:
+        return (
+            f"The model is '{certificate.kind}', with bounds too large to be of use. Set a larger "
+            "training.certified_margin for smaller ones."
+        )
     if not clauses:
         return f"Nothing of use is proved of this model. {suggest_proof(model.rnn.cells[0])}"
     scope = "for all inputs"
@@ -60,13 +66,13 @@ def describe_proof(trainer: Trainer, scorer: Scorer, inputs: InputRange | None) 
     return f"Proved {scope}: it {'; '.join(clauses)}. Sizes are those of the scaled inputs of the layers."
 
 
-def _median_radius(model: object, scorer: Scorer, certificate: Certificate) -> float | None:
-    """Return the median certified radius over validation sequences; None if none is proved."""
+def _median_radius(model: object, scorer: Scorer, certificate: Certificate) -> tuple[float | None, int]:
+    """Return the median certified radius, None if none is proved, and of how many validation sequences it is."""
     if not (isinstance(model, Classifier) and isinstance(scorer, ClassificationScorer)):
-        return None
+        return None, 0
     # Radii are derived from the bounds for all inputs.
     if not scorer.samples or certificate.inputs is not None:
-        return None
+        return None, 0
     # Evenly spaced, so that files that are sorted by class give all of them.
     numbers = np.unique(np.linspace(0, scorer.samples - 1, _RADIUS_SEQUENCES).astype(int))
     samples, device = scorer.source.gather(numbers), model.scaling.mean.device
@@ -75,6 +81,6 @@ def _median_radius(model: object, scorer: Scorer, certificate: Certificate) -> f
         radii = certified_radii(model.eval(), x, lengths, layers=certificate.stacks)
     except CertificateError:
         # Raised for models of which no radius is derived, such as those for irregular time.
-        return None
+        return None, 0
     median = float(np.median(radii))
-    return median if np.isfinite(median) else None
+    return (median if np.isfinite(median) else None), len(numbers)

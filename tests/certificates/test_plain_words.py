@@ -30,12 +30,12 @@ DOCUMENT: dict[str, Any] = {
     [
         (
             {},
-            0.0312,
+            0.0319,
             [
                 "forgets a disturbance to 0.1 % within 1,234 steps",
-                "an input that is wrong by 1 in one step moves no later output by more than 0.23, and in every step by "
-                "no more than 156",
-                "half of the validation sequences keep their answer under every perturbation smaller than 0.031",
+                "an input that is wrong by 1 in one step moves no later output by more than 0.24, and in every step by "
+                "no more than 157",
+                "half of 80 validation sequences keep their answer under every perturbation smaller than 0.031",
             ],
         ),
         (
@@ -43,7 +43,7 @@ DOCUMENT: dict[str, Any] = {
             None,
             [
                 "forgets a disturbance to 0.1 % within the time of 1,234 regular steps",
-                "an input that is wrong by 1 in every step moves no output by more than 156",
+                "an input that is wrong by 1 in every step moves no output by more than 157",
             ],
         ),
         (
@@ -56,7 +56,7 @@ DOCUMENT: dict[str, Any] = {
             None,
             [
                 "never enlarges a disturbance of its state",
-                "an input that is wrong by 1 in one step moves no later output by more than 0.23",
+                "an input that is wrong by 1 in one step moves no later output by more than 0.24",
             ],
         ),
         ({"kind": "bounded"}, None, ["keeps every number of its state within 7.8"]),
@@ -71,7 +71,14 @@ DOCUMENT: dict[str, Any] = {
     ids=["contracting", "irregular", "weak", "non-expansive", "bounded", "l2", "huge", "none"],
 )
 def test_each_kind_has_its_clauses(changes: dict[str, Any], radius: float | None, clauses: list[str]) -> None:
-    assert describe_guarantee(DOCUMENT | changes, radius=radius) == clauses
+    assert describe_guarantee(DOCUMENT | changes, radius=radius, sequences=80) == clauses
+
+
+@pytest.mark.parametrize("value", [1.249, 1.049, 9.96, 10.2, 99.7, 100.2, 12345.6, 0.00012345])
+def test_a_bound_is_never_stated_smaller_than_it_is(value: float) -> None:
+    [clause] = describe_guarantee({"kind": "bounded", "state_balls": [{"norm": "l2", "radius": value}]})
+    stated = float(clause.rpartition(" ")[2].replace(",", ""))
+    assert value <= stated <= 1.1 * value
 
 
 def test_a_disturbance_is_forgotten_in_the_steps_that_are_said() -> None:
