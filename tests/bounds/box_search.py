@@ -103,7 +103,10 @@ def _sizes(bound: StepBound, by_state: Tensor, by_input: Tensor) -> tuple[Tensor
         if bound.weights is not None:
             weights = torch.from_numpy(bound.weights)
         return (by_state.abs() @ weights / weights).amax(dim=-1), (by_input.norm(dim=-1) / weights).amax(dim=-1)
-    assert bound.metric is None
+    if bound.metric is not None:
+        metric = torch.from_numpy(bound.metric)
+        by_input = metric @ by_input
+        by_state = torch.linalg.solve(metric, metric @ by_state, left=False)
     return torch.linalg.matrix_norm(by_state, 2), torch.linalg.matrix_norm(by_input, 2)
 
 
