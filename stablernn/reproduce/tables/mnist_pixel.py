@@ -40,6 +40,9 @@ _ANTISYMMETRIC = merge(
 _ADAGRAD = merge(
     paper({"training.optimizer": "adagrad", "training.momentum": None}), _ANTISYMMETRIC, ours({"training.lr": 0.3})
 )
+# Of the published scales of the initial weights, after three epochs with Adagrad at 0.3 on ordered pixels: 4 classifies
+# 91.5 % of the validation images, 1 and 2 90 %, 8 90.5 %, 16 90 %; at a step size of 0.1 instead of 0.01 35 %.
+_ANTISYMMETRIC_SCALE = ours({"model.cell_options.init_scale": 4.0})
 _MOMENTUM = released({"training.epochs": 150, "training.batch_size": 128, "training.lr": 0.001})
 
 
@@ -121,7 +124,7 @@ _ROWS = (
         "antisymmetric",
         "antisymmetric",
         128,
-        settings=_ADAGRAD,
+        settings=merge(_ADAGRAD, _ANTISYMMETRIC_SCALE),
         published=_figures(98.0, 95.8),
         published_parameters=_counts("10K"),
     ),
@@ -183,8 +186,8 @@ MNIST_PIXEL = Table(
     settings=PLAIN_CLASSIFIER,
     reference="lipschitz-64",
     unspecified="epochs, batches and learning rates of lstm, urnn, soft_orth, kru, incremental and nais_net, the "
-    "learning rate of the antisymmetric cells within the published grid, the ranks of incremental, the draw of the "
-    "validation images",
+    "learning rate of the antisymmetric cells and the scale of their initial weights within the published grid, the "
+    "ranks of incremental, the draw of the validation images",
     remarks=(
         "The Lipschitz RNN's paper prints the best of ten seeds and of both its permuted runs; its released program "
         "feeds permuted pixels of 0 to 255, and here they are 0 to 1 in both orders.",
