@@ -39,7 +39,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
         f"{TRAINING}.loop.trainer:Trainer._validate",
         f"{TRAINING}.tasks.classify:ClassifyTask.final_scores",
         f"{TRAINING}.tasks.forecast:ForecastTask.final_scores",
-        f"{TRAINING}.tasks.forecast:ForecastTask.validation_scorer",
+        f"{TRAINING}.tasks.forecast:ForecastTask.scorer",
     ),
     "calibration": (
         f"{TRAINING}.tasks.classify:ClassifyTask.calibrate",

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.intervals import Box, shrink_invariant
+from stablernn.bounds.intervals import FLOAT32_EPSILON, Box, shrink_invariant
 from stablernn.bounds.step_bound import Ball, StepBound, ball_of
 from stablernn.cells._base import State, check_choice, check_finite, float64, uniform_
 from stablernn.cells._catalog import register_cell
@@ -144,7 +144,8 @@ class ODELSTMCell(FlowCell):
         return ODELSTMWeights(self.weight_hh, *self.flow_weights())
 
     def step_bound(self) -> StepBound:
-        return StepBound(balls=(Ball("hidden", "linf", float((1 + self.velocity_bounds()).max()) * (1 + 1e-12)),))
+        radius = float((1 + self.velocity_bounds()).max()) * (1 + 8 * FLOAT32_EPSILON)
+        return StepBound(balls=(Ball("hidden", "linf", radius),))
 
     def step_bound_within(self, inputs: Box) -> StepBound:
         recurrent, velocities = float64(self.weight_hh), self.velocity_bounds()

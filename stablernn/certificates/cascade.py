@@ -164,6 +164,25 @@ class Cascade:
         times = [stack.settling_time(share, stack.diameters, initial_effect=initial_effect) for stack in stacks]
         return min((steps for steps in times if steps is not None), default=None)
 
+    def forgetting_time(self, share: float) -> int | None:
+        """Return the steps after which two states at a distance of 1 move no output by more than a share.
+
+        Distances are 2-norms of all that the bounds cover, in all layers together.
+
+        Args:
+            share: Greater than 0, less than 1.
+
+        Returns:
+            As of :meth:`settling_time`, in whichever norms it is smallest.
+        """
+        times = []
+        for stack in (self, *self.in_other_norms):
+            # In a layer's own norm a difference of 1 can be larger or smaller.
+            sizes = np.array([_norm_factor(bound) for bound in stack.bounds])
+            if stack.is_contracting and np.isfinite(stack.output).all() and np.isfinite(sizes).all():
+                times.append(stack.settling_time(share, sizes, initial_effect=1.0))
+        return min((steps for steps in times if steps is not None), default=None)
+
     def settling_time(
         self,
         share: float,
@@ -353,3 +372,11 @@ def _scaled(factor: float, vector: Matrix) -> Matrix:
     """Return a product in which 0 times infinity is 0."""
     with np.errstate(invalid="ignore"):
         return np.where((vector == 0) | (factor == 0), 0.0, factor * vector)
+
+
+def _norm_factor(bound: StepBound) -> float:
+    """Return the largest size, in the norm of a bound, of a difference whose 2-norm is 1."""
+    if bound.metric is not None:
+        return norm_upper_bound(bound.metric)
+    # No coordinate exceeds the 2-norm.
+    return 1.0 if bound.weights is None else 1 / float(bound.weights.min())

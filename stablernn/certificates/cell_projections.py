@@ -20,6 +20,7 @@ from stablernn.certificates.matrix_projections import (
     within_norm,
     within_sum,
 )
+from stablernn.parametrizations import symmetric_skew
 
 UNIT_STEPS = (0.01, 10.0)
 """Smallest and largest step of a unit of ``noisy_rnn``, in multiples of ``step_size``: a unit that does not move is not
@@ -51,6 +52,10 @@ def _clip_spectrum(cell: Any, bound: float) -> None:
     # s = 1 + 2 margin (sigmoid(p) - 1/2) is at most the bound up to this p.
     share = 0.5 - (1 - bound) / (2 * cell.margin)
     cell.spectrum.clamp_(max=math.log(share / (1 - share)))
+    # With a margin above 1 + bound, s reaches below minus the bound.
+    lowest = 0.5 - (1 + bound) / (2 * cell.margin)
+    if lowest > 0:
+        cell.spectrum.clamp_(min=math.log(lowest / (1 - lowest)))
 
 
 def _project_soft_orth(cell: Any, bound: float) -> None:
@@ -162,7 +167,9 @@ def _project_fast(cell: Any, bound: float) -> None:
     if cell.recurrent_rank == cell.hidden_size:
         cell.weight_hh.copy_(projected / alpha)
         return
-    _scale_factors(cell, float(torch.linalg.matrix_norm(projected, 2) / torch.linalg.matrix_norm(matrix, 2)))
+    # What the other term leaves: the norm of the clipped matrix is off by the rounding of one that may be far larger.
+    left = min(bound - float(projected_identity[0, 0]), float(torch.linalg.matrix_norm(projected, 2)))
+    _scale_factors(cell, left / float(torch.linalg.matrix_norm(matrix, 2)))
 
 
 def _project_dominant(cell: Any, bound: float) -> None:
@@ -242,8 +249,11 @@ def _project_symmetric_skew(cell: Any, bound: float) -> None:
     # In the norm scaled by the units' steps the matrices are E A E and E W E, entry by entry sqrt(e_i e_j) times them.
     scales = steps.sqrt()[:, None] * steps.sqrt()
     linear_scale = getattr(cell, "linear_scale", 1.0)
-    deviation = scales * cell.recurrent_matrix().double() / 2
-    middle = torch.eye(cell.hidden_size).to(scales) + scales * linear_scale * cell.linear_matrix().double() + deviation
+    # In float64 from the weights on: rounding is of their size, which can be far larger than that of the result.
+    linear = symmetric_skew(cell.weight_linear.double(), cell.skew_weight, cell.linear_damping)
+    recurrent = symmetric_skew(cell.weight_hh.double(), cell.skew_weight, cell.recurrent_damping)
+    deviation = scales * recurrent / 2
+    middle = torch.eye(cell.hidden_size).to(scales) + scales * linear_scale * linear + deviation
     projected_middle, projected_deviation = within_sum(middle, deviation, bound, factor=factor)
     change = (projected_deviation - deviation) / scales
     _add_to_matrix(cell, cell.weight_hh, 2 * change)
@@ -257,7 +267,8 @@ def _add_to_matrix(cell: SymmetricSkewCell, weight: Tensor, change: Tensor) -> N
     weight_change = (change + change.T) / (4 * (1 - skew_weight))
     if skew_weight:
         weight_change = weight_change + (change - change.T) / (4 * skew_weight)
-    weight.add_(weight_change.to(weight.dtype))
+    # Rounded as a whole: the change alone would be off by the rounding of its own size, which can be far larger.
+    weight.copy_(weight.double() + weight_change)
 
 
 PROJECTIONS: dict[str, Callable[[Any, float], None]] = {

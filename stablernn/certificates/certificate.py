@@ -112,6 +112,17 @@ class Certificate:
         proved_times = [steps for steps in times if steps is not None]
         return max(proved_times) if len(proved_times) == len(times) else None
 
+    def forgetting_time(self, share: float) -> int | None:
+        """Return the steps after which two states at a distance of 1 (2-norm) move no output by more than a share.
+
+        None if none is proved. Of irregular time it is the time in regular steps, of one layer.
+        """
+        if self.max_dt is not None and any(len(stack.bounds) > 1 for stack in self.stacks):
+            return None
+        times = [stack.forgetting_time(share) for stack in self.stacks]
+        proved_times = [steps for steps in times if steps is not None]
+        return max(proved_times) if len(proved_times) == len(times) else None
+
     def norm_matrices(self) -> list[dict[str, Any]]:
         """Return the norm of each layer's state, and the multipliers if any, by which anybody can check the rates.
 
@@ -190,7 +201,11 @@ class Certificate:
             "time": {"steps": "regular"} if self.max_dt is None else {"steps": "irregular", "longest": self.max_dt},
             "gains": {"input_to_state": self.state_gains(), "input_to_output": self.total_gain()},
             "gaps": [{"steps": steps, "output_error": self.missing_data_error(steps)} for steps in GAP_LENGTHS],
-            "forgetting": {"share": SETTLED_SHARE, "steps": self.settling_time(SETTLED_SHARE)},
+            "forgetting": {
+                "share": SETTLED_SHARE,
+                "steps": self.settling_time(SETTLED_SHARE),
+                "steps_from_distance_1": self.forgetting_time(SETTLED_SHARE),
+            },
             "stored_weights": {
                 form: None if bound is None else asdict(bound) for form, bound in self.quantization.items()
             },

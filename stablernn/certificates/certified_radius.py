@@ -21,7 +21,7 @@ from stablernn.cells._base import float64
 from stablernn.certificates.cascade import Cascade, cascade
 from stablernn.errors import CertificateError
 from stablernn.nn.layers import StableRNN
-from stablernn.nn.models import Classifier
+from stablernn.nn.models import Classifier, SequenceModel
 from stablernn.nn.segments import valid_steps
 
 _SAFE = 1 + 1e-9
@@ -64,6 +64,13 @@ def certified_radii(
     return radii
 
 
+def embedding_gains(model: SequenceModel) -> list[float]:
+    """Return by how much the embedding of each member can enlarge a change of the scaled values, 1 without one."""
+    # An embedding is a linear map followed by a GELU.
+    gains = [norm_upper_bound(weight) * GELU_SLOPE for weight in _weights(model.rnn.embeddings)]
+    return gains or [1.0] * len(model.rnn.stacks)
+
+
 class ClassBounds:
     """Bounds on how fast the difference between two classes changes with the layers' input, for any sequence length.
 
@@ -80,9 +87,7 @@ class ClassBounds:
         self._readout = model.readout
         stacks = [stack for stack in model.rnn.stacks if isinstance(stack, StableRNN)]
         self._cascades = [cascade(stack.cells) for stack in stacks] if layers is None else list(layers)
-        # An embedding is a linear map followed by a GELU.
-        embedding_gains = [norm_upper_bound(weight) * GELU_SLOPE for weight in _weights(model.rnn.embeddings)]
-        self._embedding_gains = embedding_gains or [1.0] * len(stacks)
+        self._embedding_gains = embedding_gains(model)
         self._head_norms = [_pair_norms(weight, model.readout) for weight in _weights(model.head.maps)]
         self._cached_growth: dict[int, Matrix] = {}
         if not math.isfinite(float(self.growth(1).max())):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
@@ -10,30 +11,40 @@ _MOST = 1e6
 """A bound beyond this excludes nothing that a user would fear, and is left out."""
 _LEAST_RADIUS = 1e-3
 """A radius below this, in standard deviations of the data, is of no use, and is left out."""
+_COUNTED_STEPS = 100_000
+"""Steps for which a certificate bounds what a state that need not fade can do."""
 
 
-def describe_guarantee(certificate: Mapping[str, Any], *, radius: float | None = None, sequences: int = 0) -> list[str]:
+def describe_guarantee(
+    certificate: Mapping[str, Any],
+    *,
+    radius: float | None = None,
+    sequences: int = 0,
+    embedding_gain: float | None = None,
+) -> list[str]:
     """Return what a certificate proves as clauses, without the full stop; none if it proves nothing.
 
-    Inputs are those of the layers, in units of the scaled data, and the size of an error is its 2-norm over all
-    channels of a step. A step is one of the layers, which read several samples at once if the model has patches.
+    The size of an error is its 2-norm over all channels of a step. A step is one of the layers, which read several
+    samples at once if the model has patches.
 
     Args:
         certificate: A document of :meth:`stablernn.certificates.certificate.Certificate.document`, or the one under its
             key ``bounded_inputs``, which has fewer keys.
         radius: Median over validation sequences of the certified radius; None if none is proved.
         sequences: Number of sequences that the median is of.
+        embedding_gain: Factor by which the embedding of the model can enlarge a change of the scaled values, 1 without
+            one: errors of inputs are then those of the scaled values. None: they are of the inputs of the layers.
     """
     clauses: list[str] = []
     time = certificate.get("time") or {}
     if certificate["kind"] == "contracting":
         clauses += _forgetting(certificate.get("forgetting") or {}, is_regular=time.get("steps") != "irregular")
     elif certificate["kind"] == "non-expansive":
-        clauses.append("never enlarges a disturbance of its state")
+        clauses += _growth(certificate)
     elif certificate["kind"] == "bounded":
         clauses += _balls(certificate["state_balls"])
     if certificate["kind"] in ("contracting", "non-expansive"):
-        clauses += _input_errors(certificate)
+        clauses += _input_errors(certificate, embedding_gain)
     if radius is not None and radius >= _LEAST_RADIUS:
         clauses.append(
             f"half of {sequences:,} validation sequences keep their answer under every perturbation smaller than "
@@ -44,38 +55,57 @@ def describe_guarantee(certificate: Mapping[str, Any], *, radius: float | None =
 
 def _forgetting(forgetting: Mapping[str, Any], *, is_regular: bool) -> list[str]:
     """Return the clause about the memory of a disturbance."""
-    steps = forgetting.get("steps")
+    # Certificates from before this key bound the effect by a share of another bound only.
+    steps = forgetting.get("steps_from_distance_1")
     if steps is None:
         return ["forgets every disturbance of its state"]
     duration = _count(steps) if is_regular else f"the time of {_count(steps, 'regular step')}"
-    return [f"forgets a disturbance to {100 * forgetting['share']:g} % within {duration}"]
+    limit = f"{forgetting['share']:g}"
+    return [f"forgets: a disturbance of its state by 1 moves no output by more than {limit} after {duration}"]
 
 
-def _input_errors(certificate: Mapping[str, Any]) -> list[str]:
+def _growth(certificate: Mapping[str, Any]) -> list[str]:
+    """Return the clause about a disturbance that need not fade, whose rate rounding may leave slightly above 1."""
+    growth = max(1.0, certificate["contraction_rate"] or 1.0) ** _COUNTED_STEPS
+    # Rounded up to a tenth of a percent.
+    percent = math.ceil(1000 * (growth - 1)) / 10
+    size = "" if certificate["norm"] == "l2" else f" in the norm '{certificate['norm']}'"
+    if not percent:
+        return [f"never enlarges a disturbance of its state{size}"]
+    return [f"enlarges a disturbance of its state{size} by no more than {percent:g} % in {_COUNTED_STEPS:,} steps"]
+
+
+def _input_errors(certificate: Mapping[str, Any], embedding_gain: float | None) -> list[str]:
     """Return the clauses about inputs that are wrong in one step, and in every step."""
     clauses = []
+    subject, factor = "an input", embedding_gain
+    if factor is None:
+        subject, factor = "an input of the layers", 1.0
+    period = "" if certificate["kind"] == "contracting" else f" of the next {_COUNTED_STEPS:,}"
     single = next((gap["output_error"] for gap in certificate.get("gaps", ()) if gap["steps"] == 1), None)
     lasting = certificate["gains"]["input_to_output"]
-    if single is not None and single < _MOST:
-        clauses.append(f"an input that is wrong by 1 in one step moves no later output by more than {_size(single)}")
-    if lasting is not None and lasting < _MOST:
-        alone = "an input that is wrong by 1 in every step moves no output by more"
+    if single is not None and factor * single < _MOST:
+        limit = _size(factor * single)
+        clauses.append(f"{subject} that is wrong by 1 in one step moves no later output{period} by more than {limit}")
+    if lasting is not None and factor * lasting < _MOST:
+        alone = f"{subject} that is wrong by 1 in every step moves no output by more"
         start = "in every step by no more" if clauses else alone
-        clauses.append(f"{start} than {_size(lasting)}")
+        clauses.append(f"{start} than {_size(factor * lasting)}")
     # The second continues the sentence of the first.
     return [", and ".join(clauses)] if clauses else []
 
 
 def _balls(balls: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the clause about the size of the state, for one number if every ball is one of numbers."""
+    """Return the clause about the size of the state: of its norm, or of each number if some ball is in another norm."""
     if not balls:
         return []
     largest = max(ball["radius"] for ball in balls)
     if not largest < _MOST:
         return []
-    if all(ball["norm"] == "linf" for ball in balls):
-        return [f"keeps every number of its state within {_size(largest)}"]
-    return [f"keeps the norm of every layer's state within {_size(largest)}"]
+    if all(ball["norm"] == "l2" for ball in balls):
+        return [f"keeps the norm of every layer's state within {_size(largest)}"]
+    # No number exceeds the 2-norm.
+    return [f"keeps every number of its state within {_size(largest)}"]
 
 
 def _size(value: float, rounding: str = ROUND_CEILING) -> str:

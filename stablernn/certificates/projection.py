@@ -36,7 +36,7 @@ from typing import Any, Literal
 
 import torch
 
-from stablernn.bounds.intervals import Box
+from stablernn.bounds.intervals import FLOAT32_EPSILON, Box
 from stablernn.cells import StableCell
 from stablernn.cells.eunn import OFFSET
 from stablernn.certificates.cell_projections import PROJECTIONS, RANGE_PROJECTIONS
@@ -69,6 +69,9 @@ WITHIN_RANGE = frozenset({*RANGE_PROJECTIONS, "antisymmetric_g", "antisym_ablati
 
 ONLY_ON_REQUEST = WITHIN_RANGE | {"incremental", "neural_ode_rnn", "antisymmetric"}
 """Cells whose region costs accuracy, or proves nothing for all inputs: training is free unless it is asked for."""
+
+_RESTORED = frozenset({"antisymmetric_g", "antisym_ablation", "fastgrnn", "fastgrnn_lsq"})
+"""Cells that stay bounded by a dominant diagonal, see :mod:`stablernn.bounds.restoring`."""
 
 _REASONS = {
     "unicornn": "its step loses no energy, so that an input in resonance makes the state grow without end",
@@ -126,6 +129,14 @@ def largest_margin(cell: StableCell) -> float:
     is_spectral = cell.key == "spectral_rnn" or getattr(cell, "form", None) == "factored"
     margin: float = cell.margin if is_spectral else 1.0  # type: ignore[assignment]
     return margin
+
+
+def least_margin(cell: StableCell) -> float:
+    """Return the margin that a projected cell's margin must be above, for rounding in float32 to leave the proof."""
+    if cell.key not in _RESTORED:
+        return 0.0
+    # A dominant diagonal must outweigh its row by what float32 can round the sum of both to.
+    return 4 * (cell.hidden_size + 8) * FLOAT32_EPSILON
 
 
 @torch.no_grad()

@@ -70,10 +70,14 @@ class SequenceSplit:
             np.concatenate(times) if len(times) == len(parts) else None,
         )
 
+    def subset(self, rows: Int64Array) -> SequenceSplit:
+        """Return a split of the samples with these numbers, in their order."""
+        part = self.gather(rows)
+        return SequenceSplit(part.x, part.lengths, self.y[rows], tuple(self.ids[row] for row in rows), part.dt)
+
     def emptied(self) -> SequenceSplit:
         """Return a split of the same shapes without samples."""
-        none = self.gather(np.arange(0))
-        return SequenceSplit(none.x, none.lengths, self.y[:0], (), none.dt)
+        return self.subset(np.arange(0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from stablernn.atomic_files import to_json_types, write_json
+from stablernn.certificates.input_range import InputRange
 from stablernn.data.types import score_notes
 from stablernn.errors import TrainingError
 from stablernn.training.describe import certified_range
@@ -56,10 +57,10 @@ def finish(directory: RunDirectory, config: Config, task: Task, trainer: Trainer
         headline, best_epoch = trainer.objective.headline, trainer.position.best_epoch
         draw_curves(plots, directory.records(), headline, best_epoch, directory.path.name)
     scores = task.final_scores(TorchPredictor(trainer.model), config, plots)
-    sentence = describe_proof(trainer, task.validation_scorer(config), inputs)
+    sentence = describe_proof(trainer, task.scorer("validation", config), inputs)
     if sentence is not None:
         _LOG.info(sentence)
-    return _summarize(directory, config, task, trainer, scores, calibration)
+    return _summarize(directory, config, task, trainer, scores, calibration, inputs)
 
 
 def _summarize(
@@ -69,6 +70,7 @@ def _summarize(
     trainer: Trainer,
     scores: FinalScores,
     calibration: Mapping[str, Any],
+    inputs: InputRange | None,
 ) -> Summary:
     position, data = trainer.position, task.data
     validated = scores.metrics.get("validation")
@@ -86,7 +88,7 @@ def _summarize(
         "best_epoch": position.best_epoch,
         "metrics": scores.metrics,
         "baselines": scores.baselines,
-        "certificate": trainer.stability.prove_in_short(),
+        "certificate": trainer.stability.prove_in_short(inputs),
         "data_notes": score_notes(data.notes),
         "diverged": verdict.diverged,
         "warnings": [*verdict.warnings, *([verdict.failure] if verdict.failure is not None else [])],

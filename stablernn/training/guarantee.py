@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from stablernn.certificates.certificate import Certificate
-from stablernn.certificates.certified_radius import certified_radii
+from stablernn.certificates.certified_radius import certified_radii, embedding_gains
 from stablernn.certificates.input_range import InputRange
 from stablernn.certificates.plain_words import describe_guarantee
 from stablernn.certificates.projection import is_within_range, suggest_proof
@@ -52,7 +52,9 @@ def describe_proof(trainer: Trainer, scorer: Scorer, inputs: InputRange | None) 
         # A weight is not finite, which the trainer reports.
         return None
     radius, sequences = _median_radius(model, scorer, certificate)
-    clauses = describe_guarantee(certificate.document(), radius=radius, sequences=sequences)
+    clauses = describe_guarantee(
+        certificate.document(), radius=radius, sequences=sequences, embedding_gain=max(embedding_gains(model))
+    )
     if not clauses and trainer.settings.certified:
         return (
             f"The model is '{certificate.kind}', with bounds too large to be of use. Set a larger "
@@ -63,7 +65,7 @@ def describe_proof(trainer: Trainer, scorer: Scorer, inputs: InputRange | None) 
     scope = "for all inputs"
     if certificate.inputs is not None:
         scope = "for inputs within the range of training, half as wide again"
-    return f"Proved {scope}: it {'; '.join(clauses)}. Sizes are those of the scaled inputs of the layers."
+    return f"Proved {scope}: it {'; '.join(clauses)}. Inputs are scaled ones."
 
 
 def _median_radius(model: object, scorer: Scorer, certificate: Certificate) -> tuple[float | None, int]:

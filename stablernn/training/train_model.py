@@ -142,7 +142,9 @@ def _fit(
         raise _interrupted(directory, trainer) from None
 
 
-def create_trainer(recorder: RunRecorder, config: Config, task: Task, model: SequenceModel) -> Trainer:
+def create_trainer(
+    recorder: RunRecorder, config: Config, task: Task, model: SequenceModel, *, certify_epochs: bool = True
+) -> Trainer:
     """Return the trainer of a model.
 
     Args:
@@ -150,6 +152,7 @@ def create_trainer(recorder: RunRecorder, config: Config, task: Task, model: Seq
         config: The resolved settings.
         task: The task, with the data.
         model: With its scaling fitted, on the device on which it is to be trained.
+        certify_epochs: Whether the figures of an epoch say what is proved of the model.
     """
     training = config.training
     minibatches = task.minibatches(model, training)
@@ -157,10 +160,11 @@ def create_trainer(recorder: RunRecorder, config: Config, task: Task, model: Seq
         model,
         minibatches,
         task.objective(training),
-        task.validation_scorer(config),
+        task.scorer("validation", config),
         training,
         recorder,
         inputs=certified_range(task.data, model) if training.certified else None,
+        certify_epochs=certify_epochs,
     )
 
 

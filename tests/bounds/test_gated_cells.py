@@ -345,7 +345,8 @@ def test_the_hidden_state_of_an_ode_lstm_stays_within_what_its_flow_can_add(solv
         solver=solver,
     )
     (ball,) = cell.step_bound().balls
-    assert ball.radius == pytest.approx(4.0)
+    # Above what the flow can add in exact arithmetic, by what float32 rounds.
+    assert 4.0 < ball.radius < 4.0001
     assert 0.99 * ball.radius <= farthest(cell)[0][0] <= ball.radius
 
 

@@ -176,6 +176,24 @@ def test_projected_cells_contract_by_the_margin(key: str, options: dict[str, Any
         assert certify(cell).kind == "contracting"
 
 
+@named([("lipschitz", {}), ("noisy_rnn", {}), ("fastrnn", {"recurrent_rank": 2})])
+def test_weights_far_outside_are_moved_inside_at_once(key: str, options: dict[str, Any]) -> None:
+    # A change that is rounded by its own size, not by that of the result, would miss the region.
+    cell = shaken(key, 32, 1e4, 0, options)
+    project(cell, MARGIN)
+    assert cell.step_bound().rate <= 1 - MARGIN + INEXACT
+
+
+@named([("spectral_rnn", {"margin": 3.0}), ("soft_orth", {"form": "factored", "margin": 3.0})])
+def test_singular_values_of_either_sign_are_bounded(key: str, options: dict[str, Any]) -> None:
+    cell: Any = create_cell(key, 2, 4, **options)
+    with torch.no_grad():
+        # With so wide a margin they reach from -2 to 4.
+        cell.spectrum.copy_(torch.tensor([-9.0, -1.0, 0.0, 9.0]))
+    project(cell, MARGIN)
+    assert cell.step_bound().rate <= 1 - MARGIN + INEXACT
+
+
 @named(DOMINANT)
 def test_a_dominant_diagonal_keeps_the_kind(key: str, options: dict[str, Any]) -> None:
     for seed, (size, scale) in enumerate(((1, 3.0), (3, 0.1), (5, 0.5), (5, 5.0))):

@@ -163,7 +163,7 @@ def show(output: Output, name: str, certificate: Mapping[str, Any]) -> None:
         "gain, input to output": certificate["gains"]["input_to_output"],
         "forgotten": None
         if fading["steps"] is None
-        else f"all but {fading['share']:g} of a difference after {fading['steps']:,} steps",
+        else f"all but {fading['share']:g} of the first bound on a difference after {fading['steps']:,} steps",
         "a gap": _gap_text(certificate["gaps"]),
         **{f"weights in {dtype}": _quantization_text(bound) for dtype, bound in certificate["stored_weights"].items()},
     }

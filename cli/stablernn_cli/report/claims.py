@@ -68,8 +68,8 @@ def certificate_entry(certificate: Certificate, model: SequenceModel) -> dict[st
 
 
 def forgetting_steps(certificate: Certificate, share: float = 0.01) -> int | None:
-    """Return the steps after which the effect of a disturbance of the state is at most a share of the initial one."""
-    return certificate.settling_time(share)
+    """Return the steps after which a disturbance of the state by 1 moves no output by more than a share."""
+    return certificate.forgetting_time(share)
 
 
 def time_unit(document: Mapping[str, Any]) -> str:
@@ -144,11 +144,11 @@ def _claims(certificate: Certificate, document: Mapping[str, Any], labels: Mappi
     claims.append(
         _claim(
             "forgetting_1_percent",
-            "forgetting to 1 %",
+            "forgetting to 0.01",
             share_steps,
             unit,
             None,
-            f"After this time, two starts move the output by at most 1 % of {_initial_effect(certificate)}.",
+            "After this time, two states at a distance of 1 (2-norm) move no output by more than 0.01.",
         )
     )
     for form, bound in document["stored_weights"].items():
@@ -207,12 +207,6 @@ def _rate_text(document: Mapping[str, Any], *, is_stack: bool) -> str:
     if rate <= 1 + document["rounding_slack"]:
         return "No step increases the distance of two states under one input by more than this factor."
     return "A step may increase the distance of two states, by at most this factor; this is no statement of stability."
-
-
-def _initial_effect(certificate: Certificate) -> str:
-    if any(len(stack.bounds) > 1 for stack in certificate.stacks):
-        return "the bound on what any two starts within the balls can move it"
-    return "the bound on what they can move it at once"
 
 
 def _ball_claims(document: Mapping[str, Any], labels: Mapping[str, str]) -> list[dict[str, Any]]:

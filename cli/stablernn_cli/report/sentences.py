@@ -54,9 +54,10 @@ def summary_sentences(entry: Mapping[str, Any], facts: Mapping[str, Any]) -> lis
     # Without contraction an error need not fade, and is counted for a limited time.
     period = "" if entry["kind"] == "contracting" else " within 100,000 steps"
     if values["forgetting_1_percent"] is not None:
+        steps = values["forgetting_1_percent"]
         sentences.append(
-            f"It forgets a disturbance of its state to 1 % within {values['forgetting_1_percent']:,} {unit}"
-            + (f" ({values['forgetting_1_percent'] * facts['patch_stride']:,} samples)." if is_patched else ".")
+            f"A disturbance of its state by 1 moves no output by more than 0.01 after {steps:,} {unit}"
+            + (f" ({steps * facts['patch_stride']:,} samples)." if is_patched else ".")
         )
     if values.get("gap_1") is not None:
         sentences.append(

@@ -30,11 +30,12 @@ class StabilityLog:
 
     Args:
         model: The model, which changes.
+        certify_epochs: Whether epochs are certified; the model can be at any time.
     """
 
-    def __init__(self, model: SequenceModel) -> None:
+    def __init__(self, model: SequenceModel, *, certify_epochs: bool = True) -> None:
         self._model = model
-        self._is_over = model.rnn.cells[0].hidden_size > LARGEST
+        self._is_over = not certify_epochs or model.rnn.cells[0].hidden_size > LARGEST
         self._proved: tuple[dict[str, Tensor], Certificate] | None = None
 
     def prove(self) -> Certificate:
@@ -71,17 +72,24 @@ class StabilityLog:
         finally:
             self._model.train(was_training)
 
-    def prove_in_short(self) -> dict[str, Any] | None:
-        """Return kind and rate of the model; None if computing them would take long, or a weight is not finite."""
+    def prove_in_short(self, inputs: InputRange | None) -> dict[str, Any] | None:
+        """Return kind and rate of the model; None if computing them would take long, or a weight is not finite.
+
+        Of a model of which nothing is proved for all inputs, ``bounded_inputs`` has both for those within a range.
+
+        Args:
+            inputs: The range; None if there is none.
+        """
         if self._model.rnn.cells[0].hidden_size > LARGEST:
             return None
         try:
             certificate = self.prove()
         except CertificateError:
             return None
-        # The rate of a weaker kind bounds nothing that a reader would take it for.
-        has_rate = certificate.kind in ("contracting", "non-expansive")
-        return {"kind": certificate.kind, "contraction_rate": certificate.rate if has_rate else None}
+        short = _in_short(certificate)
+        if certificate.kind == "none" and inputs is not None:
+            short["bounded_inputs"] = _in_short(self.prove_within(inputs))
+        return short
 
     def entry(self, epoch: int) -> dict[str, Any]:
         """Return ``{"stability": ...}`` for the line of an epoch; empty if none is due or no rate of the cell is known.
@@ -112,6 +120,12 @@ class StabilityLog:
             reason = f"later epochs are not certified, since this took more than {MOST_SECONDS:g} s"
             figures = {**figures, "skipped": reason}
         return {"stability": figures} if figures else {}
+
+
+def _in_short(certificate: Certificate) -> dict[str, Any]:
+    # The rate of a weaker kind bounds nothing that a reader would take it for.
+    has_rate = certificate.kind in ("contracting", "non-expansive")
+    return {"kind": certificate.kind, "contraction_rate": certificate.rate if has_rate else None}
 
 
 def is_due(epoch: int) -> bool:

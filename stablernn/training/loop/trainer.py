@@ -109,6 +109,7 @@ class Trainer:
         settings: Resolved settings.
         recorder: Receives epochs and checkpoints.
         inputs: Range of the raw inputs, on which the certified region of some cells depends; None if there is none.
+        certify_epochs: Whether the figures of an epoch say what is proved of the model.
 
     Raises:
         ConfigError: If early stopping or the schedule ``plateau`` is asked for and there is nothing to validate on.
@@ -124,6 +125,7 @@ class Trainer:
         recorder: RunRecorder,
         *,
         inputs: InputRange | None = None,
+        certify_epochs: bool = True,
     ) -> None:
         if settings.patience is not None and not scorer.samples:
             raise ConfigError(
@@ -156,7 +158,7 @@ class Trainer:
         self._shuffle_start = self._shuffle.get_state()
         self._best: dict[str, Tensor] = {}
         self._saved_at = time.monotonic()
-        self.stability = StabilityLog(model)
+        self.stability = StabilityLog(model, certify_epochs=certify_epochs)
         # First weights may lie outside the certified region.
         self._project()
 

@@ -16,6 +16,7 @@ from stablernn.certificates.projection import (
     is_projected,
     is_within_range,
     largest_margin,
+    least_margin,
 )
 from stablernn.data.step_data import StepData
 from stablernn.errors import ConfigError
@@ -219,6 +220,13 @@ def _certified_margin(config: Config) -> float | None:
                 f"The cell '{model.cell}' keeps its singular values above {1 - limit:g} by its option "
                 f"margin={limit:g}, got training.certified_margin={margin or CERTIFIED_MARGIN:g}. Set a smaller one, "
                 "or a larger model.cell_options.margin."
+            )
+        least = least_margin(cell)
+        if (margin or CERTIFIED_MARGIN) <= least:
+            raise ConfigError(
+                f"The cell '{model.cell}' with hidden_size={model.hidden_size} is proved by a margin of more than "
+                f"{least:.2g}, what float32 rounds, got training.certified_margin={margin or CERTIFIED_MARGIN:g}. Set "
+                "a larger one."
             )
         return CERTIFIED_MARGIN
     if margin is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stablernn.cells import StableCell
-from stablernn.data.arrays import Samples
+from stablernn.data.arrays import Samples, SplitName
 from stablernn.data.options import LoadOptions
 from stablernn.data.sequences import has_feature_names
 from stablernn.data.types import ClassificationData
@@ -188,8 +188,8 @@ class ClassifyTask(Task):
         augmentation = Augmentation(training.time_warp or 0.0, training.jitter or 0.0, training.rescale or 0.0)
         return ClassifyObjective(weights, training.label_smoothing or 0.0, augmentation)
 
-    def validation_scorer(self, config: Config) -> Scorer:
-        return ClassificationScorer(self.data, "validation")
+    def scorer(self, split: SplitName, config: Config) -> Scorer:
+        return ClassificationScorer(self.data, split)
 
     def calibrate(self, model: SequenceModel, config: Config, reference: Tensor | None) -> dict[str, Any]:
         assert isinstance(model, Classifier)

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from stablernn.cells import StableCell
-from stablernn.data.arrays import Samples, cut_samples
+from stablernn.data.arrays import Samples, SplitName, cut_samples
 from stablernn.data.forecasting.covariates import calendar_periods
 from stablernn.data.options import LoadOptions
 from stablernn.data.types import ForecastData
@@ -30,7 +30,6 @@ from stablernn.training.evaluation.score_tables import by_series, by_step, write
 from stablernn.training.evaluation.scorers import (
     ForecastScorer,
     PredictorNames,
-    Scorer,
     Scores,
     Subset,
     open_forecast,
@@ -257,11 +256,8 @@ class ForecastTask(Task):
         # Errors of series that differ in size are only comparable in units of each series.
         return ForecastObjective("mase" if len(self.data.series) > 1 else "mae")
 
-    def validation_scorer(self, config: Config) -> Scorer:
-        return self._scorer("validation", config)
-
-    def _scorer(self, split: str, config: Config) -> ForecastScorer:
-        """Return the scorer of a split, whose naive forecasts are computed once for a run."""
+    def scorer(self, split: SplitName, config: Config) -> ForecastScorer:
+        # Its naive forecasts are computed once for a run.
         key = split, tuple(config.task.quantiles or ())
         if key not in self._scorers:
             self._scorers[key] = ForecastScorer(self.data, split, quantiles=key[1])
@@ -290,7 +286,7 @@ class ForecastTask(Task):
         levels = config.task.quantiles or ()
         metrics: dict[str, Scores] = {}
         for split in ("validation", "test"):
-            scorer = self._scorer(split, config)
+            scorer = self.scorer(split, config)
             if not scorer.samples:
                 continue
             outputs = predict(predictor, scorer.source)

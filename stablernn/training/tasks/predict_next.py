@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 
 from stablernn.cells import StableCell
-from stablernn.data.arrays import Samples, cut_samples
+from stablernn.data.arrays import Samples, SplitName, cut_samples
 from stablernn.data.segments import streams
 from stablernn.data.step_data import StepData
 from stablernn.errors import ConfigError
@@ -197,8 +197,8 @@ class PredictNextTask(Task):
     def objective(self, training: TrainingConfig) -> Objective:
         return PredictNextObjective(self.data.headline)
 
-    def validation_scorer(self, config: Config) -> Scorer:
-        return StepScorer(self.data, "validation")
+    def scorer(self, split: SplitName, config: Config) -> Scorer:
+        return StepScorer(self.data, split)
 
     def final_scores(self, predictor: TorchPredictor, config: Config, plots: Path | None) -> FinalScores:
         scorers = {split: StepScorer(self.data, split) for split in ("validation", "test")}

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from stablernn.cells import StableCell
-from stablernn.data.arrays import Samples, cut_samples
+from stablernn.data.arrays import Samples, SplitName, cut_samples
 from stablernn.data.options import LoadOptions
 from stablernn.data.step_data import Data
 from stablernn.data.types import ForecastData
@@ -168,8 +168,8 @@ class Task(ABC):
         """Return the loss to train on and the metric to choose by."""
 
     @abstractmethod
-    def validation_scorer(self, config: Config) -> Scorer:
-        """Return the scorer of the validation split, which may be empty."""
+    def scorer(self, split: SplitName, config: Config) -> Scorer:
+        """Return the scorer of a split, which may be empty."""
 
     # After training.
 

@@ -438,7 +438,7 @@ def test_the_sentences_follow_from_the_claims(cell: str, empty: Workplace) -> No
     else:
         values = {claim["id"]: claim["value"] for claim in document["proved"][0]["claims"]}
         steps, stride = values["forgetting_1_percent"], document["model"]["patch_stride"]
-        assert f"to 1 % within {steps:,} steps ({steps * stride:,} samples)." in page.text
+        assert f"by more than 0.01 after {steps:,} steps ({steps * stride:,} samples)." in page.text
         assert f"moves no later output of the layers by more than {values['gap_1']:.3g};" in page.text
 
 

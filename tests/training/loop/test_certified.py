@@ -89,6 +89,8 @@ def test_other_cells_promise_it_for_inputs_within_the_range_of_training(cell: st
     options = ("--certified", "--num-layers", 2, "--members", 2, *NO_PLOTS)
     place.ok("-q", "train", "--data", "waves.npz", "--cell", cell, *WILD, *options, "--run-dir", f"range-{cell}")
     certificate = place.ok("certify", f"range-{cell}", "--json").json
+    summary = json.loads(place.path(f"range-{cell}/summary.json").read_text())["certificate"]
+    assert (summary["kind"], summary["bounded_inputs"]["kind"]) == ("none", "bounded")
     assert certificate["kind"] == "none"
     assert certificate["bounded_inputs"]["kind"] == "bounded"
 
@@ -108,10 +110,11 @@ def test_the_forget_gate_stays_below_one_by_the_margin(place: Workplace) -> None
 def test_the_last_note_says_in_words_what_certify_proves(place: Workplace) -> None:
     options = ("--certified", *NO_PLOTS, "--run-dir", "words")
     result = place.ok("train", "--data", "waves.npz", "--cell", "rnn", *WILD, *options)
-    steps = place.ok("certify", "words", "--json").json["forgetting"]["steps"]
-    assert f"Proved for all inputs: it forgets a disturbance to 0.1 % within {steps:,} steps; an input" in result.err
+    steps = place.ok("certify", "words", "--json").json["forgetting"]["steps_from_distance_1"]
+    assert "Proved for all inputs: it forgets: a disturbance of its state by 1 moves no output by more" in result.err
+    assert f"than 0.001 after {steps:,} steps; an input" in result.err
     assert " validation sequences keep their answer under every perturbation smaller than 0." in result.err
-    assert "forgets a disturbance to 0.1 % within" in place.ok("certify", "words").out
+    assert "forgets: a disturbance of its state by 1 moves no output" in place.ok("certify", "words").out
 
 
 def test_a_run_of_which_nothing_is_proved_names_the_option(place: Workplace) -> None:
@@ -192,12 +195,17 @@ def test_layers_and_members_are_told_apart(place: Workplace) -> None:
             "or lru.",
         ),
         (
+            ("--cell", "antisymmetric_g", "--set", "training.certified_margin=1e-5"),
+            "The cell 'antisymmetric_g' with hidden_size=64 is proved by a margin of more than 3.4e-05, what float32 "
+            "rounds, got training.certified_margin=1e-05. Set a larger one.",
+        ),
+        (
             ("--cell", "lru", "--set", "training.certified_margin=0.1"),
             "training.certified_margin is not used by 'lru', which is certified by construction, got 0.1; leave it "
             "out.",
         ),
     ],
-    ids=["cell", "spectrum", "window", "layers", "margin"],
+    ids=["cell", "spectrum", "window", "layers", "rounding", "margin"],
 )
 def test_what_has_no_region_is_refused(options: tuple[object, ...], sentence: str, place: Workplace) -> None:
     result = place("train", "--data", "waves.npz", "--certified", *options, "--run-dir", "refused")
