@@ -36,13 +36,12 @@ _ANTISYMMETRIC = merge(
     paper({"training.max_steps": 50_000}), BATCHES_OF_128, ours({"training.lr": 0.1, "training.schedule": "constant"})
 )
 # Of that grid, after five epochs on ordered pixels: Adagrad at 0.3 classifies 92.6 % of the validation images, Adagrad
-# at 0.1 and 1 classify 83 and 88 %, and SGD at 0.1 82 %; SGD at 0.3 and 1 diverges.
+# at 0.1 and 1 classify 83 and 88 %, and SGD at 0.1 82 %; SGD at 0.3 and 1 diverges. Other initial scales make no
+# difference that lasts: 4 begins ahead of 1 (91.5 % against 90.2 % after three epochs) and is level with it after 20
+# (95.2 %); 2, 8 and 16 have 90 % after three. A step size of 0.1 has 35 %.
 _ADAGRAD = merge(
     paper({"training.optimizer": "adagrad", "training.momentum": None}), _ANTISYMMETRIC, ours({"training.lr": 0.3})
 )
-# Of the published scales of the initial weights, after three epochs with Adagrad at 0.3 on ordered pixels: 4 classifies
-# 91.5 % of the validation images, 1 and 2 90 %, 8 90.5 %, 16 90 %; at a step size of 0.1 instead of 0.01 35 %.
-_ANTISYMMETRIC_SCALE = ours({"model.cell_options.init_scale": 4.0})
 _MOMENTUM = released({"training.epochs": 150, "training.batch_size": 128, "training.lr": 0.001})
 
 
@@ -124,7 +123,7 @@ _ROWS = (
         "antisymmetric",
         "antisymmetric",
         128,
-        settings=merge(_ADAGRAD, _ANTISYMMETRIC_SCALE),
+        settings=_ADAGRAD,
         published=_figures(98.0, 95.8),
         published_parameters=_counts("10K"),
     ),
@@ -186,8 +185,8 @@ MNIST_PIXEL = Table(
     settings=PLAIN_CLASSIFIER,
     reference="lipschitz-64",
     unspecified="epochs, batches and learning rates of lstm, urnn, soft_orth, kru, incremental and nais_net, the "
-    "learning rate of the antisymmetric cells and the scale of their initial weights within the published grid, the "
-    "ranks of incremental, the draw of the validation images",
+    "learning rate of the antisymmetric cells within the published grid, the ranks of incremental, the draw of the "
+    "validation images",
     remarks=(
         "The Lipschitz RNN's paper prints the best of ten seeds and of both its permuted runs; its released program "
         "feeds permuted pixels of 0 to 255, and here they are 0 to 1 in both orders.",
