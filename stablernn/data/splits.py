@@ -1,4 +1,5 @@
-"""The draw of validation sequences; series are split by time, see :func:`stablernn.data.windows.target_range`."""
+"""The draw of validation sequences and of folds; series are split by time, see
+:func:`stablernn.data.windows.target_range`."""
 
 from __future__ import annotations
 
@@ -29,3 +30,22 @@ def stratified_validation(y: Int64Array, fraction: float, seed: int) -> tuple[In
         count = min(max(1, round(fraction * len(members))), len(members) - 1)
         is_validation[random.permutation(members)[:count]] = True
     return np.flatnonzero(~is_validation), np.flatnonzero(is_validation)
+
+
+def stratified_folds(y: Int64Array, count: int, seed: int) -> list[Int64Array]:
+    """Divide samples into folds over which every class is spread evenly, for cross-validation.
+
+    Args:
+        y: int64 (samples,), class indices.
+        count: Number of folds; each has a sample if there are as many samples as folds.
+        seed: The same seed gives the same folds on every machine and numpy version.
+
+    Returns:
+        Indices of each fold, ascending.
+    """
+    random = np.random.RandomState(seed)
+    # One class after another is dealt out, each from where the one before has ended, so that folds are of one size.
+    dealt = np.concatenate([random.permutation(np.flatnonzero(y == label)) for label in np.unique(y)])
+    fold = np.empty(len(y), dtype=np.int64)
+    fold[dealt] = np.arange(len(y)) % count
+    return [np.flatnonzero(fold == number) for number in range(count)]

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stablernn.atomic_files import to_json_types, write_json
+from stablernn.atomic_files import read_json, to_json_types, write_json
 from stablernn.certificates.input_range import InputRange
 from stablernn.data.types import score_notes
 from stablernn.errors import TrainingError
@@ -97,6 +97,8 @@ def _summarize(
         summary["gate"] = calibration["gate"]
     if "context_length" in data.notes:
         summary["context_length"] = data.notes["context_length"]
+    if directory.choice.is_file():
+        summary["choice"] = read_json(directory.choice)
     # A failed run leaves a summary too: its weights are scored, and the failure is among its warnings.
     write_json(directory.summary, summary)
     for sentence in verdict.warnings:

@@ -1,8 +1,9 @@
 """A run directory: one training run as files, written so that it can be resumed after a stop at any moment.
 
 ``config.yaml`` (resolved settings), ``env.json``, ``data.json``, ``metrics.jsonl`` (a line an epoch), ``checkpoints/``
-(``best`` and ``last``, and one of each epoch where they are kept), ``plots/`` and, when the run is done,
-``calibration.json`` (what was fitted to the validation split, where anything was) and ``summary.json``.
+(``best`` and ``last``, and one of each epoch where they are kept), ``plots/``, ``choice.json`` (how the
+settings were chosen, where they were) and, when the run is done, ``calibration.json`` (what was fitted to the
+validation split, where anything was) and ``summary.json``.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class RunDirectory:
         self.metrics = path / "metrics.jsonl"
         self.summary = path / "summary.json"
         self.calibration = path / "calibration.json"
+        self.choice = path / "choice.json"
         self.plots = path / "plots"
 
     @property

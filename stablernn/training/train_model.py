@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import yaml
@@ -23,10 +24,13 @@ from stablernn.training.loop.trainer import Progress, RunRecorder, Trainer
 from stablernn.training.resume import check_resumable, directory_to_resume
 from stablernn.training.run_data import data_files, load_run_data, locate_files, relative_path, with_time
 from stablernn.training.run_directory import RunDirectory, new_directory
-from stablernn.training.settings.config import Config
+from stablernn.training.settings.config import AUTO, Config
 from stablernn.training.settings.load import merge_settings
 from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import Task, task_for
+
+if TYPE_CHECKING:
+    from stablernn.training.search import Budget
 
 
 def train(
@@ -34,8 +38,12 @@ def train(
     run_dir: str | Path | None = None,
     resume: bool = False,
     progress: Callable[[Progress], None] | None = None,
+    *,
+    budget: Budget | None = None,
 ) -> Summary:
     """Train by settings, and write a run directory.
+
+    With the cell ``auto``, cell and other settings are chosen first, by cross-validation on the training data.
 
     Args:
         config: The settings; None with ``resume``: those of the run, which also stand for all that it leaves out.
@@ -43,13 +51,16 @@ def train(
         resume: True to go on with the run in ``run_dir``, from where it was stopped. The numbers are those of a run
             that was never stopped.
         progress: Called after each step and each validation, for a progress bar.
+        budget: What choosing the settings and the training may take together; None: two minutes. Only for the cell
+            ``auto``.
 
     Returns:
         The content of ``summary.json``: ``run``, ``task``, ``cell``, ``engine``, ``parameters``, ``epochs``, ``steps``,
         ``seconds``, ``best_epoch``, ``metrics`` of the best weights on ``validation`` and, where there is one,
         ``test``, ``baselines``, notes on how those of a classification were fitted, ``data_notes``, which files of the
         data were missing (``partial``) or had no published checksum (``unchecked``), ``diverged`` and ``warnings``,
-        sentences; of a forecast with a linear skip also ``gate``, and ``context_length`` where it was chosen.
+        sentences; of a forecast with a linear skip also ``gate``, and ``context_length`` where it was chosen, and
+        ``choice`` of settings that were.
 
     Raises:
         ConfigError: If a setting is wrong, the model does not fit into memory, there is a run in ``run_dir`` already,
@@ -70,6 +81,13 @@ def train(
     if not resume and run_dir is not None and RunDirectory(Path(run_dir)).has_run:
         raise ConfigError(f"There is a run in '{run_dir}' already. Resume it with --resume, or name another directory.")
     device = pick_device(config.training.device)
+    choice = None
+    if config.model.cell == AUTO:
+        # Imported here: a search trains models itself.
+        from stablernn.training.search import choose_settings
+
+        choice = choose_settings(config, budget)
+        config = choice.config
     located = config if resumed is None else locate_files(config, resumed.path, read_json(resumed.data))
     data = load_run_data(located)
     settings = resolve(config, task_for(data))
@@ -82,6 +100,8 @@ def train(
         settings = with_engine(settings, model, device)
         model.rnn.recompute_every(settings.training.recompute_every)
         directory = _open_directory(run_dir, settings, data, model, device, resume=resume)
+        if choice is not None:
+            write_json(directory.choice, choice.document)
         return _fit(directory, settings, task_for(data), model.to(device), progress)
 
 

@@ -36,9 +36,13 @@ ROWS = {
         "Got unexpected extra argument(s) (now). See 'stablernn doctor --help'.",
     ),
     "no data": (["train", "--cell", "gru"], "Missing option '--data'. See `stablernn data list` for the choices."),
-    "no cell": (
-        ["train", "--data", "digits"],
-        "Missing option '--cell'. See `stablernn cells list` for the choices.",
+    "a budget of nothing": (
+        ["train", "--data", "digits", "--budget", "0s"],
+        "A budget is a time or a number of optimizer steps above 0, such as 90s, 2m, 1h or 20000steps, got '0s'.",
+    ),
+    "a budget for nothing": (
+        ["train", "--data", "digits", "--cell", "lru", "--budget", "1m"],
+        "--budget is for choosing a cell, and one is given. Leave one of them out.",
     ),
     "resume what": (
         ["train", "--resume"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,10 +10,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from stablernn_cli import config_options
-from stablernn_cli.config_options import data_option, model_option, options_in_use, training_option
+from stablernn_cli.config_options import KEYS, data_option, flag, model_option, options_in_use, training_option
 from stablernn_cli.errors import UsageError
 from stablernn_cli.metric_tables import data_notes, scalar_metrics, show_metrics
-from stablernn_cli.options import TRAINING_PANEL, Device, JsonOption
+from stablernn_cli.options import MODEL_PANEL, TRAINING_PANEL, Device, JsonOption
 from stablernn_cli.output import Output, count_of
 from stablernn_cli.settings import check_cell, read_settings
 from stablernn_cli.training_progress import library_messages, progress_report
@@ -34,7 +35,22 @@ def train(
     horizon: config_options.HorizonOption = None,
     context_length: config_options.ContextLengthOption = None,
     season: config_options.SeasonOption = None,
-    cell: Annotated[str | None, model_option("Key of the recurrent cell (see `cells list`).")] = None,
+    cell: Annotated[
+        str | None,
+        model_option(
+            "Key of the recurrent cell (see `cells list`); default: auto, chosen with other settings by "
+            "cross-validation on the training data."
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Time, such as 90s, 2m or 1h, or 20000steps, for choosing a cell and training it; default: 2m.",
+            rich_help_panel=MODEL_PANEL,
+            show_default=False,
+        ),
+    ] = None,
     preset: Annotated[
         Literal["practical", "paper"] | None, model_option("Source of the cell's defaults; default: practical.")
     ] = None,
@@ -106,6 +122,9 @@ def train(
     setting that is left open gets the value recommended for the cell and the data; the run's config.yaml holds all of
     them, docs/configuration.md describes them. `stablernn data check` shows what would be done with a file.
 
+    Without --cell, recipes of cell and settings are compared on parts of the training data within --budget, and the
+    best is trained; a setting that you give is kept. docs/choosing.md says how.
+
     Exit code 1: the loss was not finite, or training diverged and left useless weights. A model that is no better than
     a trivial answer gets a warning; both are in summary.json.
 
@@ -113,16 +132,21 @@ def train(
 
     Ctrl-C stops with exit code 130 and leaves a run that --resume continues to the same numbers.
 
-    Example: stablernn train --data digits --cell lipschitz --hidden-size 128
+    Examples: stablernn train --data digits
+    stablernn train --data digits --cell lipschitz --hidden-size 128
     """
     options = options_in_use(context)
     output = Output.of(context, as_json)
     _check_usage(options, has_file=bool(config or overrides), run_dir=run_dir, resume=resume)
-    summary = fit(output, options, config=config, overrides=overrides or (), run_dir=run_dir, resume=resume)
+    summary = fit(
+        output, options, config=config, overrides=overrides or (), run_dir=run_dir, resume=resume, budget=budget
+    )
     if as_json:
         output.document(summary)
     else:
         show(output, summary)
+        if "choice" in summary:
+            show_choice(output, summary["choice"], options, config=config, overrides=overrides or ())
         output.note(f"Next: stablernn export {summary['run']} --name NAME")
 
 
@@ -141,9 +165,8 @@ def _check_usage(options: Mapping[str, Any], *, has_file: bool, run_dir: Path | 
         )
     # A file, --set or the resumed run may name data and cell too; the configuration itself is checked later.
     if not (has_file or resume):
-        for name, command in (("data", "data list"), ("cell", "cells list")):
-            if name not in options:
-                raise UsageError(f"Missing option '--{name}'. See `stablernn {command}` for the choices.")
+        if "data" not in options:
+            raise UsageError("Missing option '--data'. See `stablernn data list` for the choices.")
 
 
 def fit(
@@ -154,6 +177,7 @@ def fit(
     overrides: Sequence[str] = (),
     run_dir: Path | None = None,
     resume: bool = False,
+    budget: str | None = None,
 ) -> dict[str, Any]:
     """Train with options (by parameter name of :func:`train`) and show progress.
 
@@ -163,6 +187,8 @@ def fit(
     # torch is imported below the spinner: it takes seconds.
     with output.status("Loading ..."):
         from stablernn.training import train as train_run
+        from stablernn.training.search.budget import Budget
+        from stablernn.training.settings.config import AUTO
 
         # Options of a resumed run add to its own settings; alone they would be incomplete.
         if resume and run_dir is not None and config is None and (run_dir / "config.yaml").is_file():
@@ -171,9 +197,13 @@ def fit(
         if config is not None or not resume:
             settings = read_settings(options, config, overrides)
             # Before the data is read, which may take longer.
-            check_cell(settings)
+            if settings.model.cell != AUTO:
+                check_cell(settings)
+        limit = None if budget is None else Budget.parse(budget)
+        if limit is not None and (settings is None or settings.model.cell != AUTO):
+            raise UsageError("--budget is for choosing a cell, and one is given. Leave one of them out.")
     with library_messages(output), progress_report(output) as report:
-        return dict(train_run(settings, run_dir=run_dir, resume=resume, progress=report))
+        return dict(train_run(settings, run_dir=run_dir, resume=resume, progress=report, budget=limit))
 
 
 def show(output: Output, summary: Mapping[str, Any]) -> None:
@@ -204,6 +234,60 @@ def show(output: Output, summary: Mapping[str, Any]) -> None:
     line = data_notes(summary["data_notes"])
     if line:
         output.text(line)
+
+
+def show_choice(
+    output: Output,
+    choice: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    config: Path | None,
+    overrides: Sequence[str],
+) -> None:
+    """Print what was compared, what was chosen and why, and the command that trains the same without a search."""
+    rows = [
+        [
+            recipe["name"],
+            recipe["status"],
+            "" if recipe["mean"] is None else f"{recipe['mean']:.4g}",
+            "" if recipe["standard_error"] is None else f"{recipe['standard_error']:.2g}",
+            f"{len(recipe['scores'])} of {choice['parts']}",
+            recipe["proof"],
+            recipe["purpose"],
+        ]
+        for recipe in choice["recipes"]
+    ]
+    metric = choice.get("metric", "score")
+    columns = ("recipe", "", metric, "standard error", "parts", "proved", "for")
+    output.table(columns, rows, title="compared on parts of the training data")
+    output.text(f"Chosen: {choice['chosen']}, {choice['reason']}.")
+    output.text(f"The same without a search: {explicit_command(choice, options, config=config, overrides=overrides)}")
+
+
+def explicit_command(
+    choice: Mapping[str, Any], options: Mapping[str, Any], *, config: Path | None, overrides: Sequence[str]
+) -> str:
+    """Return the command line that trains the chosen settings."""
+    words = ["stablernn", "train"]
+    for name, value in options.items():
+        if name == "cell":
+            continue
+        if isinstance(value, bool):
+            words.append("--certified" if value else "--free")
+            continue
+        for each in value if isinstance(value, (list, tuple)) else [value]:
+            words += [flag(name), str(each)]
+    if config is not None:
+        words += ["--config", str(config)]
+    for override in overrides:
+        words += ["--set", override]
+    given = {KEYS[name] for name in options if name != "cell"} | {text.partition("=")[0].strip() for text in overrides}
+    for key, value in choice["settings"].items():
+        if key == "model.cell":
+            words += ["--cell", value]
+        elif key not in given:
+            words += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
+    return shlex.join(words)
 
 
 def _layers_fact(gate: Mapping[str, Any] | None) -> dict[str, str]:

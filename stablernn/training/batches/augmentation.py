@@ -1,4 +1,4 @@
-"""Random changes of training sequences: noise, another size, stretches and squeezes in time."""
+"""Random changes of training sequences: noise, another size, another start, stretches and squeezes in time."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ class Augmentation:
             as a share of their length.
         jitter: Standard deviation of the noise on every value, in units of the feature's.
         rescale: Standard deviation of the factor, around 1, on the distance of a sequence from the features' means.
+        shift: Largest circular shift, either way, as a share of the length; 0.5 lets a sequence start anywhere.
     """
 
     time_warp: float = 0.0
     jitter: float = 0.0
     rescale: float = 0.0
+    shift: float = 0.0
 
     def __call__(self, x: Tensor, lengths: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
         """Return changed sequences.
@@ -38,6 +40,8 @@ class Augmentation:
             mean: ``(features,)``, of the training data.
             scale: ``(features,)``, of the training data.
         """
+        if self.shift:
+            x = _shift(x, lengths, self.shift)
         if self.time_warp:
             x = _warp(x, lengths, self.time_warp)
         if self.rescale:
@@ -47,6 +51,16 @@ class Augmentation:
         if self.jitter:
             x = x + self.jitter * scale * torch.randn(x.shape).to(x)
         return x
+
+
+def _shift(x: Tensor, lengths: Tensor, largest: float) -> Tensor:
+    """Return each sequence rotated by a random number of steps; what leaves it at one end enters at the other."""
+    time = torch.arange(x.shape[1], device=x.device)
+    length = lengths[:, None].to(x.device)
+    # Uniform from -largest to largest, (batch, 1).
+    share = largest * (2 * torch.rand(len(x), 1) - 1)
+    steps = (share.to(x) * length).round().long()
+    return _read(x, torch.where(time < length, (time + steps) % length, time))
 
 
 def _warp(x: Tensor, lengths: Tensor, strength: float) -> Tensor:

@@ -19,6 +19,9 @@ ScheduleName = Literal["constant", "cosine", "one-cycle", "step", "plateau"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 
 
+AUTO = "auto"
+"""Cell of settings that are to be chosen by the data."""
+
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -66,8 +69,9 @@ class TaskConfig(Section):
 class ModelConfig(Section):
     """The network."""
 
-    cell: str
-    """Key of the catalog, such as 'lipschitz'."""
+    cell: str = AUTO
+    """Key of the catalog, such as 'lipschitz'; auto: chosen with other settings by cross-validation on the training
+    data, see docs/choosing.md."""
     preset: Literal["practical", "paper"] = "practical"
     """Source of the defaults of the cell's options and of the training settings."""
     engine: str | None = None
@@ -193,6 +197,9 @@ class TrainingConfig(Section):
     recommended."""
     rescale: Annotated[float, Field(ge=0)] | None = None
     """Standard deviation of the random factor on the size of training sequences; None: recommended."""
+    shift: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Largest random circular shift of training sequences, either way, as a share of their length: for sequences whose
+    start is arbitrary, such as outlines and cycles; 0.5 lets them start anywhere."""
     warm_up: Annotated[int, Field(ge=0)] | None = None
     """Largest number of steps by which the contexts that a forecast is trained on are extended at random, so that the
     model learns states that have seen a long stream; None: recommended."""
@@ -266,7 +273,7 @@ class Config(Section):
 
     data: DataConfig
     task: TaskConfig = Field(default_factory=TaskConfig)
-    model: ModelConfig
+    model: ModelConfig = Field(default_factory=ModelConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
 
     def as_stored(self) -> Config:

@@ -97,6 +97,7 @@ _SETTINGS_OF_ONE_TASK = (
     # 0 is off, as in every other task.
     _TaskSetting("training", "label_smoothing", "classify", (None, 0.0)),
     _TaskSetting("training", "time_warp", "classify", (None, 0.0)),
+    _TaskSetting("training", "shift", "classify", (0.0,)),
     _TaskSetting("training", "jitter", "classify", (None, 0.0)),
     _TaskSetting("training", "rescale", "classify", (None, 0.0)),
     _TaskSetting("training", "warm_up", "forecast"),

@@ -127,11 +127,12 @@ class ClassifyTask(Task):
         refuse_settings_of_other_tasks(config, "training", self.data)
         refuse_skip_settings(config, model)
         is_timed = self.data.time_step is not None and config.model.time != "ignore"
-        if is_timed and config.training.time_warp:
-            raise ConfigError(
-                f"training.time_warp moves steps in time, and '{self.data.name}' says when they were; set it to 0, or "
-                "model.time=ignore."
-            )
+        for key in ("time_warp", "shift"):
+            if is_timed and getattr(config.training, key):
+                raise ConfigError(
+                    f"training.{key} moves steps in time, and '{self.data.name}' says when they were; set it to 0, or "
+                    "model.time=ignore."
+                )
         is_practical = config.model.preset == "practical"
         # A small set is learned by heart without random changes.
         changes = AUGMENTATION if is_practical else dict.fromkeys(AUGMENTATION, 0.0)
@@ -185,7 +186,9 @@ class ClassifyTask(Task):
 
     def objective(self, training: TrainingConfig) -> Objective:
         weights = class_weights(self.data) if training.class_weights == "balanced" else None
-        augmentation = Augmentation(training.time_warp or 0.0, training.jitter or 0.0, training.rescale or 0.0)
+        augmentation = Augmentation(
+            training.time_warp or 0.0, training.jitter or 0.0, training.rescale or 0.0, training.shift
+        )
         return ClassifyObjective(weights, training.label_smoothing or 0.0, augmentation)
 
     def scorer(self, split: SplitName, config: Config) -> Scorer:

@@ -31,6 +31,26 @@ def test_without_strength_nothing_changes() -> None:
     assert changed(x, [5, 4, 1]) is x
 
 
+@given(length=st.integers(1, 40), padding=st.integers(0, 5), seed=st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_a_shifted_sequence_goes_on_at_its_beginning(length: int, padding: int, seed: int) -> None:
+    x = ramps(8, length + padding)
+    got = changed(x, [length] * 8, seed, shift=0.5)[..., 0]
+    for sequence in got:
+        first = int(sequence[0])
+        assert sequence[:length].tolist() == [(first + step) % length for step in range(length)]
+    # The padding stays where it is.
+    assert (got[:, length:] == x[:, length:, 0]).all()
+
+
+def test_a_shift_goes_either_way_up_to_its_share() -> None:
+    starts = changed(ramps(2000, 100), shift=0.1)[:, 0, 0]
+    # A start behind the middle is one that was shifted back.
+    steps = torch.where(starts > 50, starts - 100, starts)
+    assert (float(steps.min()), float(steps.max())) == (-10, 10)
+    assert float(steps.mean()) == pytest.approx(0, abs=0.5)
+
+
 @given(length=st.integers(1, 40), padding=st.integers(0, 5), strength=st.floats(0.01, 0.49), seed=st.integers(0, 99))
 @settings(max_examples=60, deadline=None)
 def test_a_warped_sequence_begins_and_ends_where_it_did(length: int, padding: int, strength: float, seed: int) -> None:
@@ -130,7 +150,7 @@ def test_logarithms_are_what_is_changed_where_a_model_takes_them() -> None:
     assert float(trained_on("context", x, Augmentation(jitter=0.5), log=True)) != float(plain)
 
 
-@pytest.mark.parametrize("key", ["time_warp", "jitter", "rescale"])
+@pytest.mark.parametrize("key", ["time_warp", "jitter", "rescale", "shift"])
 def test_a_loss_is_of_changed_sequences(key: str) -> None:
     x = torch.randn(20, 12, 1)
     plain = trained_on("standard", x, None)

@@ -197,10 +197,9 @@ def test_steps_of_the_rate_are_not_for_other_schedules() -> None:
             {"model": {"cell": "rnn"}},
             "data is missing: the settings need this section, with keys source, test, target, ",
         ),
-        ({"data": {"source": "a"}, "model": {}}, "model.cell is missing: Key of the catalog, such as 'lipschitz'."),
         ({"data": None, "model": {"cell": "rnn"}}, "data.source is missing: Name of a dataset or path of a file."),
     ],
-    ids=["section", "key", "empty section"],
+    ids=["section", "empty section"],
 )
 def test_missing(tree: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:

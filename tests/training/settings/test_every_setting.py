@@ -68,7 +68,7 @@ OF_CLASSES = [
     *SHARED,
     *("model.scaling=window", "model.scaling=context", "training.label_smoothing=0.2"),
     *("training.class_weights=balanced", "training.time_warp=0", "training.time_warp=0.2"),
-    *("training.jitter=0", "training.rescale=0"),
+    *("training.jitter=0", "training.rescale=0", "training.shift=0.5"),
 ]
 OF_FORECASTS = [
     *SHARED,

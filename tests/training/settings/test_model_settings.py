@@ -322,9 +322,10 @@ def timed() -> ClassificationData:
 def test_steps_whose_time_is_known_are_not_moved() -> None:
     assert resolve(settings(cell="lipschitz"), task_for(timed())).training.time_warp == 0
     assert resolve(settings("model.time=ignore"), task_for(timed())).training.time_warp == 0.03
-    assert refused(settings("training.time_warp=0.1", cell="lipschitz"), timed()) == (
-        "training.time_warp moves steps in time, and 'toy' says when they were; set it to 0, or model.time=ignore."
-    )
+    for key in ("time_warp", "shift"):
+        assert refused(settings(f"training.{key}=0.1", cell="lipschitz"), timed()) == (
+            f"training.{key} moves steps in time, and 'toy' says when they were; set it to 0, or model.time=ignore."
+        )
 
 
 def test_contexts_of_a_forecast_are_up_to_twice_as_long() -> None:

@@ -1,0 +1,150 @@
+"""Candidates of a search: recipes under the settings of the user, their results, and which of them is best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from stablernn.certificates.projection import certified_kind
+from stablernn.data.step_data import Data
+from stablernn.errors import ConfigError
+from stablernn.training.search.recipes import Recipe, recipes
+from stablernn.training.search.trial import TrialResult
+from stablernn.training.settings.config import AUTO, Config
+from stablernn.training.settings.load import validate
+from stablernn.training.settings.resolve import described_cell, resolve
+from stablernn.training.tasks import task_for
+
+_STRENGTH = {"none": 0, "bounded": 1, "non-expansive": 2, "contracting": 3}
+
+
+@dataclass
+class Candidate:
+    """A recipe with its results.
+
+    Attributes:
+        recipe: The recipe.
+        config: Its settings together with those of the user, which win; not resolved.
+        proof: Kind in which training keeps its layers, ``none`` where it is free.
+        results: Results of its finished trainings, by the number of the part.
+        status: ``chosen``, ``compared`` on all parts of the plan, ``stopped`` after a part, ``failed``, or ``skipped``
+            for want of time.
+        reason: Why it failed.
+    """
+
+    recipe: Recipe
+    config: Config
+    proof: str
+    results: dict[int, TrialResult] = field(default_factory=dict)
+    status: str = "skipped"
+    reason: str = ""
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Key of the mean over the parts, the best first."""
+        if not self.results:
+            return math.inf, math.inf
+        first, second = np.mean([result.rank for result in self.results.values()], axis=0)
+        return float(first), float(second)
+
+    @property
+    def scores(self) -> list[float]:
+        return [float(result.score) for _, result in sorted(self.results.items()) if result.score is not None]
+
+    def document(self) -> dict[str, Any]:
+        """Return the candidate as JSON types."""
+        scores = self.scores
+        return {
+            "name": self.recipe.name,
+            "purpose": self.recipe.purpose,
+            "settings": dict(self.recipe.settings),
+            "proof": self.proof,
+            "status": self.status,
+            "scores": scores,
+            "mean": float(np.mean(scores)) if scores else None,
+            "standard_error": float(np.std(scores, ddof=1) / math.sqrt(len(scores))) if len(scores) > 1 else None,
+            "seconds": round(sum(result.seconds for result in self.results.values()), 2),
+            **({"reason": self.reason} if self.reason else {}),
+        }
+
+
+def select(compared: Sequence[Candidate]) -> tuple[Candidate, str]:
+    """Return the candidate to train, and why: the best one, or one that is as good within one standard error.
+
+    Of those that are as good, it is one of which most is proved, and among these the first recipe: what a few parts
+    cannot tell apart is not worth a larger model, or a weaker proof.
+
+    Args:
+        compared: Candidates with results on the same parts, in the order of the recipes.
+    """
+    best = min(compared, key=lambda candidate: candidate.rank)
+    close = [candidate for candidate in compared if candidate is best or _is_close(best, candidate)]
+    strongest = max(_STRENGTH[candidate.proof] for candidate in close)
+    selected = next(candidate for candidate in close if _STRENGTH[candidate.proof] == strongest)
+    if len(compared) == 1:
+        return selected, "the only recipe that was compared"
+    if selected is best:
+        return selected, f"the best mean over {len(best.results)} parts"
+    reason = f"as good as '{best.recipe.name}' within one standard error, and "
+    if _STRENGTH[best.proof] < strongest:
+        return selected, f"{reason}proved to be {selected.proof} where that is {best.proof}"
+    return selected, f"{reason}before it in the order of the recipes"
+
+
+def _is_close(best: Candidate, other: Candidate) -> bool:
+    parts = sorted(best.results.keys() & other.results.keys())
+    if len(parts) < 2:
+        return False
+    differences = np.array([other.results[part].rank[0] - best.results[part].rank[0] for part in parts])
+    return float(differences.mean()) <= float(differences.std(ddof=1)) / math.sqrt(len(parts))
+
+
+def find_candidates(config: Config, data: Data) -> list[Candidate]:
+    """Return the recipes under the settings of the user, each once.
+
+    Raises:
+        ConfigError: If none goes with these settings.
+    """
+    candidates: list[Candidate] = []
+    known: list[Config] = []
+    error: ConfigError | None = None
+    for recipe in recipes(data):
+        try:
+            combined = merged(config, recipe.settings)
+            # A longer context changes the data, so that the same length is told apart before it is loaded.
+            used = data.without_validation() if combined.training.refit else data
+            resolved = resolve(combined, task_for(used))
+        except ConfigError as refusal:
+            error = error or refusal
+            continue
+        key = resolved.model_copy(update={"task": combined.task})
+        if key not in known:
+            known.append(key)
+            candidates.append(Candidate(recipe, combined, _proof(resolved)))
+    if not candidates:
+        assert error is not None
+        raise error
+    return candidates
+
+
+def merged(config: Config, settings: Mapping[str, Any]) -> Config:
+    """Return the settings of the user with those of a recipe where the user left them open."""
+    tree = config.model_dump(mode="json", exclude_unset=True)
+    for key, value in settings.items():
+        section, name = key.split(".")
+        values = dict(tree.get(section) or {})
+        is_open = name not in values or (key == "model.cell" and values[name] == AUTO)
+        if is_open:
+            values[name] = value
+        tree[section] = values
+    return validate(tree)
+
+
+def _proof(settings: Config) -> str:
+    if not settings.training.certified:
+        return "none"
+    return certified_kind(described_cell(settings.model))

@@ -1,0 +1,284 @@
+"""Choice of settings by cross-validation on the training data, within a budget."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Event
+from typing import Any
+
+import numpy as np
+
+from stablernn.data.options import TaskName
+from stablernn.errors import ConfigError, InterruptedRun
+from stablernn.training.evaluation.metric_catalog import direction
+from stablernn.training.loop.stop_signals import stop_signals
+from stablernn.training.run_data import load_run_data
+from stablernn.training.search.budget import Budget
+from stablernn.training.search.candidates import Candidate, find_candidates, merged, select
+from stablernn.training.search.plan import LEAST_SHARE, SEARCH_SHARE, Plan, count_trainings, halving_rounds, make_plan
+from stablernn.training.search.resampling import resample
+from stablernn.training.search.trial import Trial
+from stablernn.training.search.workers import MOST_WORKERS, Workers, available_cores, open_workers
+from stablernn.training.settings.config import Config
+
+_LOG = logging.getLogger("stablernn.training")
+
+PARTS = 5
+_MEASURED_STEPS = 25
+"""Steps after which the speed of a training is known."""
+_MEMBERS = (8, 4, 2)
+"""Sizes of an ensemble that are tried, if the budget allows."""
+_RESERVE = 0.9
+"""Share of the time that is left which the last training may take by its prediction."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Chosen settings, and how they were chosen.
+
+    Attributes:
+        config: The settings, not resolved, with a cell.
+        document: What was tried, with scores, and why one was chosen, as ``choice.json`` of a run holds it.
+    """
+
+    config: Config
+    document: dict[str, Any]
+
+
+def choose_settings(config: Config, budget: Budget | None = None) -> Choice:
+    """Choose the cell and other settings by cross-validation on the training data.
+
+    A few recipes are trained on parts of the training data and scored on the rest, by successive halving: the worse
+    ones are stopped after a few parts. A setting of the user is never changed, and the test split is in no part.
+
+    Args:
+        config: Settings, with the cell ``auto``.
+        budget: What the search and the training after it may take; None: two minutes.
+
+    Raises:
+        ConfigError: If no recipe goes with the settings.
+        DataError: If the data cannot be used, or has too few sequences or steps to compare settings on.
+        TrainingError: If a process died, or every recipe failed.
+        InterruptedRun: If the user stopped the search; its message has the best settings so far.
+    """
+    began = time.monotonic()
+    budget = budget or Budget()
+    data = load_run_data(_with_cell(config, "lru"))
+    candidates = find_candidates(config, data)
+    parts = len(resample(data, PARTS, seed=config.training.seed, refit=candidates[0].config.training.refit))
+    search = _Search(config, data.task, budget, candidates, parts, began)
+    with stop_signals() as stop, open_workers(_worker_count(config), stop) as workers:
+        return search.run(workers, stop)
+
+
+def _worker_count(config: Config) -> int:
+    import torch
+
+    # A GPU is shared badly.
+    if config.training.device != "cpu" and torch.cuda.is_available():
+        return 1
+    return min(MOST_WORKERS, available_cores())
+
+
+class _Search:
+    def __init__(
+        self,
+        config: Config,
+        task: TaskName,
+        budget: Budget,
+        candidates: list[Candidate],
+        parts: int,
+        began: float,
+    ) -> None:
+        self._config = config
+        self._task = task
+        self._budget = budget
+        self._candidates = candidates
+        self._parts = parts
+        self._began = began
+        self._steps = 0
+
+    def run(self, workers: Workers, stop: Event) -> Choice:
+        step_seconds, whole_steps = self._measure(workers, stop)
+        plan = self._plan(workers, step_seconds, whole_steps)
+        if plan is None:
+            return self._without_search(step_seconds, whole_steps)
+        _LOG.info(
+            f"Comparing {plan.recipes} recipes on up to {self._parts} parts of the training data, "
+            + ("each trained in full" if plan.share == 1 else f"each for {plan.share:.0%} of its steps")
+            + f"; budget {self._budget}."
+        )
+        survivors, done = self._candidates[: plan.recipes], 0
+        for recipes, upto in plan.rounds:
+            if done:
+                survivors = _best(survivors, recipes)
+            self._run_round(workers, stop, plan, survivors, range(done, upto))
+            done = upto
+            if stop.is_set():
+                raise self._interrupted()
+            # Where time ran out, those with most parts are compared: a mean over fewer parts says something else.
+            most = max(len(candidate.results) for candidate in survivors)
+            survivors = [candidate for candidate in survivors if len(candidate.results) == most > 0]
+            if not survivors:
+                return self._nothing_compared(step_seconds, whole_steps)
+        for candidate in survivors:
+            candidate.status = "compared"
+        selected, reason = select(survivors)
+        selected.status = "chosen"
+        return self._choice(selected, reason, plan)
+
+    def _measure(self, workers: Workers, stop: Event) -> tuple[float, int]:
+        """Return the seconds of a step of the first recipe, and the steps of its whole training."""
+        # Of a budget in steps nothing is measured, so that the choice is the same on every machine.
+        steps = 1 if self._budget.seconds is None else _MEASURED_STEPS
+        first = Trial(0, self._candidates[0].config, 0, self._parts, most_steps=steps)
+        # One on each process, which load data and libraries at the same time.
+        results = list(workers.run([first] * workers.count, None))
+        if stop.is_set() or not results:
+            raise self._interrupted()
+        result = results[-1]
+        if result.status == "failed":
+            raise ConfigError(f"The recipe '{self._candidates[0].recipe.name}' cannot be trained: {result.reason}")
+        return max(result.step_seconds, 1e-5), result.whole_steps
+
+    def _plan(self, workers: Workers, step_seconds: float, whole_steps: int) -> Plan | None:
+        if self._budget.steps is not None:
+            affordable = SEARCH_SHARE * self._budget.steps / whole_steps
+        else:
+            assert self._budget.seconds is not None
+            left = SEARCH_SHARE * self._budget.seconds - (time.monotonic() - self._began)
+            # The first recipe is among the fast ones, and the last trainings of a round leave processes idle.
+            affordable = 0.6 * workers.count * left / (step_seconds * whole_steps)
+        return make_plan(len(self._candidates), self._parts, affordable, whole_steps)
+
+    def _run_round(
+        self, workers: Workers, stop: Event, plan: Plan, survivors: Sequence[Candidate], parts: Sequence[int]
+    ) -> None:
+        deadline = None
+        if self._budget.seconds is not None:
+            deadline = self._began + SEARCH_SHARE * self._budget.seconds
+        # Part by part, so that what is out of time is a part and not a recipe.
+        trials = [
+            Trial(self._candidates.index(candidate), candidate.config, part, self._parts, plan.share)
+            for part in parts
+            for candidate in survivors
+        ]
+        for result in workers.run(trials, deadline):
+            candidate = self._candidates[result.trial.recipe]
+            self._steps += result.steps
+            if result.status == "failed":
+                candidate.status, candidate.reason = "failed", result.reason
+            if result.status != "done" or candidate.status == "failed":
+                continue
+            candidate.status = "stopped"
+            candidate.results[result.trial.part] = result
+            _LOG.info(
+                f"{candidate.recipe.name}, part {result.trial.part + 1}: {result.metric} {result.score:.4g}, "
+                f"{result.seconds:.1f} s"
+            )
+
+    def _choice(self, candidate: Candidate, reason: str, plan: Plan) -> Choice:
+        metric = next(iter(candidate.results.values())).metric
+        # The speed of whole trainings is that of the search.
+        step_seconds = float(np.median([result.step_seconds for result in candidate.results.values()]))
+        whole_steps = next(iter(candidate.results.values())).whole_steps
+        config, length = self._final_settings(candidate, step_seconds, whole_steps)
+        return Choice(
+            config,
+            {
+                "budget": str(self._budget),
+                "metric": metric,
+                "better": direction(metric),
+                "parts": self._parts,
+                "share_of_steps": round(plan.share, 4),
+                "search_seconds": round(time.monotonic() - self._began, 1),
+                "search_steps": self._steps,
+                "chosen": candidate.recipe.name,
+                "reason": reason,
+                "settings": {**candidate.recipe.settings, **length},
+                "recipes": [each.document() for each in self._candidates],
+            },
+        )
+
+    def _final_settings(
+        self, candidate: Candidate, step_seconds: float, whole_steps: int
+    ) -> tuple[Config, dict[str, Any]]:
+        """Return the settings of the training that follows: as many members as the rest of the budget pays for."""
+        affordable = self._affordable_steps(step_seconds)
+        changes: dict[str, Any] = {}
+        is_set = self._config.model.model_fields_set
+        has_members = "members" in is_set or self._task == "predict-next"
+        if affordable < whole_steps:
+            changes["training.max_steps"] = max(1, int(affordable))
+        elif not has_members:
+            members = next((count for count in _MEMBERS if count * whole_steps <= affordable), 1)
+            if members > 1:
+                changes["model.members"] = members
+        return merged(candidate.config, changes), changes
+
+    def _affordable_steps(self, step_seconds: float) -> float:
+        if self._budget.steps is not None:
+            return max(1, self._budget.steps - self._steps)
+        assert self._budget.seconds is not None
+        left = self._budget.seconds - (time.monotonic() - self._began)
+        return _RESERVE * max(0.0, left) / step_seconds
+
+    def _without_search(self, step_seconds: float, whole_steps: int) -> Choice:
+        first = self._candidates[0]
+        needed = _needed(self._budget, step_seconds, whole_steps, self._parts)
+        reason = f"the budget of {self._budget} compares no recipes on this data; that needs {needed}"
+        _LOG.warning(
+            f"Nothing was compared: {reason}. The recipe '{first.recipe.name}' is trained for as many steps as fit."
+        )
+        config, length = self._final_settings(first, step_seconds, whole_steps)
+        return Choice(
+            config,
+            {
+                "budget": str(self._budget),
+                "parts": self._parts,
+                "search_seconds": round(time.monotonic() - self._began, 1),
+                "search_steps": self._steps,
+                "chosen": first.recipe.name,
+                "reason": reason,
+                "settings": {**first.recipe.settings, **length},
+                "recipes": [candidate.document() for candidate in self._candidates],
+            },
+        )
+
+    def _nothing_compared(self, step_seconds: float, whole_steps: int) -> Choice:
+        failed = [candidate for candidate in self._candidates if candidate.status == "failed"]
+        if len(failed) == len(self._candidates):
+            raise ConfigError(f"No recipe can be trained on this data. '{failed[0].recipe.name}': {failed[0].reason}")
+        return self._without_search(step_seconds, whole_steps)
+
+    def _interrupted(self) -> InterruptedRun:
+        done = [candidate for candidate in self._candidates if candidate.results]
+        if not done:
+            return InterruptedRun("Stopped before any recipe was compared; nothing was kept.")
+        best = min(done, key=lambda candidate: candidate.rank)
+        settings = " ".join(f"--set {key}={value}" for key, value in best.recipe.settings.items())
+        return InterruptedRun(
+            f"Stopped while recipes were compared. The best so far, '{best.recipe.name}', is trained with {settings}"
+        )
+
+
+def _best(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
+    """Return the best candidates and the first, the default, against which they have to hold their own."""
+    first, *others = candidates
+    return [first, *sorted(others, key=lambda candidate: candidate.rank)[: max(1, count - 1)]]
+
+
+def _needed(budget: Budget, step_seconds: float, whole_steps: int, parts: int) -> str:
+    steps = LEAST_SHARE * whole_steps * count_trainings(halving_rounds(2, parts)) / SEARCH_SHARE
+    if budget.steps is not None:
+        return f"{math.ceil(steps):,} steps"
+    seconds = steps * step_seconds / (0.6 * min(MOST_WORKERS, available_cores()))
+    return f"about {math.ceil(seconds / 10) * 10} s"
+
+
+def _with_cell(config: Config, cell: str) -> Config:
+    return config.model_copy(update={"model": config.model.model_copy(update={"cell": cell})})

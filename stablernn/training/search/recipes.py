@@ -1,0 +1,104 @@
+"""Recipes that a search tries on a task: a few settings each, the first ones most often the best.
+
+They were chosen on the nine classification sets and the forecasting tasks of docs/accuracy.md; docs/choosing.md says
+what each of them is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stablernn.data.step_data import Data
+from stablernn.data.types import ClassificationData, ForecastData
+from stablernn.training.tasks.classify import PATCHES
+
+SMALL = 1000
+"""Training sequences below which a model is trained on all of them, with none held out to choose the epoch by."""
+_SHORT_QUANTILE = 0.1
+"""Quantile of the lengths that counts as a short sequence."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings to try.
+
+    Attributes:
+        name: Name in tables.
+        settings: Values by dotted key of the configuration.
+        purpose: The data that it is for, in a few words.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    purpose: str
+
+
+def recipes(data: Data) -> list[Recipe]:
+    """Return the recipes for data, in the order in which they are dropped from the end where the budget is small."""
+    if isinstance(data, ClassificationData):
+        return _classification(data)
+    if isinstance(data, ForecastData):
+        return _forecasting(data)
+    return [
+        Recipe("lru", {"model.cell": "lru"}, "the default"),
+        Recipe("lstm", {"model.cell": "lstm"}, "text and events, where gates forget at once"),
+        Recipe("lipschitz", {"model.cell": "lipschitz"}, "a fast step"),
+        Recipe("lru, two layers", {"model.cell": "lru", "model.num_layers": 2}, "much data"),
+    ]
+
+
+def _classification(data: ClassificationData) -> list[Recipe]:
+    lengths = np.concatenate([data.train.lengths, data.validation.lengths])
+    short, longest = float(np.quantile(lengths, _SHORT_QUANTILE)), int(lengths.max())
+    stride = max(1, round(longest / PATCHES))
+    fine = max(1, min(stride // 2, round(short / PATCHES)))
+    lru = {"model.cell": "lru", "training.refit": len(lengths) < SMALL}
+    return [
+        Recipe("lru", lru, "the default"),
+        Recipe("lru, any start", {**lru, "training.shift": 0.5}, "sequences whose start is arbitrary"),
+        Recipe("lipschitz", {**lru, "model.cell": "lipschitz"}, "a fast step"),
+        # Without an effect where the stride is 1 already: it is dropped as the same as the first.
+        Recipe("lru, short patches", {**lru, "model.patch_stride": fine, "model.patch_size": 4 * fine}, "short shapes"),
+        Recipe(
+            "lru, long patches",
+            {**lru, "model.patch_stride": stride, "model.patch_size": min(longest, 12 * stride)},
+            "shapes longer than a sixth of the sequence",
+        ),
+        Recipe(
+            "lru, unchanged sequences",
+            {**lru, "training.time_warp": 0.0, "training.jitter": 0.0, "training.rescale": 0.0},
+            "classes that differ in size, speed or by little",
+        ),
+        Recipe("lru, 128 units", {**lru, "model.hidden_size": 128}, "many classes"),
+        Recipe("gru", {**lru, "model.cell": "gru"}, "events that overwrite what came before"),
+    ]
+
+
+def _forecasting(data: ForecastData) -> list[Recipe]:
+    lipschitz = {"model.cell": "lipschitz"}
+    portfolio = [
+        Recipe("lipschitz", lipschitz, "the default"),
+        Recipe("lru", {"model.cell": "lru"}, "long memory"),
+    ]
+    # A context of whole seasons, as the default is.
+    for factor in (2, 4):
+        length = factor * data.context_length
+        portfolio.append(
+            Recipe(
+                f"lipschitz, context of {length}",
+                {**lipschitz, "task.context_length": length},
+                "slow changes, and more seasons to average over",
+            )
+        )
+    portfolio.append(
+        Recipe(
+            "lipschitz, without a skip",
+            {**lipschitz, "model.skip": "none"},
+            "series that no linear map of the context forecasts",
+        )
+    )
+    return portfolio

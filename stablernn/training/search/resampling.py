@@ -1,0 +1,92 @@
+"""Parts of the training data on which settings are compared; the test split is in none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from stablernn.data.splits import stratified_folds, stratified_validation
+from stablernn.data.step_data import Data, StepData
+from stablernn.data.types import ClassificationData, ForecastData
+from stablernn.errors import DataError
+
+_INNER_VALIDATION = 0.2
+"""Share of a fold's training sequences by which the best epoch is chosen, where one is."""
+
+
+def resample(data: Data, count: int, *, seed: int, refit: bool) -> Sequence[Data]:
+    """Return data sets made of the training data, on whose test split a model is scored that was trained on the rest.
+
+    Sequences are divided into stratified folds. Series end earlier and earlier (forward chaining): the part that is
+    scored is as long as the validation part, and comes after all that a model was trained on. Data of the task
+    'predict-next' has one part, its validation split, by which the best epoch is chosen too.
+
+    Args:
+        data: The data; its own test split is left out.
+        count: Number of parts; short series may have fewer.
+        seed: Seed of the draw of sequences.
+        refit: Whether models are trained without a validation split, which sequences then need not give up.
+
+    Raises:
+        DataError: If there is nothing to score on.
+    """
+    if isinstance(data, ClassificationData):
+        return _folds(data, count, seed, refit=refit)
+    if isinstance(data, ForecastData):
+        return _origins(data, count)
+    assert isinstance(data, StepData)
+    return [replace(data, test=data.validation)]
+
+
+def _folds(data: ClassificationData, count: int, seed: int, *, refit: bool) -> list[Data]:
+    pool = data.train.merged(data.validation)
+    parts: list[Data] = []
+    for held_out in stratified_folds(pool.y, count, seed):
+        rest = np.setdiff1d(np.arange(len(pool)), held_out)
+        validation = np.empty(0, dtype=np.int64)
+        if not refit:
+            fitted, chosen = stratified_validation(pool.y[rest], _INNER_VALIDATION, seed)
+            rest, validation = rest[fitted], rest[chosen]
+        train = pool.subset(rest)
+        if len(held_out) and len(np.unique(train.y)) > 1:
+            part = replace(data, train=train, validation=pool.subset(validation), test=pool.subset(held_out))
+            parts.append(part)
+    if not parts:
+        raise DataError(
+            f"'{data.name}' has too few sequences to compare settings on: {len(pool)}. Name a cell, such as "
+            "--cell lru, or add sequences."
+        )
+    return parts
+
+
+def _origins(data: ForecastData, count: int) -> list[Data]:
+    parts: list[Data] = []
+    for number in range(count):
+        end = data.test_steps + number * data.validation_steps
+        part = replace(
+            data,
+            series=tuple(
+                replace(
+                    series,
+                    ds=series.ds[: len(series.ds) - end],
+                    values=series.values[: len(series.values) - end],
+                    dt=None if series.dt is None else series.dt[: len(series.dt) - end],
+                )
+                for series in data.series
+                if len(series.values) > end + 2 * data.validation_steps
+            ),
+            test_steps=data.validation_steps,
+        )
+        # The first part stands even if it is short: without it there is nothing to compare on.
+        if not part.series or not all(len(part.windows(split)) for split in ("train", "validation", "test")):
+            break
+        parts.append(part)
+    if not parts:
+        raise DataError(
+            f"'{data.name}' is too short to compare settings on: training, validation and {data.validation_steps} "
+            "more steps to score on are needed before the test steps. Name a cell, such as --cell lipschitz, or set "
+            "smaller data.validation_steps."
+        )
+    return parts

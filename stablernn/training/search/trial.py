@@ -1,0 +1,224 @@
+"""One training of a search: a recipe on a part of the training data, scored on what that part holds out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from torch import Tensor
+
+from stablernn.data.step_data import Data
+from stablernn.errors import ConfigError, TrainingError
+from stablernn.training.build_model import create_model, with_engine
+from stablernn.training.evaluation.metric_catalog import direction
+from stablernn.training.evaluation.torch_predictor import TorchPredictor
+from stablernn.training.loop.checkpoint import Checkpoint
+from stablernn.training.loop.device import pick_device, torch_settings
+from stablernn.training.loop.trainer import Progress, Trainer
+from stablernn.training.run_data import load_run_data, with_time
+from stablernn.training.search.resampling import resample
+from stablernn.training.settings.config import Config
+from stablernn.training.settings.resolve import resolve
+from stablernn.training.tasks import task_for
+from stablernn.training.train_model import create_trainer
+
+_TIE_BREAKERS = {"accuracy": "log_loss"}
+"""Metric that decides between equal values of another, by that one: a small fold has few values of accuracy."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A training to do.
+
+    Attributes:
+        recipe: Number of the recipe.
+        config: Its settings, before they are resolved, with the cell.
+        part: Number of the part of the data, see :func:`~stablernn.training.search.resampling.resample`.
+        parts: Number of all parts.
+        share: Share of the optimizer steps of the whole training.
+        most_steps: Optimizer steps after which the training is stopped to measure its speed; None: none.
+        seconds: Time after which it is given up; None: none.
+    """
+
+    recipe: int
+    config: Config
+    part: int
+    parts: int
+    share: float = 1.0
+    most_steps: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """The result of a trial.
+
+    Attributes:
+        trial: The training.
+        status: ``done``; ``out of time``; ``failed`` where the loss diverged or the recipe does not go with the data.
+        score: Value of the metric by which models are chosen.
+        metric: Its name.
+        tie: Value of a second metric, lower is better, for equal scores; None where the first has no equal values.
+        seconds: Time of the training and of scoring.
+        steps: Optimizer steps done.
+        whole_steps: Optimizer steps of the whole training.
+        step_seconds: Time of an optimizer step, validation of the epochs included.
+        reason: Why it failed.
+    """
+
+    trial: Trial
+    status: Literal["done", "out of time", "failed"]
+    score: float | None = None
+    metric: str = ""
+    tie: float | None = None
+    seconds: float = 0.0
+    steps: int = 0
+    whole_steps: int = 0
+    step_seconds: float = 0.0
+    reason: str = ""
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Key by which results are sorted, the best first."""
+        if self.score is None or not math.isfinite(self.score):
+            return math.inf, math.inf
+        sign = -1.0 if direction(self.metric) == "higher" else 1.0
+        return sign * self.score, self.tie or 0.0
+
+
+_WARM_UP_STEPS = 5
+"""First steps of a training, which are slower than those after them."""
+
+
+class _OutOfTime(Exception):
+    pass
+
+
+class _NoRecorder:
+    """A recorder that keeps nothing: the trainer itself has the best weights."""
+
+    def record(self, line: dict[str, Any]) -> None:
+        pass
+
+    def save(self, name: str, checkpoint: Checkpoint) -> None:
+        pass
+
+
+def run_trial(trial: Trial) -> TrialResult:
+    """Train a recipe on a part of the data, and score it on what the part holds out."""
+    began = time.monotonic()
+    try:
+        part = _part(trial)
+        task = task_for(part)
+        whole = resolve(trial.config, task)
+        whole_steps = _steps(
+            whole, task.steps_per_epoch(whole.training.batch_size or 1, whole.training.bptt_steps or 0)
+        )
+        config = _shortened(trial, whole_steps)
+        settings = whole if config is trial.config else resolve(config, task)
+        device = pick_device(settings.training.device)
+        with torch_settings(device, seed=settings.training.seed, threads=1):
+            model = create_model(settings, part)
+            settings = with_engine(settings, model, device)
+            reference = task.calibration_reference(model)
+            trainer = create_trainer(_NoRecorder(), settings, task, model.to(device), certify_epochs=False)
+            clock = _Clock(trial, began)
+            try:
+                trainer.fit(clock)
+            except _OutOfTime:
+                seconds, steps = time.monotonic() - began, trainer.position.step
+                return TrialResult(
+                    trial,
+                    "out of time",
+                    seconds=seconds,
+                    steps=steps,
+                    whole_steps=whole_steps,
+                    step_seconds=clock.step_seconds,
+                )
+            scores = _score(trainer, settings, reference, part)
+        metric = trainer.objective.headline
+        tie = _TIE_BREAKERS.get(metric)
+        return TrialResult(
+            trial,
+            "done",
+            score=scores.get(metric),
+            metric=metric,
+            tie=None if tie is None else scores.get(tie),
+            seconds=time.monotonic() - began,
+            steps=trainer.position.step,
+            whole_steps=whole_steps,
+            step_seconds=clock.step_seconds,
+        )
+    except (ConfigError, TrainingError) as error:
+        return TrialResult(trial, "failed", seconds=time.monotonic() - began, reason=str(error))
+
+
+def _score(trainer: Trainer, settings: Config, reference: Tensor | None, part: Data) -> Mapping[str, Any]:
+    """Return the scores of a trained model on what the part holds out."""
+    task = task_for(part)
+    trainer.load_best()
+    task.calibrate(trainer.model, settings, reference)
+    return task.scorer("test", settings).score_of(TorchPredictor(trainer.model))
+
+
+class _Clock:
+    """A progress callback that measures the time of a step, and ends a training that takes too long."""
+
+    def __init__(self, trial: Trial, began: float) -> None:
+        self._trial = trial
+        self._began = began
+        self._first: tuple[int, float] | None = None
+        self.step_seconds = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        trial, now = self._trial, time.monotonic()
+        if self._first is None:
+            if progress.step >= _WARM_UP_STEPS:
+                self._first = progress.step, now
+        elif progress.step > self._first[0]:
+            step, then = self._first
+            self.step_seconds = (now - then) / (progress.step - step)
+        is_measured = trial.most_steps is not None and progress.step >= trial.most_steps
+        if is_measured or (trial.seconds is not None and now - self._began > trial.seconds):
+            raise _OutOfTime
+
+
+def _steps(settings: Config, epoch_steps: int) -> int:
+    return settings.training.max_steps or (settings.training.epochs or 0) * epoch_steps
+
+
+def _shortened(trial: Trial, whole_steps: int) -> Config:
+    """Return the settings of a training with a share of the steps."""
+    if trial.share >= 1:
+        return trial.config
+    steps = max(1, round(trial.share * whole_steps))
+    training = trial.config.training.model_copy(update={"epochs": None, "max_steps": steps})
+    return trial.config.model_copy(update={"training": training})
+
+
+def _part(trial: Trial) -> Data:
+    config = trial.config
+    data = _load(_without_refit(config).model_dump_json())
+    part = resample(data, trial.parts, seed=config.training.seed, refit=config.training.refit)[trial.part]
+    part = part.without_validation() if config.training.refit else part
+    return with_time(part, resolve(config, task_for(part)))
+
+
+def _without_refit(config: Config) -> Config:
+    """Return settings that load the data with its validation split, and that all recipes with the same data share."""
+    return config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"cell": "lru", "cell_options": {}}),
+            "training": config.training.model_copy(update={"refit": False}),
+        }
+    )
+
+
+@lru_cache(maxsize=4)
+def _load(settings: str) -> Data:
+    """Load data once in a process; recipes may differ in the length of a context."""
+    return load_run_data(Config.model_validate_json(settings))

@@ -1,0 +1,106 @@
+"""Processes that train the trials of a search, one thread each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import replace
+from threading import Event
+
+from stablernn.errors import TrainingError
+from stablernn.training.search.trial import Trial, TrialResult, run_trial
+
+_POLL_SECONDS = 0.2
+MOST_WORKERS = 8
+"""Processes at most: each takes some 300 MB, and a small search has no use for more."""
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Workers:
+    """Processes that run trials.
+
+    Args:
+        count: Number of processes.
+        stop: Event by which the user stops the search.
+    """
+
+    def __init__(self, pool: ProcessPoolExecutor, count: int, stop: Event) -> None:
+        self._pool = pool
+        self.count = count
+        self._stop = stop
+
+    def run(self, trials: Sequence[Trial], deadline: float | None) -> Iterator[TrialResult]:
+        """Yield the results of trials as they come, until a time of ``time.monotonic`` or until the user stops.
+
+        A trial that is still running then is left out. Trials begin in order.
+
+        Raises:
+            TrainingError: If a process died.
+        """
+        waiting, running = list(trials), set[Future[TrialResult]]()
+        while waiting or running:
+            while waiting and len(running) < self.count and not self._is_over(deadline):
+                trial = waiting.pop(0)
+                left = None if deadline is None else deadline - time.monotonic()
+                running.add(self._submit(replace(trial, seconds=left)))
+            if not running or self._stop.is_set():
+                return
+            done, running = wait(running, _POLL_SECONDS, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield self._result(future)
+
+    def _is_over(self, deadline: float | None) -> bool:
+        return deadline is not None and time.monotonic() >= deadline
+
+    def _submit(self, trial: Trial) -> Future[TrialResult]:
+        try:
+            return self._pool.submit(run_trial, trial)
+        except BrokenProcessPool:
+            raise _died() from None
+
+    def _result(self, future: Future[TrialResult]) -> TrialResult:
+        try:
+            return future.result()
+        except BrokenProcessPool:
+            raise _died() from None
+
+
+@contextmanager
+def open_workers(count: int, stop: Event) -> Iterator[Workers]:
+    """Start processes, and end them with the block, even those that are still training."""
+    # A new interpreter instead of a fork, which the threads of torch would not survive.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_ignore_interrupts)
+    try:
+        yield Workers(pool, count, stop)
+    finally:
+        processes = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+
+
+def _ignore_interrupts() -> None:
+    # Ctrl-C reaches every process of a terminal; the parent ends these.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _died() -> TrainingError:
+    return TrainingError(
+        "A process of the search died, which usually means that memory ran out. Name a cell, such as --cell lru, or "
+        "try a smaller model.hidden_size."
+    )

@@ -1,0 +1,145 @@
+"""Searches that train: the choice, its repetition, budgets, stops, and that test data take no part."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cli_helpers import NO_PLOTS, Workplace
+from stablernn.training import load_config
+
+FEW = ("--budget", "600steps", "--hidden-size", 4, "--epochs", 10, "--batch-size", 8)
+"""A search of seconds."""
+
+
+def waves(seed: int, *, is_test_shuffled: bool = False) -> dict[str, np.ndarray[Any, Any]]:
+    """Two classes of short sequences that differ in frequency."""
+    generator = np.random.default_rng(seed)
+    y = np.arange(40) % 2
+    x = np.sin(np.arange(12)[None, :, None] * (1 + y[:, None, None])) + 0.3 * generator.normal(size=(40, 12, 1))
+    return {"x": x.astype(np.float32), "y": 1 - y if is_test_shuffled else y}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    folder = tmp_path_factory.mktemp("search")
+    for name, wrong in (("right", False), ("wrong", True)):
+        (folder / name).mkdir()
+        np.savez(folder / name / "waves_TRAIN.npz", **waves(0))
+        np.savez(folder / name / "waves_TEST.npz", **waves(1, is_test_shuffled=wrong))
+    return Workplace(folder)
+
+
+@pytest.fixture(scope="module")
+def chosen(place: Workplace) -> dict[str, Any]:
+    """The summary of a run that was chosen, and under ``printed`` what the command printed."""
+    printed = place.ok("train", "--data", "right/waves_TRAIN.npz", *FEW, *NO_PLOTS, "--run-dir", "run").out
+    return {**json.loads(place.path("run/summary.json").read_text()), "printed": printed}
+
+
+def without_times(choice: dict[str, Any]) -> dict[str, Any]:
+    recipes = [{key: value for key, value in recipe.items() if key != "seconds"} for recipe in choice["recipes"]]
+    return {**choice, "recipes": recipes, "search_seconds": None}
+
+
+def test_the_best_recipe_is_trained_and_the_run_says_how_it_was_chosen(
+    place: Workplace, chosen: dict[str, Any]
+) -> None:
+    choice = chosen["choice"]
+    assert choice == json.loads(place.path("run/choice.json").read_text())
+    statuses = [recipe["status"] for recipe in choice["recipes"]]
+    assert statuses.count("chosen") == 1
+    assert "compared" in statuses
+    compared = [recipe for recipe in choice["recipes"] if recipe["scores"]]
+    assert all(len(recipe["scores"]) <= choice["parts"] for recipe in compared)
+    assert choice["metric"] == "accuracy"
+    settings = load_config(place.path("run/config.yaml"))
+    assert settings.model.cell == choice["settings"]["model.cell"]
+    # Settings of the user stay.
+    assert (settings.model.hidden_size, settings.training.batch_size) == (4, 8)
+
+
+def test_test_data_take_no_part_and_the_same_budget_in_steps_chooses_the_same(
+    place: Workplace, chosen: dict[str, Any]
+) -> None:
+    # The leak: if a model were chosen by these labels, another one would be.
+    options = ("--data", "wrong/waves_TRAIN.npz", *FEW, *NO_PLOTS, "--run-dir", "leak")
+    other = place.ok("train", *options, "--json").json
+    assert without_times(other["choice"]) == without_times(chosen["choice"])
+    assert other["metrics"]["test"] != chosen["metrics"]["test"]
+
+
+def test_the_printed_command_trains_the_same_model(place: Workplace, chosen: dict[str, Any]) -> None:
+    command = chosen["printed"].partition("The same without a search: stablernn ")[2].splitlines()[0].split()
+    place.ok(*command, "--run-dir", "explicit")
+    weights = [place.path(f"{run}/checkpoints/best.safetensors").read_bytes() for run in ("run", "explicit")]
+    assert weights[0] == weights[1]
+
+
+def test_a_run_that_was_chosen_is_resumed_and_exported_like_any_other(place: Workplace, chosen: dict[str, Any]) -> None:
+    place.ok("-q", "train", "--resume", "--run-dir", "run")
+    exported = place.ok("export", "run", "--name", "found", "--json").json
+    assert exported["parity"]
+
+
+def test_a_budget_that_compares_nothing_says_what_would(place: Workplace) -> None:
+    options = ("--data", "right/waves_TRAIN.npz", "--budget", "30steps", "--hidden-size", 4, *NO_PLOTS)
+    result = place.ok("train", *options, "--run-dir", "poor")
+    assert "Nothing was compared: the budget of 30 steps compares no recipes on this data; that needs " in result.err
+    assert json.loads(place.path("poor/summary.json").read_text())["steps"] == 30
+
+
+@pytest.mark.skipif(not hasattr(os, "setsid"), reason="sends a signal to a process of its own session")
+def test_a_stop_names_the_best_so_far_and_leaves_no_process(place: Workplace) -> None:
+    words = ["train", "--data", "right/waves_TRAIN.npz", "--budget", "10m", "--epochs", "200", "--run-dir", "stopped"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "stablernn_cli", *words],
+        cwd=place.path("."),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        try:
+            for line in process.stderr:
+                if ", part " in line:
+                    break
+            os.killpg(process.pid, signal.SIGINT)
+            rest = process.stderr.read()
+            assert process.wait(timeout=60) == 130
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert "Stopped while recipes were compared. The best so far, '" in rest
+    assert not place.path("stopped").exists()
+    for _ in range(100):
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("a process of the search is still running")
+
+
+def test_series_are_compared_on_earlier_and_earlier_ends(place: Workplace) -> None:
+    time_of = np.arange(260)
+    rows = ["unique_id,ds,y", *(f"a,{step},{np.sin(step / 4) + 0.01 * step:.4f}" for step in time_of)]
+    Path(place.path("series.csv")).write_text("\n".join(rows) + "\n")
+    options = ("--horizon", 4, "--context-length", 16, "--budget", "400steps", "--hidden-size", 4, "--epochs", 1)
+    summary = place.ok("train", "--data", "series.csv", *options, *NO_PLOTS, "--run-dir", "series", "--json").json
+    choice = summary["choice"]
+    assert choice["better"] == "lower"
+    assert choice["parts"] > 1
+    # The context is given, so that recipes with another one are left out.
+    assert not any("context" in recipe["name"] for recipe in choice["recipes"])

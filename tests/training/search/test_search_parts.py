@@ -1,0 +1,189 @@
+"""Parts of a search without a training: budgets, plans, parts of the data, and which candidate is selected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forecast_helpers import many_series
+from stablernn.data import ClassificationData, SequenceSplit
+from stablernn.data.splits import stratified_folds
+from stablernn.errors import ConfigError, DataError
+from stablernn.training.search.budget import Budget
+from stablernn.training.search.candidates import Candidate, find_candidates, merged, select
+from stablernn.training.search.plan import LEAST_SHARE, count_trainings, halving_rounds, make_plan
+from stablernn.training.search.recipes import Recipe, recipes
+from stablernn.training.search.resampling import resample
+from stablernn.training.search.trial import Trial, TrialResult
+from stablernn.training.settings.load import validate
+
+MARK = 999.0
+"""A value that only test sequences have."""
+
+
+def sequences(count: int = 30, test: int = 10, *, length: int = 12) -> ClassificationData:
+    def split(first: int, last: int, value: float) -> SequenceSplit:
+        numbers = np.arange(first, last)
+        x = np.full((last - first, length, 1), value, np.float32)
+        return SequenceSplit(x, np.full(len(numbers), length), numbers % 3, tuple(map(str, numbers)))
+
+    parts = split(0, count - 6, 1.0), split(count - 6, count, 2.0), split(0, test, MARK)
+    return ClassificationData("toy", ("a", "b", "c"), ("x",), *parts, {}, "sha256:0")
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [
+        ("90s", Budget(90.0)),
+        ("2m", Budget(120.0)),
+        ("1.5h", Budget(5400.0)),
+        ("300steps", Budget(None, 300)),
+        (" 5 s", Budget(5.0)),
+    ],
+)
+def test_budgets_are_times_or_steps(text: str, budget: Budget) -> None:
+    assert Budget.parse(text) == budget
+
+
+@pytest.mark.parametrize("text", ["", "0s", "-5m", "5", "1.5steps", "inf s", "2 minutes"])
+def test_other_budgets_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^A (budget is a time|number of steps is whole)"):
+        Budget.parse(text)
+
+
+def test_a_plan_takes_fewer_recipes_where_the_budget_is_small() -> None:
+    whole = make_plan(8, 5, affordable=1000, whole_steps=500)
+    assert whole is not None
+    assert (whole.recipes, whole.share) == (8, 1.0)
+    assert whole.trainings == 8 * 3 + 4 * 2
+    smaller = make_plan(8, 5, affordable=LEAST_SHARE * count_trainings(halving_rounds(4, 5)), whole_steps=500)
+    assert smaller is not None
+    assert (smaller.recipes, smaller.share) == (4, pytest.approx(LEAST_SHARE))
+    assert make_plan(8, 5, affordable=1, whole_steps=500) is None
+    # A training of a few steps says nothing, whatever share of the whole they are.
+    assert make_plan(8, 5, affordable=LEAST_SHARE * count_trainings(halving_rounds(2, 5)), whole_steps=10) is None
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_folds_hold_every_sample_once_and_every_class_evenly(count: int) -> None:
+    y = np.array([0] * 20 + [1] * 10 + [2] * 5)
+    folds = stratified_folds(y, count, seed=3)
+    assert sorted(np.concatenate(folds).tolist()) == list(range(len(y)))
+    for label, size in ((0, 20), (1, 10), (2, 5)):
+        shares = [int((y[fold] == label).sum()) for fold in folds]
+        assert max(shares) - min(shares) <= 1, (label, size)
+    assert [fold.tolist() for fold in folds] == [fold.tolist() for fold in stratified_folds(y, count, seed=3)]
+
+
+@pytest.mark.parametrize("refit", [True, False])
+def test_no_test_sequence_is_in_any_part(refit: bool) -> None:
+    parts = resample(sequences(), 5, seed=0, refit=refit)
+    held_out: list[str] = []
+    for part in parts:
+        assert isinstance(part, ClassificationData)
+        assert part.test is not None
+        for split in (part.train, part.validation, part.test):
+            assert not (split.x == MARK).any()
+        used = {*part.train.ids, *part.validation.ids}
+        assert not used & set(part.test.ids)
+        assert len(used) + len(part.test) == 30
+        assert bool(len(part.validation)) is not refit
+        held_out += part.test.ids
+    assert sorted(held_out, key=int) == [str(number) for number in range(30)]
+
+
+def test_no_test_step_is_in_any_part_of_a_series() -> None:
+    data = many_series([np.arange(60.0)[:, None], np.arange(60.0)[:, None]])
+    for series in data.series:
+        series.values[-data.test_steps :] = MARK
+    parts = resample(data, 3, seed=0, refit=False)
+    assert len(parts) == 3
+    lengths = [len(part.series[0].values) for part in parts]  # type: ignore[union-attr]
+    # Each is earlier than the one before by what is scored.
+    assert lengths == [60 - data.test_steps - number * data.validation_steps for number in range(3)]
+    for part in parts:
+        assert all(not (series.values == MARK).any() for series in part.series)  # type: ignore[union-attr]
+        assert len(part.split("test"))
+
+
+def test_data_that_is_too_short_is_refused_with_what_to_do() -> None:
+    short = many_series([np.arange(18.0)[:, None]])
+    with pytest.raises(DataError, match=r"is too short to compare settings on: .* Name a cell, such as --cell lipsch"):
+        resample(short, 3, seed=0, refit=False)
+
+
+def test_a_setting_of_the_user_wins_and_equal_recipes_are_tried_once() -> None:
+    data = sequences()
+    config = validate({"data": {"source": "toy"}, "model": {"hidden_size": 7}, "training": {"shift": 0.2}})
+    candidates = find_candidates(config, data)
+    assert {candidate.config.model.hidden_size for candidate in candidates} == {7}
+    assert {candidate.config.training.shift for candidate in candidates} == {0.2}
+    names = [candidate.recipe.name for candidate in candidates]
+    # They differ from the first in a setting that is given.
+    assert "lru, 128 units" not in names
+    assert "lru, any start" not in names
+    assert len(names) < len(recipes(data))
+
+
+def test_the_cell_auto_is_replaced() -> None:
+    config = validate({"data": {"source": "toy"}, "model": {"cell": "auto"}})
+    assert merged(config, {"model.cell": "gru"}).model.cell == "gru"
+
+
+def candidate(name: str, proof: str, scores: list[float], ties: list[float] | None = None) -> Candidate:
+    config = validate({"data": {"source": "toy"}, "model": {"cell": "lru"}})
+    found = Candidate(Recipe(name, {}, ""), config, proof)
+    for part, score in enumerate(scores):
+        trial, tie = Trial(0, config, part, len(scores)), None if ties is None else ties[part]
+        found.results[part] = TrialResult(trial, "done", score=score, metric="accuracy", tie=tie)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "chosen", "reason"),
+    [
+        (
+            [("first", "contracting", [0.8, 0.9, 0.7]), ("second", "contracting", [0.9, 1.0, 0.8])],
+            "second",
+            "the best mean over 3 parts",
+        ),
+        (
+            [("first", "contracting", [0.8, 0.9, 0.7]), ("second", "contracting", [0.9, 0.8, 0.8])],
+            "first",
+            "as good as 'second' within one standard error, and before it in the order of the recipes",
+        ),
+        (
+            [("first", "bounded", [0.9, 0.8, 0.8]), ("second", "contracting", [0.8, 0.9, 0.7])],
+            "second",
+            "as good as 'first' within one standard error, and proved to be contracting where that is bounded",
+        ),
+        (
+            [("first", "contracting", [0.5, 0.5, 0.4]), ("second", "none", [0.9, 0.9, 0.9])],
+            "second",
+            "the best mean over 3 parts",
+        ),
+        ([("only", "none", [0.5])], "only", "the only recipe that was compared"),
+    ],
+    ids=["better", "as good", "stronger", "weaker and better", "alone"],
+)
+def test_what_is_as_good_within_one_standard_error_is_chosen_by_proof_and_order(
+    rows: list[tuple[str, str, list[float]]], chosen: str, reason: str
+) -> None:
+    selected, why = select([candidate(*row) for row in rows])
+    assert (selected.recipe.name, why) == (chosen, reason)
+
+
+def test_equal_accuracies_are_ranked_by_log_loss() -> None:
+    first, second = candidate("a", "none", [0.9], [0.5]), candidate("b", "none", [0.9], [0.4])
+    assert second.rank < first.rank
+
+
+def test_recipes_of_classification_go_with_the_lengths() -> None:
+    settings: dict[str, dict[str, Any]] = {
+        recipe.name: dict(recipe.settings) for recipe in recipes(sequences(length=240))
+    }
+    # A stride of 10 samples by default, and half of it.
+    assert settings["lru, short patches"]["model.patch_stride"] == 5
+    assert settings["lru"]["training.refit"] is True
