@@ -25,10 +25,10 @@ from stablernn.certificates.projection import project
 from stablernn.data import load_data
 from stablernn.nn.models import SequenceModel
 from stablernn.training.build_model import create_model
+from stablernn.training.build_trainer import create_trainer
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import task_for
-from stablernn.training.train_model import create_trainer
 from stablernn_registry import Registry
 from stablernn_server import Settings, create_app
 from stablernn_server.batching import dispatch

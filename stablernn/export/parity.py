@@ -15,7 +15,6 @@ step graph called sample by sample, and one padded batch of unequal lengths.
 
 from __future__ import annotations
 
-import copy
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -23,11 +22,20 @@ from typing import Any, cast
 import numpy as np
 import onnxruntime as ort
 import torch
-from torch import Tensor
 
 from stablernn.errors import ParityError
 from stablernn.export.input_products import MAX_ELEMENTS, MAX_ROWS_NAME
 from stablernn.export.step import state_names
+from stablernn.export.torch_outputs import (
+    Arrays,
+    max_errors,
+    measure_amplification,
+    measure_rounding,
+    measure_step_rounding,
+    outputs_by_name,
+    run_torch,
+    torch_step,
+)
 from stablernn.nn.models import SequenceModel
 
 STEP_TOLERANCE = 1e-5
@@ -37,7 +45,6 @@ SEQUENCE_CAP = 1e-3
 BATCHES = (1, 5)
 DEFAULT_LENGTHS = (1, 7, 40)
 
-Arrays = dict[str, np.ndarray]
 SequenceRunner = Callable[[Arrays, np.ndarray, Arrays], Arrays]
 """From inputs, lengths, and states with known inputs to outputs, all by name."""
 
@@ -106,16 +113,16 @@ def measure_parity(
             inputs = _draw_inputs(model, generator, batch, length)
             lengths_of_batch = _draw_lengths(generator, batch, length)
             known_inputs = _draw_known_inputs(model, generator, batch)
-            expected = _run_torch(model, inputs, lengths_of_batch, known_inputs)
+            expected = run_torch(model, inputs, lengths_of_batch, known_inputs)
             actual = run_sequence(inputs, lengths_of_batch, {**_zero_states(model, batch), **known_inputs})
-            batch_amplification = _measure_amplification(model, inputs, lengths_of_batch, known_inputs, generator)
+            batch_amplification = measure_amplification(model, inputs, lengths_of_batch, known_inputs, generator)
             amplification = max(amplification, batch_amplification)
             max_error = min(STEP_TOLERANCE * batch_amplification, SEQUENCE_CAP)
             row: dict[str, Any] = {"time": length, "batch": batch, "allowed_rel_error": max_error}
-            row["max_abs_error"], row["max_rel_error"] = _max_errors(expected, actual)
+            row["max_abs_error"], row["max_rel_error"] = max_errors(expected, actual)
             if not row["max_rel_error"] <= max_error:
-                rounding = _measure_rounding(model, inputs, lengths_of_batch, known_inputs, expected)
-                row["allowed_rel_error"] = min(max(max_error, ROUNDING_FACTOR * rounding), SEQUENCE_CAP)
+                rounding = measure_rounding(model, inputs, lengths_of_batch, known_inputs, expected)
+                row["allowed_rel_error"] = _allow_rounding(max_error, rounding)
             # Each sequence of the batch alone, without padding: (1, lengths_of_batch[b], ...).
             singles = [
                 {name: value[b : b + 1, : lengths_of_batch[b]] for name, value in inputs.items()} for b in range(batch)
@@ -130,8 +137,8 @@ def measure_parity(
             final = {name: actual[f"{name}_out"] for name in names}
             row["step_rel_error"] = _step_error(step_session, model, first_sample, final, known_inputs)
             if not row["step_rel_error"] <= STEP_TOLERANCE:
-                rounding = _measure_step_rounding(model, first_sample, final, known_inputs)
-                row["allowed_step_rel_error"] = min(max(STEP_TOLERANCE, ROUNDING_FACTOR * rounding), SEQUENCE_CAP)
+                rounding = measure_step_rounding(model, first_sample, final, known_inputs)
+                row["allowed_step_rel_error"] = _allow_rounding(STEP_TOLERANCE, rounding)
             # Once more from the final state, since equality must not hold for a zero state only.
             final_states = {name: single_outputs[-1][f"{name}_out"] for name in names}
             continued = run_sequence(singles[-1], lengths_of_batch[-1:], {**final_states, **single_known[-1]})
@@ -148,7 +155,7 @@ def measure_parity(
                 )
             if scripted is not None:
                 script_output = _run_script(scripted, model, inputs, lengths_of_batch, known_inputs)
-                row["torchscript_rel_error"] = _max_errors(expected, script_output)[1]
+                row["torchscript_rel_error"] = max_errors(expected, script_output)[1]
             rows.append(row)
     report = {
         "max_abs_error": max(row["max_abs_error"] for row in rows),
@@ -159,17 +166,21 @@ def measure_parity(
         "batch_equals_single": all(row["batch_equals_single"] for row in rows),
         "longest": max(lengths),
         "compared": rows,
-        "conditions": {
-            "onnxruntime": ort.__version__,
-            "torch": torch.__version__,
-            "provider": "CPUExecutionProvider",
-            "threads": 1,
-            "machine": platform.machine(),
-        },
+        "conditions": _conditions(),
     }
     if scripted is not None:
         report["torchscript_rel_error"] = max(row["torchscript_rel_error"] for row in rows)
     return report
+
+
+def _conditions() -> dict[str, Any]:
+    return {
+        "onnxruntime": ort.__version__,
+        "torch": torch.__version__,
+        "provider": "CPUExecutionProvider",
+        "threads": 1,
+        "machine": platform.machine(),
+    }
 
 
 def has_equal_bits(report: Mapping[str, Any]) -> bool:
@@ -286,19 +297,6 @@ def _zero_states(model: SequenceModel, batch: int) -> Arrays:
     return {name: np.zeros((batch, size), np.float32) for name, size in zip(state_names(model), sizes, strict=True)}
 
 
-def _run_torch(model: SequenceModel, inputs: Arrays, lengths: np.ndarray, known_inputs: Arrays) -> Arrays:
-    dt = torch.from_numpy(inputs["dt"]) if "dt" in inputs else None
-    with torch.no_grad():
-        x = torch.from_numpy(inputs[model.input_name])
-        if model.every_step:
-            return _outputs_by_name(model, *model.run(x, torch.from_numpy(lengths), dt=dt))
-        known_tensors = {name: torch.from_numpy(value) for name, value in known_inputs.items()}
-        state = model.final_state(x, torch.from_numpy(lengths), dt=dt)
-        # The graphs contain one step of a recursive head, which is what emit() returns.
-        outputs = dict(zip(model.output_names, model.emit(state, **known_tensors), strict=True))
-    return _outputs_by_name(model, outputs, state)
-
-
 def _run_script(
     scripted: Any, model: SequenceModel, inputs: Arrays, lengths: np.ndarray, known_inputs: Arrays
 ) -> Arrays:
@@ -307,12 +305,7 @@ def _run_script(
     with torch.no_grad():
         results = scripted(*tensors, torch.from_numpy(lengths), *model.initial_state(len(lengths)), *known_tensors)
     count = len(model.output_names)
-    return _outputs_by_name(model, dict(zip(model.output_names, results[:count], strict=True)), results[count:])
-
-
-def _outputs_by_name(model: SequenceModel, outputs: Mapping[str, Tensor], state: Sequence[Tensor]) -> Arrays:
-    state_outputs = {f"{name}_out": tensor.numpy() for name, tensor in zip(state_names(model), state, strict=True)}
-    return {name: tensor.numpy() for name, tensor in outputs.items()} | state_outputs
+    return outputs_by_name(model, dict(zip(model.output_names, results[:count], strict=True)), results[count:])
 
 
 def _sequence_runner(session: ort.InferenceSession) -> SequenceRunner:
@@ -360,89 +353,11 @@ def _step_error(
 ) -> float:
     """Return the relative difference of torch and the step graph after one step from a state."""
     actual = _run_session(session, sample | state | known_inputs)
-    return _max_errors(_torch_step(model, sample, state, known_inputs), actual)[1]
+    return max_errors(torch_step(model, sample, state, known_inputs), actual)[1]
 
 
-def _measure_step_rounding(model: SequenceModel, sample: Arrays, state: Arrays, known_inputs: Arrays) -> float:
-    """Return the relative error of torch's own step in float32, against the same in float64."""
-    arrays = map(_in_float64, (sample, state, known_inputs))
-    precise = _torch_step(copy.deepcopy(model).double(), *arrays)
-    return _max_errors(precise, _torch_step(model, sample, state, known_inputs))[1]
-
-
-def _measure_rounding(
-    model: SequenceModel, inputs: Arrays, lengths: np.ndarray, known_inputs: Arrays, outputs: Arrays
-) -> float:
-    """Return the relative error of torch's own float32 outputs of a sequence, against the same in float64."""
-    precise = copy.deepcopy(model).double()
-    return _max_errors(_run_torch(precise, _in_float64(inputs), lengths, _in_float64(known_inputs)), outputs)[1]
-
-
-def _in_float64(arrays: Arrays) -> Arrays:
-    """Return arrays in float64, those of whole numbers as they are."""
-    return {name: value if value.dtype.kind in "iub" else value.astype(np.float64) for name, value in arrays.items()}
-
-
-def _torch_step(model: SequenceModel, sample: Arrays, state: Arrays, known_inputs: Arrays) -> Arrays:
-    """Return outputs and states of torch after one step, by name."""
-    tensors = {"x" if name == "tokens" else name: torch.from_numpy(value) for name, value in sample.items()}
-    with torch.no_grad():
-        next_state = model.transition(
-            model.materialize(), state=tuple(torch.from_numpy(value) for value in state.values()), **tensors
-        )
-        known_tensors = {name: torch.from_numpy(value) for name, value in known_inputs.items()}
-        outputs = dict(zip(model.output_names, model.emit(next_state, **known_tensors), strict=True))
-    return _outputs_by_name(model, outputs, next_state)
-
-
-def _max_errors(expected: Arrays, actual: Arrays) -> tuple[float, float]:
-    """Return the largest absolute error, and the largest error of any tensor as a share of its largest value."""
-    absolute = relative = 0.0
-    for name, reference in expected.items():
-        error = np.abs(reference.astype(np.float64) - actual[name]).max()
-        largest = np.abs(reference).max()
-        # max() would drop a NaN, so that it becomes an infinite error.
-        absolute = max(absolute, float(error)) if np.isfinite(error) else np.inf
-        share = float(error / largest) if largest > 0 else float(error)
-        relative = max(relative, share) if np.isfinite(share) else np.inf
-    return absolute, relative
-
-
-def _measure_amplification(
-    model: SequenceModel, inputs: Arrays, lengths: np.ndarray, known_inputs: Arrays, generator: np.random.Generator
-) -> float:
-    """Return the factor by which a rounding error at every scaled input grows, at least 1; measured in float64."""
-    precise = copy.deepcopy(model).double()
-    # The rounding step of float32.
-    unit = 2.0**-23
-    if model.input_name == "tokens":
-        expected = _run_torch(precise, inputs, lengths, {})
-        _perturb_channels(precise, unit, generator)
-        return max(1.0, _max_errors(expected, _run_torch(precise, inputs, lengths, {}))[1] / unit)
-    x = inputs["x"]
-    signs = generator.choice([-1.0, 1.0], size=x.shape)
-    # Torch and the graphs read the same raw values; rounding differs first in their distance from the mean.
-    values = precise.scaling.transform(torch.from_numpy(x.astype(np.float64)))
-    distance = torch.from_numpy(unit * signs) * (values - precise.scaling.mean)
-    perturbed = precise.scaling.inverse(values + distance).numpy()
-    known_values = {name: value.astype(np.float64) for name, value in known_inputs.items()}
-    expected = _run_torch(precise, {**inputs, "x": x.astype(np.float64)}, lengths, known_values)
-    _, relative = _max_errors(expected, _run_torch(precise, {**inputs, "x": perturbed}, lengths, known_values))
-    return max(1.0, relative / unit)
-
-
-def _perturb_channels(model: SequenceModel, step: float, generator: np.random.Generator) -> None:
-    """Perturb the channels computed from tokens by ``step``, since tokens themselves are integers."""
-    exact_sequence = model.scaling.sequence
-
-    def perturbed_sequence(
-        x: Tensor, state: tuple[Tensor, ...], valid: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        channels, state = exact_sequence(x, state, valid)
-        signs = torch.from_numpy(generator.choice([-1.0, 1.0], size=tuple(channels.shape)))
-        return channels + step * signs, state
-
-    model.scaling.sequence = perturbed_sequence  # type: ignore[method-assign]
+def _allow_rounding(tolerance: float, rounding: float) -> float:
+    return min(max(tolerance, ROUNDING_FACTOR * rounding), SEQUENCE_CAP)
 
 
 def _are_equal(first: Arrays, second: Arrays) -> bool:

@@ -14,13 +14,14 @@ from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError, DataError, InterruptedRun
 from stablernn.nn.models import SequenceModel
 from stablernn.training.build_model import create_model, with_engine
-from stablernn.training.describe import certified_range, describe_data
+from stablernn.training.build_trainer import create_trainer
+from stablernn.training.describe import describe_data
 from stablernn.training.finish import finish
 from stablernn.training.loaded_run import Summary, stored_settings
 from stablernn.training.loop.checkpoint import load_checkpoint
 from stablernn.training.loop.device import pick_device, torch_settings
 from stablernn.training.loop.environment import environment
-from stablernn.training.loop.trainer import Progress, RunRecorder, Trainer
+from stablernn.training.loop.trainer import Progress, Trainer
 from stablernn.training.resume import check_resumable, directory_to_resume
 from stablernn.training.run_data import data_files, load_run_data, locate_files, relative_path, with_time
 from stablernn.training.run_directory import RunDirectory, new_directory
@@ -160,32 +161,6 @@ def _fit(
     except KeyboardInterrupt:
         # A second signal during training, or one while the run is scored; the last checkpoint is from before.
         raise _interrupted(directory, trainer) from None
-
-
-def create_trainer(
-    recorder: RunRecorder, config: Config, task: Task, model: SequenceModel, *, certify_epochs: bool = True
-) -> Trainer:
-    """Return the trainer of a model.
-
-    Args:
-        recorder: Receives epochs and checkpoints.
-        config: The resolved settings.
-        task: The task, with the data.
-        model: With its scaling fitted, on the device on which it is to be trained.
-        certify_epochs: Whether the figures of an epoch say what is proved of the model.
-    """
-    training = config.training
-    minibatches = task.minibatches(model, training)
-    return Trainer(
-        model,
-        minibatches,
-        task.objective(training),
-        task.scorer("validation", config),
-        training,
-        recorder,
-        inputs=certified_range(task.data, model) if training.certified else None,
-        certify_epochs=certify_epochs,
-    )
 
 
 def _interrupted(directory: RunDirectory, trainer: Trainer) -> InterruptedRun:

@@ -16,7 +16,8 @@ import torch
 
 from engine_helpers import KINDS, allowed, environment, publish, random_inputs, sequence, write_plugin, zeros
 from published_models import Published
-from stablernn.export.parity import STEP_TOLERANCE, _max_errors, _split_steps
+from stablernn.export.parity import STEP_TOLERANCE, _split_steps
+from stablernn.export.torch_outputs import max_errors
 from stablernn.server_engine import TorchGraph
 from stablernn_registry import Registry, Signature
 from stablernn_runtime import ServedModel
@@ -52,11 +53,11 @@ def test_whole_sequences_agree_within_the_parity_report(zoo: Published, kind: st
     for name, value in expected.items():
         assert (actual[name].dtype, actual[name].shape) == (value.dtype, value.shape)
         assert actual[name].flags.c_contiguous
-    assert _max_errors(expected, actual)[1] <= allowed(onnx)
+    assert max_errors(expected, actual)[1] <= allowed(onnx)
     # On from the states that were reached, with other values.
     states, following = onnx.next_state(expected), random_inputs(zoo.torch_models[f"{kind}:1"], seed=2)[0]
     expected, actual = sequence(onnx, following, states), sequence(by_torch, following, states)
-    assert _max_errors(expected, actual)[1] <= allowed(onnx)
+    assert max_errors(expected, actual)[1] <= allowed(onnx)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,7 +72,7 @@ def test_a_step_agrees_within_the_parity_report(zoo: Published, kind: str) -> No
     assert list(actual) == list(expected)
     for name, value in expected.items():
         assert (actual[name].dtype, actual[name].shape) == (value.dtype, value.shape)
-    assert _max_errors(expected, actual)[1] <= STEP_TOLERANCE
+    assert max_errors(expected, actual)[1] <= STEP_TOLERANCE
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -89,7 +90,7 @@ def test_a_stream_comes_to_what_the_whole_sequence_comes_to(zoo: Published, kind
         whole = {
             name: value if name in by_torch.sequence.state_outputs else value[:, -1] for name, value in whole.items()
         }
-    assert _max_errors(whole, outputs)[1] <= allowed(by_torch)
+    assert max_errors(whole, outputs)[1] <= allowed(by_torch)
 
 
 def test_padding_changes_nothing_beyond_rounding(zoo: Published) -> None:
@@ -104,7 +105,7 @@ def test_padding_changes_nothing_beyond_rounding(zoo: Published) -> None:
     together = sequence(by_torch, inputs, {})
     for row, length in enumerate(inputs["lengths"]):
         alone = sequence(by_torch, {"x": inputs["x"][row : row + 1, :length]}, {})
-        assert _max_errors(alone, {name: value[row : row + 1] for name, value in together.items()})[1] < 1e-5
+        assert max_errors(alone, {name: value[row : row + 1] for name, value in together.items()})[1] < 1e-5
 
 
 def test_several_threads_get_what_one_gets(zoo: Published) -> None:
@@ -130,7 +131,7 @@ def test_a_recursive_head_is_rolled_out_as_the_model_does(zoo: Published) -> Non
             for name, value in model.run(torch.from_numpy(x), future=torch.from_numpy(future))[0].items()
         }
     assert expected["mean"].shape == (3, 5, 1)
-    assert _max_errors(expected, by_torch.run_numpy(x, future=future))[1] <= allowed(by_torch)
+    assert max_errors(expected, by_torch.run_numpy(x, future=future))[1] <= allowed(by_torch)
 
 
 def test_outputs_share_no_memory_with_inputs() -> None:
@@ -293,7 +294,7 @@ def test_an_engine_of_another_package_runs(zoo: Published) -> None:
     plain, onnx = ServedModel.load(version, "cpu", engine="plain"), ServedModel.load(version, "cpu")
     assert (plain.engine, plain.engine_reason) == ("plain", "plugin 1.0")
     inputs, _ = random_inputs(zoo.torch_models["covariates:1"], seed=7)
-    assert _max_errors(sequence(onnx, inputs, {}), sequence(plain, inputs, {}))[1] <= allowed(onnx)
+    assert max_errors(sequence(onnx, inputs, {}), sequence(plain, inputs, {}))[1] <= allowed(onnx)
 
 
 @pytest.mark.usefixtures("plugin")

@@ -11,7 +11,8 @@ import torch
 
 from engine_helpers import CUDA_ENGINES, KINDS, NEEDS_GPU, publish, random_inputs, sequence, zeros
 from published_models import Published
-from stablernn.export.parity import SEQUENCE_CAP, _max_errors, _split_steps
+from stablernn.export.parity import SEQUENCE_CAP, _split_steps
+from stablernn.export.torch_outputs import max_errors
 from stablernn_runtime import ServedModel
 
 pytestmark = NEEDS_GPU
@@ -46,7 +47,7 @@ def test_the_numbers_are_those_of_the_cpu(
     cpu, gpu = ServedModel.load(version, "cpu"), ServedModel.load(version, "cuda", engine=engine)
     inputs, _ = random_inputs(zoo.torch_models[f"{kind}:1"], seed=1)
     expected = sequence(cpu, inputs, zeros(cpu, 5))
-    difference = _max_errors(expected, sequence(gpu, inputs, zeros(cpu, 5)))[1]
+    difference = max_errors(expected, sequence(gpu, inputs, zeros(cpu, 5)))[1]
     record_property("max_rel_error", difference)
     print(
         f"{kind} by {engine} on {torch.cuda.get_device_name() if torch.cuda.is_available() else 'a GPU'}: ", difference
@@ -68,7 +69,7 @@ def test_a_stream_comes_to_what_the_whole_sequence_comes_to(zoo: Published, engi
         states = gpu.next_state(outputs)
     if model.every_step:
         whole = {name: value if name in gpu.sequence.state_outputs else value[:, -1] for name, value in whole.items()}
-    assert _max_errors(whole, outputs)[1] <= TOLERANCE
+    assert max_errors(whole, outputs)[1] <= TOLERANCE
 
 
 def test_auto_says_what_it_measured(zoo: Published) -> None:

@@ -132,8 +132,7 @@ def train(
 
     Ctrl-C stops with exit code 130 and leaves a run that --resume continues to the same numbers.
 
-    Examples: stablernn train --data digits
-    stablernn train --data digits --cell lipschitz --hidden-size 128
+    Example: stablernn train --data digits
     """
     options = options_in_use(context)
     output = Output.of(context, as_json)
@@ -164,9 +163,8 @@ def _check_usage(options: Mapping[str, Any], *, has_file: bool, run_dir: Path | 
             "Give only one of them."
         )
     # A file, --set or the resumed run may name data and cell too; the configuration itself is checked later.
-    if not (has_file or resume):
-        if "data" not in options:
-            raise UsageError("Missing option '--data'. See `stablernn data list` for the choices.")
+    if not (has_file or resume) and "data" not in options:
+        raise UsageError("Missing option '--data'. See `stablernn data list` for the choices.")
 
 
 def fit(

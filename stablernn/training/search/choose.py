@@ -16,12 +16,11 @@ from stablernn.data.options import TaskName
 from stablernn.errors import ConfigError, InterruptedRun
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.loop.stop_signals import stop_signals
-from stablernn.training.run_data import load_run_data
 from stablernn.training.search.budget import Budget
 from stablernn.training.search.candidates import Candidate, find_candidates, merged, select
 from stablernn.training.search.plan import LEAST_SHARE, SEARCH_SHARE, Plan, count_trainings, halving_rounds, make_plan
 from stablernn.training.search.resampling import resample
-from stablernn.training.search.trial import Trial
+from stablernn.training.search.trial import Trial, load_all
 from stablernn.training.search.workers import MOST_WORKERS, Workers, available_cores, open_workers
 from stablernn.training.settings.config import Config
 
@@ -67,7 +66,7 @@ def choose_settings(config: Config, budget: Budget | None = None) -> Choice:
     """
     began = time.monotonic()
     budget = budget or Budget()
-    data = load_run_data(_with_cell(config, "lru"))
+    data = load_all(config)
     candidates = find_candidates(config, data)
     parts = len(resample(data, PARTS, seed=config.training.seed, refit=candidates[0].config.training.refit))
     search = _Search(config, data.task, budget, candidates, parts, began)
@@ -278,7 +277,3 @@ def _needed(budget: Budget, step_seconds: float, whole_steps: int, parts: int) -
         return f"{math.ceil(steps):,} steps"
     seconds = steps * step_seconds / (0.6 * min(MOST_WORKERS, available_cores()))
     return f"about {math.ceil(seconds / 10) * 10} s"
-
-
-def _with_cell(config: Config, cell: str) -> Config:
-    return config.model_copy(update={"model": config.model.model_copy(update={"cell": cell})})

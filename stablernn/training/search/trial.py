@@ -14,6 +14,7 @@ from torch import Tensor
 from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError, TrainingError
 from stablernn.training.build_model import create_model, with_engine
+from stablernn.training.build_trainer import create_trainer
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop.checkpoint import Checkpoint
@@ -24,7 +25,6 @@ from stablernn.training.search.resampling import resample
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import task_for
-from stablernn.training.train_model import create_trainer
 
 _TIE_BREAKERS = {"accuracy": "log_loss"}
 """Metric that decides between equal values of another, by that one: a small fold has few values of accuracy."""
@@ -200,9 +200,14 @@ def _shortened(trial: Trial, whole_steps: int) -> Config:
     return trial.config.model_copy(update={"training": training})
 
 
+def load_all(config: Config) -> Data:
+    """Load the data of settings with its validation split, for the recipes of a search to share."""
+    return _load(_without_refit(config).model_dump_json())
+
+
 def _part(trial: Trial) -> Data:
     config = trial.config
-    data = _load(_without_refit(config).model_dump_json())
+    data = load_all(config)
     part = resample(data, trial.parts, seed=config.training.seed, refit=config.training.refit)[trial.part]
     part = part.without_validation() if config.training.refit else part
     return with_time(part, resolve(config, task_for(part)))

@@ -89,7 +89,8 @@ def open_workers(count: int, stop: Event) -> Iterator[Workers]:
         processes = list((pool._processes or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)
         for process in processes:
-            process.terminate()
+            # Not terminated: a training takes that signal as a request to end after the step, and would go on waiting.
+            process.kill()
         for process in processes:
             process.join()
 

@@ -18,7 +18,7 @@ import tritonclient.http as triton
 from cli_helpers import first_document
 from engine_helpers import KINDS, environment, publish, random_inputs
 from published_models import Published, torch_answer
-from stablernn.export.parity import _max_errors
+from stablernn.export.torch_outputs import max_errors
 from stablernn_runtime.engines.plugins import entry_points
 
 
@@ -127,7 +127,7 @@ def test_a_foreign_client_gets_the_numbers_of_the_model(served: dict[str, Any], 
         tensors[-1].set_data_from_numpy(inputs[name])
     result = client.infer("classes", tensors)
     expected = torch_answer(zoo.torch_models["classes:1"], inputs["x"], inputs["lengths"])
-    assert _max_errors(expected, {name: result.as_numpy(name) for name in expected})[1] < 1e-5
+    assert max_errors(expected, {name: result.as_numpy(name) for name in expected})[1] < 1e-5
     client.close()
 
 

@@ -15,7 +15,8 @@ import tritonclient.http as triton
 from cli_helpers import first_document
 from engine_helpers import CUDA_ENGINES, NEEDS_GPU, environment, publish, random_inputs
 from published_models import Published, torch_answer
-from stablernn.export.parity import SEQUENCE_CAP, _max_errors
+from stablernn.export.parity import SEQUENCE_CAP
+from stablernn.export.torch_outputs import max_errors
 
 pytestmark = NEEDS_GPU
 TOLERANCE = SEQUENCE_CAP
@@ -60,7 +61,7 @@ def test_a_foreign_client_gets_the_numbers_of_the_model(served: tuple[str, str],
         tensors[-1].set_data_from_numpy(inputs[name])
     result = client.infer("classes", tensors)
     expected = torch_answer(zoo.torch_models["classes:1"], inputs["x"], inputs["lengths"])
-    assert _max_errors(expected, {name: result.as_numpy(name) for name in expected})[1] <= TOLERANCE
+    assert max_errors(expected, {name: result.as_numpy(name) for name in expected})[1] <= TOLERANCE
     client.close()
 
 

@@ -100,7 +100,7 @@ def test_a_budget_that_compares_nothing_says_what_would(place: Workplace) -> Non
 
 @pytest.mark.skipif(not hasattr(os, "setsid"), reason="sends a signal to a process of its own session")
 def test_a_stop_names_the_best_so_far_and_leaves_no_process(place: Workplace) -> None:
-    words = ["train", "--data", "right/waves_TRAIN.npz", "--budget", "10m", "--epochs", "200", "--run-dir", "stopped"]
+    words = ["train", "--data", "right/waves_TRAIN.npz", "--budget", "10m", "--epochs", "40", "--run-dir", "stopped"]
     with subprocess.Popen(
         [sys.executable, "-m", "stablernn_cli", *words],
         cwd=place.path("."),

@@ -1,0 +1,35 @@
+"""The trainer of a run, built from resolved settings."""
+
+from __future__ import annotations
+
+from stablernn.nn.models import SequenceModel
+from stablernn.training.describe import certified_range
+from stablernn.training.loop.trainer import RunRecorder, Trainer
+from stablernn.training.settings.config import Config
+from stablernn.training.tasks import Task
+
+
+def create_trainer(
+    recorder: RunRecorder, config: Config, task: Task, model: SequenceModel, *, certify_epochs: bool = True
+) -> Trainer:
+    """Return the trainer of a model.
+
+    Args:
+        recorder: Receives epochs and checkpoints.
+        config: The resolved settings.
+        task: The task, with the data.
+        model: With its scaling fitted, on the device on which it is to be trained.
+        certify_epochs: Whether the figures of an epoch say what is proved of the model.
+    """
+    training = config.training
+    minibatches = task.minibatches(model, training)
+    return Trainer(
+        model,
+        minibatches,
+        task.objective(training),
+        task.scorer("validation", config),
+        training,
+        recorder,
+        inputs=certified_range(task.data, model) if training.certified else None,
+        certify_epochs=certify_epochs,
+    )
