@@ -46,6 +46,7 @@ LARGE = ("digits", "FordA")
 RECIPES = {
     "tuned": ["--cell", "lru", "--members", "8", "--set", "training.refit=true"],
     "defaults": ["--cell", "lru"],
+    "auto": [],
 }
 FORECASTS = {
     "m4-hourly": ["--data", "m4-hourly", "--cell", "lipschitz", "--free"],
@@ -312,6 +313,7 @@ _CLASSIFY = (
 _MEANT = {
     "tuned": "an ensemble of eight `lru`, of four for `digits` and `FordA`, trained on all training data.",
     "defaults": "`lru` without any option.",
+    "auto": "no cell named: chosen and trained within two minutes ([choosing.md](choosing.md)), one seed.",
     "minirocket": "MiniRocket and a ridge classifier, by aeon.",
 }
 _SHORT = "The reason has not been found."

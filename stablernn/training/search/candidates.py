@@ -88,7 +88,8 @@ def select(compared: Sequence[Candidate]) -> tuple[Candidate, str]:
     if len(compared) == 1:
         return selected, "the only recipe that was compared"
     if selected is best:
-        return selected, f"the best mean over {len(best.results)} parts"
+        parts = len(best.results)
+        return selected, "the best score" if parts == 1 else f"the best mean over {parts} parts"
     reason = f"as good as '{best.recipe.name}' within one standard error, and "
     if _STRENGTH[best.proof] < strongest:
         return selected, f"{reason}proved to be {selected.proof} where that is {best.proof}"

@@ -23,6 +23,7 @@ from stablernn.training.search.resampling import resample
 from stablernn.training.search.trial import Trial, load_all
 from stablernn.training.search.workers import MOST_WORKERS, Workers, available_cores, open_workers
 from stablernn.training.settings.config import Config
+from stablernn.training.settings.resolve import described_cell
 
 _LOG = logging.getLogger("stablernn.training")
 
@@ -31,6 +32,8 @@ _MEASURED_STEPS = 25
 """Steps after which the speed of a training is known."""
 _MEMBERS = (8, 4, 2)
 """Sizes of an ensemble that are tried, if the budget allows."""
+_SEARCHED_NORM_SECONDS = 8.0
+"""Time of the search for a norm that certifies a layer of 64 units."""
 _RESERVE = 0.9
 """Share of the time that is left which the last training may take by its prediction."""
 
@@ -214,10 +217,18 @@ class _Search:
         if affordable < whole_steps:
             changes["training.max_steps"] = max(1, int(affordable))
         elif not has_members:
-            members = next((count for count in _MEMBERS if count * whole_steps <= affordable), 1)
+            cost = whole_steps + self._certificate_steps(candidate, step_seconds)
+            members = next((count for count in _MEMBERS if count * cost <= affordable), 1)
             if members > 1:
                 changes["model.members"] = members
         return merged(candidate.config, changes), changes
+
+    def _certificate_steps(self, candidate: Candidate, step_seconds: float) -> float:
+        """Return the time of certifying a network at the end, in optimizer steps."""
+        cell = described_cell(candidate.config.model)
+        if self._budget.seconds is None or cell.lure_system() is None:
+            return 0.0
+        return _SEARCHED_NORM_SECONDS * (cell.hidden_size / 64) ** 2 / step_seconds
 
     def _affordable_steps(self, step_seconds: float) -> float:
         if self._budget.steps is not None:
