@@ -82,6 +82,10 @@ def train(
     if not resume and run_dir is not None and RunDirectory(Path(run_dir)).has_run:
         raise ConfigError(f"There is a run in '{run_dir}' already. Resume it with --resume, or name another directory.")
     device = pick_device(config.training.device)
+    if budget is not None and config.model.cell != AUTO:
+        raise ConfigError(
+            f"A budget is for choosing a cell, and '{config.model.cell}' is given. Leave one of them out."
+        )
     choice = None
     if config.model.cell == AUTO:
         # Imported here: a search trains models itself.

@@ -42,7 +42,7 @@ ROWS = {
     ),
     "a budget for nothing": (
         ["train", "--data", "digits", "--cell", "lru", "--budget", "1m"],
-        "--budget is for choosing a cell, and one is given. Leave one of them out.",
+        "A budget is for choosing a cell, and 'lru' is given. Leave one of them out.",
     ),
     "resume what": (
         ["train", "--resume"],

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from stablernn_cli import config_options
-from stablernn_cli.config_options import KEYS, data_option, flag, model_option, options_in_use, training_option
+from stablernn_cli.config_options import data_option, flag, model_option, options_in_use, training_option
 from stablernn_cli.errors import UsageError
 from stablernn_cli.metric_tables import data_notes, scalar_metrics, show_metrics
 from stablernn_cli.options import MODEL_PANEL, TRAINING_PANEL, Device, JsonOption
@@ -198,8 +198,6 @@ def fit(
             if settings.model.cell != AUTO:
                 check_cell(settings)
         limit = None if budget is None else Budget.parse(budget)
-        if limit is not None and (settings is None or settings.model.cell != AUTO):
-            raise UsageError("--budget is for choosing a cell, and one is given. Leave one of them out.")
     with library_messages(output), progress_report(output) as report:
         return dict(train_run(settings, run_dir=run_dir, resume=resume, progress=report, budget=limit))
 
@@ -279,11 +277,10 @@ def explicit_command(
         words += ["--config", str(config)]
     for override in overrides:
         words += ["--set", override]
-    given = {KEYS[name] for name in options if name != "cell"} | {text.partition("=")[0].strip() for text in overrides}
     for key, value in choice["settings"].items():
         if key == "model.cell":
             words += ["--cell", value]
-        elif key not in given:
+        else:
             words += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
     return shlex.join(words)
 

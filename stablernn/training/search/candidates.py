@@ -135,14 +135,22 @@ def find_candidates(config: Config, data: Data) -> list[Candidate]:
 def merged(config: Config, settings: Mapping[str, Any]) -> Config:
     """Return the settings of the user with those of a recipe where the user left them open."""
     tree = config.model_dump(mode="json", exclude_unset=True)
-    for key, value in settings.items():
+    for key, value in open_settings(config, settings).items():
         section, name = key.split(".")
-        values = dict(tree.get(section) or {})
-        is_open = name not in values or (key == "model.cell" and values[name] == AUTO)
-        if is_open:
-            values[name] = value
-        tree[section] = values
+        tree[section] = {**(tree.get(section) or {}), name: value}
     return validate(tree)
+
+
+def open_settings(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a recipe that the user left open, by dotted key."""
+    tree = config.model_dump(mode="json", exclude_unset=True)
+
+    def is_open(key: str) -> bool:
+        section, name = key.split(".")
+        values = tree.get(section) or {}
+        return name not in values or (key == "model.cell" and values[name] == AUTO)
+
+    return {key: value for key, value in settings.items() if is_open(key)}
 
 
 def _proof(settings: Config) -> str:

@@ -17,7 +17,7 @@ from stablernn.errors import ConfigError, InterruptedRun
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.loop.stop_signals import stop_signals
 from stablernn.training.search.budget import Budget
-from stablernn.training.search.candidates import Candidate, find_candidates, merged, select
+from stablernn.training.search.candidates import Candidate, find_candidates, merged, open_settings, select
 from stablernn.training.search.plan import LEAST_SHARE, SEARCH_SHARE, Plan, count_trainings, halving_rounds, make_plan
 from stablernn.training.search.resampling import resample
 from stablernn.training.search.trial import Trial, load_all
@@ -129,7 +129,8 @@ class _Search:
                 return self._nothing_compared(step_seconds, whole_steps)
         for candidate in survivors:
             candidate.status = "compared"
-        selected, reason = select(survivors)
+        # In the order of the recipes again, by which equals are told apart.
+        selected, reason = select(sorted(survivors, key=self._candidates.index))
         selected.status = "chosen"
         return self._choice(selected, reason, plan)
 
@@ -201,7 +202,7 @@ class _Search:
                 "search_steps": self._steps,
                 "chosen": candidate.recipe.name,
                 "reason": reason,
-                "settings": {**candidate.recipe.settings, **length},
+                "settings": {**open_settings(self._config, candidate.recipe.settings), **length},
                 "recipes": [each.document() for each in self._candidates],
             },
         )
@@ -212,9 +213,10 @@ class _Search:
         """Return the settings of the training that follows: as many members as the rest of the budget pays for."""
         affordable = self._affordable_steps(step_seconds)
         changes: dict[str, Any] = {}
-        is_set = self._config.model.model_fields_set
-        has_members = "members" in is_set or self._task == "predict-next"
-        if affordable < whole_steps:
+        has_members = "members" in self._config.model.model_fields_set or self._task == "predict-next"
+        # A length that the user sets is kept, whatever it takes.
+        has_length = not self._config.training.model_fields_set.isdisjoint({"epochs", "max_steps"})
+        if affordable < whole_steps and not has_length:
             changes["training.max_steps"] = max(1, int(affordable))
         elif not has_members:
             cost = whole_steps + self._certificate_steps(candidate, step_seconds)
@@ -254,7 +256,7 @@ class _Search:
                 "search_steps": self._steps,
                 "chosen": first.recipe.name,
                 "reason": reason,
-                "settings": {**first.recipe.settings, **length},
+                "settings": {**open_settings(self._config, first.recipe.settings), **length},
                 "recipes": [candidate.document() for candidate in self._candidates],
             },
         )

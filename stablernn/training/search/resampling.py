@@ -44,14 +44,14 @@ def _folds(data: ClassificationData, count: int, seed: int, *, refit: bool) -> l
     pool = data.train.merged(data.validation)
     parts: list[Data] = []
     for held_out in stratified_folds(pool.y, count, seed):
-        rest = np.setdiff1d(np.arange(len(pool)), held_out)
-        validation = np.empty(0, dtype=np.int64)
+        train_rows = np.setdiff1d(np.arange(len(pool)), held_out)
+        validation_rows = np.empty(0, dtype=np.int64)
         if not refit:
-            fitted, chosen = stratified_validation(pool.y[rest], _INNER_VALIDATION, seed)
-            rest, validation = rest[fitted], rest[chosen]
-        train = pool.subset(rest)
+            inner = stratified_validation(pool.y[train_rows], _INNER_VALIDATION, seed)
+            train_rows, validation_rows = (train_rows[indices] for indices in inner)
+        train = pool.subset(train_rows)
         if len(held_out) and len(np.unique(train.y)) > 1:
-            part = replace(data, train=train, validation=pool.subset(validation), test=pool.subset(held_out))
+            part = replace(data, train=train, validation=pool.subset(validation_rows), test=pool.subset(held_out))
             parts.append(part)
     if not parts:
         raise DataError(

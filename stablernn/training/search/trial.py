@@ -141,6 +141,9 @@ def run_trial(trial: Trial) -> TrialResult:
                 )
             scores = _score(trainer, settings, reference, part)
         metric = trainer.objective.headline
+        if scores.get(metric) is None:
+            reason = f"the metric '{metric}' is not defined on what was held out"
+            return TrialResult(trial, "failed", seconds=time.monotonic() - began, reason=reason)
         tie = _TIE_BREAKERS.get(metric)
         return TrialResult(
             trial,

@@ -12,7 +12,7 @@ from stablernn.data import ClassificationData, SequenceSplit
 from stablernn.data.splits import stratified_folds
 from stablernn.errors import ConfigError, DataError
 from stablernn.training.search.budget import Budget
-from stablernn.training.search.candidates import Candidate, find_candidates, merged, select
+from stablernn.training.search.candidates import Candidate, find_candidates, merged, open_settings, select
 from stablernn.training.search.plan import LEAST_SHARE, count_trainings, halving_rounds, make_plan
 from stablernn.training.search.recipes import Recipe, recipes
 from stablernn.training.search.resampling import resample
@@ -125,6 +125,13 @@ def test_a_setting_of_the_user_wins_and_equal_recipes_are_tried_once() -> None:
     assert "lru, 128 units" not in names
     assert "lru, any start" not in names
     assert len(names) < len(recipes(data))
+
+
+def test_only_what_the_user_left_open_counts_as_chosen() -> None:
+    config = validate({"data": {"source": "toy"}, "model": {"cell": "auto"}, "training": {"refit": False}})
+    settings = {"model.cell": "lru", "model.hidden_size": 128, "training.refit": True}
+    assert open_settings(config, settings) == {"model.cell": "lru", "model.hidden_size": 128}
+    assert merged(config, settings).training.refit is False
 
 
 def test_the_cell_auto_is_replaced() -> None:
