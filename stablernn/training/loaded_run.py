@@ -86,11 +86,11 @@ def load_run(run_dir: str | Path, epoch: int | None = None) -> LoadedRun:
     model.mark_fitted()
     # The directory may have been moved since the summary was written.
     summary = {**read_json(directory.summary), "run": str(run_dir)} if directory.summary.is_file() else None
-    return LoadedRun(directory.path, model.eval(), stored_settings(directory), read_json(directory.data), summary)
+    return LoadedRun(directory.path, model.eval(), stored_settings(directory), directory.read_data(), summary)
 
 
 def stored_settings(directory: RunDirectory) -> Config:
     """Return the resolved settings of a run."""
     # data.json is written before config.yaml, so a run has one.
     stored = load_config(directory.config).as_stored()
-    return with_stamps_of_training(stored, read_json(directory.data).get("frequency"))
+    return with_stamps_of_training(stored, directory.read_data().get("frequency"))

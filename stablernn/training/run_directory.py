@@ -13,8 +13,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from stablernn.atomic_files import to_json_types, write_bytes
+from stablernn.atomic_files import read_json, to_json_types, write_bytes
+from stablernn.errors import CheckpointError
 from stablernn.training.loop.checkpoint import Checkpoint, save_checkpoint
+
+_DATA_KEYS = frozenset({"name", "task", "fingerprint", "scaling"})
+"""Keys of ``data.json`` that every run has."""
 
 
 class RunDirectory:
@@ -38,6 +42,21 @@ class RunDirectory:
     @property
     def has_run(self) -> bool:
         return self.config.exists()
+
+    def read_data(self) -> dict[str, Any]:
+        """Return the content of ``data.json``.
+
+        Raises:
+            CheckpointError: If it cannot be read, or does not describe data.
+        """
+        content = read_json(self.data)
+        missing = _DATA_KEYS if not isinstance(content, dict) else _DATA_KEYS - content.keys()
+        if missing:
+            raise CheckpointError(
+                f"'{self.data}' does not describe the data of a run: it has no '{min(missing)}'. Restore the file, or "
+                "train again."
+            )
+        return dict(content)
 
     def checkpoint(self, name: str) -> Path:
         return self.path / "checkpoints" / f"{name}.safetensors"

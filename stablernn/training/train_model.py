@@ -123,7 +123,7 @@ def _open_directory(
     machine = environment(device)
     description = describe_data(data, model)
     if resume:
-        before = read_json(directory.data)
+        before = directory.read_data()
         if before["fingerprint"] != data.fingerprint:
             raise DataError(
                 f"'{data.name}' has changed since the run in '{run_dir}' began: its fingerprint was "

@@ -286,6 +286,12 @@ def test_loading_a_damaged_run(tmp_path: Path, runs: dict[str, tuple[Path, dict[
     (tmp_path / "run/data.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"data\.json' cannot be read as JSON: .*\.$"):
         load_run(tmp_path / "run")
+    for content in ("[1]", "{}", '{"name": "digits", "task": "classify", "scaling": {}}'):
+        (tmp_path / "run" / "data.json").write_text(content)
+        with pytest.raises(
+            CheckpointError, match=r"data\.json' does not describe the data .* it has no 'fingerprint'\."
+        ):
+            load_run(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

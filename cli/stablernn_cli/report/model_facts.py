@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,15 +19,20 @@ MAX_NAMES = 40
 """Names of features and labels that are listed one by one."""
 _CARD = "README.md"
 _HEADING = re.compile(r"^(#{1,6})\s+(.*?)\s*#*\s*$")
+_FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})")
 _INTENDED_USE = re.compile(r"^intended (use|uses|purpose)\b", re.IGNORECASE)
 
 
 def run_facts(path: Path, model: SequenceModel) -> dict[str, Any]:
     """Return the facts of a run directory, which has neither digest nor history."""
+    from stablernn.atomic_files import read_json
     from stablernn.export.weights import weights_digest
+    from stablernn.training.run_directory import RunDirectory
 
-    # Runs from before a file was written lack it.
-    data, environment = _read_tree(path / "data.json"), _read_tree(path / "env.json")
+    directory = RunDirectory(path)
+    data = directory.read_data()
+    # The first runs have no file of the environment.
+    environment = read_json(directory.environment) if directory.environment.is_file() else {}
     return {
         "source": "run",
         "ref": str(path),
@@ -79,9 +83,13 @@ def intended_use(card: str | None) -> dict[str, Any]:
         ``stated`` and ``text``; the text says so where the card states none.
     """
     # The section ends at the next heading of its level or above; 0 is before it.
-    level, lines = 0, []
+    level, lines, fence = 0, [], ""
     for line in (card or "").splitlines():
-        heading = _HEADING.match(line)
+        marks = _FENCE.match(line)
+        if marks is not None and (not fence or marks[1].startswith(fence)):
+            fence = "" if fence else marks[1]
+        # A # in a block of code begins a comment.
+        heading = None if fence else _HEADING.match(line)
         if heading is not None and level and len(heading[1]) <= level:
             break
         if level:
@@ -118,10 +126,6 @@ def _card_of(version: Version) -> str | None:
         return None
     # Any bytes may have been published under this name.
     return version.read(_CARD).decode("utf-8", errors="replace")
-
-
-def _read_tree(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def _data_facts(facts: Mapping[str, Any], data: object, code: object) -> dict[str, Any]:

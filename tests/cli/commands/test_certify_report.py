@@ -28,6 +28,7 @@ from stablernn_cli.report.clauses import CLAUSES
 from stablernn_cli.report.document import compose_report
 from stablernn_cli.report.html_page import render
 from stablernn_cli.report.html_parts import plain_text
+from stablernn_cli.report.model_facts import intended_use
 from stablernn_cli.report.observed import compare
 from stablernn_cli.targets import CertifiedTarget
 from stablernn_registry import Registry
@@ -233,6 +234,12 @@ def test_an_intended_use_is_quoted_from_the_card(workplace: Workplace) -> None:
         2,
         "--intended-use takes a text, got an empty one. Leave it out if no use is intended yet.",
     )
+
+
+def test_a_comment_in_a_block_of_code_ends_no_section_of_the_card() -> None:
+    use = "```sh\n# predict the next day\nstablernn predict load:1\n```\n\nBy night only."
+    card = f"# load\n\n~~~\n## Intended use\n~~~\n\n## Intended use\n\n{use}\n\n## Other\n\nnot this\n"
+    assert intended_use(card) == {"stated": True, "text": use}
 
 
 def test_markup_in_the_registry_stays_text(workplace: Workplace) -> None:
