@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from stablernn.reproduce.folder import ReproductionFolder, Run
-from stablernn.reproduce.processes import Job, run_jobs
 from stablernn.reproduce.progress import run_settings
 from stablernn.reproduce.table import Protocol, Table
 from stablernn.reproduce.training_runs import Length
+from stablernn.training.processes import Job, run_jobs
 
 Report = Callable[[str], None]
 RunResult = dict[str, Any]

@@ -12,9 +12,9 @@ from stablernn.reproduce.kinds.kind import Outcome, Request, RunResult
 from stablernn.reproduce.kinds.robustness_measurement import extract_figures, measure
 from stablernn.reproduce.kinds.trained import TrainedKind
 from stablernn.reproduce.plots import plot_robustness
-from stablernn.reproduce.processes import Job
 from stablernn.reproduce.table import ProtocolName, Table
 from stablernn.reproduce.tables import published_table
+from stablernn.training.processes import Job
 
 WHOLE, MATCHED = "whole", "matched"
 """Views of the same runs: the best weights, and those of the first epoch with a common validation accuracy."""

@@ -20,11 +20,11 @@ from stablernn.reproduce.kinds.kind import Outcome, Request, RunResult
 from stablernn.reproduce.kinds.scores import score_figures
 from stablernn.reproduce.kinds.trained import TrainedKind
 from stablernn.reproduce.plots import plot_spectra
-from stablernn.reproduce.processes import Job
 from stablernn.reproduce.table import Table
 from stablernn.training import load_run
 from stablernn.training.build_model import create_model
 from stablernn.training.loop.device import torch_settings
+from stablernn.training.processes import Job
 
 _DRAWN_EIGENVALUES = 1024
 """Eigenvalues of a run that are kept for the picture: 25 KB of JSON."""

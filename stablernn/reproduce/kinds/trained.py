@@ -7,8 +7,8 @@ from typing import Any
 from stablernn.atomic_files import read_json
 from stablernn.reproduce.folder import Run
 from stablernn.reproduce.kinds.kind import Kind, Request, RunResult
-from stablernn.reproduce.processes import Job
 from stablernn.reproduce.training_runs import RunPlan, TrainingRuns, train_run
+from stablernn.training.processes import Job
 from stablernn.training.settings.load import load_config
 
 

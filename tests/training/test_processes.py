@@ -12,7 +12,7 @@ import pytest
 
 from process_jobs import ctrl_c, die, leave_a_file, refuse, wait_long
 from stablernn.errors import ConfigError, InterruptedRun, TrainingError
-from stablernn.reproduce.processes import Job, run_jobs
+from stablernn.training.processes import Job, run_jobs
 
 
 def job(work, path: Path) -> Job:
