@@ -17,6 +17,8 @@ from stablernn.errors import TrainingError
 from stablernn.training.search.trial import Trial, TrialResult, run_trial
 
 _POLL_SECONDS = 0.2
+_STOP_SECONDS = 1.0
+"""Time in which a stop by the user, which can end a process too, reaches this one."""
 MOST_WORKERS = 8
 """Processes at most: each takes some 300 MB, and a small search has no use for more."""
 
@@ -50,31 +52,24 @@ class Workers:
             TrainingError: If a process died.
         """
         waiting, running = list(trials), set[Future[TrialResult]]()
-        while waiting or running:
-            while waiting and len(running) < self.count and not self._is_over(deadline):
-                trial = waiting.pop(0)
-                left = None if deadline is None else deadline - time.monotonic()
-                running.add(self._submit(replace(trial, seconds=left)))
-            if not running or self._stop.is_set():
-                return
-            done, running = wait(running, _POLL_SECONDS, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield self._result(future)
+        try:
+            while waiting or running:
+                while waiting and len(running) < self.count and not self._is_over(deadline):
+                    trial = waiting.pop(0)
+                    left = None if deadline is None else deadline - time.monotonic()
+                    running.add(self._pool.submit(run_trial, replace(trial, seconds=left)))
+                if not running or self._stop.is_set():
+                    return
+                done, running = wait(running, _POLL_SECONDS, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+        except BrokenProcessPool:
+            # Ctrl-C ends a process that has not got as far as to ignore it.
+            if not self._stop.wait(_STOP_SECONDS):
+                raise _died() from None
 
     def _is_over(self, deadline: float | None) -> bool:
         return deadline is not None and time.monotonic() >= deadline
-
-    def _submit(self, trial: Trial) -> Future[TrialResult]:
-        try:
-            return self._pool.submit(run_trial, trial)
-        except BrokenProcessPool:
-            raise _died() from None
-
-    def _result(self, future: Future[TrialResult]) -> TrialResult:
-        try:
-            return future.result()
-        except BrokenProcessPool:
-            raise _died() from None
 
 
 @contextmanager
