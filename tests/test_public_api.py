@@ -26,7 +26,16 @@ def test_importing_it_loads_no_torch(package: str) -> None:
     assert run_python(code) == "[]"
 
 
-@pytest.mark.parametrize("package", ["stablernn", "stablernn.data", "stablernn.training"])
+@pytest.mark.parametrize(
+    "package",
+    [
+        "stablernn",
+        "stablernn.data",
+        "stablernn.training",
+        "stablernn.training.stored_runs.listing",
+        "stablernn.training.stored_runs.comparison",
+    ],
+)
 def test_the_library_loads_torch_only_when_it_is_used(package: str) -> None:
     assert run_python(f"import {package}, sys; print('torch' in sys.modules)") == "False"
 

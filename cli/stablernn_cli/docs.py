@@ -17,6 +17,16 @@ import typer
 from stablernn.reproduce.results_page import results_page
 from stablernn.reproduce.stored_results import STORED
 from stablernn.training.evaluation.metric_catalog import TASKS, Task, metrics_of
+from stablernn.training.tune.spaces import (
+    CELL_OPTIONS,
+    CONTEXT_FACTORS,
+    CONTEXT_LENGTH,
+    GENERAL,
+    OVERLAPS,
+    PATCH_SIZE,
+    PATCH_STRIDE,
+    STRIDE_FACTORS,
+)
 from stablernn_cli.docs_configuration import configuration_page
 from stablernn_cli.main import app
 
@@ -176,6 +186,13 @@ def evaluation(text: str) -> str:
     return _fill_tables(text, "docs/evaluation.md", {f"metrics of {task}": _metrics_table(task) for task in TASKS})
 
 
+def tuning(text: str) -> str:
+    """Return docs/tuning.md with its tables of ranges regenerated."""
+    return _fill_tables(
+        text, "docs/tuning.md", {"general space": _general_space_table(), "cell options": _cell_options_table()}
+    )
+
+
 def _fill_tables(text: str, page: str, tables: Mapping[str, Iterable[str]]) -> str:
     for name, lines in tables.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
@@ -210,6 +227,33 @@ def _metrics_table(task: Task) -> Iterator[str]:
         for metric in metrics_of(task)
     ]
     return _table(("metric", "formula", "unit", "better", "0/0 and x/0", "source"), rows)
+
+
+def _general_space_table() -> Iterator[str]:
+    rows = [(f"`{parameter.name}`", str(parameter.values), parameter.source) for parameter in GENERAL]
+    strides, contexts = (
+        ", ".join(f"{factor:g}" for factor in factors) for factors in (STRIDE_FACTORS, CONTEXT_FACTORS)
+    )
+    rows += [
+        (f"`{PATCH_STRIDE}`", f"{strides} times the recommended one", "ours; of a classification"),
+        (f"`{PATCH_SIZE}`", f"{OVERLAPS} times the stride", "ours; of a classification"),
+        (f"`{CONTEXT_LENGTH}`", f"{contexts} times the recommended one", "ours; of a forecast, as far as series go"),
+    ]
+    return _table(("setting", "values", "source"), rows)
+
+
+def _cell_options_table() -> Iterator[str]:
+    rows = [
+        (
+            f"[`{cell}`](cells.md#{cell})",
+            f"`{parameter.name}`",
+            f"{parameter.values}{', as a share of the units' if parameter.is_share else ''}",
+            parameter.source,
+        )
+        for cell, parameters in CELL_OPTIONS.items()
+        for parameter in parameters
+    ]
+    return _table(("cell", "option", "values", "source"), rows)
 
 
 def _cells_table() -> Iterator[str]:
@@ -252,6 +296,8 @@ def main() -> None:
     serving_page.write_text(serving(serving_page.read_text(encoding="utf-8")), encoding="utf-8")
     evaluation_page = root / "docs" / "evaluation.md"
     evaluation_page.write_text(evaluation(evaluation_page.read_text(encoding="utf-8")), encoding="utf-8")
+    tuning_page = root / "docs" / "tuning.md"
+    tuning_page.write_text(tuning(tuning_page.read_text(encoding="utf-8")), encoding="utf-8")
     readme_page = root / "README.md"
     readme_page.write_text(readme(readme_page.read_text(encoding="utf-8"), root), encoding="utf-8")
 

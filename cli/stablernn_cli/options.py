@@ -8,6 +8,8 @@ from typing import Annotated, Literal, cast, get_args
 
 import typer
 
+from stablernn_cli.errors import UsageError
+
 logger = logging.getLogger(__name__)
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -45,6 +47,22 @@ def parse_kind(text: str) -> Kind:
 def complete_kind(incomplete: str) -> list[str]:
     """Return the kinds that start with the typed text, for shell completion."""
     return [kind for kind in get_args(Kind) if kind.startswith(incomplete)]
+
+
+def check_figure_path(path: Path, option: str) -> None:
+    """Refuse a file that no figure can be written to, before anything is computed.
+
+    Args:
+        path: The file.
+        option: Option that names it.
+
+    Raises:
+        UsageError: If it does not end in .png, or its folder does not exist.
+    """
+    if path.suffix.lower() != ".png":
+        raise UsageError(f"{option} must end in .png, got '{path}'.")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"There is no folder '{path.parent}'. Make it, or choose another {option}.")
 
 
 CertifyInputsOption = Annotated[

@@ -14,9 +14,12 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 # Into a pipe or a file no number or path is cut to the width of a terminal.
 _PIPED_WIDTH = 200
+# More than any table needs.
+_UNLIMITED_WIDTH = 100_000
 
 
 @dataclass
@@ -67,21 +70,40 @@ class Output:
         """Print a line on stdout."""
         print(text, flush=True)
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None) -> None:
-        """Print a table on stdout; columns that hold only numbers are aligned right."""
-        # rich is imported where a table is printed: `--json` and `--help` do without it.
-        from rich import box
-        from rich.table import Table
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        *,
+        title: str | None = None,
+        optional: Sequence[str] = (),
+    ) -> list[str]:
+        """Print a table on stdout; columns that hold only numbers are aligned right.
 
-        grid = Table(
-            title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False
-        )
-        for index, column in enumerate(columns):
-            numeric = bool(rows) and all(isinstance(row[index], int | float | None) for row in rows)
-            grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
-        for row in rows:
-            grid.add_row(*(_cell(value) for value in row))
-        self._console().print(grid)
+        Args:
+            columns: Names of the columns.
+            rows: Values of the cells.
+            title: Line above the table.
+            optional: Columns to leave out, in this order, until the others fit into the terminal.
+
+        Returns:
+            The columns that were left out.
+        """
+        # rich is imported where a table is printed: `--json` and `--help` do without it.
+        from rich.measure import Measurement
+
+        console, left_out = self._console(), 0
+        grid = _grid(columns, rows, title)
+        # A table is measured within the width of its options, by default that of the terminal.
+        unlimited = console.options.update(max_width=_UNLIMITED_WIDTH)
+        while left_out < len(optional) and Measurement.get(console, unlimited, grid).maximum > console.width:
+            left_out += 1
+            positions = [index for index, column in enumerate(columns) if column not in optional[:left_out]]
+            grid = _grid(
+                [columns[index] for index in positions], [[row[index] for index in positions] for row in rows], title
+            )
+        console.print(grid)
+        return list(optional[:left_out])
 
     def facts(self, facts: Mapping[str, object], *, title: str | None = None) -> None:
         """Print names and values, one pair a line, on stdout."""
@@ -157,6 +179,21 @@ def format_names(names: Sequence[str], at_most: int = 12) -> str:
 def drop_none(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts that have a value."""
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def _grid(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    grid = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False
+    )
+    for index, column in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[index], int | float | None) for row in rows)
+        grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*(_cell(value) for value in row))
+    return grid
 
 
 def _cell(value: object) -> Any:

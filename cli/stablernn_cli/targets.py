@@ -165,7 +165,8 @@ def find_version(text: str) -> Version:
     except RefError as error:
         # A text with a slash was meant as a path: the rules for references would not help.
         if _is_path(text):
-            raise UsageError(_missing_run_message(text)) from error
+            advice = "Give one that 'stablernn train' wrote, or a version of the registry such as NAME@ALIAS."
+            raise UsageError(missing_run_message(text, advice)) from error
         raise UsageError(f"'{text}' is neither a run directory nor a reference. {error}") from error
     except UnknownRefError as error:
         if "@" in text or ":" in text:
@@ -178,8 +179,13 @@ def _is_path(text: str) -> bool:
     return text.startswith((".", "~")) or "/" in text or "\\" in text
 
 
-def _missing_run_message(text: str) -> str:
-    """Return the message about a path that is not a run directory."""
+def missing_run_message(text: str, advice: str) -> str:
+    """Return the message about a path that is not a run directory.
+
+    Args:
+        text: The path.
+        advice: Sentence that says what to do if there are no runs in its folder.
+    """
     path = Path(text)
     if path.is_dir():
         problem = f"'{text}' is not a run directory: it has no config.yaml."
@@ -195,7 +201,7 @@ def _missing_run_message(text: str) -> str:
         runs = []
     if runs:
         return f"{problem} The runs in '{folder}' are: {format_names(runs)}."
-    return f"{problem} Give one that 'stablernn train' wrote, or a version of the registry such as NAME@ALIAS."
+    return f"{problem} {advice}"
 
 
 def is_run(text: str | Path) -> bool:

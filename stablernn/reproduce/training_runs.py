@@ -13,11 +13,11 @@ from stablernn.reproduce.folder import Run
 from stablernn.reproduce.parameter_matching import hidden_size
 from stablernn.reproduce.table import FULL, DataSet, ProtocolName, Row, Table
 from stablernn.training import load_run_data, train
-from stablernn.training.loaded_run import stored_settings
 from stablernn.training.resume import check_resumable
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import validate
 from stablernn.training.settings.resolve import resolve
+from stablernn.training.stored_runs.stored_settings import stored_settings
 from stablernn.training.tasks import Task, task_for
 
 

@@ -13,6 +13,7 @@ from stablernn.certificates.input_range import InputRange
 from stablernn.data.types import score_notes
 from stablernn.errors import TrainingError
 from stablernn.training.describe import certified_range
+from stablernn.training.evaluation.learning_curve import describe_improvement, improvement_at_end
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.guarantee import describe_proof, promised_certificate
 from stablernn.training.loaded_run import Summary
@@ -52,15 +53,20 @@ def finish(directory: RunDirectory, config: Config, task: Task, trainer: Trainer
     inputs = certified_range(task.data, trainer.model)
     if config.training.certified:
         check_certified(trainer.model, promised_certificate(trainer, inputs))
+    records, samples = directory.records(), task.scorer("validation", config).samples
+    improvement = improvement_at_end(records, trainer.objective.headline, samples)
+    if improvement is not None:
+        _LOG.info(describe_improvement(improvement))
     plots = directory.plots if config.training.plots else None
     if plots is not None:
         headline, best_epoch = trainer.objective.headline, trainer.position.best_epoch
-        draw_curves(plots, directory.records(), headline, best_epoch, directory.path.name)
+        note = "" if improvement is None else ", still improving when stopped"
+        draw_curves(plots, records, headline, best_epoch, directory.path.name, note=note)
     scores = task.final_scores(TorchPredictor(trainer.model), config, plots)
     sentence = describe_proof(trainer, task.scorer("validation", config), inputs)
     if sentence is not None:
         _LOG.info(sentence)
-    return _summarize(directory, config, task, trainer, scores, calibration, inputs)
+    return _summarize(directory, config, task, trainer, scores, calibration, inputs, improvement)
 
 
 def _summarize(
@@ -71,6 +77,7 @@ def _summarize(
     scores: FinalScores,
     calibration: Mapping[str, Any],
     inputs: InputRange | None,
+    improvement: Mapping[str, Any] | None,
 ) -> Summary:
     position, data = trainer.position, task.data
     validated = scores.metrics.get("validation")
@@ -90,6 +97,7 @@ def _summarize(
         "baselines": scores.baselines,
         "certificate": trainer.stability.prove_in_short(inputs),
         "data_notes": score_notes(data.notes),
+        "still_improving": improvement,
         "diverged": verdict.diverged,
         "warnings": [*verdict.warnings, *([verdict.failure] if verdict.failure is not None else [])],
     }

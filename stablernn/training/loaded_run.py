@@ -15,7 +15,7 @@ from stablernn.training.loop.checkpoint import load_checkpoint
 from stablernn.training.run_data import load_run_data, locate_files
 from stablernn.training.run_directory import RunDirectory
 from stablernn.training.settings.config import Config
-from stablernn.training.settings.load import load_config, with_stamps_of_training
+from stablernn.training.stored_runs.stored_settings import stored_settings
 
 Summary = dict[str, Any]
 
@@ -87,10 +87,3 @@ def load_run(run_dir: str | Path, epoch: int | None = None) -> LoadedRun:
     # The directory may have been moved since the summary was written.
     summary = {**read_json(directory.summary), "run": str(run_dir)} if directory.summary.is_file() else None
     return LoadedRun(directory.path, model.eval(), stored_settings(directory), directory.read_data(), summary)
-
-
-def stored_settings(directory: RunDirectory) -> Config:
-    """Return the resolved settings of a run."""
-    # data.json is written before config.yaml, so a run has one.
-    stored = load_config(directory.config).as_stored()
-    return with_stamps_of_training(stored, directory.read_data().get("frequency"))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from stablernn.errors import ConfigError
 from stablernn.training.run_directory import RunDirectory
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.resolve import described_cell
 
-_LENGTH = ("training.epochs", "training.max_steps", "training.patience")
+_LENGTH = ("training.epochs", "training.max_steps", "training.patience", "training.patience_steps")
 """Settings that a resumed run may change where the learning rate does not depend on the length of the run."""
 _ADDABLE = ("data.stamps",)
 """Settings that a resumed run may set if they were not set when it began."""
@@ -42,7 +41,7 @@ def check_resumable(stored: Config, resolved: Config) -> None:
     Raises:
         ConfigError: If one has changed that decides the numbers of the steps to come.
     """
-    before, after = _flatten(stored.tree()), _flatten(resolved.tree())
+    before, after = stored.by_key(), resolved.by_key()
     changed = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key) and key not in _MACHINE]
     # A setting that was missing may be added: the fingerprint tells whether the data are still the same.
     changed = [key for key in changed if key not in _ADDABLE or before.get(key) is not None]
@@ -66,14 +65,3 @@ def check_resumable(stored: Config, resolved: Config) -> None:
             f"The {planned[0]} is laid out over the whole run, so its length cannot change on resume: {difference}. "
             "Start a new run to change it."
         )
-
-
-def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the leaves of a JSON tree by dotted key; an empty object counts as a leaf."""
-    if not isinstance(tree, dict) or not tree:
-        return {prefix: tree}
-    return {
-        name: value
-        for key, entry in tree.items()
-        for name, value in _flatten(entry, f"{prefix}.{key}".strip(".")).items()
-    }

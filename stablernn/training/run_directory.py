@@ -11,11 +11,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stablernn.atomic_files import read_json, to_json_types, write_bytes
 from stablernn.errors import CheckpointError
-from stablernn.training.loop.checkpoint import Checkpoint, save_checkpoint
+
+if TYPE_CHECKING:
+    from stablernn.training.loop.checkpoint import Checkpoint
 
 _DATA_KEYS = frozenset({"name", "task", "fingerprint", "scaling"})
 """Keys of ``data.json`` that every run has."""
@@ -62,6 +64,9 @@ class RunDirectory:
         return self.path / "checkpoints" / f"{name}.safetensors"
 
     def save(self, name: str, checkpoint: Checkpoint) -> None:
+        # Imported here: programs that read a run's JSON files need no torch.
+        from stablernn.training.loop.checkpoint import save_checkpoint
+
         self.checkpoint(name).parent.mkdir(exist_ok=True)
         save_checkpoint(self.checkpoint(name), checkpoint)
 
@@ -71,10 +76,26 @@ class RunDirectory:
         write_bytes(self.metrics, before + _encode([to_json_types(line)]))
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the lines of ``metrics.jsonl``."""
+        """Return the lines of ``metrics.jsonl``.
+
+        Raises:
+            CheckpointError: If the file cannot be read, or a line is not JSON.
+        """
         if not self.metrics.exists():
             return []
-        return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+        try:
+            lines = self.metrics.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"'{self.metrics}' cannot be read: {error}.") from error
+        return [self._parse_record(number, line) for number, line in enumerate(lines, start=1)]
+
+    def _parse_record(self, number: int, line: str) -> dict[str, Any]:
+        try:
+            return dict(json.loads(line))
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"Line {number} of '{self.metrics}' is not a JSON object. Restore the file, or train again."
+            ) from error
 
     def drop_records_after(self, epoch: int) -> None:
         """Remove the lines of epochs that a resumed run trains again."""

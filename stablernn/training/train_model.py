@@ -17,7 +17,7 @@ from stablernn.training.build_model import create_model, with_engine
 from stablernn.training.build_trainer import create_trainer
 from stablernn.training.describe import describe_data
 from stablernn.training.finish import finish
-from stablernn.training.loaded_run import Summary, stored_settings
+from stablernn.training.loaded_run import Summary
 from stablernn.training.loop.checkpoint import load_checkpoint
 from stablernn.training.loop.device import pick_device, torch_settings
 from stablernn.training.loop.environment import environment
@@ -28,6 +28,8 @@ from stablernn.training.run_directory import RunDirectory, new_directory
 from stablernn.training.settings.config import AUTO, Config
 from stablernn.training.settings.load import merge_settings
 from stablernn.training.settings.resolve import resolve
+from stablernn.training.stored_runs.run_lock import mark_running
+from stablernn.training.stored_runs.stored_settings import stored_settings
 from stablernn.training.tasks import Task, task_for
 
 if TYPE_CHECKING:
@@ -59,9 +61,9 @@ def train(
         The content of ``summary.json``: ``run``, ``task``, ``cell``, ``engine``, ``parameters``, ``epochs``, ``steps``,
         ``seconds``, ``best_epoch``, ``metrics`` of the best weights on ``validation`` and, where there is one,
         ``test``, ``baselines``, notes on how those of a classification were fitted, ``data_notes``, which files of the
-        data were missing (``partial``) or had no published checksum (``unchecked``), ``diverged`` and ``warnings``,
-        sentences; of a forecast with a linear skip also ``gate``, and ``context_length`` where it was chosen, and
-        ``choice`` of settings that were.
+        data were missing (``partial``) or had no published checksum (``unchecked``), ``still_improving``, the gain of
+        the last quarter of the epochs where it was large, ``diverged`` and ``warnings``, sentences; of a forecast with
+        a linear skip also ``gate``, and ``context_length`` where it was chosen, and ``choice`` of settings that were.
 
     Raises:
         ConfigError: If a setting is wrong, the model does not fit into memory, there is a run in ``run_dir`` already,
@@ -107,7 +109,8 @@ def train(
         directory = _open_directory(run_dir, settings, data, model, device, resume=resume)
         if choice is not None:
             write_json(directory.choice, choice.document)
-        return _fit(directory, settings, task_for(data), model.to(device), progress)
+        with mark_running(directory.path):
+            return _fit(directory, settings, task_for(data), model.to(device), progress)
 
 
 def _open_directory(

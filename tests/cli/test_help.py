@@ -18,13 +18,14 @@ from stablernn.reproduce.results_page import results_page
 from stablernn.reproduce.stored_results import STORED
 from stablernn.reproduce.tables import TABLES
 from stablernn_cli.commands import ENTRIES
-from stablernn_cli.docs import cells_catalog, cells_page, datasets_catalog, evaluation, readme, render, serving
+from stablernn_cli.docs import cells_catalog, cells_page, datasets_catalog, evaluation, readme, render, serving, tuning
 from stablernn_cli.docs_configuration import configuration_page
 from stablernn_cli.main import app
 
 HEAVY = ("torch", "onnxruntime", "polars", "matplotlib", "fastapi", "uvicorn", "numpy", "onnx", "scipy", "filelock")
 COMMANDS = {
     "train",
+    "tune",
     "eval",
     "certify",
     "export",
@@ -40,11 +41,14 @@ COMMANDS = {
     "registry verify",
     "registry policy show",
     "registry policy set",
+    "runs list",
+    "runs show",
     "cells list",
     "cells show",
     "data check",
     "data list",
     "data fetch",
+    "compare",
     "bench",
     "doctor",
     "quickstart",
@@ -97,7 +101,7 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     assert done.stderr.strip() == "0 []"
 
 
-@pytest.mark.parametrize("command", ["cells list", "cells show gru", "data list", "reproduce list"])
+@pytest.mark.parametrize("command", ["cells list", "cells show gru", "data list", "reproduce list", "runs list"])
 def test_lists_load_nothing_heavy(command: str) -> None:
     code = (
         "import sys; from stablernn_cli.main import run; code = run(sys.argv[1:]);"
@@ -168,6 +172,8 @@ def test_the_documentation_is_current() -> None:
     assert results == results_page(root / STORED), "run `make docs`"
     evaluated = (root / "docs" / "evaluation.md").read_text(encoding="utf-8")
     assert evaluated == evaluation(evaluated), "run `make docs`"
+    tuned = (root / "docs" / "tuning.md").read_text(encoding="utf-8")
+    assert tuned == tuning(tuned), "run `make docs`"
     page = (root / "README.md").read_text(encoding="utf-8")
     assert page == readme(page, root), "run `make docs`"
 

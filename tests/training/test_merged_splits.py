@@ -180,7 +180,8 @@ def test_nothing_can_be_chosen_by_a_split_that_is_trained_on(given: str) -> None
     with pytest.raises(ConfigError) as caught:
         load_config(overrides=[*DIGITS, given])
     assert str(caught.value) == (
-        "training.refit leaves no validation split, which training.patience, training.calibrate and 'plateau' need."
+        "training.refit leaves no validation split, which training.patience, training.patience_steps, "
+        "training.calibrate and 'plateau' need."
     )
 
 

@@ -92,6 +92,7 @@ def test_the_summary(task: str, runs: dict[str, tuple[Path, dict[str, Any]]]) ->
         "baselines",
         "certificate",
         "data_notes",
+        "still_improving",
         "diverged",
         "warnings",
         *(["gate"] if task == "forecast" else []),

@@ -42,6 +42,7 @@ class Entry(NamedTuple):
 
 ENTRIES = (
     Entry("train", MAIN_JOB, "Train a model", "train", "train"),
+    Entry("tune", MAIN_JOB, "Search settings over ranges", "tune", "tune"),
     Entry("eval", MAIN_JOB, "Score a run or a registry version", "evaluate", "evaluate"),
     Entry("export", MAIN_JOB, "Export a run into the registry", "export", "export"),
     Entry("certify", MAIN_JOB, "Compute a model's stability certificate", "certify", "certify"),
@@ -49,10 +50,12 @@ ENTRIES = (
     Entry("plot", MAIN_JOB, "Draw a forecast, scores or the curves of a run", "plot", "plot"),
     Entry("serve", MAIN_JOB, "Serve models over REST", "serve", "serve"),
     Entry("dockerize", MAIN_JOB, "Write the build context of a container image", "dockerize", "dockerize"),
+    Entry("compare", LOOKING, "Compare cells on data sets", "compare", "compare"),
     Entry("bench", LOOKING, "Time a cell's training and inference next to peers", "bench", "bench"),
     Entry("doctor", LOOKING, "Check versions, devices and folders", "doctor", "doctor"),
     Entry("quickstart", LOOKING, "Go from data to a served model", "quickstart", "quickstart"),
     Entry("registry", MAIN_JOB, "Manage trained models: versions, aliases, integrity", "registry"),
+    Entry("runs", LOOKING, "List and compare training runs", "runs"),
     Entry("cells", LOOKING, "Look up the cells that can be trained", "cells"),
     Entry("data", LOOKING, "Look up named datasets, check data", "data"),
     Entry("reproduce", LOOKING, "Train published tables again", "reproduce"),

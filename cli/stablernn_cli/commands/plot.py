@@ -18,6 +18,7 @@ from stablernn_cli.options import (
     SplitOption,
     Stamps,
     TargetArgument,
+    check_figure_path,
 )
 from stablernn_cli.output import Output
 from stablernn_cli.targets import is_run, open_target
@@ -70,11 +71,7 @@ def plot(
     Example: stablernn plot load@production --series shop_1 --output forecast.png
     """
     output = Output.of(context, as_json)
-    # Both checks come before the model runs.
-    if destination.suffix.lower() != ".png":
-        raise UsageError(f"--output must end in .png, got '{destination}'.")
-    if not destination.absolute().parent.is_dir():
-        raise UsageError(f"There is no folder '{destination.parent}'. Make it, or choose another --output.")
+    check_figure_path(destination, "--output")
     document: dict[str, Any] = {"target": target, "output": str(destination)}
     with output.status(f"Drawing {target} ..."):
         if kind in CURVES:

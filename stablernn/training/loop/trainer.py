@@ -91,6 +91,8 @@ class Position:
     best_step: int = 0
     stale: int = 0
     """Epochs since the best value was last exceeded."""
+    progress_step: int = 0
+    """Step at which it was."""
     seconds: float = 0.0
     first_loss: float | None = None
     """Of the first step, before the parameters were changed."""
@@ -127,10 +129,10 @@ class Trainer:
         inputs: InputRange | None = None,
         certify_epochs: bool = True,
     ) -> None:
-        if settings.patience is not None and not scorer.samples:
-            raise ConfigError(
-                f"training.patience needs a validation split and there is none, got patience={settings.patience}."
-            )
+        for name in ("patience", "patience_steps"):
+            value = getattr(settings, name)
+            if value is not None and not scorer.samples:
+                raise ConfigError(f"training.{name} needs a validation split and there is none, got {name}={value}.")
         if settings.schedule == "plateau" and not scorer.samples:
             raise ConfigError("training.schedule='plateau' needs a validation split and there is none.")
         self.model = model
@@ -164,9 +166,17 @@ class Trainer:
 
     @property
     def is_done(self) -> bool:
-        patience = self.settings.patience
-        stopped_early = patience is not None and self.position.batch == 0 and self.position.stale >= patience
-        return self.position.step >= self.total_steps or stopped_early
+        return self.position.step >= self.total_steps or self._is_out_of_patience
+
+    @property
+    def _is_out_of_patience(self) -> bool:
+        settings, position = self.settings, self.position
+        # Epochs are validated at their ends.
+        if position.batch:
+            return False
+        if settings.patience_steps is not None:
+            return position.step - position.progress_step >= settings.patience_steps
+        return settings.patience is not None and position.stale >= settings.patience
 
     @property
     def epochs_begun(self) -> int:
@@ -348,6 +358,8 @@ class Trainer:
         sign = 1 if direction(self.objective.headline) == "higher" else -1
         is_exceeded = position.best is None or sign * metric > sign * position.best
         position.stale = 0 if is_exceeded else position.stale + 1
+        if is_exceeded:
+            position.progress_step = position.step
         return is_exceeded or metric == position.best
 
     def _progress(self) -> Progress:

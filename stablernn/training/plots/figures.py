@@ -23,7 +23,9 @@ from stablernn.training.evaluation.scorers import ClassificationScorer
 from stablernn.training.plots.times import plottable_times
 
 
-def draw_curves(folder: Path, records: Sequence[dict[str, Any]], headline: str, best_epoch: int, run: str) -> None:
+def draw_curves(
+    folder: Path, records: Sequence[dict[str, Any]], headline: str, best_epoch: int, run: str, *, note: str = ""
+) -> None:
     """Draw ``loss.png``, and ``metric.png`` and ``stability.png`` if ``metrics.jsonl`` has figures for them.
 
     Args:
@@ -32,12 +34,13 @@ def draw_curves(folder: Path, records: Sequence[dict[str, Any]], headline: str, 
         headline: Metric that selects the best epoch.
         best_epoch: The best epoch.
         run: Name of the run.
+        note: Words after it above the plot of the metric.
     """
     if not records:
         return
     plot_loss(folder / "loss.png", records, title=run)
     if any(headline in record["validation"] for record in records):
-        plot_metric(folder / "metric.png", records, headline, best_epoch=best_epoch, title=run)
+        plot_metric(folder / "metric.png", records, headline, best_epoch=best_epoch, title=run + note)
     certified = [record for record in records if "contraction_rate" in record.get("stability", {})]
     if certified:
         plot_stability(folder / "stability.png", certified, best_epoch=best_epoch, title=run)

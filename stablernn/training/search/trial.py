@@ -17,13 +17,13 @@ from stablernn.training.build_model import create_model, with_engine
 from stablernn.training.build_trainer import create_trainer
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
-from stablernn.training.loop.checkpoint import Checkpoint
 from stablernn.training.loop.device import pick_device, torch_settings
 from stablernn.training.loop.trainer import Progress, Trainer
 from stablernn.training.run_data import load_run_data, with_time
 from stablernn.training.search.resampling import resample
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.resolve import resolve
+from stablernn.training.speed import WARM_UP_STEPS, NoRecorder, training_steps
 from stablernn.training.tasks import task_for
 
 _TIE_BREAKERS = {"accuracy": "log_loss"}
@@ -90,22 +90,8 @@ class TrialResult:
         return sign * self.score, self.tie or 0.0
 
 
-_WARM_UP_STEPS = 5
-"""First steps of a training, which are slower than those after them."""
-
-
 class _OutOfTime(Exception):
     pass
-
-
-class _NoRecorder:
-    """A recorder that keeps nothing: the trainer itself has the best weights."""
-
-    def record(self, line: dict[str, Any]) -> None:
-        pass
-
-    def save(self, name: str, checkpoint: Checkpoint) -> None:
-        pass
 
 
 def run_trial(trial: Trial) -> TrialResult:
@@ -115,9 +101,7 @@ def run_trial(trial: Trial) -> TrialResult:
         part = _part(trial)
         task = task_for(part)
         whole = resolve(trial.config, task)
-        whole_steps = _steps(
-            whole, task.steps_per_epoch(whole.training.batch_size or 1, whole.training.bptt_steps or 0)
-        )
+        whole_steps = training_steps(whole, task)
         config = _shortened(trial, whole_steps)
         settings = whole if config is trial.config else resolve(config, task)
         device = pick_device(settings.training.device)
@@ -125,7 +109,7 @@ def run_trial(trial: Trial) -> TrialResult:
             model = create_model(settings, part)
             settings = with_engine(settings, model, device)
             reference = task.calibration_reference(model)
-            trainer = create_trainer(_NoRecorder(), settings, task, model.to(device), certify_epochs=False)
+            trainer = create_trainer(NoRecorder(), settings, task, model.to(device), certify_epochs=False)
             clock = _Clock(trial, began)
             try:
                 trainer.fit(clock)
@@ -180,7 +164,7 @@ class _Clock:
     def __call__(self, progress: Progress) -> None:
         trial, now = self._trial, time.monotonic()
         if self._first is None:
-            if progress.step >= _WARM_UP_STEPS:
+            if progress.step >= WARM_UP_STEPS:
                 self._first = progress.step, now
         elif progress.step > self._first[0]:
             step, then = self._first
@@ -188,10 +172,6 @@ class _Clock:
         is_measured = trial.most_steps is not None and progress.step >= trial.most_steps
         if is_measured or (trial.seconds is not None and now - self._began > trial.seconds):
             raise _OutOfTime
-
-
-def _steps(settings: Config, epoch_steps: int) -> int:
-    return settings.training.max_steps or (settings.training.epochs or 0) * epoch_steps
 
 
 def _shortened(trial: Trial, whole_steps: int) -> Config:

@@ -220,6 +220,8 @@ class TrainingConfig(Section):
     None: recommended for the dataset, else 150 for running text and 0 for sequences."""
     patience: Count | None = None
     """Epochs without a better validation metric after which training stops; None: never."""
+    patience_steps: Count | None = None
+    """Optimizer steps without a better validation metric after which training stops, in place of patience."""
     keep_epochs: bool = False
     """Keep the weights after each epoch in the run, as checkpoints/epoch-1 and so on, besides best and last."""
     plots: bool = True
@@ -242,6 +244,11 @@ class TrainingConfig(Section):
             raise ValueError(
                 f"training.epochs and training.max_steps exclude each other, got {self.epochs} and {self.max_steps}."
             )
+        if self.patience is not None and self.patience_steps is not None:
+            raise ValueError(
+                f"training.patience and training.patience_steps exclude each other, got {self.patience} and "
+                f"{self.patience_steps}."
+            )
         if self.momentum is not None and self.optimizer not in (None, "sgd", "rmsprop"):
             raise ValueError(
                 f"training.momentum is only used by the optimizers 'sgd' and 'rmsprop', "
@@ -253,10 +260,11 @@ class TrainingConfig(Section):
                 "training.certified_margin is only used by certified training of a cell with a certified region, got "
                 f"training.certified_margin={self.certified_margin:g}."
             )
-        if self.refit and (self.patience is not None or self.schedule == "plateau" or self.calibrate):
+        is_validated = self.patience is not None or self.patience_steps is not None or self.calibrate
+        if self.refit and (is_validated or self.schedule == "plateau"):
             raise ValueError(
-                "training.refit leaves no validation split, which training.patience, training.calibrate and 'plateau' "
-                "need."
+                "training.refit leaves no validation split, which training.patience, training.patience_steps, "
+                "training.calibrate and 'plateau' need."
             )
         # None is a schedule that is still to be recommended.
         for key, users in (("step_epochs", ("step",)), ("lr_decay", ("step", "plateau"))):
@@ -288,6 +296,20 @@ class Config(Section):
     def tree(self) -> dict[str, Any]:
         """Return the settings as a tree of JSON types."""
         return self.model_dump(mode="json")
+
+    def by_key(self) -> dict[str, Any]:
+        """Return the settings by dotted key, as JSON types; an object without entries counts as a value."""
+        return _flatten(self.tree())
+
+
+def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict) or not tree:
+        return {prefix: tree}
+    return {
+        name: value
+        for key, entry in tree.items()
+        for name, value in _flatten(entry, f"{prefix}.{key}".strip(".")).items()
+    }
 
 
 def data_options(config: Config) -> LoadOptions:

@@ -194,10 +194,21 @@ def test_patience(patience: int, accuracies: list[float], epochs: int) -> None:
     assert len(recorder.lines) == epochs
 
 
-def test_patience_needs_a_validation_split() -> None:
+@pytest.mark.parametrize(("least", "epochs"), [(1, 3), (2, 4)], ids=["one epoch", "two epochs"])
+def test_patience_in_steps_ends_with_an_epoch(least: int, epochs: int) -> None:
+    ours, recorder = trainer(epochs=6, patience_steps=1)
+    steps = ours.epoch_steps
+    ours, recorder = trainer(epochs=6, patience_steps=least * steps)
+    scored(ours, [0.5, 0.6, 0.6, 0.6, 0.9])
+    assert ours.fit()
+    assert (len(recorder.lines), ours.position.progress_step) == (epochs, 2 * steps)
+
+
+@pytest.mark.parametrize("name", ["patience", "patience_steps"])
+def test_patience_needs_a_validation_split(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        trainer(data(validation=0), patience=3)
-    assert str(caught.value) == "training.patience needs a validation split and there is none, got patience=3."
+        trainer(data(validation=0), **{name: 3})
+    assert str(caught.value) == f"training.{name} needs a validation split and there is none, got {name}=3."
 
 
 def test_without_validation_the_last_weights_are_the_best() -> None:

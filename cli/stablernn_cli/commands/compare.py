@@ -1,0 +1,139 @@
+"""`stablernn compare`: cells and recipes on data sets, over seeds, in equal processor time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stablernn_cli import config_options
+from stablernn_cli.config_options import data_option
+from stablernn_cli.errors import UsageError
+from stablernn_cli.options import JsonOption
+from stablernn_cli.output import Output
+
+
+def compare(
+    context: typer.Context,
+    data: Annotated[
+        list[str] | None,
+        data_option("Dataset name or file, as `train` takes it; may be repeated."),
+    ] = None,
+    cells: Annotated[
+        str | None, typer.Option(metavar="KEY,...", help="Keys of the cells to compare.", show_default=False)
+    ] = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME: KEY=VALUE ...",
+            help="Settings to train each cell with, such as 'wide: model.hidden_size=128'; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    seeds: Annotated[str, typer.Option(metavar="N,...", help="Seeds of the trainings.")] = "0,1,2",
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Processor time of each run, such as 90s or 2m; default: that of the first cell's own training.",
+            show_default=False,
+        ),
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Passes over the training data, instead of --budget.", show_default=False),
+    ] = None,
+    baselines: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Models of other libraries: minirocket, multirocket-hydra, 1nn-dtw, autoets, autotheta.",
+            show_default=False,
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each.")] = 1,
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the comparison.")] = Path("comparison"),
+    config: config_options.ConfigOption = None,
+    overrides: config_options.SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare cells on data sets
+
+    Each cell, with each recipe, is trained with each seed on each data set for the same processor time. Tables have the
+    test score with its range over the seeds, the rank, parameters, time of a streamed step and what is proved. From two
+    data sets on there are mean ranks too, with a critical-difference plot.
+
+    The folder has the runs, results.json, table.md and critical_difference.png. Finished runs are kept: the same
+    command goes on after a stop, and further seeds, cells and data sets join.
+
+    Example: stablernn compare --data digits --cells lru,lstm --seeds 0,1
+    """
+    out = Output.of(context, as_json)
+    if not data:
+        raise UsageError("Missing option '--data'. See `stablernn data list` for the choices.")
+    if not cells:
+        raise UsageError("Missing option '--cells'. See `stablernn cells list` for the choices.")
+    if budget is not None and epochs is not None:
+        raise UsageError("--budget and --epochs exclude each other. Give only one of them.")
+    with out.status("Loading ..."):
+        from stablernn.compare import Comparison, parse_recipe
+        from stablernn.compare import compare as run_comparison
+        from stablernn.compare.baselines import baselines_of
+        from stablernn.compare.contenders import make_contenders, make_problems
+
+        comparison = Comparison(
+            make_problems(data),
+            make_contenders(_names(cells), [parse_recipe(text) for text in recipe or ()]),
+            _whole_numbers(seeds),
+            config,
+            tuple(overrides or ()),
+            None if budget is None else _seconds(budget),
+            epochs,
+            baselines_of(_names(baselines or "")),
+        )
+
+    def show_progress(name: str, done: int, total: int) -> None:
+        out.note(f"{done} of {total}: {name}")
+
+    results = run_comparison(comparison, output, jobs=jobs, progress=show_progress)
+    if as_json:
+        out.document(results)
+    else:
+        _show(out, results, output)
+
+
+def _show(output: Output, results: Mapping[str, Any], folder: Path) -> None:
+    from stablernn.compare.results import columns, describe_trivial, table_rows
+
+    for name, table in results["problems"].items():
+        output.table(columns(table), table_rows(table), title=name)
+        sentence = describe_trivial(table)
+        if sentence:
+            output.text(sentence)
+    ranks = results["ranks"]
+    if ranks["problems"] > 1:
+        rows = [[name, f"{value:.2f}"] for name, value in ranks["mean"].items()]
+        output.table(("", "mean rank"), rows, title=f"over {ranks['problems']} data sets")
+    output.note(f"Written to {folder}. See two runs over one another: stablernn runs show A B")
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _whole_numbers(text: str) -> list[int]:
+    words = _names(text)
+    if not words or not all(word.isdecimal() for word in words) or len(set(words)) < len(words):
+        raise UsageError(f"--seeds takes different whole numbers from 0, separated by commas, got '{text}'.")
+    return [int(word) for word in words]
+
+
+def _seconds(text: str) -> float:
+    from stablernn.training.search.budget import Budget
+
+    seconds = Budget.parse(text).seconds
+    if seconds is None:
+        raise UsageError(f"--budget takes a time, such as 90s or 2m, got '{text}'. Use --epochs for equal epochs.")
+    return seconds

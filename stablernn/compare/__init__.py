@@ -1,0 +1,8 @@
+"""Comparison of cells and settings on several data sets, over seeds, in equal processor time."""
+
+from __future__ import annotations
+
+from stablernn.compare.contenders import Contender, Problem, parse_recipe
+from stablernn.compare.run_comparison import Comparison, compare
+
+__all__ = ["Comparison", "Contender", "Problem", "compare", "parse_recipe"]

@@ -1,0 +1,280 @@
+"""A comparison: its plan, in equal processor time, its runs in parallel, and its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from stablernn.atomic_files import read_json, to_json_types, write_bytes, write_json
+from stablernn.compare.baselines import Baseline, check_baseline, score_baseline
+from stablernn.compare.contenders import Contender, Problem, check_overrides, folder_name
+from stablernn.compare.results import aggregate, markdown
+from stablernn.compare.runs import ComparedRun, train_and_measure
+from stablernn.errors import ConfigError
+from stablernn.training.loop.environment import environment
+from stablernn.training.processes import Job, run_jobs
+from stablernn.training.run_data import load_run_data
+from stablernn.training.settings.config import Config
+from stablernn.training.settings.load import load_config
+from stablernn.training.settings.resolve import resolve
+from stablernn.training.speed import measure_speed
+from stablernn.training.tasks import task_for
+
+RESULTS, TABLE, FIGURE = "results.json", "table.md", "critical_difference.png"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What to compare.
+
+    Attributes:
+        problems: The data sets.
+        contenders: Cells with recipes. Without ``seconds`` the first one's own training sets the time of a run.
+        seeds: Seeds of the trainings.
+        config: YAML file with settings of all runs; None: none.
+        overrides: Settings of all runs, as ``KEY=VALUE``.
+        seconds: Processor time of each run; None: that of the whole training of the first contender, on each data set.
+        epochs: Passes of each run over the training data, instead of a time.
+        baselines: Further models to score.
+    """
+
+    problems: Sequence[Problem]
+    contenders: Sequence[Contender]
+    seeds: Sequence[int] = (0,)
+    config: Path | None = None
+    overrides: Sequence[str] = ()
+    seconds: float | None = None
+    epochs: int | None = None
+    baselines: Sequence[Baseline] = ()
+
+    def settings(self, problem: Problem, contender: Contender, seed: int) -> Config:
+        """Return the settings of a run, before its length is known.
+
+        Raises:
+            ConfigError: If a key does not exist or a value is not allowed.
+        """
+        own = {"data.source": problem.source, "model.cell": contender.cell, "training.seed": seed}
+        options = {**own, "training.epochs": self.epochs}
+        overrides = [*self.overrides, *contender.recipe.settings]
+        # Plots would take a share of the time that differs between cells.
+        return load_config(self.config, overrides, {"training": {"plots": False}}, options=options)
+
+
+def compare(
+    comparison: Comparison,
+    output: Path,
+    *,
+    jobs: int = 1,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Train the contenders on the problems, and write runs, results and a table into a folder.
+
+    Finished runs of the same comparison are kept, so that an interrupted one goes on, and further seeds, contenders and
+    problems join it.
+
+    Args:
+        comparison: What to compare.
+        output: The folder.
+        jobs: Runs at a time, one thread each.
+        progress: Called with the name of each finished run, the number of those done and of all.
+
+    Returns:
+        The content of ``results.json``, see :func:`stablernn.compare.results.aggregate`.
+
+    Raises:
+        ConfigError: If settings are wrong, the folder has another comparison, or another process uses it.
+        DataError: If data cannot be used.
+        TrainingError: If a process died.
+        InterruptedRun: If the user stopped it; the same call goes on.
+    """
+    if comparison.seconds is not None and comparison.epochs is not None:
+        raise ConfigError("Runs are as long by time or by epochs: give seconds or epochs, not both.")
+    check_overrides(comparison.overrides)
+    for problem in comparison.problems:
+        for contender in comparison.contenders:
+            comparison.settings(problem, contender, 0)
+    with _locked(output):
+        plan = _Plan(comparison, output)
+        runs = plan.runs(progress)
+        waiting = [run for run in runs if not run.is_done]
+        done = len(runs) - len(waiting)
+
+        def finished(job: Job) -> None:
+            nonlocal done
+            done += 1
+            if progress is not None:
+                progress(job.name, done, len(runs))
+
+        run_jobs([Job(run.name, train_and_measure, (run,)) for run in waiting], jobs, finished)
+        for problem in comparison.problems:
+            for baseline in comparison.baselines:
+                plan.score_baseline(problem, baseline)
+        return plan.write_results(runs)
+
+
+class _Plan:
+    """Lengths of the runs of a comparison, which are measured once and kept in the folder.
+
+    Raises:
+        ConfigError: If the folder has a comparison with other settings.
+    """
+
+    def __init__(self, comparison: Comparison, output: Path) -> None:
+        self._comparison = comparison
+        self._output = output
+        self._path = output / "comparison.json"
+        stored = read_json(self._path) if self._path.is_file() else {}
+        requested = to_json_types({"seconds": comparison.seconds, "epochs": comparison.epochs})
+        for key, value in requested.items():
+            if stored and stored[key] != value:
+                raise ConfigError(
+                    f"The comparison in '{output}' was begun with {key}={stored[key]}, now it is {value}. Name another "
+                    "folder with --output."
+                )
+        self._document: dict[str, Any] = {"problems": {}, **stored, **requested}
+
+    def runs(self, progress: Callable[[str, int, int], None] | None) -> list[ComparedRun]:
+        """Return all runs, those of a problem after one another.
+
+        Raises:
+            ConfigError: If settings or data differ from those that the comparison was begun with.
+        """
+        runs = []
+        for problem in self._comparison.problems:
+            self._check_problem(problem)
+            for contender in self._comparison.contenders:
+                steps = self._steps(problem, contender)
+                for seed in self._comparison.seeds:
+                    config = self._comparison.settings(problem, contender, seed)
+                    name = folder_name(problem, contender, seed)
+                    runs.append(
+                        ComparedRun(
+                            problem,
+                            contender,
+                            seed,
+                            _with_length(config, steps),
+                            self._output / "runs" / name,
+                            self._output / "figures" / f"{name}.json",
+                        )
+                    )
+        return runs
+
+    def _check_problem(self, problem: Problem) -> None:
+        first = self._comparison.settings(problem, self._comparison.contenders[0], 0)
+        data = load_run_data(first)
+        for baseline in self._comparison.baselines:
+            check_baseline(baseline, data)
+        task = task_for(data)
+        resolved = resolve(first, task)
+        facts = {
+            "source": problem.source,
+            "fingerprint": data.fingerprint,
+            "task": data.task,
+            "metric": task.objective(resolved.training).headline,
+            "contenders": {},
+        }
+        stored = self._document["problems"].setdefault(problem.name, facts)
+        if stored["fingerprint"] != facts["fingerprint"]:
+            raise ConfigError(
+                f"The data '{problem.name}' has changed since the comparison in '{self._output}' began. Give the old "
+                "data, or name another folder with --output."
+            )
+
+    def _steps(self, problem: Problem, contender: Contender) -> int | None:
+        """Return the optimizer steps of a contender's runs; None for those that its settings give."""
+        config = self._comparison.settings(problem, contender, 0)
+        settings = config.model_dump(mode="json", exclude_unset=True)
+        facts = self._document["problems"][problem.name]
+        stored = facts["contenders"].get(contender.name)
+        if stored is None:
+            steps = None
+            if self._comparison.epochs is None:
+                speed = measure_speed(config)
+                # Without a time for all problems, the first contender's own training sets that of the problem.
+                seconds = facts.setdefault("cpu_seconds", self._comparison.seconds or speed.seconds)
+                steps = max(1, round(seconds / speed.step_seconds))
+            stored = facts["contenders"][contender.name] = {"settings": settings, "steps": steps}
+            write_json(self._path, self._document)
+        elif stored["settings"] != settings:
+            raise ConfigError(
+                f"The comparison in '{self._output}' has '{contender.name}' on '{problem.name}' with other settings. "
+                "Give the settings it was begun with, another name to the recipe, or another folder with --output."
+            )
+        return stored["steps"] if stored["steps"] is None else int(stored["steps"])
+
+    def score_baseline(self, problem: Problem, baseline: Baseline) -> None:
+        """Fit and score a baseline, unless the folder has its figures."""
+        path = self._output / "figures" / f"{problem.name}-{baseline}.json"
+        facts = self._document["problems"][problem.name]
+        if not path.is_file():
+            config = self._comparison.settings(problem, self._comparison.contenders[0], 0)
+            write_json(path, score_baseline(baseline, config, self._comparison.seeds))
+        facts.setdefault("baselines", {})[baseline] = read_json(path)
+
+    def write_results(self, runs: Sequence[ComparedRun]) -> dict[str, Any]:
+        """Write results, table and figure, and return the results."""
+        import torch
+
+        problems = {problem.name: self._document["problems"][problem.name] for problem in self._comparison.problems}
+        rows = [
+            {
+                "problem": run.problem.name,
+                "contender": run.contender.name,
+                "cell": run.contender.cell,
+                "recipe": list(run.contender.recipe.settings),
+                "seed": run.seed,
+                "run": str(run.path),
+                **read_json(run.figures),
+            }
+            for run in runs
+        ]
+        results = {
+            **aggregate(rows, problems),
+            "seconds": self._comparison.seconds,
+            "epochs": self._comparison.epochs,
+            "environment": environment(torch.device("cpu")),
+        }
+        write_json(self._output / RESULTS, results)
+        write_bytes(self._output / TABLE, markdown(results).encode())
+        if results["ranks"]["wilcoxon"]:
+            from stablernn.compare.plots import plot_critical_difference
+
+            plot_critical_difference(self._output / FIGURE, results["ranks"])
+        return results
+
+
+def _with_length(config: Config, steps: int | None) -> Config:
+    if steps is None:
+        return config
+    training = config.training.model_copy(update={"epochs": None, "max_steps": steps})
+    return config.model_copy(update={"training": training})
+
+
+@contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    """Keep other processes from the folder, which is created.
+
+    Raises:
+        ConfigError: If it cannot be created, or another process uses it.
+    """
+    try:
+        for name in ("runs", "figures"):
+            (output / name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"Cannot create the folder '{error.filename}': {error.strerror}.") from error
+    lock = filelock.FileLock(output / ".lock")
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        raise ConfigError(
+            f"Another process compares in '{output}'. Wait for it, or name another folder with --output."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,77 @@
+"""Runs of a comparison: one contender on one problem with one seed, in a run directory."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stablernn.atomic_files import read_json, write_json
+from stablernn.compare.contenders import Contender, Problem
+from stablernn.compare.step_time import step_milliseconds
+from stablernn.errors import TrainingError
+from stablernn.training import load_run, train
+from stablernn.training.settings.config import Config
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run of a comparison.
+
+    Attributes:
+        problem: The problem.
+        contender: The contender.
+        seed: Seed of the training.
+        config: Its settings, not resolved.
+        path: The run directory.
+        figures: File with the figures of the run.
+    """
+
+    problem: Problem
+    contender: Contender
+    seed: int
+    config: Config
+    path: Path
+    figures: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.contender.name} on {self.problem.name}, seed {self.seed}"
+
+    @property
+    def is_done(self) -> bool:
+        return self.figures.is_file() and "metrics" in read_json(self.figures)
+
+
+def train_and_measure(run: ComparedRun) -> None:
+    """Train a run, or resume it, and write its figures.
+
+    A training that fails, since it diverges or leaves less proved than it has to, is a result too.
+    """
+    # Of a run that was interrupted the time is that of all its parts.
+    spent = read_json(run.figures)["cpu_seconds"] if run.figures.is_file() else 0.0
+    began = time.process_time()
+
+    def cpu_seconds() -> float:
+        return round(spent + time.process_time() - began, 3)
+
+    try:
+        summary = train(run.config, run.path, resume=(run.path / "config.yaml").is_file())
+    except TrainingError as error:
+        write_json(run.figures, {"cpu_seconds": cpu_seconds(), "error": str(error), "metrics": {}})
+        return
+    except BaseException:
+        write_json(run.figures, {"cpu_seconds": cpu_seconds()})
+        raise
+    figures = {"cpu_seconds": cpu_seconds(), **_figures(summary)}
+    figures["step_ms"] = round(step_milliseconds(load_run(run.path).model), 5)
+    write_json(run.figures, figures)
+
+
+def _figures(summary: Any) -> dict[str, Any]:
+    return {
+        **{key: summary[key] for key in ("task", "parameters", "engine", "epochs", "steps", "seconds", "diverged")},
+        "certificate": summary.get("certificate"),
+        "metrics": summary["metrics"],
+    }

@@ -1,0 +1,115 @@
+"""Scores over seeds, ranks over problems and the tests between contenders."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import pytest
+from scipy.stats import rankdata, wilcoxon
+
+from stablernn.compare.plots import find_groups, plot_critical_difference
+from stablernn.compare.results import aggregate, markdown, table_rows
+
+CONTRACTING = {"kind": "contracting", "contraction_rate": 0.95}
+BOUNDED = {"kind": "bounded", "contraction_rate": None}
+
+
+def run(problem: str, contender: str, seed: int, score: float | None, **figures: Any) -> dict[str, Any]:
+    metric = "mase" if problem == "load" else "accuracy"
+    scores = {} if score is None else {"test": {metric: score, "ridge": {metric: 0.5}}}
+    row = {"problem": problem, "contender": contender, "seed": seed, "cpu_seconds": 2.0 + seed, "metrics": scores}
+    return {**row, "parameters": 100, "step_ms": 0.1, "certificate": CONTRACTING, "diverged": False, **figures}
+
+
+def test_scores_are_means_over_seeds_and_the_weakest_certificate_stands() -> None:
+    runs = [run("a", "lru", 0, 0.7), run("a", "lru", 1, 0.9, certificate=BOUNDED), run("a", "gru", 0, 0.95)]
+    table = aggregate(runs, {"a": {"metric": "accuracy"}})["problems"]["a"]
+    assert [(row["name"], row["rank"]) for row in table["rows"]] == [("gru", 1.0), ("lru", 2.0)]
+    lru = table["rows"][1]
+    assert lru["score"] == {"mean": pytest.approx(0.8), "min": 0.7, "max": 0.9}
+    assert (lru["certificate"], lru["cpu_seconds"], lru["failed"]) == (BOUNDED, 2.5, 0)
+    assert (table["split"], table["trivial"]) == ("test", {"ridge": 0.5})
+    assert table_rows(table)[1][:3] == ["lru", "0.8", "0.7 to 0.9"]
+
+
+def test_less_is_better_for_errors_and_a_failed_contender_comes_last() -> None:
+    failed = {"problem": "load", "contender": "rnn", "seed": 0, "cpu_seconds": 1.0, "metrics": {}, "error": "NaN"}
+    runs = [run("load", "lru", 0, 1.2), failed, run("load", "gru", 0, 0.8)]
+    table = aggregate(runs, {"load": {"metric": "mase"}})["problems"]["load"]
+    assert [row["name"] for row in table["rows"]] == ["gru", "lru", "rnn"]
+    assert (table["rows"][2]["score"], table["rows"][2]["failed"]) == (None, 1)
+    assert table_rows(table)[2][1:4] == ["-", "-", "3"]
+
+
+def test_a_problem_without_test_data_is_scored_on_its_validation() -> None:
+    row = {**run("a", "lru", 0, None), "metrics": {"validation": {"accuracy": 0.6}}}
+    table = aggregate([row], {"a": {"metric": "accuracy"}})["problems"]["a"]
+    assert (table["split"], table["rows"][0]["score"]["mean"]) == ("validation", 0.6)
+    assert "validation accuracy" in markdown(aggregate([row], {"a": {"metric": "accuracy"}}))
+
+
+def many(gap: float) -> dict[str, Any]:
+    """Results of three contenders on twelve problems, of which the third is worse by a gap."""
+    generator = np.random.default_rng(3)
+    runs = []
+    for number in range(12):
+        base = generator.uniform(0.6, 0.8)
+        for name, shift in (("first", 0.0), ("second", 0.0), ("third", gap)):
+            runs.append(run(str(number), name, 0, float(base - shift + generator.normal(scale=0.01))))
+    return aggregate(runs, {str(number): {"metric": "accuracy"} for number in range(12)})
+
+
+def test_ranks_and_p_values_are_those_of_scipy() -> None:
+    results = many(0.05)
+    scores = {name: [] for name in ("first", "second", "third")}
+    for row in results["runs"]:
+        scores[row["contender"]].append(row["metrics"]["test"]["accuracy"])
+    table = np.array(list(scores.values()))
+    expected = rankdata(-table, axis=0).mean(axis=1)
+    assert results["ranks"]["mean"] == pytest.approx(dict(zip(scores, expected, strict=True)))
+    pairs = {frozenset((pair["first"], pair["second"])): pair for pair in results["ranks"]["wilcoxon"]}
+    for first, second in combinations(scores, 2):
+        p = wilcoxon(scores[first], scores[second]).pvalue
+        assert pairs[frozenset((first, second))]["p"] == pytest.approx(p)
+    different = {names for names, pair in pairs.items() if pair["is_different"]}
+    assert different == {frozenset(("first", "third")), frozenset(("second", "third"))}
+    assert find_groups(results["ranks"]) in ([["first", "second"]], [["second", "first"]])
+
+
+def test_contenders_that_no_test_tells_apart_are_one_group() -> None:
+    ranks = many(0.0)["ranks"]
+    assert find_groups(ranks) == [list(ranks["mean"])]
+
+
+def test_groups_overlap_and_none_lies_within_another() -> None:
+    pairs = [{"first": "a", "second": "d", "is_different": True}, {"first": "b", "second": "d", "is_different": True}]
+    ranks = {"mean": {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}, "wilcoxon": pairs}
+    assert find_groups(ranks) == [["a", "b", "c"], ["c", "d"]]
+
+
+def test_problems_of_different_metrics_have_ranks_but_no_test() -> None:
+    runs = [run("a", "lru", 0, 0.9), run("a", "gru", 0, 0.8), run("load", "lru", 0, 0.9), run("load", "gru", 0, 1.0)]
+    ranks = aggregate(runs, {"a": {"metric": "accuracy"}, "load": {"metric": "mase"}})["ranks"]
+    assert ranks == {"mean": {"lru": 1.0, "gru": 2.0}, "problems": 2, "wilcoxon": []}
+
+
+def test_a_model_of_another_library_is_ranked_beside() -> None:
+    facts = {"metric": "accuracy", "baselines": {"minirocket": {"scores": {"accuracy": 0.85}, "cpu_seconds": 9.0}}}
+    results = aggregate([run("a", "lru", 0, 0.9), run("a", "gru", 0, 0.8)], {"a": facts})
+    rows = results["problems"]["a"]["rows"]
+    assert [(row["name"], row["is_baseline"]) for row in rows] == [("lru", False), ("minirocket", True), ("gru", False)]
+    assert "| minirocket | 0.85 | - | 2 | - | 9 | - | - |  |" in markdown(results)
+
+
+def test_the_figure_shows_the_axis_and_the_names(tmp_path: Path) -> None:
+    plot_critical_difference(tmp_path / "cd.png", many(0.05)["ranks"])
+    pixels = matplotlib.image.imread(tmp_path / "cd.png")[..., :3].min(axis=-1)
+    dark = pixels < 0.5
+    # The axis is a long dark line, and there is text on both sides of it.
+    assert dark.sum(axis=1).max() > 0.3 * dark.shape[1]
+    assert dark[:, : dark.shape[1] // 4].any()
+    assert dark[:, -dark.shape[1] // 4 :].any()

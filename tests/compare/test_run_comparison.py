@@ -1,0 +1,151 @@
+"""Comparisons that train: equal time, resuming, growth, and what a folder refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cli_helpers import Workplace
+from stablernn.compare import Comparison, compare
+from stablernn.compare.contenders import make_contenders, make_problems, parse_recipe
+from stablernn.errors import ConfigError
+from stablernn.training import load_run
+from stablernn.training.speed import measure_speed
+
+SMALL = ("model.hidden_size=4", "training.batch_size=8")
+
+
+def write_waves(path: Path, seed: int, length: int) -> None:
+    """Write two classes of short sequences that differ in frequency."""
+    generator = np.random.default_rng(seed)
+    y = np.arange(40) % 2
+    x = np.sin(np.arange(length)[None, :, None] * (1 + y[:, None, None])) + 0.3 * generator.normal(size=(40, length, 1))
+    np.savez(path, x=x.astype(np.float32), y=y)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("comparison")
+    for name, length in (("short", 8), ("long", 16)):
+        for part, seed in (("TRAIN", 0), ("TEST", 1)):
+            write_waves(folder / f"{name}_{part}.npz", seed, length)
+    return folder
+
+
+def comparison_of(place: Path, *names: str, cells: str = "lru,lipschitz", **options: Any) -> Comparison:
+    problems = make_problems([str(place / f"{name}_TRAIN.npz") for name in names])
+    contenders = make_contenders(cells.split(","), options.pop("recipes", []))
+    return Comparison(problems, contenders, **{"overrides": SMALL, "seeds": (0,), **options})
+
+
+@pytest.fixture(scope="module")
+def timed(place: Path) -> tuple[Path, dict[str, Any]]:
+    """A folder with a comparison of two cells on two problems, and its results."""
+    output = place / "timed"
+    return output, compare(comparison_of(place, "short", "long", seconds=0.3), output)
+
+
+def test_every_contender_is_trained_for_the_same_time(timed: tuple[Path, dict[str, Any]]) -> None:
+    output, results = timed
+    assert len(results["runs"]) == 4
+    plan = json.loads((output / "comparison.json").read_text())
+    for name in ("short", "long"):
+        contenders = plan["problems"][name]["contenders"]
+        # A step of lru takes longer than one of lipschitz, so that it gets fewer of them.
+        assert contenders["lru"]["steps"] != contenders["lipschitz"]["steps"]
+        for row in results["runs"]:
+            if row["problem"] == name:
+                assert row["steps"] == contenders[row["contender"]]["steps"]
+    rows = results["problems"]["short"]["rows"]
+    assert {row["name"] for row in rows} == {"lru", "lipschitz"}
+    assert all(row["certificate"]["kind"] == "contracting" and row["step_ms"] > 0 for row in rows)
+    assert (output / "table.md").read_text().startswith("## short")
+    assert (output / "critical_difference.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_are_run_directories(timed: tuple[Path, dict[str, Any]]) -> None:
+    output, results = timed
+    run = load_run(output / "runs" / "short-lru-0")
+    assert run.config.training.seed == 0
+    row = next(row for row in results["runs"] if row["run"] == str(output / "runs" / "short-lru-0"))
+    assert row["metrics"]["test"]["accuracy"] == run.summary["metrics"]["test"]["accuracy"]  # type: ignore[index]
+
+
+def test_finished_runs_are_kept_and_further_ones_join(place: Path, timed: tuple[Path, dict[str, Any]]) -> None:
+    output, results = timed
+    names: list[str] = []
+    wider = comparison_of(place, "short", "long", cells="lru,lipschitz,rnn", seconds=0.3)
+    more = compare(wider, output, progress=lambda name, done, total: names.append(name))
+    assert names == ["rnn on short, seed 0", "rnn on long, seed 0"]
+    kept = [row for row in more["runs"] if row["contender"] != "rnn"]
+    assert kept == results["runs"]
+
+
+def test_a_folder_refuses_another_comparison(place: Path, timed: tuple[Path, dict[str, Any]]) -> None:
+    output, _ = timed
+    with pytest.raises(ConfigError, match=r"was begun with seconds=0\.3, now it is 9\.0\. Name another folder"):
+        compare(comparison_of(place, "short", seconds=9.0), output)
+    with pytest.raises(ConfigError, match=r"has 'lru' on 'short' with other settings\."):
+        compare(comparison_of(place, "short", seconds=0.3, overrides=("model.hidden_size=5",)), output)
+    write_waves(place / "changed_TRAIN.npz", 3, 8)
+    changed = comparison_of(place, "changed", seconds=0.3)
+    changed = replace(changed, problems=[replace(changed.problems[0], name="short")])
+    with pytest.raises(ConfigError, match=r"^The data 'short' has changed since the comparison in '"):
+        compare(changed, output)
+
+
+def test_without_a_time_the_first_contender_sets_it(place: Path, tmp_path: Path) -> None:
+    overrides = (*SMALL, "training.epochs=4")
+    comparison = comparison_of(place, "short", cells="lipschitz,lru", overrides=overrides)
+    results = compare(comparison, tmp_path / "out")
+    problem = json.loads((tmp_path / "out" / "comparison.json").read_text())["problems"]["short"]
+    whole = measure_speed(comparison.settings(comparison.problems[0], comparison.contenders[0], 0)).steps
+    assert problem["contenders"]["lipschitz"]["steps"] == whole == results["runs"][0]["steps"]
+    assert problem["cpu_seconds"] > 0
+
+
+def test_recipes_and_equal_epochs(place: Path, tmp_path: Path) -> None:
+    recipes = [parse_recipe("narrow: model.hidden_size=3"), parse_recipe("wide: model.hidden_size=6")]
+    comparison = comparison_of(place, "short", cells="rnn", recipes=recipes, epochs=2)
+    results = compare(comparison, tmp_path / "out")
+    assert [row["epochs"] for row in results["runs"]] == [2, 2]
+    sizes = {row["name"]: row["parameters"] for row in results["problems"]["short"]["rows"]}
+    assert sizes["rnn, narrow"] < sizes["rnn, wide"]
+
+
+def test_a_training_that_fails_is_counted_and_comes_last(place: Path, tmp_path: Path) -> None:
+    recipes = [parse_recipe("good: training.lr=0.01"), parse_recipe("bad: training.lr=1e30 training.clip_norm=null")]
+    comparison = comparison_of(place, "short", cells="lipschitz", recipes=recipes, epochs=3)
+    results = compare(replace(comparison, overrides=(*SMALL, "training.certified=false")), tmp_path / "out")
+    rows = {row["name"]: row for row in results["problems"]["short"]["rows"]}
+    assert (rows["lipschitz, good"]["failed"], rows["lipschitz, bad"]["failed"]) == (0, 1)
+    assert rows["lipschitz, bad"]["rank"] == 2
+
+
+def test_a_stopped_comparison_goes_on_to_the_same_scores(place: Path, tmp_path: Path) -> None:
+    words = ["compare", "--data", str(place / "short_TRAIN.npz"), "--cells", "lru", "--seeds", "0", "--epochs", "40"]
+    words += ["--set", "model.hidden_size=4", "--set", "training.batch_size=8", "--output"]
+    command = [sys.executable, "-m", "stablernn_cli", *words, "stopped"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "stopped" / "runs" / "short-lru-0" / "metrics.jsonl"
+    while not metrics.is_file():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGINT)
+    _, printed = process.communicate(timeout=60)
+    assert process.returncode == 130, printed
+    assert "Run the same command again to go on; finished work is kept." in printed
+    workplace = Workplace(tmp_path)
+    resumed = workplace.ok(*words, "stopped", "--json").json
+    whole = workplace.ok(*words, "whole", "--json").json
+    assert [row["metrics"] for row in resumed["runs"]] == [row["metrics"] for row in whole["runs"]]
