@@ -488,7 +488,21 @@ def test_what_none_stands_for() -> None:
 
 def test_a_short_text_is_read_in_few_streams() -> None:
     sizes = [resolve(settings(), task_for(running(length))).training.batch_size for length in (100, 9001, 1_000_000)]
-    assert sizes == [1, 3, resolve(settings(), task_for(frames())).training.batch_size]
+    assert sizes == [1, 3, 32]
+
+
+@pytest.mark.parametrize(("count", "batch_size", "epochs"), [(5, 8, 2000), (150, 8, 106), (700, 16, 60)])
+def test_few_sequences_are_read_in_small_batches_for_many_epochs(count: int, batch_size: int, epochs: int) -> None:
+    task = task_for(frames((2,) * count))
+    training = resolve(settings(), task).training
+    assert (training.batch_size, training.epochs) == (batch_size, epochs)
+    assert training.epochs * task.steps_per_epoch(batch_size, 0) >= 2000
+
+
+def test_a_batch_size_of_the_user_stands_and_the_epochs_make_up_for_it() -> None:
+    task = task_for(frames((2,) * 150))
+    training = resolve(settings("training.batch_size=50"), task).training
+    assert (training.batch_size, training.epochs) == (50, 667)
 
 
 def test_a_large_vocabulary_is_embedded() -> None:
