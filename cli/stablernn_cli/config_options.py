@@ -19,6 +19,7 @@ KEYS = {
     "time_column": "data.time_column",
     "stamps": "data.stamps",
     "frequency": "data.frequency",
+    "group": "data.group_column",
     "task": "task.name",
     "horizon": "task.horizon",
     "context_length": "task.context_length",
@@ -77,6 +78,10 @@ StampsOption = Annotated[
 ]
 FrequencyOption = Annotated[
     str | None, data_option("Frequency of the time grid, such as h or W; default: inferred from the data.")
+]
+GroupOption = Annotated[
+    str | None,
+    data_option("Column, or array of an .npz file, with the group of each sequence, such as a person: held out whole."),
 ]
 TaskOption = Annotated[
     Literal["classify", "forecast", "predict-next"] | None, data_option("Task; default: the one that fits the data.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from stablernn.data.sequences import (
     reorder_features,
     sort_labels,
 )
-from stablernn.data.splits import stratified_validation
+from stablernn.data.splits import grouped_validation, stratified_validation
 from stablernn.data.types import ClassificationData, Notes, SequenceSplit, add_notes
 
 # Ways to add labels to a file, by its ending.
@@ -71,11 +72,8 @@ def classification_data(
     sequence_labels = require_labels(train)
     labels = _check_classes(train.name, sequence_labels)
     y = _encode_labels(sequence_labels, labels)
-    fitted, held_out = stratified_validation(y, validation_fraction, seed)
-    if not len(held_out):
-        raise errors.DataError(
-            f"'{train.name}' has one sequence for each label, none can be held out for validation. Add sequences."
-        )
+    groups = None if train.groups is None else _encode_groups(train)
+    fitted, held_out = _draw_validation(train.name, y, groups, validation_fraction, seed)
     # Of the training file alone, as all statistics of the data.
     step = None if train.times is None else median_time_step(train.times)
     pools: dict[SplitName, tuple[Sequences, Int64Array, Int64Array]] = {
@@ -90,6 +88,11 @@ def classification_data(
         pools["test"] = (test, test_y, np.arange(len(test_y)))
     splits: dict[SplitName, SequenceSplit] = {split: _select(*pool, step) for split, pool in pools.items()}
     draw: Notes = {"how": "stratified sample of the training file", "fraction": validation_fraction, "seed": seed}
+    if groups is not None:
+        splits["train"] = replace(splits["train"], groups=groups[fitted])
+        splits["validation"] = replace(splits["validation"], groups=groups[held_out])
+        draw["how"] = "whole groups of the training file"
+        draw["groups"] = {"train": len(np.unique(groups[fitted])), "validation": len(np.unique(groups[held_out]))}
     return assemble(
         name,
         labels,
@@ -99,6 +102,48 @@ def classification_data(
         reader={**_time_notes(train, step, splits), **add_notes(train.notes, test.notes if test else {})},
         time_step=step,
     )
+
+
+def _encode_groups(train: Sequences) -> Int64Array:
+    """Return the number of the group of each sequence.
+
+    Raises:
+        DataError: If a sequence has no group, or all have the same.
+    """
+    assert train.groups is not None
+    for index, group in enumerate(train.groups):
+        if group in NO_LABEL:
+            location = train.locations[index] if train.locations else f"sequence {index} (from 0)"
+            raise errors.DataError(f"'{train.name}': {location} has no group. Give it one, or leave the sequence out.")
+    names, numbers = np.unique(np.array(train.groups), return_inverse=True)
+    if len(names) < 2:
+        raise errors.DataError(
+            f"'{train.name}' has one group only ('{names[0]}'), so that none can be held out. Leave group_column out, "
+            "or add sequences of another group."
+        )
+    return numbers.astype(np.int64)
+
+
+def _draw_validation(
+    name: str, y: Int64Array, groups: Int64Array | None, fraction: float, seed: int
+) -> tuple[Int64Array, Int64Array]:
+    """Return the indices of training and of validation.
+
+    Raises:
+        DataError: If nothing can be held out.
+    """
+    if groups is None:
+        fitted, held_out = stratified_validation(y, fraction, seed)
+        reason = "has one sequence for each label, none can be held out for validation. Add sequences."
+    else:
+        fitted, held_out = grouped_validation(y, groups, fraction, seed)
+        reason = (
+            "has a label in one group only, whichever groups are held out for validation. Add sequences of it in "
+            "another group, or leave group_column out."
+        )
+    if not len(held_out):
+        raise errors.DataError(f"'{name}' {reason}")
+    return fitted, held_out
 
 
 def _time_notes(train: Sequences, step: float | None, splits: dict[SplitName, SequenceSplit]) -> Notes:

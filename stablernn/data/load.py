@@ -85,6 +85,7 @@ def load_data(
     id_column: str = ID_COLUMN,
     time_column: str = TIME_COLUMN,
     label_column: str = LABEL_COLUMN,
+    group_column: str | None = None,
     stamps: str | None = None,
     channels: Sequence[str] | None = None,
     future: Sequence[str] | None = None,
@@ -119,6 +120,8 @@ def load_data(
         id_column: Tables: column that tells series apart.
         time_column: Tables: column of timestamps.
         label_column: Tables: column with the class of each series.
+        group_column: Classification: column of a table, or array of an ``.npz`` file, with the group of each sequence.
+            Sequences of one group are all trained on or all held out.
         stamps: Tables: what whole numbers in the column of timestamps are: ``unix-s``, ``unix-ms``, ``yyyymmdd`` or
             ``step``. Default: numbers of steps, refused where they look like one of the others.
         channels: Inputs of the model, in its order. Tables: columns; all columns of numbers when omitted. Sequences:
@@ -155,6 +158,7 @@ def load_data(
         id_column=id_column,
         time_column=time_column,
         label_column=label_column,
+        group_column=group_column,
         stamps=stamps,
         channels=channels,
         future=future,
@@ -221,7 +225,12 @@ def _split_channels(data: Data, options: LoadOptions) -> ForecastData:
 
 
 def read_sequences(
-    path: Path, *, channels: Sequence[str] | None = None, timed: bool | None = None, **columns: Any
+    path: Path,
+    *,
+    channels: Sequence[str] | None = None,
+    timed: bool | None = None,
+    group_column: str | None = None,
+    **columns: Any,
 ) -> Sequences:
     """Read a file of sequences by its ending.
 
@@ -229,16 +238,26 @@ def read_sequences(
         path: The file.
         channels: Features, in their order; all when omitted.
         timed: Of tables, see :func:`stablernn.data.readers.labelled_tables.read_labelled`.
+        group_column: Column of a table, or array of an ``.npz`` file, with the group of each sequence.
         columns: Of tables: their :data:`~stablernn.data.options.TABLE_OPTIONS`.
 
     Raises:
         UnknownNameError: If there is no such file, or a table lacks a column that is named.
+        ConfigError: If groups are asked for and the format has no place for them.
         DataError: If it is no file of sequences, or its content cannot be read.
     """
     file_format = require_task(path, "classify")
     if file_format in TABLE_FORMATS:
-        return read_labelled(path, channels=channels, timed=timed, **columns)
-    sequences = _SEQUENCE_READERS[file_format](path)
+        return read_labelled(path, channels=channels, timed=timed, group_column=group_column, **columns)
+    if group_column is None:
+        sequences = _SEQUENCE_READERS[file_format](path)
+    elif file_format == ".npz":
+        sequences = read_npz(path, group=group_column)
+    else:
+        raise errors.ConfigError(
+            f"group_column is for tables and .npz files, which have a place for groups; '{path.name}' has none. Write "
+            "the sequences as one of these."
+        )
     return sequences if channels is None else match_features(sequences, channels)
 
 
@@ -342,7 +361,7 @@ def _load_steps(source: _Source, options: LoadOptions) -> StepData:
 
 
 def _load_classification(source: _Source, options: LoadOptions) -> ClassificationData:
-    _check_no_forecast_options(source, options, "classify", (*TABLE_OPTIONS, "channels"))
+    _check_no_forecast_options(source, options, "classify", (*TABLE_OPTIONS, "channels", "group_column"))
     path, info = source.path, source.info
     is_table = detect_format(path) in TABLE_FORMATS
     table_options = options.changed(TABLE_OPTIONS)
@@ -352,7 +371,7 @@ def _load_classification(source: _Source, options: LoadOptions) -> Classificatio
     if info is None and is_table:
         _check_labelled(path, options)
     columns = {name: getattr(options, name) for name in TABLE_OPTIONS}
-    pool = read_sequences(path, channels=options.channels, **columns)
+    pool = read_sequences(path, channels=options.channels, group_column=options.group_column, **columns)
     if info is not None and info.members is not None:
         _check_fixed_splits(info, options)
         return fixed_splits(source.name, pool, info.members(len(pool.values)), how=info.splits)
@@ -367,7 +386,9 @@ def _read_test_sequences(path: Path, train: Sequences, columns: dict[str, Any]) 
     if detect_format(path) not in TABLE_FORMATS:
         # All features are read; they are put into the order of the training file later.
         return read_sequences(path)
-    channels = train.features if has_feature_names(train.features) else None
+    # A feature without a name is the column that has no other role; one of groups would be taken for another feature.
+    is_named = has_feature_names(train.features) or train.groups is not None
+    channels = train.features if is_named else None
     return read_sequences(path, channels=channels, timed=train.times is not None, **columns)
 
 
@@ -386,8 +407,8 @@ def _check_labelled(path: Path, options: LoadOptions) -> None:
 
 
 def _load_forecast(source: _Source, options: LoadOptions) -> ForecastData:
-    if options.label_column != LABEL_COLUMN:
-        raise errors.ConfigError(f"label_column is for classification; '{source.name}' is read for task 'forecast'.")
+    for name in options.changed(("label_column", "group_column")):
+        raise errors.ConfigError(f"{name} is for classification; '{source.name}' is read for task 'forecast'.")
     table = read_series(_open_table(source.path, options), options)
     if options.channels_as_series and options.target is None:
         # Each channel becomes a series, so all are forecast but those that are known in advance.

@@ -28,7 +28,7 @@ TABLE_OPTIONS = ("id_column", "time_column", "label_column", "stamps")
 TASK_OPTIONS = (
     *("target", "channels", "horizon", "context_length", "season", "frequency", "validation_steps", "test_steps"),
     *TABLE_OPTIONS,
-    *("future", "static", "calendar", "window_stride"),
+    *("group_column", "future", "static", "calendar", "window_stride"),
 )
 #: Options that only named datasets take; each dataset takes some of them.
 NAMED_OPTIONS = ("variant", "partial", "permutation", "length")
@@ -75,6 +75,9 @@ class DataOptions(BaseModel):
     separators, or numbers of steps; None: numbers of steps, rejected if they look like one of the others."""
     label_column: str = LABEL_COLUMN
     """Column of a table with the class of each series."""
+    group_column: str | None = None
+    """Column of a table, or array of an .npz file, with the group of each sequence, such as a person or a machine:
+    sequences of one group are all trained on or all held out."""
     channels: Names | None = None
     """Inputs of the model, in this order: columns of a table, None for all numeric ones; features of sequences."""
     future: Names = ()

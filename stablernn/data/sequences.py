@@ -35,6 +35,7 @@ class Sequences:
             file has no times.
         names: Name of each sequence; None when the file has none.
         locations: Position of each sequence in the file, such as ``line 4``, for messages.
+        groups: Name of the group of each sequence, such as a person, empty where it has none; None without groups.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Sequences:
     times: list[npt.NDArray[np.float64]] | None = None
     names: tuple[str, ...] | None = None
     locations: tuple[str, ...] | None = None
+    groups: tuple[str, ...] | None = None
 
 
 def default_channel_names(count: int) -> tuple[str, ...]:

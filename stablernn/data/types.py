@@ -28,6 +28,7 @@ class SequenceSplit:
         ids: Position of each sample in the file it came from, from 0.
         dt: float32 (samples, time), the time since the previous step in units of the regular step, 1 at the first step
             and after ``lengths``; None when the file gives no times, or they are not used.
+        groups: int64 (samples,), number of the group of each sample; None without groups.
     """
 
     x: Float32Array
@@ -35,6 +36,7 @@ class SequenceSplit:
     y: Int64Array
     ids: tuple[str, ...]
     dt: Float32Array | None = None
+    groups: Int64Array | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -68,12 +70,14 @@ class SequenceSplit:
             np.concatenate([self.y, other.y]),
             (*self.ids, *other.ids),
             np.concatenate(times) if len(times) == len(parts) else None,
+            None if self.groups is None or other.groups is None else np.concatenate([self.groups, other.groups]),
         )
 
     def subset(self, rows: Int64Array) -> SequenceSplit:
         """Return a split of the samples with these numbers, in their order."""
         part = self.gather(rows)
-        return SequenceSplit(part.x, part.lengths, self.y[rows], tuple(self.ids[row] for row in rows), part.dt)
+        groups = None if self.groups is None else self.groups[rows]
+        return SequenceSplit(part.x, part.lengths, self.y[rows], tuple(self.ids[row] for row in rows), part.dt, groups)
 
     def emptied(self) -> SequenceSplit:
         """Return a split of the same shapes without samples."""

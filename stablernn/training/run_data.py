@@ -38,8 +38,8 @@ def load_run_data(
     """
     options = data_options(config)
     if source is not None and source != config.data.source:
-        # Options of one named dataset mean nothing to another.
-        options = options.with_options(source=source).reset(("test", *NAMED_OPTIONS))
+        # Options of one named dataset mean nothing to another, and what is only scored is drawn from by no group.
+        options = options.with_options(source=source).reset(("test", "group_column", *NAMED_OPTIONS))
         if not is_table(source):
             # Roles of a table's columns mean nothing to a file without columns.
             options = options.reset(TABLE_OPTIONS)

@@ -39,6 +39,7 @@ def tune(
     time_column: config_options.TimeColumnOption = None,
     stamps: config_options.StampsOption = None,
     frequency: config_options.FrequencyOption = None,
+    group: config_options.GroupOption = None,
     task: config_options.TaskOption = None,
     horizon: config_options.HorizonOption = None,
     context_length: config_options.ContextLengthOption = None,

@@ -76,6 +76,8 @@ def list_file_columns(path: Path, columns: tuple[Column, ...], data: Data, optio
         columns_by_name |= {name: Column(name, "static", "numbers") for name in data.static}
     else:
         columns_by_name[options.label_column] = columns[-1]
+    if options.group_column is not None:
+        columns_by_name[options.group_column] = Column(options.group_column, "group", "words")
     kinds = infer_column_kinds(path, [name for name in names if name not in columns_by_name])
     columns_by_name[table.time_name] = Column(table.time_name, "time", kinds[table.time_name], low=low, high=high)
     if table.id_name is not None:

@@ -99,6 +99,7 @@ def _inspect_table(
     roles: dict[str, Any] = {
         **table_options(options),
         "label_column": options.label_column if task == "classify" else None,
+        "group_column": options.group_column,
         "channels": options.channels,
         "static": options.static,
         "targets": options.target or (TARGET_COLUMN,),
@@ -114,6 +115,9 @@ def _inspect_table(
             "label_column": roles["label_column"],
             "channels": roles["channels"],
         }
+        # A test file needs no groups.
+        if test_path is None and any(column.role == "group" for column in inspection.columns):
+            reader_options["group_column"] = options.group_column
         content = {}
         if inspection.has_times:
             content = _inspect_sequence_files(path, test_path, reader_options, findings).content

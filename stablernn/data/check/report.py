@@ -9,7 +9,7 @@ from stablernn.data.step_data import Data
 from stablernn.data.types import Notes
 from stablernn.errors import StableRNNError
 
-Role = Literal["id", "time", "target", "channel", "future", "static", "label", "ignored"]
+Role = Literal["id", "time", "target", "channel", "future", "static", "label", "group", "ignored"]
 Kind = Literal["numbers", "dates", "words", "mixed", "empty"]
 
 

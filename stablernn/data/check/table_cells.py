@@ -79,6 +79,7 @@ def inspect_cells(
     time_column: str,
     stamps: str | None,
     label_column: str | None,
+    group_column: str | None,
     channels: Sequence[str] | None,
     static: Sequence[str],
     targets: Sequence[str] = (),
@@ -92,6 +93,7 @@ def inspect_cells(
         time_column: Name of the column of times.
         stamps: Format of integers in the column of times; None if it is not set.
         label_column: Name of the column of labels; None if the task is not ``classify``.
+        group_column: Name of the column of groups; None without one.
         channels: Names of the channels; None for all columns without another role.
         static: Names of the columns that are constant for each series.
         targets: Names of the columns to forecast.
@@ -122,6 +124,7 @@ def inspect_cells(
         guessed_settings |= _check_order(cells, times, ids, (time_name or "", *targets), findings)
     roles: dict[str | None, Role] = {
         label_column: "label",
+        group_column: "group",
         guessed_settings.get("id_column", id_column): "id",
         time_name: "time",
     }

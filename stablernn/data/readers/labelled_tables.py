@@ -27,6 +27,7 @@ def read_labelled(
     id_column: str = ID_COLUMN,
     time_column: str = TIME_COLUMN,
     label_column: str = LABEL_COLUMN,
+    group_column: str | None = None,
     timed: bool | None = None,
     stamps: str | None = None,
 ) -> Sequences:
@@ -41,16 +42,18 @@ def read_labelled(
         id_column: Column with the name of each row's sequence.
         time_column: Column of timestamps.
         label_column: Column with the class of the sequence, the same in all its rows. Without it there are no labels.
+        group_column: Column with the group of the sequence, the same in all its rows.
         timed: Whether the result has the times of its steps, with rows as steps; if they are on no grid when omitted.
         stamps: As for :func:`stablernn.data.readers.tables.open_table`.
 
     Raises:
         UnknownNameError: If the file, or a column that was named, does not exist.
-        DataError: If the content cannot be read, or a sequence has two labels.
+        DataError: If the content cannot be read, or a sequence has two labels, or groups.
     """
     source = open_table(path, id_column=id_column, time_column=time_column, stamps=stamps)
-    has_labels = label_column in source.columns
-    table = source.read(channels, label=label_column if has_labels else None)
+    texts = [label_column] if label_column in source.columns else []
+    table = source.read(channels, texts=texts if group_column is None else [*texts, group_column])
+    labels = table.texts.get(label_column)
     series, counts = table.series, Notes()
     if not timed:
         series, grid, counts = align_to_grid(path.name, table.series, None)
@@ -58,11 +61,12 @@ def read_labelled(
     return Sequences(
         name=path.name,
         values=[each.values for each in series],
-        labels=plain_labels(path.name, table.labels) if table.labels is not None else None,
+        labels=plain_labels(path.name, labels) if labels is not None else None,
         features=table.channels,
         notes={key: value for key, value in {**table.notes, **counts}.items() if key in _TABLE_NOTES and value},
         # From 0, since only their differences are used.
         times=[np.cumsum([0.0, *lengths_of_time(np.diff(each.ds))]) for each in series] if timed else None,
         names=tuple(each.unique_id for each in series),
         locations=tuple(f"series '{each.unique_id}'" for each in series),
+        groups=None if group_column is None else table.texts[group_column],
     )

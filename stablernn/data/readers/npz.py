@@ -28,7 +28,7 @@ _OBJECT_ADVICE = {
 }
 
 
-def read_npz(path: Path) -> Sequences:
+def read_npz(path: Path, *, group: str | None = None) -> Sequences:
     """Read ``x`` (n, time, features) or (n, time), and those of ``y, lengths, features, t, mask`` that the file has.
 
     ``y`` (n,) holds labels as integers or text, ``lengths`` (n,) the real steps of each sequence, ``features`` the
@@ -36,9 +36,13 @@ def read_npz(path: Path) -> Sequences:
     or (n, time) which values are present: 0 or false is missing, and counted in ``notes["masked_values"]``. Other
     arrays are ignored and named in ``notes["ignored_arrays"]``.
 
+    Args:
+        path: The file.
+        group: Name of an array (n,) with the group of each sequence, as integers or text.
+
     Raises:
         DataError: If the file is no ``.npz``, holds Python objects, or an array has the wrong shape or type.
-        UnknownNameError: If there is no such file.
+        UnknownNameError: If there is no such file, or no array of groups.
     """
     arrays = read_arrays(path)
     if "x" not in arrays:
@@ -56,7 +60,9 @@ def read_npz(path: Path) -> Sequences:
             raise errors.DataError(f"'{path.name}' has a name twice in 'features' ({format_names(names)}). Rename one.")
     lengths = read_lengths(path, arrays, x)
     labels = _read_labels(path, _check_vector(path, arrays, "y", len(x))) if "y" in arrays else None
-    ignored = sorted(set(arrays) - set(_KEYS))
+    if group is not None and group not in arrays:
+        raise errors.unknown("array", group, arrays, f"'{path.name}' has {format_names(list(arrays))}.")
+    ignored = sorted(set(arrays) - {*_KEYS, group})
     notes: Notes = {"ignored_arrays": ignored} if ignored else {}
     if present is not None:
         mask = np.broadcast_to(present, x.shape)
@@ -70,6 +76,7 @@ def read_npz(path: Path) -> Sequences:
         notes=notes,
         times=_read_times(path, arrays["t"], x.shape[:2], lengths) if "t" in arrays else None,
         locations=tuple(f"y[{index}]" for index in range(len(x))),
+        groups=None if group is None else _read_groups(path, arrays, group, len(x)),
     )
 
 
@@ -226,6 +233,11 @@ def _read_labels(path: Path, y: npt.NDArray[Any]) -> list[str]:
         )
     labels = [int(label) if isinstance(label, float) and label.is_integer() else label for label in y.tolist()]
     return [_decode(path, f"y[{index}]", label) for index, label in enumerate(labels)]
+
+
+def _read_groups(path: Path, arrays: dict[str, npt.NDArray[Any]], key: str, length: int) -> tuple[str, ...]:
+    groups = _check_vector(path, arrays, key, length).tolist()
+    return tuple(_decode(path, f"{key}[{index}]", name) for index, name in enumerate(groups))
 
 
 def _decode(path: Path, location: str, value: object) -> str:

@@ -6,8 +6,8 @@ Both are one format: a column of timestamps, an optional column of series names,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -46,14 +46,14 @@ class Table:
         series: In order of first appearance; timestamps ascend.
         channels: Names of the columns of numbers.
         notes: Counts of rows, missing values and blank rows.
-        labels: One label per series, empty where it has none; None where no column of labels was asked for.
+        texts: Of each column of text that was asked for, the value of each series, empty where it has none.
     """
 
     name: str
     series: tuple[Series, ...]
     channels: tuple[str, ...]
     notes: Notes
-    labels: tuple[str, ...] | None = None
+    texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,28 +77,28 @@ class OpenTable:
     stamps: str | None = None
 
     def read(
-        self, channels: Sequence[str] | None = None, *, static: Sequence[str] = (), label: str | None = None
+        self, channels: Sequence[str] | None = None, *, static: Sequence[str] = (), texts: Sequence[str] = ()
     ) -> Table:
         """Read the series with these columns of numbers, in this order.
 
         Args:
             channels: All columns that have no other role when omitted.
             static: Columns of numbers that have one value for each series.
-            label: A column of text that has one value for each series.
+            texts: Columns of text that have one value for each series.
 
         Raises:
             UnknownNameError: If a column does not exist.
             DataError: If a cell is no finite number, a timestamp cannot be read, is repeated or comes too early, or a
                 series has two values where it must have one.
         """
-        others = (*static, *(() if label is None else (label,)))
+        others = (*static, *texts)
         for name in (*(channels or ()), *others):
             if name not in self.columns:
                 raise unknown_column_error(self.path, name, self.columns)
         names = tuple(channels or (name for name in self.columns if name not in others))
         if not names:
             raise errors.DataError(f"'{self.path.name}' has no column of numbers besides {format_names(self.names)}.")
-        builder = _TableBuilder(self, names, tuple(static), label)
+        builder = _TableBuilder(self, names, tuple(static), tuple(texts))
         used = [self.time_name, *([self.id_name] if self.id_name else []), *names, *others]
         counts: Counter[str] = Counter()
         for chunk in read_chunks(self.path, list(dict.fromkeys(used)), counts):
@@ -168,21 +168,21 @@ class _TableBuilder:
     """Collects the rows of a table chunk by chunk and builds its series at the end."""
 
     def __init__(
-        self, source: OpenTable, channels: tuple[str, ...], static: tuple[str, ...], label: str | None
+        self, source: OpenTable, channels: tuple[str, ...], static: tuple[str, ...], texts: tuple[str, ...]
     ) -> None:
         self._source = source
         self._path = source.path
-        self._channels, self._static, self._label = channels, static, label
+        self._channels, self._static = channels, static
         # One budget: the columns together must fit into the memory, or those that do not go to disk.
         budget = MemoryBudget()
         self._times = TimeColumn(budget, source.stamps)
         self._values = GrowingArray(np.float32, len(channels), budget)
         self._static_values = GrowingArray(np.float32, len(static), budget)
-        # Series names and labels as numbers, which are much smaller than text in every row.
+        # Series names and other text as numbers, which are much smaller than text in every row.
         self._series_codes = GrowingArray(np.int32, None, budget)
-        self._label_codes = GrowingArray(np.int32, None, budget)
+        self._text_codes = {name: GrowingArray(np.int32, None, budget) for name in texts}
         self._series_names: dict[str, int] = {}
-        self._labels: dict[str, int] = {}
+        self._texts: dict[str, dict[str, int]] = {name: {} for name in texts}
         self._resolution = {name: Resolution() for name in channels}
         self._blank_rows: list[int] = []
         self._num_rows = 0
@@ -214,8 +214,8 @@ class _TableBuilder:
         if self._static:
             static = [self._parse_numbers(chunk[name], len(self._static_values), None) for name in self._static]
             self._static_values.append(np.stack(static, axis=1))
-        if self._label is not None:
-            self._label_codes.append(self._encode(chunk[self._label], self._labels))
+        for name, codes in self._text_codes.items():
+            codes.append(self._encode(chunk[name], self._texts[name]))
 
     def build(self) -> Table:
         """Build the series of all rows; to be called once."""
@@ -237,12 +237,12 @@ class _TableBuilder:
         self._check_numbers(ds, starts, ends)
         self._check_ascending(ds, order, ends, names)
         static = self._constant_values(order, starts, names)
-        labels = self._constant_label(order, starts, names) if self._label is not None else None
+        texts = {name: self._constant_text(name, order, starts, names) for name in self._texts}
         series = tuple(
             Series(name, ds[start:end], values[start:end], *(() if static is None else (static[index],)))
             for index, (name, start, end) in enumerate(zip(names, starts, ends, strict=True))
         )
-        return Table(self._path.name, series, self._channels, self._notes(len(series), is_utc=is_utc), labels)
+        return Table(self._path.name, series, self._channels, self._notes(len(series), is_utc=is_utc), texts)
 
     def _notes(self, num_series: int, *, is_utc: bool) -> Notes:
         notes: Notes = {
@@ -255,7 +255,7 @@ class _TableBuilder:
             notes["time_zone"] = "UTC"
         if self._times.stamps is not None:
             notes["stamps"] = self._times.stamps
-        used = (*self._channels, *self._static, self._label)
+        used = (*self._channels, *self._static, *self._texts)
         ignored = [name for name in self._source.columns if name not in used]
         if ignored:
             notes["ignored_columns"] = ignored
@@ -387,17 +387,18 @@ class _TableBuilder:
                 self._refuse_change(grouped[:, column], int(np.argmax(differs)), order, starts, names, name, "{:g}")
         return low
 
-    def _constant_label(self, order: Int64Array | None, starts: Int64Array, names: list[str]) -> tuple[str, ...]:
-        codes = self._label_codes.finish()
+    def _constant_text(
+        self, column: str, order: Int64Array | None, starts: Int64Array, names: list[str]
+    ) -> tuple[str, ...]:
+        codes = self._text_codes[column].finish()
         grouped = codes if order is None else codes[order]
         low, high = np.minimum.reduceat(grouped, starts), np.maximum.reduceat(grouped, starts)
-        # The last one is that of the code -1, no label.
-        labels = np.array([*self._labels, ""], dtype=object)
+        # The last one is that of the code -1, no text.
+        texts = np.array([*self._texts[column], ""], dtype=object)
         if (low != high).any():
-            assert self._label is not None
             series = int(np.argmax(low != high))
-            self._refuse_change(labels[grouped], series, order, starts, names, self._label, "'{}'")
-        return tuple(str(label) for label in labels[low])
+            self._refuse_change(texts[grouped], series, order, starts, names, column, "'{}'")
+        return tuple(str(text) for text in texts[low])
 
     def _refuse_change(
         self,
@@ -413,7 +414,7 @@ class _TableBuilder:
         start = int(starts[series])
         end = int(starts[series + 1]) if series + 1 < len(starts) else len(grouped)
         part = grouped[start:end]
-        # A missing number is NaN, which differs from itself, and is skipped; a missing label differs from the others.
+        # A missing number is NaN, which differs from itself, and is skipped; a missing text differs from the others.
         present = np.flatnonzero(part == part)
         first = int(present[0])
         other = int(present[np.argmax(part[present] != part[first])])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from stablernn.data.step_data import NO_TARGET
 from stablernn.nn.models import Classifier, Forecaster, SequenceModel, SequencePredictor, States
 from stablernn.training.batches.augmentation import Augmentation
+from stablernn.training.batches.mixup import MixedBatch, Mixup
 
 
 class Batch(NamedTuple):
@@ -70,6 +71,7 @@ class ClassifyObjective(Objective):
         class_weights: ``(classes,)``, weight of a sequence of each class; equal when omitted.
         label_smoothing: Share of a label that is spread over all classes, 0 to 1.
         augmentation: Random change of the sequences each time they are trained on; none when omitted.
+        mixup: Mixing of pairs of sequences and of their labels, after ``augmentation``; none when omitted.
     """
 
     headline = "accuracy"
@@ -79,24 +81,55 @@ class ClassifyObjective(Objective):
         class_weights: Tensor | None = None,
         label_smoothing: float = 0.0,
         augmentation: Augmentation | None = None,
+        mixup: Mixup | None = None,
     ) -> None:
         self._weights = class_weights
         self._smoothing = label_smoothing
         self._augmentation = augmentation
+        self._mixup = mixup
 
     def loss(self, model: SequenceModel, batch: Batch) -> Tensor:
         assert isinstance(model, Classifier)
-        x, scaling = batch.x, model.scaling
-        if self._augmentation is not None:
+        x, lengths, scaling = batch.x, batch.lengths, model.scaling
+        mixed = None
+        if self._augmentation is not None or self._mixup is not None:
             # In the units of the mean and the scale, which may be logarithms.
-            x = self._augmentation(scaling.transform(x), batch.lengths, scaling.mean, scaling.scale)
+            x = scaling.transform(x)
+            if self._augmentation is not None:
+                x = self._augmentation(x, lengths, scaling.mean, scaling.scale)
+            if self._mixup is not None:
+                mixed = self._mixup(x, lengths)
+                x, lengths = mixed.x, mixed.lengths
             x = scaling.inverse(x)
         # (batch, members, classes): every member learns from its own loss, not from that of the averaged answer.
-        logits = model.member_logits(model.final_state(x, batch.lengths, dt=batch.dt))
+        logits = model.member_logits(model.final_state(x, lengths, dt=batch.dt))
+        if mixed is not None:
+            return _with_penalty(self._mixed_loss(logits, batch.y, mixed), model)
         weights = None if self._weights is None else self._weights.to(logits)
         truth = batch.y[:, None].expand(-1, logits.shape[1]).flatten()
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), truth, weight=weights, label_smoothing=self._smoothing)
         return _with_penalty(loss, model)
+
+    def _mixed_loss(self, logits: Tensor, y: Tensor, mixed: MixedBatch) -> Tensor:
+        """Return the mean over mixtures of the losses against both labels, each in its share.
+
+        With class weights it is the weighted mean, as that of unmixed sequences: a mixture weighs what its labels do.
+        Losses against classes given as probabilities would be divided by the number of sequences instead.
+        """
+        class_weights = logits.new_ones(logits.shape[2]) if self._weights is None else self._weights.to(logits)
+        total, weight = logits.new_zeros(()), logits.new_zeros(())
+        for labels, shares in ((y, mixed.weights), (y[mixed.partners], 1 - mixed.weights)):
+            # Classes are the second dimension of the logits: (batch, classes, members).
+            losses = nn.functional.cross_entropy(
+                logits.transpose(1, 2),
+                labels[:, None].expand(-1, logits.shape[1]),
+                weight=class_weights,
+                reduction="none",
+                label_smoothing=self._smoothing,
+            )
+            total = total + (shares[:, None] * losses).sum()
+            weight = weight + (shares * class_weights[labels]).sum() * logits.shape[1]
+        return total / weight
 
 
 class ForecastObjective(Objective):

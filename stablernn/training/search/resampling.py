@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from stablernn.data.splits import stratified_folds, stratified_validation
+from stablernn.data.arrays import Int64Array
+from stablernn.data.splits import grouped_folds, grouped_validation, stratified_folds, stratified_validation
 from stablernn.data.step_data import Data, StepData
-from stablernn.data.types import ClassificationData, ForecastData
+from stablernn.data.types import ClassificationData, ForecastData, SequenceSplit
 from stablernn.errors import DataError
 
 _INNER_VALIDATION = 0.2
@@ -19,9 +20,10 @@ _INNER_VALIDATION = 0.2
 def resample(data: Data, count: int, *, seed: int, refit: bool) -> Sequence[Data]:
     """Return data sets made of the training data, on whose test split a model is scored that was trained on the rest.
 
-    Sequences are divided into stratified folds. Series end earlier and earlier (forward chaining): the part that is
-    scored is as long as the validation part, and comes after all that a model was trained on. Data of the task
-    'predict-next' has one part, its validation split, by which the best epoch is chosen too.
+    Sequences are divided into stratified folds, of whole groups where they have groups. Series end earlier and earlier
+    (forward chaining): the part that is scored is as long as the validation part, and comes after all that a model was
+    trained on. Data of the task 'predict-next' has one part, its validation split, by which the best epoch is chosen
+    too.
 
     Args:
         data: The data; its own test split is left out.
@@ -43,11 +45,14 @@ def resample(data: Data, count: int, *, seed: int, refit: bool) -> Sequence[Data
 def _folds(data: ClassificationData, count: int, seed: int, *, refit: bool) -> list[Data]:
     pool = data.train.merged(data.validation)
     parts: list[Data] = []
-    for held_out in stratified_folds(pool.y, count, seed):
+    folds = stratified_folds(pool.y, count, seed)
+    if pool.groups is not None:
+        folds = grouped_folds(pool.y, pool.groups, count, seed)
+    for held_out in folds:
         train_rows = np.setdiff1d(np.arange(len(pool)), held_out)
         validation_rows = np.empty(0, dtype=np.int64)
         if not refit:
-            inner = stratified_validation(pool.y[train_rows], _INNER_VALIDATION, seed)
+            inner = _inner_validation(pool, train_rows, seed)
             train_rows, validation_rows = (train_rows[indices] for indices in inner)
         train = pool.subset(train_rows)
         if len(held_out) and len(np.unique(train.y)) > 1:
@@ -59,6 +64,13 @@ def _folds(data: ClassificationData, count: int, seed: int, *, refit: bool) -> l
             "--cell lru, or add sequences."
         )
     return parts
+
+
+def _inner_validation(pool: SequenceSplit, rows: Int64Array, seed: int) -> tuple[Int64Array, Int64Array]:
+    y = pool.y[rows]
+    if pool.groups is not None and len(np.unique(pool.groups[rows])) > 1:
+        return grouped_validation(y, pool.groups[rows], _INNER_VALIDATION, seed)
+    return stratified_validation(y, _INNER_VALIDATION, seed)
 
 
 def _origins(data: ForecastData, count: int) -> list[Data]:

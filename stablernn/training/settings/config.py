@@ -200,6 +200,18 @@ class TrainingConfig(Section):
     shift: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Largest random circular shift of training sequences, either way, as a share of their length: for sequences whose
     start is arbitrary, such as outlines and cycles; 0.5 lets them start anywhere."""
+    crop: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Smallest share of a training sequence that a random window of it holds, which is stretched to the length of the
+    whole; 1: no windows."""
+    magnitude_warp: Annotated[float, Field(ge=0)] = 0.0
+    """Standard deviation of the smooth random curve around 1 that multiplies a training sequence's distance from the
+    mean; 0: none."""
+    channel_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Probability with which each channel of a training sequence is set to its mean, though never all of them; for two
+    channels or more."""
+    mixup: Annotated[float, Field(ge=0)] = 0.0
+    """Parameter alpha of the Beta distribution by which pairs of training sequences and their labels are mixed, such as
+    0.2; 0: none."""
     warm_up: Annotated[int, Field(ge=0)] | None = None
     """Largest number of steps by which the contexts that a forecast is trained on are extended at random, so that the
     model learns states that have seen a long stream; None: recommended."""

@@ -100,6 +100,10 @@ _SETTINGS_OF_ONE_TASK = (
     _TaskSetting("training", "shift", "classify", (0.0,)),
     _TaskSetting("training", "jitter", "classify", (None, 0.0)),
     _TaskSetting("training", "rescale", "classify", (None, 0.0)),
+    _TaskSetting("training", "crop", "classify", (1.0,)),
+    _TaskSetting("training", "magnitude_warp", "classify", (0.0,)),
+    _TaskSetting("training", "channel_dropout", "classify", (0.0,)),
+    _TaskSetting("training", "mixup", "classify", (0.0,)),
     _TaskSetting("training", "warm_up", "forecast"),
 )
 

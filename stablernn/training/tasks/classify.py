@@ -23,6 +23,7 @@ from stablernn.plotting import plot_early
 from stablernn.training.batches.augmentation import Augmentation
 from stablernn.training.batches.losses import ClassifyObjective, Objective
 from stablernn.training.batches.minibatches import Minibatches
+from stablernn.training.batches.mixup import Mixup
 from stablernn.training.batches.sample_minibatches import SampleMinibatches
 from stablernn.training.calibration.temperature import fit_temperature
 from stablernn.training.evaluation.baselines import Baselines
@@ -127,12 +128,12 @@ class ClassifyTask(Task):
         refuse_settings_of_other_tasks(config, "training", self.data)
         refuse_skip_settings(config, model)
         is_timed = self.data.time_step is not None and config.model.time != "ignore"
-        for key in ("time_warp", "shift"):
-            if is_timed and getattr(config.training, key):
-                raise ConfigError(
-                    f"training.{key} moves steps in time, and '{self.data.name}' says when they were; set it to 0, or "
-                    "model.time=ignore."
-                )
+        if is_timed:
+            self._refuse_changes_in_time(config.training)
+        if config.training.channel_dropout and len(self.data.features) == 1:
+            raise ConfigError(
+                f"training.channel_dropout never drops all channels, and '{self.data.name}' has only one; set it to 0."
+            )
         is_practical = config.model.preset == "practical"
         # A small set is learned by heart without random changes.
         changes = AUGMENTATION if is_practical else dict.fromkeys(AUGMENTATION, 0.0)
@@ -145,6 +146,24 @@ class ClassifyTask(Task):
             rescale=changes["rescale"],
             calibrate=calibrates(config, self.data.name, missing),
         )
+
+    def _refuse_changes_in_time(self, training: TrainingConfig) -> None:
+        """Refuse augmentation that does not keep the steps of a sequence at their times.
+
+        Raises:
+            ConfigError: If any is set.
+        """
+        for key, off in (("time_warp", 0), ("shift", 0), ("crop", 1)):
+            if getattr(training, key) not in (None, off):
+                raise ConfigError(
+                    f"training.{key} moves steps in time, and '{self.data.name}' says when they were; set it to {off}, "
+                    "or model.time=ignore."
+                )
+        if training.mixup:
+            raise ConfigError(
+                f"training.mixup mixes sequences step by step, and '{self.data.name}' says when the steps of each "
+                "were; set it to 0, or model.time=ignore."
+            )
 
     def steps_per_epoch(self, batch_size: int, bptt_steps: int) -> int:
         return math.ceil(len(self.data.train) / batch_size)
@@ -187,9 +206,16 @@ class ClassifyTask(Task):
     def objective(self, training: TrainingConfig) -> Objective:
         weights = class_weights(self.data) if training.class_weights == "balanced" else None
         augmentation = Augmentation(
-            training.time_warp or 0.0, training.jitter or 0.0, training.rescale or 0.0, training.shift
+            time_warp=training.time_warp or 0.0,
+            jitter=training.jitter or 0.0,
+            rescale=training.rescale or 0.0,
+            shift=training.shift,
+            crop=training.crop,
+            magnitude_warp=training.magnitude_warp,
+            channel_dropout=training.channel_dropout,
         )
-        return ClassifyObjective(weights, training.label_smoothing or 0.0, augmentation)
+        mixup = Mixup(training.mixup) if training.mixup else None
+        return ClassifyObjective(weights, training.label_smoothing or 0.0, augmentation, mixup)
 
     def scorer(self, split: SplitName, config: Config) -> Scorer:
         return ClassificationScorer(self.data, split)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,19 @@ def test_folds_hold_every_sample_once_and_every_class_evenly(count: int) -> None
         shares = [int((y[fold] == label).sum()) for fold in folds]
         assert max(shares) - min(shares) <= 1, (label, size)
     assert [fold.tolist() for fold in folds] == [fold.tolist() for fold in stratified_folds(y, count, seed=3)]
+
+
+@pytest.mark.parametrize("refit", [True, False])
+def test_sequences_of_a_group_are_never_on_both_sides(refit: bool) -> None:
+    data = sequences(60)
+    # Groups of five sequences, of all classes.
+    numbered = [replace(split, groups=np.arange(len(split)) // 5 + first) for split, first in
+                ((data.train, 0), (data.validation, 100))]  # fmt: skip
+    parts = resample(replace(data, train=numbered[0], validation=numbered[1]), 5, seed=0, refit=refit)
+    assert len(parts) == 5
+    for part in parts:
+        sides = [set(split.groups.tolist()) for split in (part.train, part.validation, part.test) if len(split)]
+        assert len(set.union(*sides)) == sum(map(len, sides))
 
 
 @pytest.mark.parametrize("refit", [True, False])
