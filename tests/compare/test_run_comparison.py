@@ -132,6 +132,7 @@ def test_a_training_that_fails_is_counted_and_comes_last(place: Path, tmp_path: 
     assert rows["lipschitz, bad"]["rank"] == 2
 
 
+@pytest.mark.slow
 def test_a_stopped_comparison_goes_on_to_the_same_scores(place: Path, tmp_path: Path) -> None:
     words = ["compare", "--data", str(place / "short_TRAIN.npz"), "--cells", "lru", "--seeds", "0", "--epochs", "40"]
     words += ["--set", "model.hidden_size=4", "--set", "training.batch_size=8", "--output"]

@@ -158,6 +158,7 @@ def test_a_killed_worker_costs_nothing_but_its_epoch(place: Workplace) -> None:
     assert epochs == list(range(1, 7))
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_best_and_the_same_command_goes_on(place: Workplace) -> None:
     process = place.start(*LONG, "stopped", "--trials", 2)
     wait_for(place.path("stopped/trials/1/checkpoints/last.json").is_file)
@@ -172,6 +173,7 @@ def test_ctrl_c_keeps_the_best_and_the_same_command_goes_on(place: Workplace) ->
     assert len(json.loads(place.path("stopped/trials/1/env.json").read_text())["resumed"]) == 1
 
 
+@pytest.mark.slow
 def test_two_searches_share_a_study(place: Workplace) -> None:
     other = place.start(*LONG, "shared", "--trials", 3)
     # Both have a process that trains.

@@ -91,6 +91,7 @@ def test_a_run_that_was_chosen_is_resumed_and_exported_like_any_other(place: Wor
     assert exported["parity"]
 
 
+@pytest.mark.slow
 def test_a_length_of_the_user_is_not_cut_and_a_file_of_settings_wins(place: Workplace) -> None:
     place.path("own.yaml").write_text("training: {epochs: 9, refit: false}\nmodel: {hidden_size: 4}\n")
     options = ("--data", "right/waves_TRAIN.npz", "--config", "own.yaml", "--budget", "5steps", *NO_PLOTS)
@@ -102,6 +103,7 @@ def test_a_length_of_the_user_is_not_cut_and_a_file_of_settings_wins(place: Work
     assert "refit" not in command
 
 
+@pytest.mark.slow
 def test_a_budget_that_compares_nothing_says_what_would(place: Workplace) -> None:
     options = ("--data", "right/waves_TRAIN.npz", "--budget", "30steps", "--hidden-size", 4, *NO_PLOTS)
     result = place.ok("train", *options, "--run-dir", "poor")

@@ -49,7 +49,9 @@ def done(value: float) -> Outcome:
     return Outcome("done", value, "contracting", 2)
 
 
-@pytest.mark.parametrize("storage", [None, "sqlite:///{}/study.db"], ids=["journal", "sqlite"])
+@pytest.mark.parametrize(
+    "storage", [None, pytest.param("sqlite:///{}/study.db", marks=pytest.mark.slow)], ids=["journal", "sqlite"]
+)
 def test_a_trial_whose_process_died_is_repeated_in_its_run(tmp_path: Path, storage: str | None) -> None:
     url = None if storage is None else storage.format(tmp_path)
     first = start(open_study(tmp_path / "study", storage=url))
