@@ -79,11 +79,15 @@ def shown(words: list[str]) -> str:
     return "stablernn " + " ".join(word.replace(folder, "$STABLERNN_DATA") if folder else word for word in words)
 
 
+def run_command(words: list[str], folder: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of stablernn in a folder; its document is on stdout."""
+    command = [sys.executable, "-m", "stablernn_cli", *words, "--json"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
 def trained(words: list[str], folder: str) -> Row:
     """Train by the command line; the summary."""
-    done = subprocess.run(
-        [sys.executable, "-m", "stablernn_cli", *words, "--json"], cwd=folder, capture_output=True, text=True
-    )
+    done = run_command(words, folder)
     if done.returncode:
         raise SystemExit(f"{shown(words)}: {done.stderr}")
     return dict(json.loads(done.stdout))
@@ -168,24 +172,40 @@ def naive_rows() -> list[Row]:
     return rows
 
 
+def build_aeon_environment(folder: str) -> Path:
+    """Make an environment with aeon, which needs an older numpy, and return its interpreter."""
+    venv.create(folder, with_pip=True)
+    python = Path(folder) / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "aeon==1.6.0"], check=True)
+    return python
+
+
+def save_arrays(data: Any, path: Path) -> None:
+    """Write what ``minirocket.py`` reads: the training and validation sequences together, and the test split."""
+    fit = [np.concatenate([getattr(data.train, part), getattr(data.validation, part)]) for part in ("x", "y")]
+    np.savez(path, x=fit[0], y=fit[1], test_x=data.test.x, test_y=data.test.y)
+
+
+def run_minirocket(python: str | Path, arrays: Path, seed: int) -> Row:
+    """Run MiniRocket and a ridge classifier by an interpreter with aeon; accuracy and seconds."""
+    command = [python, Path(__file__).parent / "minirocket.py", arrays, str(seed)]
+    return dict(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+
+
 def minirocket_rows(names: list[str]) -> list[Row]:
     """MiniRocket and a ridge classifier, by aeon in an environment of its own."""
-    script = Path(__file__).parent / "minirocket.py"
     with tempfile.TemporaryDirectory() as folder:
-        venv.create(folder, with_pip=True)
-        python = Path(folder) / "bin" / "python"
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "aeon==1.6.0"], check=True)
+        python = build_aeon_environment(folder)
         rows = []
         for name in names:
             from stablernn.data import load_data
 
             data: Any = load_data(problem_file(name))
             arrays = Path(folder) / "data.npz"
-            fit = [np.concatenate([getattr(data.train, part), getattr(data.validation, part)]) for part in ("x", "y")]
-            np.savez(arrays, x=fit[0], y=fit[1], test_x=data.test.x, test_y=data.test.y)
+            save_arrays(data, arrays)
             for seed in SEEDS:
-                done = subprocess.run([python, script, arrays, str(seed)], capture_output=True, text=True, check=True)
-                rows.append({"data": name, "recipe": "minirocket", "seed": seed, **json.loads(done.stdout)})
+                row = run_minirocket(python, arrays, seed)
+                rows.append({"data": name, "recipe": "minirocket", "seed": seed, **row})
                 print(rows[-1], file=sys.stderr, flush=True)
     return rows
 
@@ -201,7 +221,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.page:
         run(arguments)
-    PAGE.write_text(page(json.loads(RESULTS.read_text())), encoding="utf-8")
+    from stablernn_cli.docs import accuracy as with_archives
+
+    PAGE.write_text(with_archives(page(json.loads(RESULTS.read_text())), PAGE.parents[1]), encoding="utf-8")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -272,7 +294,7 @@ def page(results: Row) -> str:
     reached = dict(zip(PROBLEMS, columns.get("tuned", []), strict=False))
     short = [name for name, value in reached.items() if round(value, 3) < GOALS[name]]
     lines += [f"Below its goal: {', '.join(short)}. {_SHORT}", ""] if short else []
-    lines += ["## Forecasting", "", _FORECAST, ""]
+    lines += [_ARCHIVES, "## Forecasting", "", _FORECAST, ""]
     lines += ["| task | measure | goal | here | linear skip alone | seasonal naive | seconds |", "|---" * 7 + "|"]
     for name, goals in FORECAST_GOALS.items():
         found = [row for row in runs if row["data"] == name]
@@ -303,9 +325,9 @@ def _spread(values: list[float], digits: int = 3) -> str:
 _HEAD = """# Accuracy
 
 Written by `python benchmarks/accuracy.py --page` from `benchmarks/results/accuracy.json`, in which each run stands with
-its command; do not edit. Means over the seeds {seeds}, where there are several with the smallest and the largest behind
-them. Seconds are those of one run on one thread, the median over seeds. {cores} cores, {machine}, torch {torch},
-Python {python}, {date}; other work ran on the machine.
+its command; do not edit. The [archives](#ucr-and-uea-archives) have results of their own. Means over the seeds {seeds},
+where there are several with the smallest and the largest behind them. Seconds are those of one run on one thread, the
+median over seeds. {cores} cores, {machine}, torch {torch}, Python {python}, {date}; other work ran on the machine.
 """
 _CLASSIFY = (
     "Test accuracy on the published splits; `digits` on the bundled one. `ridge`: a ridge classifier on the raw values."
@@ -317,6 +339,11 @@ _MEANT = {
     "minirocket": "MiniRocket and a ridge classifier, by aeon.",
 }
 _SHORT = "The reason has not been found."
+_ARCHIVES = """## UCR and UEA archives
+
+<!-- archive -->
+<!-- /archive -->
+"""
 _FORECAST = """`m4-hourly`: 414 series, horizon 48, sMAPE, MASE and their average over those of Naive2, as the
 competition defines them. `etth1`: seven channels, each a series of one model, `etth1-ot`: the last of them alone;
 horizon 96, context 336, all windows of the test rows, errors of values standardized by the training rows. The runs are

@@ -35,6 +35,7 @@ class SetSummary:
         accuracies: Mean test accuracy by method; without the methods that have none.
         failures: Reasons of failed runs, by method and seed.
         recipes: Chosen recipes, the most frequent first.
+        is_compared: True if every run of ``auto`` compared two recipes or more.
         proof: The weakest class of certificate of any seed; None without a run of ``auto``.
     """
 
@@ -44,6 +45,7 @@ class SetSummary:
     accuracies: Mapping[str, float]
     failures: Mapping[tuple[str, int], str]
     recipes: tuple[str, ...]
+    is_compared: bool
     proof: str | None
 
     @property
@@ -96,7 +98,10 @@ def _summary(rows: Sequence[Row]) -> SetSummary:
     values = {method: [run["accuracy"] for run in runs[method] if "accuracy" in run] for method in runs}
     values["ridge"] = [run["ridge"] for run in runs["auto"] if run.get("ridge") is not None]
     failures = {
-        (method, row["seed"]): row[method]["failed"] for row in rows for method in runs if "failed" in row.get(method, {})
+        (method, row["seed"]): row[method]["failed"]
+        for row in rows
+        for method in runs
+        if "failed" in row.get(method, {})
     }
     recipes = Counter(run["recipe"] for run in runs["auto"] if "recipe" in run)
     proofs = [run["certificate"] for run in runs["auto"] if "certificate" in run]
@@ -107,6 +112,7 @@ def _summary(rows: Sequence[Row]) -> SetSummary:
         accuracies={method: sum(figures) / len(figures) for method, figures in values.items() if figures},
         failures=failures,
         recipes=tuple(recipe for recipe, _ in recipes.most_common()),
+        is_compared=all(run["compared"] > 1 for run in runs["auto"] if "compared" in run),
         proof=max(proofs, key=PROOFS.index) if proofs else None,
     )
 
@@ -135,6 +141,9 @@ def archive_section(results: Mapping[str, Any] | None) -> Iterator[str]:
         if part:
             yield f"\n### Sets that {title}\n\n"
             yield from _sets_table(part)
+    names = [summary.name for summary in summaries if not summary.is_compared]
+    if names:
+        yield f"\nThe budget compared no two recipes, so that the first one was trained, on: {', '.join(names)}.\n"
     yield from _failures(summaries)
     yield f"\n{_command(' '.join(map(str, seeds)), results['budget'])}"
 
@@ -148,9 +157,9 @@ def _outcomes_table(parts: Mapping[str, Sequence[SetSummary]]) -> Iterator[str]:
     yield _line(["---"] * (5 + 2 * len(METHODS)))
     for title, part in parts.items():
         outcomes = Counter(summary.outcome for summary in part)
-        complete = [summary for summary in part if summary.is_complete]
-        means = [_mean(summary.accuracies[method] for summary in complete) for method in METHODS]
-        ranks = [_mean(summary.rank(method) for summary in complete) for method in METHODS]
+        complete_sets = [summary for summary in part if summary.is_complete]
+        means = [_mean(summary.accuracies[method] for summary in complete_sets) for method in METHODS]
+        ranks = [_mean(summary.rank(method) for summary in complete_sets) for method in METHODS]
         yield _line(
             [title, len(part), *(outcomes[outcome] for outcome in ("win", "draw", "loss"))]
             + ["-" if mean is None else f"{mean:.4f}" for mean in means]
@@ -209,27 +218,27 @@ def _line(cells: Iterable[object]) -> str:
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |\n"
 
 
-_SOURCES = """Test accuracy on the published splits of all sets of the two archives that are in a folder, written by
-`make docs` from what `benchmarks/archive.py` stores; do not edit.
+_SOURCES = """Test accuracy on the published splits of sets of the UCR and UEA archives. Written by `make docs` from the
+results of `benchmarks/archive.py`; do not edit.
 
 - `auto`: `stablernn train --data FILE` with a budget and a seed, no other option ([choosing.md](choosing.md)).
 - `minirocket`: MiniRocket and a ridge classifier, by aeon; shorter sequences are padded with 0.
 - `ridge`: a ridge classifier on the raw values.
 
 Defaults and recipes were chosen on the nine sets of [Classification](#classification). Their test accuracies were known
-meanwhile, so that a win on one of them is no evidence for other data. No default was chosen on any other set, by
-neither its training nor its test split. In a run, the search sees the training file only.
+at that time, so that a win on one of them is no evidence for other data. No default was chosen on any other set,
+neither on its training split nor on its test split. The search of a run reads the training file only.
 """
 _MEASURED = """Budget {budget} a run; {cores} cores, {machine}, torch {torch}, Python {python}, {date}. With a budget in
-time, a faster machine compares more recipes, and may choose others.
+time, a faster or idler machine compares more recipes and trains for more steps; the accuracy depends on it.
 """
 _ONE_SEED = """**One seed** ({seeds}): each figure is that of a single search and a single training. Another seed draws
 other folds, initial weights and batches, and may choose another recipe; how far the accuracy would move is not measured
 here, and a difference of a few test sequences on one set says nothing. The ranges under
 [Classification](#classification) show how far three seeds lie apart. Counts and means over many sets are steadier.
 """
-_SEVERAL_SEEDS = """Means over the seeds {seeds}, of those that a set has; all recipes that a seed chose, and the weakest
-class of certificate.
+_SEVERAL_SEEDS = """Means over the seeds {seeds}, as far as a set has them; `recipe` has every recipe that a seed chose,
+`proved` the weakest class of certificate.
 """
 _OUTCOMES = """Wins, draws and losses of `auto` against `minirocket`. A draw is an equal accuracy, to within half a test
 sequence. A set on which `auto` failed and MiniRocket did not is a loss; the reverse does not count. Means and ranks (1

@@ -5,9 +5,11 @@ Run as ``python -m stablernn_cli.docs`` in the repository (``make docs``); a tes
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import statistics
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -193,6 +195,28 @@ def tuning(text: str) -> str:
     )
 
 
+def accuracy(text: str, root: Path) -> str:
+    """Return docs/accuracy.md with its section on the UCR and UEA archives regenerated.
+
+    Args:
+        text: The current page.
+        root: The repository.
+    """
+    file = root / "benchmarks" / "results" / "archive.json"
+    results = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    return _fill_tables(text, "docs/accuracy.md", {"archive": _archive_page(root).archive_section(results)})
+
+
+def _archive_page(root: Path) -> Any:
+    """Import the module that renders the section: it belongs to a benchmark, whose folder is no package."""
+    folder = str(root / "benchmarks")
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module("archive_page")
+    finally:
+        sys.path.remove(folder)
+
+
 def _fill_tables(text: str, page: str, tables: Mapping[str, Iterable[str]]) -> str:
     for name, lines in tables.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
@@ -298,6 +322,8 @@ def main() -> None:
     evaluation_page.write_text(evaluation(evaluation_page.read_text(encoding="utf-8")), encoding="utf-8")
     tuning_page = root / "docs" / "tuning.md"
     tuning_page.write_text(tuning(tuning_page.read_text(encoding="utf-8")), encoding="utf-8")
+    accuracy_page = root / "docs" / "accuracy.md"
+    accuracy_page.write_text(accuracy(accuracy_page.read_text(encoding="utf-8"), root), encoding="utf-8")
     readme_page = root / "README.md"
     readme_page.write_text(readme(readme_page.read_text(encoding="utf-8"), root), encoding="utf-8")
 

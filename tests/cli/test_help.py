@@ -18,7 +18,17 @@ from stablernn.reproduce.results_page import results_page
 from stablernn.reproduce.stored_results import STORED
 from stablernn.reproduce.tables import TABLES
 from stablernn_cli.commands import ENTRIES
-from stablernn_cli.docs import cells_catalog, cells_page, datasets_catalog, evaluation, readme, render, serving, tuning
+from stablernn_cli.docs import (
+    accuracy,
+    cells_catalog,
+    cells_page,
+    datasets_catalog,
+    evaluation,
+    readme,
+    render,
+    serving,
+    tuning,
+)
 from stablernn_cli.docs_configuration import configuration_page
 from stablernn_cli.main import app
 
@@ -174,6 +184,8 @@ def test_the_documentation_is_current() -> None:
     assert evaluated == evaluation(evaluated), "run `make docs`"
     tuned = (root / "docs" / "tuning.md").read_text(encoding="utf-8")
     assert tuned == tuning(tuned), "run `make docs`"
+    measured = (root / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    assert measured == accuracy(measured, root), "run `make docs`"
     page = (root / "README.md").read_text(encoding="utf-8")
     assert page == readme(page, root), "run `make docs`"
 

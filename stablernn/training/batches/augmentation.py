@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stablernn.training.batches.interpolation import interpolate, take_steps
 
@@ -22,7 +22,7 @@ _KNOTS = 6
 class Augmentation:
     """A random change of sequences each time they are trained on. Random numbers are torch's, on the CPU.
 
-    Changes in time come first, then those of values; channels are dropped last, so that one that is has no noise.
+    Changes in time come first, then those of values; channels are dropped last, so that a dropped one has no noise.
 
     Attributes:
         time_warp: Standard deviation of the slowest wave by which half of the sequences are read too early or too late,
@@ -95,7 +95,7 @@ def _crop(x: Tensor, lengths: Tensor, smallest: float) -> Tensor:
     share = smallest + (1 - smallest) * torch.rand(len(x), 1)
     start = (1 - share) * torch.rand(len(x), 1)
     position = start.to(x) * last + share.to(x) * time
-    # Beyond the end by rounding, and in the padding.
+    # Rounding and the padding lead beyond the last step.
     return interpolate(x, lengths, torch.minimum(position, last))
 
 
@@ -125,7 +125,7 @@ def _curves(x: Tensor, lengths: Tensor, strength: float) -> Tensor:
     """Return smooth random factors around 1, ``(batch, time, features)``: a curve for each sequence and feature.
 
     A curve is a cubic spline through normal numbers at equidistant steps from the first to the last (Um and others,
-    ICMI 2017). Ours is the natural spline, which swings less far at its ends than the authors' choice.
+    ICMI 2017). Ours is the natural spline, which overshoots less at its ends than the authors' not-a-knot spline.
     """
     time = torch.arange(x.shape[1], device=x.device)
     last = (lengths[:, None] - 1).clamp_min(1)
@@ -144,10 +144,10 @@ def _natural_spline(knots: Tensor, position: Tensor) -> Tensor:
     count = knots.shape[1]
     # Second derivatives m solve m[i-1] + 4 m[i] + m[i+1] = 6 (y[i-1] - 2 y[i] + y[i+1]) inside and are 0 at both ends
     # (de Boor, A Practical Guide to Splines, chapter IV).
-    differences = torch.diff(torch.eye(count, device=knots.device, dtype=knots.dtype), n=2, dim=0)
-    system = differences[:, 1:-1] + 6 * torch.eye(count - 2, device=knots.device, dtype=knots.dtype)
-    inside = torch.linalg.solve(system, 6 * differences) @ knots
-    curvature = torch.nn.functional.pad(inside, (0, 0, 1, 1))
+    differences = torch.diff(torch.eye(count), n=2, dim=0)
+    # Solved on the CPU: a GPU takes longer for so small a system.
+    inside = torch.linalg.solve(differences[:, 1:-1] + 6 * torch.eye(count - 2), 6 * differences)
+    curvature = nn.functional.pad(inside.to(knots) @ knots, (0, 0, 1, 1))
     left = position.floor().clamp_max(count - 2).long()
     # Distance from the knot before, and to the one after, (batch, time, 1).
     ahead = (position - left)[..., None]
@@ -158,11 +158,11 @@ def _natural_spline(knots: Tensor, position: Tensor) -> Tensor:
 
 
 def _drop_channels(x: Tensor, probability: float, mean: Tensor) -> Tensor:
-    """Return sequences with random channels set to their mean in all steps, gaps included, but never all channels.
+    """Return sequences with random channels set to their mean in all steps, but never all channels.
 
-    A gap that was left would still tell something of the channel.
+    Gaps are filled as well: where they lie would still carry information about the channel.
     """
     draws = torch.rand(len(x), x.shape[2])
-    # The channel with the largest number stays: a random one, and only in question where all would be dropped.
+    # The channel with the largest number stays, which makes a difference only where all would be dropped.
     is_dropped = (draws < probability) & (draws < draws.amax(dim=1, keepdim=True))
     return torch.where(is_dropped[:, None].to(x.device), mean, x)

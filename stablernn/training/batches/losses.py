@@ -91,34 +91,34 @@ class ClassifyObjective(Objective):
     def loss(self, model: SequenceModel, batch: Batch) -> Tensor:
         assert isinstance(model, Classifier)
         x, lengths, scaling = batch.x, batch.lengths, model.scaling
-        mixed = None
+        mixture = None
         if self._augmentation is not None or self._mixup is not None:
             # In the units of the mean and the scale, which may be logarithms.
             x = scaling.transform(x)
             if self._augmentation is not None:
                 x = self._augmentation(x, lengths, scaling.mean, scaling.scale)
             if self._mixup is not None:
-                mixed = self._mixup(x, lengths)
-                x, lengths = mixed.x, mixed.lengths
+                mixture = self._mixup(x, lengths)
+                x, lengths = mixture.x, mixture.lengths
             x = scaling.inverse(x)
         # (batch, members, classes): every member learns from its own loss, not from that of the averaged answer.
         logits = model.member_logits(model.final_state(x, lengths, dt=batch.dt))
-        if mixed is not None:
-            return _with_penalty(self._mixed_loss(logits, batch.y, mixed), model)
+        if mixture is not None:
+            return _with_penalty(self._mixed_loss(logits, batch.y, mixture), model)
         weights = None if self._weights is None else self._weights.to(logits)
         truth = batch.y[:, None].expand(-1, logits.shape[1]).flatten()
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), truth, weight=weights, label_smoothing=self._smoothing)
         return _with_penalty(loss, model)
 
-    def _mixed_loss(self, logits: Tensor, y: Tensor, mixed: MixedBatch) -> Tensor:
+    def _mixed_loss(self, logits: Tensor, y: Tensor, mixture: MixedBatch) -> Tensor:
         """Return the mean over mixtures of the losses against both labels, each in its share.
 
         With class weights it is the weighted mean, as that of unmixed sequences: a mixture weighs what its labels do.
-        Losses against classes given as probabilities would be divided by the number of sequences instead.
+        ``cross_entropy`` of targets that are probabilities would divide by the number of sequences instead.
         """
         class_weights = logits.new_ones(logits.shape[2]) if self._weights is None else self._weights.to(logits)
         total, weight = logits.new_zeros(()), logits.new_zeros(())
-        for labels, shares in ((y, mixed.weights), (y[mixed.partners], 1 - mixed.weights)):
+        for labels, shares in ((y, mixture.weights), (y[mixture.partners], 1 - mixture.weights)):
             # Classes are the second dimension of the logits: (batch, classes, members).
             losses = nn.functional.cross_entropy(
                 logits.transpose(1, 2),

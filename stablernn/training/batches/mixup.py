@@ -29,8 +29,8 @@ class Mixup:
     """Mix each sequence of a batch with another one (Zhang, Cisse, Dauphin, Lopez-Paz, ICLR 2018).
 
     Partners are a random permutation of the batch, in which a sequence can be its own. Each pair has a weight of its
-    own, as in the paper's definition. The paper's experiments share one weight among the pairs of a batch; in batches
-    as small as ours (8 to 32 sequences) that would turn whole optimizer steps into plain ones or into even mixtures.
+    own. The paper's code shares one among all pairs of a batch; in the small batches of our defaults (8 to 32
+    sequences) that single draw would decide how hard a whole step is.
 
     Sequences are mixed step by step. Two of unequal length are first stretched to the mean of their lengths by the same
     weights, so that a mixture lies between the two in length as well, and ends where both end.
@@ -54,12 +54,12 @@ class Mixup:
         """
         weights = _sample_symmetric_beta(self.alpha, len(x)).to(x)
         partners = torch.randperm(len(x)).to(x.device)
-        mean = weights * lengths + (1 - weights) * lengths[partners]
-        # Equal lengths stay exact: their mean may be off by rounding, but not by half a step.
-        mixed_lengths = mean.round().long()
-        own = _stretch(x, lengths, mixed_lengths)
-        other = _stretch(x[partners], lengths[partners], mixed_lengths)
-        mixed = mix(own, other, 1 - weights[:, None, None])
+        other_x, other_lengths, mixed_lengths = x[partners], lengths[partners], lengths
+        if not torch.equal(lengths, other_lengths):
+            # Pairs of equal lengths keep theirs: rounding may move the mean, but not by half a step.
+            mixed_lengths = (weights * lengths + (1 - weights) * other_lengths).round().long()
+            x, other_x = _stretch(x, lengths, mixed_lengths), _stretch(other_x, other_lengths, mixed_lengths)
+        mixed = mix(x, other_x, 1 - weights[:, None, None])
         return MixedBatch(mixed, mixed_lengths, partners, weights)
 
 

@@ -217,13 +217,21 @@ class _Search:
         # A length that the user sets is kept, whatever it takes.
         has_length = not self._config.training.model_fields_set.isdisjoint({"epochs", "max_steps"})
         if affordable < whole_steps and not has_length:
-            changes["training.max_steps"] = max(1, int(affordable))
+            steps = changes["training.max_steps"] = max(1, int(affordable))
+            _LOG.warning(
+                f"The budget of {self._budget} leaves {steps:,} of the {whole_steps:,} optimizer steps of "
+                f"'{candidate.recipe.name}', so that the model may be poor. Its whole training needs "
+                f"{self._describe_excess(whole_steps - steps, step_seconds)} more."
+            )
         elif not has_members:
             cost = whole_steps + self._certificate_steps(candidate, step_seconds)
             members = next((count for count in _MEMBERS if count * cost <= affordable), 1)
             if members > 1:
                 changes["model.members"] = members
         return merged(candidate.config, changes), changes
+
+    def _describe_excess(self, steps: int, step_seconds: float) -> str:
+        return f"{steps:,} steps" if self._budget.seconds is None else f"about {math.ceil(steps * step_seconds)} s"
 
     def _certificate_steps(self, candidate: Candidate, step_seconds: float) -> float:
         """Return the time of certifying a network at the end, in optimizer steps."""

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.interpolate import CubicSpline
 
 from stablernn.nn.models import Classifier
-from stablernn.training.batches.augmentation import Augmentation
+from stablernn.training.batches.augmentation import Augmentation, _natural_spline
 from stablernn.training.batches.losses import Batch, ClassifyObjective
 
 MEAN, SCALE = torch.tensor([5.0, -1.0]), torch.tensor([2.0, 0.1])
@@ -97,7 +99,7 @@ def test_what_is_missing_is_moved_and_does_not_spread() -> None:
     holes = torch.isnan(changed(x, time_warp=0.05)).sum(dim=1).float()
     # Read more slowly a gap is longer, read faster it is shorter; interpolation would add a step to each of them.
     assert float(holes.mean()) == pytest.approx(3, abs=0.15)
-    still = changed(x, jitter=0.1, rescale=0.1)
+    still = changed(x, jitter=0.1, rescale=0.1, magnitude_warp=0.1)
     assert (torch.isnan(still) == torch.isnan(x)).all()
 
 
@@ -126,9 +128,110 @@ def test_sequences_grow_and_shrink_around_the_mean() -> None:
     assert abs(float(torch.corrcoef(factor[:, 0].T)[0, 1])) < 0.05
 
 
+@given(length=st.integers(1, 40), padding=st.integers(0, 5), smallest=st.floats(0.01, 0.99), seed=st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_a_crop_is_a_window_of_the_sequence_at_its_length(
+    length: int, padding: int, smallest: float, seed: int
+) -> None:
+    x = ramps(8, length + padding)
+    x[:, length:] = torch.nan
+    windows = changed(x, [length] * 8, seed, crop=smallest)[:, :length, 0]
+    begin, end = windows[:, :1], windows[:, -1:]
+    assert ((begin >= 0) & (end <= length - 1)).all()
+    share = (end - begin) / max(1, length - 1)
+    assert length == 1 or ((share >= smallest - 1e-5) & (share <= 1)).all()
+    # Evenly spaced from its first step to its last.
+    expected = begin + (end - begin) * torch.arange(length) / max(1, length - 1)
+    torch.testing.assert_close(windows, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_windows_have_all_shares_and_all_starts() -> None:
+    windows = changed(ramps(4000, 101), crop=0.6)[..., 0] / 100
+    share = windows[:, -1] - windows[:, 0]
+    start = windows[:, 0] / (1 - share)
+    for numbers, lowest, highest in ((share, 0.6, 1), (start, 0, 1)):
+        deciles = torch.quantile(numbers, torch.arange(1, 10) / 10)
+        # The standard error of a median of 4000 uniform numbers is 0.008 of their range.
+        expected = lowest + (highest - lowest) * torch.arange(1, 10) / 10
+        torch.testing.assert_close(deciles, expected, rtol=0, atol=0.03 * (highest - lowest))
+    assert abs(float(torch.corrcoef(torch.stack([share, start]))[0, 1])) < 0.06
+
+
+def test_gaps_are_as_frequent_in_a_window_as_in_the_sequence() -> None:
+    x = torch.randn(400, 60, 1)
+    x[torch.rand(x.shape) < 0.2] = torch.nan
+    # Interpolation with a missing neighbor would leave nearly twice as many.
+    assert float(torch.isnan(changed(x, crop=0.5)).float().mean()) == pytest.approx(0.2, abs=0.02)
+
+
+def test_the_curve_is_a_natural_cubic_spline() -> None:
+    knots, position = torch.randn(3, 6, 2), 5 * torch.rand(3, 50)
+    position[:, :3] = torch.tensor([0.0, 2.0, 5.0])
+    curves = _natural_spline(knots, position)
+    for row in range(3):
+        reference = CubicSpline(np.arange(6), knots[row].double().numpy(), bc_type="natural")
+        expected = torch.from_numpy(reference(position[row].double().numpy()).astype(np.float32))
+        torch.testing.assert_close(curves[row], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_magnitude_is_warped_around_the_mean_by_a_curve_of_each_feature() -> None:
+    distance = torch.tensor([1.0, 3.0])
+    factors = (changed(MEAN + distance * torch.ones(4000, 26, 2), magnitude_warp=0.2) - MEAN) / distance
+    # Six knots lie five steps apart, and the curve is less variable between them.
+    torch.testing.assert_close(factors[:, ::5].std(dim=0), torch.full((6, 2), 0.2), rtol=0.06, atol=0)
+    assert 0.15 < float(factors.std(dim=0).min()) < float(factors.std(dim=0).max()) < 0.215
+    torch.testing.assert_close(factors.mean(dim=0), torch.ones(26, 2), rtol=0, atol=0.015)
+    assert abs(float(torch.corrcoef(factors[:, 10].T)[0, 1])) < 0.06
+    # Smooth: neighbors of a curve are nearly the same.
+    assert float(factors.diff(dim=1).std()) < 0.1
+    assert float(factors.diff(n=2, dim=1).std()) < 0.04
+
+
+def test_a_curve_spans_the_steps_of_its_sequence_alone() -> None:
+    whole = changed(torch.zeros(1, 21, 2), [21], magnitude_warp=0.3)
+    half = changed(torch.zeros(1, 21, 2), [11], magnitude_warp=0.3)
+    torch.testing.assert_close(half[:, :11], whole[:, ::2], rtol=1e-5, atol=1e-5)
+
+
+def test_channels_are_dropped_to_their_mean_with_the_probability_but_for_one() -> None:
+    mean = torch.tensor([5.0, -1.0, 0.0])
+    x = torch.randn(6000, 4, 3)
+    torch.manual_seed(0)
+    dropped = Augmentation(channel_dropout=0.5)(x, torch.full((6000,), 4), mean, torch.ones(3)) == mean
+    is_dropped = dropped.all(dim=1)
+    # In all steps or in none.
+    assert torch.equal(is_dropped, dropped.any(dim=1))
+    assert not is_dropped.all(dim=1).any()
+    # One time in 0.5**3 all three would be, and one of them stays; the standard error is 0.0065.
+    torch.testing.assert_close(is_dropped.float().mean(dim=0), torch.full((3,), 0.5 - 0.5**3 / 3), rtol=0, atol=0.026)
+
+
+def test_the_channel_that_stays_is_a_random_one() -> None:
+    x = torch.randn(3000, 4, 2)
+    stays = (changed(x, channel_dropout=0.9999) == x).all(dim=1)
+    assert (stays.sum(dim=1) == 1).all()
+    assert float(stays[:, 0].float().mean()) == pytest.approx(0.5, abs=0.04)
+
+
+def test_a_dropped_channel_has_neither_noise_nor_gaps() -> None:
+    x = torch.randn(50, 6, 2)
+    x[:, 3] = torch.nan
+    got = changed(x, channel_dropout=0.5, jitter=0.1, rescale=0.1)
+    is_dropped = (got[:, 0] == MEAN).unsqueeze(1).expand_as(got)
+    assert 20 < int(is_dropped[:, 0].sum()) < 60
+    assert (got[is_dropped] == MEAN.expand_as(got)[is_dropped]).all()
+    assert torch.equal(torch.isnan(got), torch.isnan(x) & ~is_dropped)
+
+
+def test_the_only_channel_is_never_dropped() -> None:
+    x = torch.randn(20, 5, 1)
+    assert torch.equal(changed(x, channel_dropout=0.9), x)
+
+
 def test_a_seed_repeats_all_of_it() -> None:
     x = torch.randn(6, 20, 2)
     strength = {"time_warp": 0.1, "jitter": 0.1, "rescale": 0.1}
+    strength |= {"shift": 0.1, "crop": 0.8, "magnitude_warp": 0.1, "channel_dropout": 0.2}
     assert torch.equal(changed(x, seed=4, **strength), changed(x, seed=4, **strength))
     assert not torch.equal(changed(x, seed=4, **strength), changed(x, seed=5, **strength))
 
@@ -150,7 +253,7 @@ def test_logarithms_are_what_is_changed_where_a_model_takes_them() -> None:
     assert float(trained_on("context", x, Augmentation(jitter=0.5), log=True)) != float(plain)
 
 
-@pytest.mark.parametrize("key", ["time_warp", "jitter", "rescale", "shift"])
+@pytest.mark.parametrize("key", ["time_warp", "jitter", "rescale", "shift", "crop", "magnitude_warp"])
 def test_a_loss_is_of_changed_sequences(key: str) -> None:
     x = torch.randn(20, 12, 1)
     plain = trained_on("standard", x, None)

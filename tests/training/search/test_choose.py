@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -108,6 +109,9 @@ def test_a_budget_that_compares_nothing_says_what_would(place: Workplace) -> Non
     options = ("--data", "right/waves_TRAIN.npz", "--budget", "30steps", "--hidden-size", 4, *NO_PLOTS)
     result = place.ok("train", *options, "--run-dir", "poor")
     assert "Nothing was compared: the budget of 30 steps compares no recipes on this data; that needs " in result.err
+    assert re.search(
+        r"The budget of 30 steps leaves 30 of the \d+ optimizer steps of 'lru', so that the model ", result.err
+    )
     assert json.loads(place.path("poor/summary.json").read_text())["steps"] == 30
 
 

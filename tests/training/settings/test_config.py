@@ -148,6 +148,11 @@ WRONG = {
     "training.lr=0": "training.lr must be greater than 0, got 0.",
     "training.lr=.inf": "training.lr must be a finite number, got inf.",
     "training.clip_norm=-1": "training.clip_norm must be greater than or equal to 0, got -1.",
+    "training.crop=0": "training.crop must be greater than 0, got 0.",
+    "training.crop=1.1": "training.crop must be less than or equal to 1, got 1.1.",
+    "training.channel_dropout=1": "training.channel_dropout must be less than 1, got 1.",
+    "training.magnitude_warp=-0.1": "training.magnitude_warp must be greater than or equal to 0, got -0.1.",
+    "training.mixup=-0.2": "training.mixup must be greater than or equal to 0, got -0.2.",
     "training.device=tpu": "training.device must be 'auto', 'cpu' or 'cuda', got 'tpu'. Did you mean 'cpu'?",
     "task.name=predict": "task.name must be 'classify', 'forecast' or 'predict-next', got 'predict'. Did you mean "
     "'predict-next'?",

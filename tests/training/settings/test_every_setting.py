@@ -69,6 +69,7 @@ OF_CLASSES = [
     *("model.scaling=window", "model.scaling=context", "training.label_smoothing=0.2"),
     *("training.class_weights=balanced", "training.time_warp=0", "training.time_warp=0.2"),
     *("training.jitter=0", "training.rescale=0", "training.shift=0.5"),
+    *("training.crop=0.8", "training.magnitude_warp=0.2", "training.channel_dropout=0.5", "training.mixup=0.2"),
 ]
 OF_FORECASTS = [
     *SHARED,

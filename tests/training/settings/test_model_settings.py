@@ -252,6 +252,11 @@ CLASSIFY_ONLY = {
     "training.time_warp": 0.1,
     "training.jitter": 0.1,
     "training.rescale": 0.1,
+    "training.shift": 0.1,
+    "training.crop": 0.9,
+    "training.magnitude_warp": 0.1,
+    "training.channel_dropout": 0.1,
+    "training.mixup": 0.1,
 }
 
 
@@ -306,6 +311,8 @@ def test_calibration_is_stored_as_it_is_done() -> None:
 def test_sequences_are_changed_in_training_unless_the_paper_is_asked_for() -> None:
     training = resolve(settings(), task_for(classes())).training
     assert (training.time_warp, training.jitter, training.rescale) == (0.03, 0.1, 0.1)
+    off = (training.shift, training.crop, training.magnitude_warp, training.channel_dropout, training.mixup)
+    assert off == (0, 1, 0, 0, 0)
     training = resolve(settings("training.time_warp=0", "training.jitter=0.5"), task_for(classes())).training
     assert (training.time_warp, training.jitter, training.rescale) == (0.0, 0.5, 0.1)
 
@@ -322,10 +329,35 @@ def timed() -> ClassificationData:
 def test_steps_whose_time_is_known_are_not_moved() -> None:
     assert resolve(settings(cell="lipschitz"), task_for(timed())).training.time_warp == 0
     assert resolve(settings("model.time=ignore"), task_for(timed())).training.time_warp == 0.03
-    for key in ("time_warp", "shift"):
+    for key, off in (("time_warp", 0), ("shift", 0), ("crop", 1)):
         assert refused(settings(f"training.{key}=0.1", cell="lipschitz"), timed()) == (
-            f"training.{key} moves steps in time, and 'toy' says when they were; set it to 0, or model.time=ignore."
+            f"training.{key} moves steps in time, and 'toy' says when they were; set it to {off}, or model.time=ignore."
         )
+    assert refused(settings("training.mixup=0.1", cell="lipschitz"), timed()) == (
+        "training.mixup mixes sequences step by step, and 'toy' says when the steps of each were; set it to 0, or "
+        "model.time=ignore."
+    )
+
+
+def test_what_moves_no_step_goes_with_times() -> None:
+    given = ["training.crop=1", "training.mixup=0", "training.magnitude_warp=0.1", "training.channel_dropout=0.1"]
+    training = resolve(settings(*given, cell="lipschitz"), task_for(timed())).training
+    assert (training.magnitude_warp, training.channel_dropout) == (0.1, 0.1)
+    training = resolve(
+        settings("model.time=ignore", "training.crop=0.5", "training.mixup=1"), task_for(timed())
+    ).training
+    assert (training.crop, training.mixup) == (0.5, 1)
+
+
+def test_the_only_channel_cannot_be_dropped() -> None:
+    data = classes()
+    single = {
+        name: replace(split, x=split.x[..., :1])
+        for name, split in (("train", data.train), ("validation", data.validation))
+    }
+    assert refused(settings("training.channel_dropout=0.1"), replace(data, features=("a",), **single)) == (
+        "training.channel_dropout never drops all channels, and 'toy' has only one; set it to 0."
+    )
 
 
 def test_contexts_of_a_forecast_are_up_to_twice_as_long() -> None:
