@@ -181,11 +181,14 @@ def main() -> None:
 
 
 def _write(rows: list[Row]) -> None:
+    from stablernn.training.loop.environment import code_commit
+
     conditions = {
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "torch": version("torch"),
         "python": platform.python_version(),
+        "commit": code_commit(),
         "date": time.strftime("%Y-%m-%d"),
     }
     RESULTS.parent.mkdir(exist_ok=True)

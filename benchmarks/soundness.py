@@ -31,6 +31,7 @@ from stablernn import list_cells  # noqa: E402
 from stablernn.bounds.constant_slopes import largest_constant_slope_radius  # noqa: E402
 from stablernn.certificates.certificate import certify  # noqa: E402
 from stablernn.nn.models import SequenceModel  # noqa: E402
+from stablernn.training.loop.environment import code_commit  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "soundness.json"
 STATES = {"start": 0, "trained": 60, "certified": 60}
@@ -143,6 +144,7 @@ def _write(rows: list[Row], seconds: float, cells: list[str]) -> None:
         "cores": os.cpu_count(),
         "torch": version("torch"),
         "python": platform.python_version(),
+        "commit": code_commit(),
         "date": time.strftime("%Y-%m-%d"),
         "seconds": round(seconds),
         "cells_of_the_last_run": cells if len(cells) < len(list_cells()) else "all",

@@ -24,7 +24,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "stablernn": __version__,
-        "commit": _commit(),
+        "commit": code_commit(),
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in _PACKAGES},
         "platform": platform.platform(),
@@ -35,7 +35,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _commit() -> str | None:
+def code_commit() -> str | None:
     """Return the commit of a checkout of this library, with ``-dirty`` appended if code that runs use was changed."""
     root = Path(stablernn.__file__).parents[1]
     # An installed package may lie inside somebody else's repository, whose commit would mean nothing.
