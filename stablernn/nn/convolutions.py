@@ -74,11 +74,11 @@ def check_receptive_field(layers: int, patch_size: int, *, section: str = "") ->
     needed = receptive_field(layers)
     if needed <= patch_size:
         return
-    most = max(count for count in range(layers) if receptive_field(count) <= patch_size)
+    fitting_layers = max(count for count in range(layers) if receptive_field(count) <= patch_size)
     raise ConfigError(
         f"{section}conv_layers={layers} reads {needed} samples of a patch at once, which has {section}patch_size="
         f"{patch_size}; set {section}patch_size to {needed} or more, or {section}conv_layers to "
-        f"{f'{most} or less' if most else '0'}."
+        f"{f'{fitting_layers} or less' if fitting_layers else '0'}."
     )
 
 
