@@ -1,9 +1,9 @@
 """Certified radii: how far a sequence can move, in the 2-norm of all its values, before its label can change.
 
 The bound covers the whole classifier: every observed value reaches the layers as often as patches and held values
-repeat it, goes through the embedding and the layers (:class:`~stablernn.certificates.cascade.Cascade`), and is weighted
-by the readout and the head. docs/robustness.md derives each factor. Rates below 1 are not needed: over finitely many
-steps any finite bound will do.
+repeat it, goes through convolutions, the embedding and the layers (:class:`~stablernn.certificates.cascade.Cascade`),
+and is weighted by the readout and the head. docs/robustness.md derives each factor. Rates below 1 are not needed: over
+finitely many steps any finite bound will do.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.linalg import Matrix, norm_upper_bound, row_norms
-from stablernn.bounds.step_bound import GELU_SLOPE
+from stablernn.bounds.linalg import Matrix, row_norms
 from stablernn.cells._base import float64
 from stablernn.certificates.cascade import Cascade, cascade
+from stablernn.certificates.embedding_gain import embedding_gains
 from stablernn.errors import CertificateError
 from stablernn.nn.layers import StableRNN
-from stablernn.nn.models import Classifier, SequenceModel
+from stablernn.nn.models import Classifier
 from stablernn.nn.segments import valid_steps
 
 _SAFE = 1 + 1e-9
@@ -62,13 +62,6 @@ def certified_radii(
         # No finite change closes the gap to a class that the input does not move.
         radii[row] = np.min(np.divide(gaps, growth, out=np.full_like(gaps, math.inf), where=growth > 0))
     return radii
-
-
-def embedding_gains(model: SequenceModel) -> list[float]:
-    """Return by how much the embedding of each member can enlarge a change of the scaled values, 1 without one."""
-    # An embedding is a linear map followed by a GELU.
-    gains = [norm_upper_bound(weight) * GELU_SLOPE for weight in _weights(model.rnn.embeddings)]
-    return gains or [1.0] * len(model.rnn.stacks)
 
 
 class ClassBounds:

@@ -9,6 +9,7 @@ from stablernn.bounds.intervals import Box
 from stablernn.cells import StableCell
 from stablernn.cells._base import float64
 from stablernn.certificates.input_range import InputRange
+from stablernn.nn.convolutions import DilatedConvolutions
 from stablernn.nn.ensemble import Ensemble
 from stablernn.nn.layers import StableRNN
 from stablernn.nn.models import SequenceModel
@@ -17,7 +18,7 @@ from stablernn.nn.models import SequenceModel
 def input_size(module: nn.Module) -> int:
     """Return the number of raw features that a cell, layers, an ensemble or a model reads."""
     if isinstance(module, Ensemble):
-        return _embeddings(module)[0].in_features if module.embedding else module.first.input_size
+        return module.input_size
     assert isinstance(module, StableCell | StableRNN | SequenceModel)
     return module.input_size
 
@@ -41,7 +42,29 @@ def first_layer_boxes(module: nn.Module, inputs: InputRange) -> list[Box]:
         return [box]
     if not module.embedding:
         return [box] * len(module)
-    return [box.affine(float64(embedding.weight), float64(embedding.bias)).gelu() for embedding in _embeddings(module)]
+    embeddings = _embeddings(module)
+    convolutions = [stage for stage in module.convolutions if isinstance(stage, DilatedConvolutions)]
+    inputs_of_embeddings = [_convolved(box, stage) for stage in convolutions] or [box] * len(embeddings)
+    return [
+        embedded.affine(float64(embedding.weight), float64(embedding.bias)).gelu()
+        for embedding, embedded in zip(embeddings, inputs_of_embeddings, strict=True)
+    ]
+
+
+def _convolved(patch: Box, convolutions: DilatedConvolutions) -> Box:
+    """Return the range of what convolutions make of a patch, extras included."""
+    shape = convolutions.shape
+    size = shape.samples * shape.channels
+    box = Box(patch.lower[:size], patch.upper[:size])
+    for layer, linear in enumerate(convolutions.linear_maps()):
+        weight, bias = float64(linear.weight), float64(linear.bias)
+        # (outputs, KERNEL_SIZE, channels)
+        lower, upper = (
+            ends.reshape(shape.lengths[layer], -1)[convolutions.positions(layer)] for ends in (box.lower, box.upper)
+        )
+        outputs = [Box(low.ravel(), high.ravel()).affine(weight, bias) for low, high in zip(lower, upper, strict=True)]
+        box = outputs[0].join(*outputs[1:]).gelu()
+    return box.join(Box(patch.lower[size:], patch.upper[size:]))
 
 
 def _embeddings(ensemble: Ensemble) -> list[nn.Linear]:

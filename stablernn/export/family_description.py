@@ -54,6 +54,8 @@ def _describe(graph: onnx.GraphProto, model: SequenceModel) -> Document:
         raise _NotDescribedError("its steps have a length, dt")
     if model.input_name != "x":
         raise _NotDescribedError("it reads tokens")
+    if model.conv_layers:
+        raise _NotDescribedError("its patches pass through convolutions")
     scaling, patches = model.scaling, model.patches
     if scaling.kind not in ("standard", "none", "context"):
         raise _NotDescribedError(f"its scaling is '{scaling.kind}'")

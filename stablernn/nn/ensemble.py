@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from stablernn.cells import StableCell, State
 from stablernn.cells._base import check_at_least
 from stablernn.engines import check_engine
+from stablernn.errors import ConfigError
+from stablernn.nn.convolutions import ConvolutionShape, DilatedConvolutions
 from stablernn.nn.layers import StableRNN, run_stacks
 
 
@@ -27,10 +29,12 @@ class Ensemble(nn.Module):
         num_layers: Layers of each.
         embedding: Length of the vector into which each member first maps a step's channels, by a linear map and a GELU;
             0 for none.
+        convolutions: Sizes of each member's convolutions in front of its embedding; None for none.
         options: Further options of :class:`stablernn.StableRNN`.
 
     Raises:
         ValueError: If ``count`` is not 1 or more, or ``embedding`` less than 0.
+        ConfigError: If there are convolutions and no embedding.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class Ensemble(nn.Module):
         num_layers: int,
         *,
         embedding: int = 0,
+        convolutions: ConvolutionShape | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -49,8 +54,18 @@ class Ensemble(nn.Module):
             raise ValueError(f"members must be 1 or more, got {count}.")
         if embedding < 0:
             raise ValueError(f"patch_embedding must be 0 or more, got {embedding}.")
+        if convolutions is not None and not embedding:
+            raise ConfigError(
+                f"conv_layers={convolutions.layers} needs an embedding of what the convolutions make of a patch, got "
+                "patch_embedding=0; set it to 1 or more."
+            )
+        self.input_size = input_size
         self.embedding = embedding
-        self.embeddings = nn.ModuleList([nn.Linear(input_size, embedding) for _ in range(count if embedding else 0)])
+        self.convolutions = nn.ModuleList(
+            [] if convolutions is None else [DilatedConvolutions(convolutions) for _ in range(count)]
+        )
+        embedded_size = input_size if convolutions is None else convolutions.output_size
+        self.embeddings = nn.ModuleList([nn.Linear(embedded_size, embedding) for _ in range(count if embedding else 0)])
         self.stacks = nn.ModuleList(
             [StableRNN(cell, embedding or input_size, hidden_size, num_layers, **options) for _ in range(count)]
         )
@@ -163,11 +178,13 @@ class Ensemble(nn.Module):
 
     def parameters_of(self, number: int) -> list[nn.Parameter]:
         """Return the parameters of one member."""
-        embedding = list(self.embeddings[number].parameters()) if self.embedding else []
-        return [*embedding, *self.stacks[number].parameters()]
+        front = [stage[number] for stage in (self.convolutions, self.embeddings) if len(stage)]
+        return [parameter for part in (*front, self.stacks[number]) for parameter in part.parameters()]
 
     def _embedded(self, x: Tensor, number: int) -> Tensor:
         """Return the input of a member's layers."""
+        if self.convolutions:
+            x = self.convolutions[number](x)
         return nn.functional.gelu(self.embeddings[number](x)) if self.embedding else x
 
     def _members(self) -> list[StableRNN]:

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from stablernn.certificates.certificate import Certificate
-from stablernn.certificates.certified_radius import certified_radii, embedding_gains
+from stablernn.certificates.certified_radius import certified_radii
+from stablernn.certificates.embedding_gain import embedding_gains
 from stablernn.certificates.input_range import InputRange
 from stablernn.certificates.plain_words import describe_guarantee
 from stablernn.certificates.projection import is_within_range, suggest_proof

@@ -21,6 +21,7 @@ from stablernn.export.step import export_parts
 from stablernn.nn.models import READOUTS, SequenceModel
 
 CONTEXT: dict[str, Any] = {"scaling": "context", "window": 12, "season": 4}
+CONVOLUTIONS: dict[str, Any] = {"patch_embedding": 6, "conv_layers": 2, "conv_channels": 5}
 
 
 def prepared(model: SequenceModel) -> SequenceModel:
@@ -68,15 +69,28 @@ VARIANTS: dict[str, Any] = {
     "recursive-context": lambda: srn.Forecaster(
         "lipschitz", 2, 5, 9, **CONTEXT, skip="linear", future_indices=[1], head="recursive"
     ),
+    "convolutions-overlap-members-mask": lambda: srn.Classifier(
+        "lru", 2, 3, 9, **CONVOLUTIONS, patch_size=16, patch_stride=4, members=2, mask_channel=True, readout="all"
+    ),
+    # A product long enough for the runtime to divide it into blocks.
+    "convolutions-wide": lambda: srn.Classifier(
+        "lru", 3, 3, 16, patch_size=90, patch_stride=30, patch_embedding=32, conv_layers=3, conv_channels=48
+    ),
+    "convolutions-times": lambda: srn.Classifier(
+        "cfc", 2, 3, 9, **CONVOLUTIONS, max_dt=4.0, patch_size=8, patch_stride=3
+    ),
+    "convolutions-context-skip": lambda: srn.Forecaster(
+        "lipschitz", 2, 5, 9, **CONVOLUTIONS, **CONTEXT, skip="linear", patch_size=9, patch_stride=4
+    ),
     "patches-longer-than-the-window": lambda: srn.Forecaster("rnn", 1, 4, 9, scaling="context", window=5, patch_size=8),
 }
 
-QUICK = "context-log-skip-covariates"
+QUICK = ("context-log-skip-covariates", "convolutions-overlap-members-mask")
 """With the patches and times of the faults below every option but a recursive head, of which graphs hold one step."""
 
 
 @pytest.mark.parametrize(
-    "variant", [pytest.param(name, marks=[] if name == QUICK else pytest.mark.slow) for name in VARIANTS]
+    "variant", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in VARIANTS]
 )
 def test_every_option_exports_to_both_formats_with_parity(variant: str, tmp_path: Path) -> None:
     model = prepared(VARIANTS[variant]())

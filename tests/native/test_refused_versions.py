@@ -28,6 +28,10 @@ except ImportError:
 REFUSED: dict[str, tuple[Callable[[], SequenceModel], str]] = {
     "cell": (lambda: srn.Classifier("gru", 1, 2, 4), "the step of the cell 'gru' is of none of the four families"),
     "dt": (lambda: srn.Classifier("lipschitz", 1, 2, 4, max_dt=2.0), "its steps have a length, dt"),
+    "convolutions": (
+        lambda: srn.Classifier("lipschitz", 1, 2, 4, patch_size=4, patch_embedding=3, conv_layers=1),
+        "its patches pass through convolutions",
+    ),
     "tokens": (lambda: srn.SequencePredictor("rnn", 4, 4, 4, tokens=True), "it reads tokens"),
     "scaling": (
         lambda: srn.Classifier("rnn", 1, 2, 4, scaling="window", window=5),

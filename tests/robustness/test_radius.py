@@ -24,6 +24,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "all, patches": {"readout": "all", "patch_size": 4, "patch_stride": 2},
     "embedding": {"readout": "last", "patch_size": 3, "patch_stride": 3, "patch_embedding": 6},
     "members": {"readout": "all", "members": 3, "patch_size": 2, "patch_embedding": 5},
+    "convolutions": {"readout": "last", "patch_size": 4, "patch_stride": 2, "patch_embedding": 6, "conv_layers": 1},
     "layers": {"readout": "mean", "num_layers": 2},
     "mask": {"readout": "last", "mask_channel": True},
 }

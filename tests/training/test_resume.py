@@ -250,6 +250,20 @@ def test_cells_that_remember_their_training_resume_to_the_last_bit(tmp_path: Pat
     assert_same(tmp_path / "run", tmp_path / "reference")
 
 
+def test_members_with_convolutions_resume_to_the_last_bit(tmp_path: Path) -> None:
+    model = ["model.cell=lru", "model.members=2", "model.conv_layers=2", "model.conv_channels=4"]
+    config = load_config(
+        overrides=["data.source=digits", *TINY, *model, "training.batch_size=128", "training.max_steps=10"]
+    )
+    train(config, tmp_path / "reference")
+    with pytest.raises(InterruptedRun):
+        train(config, tmp_path / "run", progress=StopEvery(6))
+    train(None, tmp_path / "run", resume=True)
+    assert_same(tmp_path / "run", tmp_path / "reference")
+    tensors = load_checkpoint(tmp_path / "run" / "checkpoints" / "last.safetensors").tensors
+    assert any("convolutions.1.taps.1.weight" in name for name in tensors)
+
+
 def test_the_length_of_a_run_cannot_change_under_a_cell_that_plans_ahead(tmp_path: Path) -> None:
     shared = ["data.source=digits", "model.cell=fastgrnn", "training.schedule=constant", *TINY]
     train(load_config(overrides=[*shared, "training.max_steps=2"]), tmp_path / "run")

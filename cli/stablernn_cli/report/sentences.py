@@ -23,7 +23,7 @@ def input_unit(facts: Mapping[str, Any]) -> str:
         facts: Facts of the model, see :mod:`stablernn_cli.report.model_facts`.
     """
     patches = f", and a step reads a patch of {facts['patch_size']} samples" if facts["patch_size"] > 1 else ""
-    # A linear map and a GELU come between the scaling and the layers.
+    # A linear map and a GELU come between the scaling and the layers, with or without convolutions.
     if facts["embedding"]:
         return f"the layers' input, which is a learned embedding of the scaled samples{patches}"
     scaling = str(facts["scaling"])

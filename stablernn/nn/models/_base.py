@@ -8,13 +8,14 @@ export traces these two. :meth:`SequenceModel.run` is the same recurrence over w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stablernn.errors import ConfigError, did_you_mean
+from stablernn.nn.convolutions import ConvolutionShape
 from stablernn.nn.ensemble import Ensemble
 from stablernn.nn.layers import check_tensor, group_parameters
 from stablernn.nn.preprocessing import Patches, Scaling, create_scaling
@@ -24,27 +25,6 @@ States = tuple[Tensor, ...]
 READOUTS = ("last", "mean", "max", "all")
 _RUNNING_STATISTICS = {"last": (), "mean": ("mean",), "max": ("max",), "all": ("mean", "max")}
 """The statistics of the outputs so far that are in the state of each readout."""
-
-
-class NetworkOptions(TypedDict, total=False):
-    """Keyword options of every model; :class:`SequenceModel` describes them and has their defaults."""
-
-    num_layers: int
-    dropout: float
-    readout: str
-    scaling: str
-    window: int | None
-    season: int | None
-    log: bool
-    mask_channel: bool
-    patch_size: int
-    patch_stride: int | None
-    patch_embedding: int
-    members: int
-    max_dt: float | None
-    preset: str
-    cell_options: Mapping[str, Any] | None
-    engine: str
 
 
 class SequenceModel(nn.Module):
@@ -67,6 +47,9 @@ class SequenceModel(nn.Module):
         patch_stride: Samples after which the layers advance by one step; ``patch_size`` when omitted.
         patch_embedding: Length of the vector to which a linear map and a GELU take a patch before the layers; 0 for
             none.
+        conv_layers: Dilated convolutions over a patch in front of its embedding, see
+            :class:`stablernn.nn.convolutions.DilatedConvolutions`; 0 for none.
+        conv_channels: Channels of each convolution.
         members: Networks of the ensemble, which differ in their initial weights; their outputs are averaged.
         max_dt: Longest time between two steps, in units of the regular one, of a model for irregular time; None if all
             steps are regular. Only for cells that take ``dt``.
@@ -104,6 +87,8 @@ class SequenceModel(nn.Module):
         patch_size: int = 1,
         patch_stride: int | None = None,
         patch_embedding: int = 0,
+        conv_layers: int = 0,
+        conv_channels: int = 16,
         members: int = 1,
         max_dt: float | None = None,
         preset: str = "practical",
@@ -122,6 +107,8 @@ class SequenceModel(nn.Module):
         self.window = window
         self.season = season
         self.log = log
+        self.conv_layers = conv_layers
+        self.conv_channels = conv_channels
         self.cell_options = dict(cell_options or {})
         self.scaling = inputs or create_scaling(
             scaling, input_size, window=window, mask_channel=mask_channel, season=season, log=log
@@ -135,6 +122,7 @@ class SequenceModel(nn.Module):
             hidden_size,
             num_layers,
             embedding=patch_embedding,
+            convolutions=self._convolution_shape(conv_layers, conv_channels) if conv_layers else None,
             dropout=dropout,
             engine=engine,
             preset=preset,
@@ -385,6 +373,8 @@ class SequenceModel(nn.Module):
             "patch_size": self.patches.size,
             "patch_stride": self.patches.stride,
             "patch_embedding": self.rnn.embedding,
+            "conv_layers": self.conv_layers,
+            "conv_channels": self.conv_channels,
             "members": len(self.rnn),
             "max_dt": self.max_dt,
             "preset": self.preset,
@@ -395,6 +385,10 @@ class SequenceModel(nn.Module):
     def feature_size(self) -> int:
         """Input size of the head of each member."""
         return self.rnn.first.output_size * (3 if self.readout == "all" else 1)
+
+    def _convolution_shape(self, layers: int, width: int) -> ConvolutionShape:
+        samples, channels = self.patches.size, self.scaling.output_size
+        return ConvolutionShape(samples, channels, self.patches.output_size - samples * channels, layers, width)
 
     def _features(self, state: States) -> Tensor:
         """Return the input of the heads, ``(batch, members * feature_size)``."""

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.nn.ensemble import Heads
-from stablernn.nn.models._base import NetworkOptions, SequenceModel, States
+from stablernn.nn.models._base import SequenceModel, States
+from stablernn.nn.models._options import NetworkOptions
 
 
 class Classifier(SequenceModel):

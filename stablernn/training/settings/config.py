@@ -22,6 +22,10 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 AUTO = "auto"
 """Cell of settings that are to be chosen by the data."""
 
+MAX_CONV_LAYERS = 10
+"""Convolutions whose receptive field, of 2,047 samples, is as long as any patch that is of use."""
+DEFAULT_CONV_CHANNELS = 16
+
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -90,6 +94,11 @@ class ModelConfig(Section):
     """Samples after which the layers advance by one step; None: recommended, or patch_size where that is given."""
     patch_embedding: Annotated[int, Field(ge=0)] | None = None
     """Length of the vector that a linear map and a GELU turn a patch into, 0 for none; None: recommended."""
+    conv_layers: Annotated[int, Field(ge=0, le=MAX_CONV_LAYERS)] = 0
+    """Convolutions over a patch in front of its embedding, with kernel size 3 and dilations 1, 2, 4 and so on, each
+    followed by a GELU; 0: none."""
+    conv_channels: Count = DEFAULT_CONV_CHANNELS
+    """Channels of each of these convolutions."""
     members: Count = 1
     """Ensemble members: networks with different first weights, whose answers are averaged."""
     head_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -140,6 +149,11 @@ class ModelConfig(Section):
             raise ValueError(
                 "model.patch_stride is at most model.patch_size, so that no sample is skipped, got "
                 f"{stride} and {size}."
+            )
+        if self.conv_channels != DEFAULT_CONV_CHANNELS and not self.conv_layers:
+            raise ValueError(
+                f"model.conv_channels is only used with model.conv_layers of 1 or more, got {self.conv_channels} "
+                "channels and no layers."
             )
         if self.time == "ignore" and (self.time_step is not None or self.max_dt is not None):
             raise ValueError("model.time_step and model.max_dt are not used where model.time is 'ignore'.")

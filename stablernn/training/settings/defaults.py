@@ -12,6 +12,7 @@ import numpy as np
 from stablernn.cells import StableCell, recommended_training
 from stablernn.data.types import ForecastData
 from stablernn.errors import ConfigError
+from stablernn.nn.convolutions import check_receptive_field, receptive_field
 from stablernn.training.settings.config import Config, ModelConfig, OptimizerName, ScheduleName
 
 FALLBACK_OPTIMIZER: OptimizerName = "adamw"
@@ -107,6 +108,11 @@ def fill_model_settings(
     elif model.patch_size is None:
         # No sample may be skipped.
         size = max(size, stride)
+    if filled.conv_layers:
+        if model.patch_size is None:
+            size = max(size, receptive_field(filled.conv_layers))
+        check_receptive_field(filled.conv_layers, size, section="model.")
+        filled = _fill_embedding(model, filled, cell)
     if cell.takes_missing and filled.patch_embedding:
         raise ConfigError(
             f"model.patch_embedding mixes the samples of a patch, and '{model.cell}' takes a missing one as it is, so "
@@ -118,6 +124,30 @@ def fill_model_settings(
             "the strength out."
         )
     return filled.model_copy(update={"patch_size": size, "patch_stride": stride})
+
+
+def _fill_embedding(model: ModelConfig, filled: ModelConfig, cell: StableCell) -> ModelConfig:
+    """Return the settings with an embedding of what convolutions make of a patch.
+
+    Args:
+        model: The settings, before they are resolved.
+        filled: Those with recommendations, and with convolutions.
+        cell: The cell that the settings describe.
+
+    Raises:
+        ConfigError: If the settings have none, or the cell takes missing samples.
+    """
+    if cell.takes_missing:
+        raise ConfigError(
+            f"model.conv_layers mixes the samples of a patch, and '{model.cell}' takes a missing one as it is, so that "
+            "all of its patch would be missing; set it to 0."
+        )
+    if model.patch_embedding == 0:
+        raise ConfigError(
+            f"model.conv_layers={model.conv_layers} needs an embedding of what the convolutions make of a patch, got "
+            "model.patch_embedding=0; leave it out for one of model.hidden_size."
+        )
+    return filled.model_copy(update={"patch_embedding": filled.patch_embedding or filled.hidden_size})
 
 
 def fill_scaling_settings(

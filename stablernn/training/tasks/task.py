@@ -305,6 +305,8 @@ def network_options(model: ModelConfig) -> NetworkOptions:
         "patch_size": model.patch_size,
         "patch_stride": model.patch_stride,
         "patch_embedding": model.patch_embedding or 0,
+        "conv_layers": model.conv_layers,
+        "conv_channels": model.conv_channels,
         "members": model.members,
         "scaling": model.scaling,
         "window": model.window,

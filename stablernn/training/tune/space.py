@@ -184,8 +184,10 @@ def _data_parameters(config: Config, data: Data) -> list[Parameter]:
         )
         return [Parameter(CONTEXT_LENGTH, Choices(lengths), "ours: one, two and four times the recommended one")]
     model = config.model
-    # The preset 'paper' has no patches. A size or a stride that is fixed leaves the other to the recommendation.
-    if not isinstance(data, ClassificationData) or model.preset == "paper" or model.patch_size or model.patch_stride:
+    # The preset 'paper' has no patches. A size or a stride that is fixed leaves the other to the recommendation, and
+    # convolutions need patches as long as their receptive field.
+    is_fixed = model.patch_size or model.patch_stride or model.conv_layers
+    if not isinstance(data, ClassificationData) or model.preset == "paper" or is_fixed:
         return []
     stride = max(1, round(data.longest_input / PATCHES))
     strides = {max(1, round(factor * stride)) for factor in STRIDE_FACTORS}

@@ -62,7 +62,7 @@ def usual() -> dict[str, Weights]:
 
 SHARED = [
     *("model.readout=mean", "model.patch_size=3", "model.patch_stride=3", "model.patch_embedding=5"),
-    *("model.members=2", "model.head_dropout=0.5", "training.weight_decay=0.5"),
+    *("model.conv_layers=1", "model.members=2", "model.head_dropout=0.5", "training.weight_decay=0.5"),
 ]
 OF_CLASSES = [
     *SHARED,
@@ -88,6 +88,11 @@ def test_of_a_classifier(given: str, usual: dict[str, Weights]) -> None:
 @pytest.mark.parametrize("given", OF_FORECASTS)
 def test_of_a_forecaster(given: str, usual: dict[str, Weights]) -> None:
     assert not same(trained(SERIES, given), usual["forecast"])
+
+
+def test_channels_of_convolutions() -> None:
+    layers = "model.conv_layers=1"
+    assert not same(trained(CLASSES, layers, "model.conv_channels=5"), trained(CLASSES, layers))
 
 
 @pytest.mark.parametrize("data", [CLASSES, SERIES], ids=["classify", "forecast"])

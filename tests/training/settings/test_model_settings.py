@@ -169,9 +169,46 @@ def test_a_cell_that_takes_missing_samples_as_they_are_sees_them_side_by_side() 
     assert chosen(settings(cell="gru_d"), classes(), keys) == (4, 4, 0)
 
 
+CONVOLUTIONS = ("conv_layers", "conv_channels", "patch_size", "patch_stride", "patch_embedding")
+
+
+@pytest.mark.parametrize(
+    ("given", "data", "expected"),
+    [
+        # A recommended patch is as long as the convolutions need, at the recommended stride.
+        (["model.conv_layers=1"], classes(), (1, 16, 16, 4, 64)),
+        (["model.conv_layers=4"], classes(), (4, 16, 31, 4, 64)),
+        (["model.conv_layers=2"], wave(), (2, 16, 7, 2, 64)),
+        (["model.conv_layers=2", "model.patch_size=9", "model.patch_embedding=5"], wave(), (2, 16, 9, 9, 5)),
+        (["model.conv_layers=1", "model.conv_channels=3", "model.preset=paper"], classes(), (1, 3, 3, 1, 64)),
+        ([], wave(), (0, 16, 2, 2, 0)),
+    ],
+)
+def test_convolutions_get_a_patch_and_an_embedding(given: list[str], data: Any, expected: tuple[int, ...]) -> None:
+    assert chosen(settings(*given), data, CONVOLUTIONS) == expected
+
+
 @pytest.mark.parametrize(
     ("given", "data", "sentence"),
     [
+        (
+            ["model.conv_layers=3", "model.patch_size=8"],
+            classes(),
+            "model.conv_layers=3 reads 15 samples of a patch at once, which has model.patch_size=8; set "
+            "model.patch_size to 15 or more, or model.conv_layers to 2 or less.",
+        ),
+        (
+            ["model.conv_layers=1", "model.patch_embedding=0"],
+            wave(),
+            "model.conv_layers=1 needs an embedding of what the convolutions make of a patch, got "
+            "model.patch_embedding=0; leave it out for one of model.hidden_size.",
+        ),
+        (
+            ["model.conv_layers=1", "model.cell=gru_d"],
+            classes(),
+            "model.conv_layers mixes the samples of a patch, and 'gru_d' takes a missing one as it is, so that all of "
+            "its patch would be missing; set it to 0.",
+        ),
         (
             ["model.head=recursive"],
             classes(),
