@@ -68,6 +68,7 @@ def _classification(data: ClassificationData) -> list[Recipe]:
             {**lru, "model.patch_stride": stride, "model.patch_size": min(longest, 12 * stride)},
             "shapes longer than a sixth of the sequence",
         ),
+        Recipe("lru, convolutions", {**lru, "model.conv_layers": 3}, "shapes of 15 samples or less at any place"),
         Recipe(
             "lru, unchanged sequences",
             {**lru, "training.time_warp": 0.0, "training.jitter": 0.0, "training.rescale": 0.0},

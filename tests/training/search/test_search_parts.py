@@ -19,6 +19,8 @@ from stablernn.training.search.recipes import Recipe, recipes
 from stablernn.training.search.resampling import resample
 from stablernn.training.search.trial import Trial, TrialResult
 from stablernn.training.settings.load import validate
+from stablernn.training.settings.resolve import resolve
+from stablernn.training.tasks import task_for
 
 MARK = 999.0
 """A value that only test sequences have."""
@@ -199,6 +201,15 @@ def test_what_is_as_good_within_one_standard_error_is_chosen_by_proof_and_order(
 def test_equal_accuracies_are_ranked_by_log_loss() -> None:
     first, second = candidate("a", "none", [0.9], [0.5]), candidate("b", "none", [0.9], [0.4])
     assert second.rank < first.rank
+
+
+def test_the_recipe_of_convolutions_has_patches_as_long_as_they_read() -> None:
+    for length, size in ((24, 15), (240, 40)):
+        data = sequences(length=length)
+        candidates = find_candidates(validate({"data": {"source": "toy"}}), data)
+        (config,) = [each.config for each in candidates if each.recipe.name == "lru, convolutions"]
+        model = resolve(config, task_for(data.without_validation())).model
+        assert (model.conv_layers, model.patch_size, model.patch_stride) == (3, size, length // 24)
 
 
 def test_recipes_of_classification_go_with_the_lengths() -> None:

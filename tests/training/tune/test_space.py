@@ -77,6 +77,11 @@ def test_a_setting_of_the_user_is_no_parameter(data: tuple[Config, Data]) -> Non
     }
 
 
+def test_convolutions_leave_patches_to_the_recommendation(data: tuple[Config, Data]) -> None:
+    assert "model.patch_stride" in space_of(data, "lru").document()
+    assert not any("patch" in name for name in space_of(data, "lru", model={"conv_layers": 2}).document())
+
+
 def test_a_search_of_nothing_is_refused(data: tuple[Config, Data]) -> None:
     model = {"hidden_size": 8, "patch_stride": 2, "num_layers": 1}
     with pytest.raises(ConfigError, match="Every setting that could be searched is fixed"):
