@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from stablernn_cli.errors import REFUSED, CommandError, UsageError
-from stablernn_cli.options import CertifyInputsOption, CertifyRequireOption, JsonOption, TargetArgument
+from stablernn_cli.options import CertifyInputsOption, CertifyRequireOption, JsonOption, Kind, TargetArgument
 from stablernn_cli.output import Output, drop_none
 from stablernn_cli.targets import certify_target, is_run
 
@@ -75,7 +75,7 @@ def certify(
         # After the certificate is printed: it shows which condition fails.
         raise CommandError(
             f"'{require}' is required of {name}, but only '{certificate['kind']}' is proved. "
-            "`stablernn train --certified` keeps the layers provably contracting; docs/stability.md lists the cells.",
+            f"{_suggestion(certificate, require)} docs/stability.md lists the cells.",
             REFUSED,
         )
 
@@ -122,6 +122,18 @@ def _quantization_text(bound: Mapping[str, float] | None) -> str | None:
         f"move the output by at most {bound['error']:.3g}, and {bound['error_per_input']:.3g} for each unit of the "
         f"input's norm; rate {bound['rate']:.6g}"
     )
+
+
+def _suggestion(certificate: Mapping[str, Any], require: Kind) -> str:
+    """Return what would give a proof of a required kind, as a sentence."""
+    from stablernn.cells import create_cell
+    from stablernn.certificates.projection import suggest_proof
+    from stablernn_registry.documents.certificates import is_as_strong
+
+    bounded = certificate.get("bounded_inputs") or {"kind": "none"}
+    if is_as_strong(bounded["kind"], require):
+        return "It is proved for the inputs of the second certificate: ask for it with --inputs-within."
+    return suggest_proof(create_cell(certificate["cell"], 1, 2))
 
 
 def _proof_option(certificate: Mapping[str, Any]) -> str | None:

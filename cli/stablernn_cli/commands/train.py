@@ -97,7 +97,7 @@ def train(
         typer.Option(
             "--certified/--free",
             help="Keep the layers provably contracting, non-expansive or bounded, or let all weights free; default: "
-            "certified where that costs the cell little accuracy, except with --preset paper.",
+            "certified where something can be proved for all inputs, except of a few cells and with --preset paper.",
             rich_help_panel=TRAINING_PANEL,
             show_default=False,
         ),

@@ -30,8 +30,8 @@ PROSE: tuple[tuple[str, str], ...] = (
     ),
     (
         "Forgetting",
-        "The time constant in another form: the number of steps after which a disturbance of the state "
-        "moves the output by at most 1 % of the bound on what it could move it at once.",
+        "The time constant in another form: the number of steps after which the outputs from two states at a distance "
+        "of 1, under one input, differ by at most 0.01.",
     ),
     (
         "Ball",

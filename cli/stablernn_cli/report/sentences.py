@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 from stablernn_registry.documents.certificates import format_input_ranges, input_ranges
@@ -61,26 +62,38 @@ def summary_sentences(entry: Mapping[str, Any], facts: Mapping[str, Any]) -> lis
         )
     if values.get("gap_1") is not None:
         sentences.append(
-            f"One wrong input, by 1 unit, moves no later output of the layers by more than {values['gap_1']:.3g}"
-            f"{period}; units are those of {input_unit(facts)}."
+            "One wrong input, by 1 unit, moves no later output of the layers by more than "
+            f"{format_upper(values['gap_1'], 3)}{period}; units are those of {input_unit(facts)}."
         )
     if values.get("gap_100") is not None:
         sentences.append(
-            f"A gap of 100 steps, each wrong by 1 unit, moves no output by more than {values['gap_100']:.3g}{period}."
+            "A gap of 100 steps, each wrong by 1 unit, moves no output by more than "
+            f"{format_upper(values['gap_100'], 3)}{period}."
         )
     gain = values["gain_input_to_output"]
     if gain is not None:
         sentences.append(
-            f"An error of 1 unit at every step, for any length of time, moves no output by more than {gain:.3g}."
+            "An error of 1 unit at every step, for any length of time, moves no output by more than "
+            f"{format_upper(gain, 3)}."
         )
     balls = [claim for claim in entry["claims"] if claim["id"].startswith("state_ball_") and claim["proved"]]
     if balls:
         # One sentence: an ensemble of LSTM layers has a dozen.
         radii = ", ".join(
-            f"{ball['id'].removeprefix('state_ball_')} {ball['value']:.4g} ({ball['norm']})" for ball in balls
+            f"{ball['id'].removeprefix('state_ball_')} {format_upper(ball['value'], 4)} ({ball['norm']})"
+            for ball in balls
         )
         sentences.append(f"From the zero state, no input drives a state further from the origin than: {radii}.")
     return sentences
+
+
+def format_upper(value: float, digits: int) -> str:
+    """Return an upper bound with so many significant digits, rounded up, so that what is printed holds as well."""
+    number = Decimal(value)
+    if not number:
+        return "0"
+    rounded = number.quantize(Decimal(1).scaleb(number.adjusted() - digits + 1), ROUND_CEILING)
+    return f"{float(rounded):.{digits}g}"
 
 
 def _kind_sentence(entry: Mapping[str, Any], unit: str) -> str:
@@ -91,7 +104,7 @@ def _kind_sentence(entry: Mapping[str, Any], unit: str) -> str:
         qualifier = "in the end " if entry["layers"] > 1 else ""
         return (
             f"{scope}, the model is contracting: two trajectories under one input approach each other {qualifier}by "
-            f"the factor {rate:.6g} per {time}, or faster, in the norm {entry['norm']}."
+            f"the factor {format_upper(rate, 6)} per {time}, or faster, in the norm {entry['norm']}."
         )
     if entry["kind"] == "non-expansive":
         return (

@@ -183,7 +183,7 @@ def enough_memory(model: ModelConfig) -> Iterator[None]:
 
 
 def _is_certified(config: Config, model: ModelConfig, cell: StableCell) -> bool:
-    """Return whether training stays certified: as set, else with ``practical`` where the region costs little."""
+    """Return whether training stays certified: as set, else with ``practical`` but for a few cells."""
     if config.training.certified is not None:
         return config.training.certified
     if model.preset != "practical" or (model.max_dt is not None and not cell.certifies_irregular):
