@@ -30,8 +30,8 @@ def run_facts(path: Path, model: SequenceModel) -> dict[str, Any]:
     from stablernn.training.run_directory import RunDirectory
 
     directory = RunDirectory(path)
-    data = directory.read_data()
-    # The first runs have no file of the environment.
+    # Runs from before a file was written lack it.
+    data = directory.read_data() if directory.data.is_file() else {}
     environment = read_json(directory.environment) if directory.environment.is_file() else {}
     return {
         "source": "run",

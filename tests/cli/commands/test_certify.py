@@ -42,9 +42,18 @@ def test_what_is_required_and_not_proved_is_refused(trained_cells: Workplace) ->
     refused = trained_cells("certify", "rnn", "--require", "non-expansive")
     assert refused.code == 3
     assert refused.sentence == (
-        "'non-expansive' is required of rnn, but only 'bounded' is proved. `stablernn train --certified` keeps "
-        "the layers provably contracting; docs/stability.md lists the cells."
+        "'non-expansive' is required of rnn, but only 'bounded' is proved. Train with training.certified=true "
+        "(--certified), which keeps 'rnn' contracting. docs/stability.md lists the cells."
     )
+
+
+def test_what_is_proved_for_bounded_inputs_alone_is_said_where_it_is_required(trained_cells: Workplace) -> None:
+    refused = trained_cells("certify", "lstm", "--require", "bounded")
+    assert refused.code == 3
+    assert refused.sentence.startswith(
+        "'bounded' is required of lstm, but only 'none' is proved. It is proved for the "
+    )
+    assert trained_cells.ok("certify", "lstm", "--inputs-within", "-1:17", "--require", "bounded").code == 0
 
 
 def test_a_certificate_for_inputs_within_a_range(trained_cells: Workplace) -> None:
