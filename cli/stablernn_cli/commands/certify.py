@@ -130,8 +130,8 @@ def _suggestion(certificate: Mapping[str, Any], require: Kind) -> str:
     from stablernn.certificates.projection import suggest_proof
     from stablernn_registry.documents.certificates import is_as_strong
 
-    bounded = certificate.get("bounded_inputs") or {"kind": "none"}
-    if is_as_strong(bounded["kind"], require):
+    bounded = certificate.get("bounded_inputs")
+    if bounded is not None and is_as_strong(bounded["kind"], require):
         return "It is proved for the inputs of the second certificate: ask for it with --inputs-within."
     return suggest_proof(create_cell(certificate["cell"], 1, 2))
 
