@@ -1,4 +1,4 @@
-"""What is compared: contenders, each a cell with a recipe of settings, on problems, each a data set."""
+"""Contenders of a comparison, each a cell with a recipe of settings, and problems, each a data set."""
 
 from __future__ import annotations
 

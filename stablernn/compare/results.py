@@ -34,12 +34,12 @@ def aggregate(runs: Rows, problems: Mapping[str, Mapping[str, Any]]) -> dict[str
 
 
 def _table(runs: Rows, problem: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    own = [run for run in runs if run["problem"] == problem]
+    problem_runs = [run for run in runs if run["problem"] == problem]
     metric = facts["metric"]
     # All runs of a problem have the same splits.
-    split = next((split for run in own for split in ("test", "validation") if split in run["metrics"]), "test")
-    names = dict.fromkeys(run["contender"] for run in own)
-    rows = [_row(name, [run for run in own if run["contender"] == name], split, metric) for name in names]
+    split = next((split for run in problem_runs for split in ("test", "validation") if split in run["metrics"]), "test")
+    names = dict.fromkeys(run["contender"] for run in problem_runs)
+    rows = [_row(name, [run for run in problem_runs if run["contender"] == name], split, metric) for name in names]
     rows += [
         {"name": name, "is_baseline": True, **_spread([figures["scores"][metric]]), **_costs([figures])}
         for name, figures in facts.get("baselines", {}).items()
@@ -50,7 +50,7 @@ def _table(runs: Rows, problem: str, facts: Mapping[str, Any]) -> dict[str, Any]
     for row, place in zip(rows, rankdata(keys), strict=True):
         row["rank"] = float(place)
     rows.sort(key=lambda row: row["rank"])
-    return {"split": split, "rows": rows, "trivial": _trivial(own, split, metric)}
+    return {"split": split, "rows": rows, "trivial": _trivial(problem_runs, split, metric)}
 
 
 def _row(name: str, runs: Rows, split: str, metric: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ RESULTS, TABLE, FIGURE = "results.json", "table.md", "critical_difference.png"
 
 @dataclass(frozen=True)
 class Comparison:
-    """What to compare.
+    """The problems and contenders to compare, and for how long.
 
     Attributes:
         problems: The data sets.
@@ -58,8 +58,8 @@ class Comparison:
         Raises:
             ConfigError: If a key does not exist or a value is not allowed.
         """
-        own = {"data.source": problem.source, "model.cell": contender.cell, "training.seed": seed}
-        options = {**own, "training.epochs": self.epochs}
+        run_options = {"data.source": problem.source, "model.cell": contender.cell, "training.seed": seed}
+        options = {**run_options, "training.epochs": self.epochs}
         overrides = [*self.overrides, *contender.recipe.settings]
         # Plots would take a share of the time that differs between cells.
         return load_config(self.config, overrides, {"training": {"plots": False}}, options=options)

@@ -51,9 +51,9 @@ def grouped_validation(y: Int64Array, groups: Int64Array, fraction: float, seed:
     """
     everything = np.arange(len(y))
     for held_out in grouped_folds(y, groups, max(2, round(1 / fraction)), seed):
-        rest = np.setdiff1d(everything, held_out)
-        if len(np.unique(y[rest])) == len(np.unique(y)):
-            return rest, held_out
+        fitted = np.setdiff1d(everything, held_out)
+        if len(np.unique(y[fitted])) == len(np.unique(y)):
+            return fitted, held_out
     return everything, everything[:0]
 
 

@@ -124,10 +124,10 @@ def _names(text: str) -> list[str]:
 
 
 def _whole_numbers(text: str) -> list[int]:
-    words = _names(text)
-    if not words or not all(word.isdecimal() for word in words) or len(set(words)) < len(words):
+    numbers = _names(text)
+    if not numbers or not all(number.isdecimal() for number in numbers) or len(set(numbers)) < len(numbers):
         raise UsageError(f"--seeds takes different whole numbers from 0, separated by commas, got '{text}'.")
-    return [int(word) for word in words]
+    return [int(number) for number in numbers]
 
 
 def _seconds(text: str) -> float:

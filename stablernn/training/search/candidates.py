@@ -111,7 +111,7 @@ def find_candidates(config: Config, data: Data) -> list[Candidate]:
         ConfigError: If none goes with these settings.
     """
     candidates: list[Candidate] = []
-    known: list[Config] = []
+    resolved_settings: list[Config] = []
     error: ConfigError | None = None
     for recipe in recipes(data):
         try:
@@ -123,8 +123,8 @@ def find_candidates(config: Config, data: Data) -> list[Candidate]:
             error = error or refusal
             continue
         key = resolved.model_copy(update={"task": combined.task})
-        if key not in known:
-            known.append(key)
+        if key not in resolved_settings:
+            resolved_settings.append(key)
             candidates.append(Candidate(recipe, combined, _proof(resolved)))
     if not candidates:
         assert error is not None

@@ -123,8 +123,8 @@ class _Search:
             if stop.is_set():
                 raise self._interrupted()
             # Where time ran out, those with most parts are compared: a mean over fewer parts says something else.
-            most = max(len(candidate.results) for candidate in survivors)
-            survivors = [candidate for candidate in survivors if len(candidate.results) == most > 0]
+            most_parts = max(len(candidate.results) for candidate in survivors)
+            survivors = [candidate for candidate in survivors if len(candidate.results) == most_parts > 0]
             if not survivors:
                 return self._nothing_compared(step_seconds, whole_steps)
         for candidate in survivors:
