@@ -61,6 +61,7 @@ class Certificate:
         max_dt: Longest step in regular ones, for irregular time; None if all steps are regular.
         inputs: Range of the raw inputs for which it holds; None for all inputs.
         quantization: By weight format, how far rounding the weights moves the output; empty if it was not computed.
+        resample_steps: Samples of the resampled sequence that steps are of; None if they are of the samples themselves.
     """
 
     kind: str
@@ -72,6 +73,7 @@ class Certificate:
     max_dt: float | None = None
     inputs: InputRange | None = None
     quantization: Mapping[Format, QuantizationErrorBound | None] = field(default_factory=dict)
+    resample_steps: int | None = None
 
     @property
     def rate(self) -> float | None:
@@ -198,7 +200,7 @@ class Certificate:
                 for condition in bound.conditions
             ],
             "figures": self.figures(),
-            "time": {"steps": "regular"} if self.max_dt is None else {"steps": "irregular", "longest": self.max_dt},
+            "time": self._time(),
             "gains": {"input_to_state": self.state_gains(), "input_to_output": self.total_gain()},
             "gaps": [{"steps": steps, "output_error": self.missing_data_error(steps)} for steps in GAP_LENGTHS],
             "forgetting": {
@@ -213,6 +215,12 @@ class Certificate:
             "cell": self.cell,
             "arithmetic": "float64 on the float32 weights",
         }
+
+    def _time(self) -> dict[str, Any]:
+        """Return what a step is, as JSON types."""
+        if self.max_dt is not None:
+            return {"steps": "irregular", "longest": self.max_dt}
+        return {"steps": "regular"} | ({} if self.resample_steps is None else {"resample_steps": self.resample_steps})
 
     def _layers(self) -> Iterable[tuple[str, StepBound]]:
         """Yield each layer's label, empty for the only one, and its bound."""
@@ -324,6 +332,7 @@ def _prove(
         max_dt=max_dt,
         inputs=inputs,
         quantization={form: _quantization_bound(stacks, proved, form, max_dt) for form in FORMATS} if stored else {},
+        resample_steps=_resample_steps(module),
     )
 
 
@@ -373,6 +382,12 @@ def _max_dt(module: nn.Module) -> float | None:
     if isinstance(module, Ensemble):
         return module.first.max_dt
     return module.max_dt if isinstance(module, StableRNN | SequenceModel) else None
+
+
+def _resample_steps(module: nn.Module) -> int | None:
+    """Return the samples to which a model resamples each sequence; None if it does not."""
+    resampling = module.resampling if isinstance(module, SequenceModel) else None
+    return None if resampling is None else resampling.steps
 
 
 def _proved(value: float) -> float | None:

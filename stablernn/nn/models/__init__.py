@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from stablernn.errors import ConfigError, did_you_mean
-from stablernn.nn.models._base import READOUTS, NetworkOptions, SequenceModel, States
+from stablernn.nn.models._arguments import NetworkOptions
+from stablernn.nn.models._base import READOUTS, SequenceModel, States
 from stablernn.nn.models.classifier import Classifier
 from stablernn.nn.models.forecaster import Forecaster
 from stablernn.nn.models.predictor import SequencePredictor

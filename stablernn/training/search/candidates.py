@@ -61,6 +61,7 @@ class Candidate:
         return {
             "name": self.recipe.name,
             "purpose": self.recipe.purpose,
+            "streams": self.recipe.streams,
             "settings": dict(self.recipe.settings),
             "proof": self.proof,
             "status": self.status,
@@ -75,22 +76,30 @@ class Candidate:
 def select(compared: Sequence[Candidate]) -> tuple[Candidate, str]:
     """Return the candidate to train, and why: the best one, or one that is as good within one standard error.
 
-    Of those that are as good, it is one of which most is proved, and among these the first recipe: what a few parts
-    cannot tell apart is not worth a larger model, or a weaker proof.
+    Of those that are as good, it is one that streams if any does, of these one of which most is proved, and among these
+    the first recipe: what a few parts cannot tell apart is not worth streams, a weaker proof, or a larger model.
 
     Args:
         compared: Candidates with results on the same parts, in the order of the recipes.
     """
     best = min(compared, key=lambda candidate: candidate.rank)
     close = [candidate for candidate in compared if candidate is best or _is_close(best, candidate)]
+    if streaming := [candidate for candidate in close if candidate.recipe.streams]:
+        close = streaming
     strongest = max(_STRENGTH[candidate.proof] for candidate in close)
     selected = next(candidate for candidate in close if _STRENGTH[candidate.proof] == strongest)
     if len(compared) == 1:
         return selected, "the only recipe that was compared"
     if selected is best:
         parts = len(best.results)
-        return selected, "the best score" if parts == 1 else f"the best mean over {parts} parts"
+        reason = "the best score" if parts == 1 else f"the best mean over {parts} parts"
+        if not selected.recipe.streams:
+            reason += ", by more than one standard error from every recipe that streams" if parts > 1 else ""
+            reason += "; it needs complete sequences and cannot stream"
+        return selected, reason
     reason = f"as good as '{best.recipe.name}' within one standard error, and "
+    if not best.recipe.streams:
+        return selected, f"{reason}it streams, which that does not"
     if _STRENGTH[best.proof] < strongest:
         return selected, f"{reason}proved to be {selected.proof} where that is {best.proof}"
     return selected, f"{reason}before it in the order of the recipes"

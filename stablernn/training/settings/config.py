@@ -90,6 +90,10 @@ class ModelConfig(Section):
     """Samples after which the layers advance by one step; None: recommended, or patch_size where that is given."""
     patch_embedding: Annotated[int, Field(ge=0)] | None = None
     """Length of the vector that a linear map and a GELU turn a patch into, 0 for none; None: recommended."""
+    resample_steps: Annotated[int, Field(ge=2)] | None = None
+    """Classification: samples to which every sequence is resampled over its whole length, with the logarithm of its
+    length as a further feature; the model then needs complete sequences and cannot stream. None: samples as they
+    are."""
     members: Count = 1
     """Ensemble members: networks with different first weights, whose answers are averaged."""
     head_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
