@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -164,7 +165,7 @@ def show(output: Output, name: str, certificate: Mapping[str, Any]) -> None:
         "stays": "; ".join(balls) or None,
         "gain, input to output": certificate["gains"]["input_to_output"],
         "forgotten": None
-        if fading["steps"] is None
+        if fading["steps"] is None or fading["steps"] > certificate["time"].get("resample_steps", math.inf)
         else f"all but {fading['share']:g} of the first bound on a difference after {fading['steps']:,} steps",
         # A gap of raw samples is one of other samples once they are resampled.
         "a gap": None if certificate["time"].get("resample_steps") else _gap_text(certificate["gaps"]),

@@ -58,8 +58,9 @@ def summary_sentences(entry: Mapping[str, Any], facts: Mapping[str, Any]) -> lis
     sentences = [_kind_sentence(entry, unit)]
     # Without contraction an error need not fade, and is counted for a limited time.
     period = "" if entry["kind"] == "contracting" else " within 100,000 steps"
-    if values["forgetting_1_percent"] is not None:
-        steps = values["forgetting_1_percent"]
+    steps = values["forgetting_1_percent"]
+    # A resampled sequence may end before it has forgotten.
+    if steps is not None and not (is_resampled and steps > facts["resample_steps"]):
         sentences.append(
             f"A disturbance of its state by 1 moves no output by more than 0.01 after {steps:,} {unit}"
             + (f" ({steps * facts['patch_stride']:,} samples)." if is_patched else ".")
