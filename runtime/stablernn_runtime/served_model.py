@@ -105,11 +105,10 @@ class ServedModel:
         self._step: Graph | None = None
         self.patch_stride: int = 1
         self.step_elements: int = 0
-        if signature.step is not None and graphs.step is not None:
-            device = self.placement.device
-            self._step = Graph(signature.step, graphs.step, self.states, self.guard, self.ref, device=device)
-            self.patch_stride = find_patch_stride(signature.step, self.input_name)
-            self.step_elements = count_step_elements(signature.step)
+        if (step := signature.step) is not None and graphs.step is not None:
+            self._step = Graph(step, graphs.step, self.states, self.guard, self.ref, device=graphs.placement.device)
+            self.patch_stride = find_patch_stride(step, self.input_name)
+            self.step_elements = count_step_elements(step)
         self._row_elements = count_row_elements(self.sequence, self.rollout.horizon if self.rollout else 1)
         self.request_patterns: dict[object, Any] = {}
         # Nanoseconds of a step, by the power of two above the number of streams.

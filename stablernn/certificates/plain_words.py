@@ -58,14 +58,14 @@ def _forgetting(forgetting: Mapping[str, Any], time: Mapping[str, Any]) -> list[
     """Return the clause about the memory of a disturbance."""
     # Certificates from before this key bound the effect by a share of another bound only.
     steps = forgetting.get("steps_from_distance_1")
-    most = time.get("resample_steps")
-    if most is not None and (steps is None or steps > most):
+    resample_steps = time.get("resample_steps")
+    if resample_steps is not None and (steps is None or steps > resample_steps):
         # A resampled sequence ends before it has forgotten.
         return []
     if steps is None:
         return ["forgets every disturbance of its state"]
     duration = _count(steps) if time.get("steps") != "irregular" else f"the time of {_count(steps, 'regular step')}"
-    if most is not None:
+    if resample_steps is not None:
         duration += " of the resampled sequence"
     limit = f"{forgetting['share']:g}"
     return [f"forgets: a disturbance of its state by 1 moves no output by more than {limit} after {duration}"]

@@ -68,9 +68,9 @@ def _resample(resampling: Resampling) -> GraphFragment:
     position = fragment.add("Mul", [numbers, last_column], "resample.position")
     parts = _constant(fragment, "resample.parts", steps - 1)
     before = fragment.add("Div", [position, parts], "resample.before")
-    rest = fragment.add("Mod", [position, parts], "resample.rest")
-    has_rest = fragment.add("Greater", [rest, _constant(fragment, "resample.zero", 0)], "resample.between")
-    step = fragment.add("Cast", [has_rest], "resample.step", to=TensorProto.INT64)
+    remainder = fragment.add("Mod", [position, parts], "resample.remainder")
+    is_between = fragment.add("Greater", [remainder, _constant(fragment, "resample.zero", 0)], "resample.between")
+    step = fragment.add("Cast", [is_between], "resample.step", to=TensorProto.INT64)
     after = fragment.add("Add", [before, step], "resample.after")
     trailing = _constant(fragment, "resample.trailing", [2])
     samples = []
@@ -78,17 +78,19 @@ def _resample(resampling: Resampling) -> GraphFragment:
         places = fragment.add("Unsqueeze", [index, trailing], f"resample.{name}_places")
         samples.append(fragment.add("GatherND", ["x", places], f"resample.{name}", batch_dims=1))
     first, second = (
-        fragment.add("Where", [fragment.add("IsNaN", [own], f"{own}_missing"), other, own], f"{own}_observed")
-        for own, other in (samples, samples[::-1])
+        fragment.add(
+            "Where", [fragment.add("IsNaN", [value], f"{value}_missing"), neighbor, value], f"{value}_observed"
+        )
+        for value, neighbor in (samples, samples[::-1])
     )
-    share = fragment.add("Cast", [rest], "resample.rest_number", to=TensorProto.FLOAT)
+    share = fragment.add("Cast", [remainder], "resample.remainder_number", to=TensorProto.FLOAT)
     share = fragment.add(
         "Div", [share, fragment.constant("resample.parts_number", np.array(steps - 1, np.float32))], "resample.share"
     )
     share = fragment.add("Unsqueeze", [share, trailing], "resample.share_values")
     difference = fragment.add("Sub", [second, first], "resample.difference")
-    moved = fragment.add("Mul", [share, difference], "resample.moved")
-    values = fragment.add("Add", [first, moved], "resample.values")
+    change = fragment.add("Mul", [share, difference], "resample.change")
+    values = fragment.add("Add", [first, change], "resample.values")
     channel = _length_channel(fragment, resampling, counts)
     fragment.features = fragment.add("Concat", [values, channel], f"{_PREFIX}x", axis=2)
     # Every sample of the resampled sequences is valid.
@@ -106,8 +108,8 @@ def _length_channel(fragment: GraphFragment, resampling: Resampling, counts: str
     table = resampling.length_scores(torch.arange(low, high + 1)).numpy()
     shortest, longest = _constant(fragment, "length.shortest", low), _constant(fragment, "length.longest", high)
     clipped = fragment.add("Max", [fragment.add("Min", [counts, longest], "length.most"), shortest], "length.clipped")
-    place = fragment.add("Sub", [clipped, shortest], "length.place")
-    score = fragment.add("Gather", [fragment.constant("length.scores", table), place], "length.score")
+    index = fragment.add("Sub", [clipped, shortest], "length.index")
+    score = fragment.add("Gather", [fragment.constant("length.scores", table), index], "length.score")
     column = fragment.add("Unsqueeze", [score, _constant(fragment, "length.axes", [1, 2])], "length.column")
     return fragment.add(
         "Expand", [column, _constant(fragment, "length.shape", [1, resampling.steps, 1])], "length.channel"

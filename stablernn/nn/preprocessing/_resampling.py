@@ -99,12 +99,12 @@ class Resampling(nn.Module):
         # Positions as whole numbers of 1 / (steps - 1) samples, which do not round.
         position = torch.arange(self.steps, device=x.device) * (counts - 1)[:, None]
         before = position // (self.steps - 1)
-        rest = position - before * (self.steps - 1)
+        remainder = position - before * (self.steps - 1)
         # A sample that is met exactly has no second neighbor, whose gap would not matter.
-        after = before + (rest > 0).long()
+        after = before + (remainder > 0).long()
         first, second = (x.gather(1, index[..., None].expand(-1, -1, features)) for index in (before, after))
         first, second = torch.where(first.isnan(), second, first), torch.where(second.isnan(), first, second)
-        share = rest.to(x.dtype) / (self.steps - 1)
+        share = remainder.to(x.dtype) / (self.steps - 1)
         values = first + share[..., None] * (second - first)
         channel = self.length_scores(counts).to(x.dtype)[:, None, None].expand(-1, self.steps, 1)
         return torch.cat([values, channel], dim=-1)

@@ -242,8 +242,8 @@ def without_streams(name: str, proof: str, scores: list[float]) -> Candidate:
         (
             ("streaming", "contracting", [0.5, 0.5, 0.4]),
             "resampled",
-            "the best mean over 3 parts, by more than one standard error from every recipe that streams; it needs "
-            "complete sequences and cannot stream",
+            "the best mean over 3 parts, by more than one standard error from the recipes that stream and were "
+            "compared; it needs complete sequences and cannot stream",
         ),
         (("streaming", "bounded", [0.9, 0.9, 0.95]), "streaming", "the best mean over 3 parts"),
         (
@@ -261,3 +261,11 @@ def test_streams_are_given_up_only_for_more_than_one_standard_error(
     compared = [without_streams("resampled", "contracting", [0.75, 0.85, 0.85]), candidate(*streaming)]
     selected, why = select(compared)
     assert (selected.recipe.name, why) == (chosen, reason)
+
+
+def test_a_recipe_that_streams_and_was_as_good_until_it_was_stopped_is_named() -> None:
+    compared = [without_streams("resampled", "contracting", [0.9, 0.95]), candidate("default", "none", [0.5, 0.6])]
+    stopped = [candidate("short patches", "contracting", [0.9]), candidate("long patches", "contracting", [0.6])]
+    selected, why = select(compared, stopped)
+    assert selected is compared[0]
+    assert why.endswith("cannot stream, and 'short patches', which streams, was as good on the 1 part that it finished")
