@@ -78,7 +78,7 @@ class TorchEngine:
         device_note: Reason for the device if ``auto`` was requested; else empty.
         signature: Inputs, outputs and states, as in the manifest of the version.
         sequence: The function of ``sequence.onnx``.
-        step: The function of ``step.onnx``.
+        step: The function of ``step.onnx``; None for a model of complete sequences.
     """
 
     def __init__(self, model: SequenceModel, device: Literal["cpu", "cuda"], device_note: str = "") -> None:
@@ -89,7 +89,7 @@ class TorchEngine:
         self.signature: Mapping[str, Any] = model_signature(model)
         torch_device = torch.device(device)
         self._model = model.to(torch_device)
-        self._states = state_names(model)
+        self._states = [] if model.resampling is not None else state_names(model)
         takes_dt = model.max_dt is not None
         with torch.inference_mode():
             for cell in model.rnn.cells:
@@ -97,7 +97,7 @@ class TorchEngine:
                 cell.weight_cache.enable()
             self._weights = [cell.weights(timed=takes_dt) for cell in model.rnn.cells]
         self.sequence = TorchGraph(self._sequence, torch_device)
-        self.step = TorchGraph(self._step, torch_device)
+        self.step = None if model.resampling is not None else TorchGraph(self._step, torch_device)
 
     @staticmethod
     def set_threads(count: int) -> None:
@@ -110,7 +110,8 @@ class TorchEngine:
         if self._model.every_step:
             outputs, next_state = self._model.run(x, lengths, state, dt)
             return {**outputs, **self._state_outputs(next_state)}
-        next_state = self._model.final_state(x, lengths, state, dt)
+        # Without states among the inputs, the zero state.
+        next_state = self._model.final_state(x, lengths, state or None, dt)
         # Not run(), which unrolls a recursive head: its graphs contain one step, which is what emit() returns.
         return self._emit(next_state, other_inputs)
 
@@ -125,8 +126,9 @@ class TorchEngine:
         return x, state, inputs
 
     def _emit(self, state: Sequence[Tensor], known_inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        outputs = self._model.emit(tuple(state), **known_inputs)
-        return {**dict(zip(self._model.output_names, outputs, strict=True)), **self._state_outputs(state)}
+        outputs = dict(zip(self._model.output_names, self._model.emit(tuple(state), **known_inputs), strict=True))
+        # A model of complete sequences gives no states.
+        return {**outputs, **(self._state_outputs(state) if self._states else {})}
 
     def _state_outputs(self, state: Sequence[Tensor]) -> dict[str, Tensor]:
         return {f"{name}_out": tensor for name, tensor in zip(self._states, state, strict=True)}

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stablernn_registry import CheckResult, PolicyRules, Version
 
 GRAPHS = ("step.onnx", "sequence.onnx")
-MODEL = ("config.json", "weights.safetensors", *GRAPHS)
-"""Files from which certificate and parity are computed."""
+MODEL = ("config.json", "weights.safetensors")
+"""Files from which certificate and parity are computed, besides the graphs."""
 TOLERANCE = 1e-4
 """Allowed relative difference of a certificate's figures between machines: rates are the result of a search."""
 RECOMPUTED = ("certificate recomputed", "parity recomputed")
@@ -43,13 +43,14 @@ def check_graphs(version: Version, rules: PolicyRules | None = None) -> CheckRes
     from stablernn_registry import CheckResult, Signature
 
     stated = Signature.model_validate(version.manifest.signature)
-    missing = [name for name in GRAPHS if name not in version.manifest.files]
-    if missing or stated.sequence is None or stated.step is None:
+    graphs = _graphs(version)
+    missing = [name for name in graphs if name not in version.manifest.files]
+    if missing or stated.sequence is None or (stated.step is None and stated.resample_steps is None):
         # Versions of other programs may have no graphs; the registry stores any files.
         why = f"the version has no {missing[0]}" if missing else "the manifest has no signature of both graphs"
         return CheckResult(SIGNATURE, not (rules and rules.model_signature), f"nothing to check: {why}")
     for name in version.manifest.files:
-        if name in (*GRAPHS, "calibration.json"):
+        if name in (*graphs, "calibration.json"):
             # Raises IntegrityError here, which ServedModel.load would report as a model that cannot be served.
             version.read(name)
     from stablernn_runtime import ServedModel
@@ -65,6 +66,11 @@ def check_graphs(version: Version, rules: PolicyRules | None = None) -> CheckRes
         for side in (model.sequence.inputs, model.sequence.outputs)
     )
     return CheckResult(SIGNATURE, True, f"inputs {inputs}, outputs {outputs}, {len(model.states)} states, as stated")
+
+
+def _graphs(version: Version) -> tuple[str, ...]:
+    """Return the files of the graphs of a version: one of complete sequences has no step."""
+    return GRAPHS[1:] if version.manifest.signature.get("resample_steps") is not None else GRAPHS
 
 
 def recompute_both(version: Version, rules: PolicyRules | None = None) -> tuple[CheckResult, CheckResult]:
@@ -85,14 +91,15 @@ def recompute_both(version: Version, rules: PolicyRules | None = None) -> tuple[
     rules = rules or PolicyRules()
     files = {
         name: version.read(name)
-        for name in (*MODEL, "certificate.json", "parity.json")
+        for name in (*MODEL, *GRAPHS, "certificate.json", "parity.json")
         if name in version.manifest.files
     }
     stored = (version.manifest.certificate, version.manifest.parity or None)
-    why_not_ours = _why_not_ours(files)
+    graphs = _graphs(version)
+    why_not_ours = _why_not_ours(files, graphs)
     fresh: tuple[Mapping[str, Any] | str, Mapping[str, Any] | str] = ("", "")
     if why_not_ours is None and stored != (None, None):
-        fresh = _compute(files, version.manifest.parity.get("longest"))
+        fresh = _compute(files, graphs, version.manifest.parity.get("longest"))
     parts = (
         ("certificate", "certificate.json", rules.kind is not None, _certificate),
         ("parity report", "parity.json", rules.max_parity is not None, _parity),
@@ -115,9 +122,9 @@ def recompute_both(version: Version, rules: PolicyRules | None = None) -> tuple[
     return results[0], results[1]
 
 
-def _why_not_ours(files: Mapping[str, bytes]) -> str | None:
+def _why_not_ours(files: Mapping[str, bytes], graphs: Sequence[str]) -> str | None:
     """Return why the files are not a model that stablernn wrote, or None if they are."""
-    missing = [name for name in MODEL if name not in files]
+    missing = [name for name in (*MODEL, *graphs) if name not in files]
     if missing:
         return f"the version has no {missing[0]}"
     config = _json(files["config.json"])
@@ -140,7 +147,9 @@ def _json(content: bytes) -> Any:
         return math.nan
 
 
-def _compute(files: Mapping[str, bytes], longest: object) -> tuple[Mapping[str, Any] | str, Mapping[str, Any] | str]:
+def _compute(
+    files: Mapping[str, bytes], graphs: Sequence[str], longest: object
+) -> tuple[Mapping[str, Any] | str, Mapping[str, Any] | str]:
     """Return the certificate and the parity report, or in place of each the reason why it cannot be computed."""
     try:
         from stablernn.errors import CheckpointError, ParityError
@@ -150,7 +159,7 @@ def _compute(files: Mapping[str, bytes], longest: object) -> tuple[Mapping[str, 
         lacks = f"this installation has no '{error.name}', which the computation needs"
         return lacks, lacks
     try:
-        for name in GRAPHS:
+        for name in graphs:
             check_graph(files[name], name)
         return recompute(files, longest if isinstance(longest, int) else 1)
     except MemoryError:

@@ -138,9 +138,14 @@ def _check_metric(rule: MetricRule, candidate: Version, current: Version | None)
 
 def _check_signature(candidate: Version) -> tuple[bool, str]:
     # Reading the manifest has already checked that the states belong to both graphs.
-    missing_graphs = [graph for graph in ("sequence", "step") if candidate.manifest.signature.get(graph) is None]
+    signature = candidate.manifest.signature
+    needs_complete = signature.get("resample_steps") is not None
+    graphs = ("sequence",) if needs_complete else ("sequence", "step")
+    missing_graphs = [graph for graph in graphs if signature.get(graph) is None]
     if missing_graphs:
         return False, f"the manifest has no signature of the graph '{missing_graphs[0]}'"
+    if needs_complete:
+        return True, "the manifest has a signature of the graph over complete sequences"
     return True, "the manifest has a signature of both graphs"
 
 

@@ -2,6 +2,7 @@
 
 ServingError
 ├── InputError            (ValueError)     a request that cannot be answered in this form
+│   ├── NoStreamsError                     a stream of a model that needs complete sequences
 │   ├── BadTokenError                      a state token that was not signed with this key, or was changed
 │   └── ExpiredTokenError                  a state token that has expired
 ├── ConflictError         (RuntimeError)   a request that does not fit the state it meets
@@ -32,6 +33,22 @@ class ServingError(Exception):
 
 class InputError(ServingError, ValueError):
     """A request that cannot be answered in this form: a name, a shape or a value does not fit."""
+
+
+class NoStreamsError(InputError):
+    """A stream, a step or a state of a model that resamples complete sequences and has none of them.
+
+    Args:
+        ref: ``NAME:VERSION`` of the model.
+        steps: Samples to which it resamples a sequence.
+    """
+
+    def __init__(self, ref: str, steps: int | None) -> None:
+        super().__init__(
+            f"'{ref}' cannot stream: it resamples each sequence to {steps} samples over its whole length, which is "
+            "known after the last sample only. Send complete sequences to /v2/models/NAME/infer or "
+            "/v1/timeseries/classify, or train without model.resample_steps."
+        )
 
 
 class BadTokenError(InputError):

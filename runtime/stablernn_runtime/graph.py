@@ -148,6 +148,11 @@ def _raise_if_ended(error: Exception, cancellation: CancellationToken | None) ->
         ) from error
 
 
+def count_step_elements(step: GraphSignature) -> int:
+    """Count the numbers in and out of one step of one stream."""
+    return sum(prod(size for size in tensor.shape if isinstance(size, int)) for tensor in (*step.inputs, *step.outputs))
+
+
 def count_row_elements(sequence: Graph, horizon: int) -> tuple[int, int]:
     """Count the numbers of one sequence in all inputs and outputs of a run.
 

@@ -22,8 +22,16 @@ class Model(Protocol):
 
     manifest: Manifest
     input_name: str
-    sequence: Graph
-    step: Graph
+
+    @property
+    def sequence(self) -> Graph:
+        """The graph over whole sequences."""
+        ...
+
+    @property
+    def step(self) -> Graph:
+        """The graph of one time step."""
+        ...
 
     def run(
         self,

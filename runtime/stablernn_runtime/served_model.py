@@ -7,35 +7,34 @@ what a caller may leave out (lengths, states), checks the inputs, and pairs the 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_registry import Manifest, RegistryError, Signature, StateSignature, Version
-from stablernn_runtime.engines.loaded_graphs import ONNX
+from stablernn_runtime.engines.loaded_graphs import ONNX, has_graphs
 from stablernn_runtime.engines.select import open_version
 from stablernn_runtime.engines.session import Device, Placement
-from stablernn_runtime.errors import InputError, ModelLoadError
-from stablernn_runtime.graph import CancellationToken, Graph, count_row_elements
+from stablernn_runtime.errors import InputError, ModelLoadError, NoStreamsError
+from stablernn_runtime.graph import CancellationToken, Graph, count_row_elements, count_step_elements
 from stablernn_runtime.rollout import Rollout
 from stablernn_runtime.run_batch import BatchItem, run_items
 from stablernn_runtime.self_test import SelfTestError, check_model
-from stablernn_runtime.signature_check import check_signature, find_main_input
+from stablernn_runtime.signature_check import check_signature, find_main_input, find_patch_stride
 from stablernn_runtime.state_guard import StateGuard
 from stablernn_runtime.validation import (
     check_dt,
+    check_feature_values,
     check_lengths,
     check_main_shape,
-    convert_dtype,
     convert_tensor,
     convert_tokens,
     flatten_steps,
     format_tensors,
-    pluralize,
     unknown_tensor,
 )
 
@@ -60,7 +59,7 @@ class ServedModel:
         engine: Name of the engine that runs both graphs: ``onnx``, or one that a package registers.
         engine_reason: Version of the engine and, where ``auto`` chose it, why.
         sequence: The graph over whole sequences.
-        step: The graph of one time step.
+        resample_steps: Samples to which it resamples complete sequences, so that it has no streams; else None.
         states: The states that both graphs take and give.
         max_dt: The longest time between two steps that the model takes, in regular steps; None for any.
         rollout: The steps of a recursive head to its horizon; None for any other head.
@@ -81,9 +80,10 @@ class ServedModel:
         self.digest: str = version.digest
         self.manifest: Manifest = version.manifest
         signature = Signature.model_validate(self.manifest.signature)
-        if signature.sequence is None or signature.step is None:
+        if signature.sequence is None or not has_graphs(signature):
             raise self._refusal("its signature lacks 'sequence' or 'step'.")
         self.states: tuple[StateSignature, ...] = tuple(signature.states)
+        self.resample_steps: int | None = signature.resample_steps
         self.max_dt: float | None = signature.max_dt
         self.input_name: str = find_main_input(signature.sequence)
         self.rollout: Rollout | None = self._read_rollout(version) if self.manifest.head == "recursive" else None
@@ -97,17 +97,19 @@ class ServedModel:
         self.engine: str = graphs.engine
         self.engine_reason: str = graphs.reason
         try:
-            self.guard = StateGuard(self.manifest.certificate, [state.input for state in self.states])
+            states = [state.input for state in self.states]
+            self.guard = StateGuard(self.manifest.certificate, states if self.resample_steps is None else None)
         except ValueError as error:
             raise self._refusal(str(error)) from error
         self.sequence = Graph(signature.sequence, graphs.sequence, self.states, self.guard, self.ref)
-        self.step = Graph(signature.step, graphs.step, self.states, self.guard, self.ref, device=self.placement.device)
-        shape = self.step.inputs[self.input_name].shape
-        # Steps of a model of patches are (batch, stride, features).
-        self.patch_stride: int = int(shape[1]) if self.input_name == "x" and len(shape) == 3 else 1
+        self._step: Graph | None = None
+        self.patch_stride: int = 1
+        self.step_elements: int = 0
+        if (step := signature.step) is not None and graphs.step is not None:
+            self._step = Graph(step, graphs.step, self.states, self.guard, self.ref, device=graphs.placement.device)
+            self.patch_stride = find_patch_stride(step, self.input_name)
+            self.step_elements = count_step_elements(step)
         self._row_elements = count_row_elements(self.sequence, self.rollout.horizon if self.rollout else 1)
-        tensors = (*self.step.inputs.values(), *self.step.outputs.values())
-        self.step_elements: int = sum(prod(size for size in spec.shape if isinstance(size, int)) for spec in tensors)
         self.request_patterns: dict[object, Any] = {}
         # Nanoseconds of a step, by the power of two above the number of streams.
         self._step_ns: dict[int, float] = {}
@@ -143,6 +145,17 @@ class ServedModel:
         logger.info("%s runs on %s. %s", model.ref, model.placement.device, model.placement.reason)
         logger.info("%s is run by the engine '%s'. %s", model.ref, model.engine, model.engine_reason)
         return model
+
+    @property
+    def step(self) -> Graph:
+        """The graph of one time step.
+
+        Raises:
+            NoStreamsError: If the model needs complete sequences.
+        """
+        if self._step is None:
+            raise NoStreamsError(self.ref, self.resample_steps)
+        return self._step
 
     def _read_rollout(self, version: Version) -> Rollout:
         try:
@@ -389,25 +402,13 @@ class ServedModel:
         Raises:
             InputError: If the features are not as many as the model's, or a value is infinite or beyond float32.
         """
-        features = self.manifest.features if features is None else features
-        if values.shape[-1] != len(features):
-            names = f" ({', '.join(features)})" if len(features) <= 8 else ""
-            raise InputError(
-                f"{name} has {pluralize(values.shape[-1], 'feature')}, {self.label} expects {len(features)}{names}."
-            )
-        values = convert_dtype(name, values, np.dtype(np.float32))
-        if np.count_nonzero(np.isinf(values)):
-            index = tuple(int(i) for i in np.argwhere(np.isinf(values))[0])
-            raise InputError(
-                f"{name} holds an infinite value at {index}; values must be finite within float32, and a missing one "
-                "is NaN (null in JSON)."
-            )
-        return values
+        return check_feature_values(name, values, features or self.manifest.features, self.label)
 
     @property
     def last_used(self) -> float:
         """When the model was last asked for or run, on the monotonic clock."""
-        return max(self.last_requested, self.sequence.last_run, self.step.last_run)
+        last_step = -math.inf if self._step is None else self._step.last_run
+        return max(self.last_requested, self.sequence.last_run, last_step)
 
     @property
     def label(self) -> str:

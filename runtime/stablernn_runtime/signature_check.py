@@ -22,13 +22,17 @@ def find_main_input(sequence: GraphSignature) -> str:
 
 
 def check_signature(
-    sequence: GraphSignature, step: GraphSignature, states: Sequence[StateSignature], manifest: Manifest, main: str
+    sequence: GraphSignature,
+    step: GraphSignature | None,
+    states: Sequence[StateSignature],
+    manifest: Manifest,
+    main: str,
 ) -> None:
     """Raise unless the inputs of both graphs are the main one, the states and those of the convention.
 
     Args:
         sequence: The graph over whole sequences.
-        step: The graph of one time step.
+        step: The graph of one time step; None for a version of complete sequences.
         states: The states that both graphs take and give.
         manifest: The manifest of the version.
         main: From :func:`find_main_input`.
@@ -40,6 +44,8 @@ def check_signature(
     free_axes: Shape = ["batch", "time"]
     optional: dict[str, Shape] = {"lengths": ["batch"], "dt": ["batch", "time"], **covariates}
     _check_graph("sequence", sequence, free_axes, optional, states, manifest, main)
+    if step is None:
+        return
     free_axes = ["batch", *_patch_axis(step, main)]
     _check_graph("step", step, free_axes, {"dt": free_axes, **covariates}, states, manifest, main)
 
@@ -51,6 +57,12 @@ def _covariate_shapes(manifest: Manifest) -> dict[str, Shape]:
     steps = 1 if manifest.head == "recursive" else manifest.horizon or 1
     shapes: dict[str, Shape] = {"static": ["batch", len(static)], "future": ["batch", steps, len(future)]}
     return {name: shape for name, shape in shapes.items() if shape[-1]}
+
+
+def find_patch_stride(step: GraphSignature, main: str) -> int:
+    """Return the samples of a step of a model of patches, ``(batch, stride, features)``; 1 for any other."""
+    axis = _patch_axis(step, main) if main == "x" else []
+    return int(axis[0]) if axis else 1
 
 
 def _patch_axis(step: GraphSignature, main: str) -> Shape:

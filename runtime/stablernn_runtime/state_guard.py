@@ -56,12 +56,13 @@ class StateGuard:
         inputs: The range of inputs of the certificate for bounded inputs. Balls are those for all inputs.
     """
 
-    def __init__(self, certificate: Mapping[str, Any] | None, states: Sequence[str]) -> None:
+    def __init__(self, certificate: Mapping[str, Any] | None, states: Sequence[str] | None) -> None:
         """Read a certificate.
 
         Args:
             certificate: The certificate of the manifest.
-            states: The state inputs that the graphs have.
+            states: The state inputs that the graphs have; None for graphs that keep their states to themselves, of
+                which no ball is checked.
 
         Raises:
             ValueError: If the certificate names another state, or its balls or its range of inputs cannot be read;
@@ -73,8 +74,9 @@ class StateGuard:
             raise ValueError(
                 f"its certificate has state_balls that cannot be read: {error.errors()[0]['msg']}."
             ) from error
+        balls = [] if states is None else balls
         for ball in balls:
-            if ball.state not in states:
+            if states is not None and ball.state not in states:
                 raise ValueError(f"its certificate speaks of the state '{ball.state}', which its graphs do not have.")
         self.balls = {ball.state: ball for ball in balls}
         self.inputs = InputGuard(certificate)

@@ -14,7 +14,7 @@ from stablernn_registry import GraphSignature, Manifest, Signature, StateSignatu
 from stablernn_registry.errors import did_you_mean
 from stablernn_runtime.calendar import calendar_frequency
 from stablernn_runtime.covariates import Covariates, observed_features
-from stablernn_runtime.errors import BadTokenError, InputError, ModelLoadError, cut
+from stablernn_runtime.errors import BadTokenError, InputError, ModelLoadError, NoStreamsError, cut
 from stablernn_runtime.online.online_streams import (
     QUANTILES,
     OnlineOptions,
@@ -77,13 +77,18 @@ class StreamFormat:
 
         Raises:
             ModelLoadError: If the manifest does not describe a step graph.
+            NoStreamsError: If the version needs complete sequences.
         """
         try:
             signature = Signature.model_validate(version.manifest.signature)
+            if signature.resample_steps is not None:
+                raise NoStreamsError(version.ref, signature.resample_steps)
             if signature.step is not None:
                 graph_format = cls.of(version.manifest, signature.step, signature.states)
                 outputs = graph_format.outputs | options.outputs(graph_format.outputs)
                 return replace(graph_format, outputs=outputs)
+        except NoStreamsError:
+            raise
         except (ValueError, KeyError):
             # Refused below. It is a signature of other fields, a free axis, or an input of another name.
             pass

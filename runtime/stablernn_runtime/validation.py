@@ -84,6 +84,33 @@ def convert_tensor(name: str, value: Array, spec: TensorSignature, shape: tuple[
     return value
 
 
+def check_feature_values(name: str, values: Array, features: Sequence[str], label: str) -> Array:
+    """Check values of the shape ``(..., features)``, and return them as float32, contiguous and aligned.
+
+    Args:
+        name: Name of the values in errors.
+        values: Numbers in raw units, NaN where one is missing.
+        features: Names of the last axis.
+        label: The model, as errors name it.
+
+    Raises:
+        InputError: If the features are not as many as the names, or a value is infinite or beyond float32.
+    """
+    if values.shape[-1] != len(features):
+        names = f" ({', '.join(features)})" if len(features) <= 8 else ""
+        raise InputError(
+            f"{name} has {pluralize(values.shape[-1], 'feature')}, {label} expects {len(features)}{names}."
+        )
+    values = convert_dtype(name, values, np.dtype(np.float32))
+    if np.count_nonzero(np.isinf(values)):
+        index = tuple(int(i) for i in np.argwhere(np.isinf(values))[0])
+        raise InputError(
+            f"{name} holds an infinite value at {index}; values must be finite within float32, and a missing one "
+            "is NaN (null in JSON)."
+        )
+    return values
+
+
 def convert_tokens(tokens: Array, vocabulary_size: int, label: str) -> Array:
     """Check tokens, and return them as int64.
 

@@ -2,6 +2,7 @@
 
 ServerError
 ├── InputError            (ValueError)     a request that cannot be answered as it is
+│   ├── NoStreamsError                     a stream of a model that needs complete sequences
 │   ├── BadTokenError                      a state token that this server did not sign, or that was changed
 │   └── ExpiredTokenError                  a state token that has expired
 ├── TooLargeError         (ValueError)     a request above a limit of this server
@@ -47,6 +48,7 @@ from stablernn_runtime.errors import ExpiredTokenError as ExpiredTokenError
 from stablernn_runtime.errors import InputError as InputError
 from stablernn_runtime.errors import MissingStepsError as MissingStepsError
 from stablernn_runtime.errors import ModelLoadError as ModelLoadError
+from stablernn_runtime.errors import NoStreamsError as NoStreamsError
 from stablernn_runtime.errors import NotReadyError as NotReadyError
 from stablernn_runtime.errors import ServingError
 from stablernn_runtime.errors import SettingsError as SettingsError
@@ -137,6 +139,7 @@ class BusyError(ServerError, RuntimeError):
 
 STATUS_AND_CODE: dict[type[Exception], tuple[int, str]] = {
     InputError: (400, "bad_input"),
+    NoStreamsError: (400, "no_streams"),
     BadTokenError: (400, "bad_token"),
     ExpiredTokenError: (400, "expired_token"),
     UnauthorizedError: (401, "unauthorized"),

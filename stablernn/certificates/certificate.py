@@ -8,7 +8,6 @@ functions of the input alone.
 
 from __future__ import annotations
 
-import base64
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,13 +19,13 @@ import torch
 from torch import nn
 
 from stablernn.bounds.intervals import FLOAT32_EPSILON, Box
-from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.lure import GivenNorm, given_norms
 from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
 from stablernn.cells import StableCell
 from stablernn.certificates.cascade import Cascade, cascade
 from stablernn.certificates.input_range import InputRange
 from stablernn.certificates.layer_ranges import first_layer_boxes, input_size
+from stablernn.certificates.norm_documents import decode_norm, norm_document, norm_name, norms_of_layer
 from stablernn.certificates.quantization import FORMATS, Format, QuantizationErrorBound, quantization_error_bound
 from stablernn.errors import CertificateError, ConfigError
 from stablernn.nn.ensemble import Ensemble
@@ -61,6 +60,7 @@ class Certificate:
         max_dt: Longest step in regular ones, for irregular time; None if all steps are regular.
         inputs: Range of the raw inputs for which it holds; None for all inputs.
         quantization: By weight format, how far rounding the weights moves the output; empty if it was not computed.
+        resample_steps: Samples of the resampled sequence that steps are of; None if they are of the samples themselves.
     """
 
     kind: str
@@ -72,6 +72,7 @@ class Certificate:
     max_dt: float | None = None
     inputs: InputRange | None = None
     quantization: Mapping[Format, QuantizationErrorBound | None] = field(default_factory=dict)
+    resample_steps: int | None = None
 
     @property
     def rate(self) -> float | None:
@@ -137,13 +138,13 @@ class Certificate:
                 states = [next(names) for _ in bound.covers]
                 if bound.norm is None:
                     continue
-                layer_norm = _norm_document(bound, states)
+                layer_norm = norm_document(bound, states)
                 if weights is not None:
                     layer_norm["divided_by"] = float(weights[depth])
                 layer_norms.append(layer_norm)
                 # The first of the others is the norm that was searched. Balls and gains are verified by it.
                 if bound.norm == "linf" and bound.other_norms and bound.other_norms[0].multipliers is not None:
-                    layer_norms.append({**_norm_document(bound.other_norms[0], states), "of": "balls and gains"})
+                    layer_norms.append({**norm_document(bound.other_norms[0], states), "of": "balls and gains"})
         return layer_norms
 
     def step_rate(self) -> float | None:
@@ -198,7 +199,7 @@ class Certificate:
                 for condition in bound.conditions
             ],
             "figures": self.figures(),
-            "time": {"steps": "regular"} if self.max_dt is None else {"steps": "irregular", "longest": self.max_dt},
+            "time": self._time(),
             "gains": {"input_to_state": self.state_gains(), "input_to_output": self.total_gain()},
             "gaps": [{"steps": steps, "output_error": self.missing_data_error(steps)} for steps in GAP_LENGTHS],
             "forgetting": {
@@ -213,6 +214,12 @@ class Certificate:
             "cell": self.cell,
             "arithmetic": "float64 on the float32 weights",
         }
+
+    def _time(self) -> dict[str, Any]:
+        """Return what a step is, as JSON types."""
+        if self.max_dt is not None:
+            return {"steps": "irregular", "longest": self.max_dt}
+        return {"steps": "regular"} | ({} if self.resample_steps is None else {"resample_steps": self.resample_steps})
 
     def _layers(self) -> Iterable[tuple[str, StepBound]]:
         """Yield each layer's label, empty for the only one, and its bound."""
@@ -274,7 +281,7 @@ def prove(
         return _prove(module, None, stored=stored, inputs=inputs)
     # Of what is not a layer's bound nothing is searched either.
     with given_norms():
-        known = [norm for norm in map(_decode_norm, norms) if norm is not None]
+        known = [norm for norm in map(decode_norm, norms) if norm is not None]
         return _prove(module, known, stored=stored, inputs=inputs)
 
 
@@ -301,7 +308,7 @@ def _prove(
             stack,
             max_dt=max_dt,
             inputs=box,
-            norms=None if norms is None else [_norms_of(norms, cell) for cell in cell_names],
+            norms=None if norms is None else [norms_of_layer(norms, cell) for cell in cell_names],
         )
         for stack, box, cell_names in zip(stacks, boxes, names, strict=True)
     )
@@ -324,6 +331,7 @@ def _prove(
         max_dt=max_dt,
         inputs=inputs,
         quantization={form: _quantization_bound(stacks, proved, form, max_dt) for form in FORMATS} if stored else {},
+        resample_steps=_resample_steps(module),
     )
 
 
@@ -375,59 +383,22 @@ def _max_dt(module: nn.Module) -> float | None:
     return module.max_dt if isinstance(module, StableRNN | SequenceModel) else None
 
 
+def _resample_steps(module: nn.Module) -> int | None:
+    """Return the samples to which a model resamples each sequence; None if it does not."""
+    resampling = module.resampling if isinstance(module, SequenceModel) else None
+    return None if resampling is None else resampling.steps
+
+
 def _proved(value: float) -> float | None:
     """Return a bound, None if it is not finite."""
     return value if math.isfinite(value) else None
-
-
-def _encode_matrix(matrix: Matrix) -> dict[str, Any]:
-    """Encode a matrix of float32 numbers in base64, which is short."""
-    content = base64.b64encode(matrix.astype("<f4").tobytes()).decode("ascii")
-    return {"shape": list(matrix.shape), "float32_base64": content}
-
-
-def _norms_of(norms: list[tuple[set[str], GivenNorm]], names: Mapping[str, str]) -> list[GivenNorm]:
-    """Return the norms of one layer, given its names of states."""
-    return [norm for states, norm in norms if states <= set(names.values())]
-
-
-def _decode_norm(layer_norm: Mapping[str, Any]) -> tuple[set[str], GivenNorm] | None:
-    """Return states, metric and multipliers of an entry of ``metrics``; None if it lacks one or is damaged."""
-    try:
-        states = set(layer_norm["states"])
-        multipliers = np.array(layer_norm["multipliers"], dtype=np.float64)
-        matrix = layer_norm.get("matrix")
-        if matrix is None:
-            return states, (None, multipliers)
-        content = np.frombuffer(base64.b64decode(matrix["float32_base64"]), dtype="<f4")
-        return states, (content.reshape(matrix["shape"]).astype(np.float64), multipliers)
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
-        # Anything may stand in a stored document. Without its norm the rate that it states is not proved.
-        return None
-
-
-def _norm_document(bound: StepBound, states: list[str]) -> dict[str, Any]:
-    """Return the norm of a bound as JSON types."""
-    document: dict[str, Any] = {"states": states, "norm": _norm_name(bound)}
-    if bound.metric is not None:
-        document["matrix"] = _encode_matrix(bound.metric)
-    if bound.multipliers is not None:
-        document["multipliers"] = bound.multipliers.tolist()
-    if bound.weights is not None:
-        document["weights"] = bound.weights.tolist()
-    return document
-
-
-def _norm_name(bound: StepBound) -> str:
-    # A metric already makes the norm of the bound weighted-l2.
-    return f"weighted-{bound.norm}" if bound.weights is not None else str(bound.norm)
 
 
 def _norm(bounds: list[StepBound], *, is_deep: bool) -> str | None:
     """Return the norm of the whole state: over layers the largest of their sizes, each divided by a weight."""
     if any(bound.norm is None for bound in bounds):
         return None
-    names = {_norm_name(bound) for bound in bounds}
+    names = {norm_name(bound) for bound in bounds}
     if len(names) == 1 and not is_deep:
         return names.pop()
     return "weighted-linf" if any("linf" in name for name in names) else "weighted-l2"

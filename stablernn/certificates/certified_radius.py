@@ -1,9 +1,9 @@
 """Certified radii: how far a sequence can move, in the 2-norm of all its values, before its label can change.
 
-The bound covers the whole classifier: every observed value reaches the layers as often as patches and held values
-repeat it, goes through convolutions, the embedding and the layers (:class:`~stablernn.certificates.cascade.Cascade`),
-and is weighted by the readout and the head. docs/robustness.md derives each factor. Rates below 1 are not needed: over
-finitely many steps any finite bound will do.
+The bound covers the whole classifier: every observed value reaches the layers as often as resampling, patches and held
+values repeat it, goes through convolutions, the embedding and the layers
+(:class:`~stablernn.certificates.cascade.Cascade`), and is weighted by the readout and the head. docs/robustness.md
+derives each factor. Rates below 1 are not needed: over finitely many steps any finite bound will do.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from stablernn.nn.segments import valid_steps
 
 _SAFE = 1 + 1e-9
 """Factor that covers the rounding of the few float64 operations between bounds that are safe themselves."""
+_ROUNDED = 1 + 1e-4
+"""Factor that covers float32 sums of the weights of a resampling, some thousand of them."""
 
 
 def certified_radii(
@@ -159,24 +161,29 @@ def _margins(model: Classifier, x: Tensor, lengths: Tensor | None) -> Matrix:
     return float64(torch.logsumexp(log_probabilities, dim=1) - math.log(logits.shape[1]))
 
 
-def _repetitions(model: Classifier, x: Tensor, lengths: Tensor | None) -> tuple[list[int], list[int]]:
+def _repetitions(model: Classifier, x: Tensor, lengths: Tensor | None) -> tuple[list[int], list[float]]:
     """Return, for each sequence, the steps of the layers and how often at most a single value reaches them.
 
-    Patches select scaled values, so that the norm of the map is the root of the number of times one is selected.
+    Patches select scaled values, so that the norm of the map is the root of the number of times one is selected. What
+    they select of a resampled sequence are means of two values, with weights of 0 or more whose sum is 1: the squared
+    norm of a map is at most the largest sum of a row, here 1, times the largest of a column, the sum of the weights
+    with which a value is selected (Golub, Van Loan, Matrix Computations, corollary 2.3.2).
     """
     patches = model.patches
     raw = x.detach().clone().requires_grad_(True)
-    valid = valid_steps(raw, lengths)
     state = tuple(raw.new_zeros(len(raw), size) for _, size in patches.state_roles())
     with torch.enable_grad():
-        features, steps, _ = patches.sequence(raw, valid, state)
+        samples, valid = model.resample(raw, lengths)
+        features, steps, _ = patches.sequence(samples, valid, state)
         valid_patches = valid_steps(features, steps)
         selected = features if valid_patches is None else features[valid_patches]
         # The gradient of the sum counts how often each value was selected, divided by its scale.
         (slopes,) = torch.autograd.grad(selected.sum(), raw)
-    counts = torch.round(slopes * model.scaling.scale).flatten(1).amax(dim=1)
+    counts = (slopes * model.feature_scaling()[1]).flatten(1).amax(dim=1)
+    # Weights of a resampling are no whole numbers, and float32 has rounded their sums.
+    counts = torch.round(counts) if model.resampling is None else counts * _ROUNDED
     count = torch.full((len(x),), features.shape[1]) if steps is None else steps
-    return count.tolist(), counts.int().tolist()
+    return count.tolist(), counts.tolist()
 
 
 def _check(model: Classifier) -> None:

@@ -74,6 +74,9 @@ def _embeddings(ensemble: Ensemble) -> list[nn.Linear]:
 
 def _patch_range(model: SequenceModel, inputs: Box) -> Box:
     """Return the range of the channels of a patch, as :class:`stablernn.nn.preprocessing.Patches` orders them."""
+    if model.resampling is not None:
+        # A mean of two values lies between them.
+        inputs = inputs.join(model.resampling.channel_range())
     channels, extras = model.scaling.channel_range(inputs)
     # Samples before the first are zero.
     samples = channels.with_zero()

@@ -25,7 +25,8 @@ def describe_guarantee(
     """Return what a certificate proves as clauses, without the full stop; none if it proves nothing.
 
     The size of an error is its 2-norm over all channels of a step. A step is one of the layers, which read several
-    samples at once if the model has patches.
+    samples at once if the model has patches. Of a model that resamples complete sequences they are steps of the
+    resampled sequence, and so are its inputs.
 
     Args:
         certificate: A document of :meth:`stablernn.certificates.certificate.Certificate.document`, or the one under its
@@ -38,7 +39,7 @@ def describe_guarantee(
     clauses: list[str] = []
     time = certificate.get("time") or {}
     if certificate["kind"] == "contracting":
-        clauses += _forgetting(certificate.get("forgetting") or {}, is_regular=time.get("steps") != "irregular")
+        clauses += _forgetting(certificate.get("forgetting") or {}, time)
     elif certificate["kind"] == "non-expansive":
         clauses += _growth(certificate)
     elif certificate["kind"] == "bounded":
@@ -53,13 +54,19 @@ def describe_guarantee(
     return clauses
 
 
-def _forgetting(forgetting: Mapping[str, Any], *, is_regular: bool) -> list[str]:
+def _forgetting(forgetting: Mapping[str, Any], time: Mapping[str, Any]) -> list[str]:
     """Return the clause about the memory of a disturbance."""
     # Certificates from before this key bound the effect by a share of another bound only.
     steps = forgetting.get("steps_from_distance_1")
+    resample_steps = time.get("resample_steps")
+    if resample_steps is not None and (steps is None or steps > resample_steps):
+        # A resampled sequence ends before it has forgotten.
+        return []
     if steps is None:
         return ["forgets every disturbance of its state"]
-    duration = _count(steps) if is_regular else f"the time of {_count(steps, 'regular step')}"
+    duration = _count(steps) if time.get("steps") != "irregular" else f"the time of {_count(steps, 'regular step')}"
+    if resample_steps is not None:
+        duration += " of the resampled sequence"
     limit = f"{forgetting['share']:g}"
     return [f"forgets: a disturbance of its state by 1 moves no output by more than {limit} after {duration}"]
 
@@ -78,7 +85,9 @@ def _growth(certificate: Mapping[str, Any]) -> list[str]:
 def _input_errors(certificate: Mapping[str, Any], embedding_gain: float | None) -> list[str]:
     """Return the clauses about inputs that are wrong in one step, and in every step."""
     clauses = []
-    subject, factor = "an input", embedding_gain
+    # One raw sample may reach several of a resampled sequence.
+    is_resampled = (certificate.get("time") or {}).get("resample_steps") is not None
+    subject, factor = "a resampled input" if is_resampled else "an input", embedding_gain
     if factor is None:
         subject, factor = "an input of the layers", 1.0
     period = "" if certificate["kind"] == "contracting" else f" of the next {_COUNTED_STEPS:,}"

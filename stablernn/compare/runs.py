@@ -65,7 +65,10 @@ def train_and_measure(run: ComparedRun) -> None:
         write_json(run.figures, {"cpu_seconds": cpu_seconds()})
         raise
     figures = {"cpu_seconds": cpu_seconds(), **_figures(summary)}
-    figures["step_ms"] = round(step_milliseconds(load_run(run.path).model), 5)
+    model = load_run(run.path).model
+    # A model of complete sequences has no step.
+    if model.resampling is None:
+        figures["step_ms"] = round(step_milliseconds(model), 5)
     write_json(run.figures, figures)
 
 

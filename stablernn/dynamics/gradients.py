@@ -16,6 +16,7 @@ from stablernn.data.arrays import Samples
 from stablernn.dynamics.spectra import LayerDynamics
 from stablernn.nn.models import SequenceModel
 from stablernn.nn.models._base import States
+from stablernn.nn.models._readout import sequence_statistics
 
 Array = npt.NDArray[Any]
 
@@ -85,7 +86,8 @@ def _final_readout_state(model: SequenceModel, outputs: Tensor, layers: LayerDyn
         return ()
     roles = model.state_roles()[len(layers.preprocessing_state) + len(layers.rnn.state_roles()) :]
     start = tuple(outputs.new_zeros(len(outputs), size) for _, size in roles)
-    return model._update_readout(outputs, start, torch.arange(layers.steps) < layers.lengths[:, None])
+    valid = torch.arange(layers.steps) < layers.lengths[:, None]
+    return sequence_statistics(model.readout, outputs, start, valid)
 
 
 def _last_loss(model: SequenceModel, final: States, samples: Samples) -> Tensor:

@@ -89,7 +89,9 @@ def observe_dynamics(
         DataError: If the split is empty.
         CertificateError: If a weight or a state is not finite.
     """
-    samples = select_samples(data, split, MAX_STEPS * model.patches.stride, labels)
+    # The beginning of a sequence that is to be resampled would be another sequence.
+    max_length = MAX_STEPS * model.patches.stride if model.resampling is None else data.longest_input
+    samples = select_samples(data, split, max_length, labels)
     certificate, layers = prove(model), LayerDynamics(model, samples)
     states, size = layers.trajectory(), len(layers.directions)
     jacobian_spectra, factors = None, []

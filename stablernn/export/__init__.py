@@ -22,6 +22,8 @@ from stablernn.errors import ConfigError, did_you_mean
 from stablernn.export import torchscript
 from stablernn.export.family_description import add_description
 from stablernn.export.parity import DEFAULT_LENGTHS, check_bounds, has_equal_bits, measure_parity
+from stablernn.export.resampled_parity import measure_resampled_parity
+from stablernn.export.resampled_sequence import resampled_sequence_graph
 from stablernn.export.scan import sequence_graph, step_graph
 from stablernn.export.step import ModelParts, export_parts, state_names
 from stablernn.export.weights import serialize_weights
@@ -65,7 +67,8 @@ def export(
     """Write the weights, configuration, graphs, parity report and certificate of a model into a folder.
 
     ONNX is always written: ``step.onnx`` (one step) and ``sequence.onnx`` (whole sequences). ``torchscript`` adds
-    ``model.torchscript``, in a format that torch has deprecated.
+    ``model.torchscript``, in a format that torch has deprecated. A model with ``resample_steps`` needs complete
+    sequences: it has no ``step.onnx``, and its signature no step and no states.
 
     Warns (:class:`stablernn.errors.UntrainedWarning`) if a training loop left out a call that the model depends on,
     such as :meth:`stablernn.nn.models.SequenceModel.fit_scaling`.
@@ -79,7 +82,8 @@ def export(
             stored; servers count samples outside. None for none.
 
     Raises:
-        ConfigError: If a format is unknown, ``model`` is not a model, or the range does not fit it.
+        ConfigError: If a format is unknown or cannot hold the model, ``model`` is not a model, or the range does not
+            fit it.
         ParityError: If the outputs of a graph differ from those of the model; no file is left behind.
         ExportError: If the model has an operation that fixes the batch size, or the installed torch no longer has
             TorchScript.
@@ -101,6 +105,11 @@ def export(
             raise ConfigError(
                 f"Unknown format '{name}'.{did_you_mean(name, FORMATS)} It is one of {', '.join(FORMATS)}."
             )
+    if "torchscript" in formats and model.resampling is not None:
+        raise ConfigError(
+            "TorchScript is not written of a model with resample_steps; export it to onnx alone, whose sequence.onnx "
+            "takes raw sequences and their lengths."
+        )
     warn_of_missing_calls(model, stacklevel=2)
     if inputs_within is not None and not isinstance(inputs_within, InputRange):
         inputs_within = InputRange.of(inputs_within)
@@ -135,27 +144,35 @@ def export(
 def _build_graphs(
     model: SequenceModel, parts: ModelParts, scripted: Any | None, lengths: Sequence[int]
 ) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Return both graphs and their parity report.
+    """Return the graphs by file name, and their parity report.
 
     Raises:
         ParityError: If the outputs of a graph differ from those of the model.
     """
-    step_model = step_graph(parts)
-    add_description(step_model, model)
-    step = step_model.SerializeToString()
+    step = None
+    if model.resampling is None:
+        step_model = step_graph(parts)
+        add_description(step_model, model)
+        step = step_model.SerializeToString()
     for is_reduced in (True, False):
-        sequence = sequence_graph(parts, is_reduced=is_reduced).SerializeToString()
-        report = measure_parity(model, step, sequence, scripted, lengths=lengths)
+        if model.resampling is None:
+            sequence = sequence_graph(parts, is_reduced=is_reduced).SerializeToString()
+        else:
+            sequence = resampled_sequence_graph(model, parts, is_reduced=is_reduced).SerializeToString()
+        if step is None:
+            report = measure_resampled_parity(model, sequence, lengths=lengths)
+        else:
+            report = measure_parity(model, step, sequence, scripted, lengths=lengths)
         report["reduced_scan"] = is_reduced
         if has_equal_bits(report):
             break
         if is_reduced:
             logger.warning(
                 "The Scan of sequence.onnx keeps all nodes of a step, because one with fewer nodes does not give the "
-                "bits of a stream on this machine."
+                "bits of a stream, or of a batch, on this machine."
             )
     check_bounds(report)
-    return {"step.onnx": step, "sequence.onnx": sequence}, report
+    return {**({} if step is None else {"step.onnx": step}), "sequence.onnx": sequence}, report
 
 
 def parity_lengths(longest: int) -> list[int]:
@@ -168,6 +185,8 @@ def model_signature(model: SequenceModel) -> dict[str, Any]:
 
     A string in a shape names a dynamic axis. ``optional`` inputs may be left out over HTTP, not in the graphs.
     """
+    if model.resampling is not None:
+        return _resampled_signature(model, model.resampling.steps)
     roles = model.state_roles()
     states = [
         {"input": name, "output": f"{name}_out", "shape": ["batch", size], "dtype": "float32", "role": role}
@@ -207,6 +226,18 @@ def model_signature(model: SequenceModel) -> dict[str, Any]:
         "states": states,
     }
     return signature | ({"max_dt": model.max_dt} if takes_dt else {})
+
+
+def _resampled_signature(model: SequenceModel, steps: int) -> dict[str, Any]:
+    """Return the signature of a model of complete sequences: no step, and no states to go on from."""
+    inputs = [_input(model, ["batch", "time"]), _tensor("lengths", ["batch"], dtype="int64", optional=True)]
+    outputs = [_tensor(name, ["batch", *shape]) for name, shape in model.output_shapes.items()]
+    return {
+        "sequence": {"inputs": inputs, "outputs": outputs},
+        "step": None,
+        "states": [],
+        "resample_steps": steps,
+    }
 
 
 def _input(model: SequenceModel, axes: list[str | int]) -> dict[str, Any]:

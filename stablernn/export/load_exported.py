@@ -14,6 +14,7 @@ from stablernn.certificates.stored_certificate import certificate_document
 from stablernn.errors import CheckpointError
 from stablernn.export import parity_lengths
 from stablernn.export.parity import check_parity
+from stablernn.export.resampled_parity import check_resampled_parity
 from stablernn.nn.models import SequenceModel, build_model
 
 
@@ -45,8 +46,9 @@ def recompute(files: Mapping[str, bytes], longest: int = 1) -> tuple[dict[str, A
     """Recompute the certificate and the parity report of an exported folder.
 
     Args:
-        files: The bytes of ``config.json``, ``weights.safetensors``, ``step.onnx`` and ``sequence.onnx``, by name. Of
-            ``certificate.json``, if it is there, the norms are verified; none are searched.
+        files: The bytes of ``config.json``, ``weights.safetensors``, ``sequence.onnx`` and, unless the model resamples
+            complete sequences, ``step.onnx``, by name. Of ``certificate.json``, if it is there, the norms are verified;
+            none are searched.
         longest: Sequence length at which parity is checked in addition to the default lengths.
 
     Raises:
@@ -54,7 +56,11 @@ def recompute(files: Mapping[str, bytes], longest: int = 1) -> tuple[dict[str, A
         ParityError: If the outputs of the graphs differ from those of the model.
     """
     model = reload(files["config.json"], files["weights.safetensors"])
-    parity = check_parity(model, files["step.onnx"], files["sequence.onnx"], lengths=parity_lengths(longest))
+    lengths = parity_lengths(longest)
+    if model.resampling is None:
+        parity = check_parity(model, files["step.onnx"], files["sequence.onnx"], lengths=lengths)
+    else:
+        parity = check_resampled_parity(model, files["sequence.onnx"], lengths=lengths)
     return _recomputed(model, files), parity
 
 

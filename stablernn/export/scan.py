@@ -53,7 +53,7 @@ def step_graph(parts: ModelParts) -> onnx.ModelProto:
         [*tail.output, *_state_outputs(parts)],
         [*stage.constants, *body.initializer, *tail.initializer],
     )
-    return _build_model(graph, parts)
+    return build_model(graph, parts)
 
 
 def sequence_graph(parts: ModelParts, *, is_reduced: bool = True) -> onnx.ModelProto:
@@ -109,7 +109,7 @@ def sequence_graph(parts: ModelParts, *, is_reduced: bool = True) -> onnx.ModelP
     outputs = [*map(_with_time_axis, step_outputs), *tail.output, *_state_outputs(parts)]
     nodes = [*prologue, *before, *scan_nodes, *after, *tail.node]
     graph = helper.make_graph(nodes, "sequence", inputs, outputs, [*constants, *factors, *tail.initializer])
-    return _build_model(graph, parts)
+    return build_model(graph, parts)
 
 
 def _scaled_suffix(parts: ModelParts, state: str) -> str:
@@ -437,7 +437,8 @@ def _with_time_axis(value: onnx.ValueInfoProto, *, is_patched: bool = False) -> 
     )
 
 
-def _build_model(graph: onnx.GraphProto, parts: ModelParts) -> onnx.ModelProto:
+def build_model(graph: onnx.GraphProto, parts: ModelParts) -> onnx.ModelProto:
+    """Return a checked model with a graph and the operator sets of the parts of a model."""
     opsets = list(parts.recurrence.opset_import)
     model = helper.make_model(graph, producer_name="stablernn", ir_version=IR_VERSION, opset_imports=opsets)
     onnx.checker.check_model(model, full_check=True)

@@ -61,8 +61,8 @@ class PerturbedClassifier:
 
     def scaled(self) -> Tensor:
         """Return the inputs in the units of changes, NaN where missing."""
-        scaling = self.model.scaling
-        return (scaling.transform(self.x) - scaling.mean) / scaling.scale
+        mean, scale = self.model.feature_scaling()
+        return (self.model.scaling.transform(self.x) - mean) / scale
 
     def select(self, rows: Tensor) -> PerturbedClassifier:
         """Return the function for some of the sequences, selected by index or by mask."""
@@ -70,9 +70,9 @@ class PerturbedClassifier:
         return replace(self, x=self.x[rows], lengths=self.lengths[rows], dt=dt)
 
     def __call__(self, change: Tensor) -> Tensor:
-        scaling = self.model.scaling
+        scaling, (_, scale) = self.model.scaling, self.model.feature_scaling()
         # Added in the scaled space, then mapped back, because the model scales its inputs itself.
-        perturbed_x = scaling.inverse(scaling.transform(self.x) + scaling.scale * change)
+        perturbed_x = scaling.inverse(scaling.transform(self.x) + scale * change)
         logits: Tensor = self.model(perturbed_x, self.lengths, self.dt)
         return logits
 

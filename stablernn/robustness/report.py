@@ -260,7 +260,8 @@ def _measure_noise(model: Classifier, sample: Sample, kind: str, settings: Setti
         predicted: Array = np.concatenate(probabilities).argmax(axis=1)
         return predicted
 
-    values = NoiseInput(batch.x.cpu().numpy(), lengths, model.scaling.scale.cpu().numpy(), sample.low, sample.high)
+    _, scale = model.feature_scaling()
+    values = NoiseInput(batch.x.cpu().numpy(), lengths, scale.cpu().numpy(), sample.low, sample.high)
     with cached_weights(model):
         return noise_curve(predict, values, batch.y.cpu().numpy(), kind, draws=settings.draws, seed=settings.seed)
 
@@ -279,10 +280,10 @@ def _perturbed_rows(model: Classifier, batch: Batch, rows: slice) -> PerturbedCl
 
 
 def _box(attacked: PerturbedClassifier, sample: Sample) -> Box:
-    scaling = attacked.model.scaling
+    scaling, (mean, scale) = attacked.model.scaling, attacked.model.feature_scaling()
     # The range of training in the units of changes, (features,).
     low, high = (
-        (scaling.transform(torch.from_numpy(bound).to(attacked.x)) - scaling.mean) / scaling.scale
+        (scaling.transform(torch.from_numpy(bound).to(attacked.x)) - mean) / scale
         for bound in (sample.low, sample.high)
     )
     return Box.around(attacked.scaled(), low, high)

@@ -16,6 +16,7 @@ from stablernn.training.tasks import task_for
 def describe_data(data: Data, model: SequenceModel) -> dict[str, Any]:
     """Return the content of ``data.json``: all that is needed to read more data of the same kind, and the notes."""
     scaling = model.scaling
+    mean, scale = model.feature_scaling()
     return {
         "name": data.name,
         "task": data.task,
@@ -23,15 +24,24 @@ def describe_data(data: Data, model: SequenceModel) -> dict[str, Any]:
         **task_for(data).describe(),
         "scaling": {
             "kind": scaling.kind,
-            "mean": scaling.mean.tolist(),
-            "scale": scaling.scale.tolist(),
+            "mean": mean.tolist(),
+            "scale": scale.tolist(),
             "window": model.window,
             "mask_channel": scaling.mask_channel,
         },
+        **_resampling_facts(model),
         # Tokens have none.
         "input_range": _input_range(data.training_values()) if scaling.has_channel_range else None,
         "notes": data.notes,
     }
+
+
+def _resampling_facts(model: SequenceModel) -> dict[str, Any]:
+    """Return the resampling of whole sequences as an entry of ``data.json``; none if there is none."""
+    if model.resampling is None:
+        return {}
+    shortest, longest = model.resampling.length_range.tolist()
+    return {"resampling": {"steps": model.resampling.steps, "shortest": shortest, "longest": longest}}
 
 
 def certified_range(data: Data, model: SequenceModel) -> InputRange | None:

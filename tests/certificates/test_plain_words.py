@@ -158,3 +158,18 @@ def test_radii_from_the_bounds_of_a_certificate_are_the_same() -> None:
     certificate = certify(model)
     radii = certified_radii(model, x, layers=certificate.stacks)
     assert np.allclose(radii, certified_radii(model, x), rtol=1e-6)
+
+
+def test_a_resampled_sequence_is_no_stream() -> None:
+    torch.manual_seed(0)
+    model = Classifier("lipschitz", 1, 2, 4, resample_steps=100_000)
+    model.fit_scaling([np.random.default_rng(0).normal(size=(length, 1)).astype(np.float32) for length in (5, 9)])
+    project(model.rnn.cells[0], 0.01)
+    document = certify(model).document()
+    first, second, *_ = describe_guarantee(document)
+    assert first.endswith("steps of the resampled sequence")
+    assert second.startswith("an input of the layers that is wrong by 1 in one step")
+    assert describe_guarantee(document, embedding_gain=1.0)[1].startswith("a resampled input that is wrong")
+    # It ends before it has forgotten.
+    short = {**document, "time": {"steps": "regular", "resample_steps": 3}}
+    assert not any("forgets" in clause for clause in describe_guarantee(short))

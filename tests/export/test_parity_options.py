@@ -15,7 +15,7 @@ from onnx import helper
 import stablernn as srn
 from stablernn.errors import ParityError
 from stablernn.export import model_signature, torchscript
-from stablernn.export.parity import _draw_inputs, _draw_known_inputs, check_parity, open_session
+from stablernn.export.parity import _draw_known_inputs, check_parity, draw_inputs, open_session
 from stablernn.export.scan import sequence_graph, step_graph
 from stablernn.export.step import export_parts
 from stablernn.nn.models import READOUTS, SequenceModel
@@ -267,7 +267,7 @@ def test_parity_is_checked_on_values_like_those_of_training() -> None:
     """Of logarithms too: their mean is no value of the series, and all that lies below the least one looks alike."""
     model = VARIANTS["context-log-skip-covariates"]()
     prepared(model)
-    x = _draw_inputs(model, np.random.default_rng(0), 5, 40)["x"]
+    x = draw_inputs(model, np.random.default_rng(0), 5, 40)["x"]
     assert 100 < np.nanmedian(x) < 600
     assert (x[~np.isnan(x)] > float(model.scaling.floor.max())).mean() > 0.8
     known = _draw_known_inputs(model, np.random.default_rng(0), 50)

@@ -35,6 +35,10 @@ ROWS: dict[str, tuple[Change, str]] = {
         lambda s: s["states"][0].update(shape="ab"),
         "field 'states.0.shape': input should be a valid list, got 'ab'",
     ),
+    "a step of complete sequences": (
+        lambda s: s.update(resample_steps=20),
+        "a model with resample_steps needs complete sequences and has no step and no states",
+    ),
     "an unknown output": (
         lambda s: s["states"][0].update(output="zz"),
         "the state 'state_0' names the output 'zz', which step does not have",

@@ -46,6 +46,7 @@ def test_a_served_model_brings_no_torch_either(published: Published) -> None:
 def test_only_what_routes_raise_has_a_status() -> None:
     assert {kind.__name__: row for kind, row in STATUS_AND_CODE.items()} == {
         "InputError": (400, "bad_input"),
+        "NoStreamsError": (400, "no_streams"),
         "BadTokenError": (400, "bad_token"),
         "ExpiredTokenError": (400, "expired_token"),
         "UnauthorizedError": (401, "unauthorized"),

@@ -16,7 +16,7 @@ import stablernn as srn
 from exports import exported
 from packages import PACKAGES
 from published_models import Published
-from stablernn.export.parity import _draw_inputs, _draw_known_inputs
+from stablernn.export.parity import _draw_known_inputs, draw_inputs
 from stablernn.nn.models import SequenceModel, SequencePredictor
 from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
@@ -110,7 +110,7 @@ def publish(
 def random_inputs(model: SequenceModel, seed: int, batch: int = 5, steps: int = 23) -> tuple[Arrays, Arrays]:
     """Return random inputs of the sequence graph other than states, and those of them that only the outputs use."""
     generator = np.random.default_rng(seed)
-    inputs, known_inputs = _draw_inputs(model, generator, batch, steps), _draw_known_inputs(model, generator, batch)
+    inputs, known_inputs = draw_inputs(model, generator, batch, steps), _draw_known_inputs(model, generator, batch)
     lengths = generator.integers(1, steps + 1, size=batch)
     lengths[0] = steps
     return {**inputs, "lengths": lengths.astype(np.int64), **known_inputs}, known_inputs

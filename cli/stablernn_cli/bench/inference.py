@@ -171,7 +171,7 @@ def _graph_steps(model: SequenceModel, threads: int) -> dict[str, Run]:
 def _native_steps(model: SequenceModel, threads: int) -> dict[str, Run]:
     """Return the same steps by the engine ``native``, where it runs the model."""
     engine = open_native(model, threads)
-    if engine is None:
+    if engine is None or engine.step is None:
         return {}
     label = "engine native of serve"
     names = (f"{label}, session.run", f"{label}, buffers", f"{label}, a stream in the runtime")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -104,6 +105,8 @@ def _check_report(target: str, report: Path | None, server: str | None) -> None:
 
 
 def _time_text(time: Mapping[str, Any]) -> str | None:
+    if time.get("resample_steps") is not None:
+        return f"steps are those of a sequence resampled to {time['resample_steps']} samples, not of a stream"
     if time["steps"] == "regular":
         return None
     return f"irregular, steps of up to {time['longest']:.4g} regular ones"
@@ -174,9 +177,10 @@ def show(output: Output, name: str, certificate: Mapping[str, Any]) -> None:
         "stays": "; ".join(balls) or None,
         "gain, input to output": certificate["gains"]["input_to_output"],
         "forgotten": None
-        if fading["steps"] is None
+        if fading["steps"] is None or fading["steps"] > certificate["time"].get("resample_steps", math.inf)
         else f"all but {fading['share']:g} of the first bound on a difference after {fading['steps']:,} steps",
-        "a gap": _gap_text(certificate["gaps"]),
+        # A gap of raw samples is one of other samples once they are resampled.
+        "a gap": None if certificate["time"].get("resample_steps") else _gap_text(certificate["gaps"]),
         **{f"weights in {dtype}": _quantization_text(bound) for dtype, bound in certificate["stored_weights"].items()},
     }
     output.facts(drop_none(facts))

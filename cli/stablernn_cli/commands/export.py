@@ -56,7 +56,8 @@ def export(
 
     Writes the step graph and the sequence graph, compares both with torch at several lengths and batch sizes, and
     publishes them with weights, metrics and lineage as the next version of NAME. Nothing is published if the numbers
-    differ. Exit code 3: the version is published, but a check refused to move the alias.
+    differ. A model trained with model.resample_steps has no step graph and cannot stream. Exit code 3: the version is
+    published, but a check refused to move the alias.
 
     Example: stablernn export runs/digits-lipschitz-1 --name digits --alias production
     """
@@ -186,17 +187,26 @@ def show(output: Output, document: Mapping[str, Any]) -> None:
             "version": ref + "".join(f", {name}@{alias}" for alias in document["aliases"]),
             "digest": document["digest"],
             "registry": document["registry"],
-            "parity": (
-                f"max relative error {figure(parity['max_rel_error'])} over sequences, "
-                f"{figure(parity['step_rel_error'])} in one step"
-            ),
-            "stream equals sequence": "bit for bit" if parity["stream_equals_sequence"] else "no",
+            **_parity_facts(parity),
             "certificate": describe_certificate(certificate),
             **({"in words": "; ".join(clauses)} if (clauses := describe_guarantee(certificate)) else {}),
         }
     )
     output.text()
     output.table(("file", "bytes"), [[filename, entry["bytes"]] for filename, entry in document["files"].items()])
+
+
+def _parity_facts(parity: Mapping[str, Any]) -> dict[str, str]:
+    error = f"max relative error {figure(parity['max_rel_error'])} over sequences"
+    if "step_rel_error" not in parity:
+        return {
+            "parity": error,
+            "streams": "none: the model resamples complete sequences, and is classified after the last sample only",
+        }
+    return {
+        "parity": f"{error}, {figure(parity['step_rel_error'])} in one step",
+        "stream equals sequence": "bit for bit" if parity["stream_equals_sequence"] else "no",
+    }
 
 
 def check_names(name: str, alias: str | None = None) -> None:
@@ -278,6 +288,7 @@ def _fields(run: LoadedRun, report: ExportReport, calibration: Mapping[str, Any]
                 "preprocessing": {
                     "scaling": data["scaling"],
                     **({"stamps": data["stamps"]} if data.get("stamps") else {}),
+                    **({"resampling": data["resampling"]} if data.get("resampling") else {}),
                     "missing_values": "NaN in the input; the last observed value is held inside the graphs",
                     **({"calibration": _summarize(calibration)} if calibration else {}),
                 },

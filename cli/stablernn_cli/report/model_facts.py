@@ -163,6 +163,7 @@ def _model_facts(model: SequenceModel) -> dict[str, Any]:
         "units": cells[0].hidden_size,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "scaling": model.scaling.kind,
+        "resample_steps": None if model.resampling is None else model.resampling.steps,
         "patch_size": model.patches.size,
         "patch_stride": model.patches.stride,
         "embedding": bool(model.rnn.embedding),

@@ -23,7 +23,8 @@ def input_unit(facts: Mapping[str, Any]) -> str:
     Args:
         facts: Facts of the model, see :mod:`stablernn_cli.report.model_facts`.
     """
-    patches = f", and a step reads a patch of {facts['patch_size']} samples" if facts["patch_size"] > 1 else ""
+    samples = "samples" if facts.get("resample_steps") is None else "resampled samples"
+    patches = f", and a step reads a patch of {facts['patch_size']} {samples}" if facts["patch_size"] > 1 else ""
     # A linear map and a GELU come between the scaling and the layers, with or without convolutions.
     if facts["embedding"]:
         return f"the layers' input, which is a learned embedding of the scaled samples{patches}"
@@ -50,12 +51,17 @@ def summary_sentences(entry: Mapping[str, Any], facts: Mapping[str, Any]) -> lis
     # Every number comes from a claim of section A, where its exact meaning stands.
     values = {claim["id"]: claim["value"] for claim in entry["claims"]}
     unit = "steps" if entry["time"]["steps"] == "regular" else "regular steps of time"
-    is_patched = facts["patch_stride"] > 1
+    is_resampled = facts.get("resample_steps") is not None
+    if is_resampled:
+        unit = "steps of the resampled sequence"
+    # Steps of a resampled sequence are no fixed number of samples.
+    is_patched = facts["patch_stride"] > 1 and not is_resampled
     sentences = [_kind_sentence(entry, unit)]
     # Without contraction an error need not fade, and is counted for a limited time.
     period = "" if entry["kind"] == "contracting" else " within 100,000 steps"
-    if values["forgetting_1_percent"] is not None:
-        steps = values["forgetting_1_percent"]
+    steps = values["forgetting_1_percent"]
+    # A resampled sequence may end before it has forgotten.
+    if steps is not None and not (is_resampled and steps > facts["resample_steps"]):
         sentences.append(
             f"A disturbance of its state by 1 moves no output by more than 0.01 after {steps:,} {unit}"
             + (f" ({steps * facts['patch_stride']:,} samples)." if is_patched else ".")
@@ -65,7 +71,7 @@ def summary_sentences(entry: Mapping[str, Any], facts: Mapping[str, Any]) -> lis
             "One wrong input, by 1 unit, moves no later output of the layers by more than "
             f"{format_upper(values['gap_1'], 3)}{period}; units are those of {input_unit(facts)}."
         )
-    if values.get("gap_100") is not None:
+    if values.get("gap_100") is not None and not is_resampled:
         sentences.append(
             "A gap of 100 steps, each wrong by 1 unit, moves no output by more than "
             f"{format_upper(values['gap_100'], 3)}{period}."
@@ -99,7 +105,7 @@ def format_upper(value: float, digits: int) -> str:
 def _kind_sentence(entry: Mapping[str, Any], unit: str) -> str:
     scope, rate = scope_text(entry), entry["contraction_rate"]
     if entry["kind"] == "contracting":
-        time = "step" if unit == "steps" else "regular step of time"
+        time = unit.replace("steps", "step")
         # A stack of layers reaches its rate only after some steps.
         qualifier = "in the end " if entry["layers"] > 1 else ""
         return (

@@ -70,7 +70,9 @@ def describe_certificate(certificate: Mapping[str, object] | None) -> str:
     # In a stack of layers, states may move apart for some steps before they approach.
     is_stack = _has_layers(certificate) if _is_irregular(certificate) else certificate.get("step_rate") != rate
     qualifier = "in the end " if is_stack else ""
-    time = "over the time of a regular step" if _is_irregular(certificate) else "a step"
+    time = "a step of the resampled sequence" if _is_resampled(certificate) else "a step"
+    if _is_irregular(certificate):
+        time = "over the time of a regular step"
     # Any JSON may stand in a manifest that another program wrote.
     meaning = _MEANINGS.get(str(kind), "a kind that this version does not know")
     return f"{format_kind(certificate)}: {meaning.format(rate=rate_text, qualifier=qualifier, time=time)}"
@@ -124,6 +126,11 @@ def _has_layers(certificate: Mapping[str, object]) -> bool:
     hypotheses = certificate.get("hypotheses")
     names = [row.get("name") for row in hypotheses if isinstance(row, Mapping)] if isinstance(hypotheses, list) else []
     return any("layer 1" in str(name) for name in names)
+
+
+def _is_resampled(certificate: Mapping[str, object]) -> bool:
+    time = certificate.get("time")
+    return isinstance(time, Mapping) and time.get("resample_steps") is not None
 
 
 def _is_irregular(certificate: Mapping[str, object]) -> bool:

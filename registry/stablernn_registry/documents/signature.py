@@ -72,19 +72,29 @@ class GraphSignature(_FrozenModel):
 class Signature(_FrozenModel):
     """The graphs of a version and their states.
 
-    ``stablernn export`` writes all of them. A version that is not served needs none.
+    ``stablernn export`` writes all of them, except for the step and the states of a model that resamples complete
+    sequences. A version that is not served needs none.
 
     Attributes:
         sequence: Graph over whole sequences, ``sequence.onnx``.
         step: Graph of one time step, ``step.onnx``.
         states: States that both graphs have as inputs and outputs.
         max_dt: Longest ``dt`` that the graphs accept; None if they accept any, or have no input ``dt``.
+        resample_steps: Samples to which the graph resamples each sequence over its whole length; None if it reads them
+            as they are. It needs complete sequences then: there is no step, and there are no states.
     """
 
     sequence: GraphSignature | None = None
     step: GraphSignature | None = None
     states: list[StateSignature] = Field(default_factory=list)
     max_dt: Annotated[float, Field(gt=0)] | None = None
+    resample_steps: Annotated[int, Field(ge=2)] | None = None
+
+    @model_validator(mode="after")
+    def _check_resampling(self) -> Signature:
+        if self.resample_steps is not None and (self.step is not None or self.states):
+            raise ValueError("a model with resample_steps needs complete sequences and has no step and no states")
+        return self
 
     @model_validator(mode="after")
     def _check_states(self) -> Signature:

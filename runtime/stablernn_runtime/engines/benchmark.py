@@ -30,41 +30,44 @@ class Timing:
         steps: Time steps of the sequences.
         single_ms: One sequence.
         batch_ms: A batch of :data:`BATCH` sequences.
-        step_ms: One step of one stream.
+        step_ms: One step of one stream; None for a version without streams.
     """
 
     steps: int
     single_ms: float
     batch_ms: float
-    step_ms: float
+    step_ms: float | None
 
     @property
     def mean_ms(self) -> float:
-        """The geometric mean: a factor in any of the three counts the same, whatever its size."""
-        return float(prod((self.single_ms, self.batch_ms, self.step_ms)) ** (1 / 3))
+        """The geometric mean: a factor in any of them counts the same, whatever its size."""
+        times = [time for time in (self.single_ms, self.batch_ms, self.step_ms) if time is not None]
+        return float(prod(times) ** (1 / len(times)))
 
     def __str__(self) -> str:
+        step = "" if self.step_ms is None else f", one step {self.step_ms:.3g} ms"
         return (
-            f"one sequence of {self.steps} steps {self.single_ms:.3g} ms, {BATCH} sequences {self.batch_ms:.3g} ms, "
-            f"one step {self.step_ms:.3g} ms"
+            f"one sequence of {self.steps} steps {self.single_ms:.3g} ms, {BATCH} sequences {self.batch_ms:.3g} ms"
+            f"{step}"
         )
 
 
 def measure(
-    sequence: tuple[Session, GraphSignature], step: tuple[Session, GraphSignature], steps: int = STEPS
+    sequence: tuple[Session, GraphSignature], step: tuple[Session, GraphSignature] | None, steps: int = STEPS
 ) -> Timing:
-    """Run both graphs of a version on typical shapes a few times, and return the medians.
+    """Run the graphs of a version on typical shapes a few times, and return the medians.
 
     Args:
         sequence: The session that runs whole sequences, and its signature.
-        step: The session that runs one step, likewise.
+        step: The session that runs one step, likewise; None for a version without streams.
         steps: Time steps of the sequences.
 
     Raises:
         RUNTIME_ERRORS: If a run fails.
     """
     # The waits of a single request, of a full batch and of a stream.
-    return Timing(steps, _median_ms(*sequence, 1, steps), _median_ms(*sequence, BATCH, steps), _median_ms(*step, 1, 1))
+    step_ms = None if step is None else _median_ms(*step, 1, 1)
+    return Timing(steps, _median_ms(*sequence, 1, steps), _median_ms(*sequence, BATCH, steps), step_ms)
 
 
 def typical_feeds(graph: GraphSignature, batch: int, steps: int) -> dict[str, Array]:

@@ -24,21 +24,25 @@ class LoadedGraphs:
         reason: Version of the engine and, where ``auto`` chose it, why.
         placement: The device.
         sequence: Runs whole sequences.
-        step: Runs single steps.
+        step: Runs single steps; None for a version of complete sequences.
     """
 
     engine: str
     reason: str
     placement: Placement
     sequence: Session
-    step: Session
+    step: Session | None
 
 
-def graphs_of(signature: Signature) -> tuple[tuple[str, GraphSignature], tuple[str, GraphSignature]]:
-    """Return the graphs over sequences and over a step with their names; the signature must have both."""
-    assert signature.sequence is not None
-    assert signature.step is not None
-    return ("sequence", signature.sequence), ("step", signature.step)
+def has_graphs(signature: Signature) -> bool:
+    """Return whether a signature has all graphs of its kind: one for complete sequences, else that of a step too."""
+    return signature.sequence is not None and (signature.step is not None or signature.resample_steps is not None)
+
+
+def graphs_of(signature: Signature) -> list[tuple[str, GraphSignature]]:
+    """Return the graphs over sequences and, if there is one, over a step, with their names."""
+    graphs = [("sequence", signature.sequence), ("step", signature.step)]
+    return [(name, graph) for name, graph in graphs if graph is not None]
 
 
 def describe_tensors(tensors: Sequence[TensorSignature]) -> dict[str, tuple[str, tuple[int, ...]]]:

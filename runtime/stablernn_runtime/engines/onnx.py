@@ -25,11 +25,11 @@ ONNX_RUNTIME = f"ONNX Runtime {ort.__version__}"
 
 
 def open_onnx(version: Version, signature: Signature, device: Device, threads: int) -> LoadedGraphs:
-    """Open both graphs of a version, whose inputs and outputs must agree with the manifest.
+    """Open the graphs of a version, whose inputs and outputs must agree with the manifest.
 
     Args:
         version: The version.
-        signature: Signature of its manifest, which must have both graphs.
+        signature: Signature of its manifest, which must have its graphs.
         device: ``"auto"`` is CUDA where it loads, else the CPU, which is logged.
         threads: Threads inside one run.
 
@@ -67,4 +67,4 @@ def _open_on(version: Version, signature: Signature, placement: Placement, threa
                     f"{label} has the {side} {tensors}, but the manifest's signature states {expected}."
                 )
         sessions[kind] = session
-    return LoadedGraphs(ONNX, ONNX_RUNTIME, placement, **sessions)
+    return LoadedGraphs(ONNX, ONNX_RUNTIME, placement, sessions["sequence"], sessions.get("step"))

@@ -27,6 +27,7 @@ from stablernn_runtime.engines.loaded_graphs import (
     describe_tensors,
     first_line,
     graphs_of,
+    has_graphs,
     read_file,
 )
 from stablernn_runtime.engines.session import Device, EngineFailure, Placement
@@ -83,7 +84,7 @@ class Engine(Protocol):
         device_note: The reason for the device, where it was ``auto``.
         signature: Inputs, outputs and states, as in a manifest.
         sequence: Computes what ``sequence.onnx`` does.
-        step: Computes what ``step.onnx`` does.
+        step: Computes what ``step.onnx`` does; None for a version of complete sequences, which has none.
     """
 
     version: str
@@ -95,7 +96,7 @@ class Engine(Protocol):
     def sequence(self) -> EngineGraph: ...
 
     @property
-    def step(self) -> EngineGraph: ...
+    def step(self) -> EngineGraph | None: ...
 
     def set_threads(self, count: int) -> None:
         """Set how many CPU threads one run may use."""
@@ -184,11 +185,11 @@ class EngineStepBuffers:
 
 
 def open_named(version: Version, signature: Signature, device: Device, name: str, threads: int) -> LoadedGraphs:
-    """Open both graphs of a version with the engine ``name``.
+    """Open the graphs of a version with the engine ``name``.
 
     Args:
         version: The version, whose files are checked against their hashes before the engine sees them.
-        signature: Signature of its manifest, which must have both graphs, and which the engine must agree with.
+        signature: Signature of its manifest, which must have its graphs, and which the engine must agree with.
         device: Device for the factory.
         name: Name of an entry point.
         threads: CPU threads inside one run.
@@ -211,6 +212,11 @@ def open_named(version: Version, signature: Signature, device: Device, name: str
         except (ValueError, LookupError, OSError) as error:
             raise ModelLoadError(f"'{version.ref}' {refusal}: {_reason(error)}") from error
     engine_signature = _read_signature(engine, f"'{version.ref}' {refusal}")
+    if (signature.step is None) != (engine_signature.step is None):
+        raise ModelLoadError(
+            f"'{version.ref}' {refusal}: it has {'no ' if signature.step is None else 'a '}step graph, and the engine "
+            "states otherwise."
+        )
     for (kind, stated), (_, actual) in zip(graphs_of(signature), graphs_of(engine_signature), strict=True):
         for side in ("inputs", "outputs"):
             tensors, expected = describe_tensors(getattr(actual, side)), describe_tensors(getattr(stated, side))
@@ -226,7 +232,9 @@ def open_named(version: Version, signature: Signature, device: Device, name: str
         engine.version,
         Placement(engine.device, engine.device_note),
         EngineSession(engine.sequence, f"the engine '{name}' over sequences of '{version.ref}'"),
-        EngineSession(engine.step, f"the engine '{name}' over steps of '{version.ref}'"),
+        None
+        if signature.step is None or engine.step is None
+        else EngineSession(engine.step, f"the engine '{name}' over steps of '{version.ref}'"),
     )
 
 
@@ -235,7 +243,7 @@ def _read_signature(engine: Engine, refusal: str) -> Signature:
         signature = Signature.model_validate(engine.signature)
     except ValidationError as error:
         raise ModelLoadError(f"{refusal}: the signature that it states is none.") from error
-    if signature.sequence is None or signature.step is None:
+    if not has_graphs(signature):
         raise ModelLoadError(f"{refusal}: the signature that it states lacks 'sequence' or 'step'.")
     return signature
 

@@ -18,11 +18,11 @@ _AUTO_CHOICES: dict[tuple[str, Device], tuple[str, str]] = {}
 
 
 def open_version(version: Version, signature: Signature, device: Device, engine: str, threads: int) -> LoadedGraphs:
-    """Open both graphs of a version.
+    """Open the graphs of a version.
 
     Args:
         version: The version; every byte that is used is checked against the manifest's hash first.
-        signature: Signature of its manifest, which must have both graphs.
+        signature: Signature of its manifest, which must have its graphs.
         device: ``"cpu"``, ``"cuda"``, or ``"auto"``: CUDA where it can be used, else the CPU.
         engine: ``"onnx"``, the name of an entry point, or ``"auto"``: ONNX Runtime on the CPU; on a GPU, where torch
             is installed, the faster of ONNX Runtime and the engine ``torch``.
@@ -110,5 +110,6 @@ def _open_auto(version: Version, signature: Signature, device: Device, threads: 
 
 
 def _measure(graphs: LoadedGraphs, signature: Signature, steps: int) -> Timing:
-    (_, sequence), (_, step) = graphs_of(signature)
-    return measure((graphs.sequence, sequence), (graphs.step, step), steps)
+    by_name = dict(graphs_of(signature))
+    step = None if graphs.step is None else (graphs.step, by_name["step"])
+    return measure((graphs.sequence, by_name["sequence"]), step, steps)

@@ -30,7 +30,8 @@ export function certificateSentence(certificate) {
   const irregular = certificate.time?.steps === "irregular";
   // With several layers, a single step does not always bring states closer.
   const when = irregular || certificate.step_rate === certificate.contraction_rate ? "" : " eventually";
-  const time = irregular ? "per regular step" : "per step";
+  const resampled = typeof certificate.time?.resample_steps === "number";
+  const time = irregular ? "per regular step" : resampled ? "per step of the resampled sequence" : "per step";
   return `${meaning},${when} by a factor of ${number(certificate.contraction_rate, 6)} ${time} or faster, whatever the input.`;
 }
 

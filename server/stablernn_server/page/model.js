@@ -37,7 +37,7 @@ export class ModelView {
         section("Now", this.load.element),
       ),
       section("Try it", attemptView(name, facts.version, facts)),
-      section("Live stream", this.stream.element),
+      section("Live stream", facts.resample_steps == null ? this.stream.element : noStreams()),
       section("Metrics", metricsView(facts.metrics)),
     );
   }
@@ -146,4 +146,8 @@ function factsView(facts) {
   ].filter(([, value]) => value !== null);
   const digest = el("div", {}, el("dt", {}, "Digest"), el("dd", { class: "digest" }, el("code", { title: facts.digest }, facts.digest.slice(0, 19)), copyButton("Copy", () => facts.digest)));
   return el("dl", { class: "facts" }, pairs.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))), digest);
+}
+
+function noStreams() {
+  return el("p", { class: "note" }, "This model cannot stream: it resamples each sequence over its whole length, which is known after the last sample only.");
 }

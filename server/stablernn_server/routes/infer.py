@@ -29,7 +29,7 @@ from stablernn_server.codecs.open_inference import (
     encode_response,
     parse_json_length,
 )
-from stablernn_server.errors import InputError, MethodError, UnknownModelError
+from stablernn_server.errors import InputError, MethodError, NoStreamsError, UnknownModelError
 from stablernn_server.http.app_context import AppContext
 from stablernn_server.http.asgi import Scope
 from stablernn_server.http.middleware import DirectRoute
@@ -223,6 +223,9 @@ async def _run_in_sequence(
     """Continue from the states of the sequence's last request, with the version that it began with."""
     control = request.sequence
     assert control is not None
+    if model.resample_steps is not None:
+        # A sequence in parts would be resampled part by part.
+        raise NoStreamsError(model.ref, model.resample_steps)
     _check_size(context.settings, model, request)
     names = _output_names(request)
     x = request.inputs.get(model.input_name)

@@ -77,6 +77,7 @@ async def model_metadata(request: Request, model: str) -> ModelMetadata:
             "static": manifest.static,
             "calendar": None if manifest.calendar is None else [period.model_dump() for period in manifest.calendar],
             "states": [state.model_dump() for state in served.states],
+            "resample_steps": served.resample_steps,
             "certificate": current_certificate(manifest.certificate),
             "metrics": manifest.metrics,
             "preprocessing": manifest.preprocessing,

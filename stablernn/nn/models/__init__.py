@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from stablernn.errors import ConfigError, did_you_mean
-from stablernn.nn.models._base import READOUTS, SequenceModel, States
-from stablernn.nn.models._options import NetworkOptions
+from stablernn.nn.models._arguments import NetworkOptions
+from stablernn.nn.models._base import SequenceModel, States
+from stablernn.nn.models._readout import READOUTS
 from stablernn.nn.models.classifier import Classifier
 from stablernn.nn.models.forecaster import Forecaster
 from stablernn.nn.models.predictor import SequencePredictor

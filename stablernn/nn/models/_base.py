@@ -18,13 +18,12 @@ from stablernn.errors import ConfigError, did_you_mean
 from stablernn.nn.convolutions import ConvolutionShape
 from stablernn.nn.ensemble import Ensemble
 from stablernn.nn.layers import check_tensor, group_parameters
-from stablernn.nn.preprocessing import Patches, Scaling, create_scaling
+from stablernn.nn.models._arguments import check_covariates
+from stablernn.nn.models._readout import READOUTS, STATISTICS, sequence_statistics, step_statistics
+from stablernn.nn.preprocessing import Patches, Scaling, create_resampling, create_scaling
 from stablernn.nn.segments import valid_steps
 
 States = tuple[Tensor, ...]
-READOUTS = ("last", "mean", "max", "all")
-_RUNNING_STATISTICS = {"last": (), "mean": ("mean",), "max": ("max",), "all": ("mean", "max")}
-"""The statistics of the outputs so far that are in the state of each readout."""
 
 
 class SequenceModel(nn.Module):
@@ -53,6 +52,9 @@ class SequenceModel(nn.Module):
         members: Networks of the ensemble, which differ in their initial weights; their outputs are averaged.
         max_dt: Longest time between two steps, in units of the regular one, of a model for irregular time; None if all
             steps are regular. Only for cells that take ``dt``.
+        resample_steps: Samples to which every sequence is resampled over its whole length, with the logarithm of its
+            length as a further feature, for classifiers of complete sequences; None to read the samples as they are.
+            Such a model cannot read streams.
         preset: ``practical`` (ours) or ``paper``, the cell's defaults.
         cell_options: Options of the cell, which override the preset.
         engine: The engine that runs the steps, see :class:`stablernn.StableRNN`.
@@ -69,6 +71,8 @@ class SequenceModel(nn.Module):
     """True if patches end with the last sample, instead of starting with the first."""
     predict_change: bool = False
     """True if outputs are changes from the last observed value of each channel."""
+    takes_resampling: bool = False
+    """True if sequences may be resampled to a fixed number of samples."""
 
     def __init__(
         self,
@@ -91,6 +95,7 @@ class SequenceModel(nn.Module):
         conv_channels: int = 16,
         members: int = 1,
         max_dt: float | None = None,
+        resample_steps: int | None = None,
         preset: str = "practical",
         cell_options: Mapping[str, Any] | None = None,
         engine: str = "auto",
@@ -110,8 +115,14 @@ class SequenceModel(nn.Module):
         self.conv_layers = conv_layers
         self.conv_channels = conv_channels
         self.cell_options = dict(cell_options or {})
+        if resample_steps is not None and not self.takes_resampling:
+            raise ConfigError(
+                f"resample_steps is for classifiers of complete sequences, and this model is for '{self.task}', whose "
+                "sequences go on; leave it out."
+            )
+        self.resampling = create_resampling(resample_steps, scaling=scaling, max_dt=max_dt)
         self.scaling = inputs or create_scaling(
-            scaling, input_size, window=window, mask_channel=mask_channel, season=season, log=log
+            scaling, self.sample_size, window=window, mask_channel=mask_channel, season=season, log=log
         )
         stride = patch_size if patch_stride is None else patch_stride
         self.patches = Patches(self.scaling, patch_size, stride, end_aligned=self.end_aligned)
@@ -135,6 +146,15 @@ class SequenceModel(nn.Module):
         self.scaling.keep_missing = self.rnn.cells[0].takes_missing and can_pass_missing
 
     @property
+    def sample_size(self) -> int:
+        """Features of a sample behind the resampling, which adds the length of the sequence to the raw ones."""
+        return self.input_size + (self.resampling is not None)
+
+    def feature_scaling(self) -> tuple[Tensor, Tensor]:
+        """Return the mean and the scale of each raw feature, ``(input_size,)``."""
+        return self.scaling.mean[: self.input_size], self.scaling.scale[: self.input_size]
+
+    @property
     def max_dt(self) -> float | None:
         """Longest time between two steps; None if the model takes regular steps only."""
         return self.rnn.first.max_dt
@@ -155,13 +175,13 @@ class SequenceModel(nn.Module):
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """Shape of ``x`` for one step, after the batch: ``(input_size,)``, or ``(patch_stride, input_size)``."""
-        return (self.input_size,) if self.patches.size == 1 else (self.patches.stride, self.input_size)
+        """Shape of ``x`` for one step, after the batch: ``(sample_size,)``, or ``(patch_stride, sample_size)``."""
+        return (self.sample_size,) if self.patches.size == 1 else (self.patches.stride, self.sample_size)
 
     def state_roles(self) -> list[tuple[str, int]]:
         """Return role and length of every state tensor of the flat tuple; all start as zeros."""
         size = self.rnn.output_size
-        running = [(f"{statistic} of outputs", size) for statistic in _RUNNING_STATISTICS[self.readout]]
+        running = [(f"{statistic} of outputs", size) for statistic in STATISTICS[self.readout]]
         readout = [*running, ("outputs seen", 1)] if running else []
         return [*self.patches.state_roles(), *self.rnn.state_roles(), *readout]
 
@@ -170,8 +190,11 @@ class SequenceModel(nn.Module):
         return tuple(self.scaling.mean.new_zeros(batch_size, size) for _, size in self.state_roles())
 
     def fit_scaling(self, sequences: Iterable[np.ndarray]) -> None:
-        """Fit the scaling to the training split's sequences, each ``(time, input_size)``, NaN ignored."""
-        self.scaling.fit(sequences)
+        """Fit the scaling to the training split's sequences, each ``(time, input_size)``, NaN ignored.
+
+        With ``resample_steps`` each must be a whole sequence.
+        """
+        self.scaling.fit(sequences if self.resampling is None else self.resampling.fit(sequences))
 
     def mark_fitted(self) -> None:
         """Count every scaling as fitted: for weights of a training run, which may equal those of a new model."""
@@ -179,7 +202,7 @@ class SequenceModel(nn.Module):
 
     def missing_calls(self) -> Iterator[str]:
         """Yield a message for each call that training should have made to fit a scaling, and did not."""
-        if not self.scaling.is_fitted:
+        if not self.scaling.is_fitted or (self.resampling is not None and not self.resampling.is_fitted):
             yield (
                 "The model's scaling was never fitted, so that the layers see raw values divided by 1. Call "
                 "fit_scaling(sequences) of the model with the training sequences before training."
@@ -224,15 +247,7 @@ class SequenceModel(nn.Module):
         h = self.rnn.output(layer_state)
         readout_state = state[layers:]
         if readout_state:
-            *running, count = readout_state
-            # A maximum of no outputs is none: the zeros of the initial state must not enter it.
-            updated = [
-                value + (h - value) / (count + 1)
-                if statistic == "mean"
-                else torch.where(count > 0, torch.maximum(value, h), h)
-                for statistic, value in zip(_RUNNING_STATISTICS[self.readout], running, strict=True)
-            ]
-            readout_state = (*updated, count + 1)
+            readout_state = step_statistics(self.readout, h, readout_state)
         return (*layer_state, *readout_state)
 
     def emit(self, state: States, **covariates: Tensor) -> tuple[Tensor, ...]:
@@ -264,7 +279,8 @@ class SequenceModel(nn.Module):
         Args:
             x: ``(batch, time, input_size)``, raw units, NaN where missing.
             lengths: ``(batch,)``; steps from there on are padding. All steps count when omitted.
-            state: The flat state to continue from; zeros when omitted.
+            state: The flat state to continue from; zeros when omitted. With ``resample_steps`` it is that of another
+                whole sequence.
             dt: ``(batch, time)``, the time from the step before, for a model with ``max_dt``; 1 when omitted.
             covariates: The ``known_inputs``; one that is omitted is unknown.
 
@@ -285,7 +301,7 @@ class SequenceModel(nn.Module):
                 f"input has shape {tuple(x.shape)}, the model expects input_size={self.input_size} "
                 f"(shape (batch, time, {self.input_size}))."
             )
-        valid = valid_steps(x, lengths)
+        x, valid = self.resample(x, lengths)
         patch_state, layer_state, readout_state = self._split(self.initial_state(len(x)) if state is None else state)
         # Scaling has no parameters to train.
         with torch.no_grad():
@@ -298,7 +314,7 @@ class SequenceModel(nn.Module):
             dt = self.patches.time(dt, valid)
         outputs, layer_state = self.rnn.run(features, layer_state, patches, dt, every_output=self.readout != "last")
         if outputs is not None:
-            readout_state = self._update_readout(outputs, readout_state, valid_steps(features, patches))
+            readout_state = sequence_statistics(self.readout, outputs, readout_state, valid_steps(features, patches))
         return (*patch_state, *layer_state, *readout_state)
 
     def layer_inputs(
@@ -315,10 +331,19 @@ class SequenceModel(nn.Module):
             Its channels ``(batch, steps, channels)``; the number of steps of each sequence, None if all count; the
             state of scaling and patches after the last step; the time of each step, None without ``dt``.
         """
-        valid = valid_steps(x, lengths)
+        x, valid = self.resample(x, lengths)
         state, *_ = self._split(self.initial_state(len(x)))
         features, patch_counts, state = self.patches.sequence(x, valid, state)
         return features, patch_counts, state, None if dt is None else self.patches.time(dt, valid)
+
+    def resample(self, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the samples that patches are made of, ``(batch, time, sample_size)``, and a mask of the valid ones.
+
+        Without ``resample_steps`` they are those of ``x``. The mask is None if all are valid.
+        """
+        if self.resampling is not None:
+            return self.resampling(x, lengths), None
+        return x, valid_steps(x, lengths)
 
     def penalty(self) -> Tensor | None:
         """Return the sum of the cells' penalties for the training loss, or None."""
@@ -377,6 +402,8 @@ class SequenceModel(nn.Module):
             "conv_channels": self.conv_channels,
             "members": len(self.rnn),
             "max_dt": self.max_dt,
+            # Older releases do not know the key.
+            **({} if self.resampling is None else {"resample_steps": self.resampling.steps}),
             "preset": self.preset,
             "cell_options": self.cell_options,
         }
@@ -402,41 +429,8 @@ class SequenceModel(nn.Module):
         chunks = [tensor.chunk(len(self.rnn), dim=-1) for tensor in (last, *readout_state[:2])]
         return torch.cat([chunk for member in zip(*chunks, strict=True) for chunk in member], dim=-1)
 
-    def _update_readout(self, outputs: Tensor, readout_state: States, valid: Tensor | None) -> States:
-        """Return the readout's state after the last layer's outputs ``(batch, time, rnn.output_size)``."""
-        *running, count = readout_state
-        steps = outputs.new_full(count.shape, outputs.shape[1]) if valid is None else valid.sum(1, True).to(count.dtype)
-        updated = []
-        for statistic, value in zip(_RUNNING_STATISTICS[self.readout], running, strict=True):
-            if statistic == "mean":
-                masked = outputs if valid is None else outputs * valid[..., None]
-                updated.append((value * count + masked.sum(dim=1)) / (count + steps).clamp_min(1))
-                continue
-            masked = outputs if valid is None else outputs.masked_fill(~valid[..., None], -torch.inf)
-            # A sequence of no steps leaves its maximum, and the first outputs replace the initial zeros.
-            largest = torch.where(steps > 0, masked.amax(dim=1), value)
-            updated.append(torch.where(count > 0, torch.maximum(value, largest), largest))
-        return (*updated, count + steps)
-
     def _split(self, state: States) -> tuple[States, States, States]:
         """Split a flat state into those of patches, layers and readout."""
         first = len(self.patches.state_roles())
         second = first + len(self.rnn.state_roles())
         return state[:first], state[first:second], state[second:]
-
-
-def check_covariates(covariates: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], batch: int) -> None:
-    """Refuse inputs of :meth:`SequenceModel.emit` whose name or shape is not the model's.
-
-    Raises:
-        ConfigError: If a name is not in ``shapes``.
-        ValueError: If a shape is not ``(batch, *shapes[name])``.
-    """
-    for name, tensor in covariates.items():
-        if name not in shapes:
-            raise ConfigError(
-                f"Unknown input '{name}'.{did_you_mean(name, shapes)} Besides the series the model takes "
-                f"{' and '.join(shapes) or 'nothing'}."
-            )
-        if tensor.shape != (batch, *shapes[name]):
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, the model expects {(batch, *shapes[name])}.")

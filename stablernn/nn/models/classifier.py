@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.nn.ensemble import Heads
+from stablernn.nn.models._arguments import NetworkOptions
 from stablernn.nn.models._base import SequenceModel, States
-from stablernn.nn.models._options import NetworkOptions
 
 
 class Classifier(SequenceModel):
@@ -42,6 +42,7 @@ class Classifier(SequenceModel):
 
     task = "classify"
     output_names = ("logits", "probabilities")
+    takes_resampling = True
     temperature: Tensor
     """Divisor of the logits that calibrates the probabilities; 1 until it is fitted."""
 

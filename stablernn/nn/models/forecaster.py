@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from stablernn.errors import ConfigError, did_you_mean
 from stablernn.nn.ensemble import Heads
-from stablernn.nn.models._base import SequenceModel, States, check_covariates
-from stablernn.nn.models._options import NetworkOptions
+from stablernn.nn.models._arguments import NetworkOptions, check_covariates
+from stablernn.nn.models._base import SequenceModel, States
 from stablernn.nn.preprocessing import ContextScaling
 
 SKIPS = ("none", "linear")

@@ -1,13 +1,24 @@
-"""Preprocessing of raw units before the first layer: scaling, missing values, patches; part of every graph."""
+"""Preprocessing of raw units before the first layer: resampling, scaling, gaps, patches; part of every graph."""
 
 from __future__ import annotations
 
 from stablernn.errors import ConfigError, did_you_mean
 from stablernn.nn.preprocessing._context import ContextScaling
 from stablernn.nn.preprocessing._patches import Patches
+from stablernn.nn.preprocessing._resampling import Resampling, create_resampling
 from stablernn.nn.preprocessing._scaling import NoScaling, Scaling, WindowScaling
 
-__all__ = ["SCALINGS", "ContextScaling", "NoScaling", "Patches", "Scaling", "WindowScaling", "create_scaling"]
+__all__ = [
+    "SCALINGS",
+    "ContextScaling",
+    "NoScaling",
+    "Patches",
+    "Resampling",
+    "Scaling",
+    "WindowScaling",
+    "create_resampling",
+    "create_scaling",
+]
 
 SCALINGS = ("standard", "none", "window", "context")
 

@@ -96,7 +96,7 @@ class ClassifyObjective(Objective):
             # In the units of the mean and the scale, which may be logarithms.
             x = scaling.transform(x)
             if self._augmentation is not None:
-                x = self._augmentation(x, lengths, scaling.mean, scaling.scale)
+                x = self._augmentation(x, lengths, *model.feature_scaling())
             if self._mixup is not None:
                 mixture = self._mixup(x, lengths)
                 x, lengths = mixture.x, mixture.lengths

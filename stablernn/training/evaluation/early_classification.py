@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from stablernn.data.arrays import Samples
 from stablernn.data.windows import SampleSource
+from stablernn.errors import ConfigError
 from stablernn.training.evaluation.metrics import label_metrics
 from stablernn.training.evaluation.predictors import BATCH_SIZE, Predictor, predict
 from stablernn.training.evaluation.scorers import ClassificationScorer
@@ -36,6 +37,20 @@ def early(
         scores = label_metrics(predicted, scorer.truth, len(scorer.classes))
         rows.append({"share": share, "steps": beginnings.steps_seen / len(beginnings), **scores})
     return rows
+
+
+def refuse_early(predictor: Predictor) -> None:
+    """Refuse predictors of complete sequences.
+
+    Raises:
+        ConfigError: If it is one: the beginning of a sequence would be resampled as a whole one, shorter than it is.
+    """
+    steps = getattr(predictor, "resample_steps", None)
+    if steps is not None:
+        raise ConfigError(
+            f"The model resamples complete sequences to {steps} samples and has no answer before the last one. Leave "
+            "out early classification, or train without model.resample_steps."
+        )
 
 
 class Beginnings:

@@ -30,12 +30,14 @@ class TorchPredictor:
     Attributes:
         model: The model.
         states: Names of its states, as in an exported graph.
+        resample_steps: Samples to which it resamples complete sequences; None if it does not.
     """
 
     def __init__(self, model: SequenceModel) -> None:
         self.model = model
         self.input_name = model.input_name
         self.patch_stride = model.patches.stride
+        self.resample_steps = None if model.resampling is None else model.resampling.steps
         roles = [role for role, _ in model.state_roles()]
         self.states = [StateName(f"state_{n}", f"state_{n}_out", role) for n, role in enumerate(roles)]
 

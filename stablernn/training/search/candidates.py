@@ -61,6 +61,7 @@ class Candidate:
         return {
             "name": self.recipe.name,
             "purpose": self.recipe.purpose,
+            "streams": self.recipe.streams,
             "settings": dict(self.recipe.settings),
             "proof": self.proof,
             "status": self.status,
@@ -72,28 +73,51 @@ class Candidate:
         }
 
 
-def select(compared: Sequence[Candidate]) -> tuple[Candidate, str]:
+def select(compared: Sequence[Candidate], stopped: Sequence[Candidate] = ()) -> tuple[Candidate, str]:
     """Return the candidate to train, and why: the best one, or one that is as good within one standard error.
 
-    Of those that are as good, it is one of which most is proved, and among these the first recipe: what a few parts
-    cannot tell apart is not worth a larger model, or a weaker proof.
+    Of those that are as good, it is one that streams if any does, of these one of which most is proved, and among these
+    the first recipe: what a few parts cannot tell apart is not worth streams, a weaker proof, or a larger model.
 
     Args:
         compared: Candidates with results on the same parts, in the order of the recipes.
+        stopped: Those with results on fewer parts, of which the reason names any that might have kept the streams.
     """
     best = min(compared, key=lambda candidate: candidate.rank)
     close = [candidate for candidate in compared if candidate is best or _is_close(best, candidate)]
+    if streaming := [candidate for candidate in close if candidate.recipe.streams]:
+        close = streaming
     strongest = max(_STRENGTH[candidate.proof] for candidate in close)
     selected = next(candidate for candidate in close if _STRENGTH[candidate.proof] == strongest)
     if len(compared) == 1:
         return selected, "the only recipe that was compared"
     if selected is best:
         parts = len(best.results)
-        return selected, "the best score" if parts == 1 else f"the best mean over {parts} parts"
+        reason = "the best score" if parts == 1 else f"the best mean over {parts} parts"
+        return selected, reason if selected.recipe.streams else reason + _loss_of_streams(selected, stopped)
     reason = f"as good as '{best.recipe.name}' within one standard error, and "
+    if not best.recipe.streams:
+        return selected, f"{reason}it streams, which that does not"
     if _STRENGTH[best.proof] < strongest:
         return selected, f"{reason}proved to be {selected.proof} where that is {best.proof}"
     return selected, f"{reason}before it in the order of the recipes"
+
+
+def _loss_of_streams(selected: Candidate, stopped: Sequence[Candidate]) -> str:
+    """Return the end of the reason for a recipe that cannot stream."""
+    parts = len(selected.results)
+    distance = ", by more than one standard error from the recipes that stream and were compared" if parts > 1 else ""
+    end = f"{distance}; it needs complete sequences and cannot stream"
+    for candidate in stopped:
+        shared = sorted(selected.results.keys() & candidate.results.keys())
+        if not (candidate.recipe.streams and shared):
+            continue
+        means = [np.mean([each.results[part].rank[0] for part in shared]) for each in (candidate, selected)]
+        error = np.std([result.rank[0] for result in selected.results.values()], ddof=1) if parts > 1 else 0.0
+        if means[0] <= means[1] + error / math.sqrt(parts):
+            count = f"{len(shared)} part{'s'[: len(shared) - 1]}"
+            end += f", and '{candidate.recipe.name}', which streams, was as good on the {count} that it finished"
+    return end
 
 
 def _is_close(best: Candidate, other: Candidate) -> bool:

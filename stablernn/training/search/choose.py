@@ -130,7 +130,8 @@ class _Search:
         for candidate in survivors:
             candidate.status = "compared"
         # In the order of the recipes again, by which equals are told apart.
-        selected, reason = select(sorted(survivors, key=self._candidates.index))
+        stopped = [candidate for candidate in self._candidates if candidate not in survivors]
+        selected, reason = select(sorted(survivors, key=self._candidates.index), stopped)
         selected.status = "chosen"
         return self._choice(selected, reason, plan)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from stablernn.data.step_data import Data
 from stablernn.data.types import ClassificationData, ForecastData
@@ -20,6 +21,10 @@ SMALL = 1000
 """Training sequences below which a model is trained on all of them, with none held out to choose the epoch by."""
 _SHORT_QUANTILE = 0.1
 """Quantile of the lengths that counts as a short sequence."""
+_VARIED_LENGTHS = 2.0
+"""Length of the longest tenth of the sequences over that of the shortest, above which resampling is tried."""
+RESAMPLE_STEPS = 100
+"""Samples of a resampled sequence: four for each of the recurrent steps of the default."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +35,14 @@ class Recipe:
         name: Name in tables.
         settings: Values by dotted key of the configuration.
         purpose: The data that it is for, in a few words.
+        streams: False for a model that needs complete sequences; a search chooses it only where no recipe that streams
+            is as good.
     """
 
     name: str
     settings: Mapping[str, Any]
     purpose: str
+    streams: bool = True
 
 
 def recipes(data: Data) -> list[Recipe]:
@@ -59,6 +67,7 @@ def _classification(data: ClassificationData) -> list[Recipe]:
     lru = {"model.cell": "lru", "training.refit": len(lengths) < SMALL}
     return [
         Recipe("lru", lru, "the default"),
+        *_resampled(data, lru, lengths),
         Recipe("lru, any start", {**lru, "training.shift": 0.5}, "sequences whose start is arbitrary"),
         Recipe("lipschitz", {**lru, "model.cell": "lipschitz"}, "a fast step"),
         # Without an effect where the stride is 1 already: it is dropped as the same as the first.
@@ -76,6 +85,25 @@ def _classification(data: ClassificationData) -> list[Recipe]:
         ),
         Recipe("lru, 128 units", {**lru, "model.hidden_size": 128}, "many classes"),
         Recipe("gru", {**lru, "model.cell": "gru"}, "events that overwrite what came before"),
+    ]
+
+
+def _resampled(data: ClassificationData, lru: Mapping[str, Any], lengths: npt.NDArray[np.int64]) -> list[Recipe]:
+    """Return the recipe for complete sequences whose lengths vary much; none for any others.
+
+    It comes early, so that a small budget does not leave out the one that is made for such data.
+    """
+    shortest, longest = np.quantile(lengths, (_SHORT_QUANTILE, 1 - _SHORT_QUANTILE))
+    # Samples with times need not be equidistant.
+    if longest <= _VARIED_LENGTHS * shortest or data.time_step is not None:
+        return []
+    return [
+        Recipe(
+            "lru, resampled",
+            {**lru, "model.resample_steps": RESAMPLE_STEPS},
+            "complete sequences of very different lengths; cannot stream",
+            streams=False,
+        )
     ]
 
 

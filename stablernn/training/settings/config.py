@@ -99,6 +99,10 @@ class ModelConfig(Section):
     followed by a GELU; 0: none."""
     conv_channels: Count = DEFAULT_CONV_CHANNELS
     """Channels of each of these convolutions."""
+    resample_steps: Annotated[int, Field(ge=2)] | None = None
+    """Classification: samples to which every sequence is resampled over its whole length, with the logarithm of its
+    length as a further feature; the model then needs complete sequences and cannot stream. None: samples as they
+    are."""
     members: Count = 1
     """Ensemble members: networks with different first weights, whose answers are averaged."""
     head_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None

@@ -92,6 +92,7 @@ _SETTINGS_OF_ONE_TASK = (
     # Resolved settings say "none" for a classification.
     _TaskSetting("model", "skip", "forecast", (None, "none")),
     _TaskSetting("model", "skip_strength", "forecast", (0.01,)),
+    _TaskSetting("model", "resample_steps", "classify"),
     _TaskSetting("training", "bptt_steps", "predict-next"),
     _TaskSetting("training", "class_weights", "classify", ("none",)),
     # 0 is off, as in every other task.

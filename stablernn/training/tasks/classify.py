@@ -27,7 +27,7 @@ from stablernn.training.batches.mixup import Mixup
 from stablernn.training.batches.sample_minibatches import SampleMinibatches
 from stablernn.training.calibration.temperature import fit_temperature
 from stablernn.training.evaluation.baselines import Baselines
-from stablernn.training.evaluation.early_classification import early
+from stablernn.training.evaluation.early_classification import early, refuse_early
 from stablernn.training.evaluation.predictors import BATCH_SIZE, Predictor, predict
 from stablernn.training.evaluation.scorers import (
     ClassificationScorer,
@@ -88,6 +88,7 @@ class ClassifyTask(Task):
 
     def model_settings(self, config: Config, cell: StableCell) -> ModelConfig:
         refuse_settings_of_other_tasks(config, "model", self.data)
+        self._refuse_resampling(config.model)
         model = config.model
         is_paper = model.preset == "paper"
         defaults = ModelDefaults() if is_paper else self._model_defaults(model, cell)
@@ -99,9 +100,28 @@ class ClassifyTask(Task):
             model, filled, window=self.data.longest_input, season=1, log=lambda: False
         ).model_copy(update={"skip": "none"})
 
+    def _refuse_resampling(self, model: ModelConfig) -> None:
+        """Refuse resampling where samples have times, or where the scaling leaves nothing of the length.
+
+        Raises:
+            ConfigError: If it does not go with the data or the settings.
+        """
+        if model.resample_steps is None:
+            return
+        if self.data.time_step is not None and model.time != "ignore":
+            raise ConfigError(
+                "model.resample_steps spreads the samples of a sequence evenly over its length, and "
+                f"'{self.data.name}' says when they were; set model.time=ignore, or leave model.resample_steps out."
+            )
+        if model.scaling not in (None, "standard", "none"):
+            raise ConfigError(
+                "model.resample_steps adds the length of a sequence as a feature that is the same at all steps, of "
+                f"which model.scaling='{model.scaling}' would leave nothing; take standard or none."
+            )
+
     def _model_defaults(self, model: ModelConfig, cell: StableCell) -> ModelDefaults:
         # About as many recurrent steps however long a sequence is, so that gradients reach its beginning.
-        stride = max(1, round(self.data.longest_input / PATCHES))
+        stride = max(1, round((model.resample_steps or self.data.longest_input) / PATCHES))
         return ModelDefaults(
             # What tells classes apart may lie at the end (last), everywhere (mean) or in one place (max).
             readout="all",
@@ -260,6 +280,7 @@ class ClassifyTask(Task):
         baselines = Baselines(self.data)
         results: dict[str, Any] = {"baselines": {"ridge": baselines.notes}}
         if extras is not None and extras.early:
+            refuse_early(predictor)
             results["early"] = early(predictor, scorer, batch_size=batch_size)
         return SplitScores(metrics | baselines.scores(split), scorer.samples, results)
 
@@ -269,6 +290,7 @@ class ClassifyTask(Task):
         data = self.data
         scorer = open_classification(data, split, labels=names.outputs, features=names.features)
         if kind == "early":
+            refuse_early(predictor)
             # Accuracy of the most frequent class, drawn as a floor.
             majority = Baselines(data).scores(split).get("majority", {}).get("accuracy")
             plot_early(path, early(predictor, scorer), majority=majority, title=f"{data.name}, {split}")

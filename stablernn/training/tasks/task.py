@@ -314,5 +314,6 @@ def network_options(model: ModelConfig) -> NetworkOptions:
         "log": model.log is True,
         "mask_channel": model.mask_channel is True,
         "max_dt": model.max_dt,
+        "resample_steps": model.resample_steps,
         "cell_options": model.cell_options,
     }

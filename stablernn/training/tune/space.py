@@ -189,7 +189,7 @@ def _data_parameters(config: Config, data: Data) -> list[Parameter]:
     is_fixed = model.patch_size or model.patch_stride or model.conv_layers
     if not isinstance(data, ClassificationData) or model.preset == "paper" or is_fixed:
         return []
-    stride = max(1, round(data.longest_input / PATCHES))
+    stride = max(1, round((model.resample_steps or data.longest_input) / PATCHES))
     strides = {max(1, round(factor * stride)) for factor in STRIDE_FACTORS}
     # No patch is longer than the longest sequence, but for the recommended stride.
     longest = max(value for value in OVERLAPS.values if isinstance(value, int))

@@ -219,3 +219,64 @@ def test_recipes_of_classification_go_with_the_lengths() -> None:
     # A stride of 10 samples by default, and half of it.
     assert settings["lru, short patches"]["model.patch_stride"] == 5
     assert settings["lru"]["training.refit"] is True
+
+
+def varied(shortest: int, longest: int, **changes: Any) -> ClassificationData:
+    """Sequences whose lengths are spread evenly."""
+    data = sequences(length=longest)
+    lengths = np.linspace(shortest, longest, len(data.train)).astype(np.int64)
+    return replace(data, train=replace(data.train, lengths=lengths), **changes)
+
+
+def test_resampling_is_tried_only_on_lengths_that_vary_much() -> None:
+    resampled = [recipe for recipe in recipes(varied(29, 361)) if not recipe.streams]
+    assert [recipe.settings["model.resample_steps"] for recipe in resampled] == [100]
+    assert "cannot stream" in resampled[0].purpose
+    assert all(recipe.streams for recipe in recipes(varied(200, 361)))
+    # Samples with times need not be equidistant.
+    assert all(recipe.streams for recipe in recipes(varied(29, 361, time_step=1.0)))
+
+
+def without_streams(name: str, proof: str, scores: list[float]) -> Candidate:
+    made = candidate(name, proof, scores)
+    return replace(made, recipe=replace(made.recipe, streams=False))
+
+
+@pytest.mark.parametrize(
+    ("streaming", "chosen", "reason"),
+    [
+        (
+            ("streaming", "none", [0.8, 0.7, 0.8]),
+            "streaming",
+            "as good as 'resampled' within one standard error, and it streams, which that does not",
+        ),
+        (
+            ("streaming", "contracting", [0.5, 0.5, 0.4]),
+            "resampled",
+            "the best mean over 3 parts, by more than one standard error from the recipes that stream and were "
+            "compared; it needs complete sequences and cannot stream",
+        ),
+        (("streaming", "bounded", [0.9, 0.9, 0.95]), "streaming", "the best mean over 3 parts"),
+        (
+            ("streaming", "bounded", [0.9, 0.75, 0.85]),
+            "streaming",
+            "the best mean over 3 parts",
+        ),
+    ],
+    ids=["as good", "worse", "better", "as good with a weaker proof"],
+)
+def test_streams_are_given_up_only_for_more_than_one_standard_error(
+    streaming: tuple[str, str, list[float]], chosen: str, reason: str
+) -> None:
+    # The proof of the one that cannot stream is the strongest, and it comes first.
+    compared = [without_streams("resampled", "contracting", [0.75, 0.85, 0.85]), candidate(*streaming)]
+    selected, why = select(compared)
+    assert (selected.recipe.name, why) == (chosen, reason)
+
+
+def test_a_recipe_that_streams_and_was_as_good_until_it_was_stopped_is_named() -> None:
+    compared = [without_streams("resampled", "contracting", [0.9, 0.95]), candidate("default", "none", [0.5, 0.6])]
+    stopped = [candidate("short patches", "contracting", [0.9]), candidate("long patches", "contracting", [0.6])]
+    selected, why = select(compared, stopped)
+    assert selected is compared[0]
+    assert why.endswith("cannot stream, and 'short patches', which streams, was as good on the 1 part that it finished")

@@ -95,7 +95,7 @@ def test_the_paper_recommends_none_of_what_is_ours(task: str, skip: str) -> None
 
 
 def test_what_stays_none_is_off_or_of_another_task() -> None:
-    shared = {"time_step", "max_dt", "embedding_size", "engine"}
+    shared = {"time_step", "max_dt", "embedding_size", "engine", "resample_steps"}
     for data, off in ((classes(), {"window", "season", "log"}), (wave(), set[str]())):
         dumped = resolve(settings(), task_for(data)).model.model_dump()
         assert {key for key, value in dumped.items() if value is None} == shared | off

@@ -1,0 +1,152 @@
+"""A version of complete sequences: whole sequences are answered, and every way to stream says why it is not one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from exports import exported
+from server_helpers import json_tensor, serve, torch_answer
+from stablernn.nn.models import Classifier
+from stablernn_registry import Registry
+from stablernn_runtime import ServedModel
+from stablernn_runtime.engines.select import select_faster
+from stablernn_server import Settings, create_app
+from stablernn_server.errors import NoStreamsError
+
+LABELS = ["wave", "circle", "swipe"]
+REFUSAL = "'gestures:1' cannot stream: it resamples each sequence to 20 samples over its whole length"
+
+
+@pytest.fixture(scope="module")
+def model() -> Classifier:
+    torch.manual_seed(0)
+    model = Classifier("lru", 2, 3, 8, resample_steps=20, patch_size=8, patch_stride=2, patch_embedding=8)
+    random = np.random.default_rng(0)
+    model.fit_scaling([random.normal(size=(length, 2)).astype(np.float32) for length in (5, 20, 61)])
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def registry(model: Classifier, tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    report = exported(model, tmp_path_factory.mktemp("export"))
+    registry = Registry(tmp_path_factory.mktemp("registry"))
+    fields = {
+        "task": "classify",
+        "cell": "lru",
+        "labels": LABELS,
+        "features": ["x", "y"],
+        "signature": report.signature,
+        "certificate": report.certificate,
+        "parity": report.parity,
+    }
+    registry.publish("gestures", report.files, fields)
+    return registry
+
+
+@pytest.fixture(scope="module")
+def client(registry: Registry) -> Iterator[httpx.Client]:
+    for running in serve(create_app(Settings(registry=registry.root, models=("gestures",)))):
+        with httpx.Client(base_url=running.url) as client:
+            yield client
+
+
+def draw(count: int, time: int) -> np.ndarray:
+    return np.random.default_rng(1).normal(size=(count, time, 2)).astype(np.float32)
+
+
+def test_whole_sequences_are_inferred_as_by_torch(client: httpx.Client, model: Classifier) -> None:
+    x, lengths = draw(3, 70), np.array([70, 12, 3])
+    body = {"inputs": [json_tensor("x", x), json_tensor("lengths", lengths)]}
+    response = client.post("/v2/models/gestures/infer", json=body)
+    assert response.status_code == 200, response.text
+    outputs = {output["name"]: output["data"] for output in response.json()["outputs"]}
+    assert list(outputs) == ["logits", "probabilities"]
+    expected = torch_answer(model, x, lengths)["probabilities"]
+    np.testing.assert_allclose(np.reshape(outputs["probabilities"], (3, 3)), expected, atol=1e-5)
+
+
+def test_series_of_different_lengths_are_classified(client: httpx.Client, model: Classifier) -> None:
+    series = [draw(1, time)[0] for time in (4, 61, 30)]
+    body = {"model": "gestures", "inputs": [{"series": values.tolist()} for values in series]}
+    outputs = client.post("/v1/timeseries/classify", json=body).json()["outputs"]
+    for values, output in zip(series, outputs, strict=True):
+        label = LABELS[int(torch_answer(model, values[None])["probabilities"].argmax())]
+        assert output["content"][0]["label"] == label
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/sessions", {"model": "gestures"}),
+        ("/v1/step", {"model": "gestures", "values": [0.0, 1.0]}),
+        (
+            "/v2/models/gestures/infer",
+            {
+                "parameters": {"sequence_id": 7, "sequence_start": True},
+                "inputs": [json_tensor("x", np.zeros((1, 4, 2), np.float32))],
+            },
+        ),
+    ],
+    ids=["session", "token", "sequence"],
+)
+def test_streams_are_refused_with_the_reason_and_what_to_do(client: httpx.Client, path: str, body: Any) -> None:
+    response = client.post(path, json=body)
+    assert response.status_code == 400
+    error = response.json()
+    assert error["code"] == "no_streams"
+    assert error["error"].startswith(REFUSAL)
+    assert "/v1/timeseries/classify" in error["error"]
+
+
+def test_a_websocket_is_refused(client: httpx.Client) -> None:
+    address = f"ws://127.0.0.1:{client.base_url.port}/v1/stream?model=gestures"
+    with pytest.raises(InvalidStatus) as caught, connect(address):
+        pass
+    assert caught.value.response.status_code == 400
+    assert REFUSAL.encode() in caught.value.response.body
+
+
+def test_a_state_is_an_unknown_input(client: httpx.Client) -> None:
+    inputs = [json_tensor("x", draw(1, 4)), json_tensor("state_0", np.zeros((1, 2), np.float32))]
+    response = client.post("/v2/models/gestures/infer", json={"inputs": inputs})
+    assert (response.status_code, response.json()["code"]) == (400, "bad_input")
+
+
+def test_metadata_says_so(client: httpx.Client) -> None:
+    parameters = client.get("/v2/models/gestures").json()["parameters"]
+    assert (parameters["resample_steps"], parameters["states"]) == (20, [])
+    assert parameters["state_guard"]["states"] == []
+
+
+def test_a_step_of_the_runtime_is_refused(registry: Registry) -> None:
+    served = ServedModel.load(registry.get("gestures"), "cpu")
+    assert served.run_sequence(draw(2, 9))["logits"].shape == (2, 3)
+    with pytest.raises(NoStreamsError, match="cannot stream"):
+        served.run_step(np.zeros((1, 2), np.float32))
+
+
+def test_the_engine_torch_gives_the_same_answers(registry: Registry) -> None:
+    version = registry.get("gestures")
+    onnx, torch_model = (ServedModel.load(version, "cpu", engine=engine) for engine in ("onnx", "torch"))
+    x, lengths = draw(2, 40), np.array([40, 9])
+    expected = onnx.run_sequence(x, lengths)["logits"]
+    np.testing.assert_allclose(torch_model.run_sequence(x, lengths)["logits"], expected, atol=1e-5)
+
+
+def test_engines_are_compared_without_steps(registry: Registry) -> None:
+    from stablernn_registry import Signature
+    from stablernn_runtime.engines.select import open_version
+
+    version = registry.get("gestures")
+    signature = Signature.model_validate(version.manifest.signature)
+    graphs = [open_version(version, signature, "cpu", engine, 1) for engine in ("onnx", "torch")]
+    faster = select_faster(graphs[0], graphs[1], signature, 16)
+    assert "one step" not in faster.reason
