@@ -54,6 +54,8 @@ class LureSystem:
         c: ``(n,)``; None for zeros.
         f_max: The largest modulus of ``f``, infinity if it is unbounded.
         groups: ``(q,)``, the number of each neuron's group, from 0 on; None if ``f`` acts coordinate by coordinate.
+        neuron_scale: ``(q,)``, factors by which ``w`` and its argument are those of the step, so that one multiplier
+            suits all neurons; None for ones.
     """
 
     F: Matrix
@@ -65,6 +67,7 @@ class LureSystem:
     c: Matrix | None = None
     f_max: float = 1.0
     groups: Indices | None = None
+    neuron_scale: Matrix | None = None
 
     @property
     def map(self) -> LureMap:
@@ -169,6 +172,7 @@ def _bound_in(
         output_gain=output_gain,
         metric=norm.metric,
         multipliers=norm.multipliers,
+        neuron_scale=step.neuron_scale,
         hypotheses=hypotheses,
     )
 
@@ -335,6 +339,7 @@ def dominance_bound(step: LureSystem, bound: StepBound, metrics: Sequence[Matrix
         output_gain=float(np.linalg.norm(weights)) * (1 + size * EPSILON),
         metric=None,
         multipliers=None,
+        neuron_scale=None,
         weights=None if (weights == 1).all() else weights,
         other_norms=(replace(bound, balls=(), other_norms=()), *bound.other_norms),
     )

@@ -96,6 +96,7 @@ class StepBound:
         metric: ``(n, n)``, in which norm ``weighted-l2`` is taken; None for the identity.
         multipliers: ``(q,)``, of the neurons of a Lur'e system, by which the matrix inequality of
             :mod:`stablernn.bounds.matrix_inequality` proves ``rate``; None if it is proved otherwise.
+        neuron_scale: ``(q,)``, by which the neurons of the step were multiplied before; None for ones.
         weights: ``(n,)``, by which coordinates are divided in ``linf``; None for ones.
         balls: Invariant balls, one for each state tensor that has one.
         hypotheses: The conditions that the proof rests on.
@@ -115,6 +116,7 @@ class StepBound:
     output_input_gain: float = 0.0
     metric: Matrix | None = None
     multipliers: Matrix | None = None
+    neuron_scale: Matrix | None = None
     weights: Matrix | None = None
     balls: tuple[Ball, ...] = ()
     hypotheses: tuple[Hypothesis, ...] = ()

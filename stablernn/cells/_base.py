@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -419,6 +420,11 @@ def uniform_(tensor: Tensor, fan_in: int) -> None:
     bound = fan_in**-0.5
     with torch.no_grad():
         tensor.uniform_(-bound, bound)
+
+
+def as_float32(number: float) -> float:
+    """Return the float32 number nearest to an option, which is the one that a step computes with."""
+    return float(np.float32(number))
 
 
 def float64(tensor: Tensor) -> Matrix:

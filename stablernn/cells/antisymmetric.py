@@ -17,7 +17,15 @@ from stablernn.bounds.linalg import norm_upper_bound
 from stablernn.bounds.lure import LureSystem, dominance_bound, lure_bound
 from stablernn.bounds.restoring import restoring_box
 from stablernn.bounds.step_bound import Hypothesis, StepBound, ball_of
-from stablernn.cells._base import StableCell, State, check_not_negative, check_positive, float64, step_length
+from stablernn.cells._base import (
+    StableCell,
+    State,
+    as_float32,
+    check_not_negative,
+    check_positive,
+    float64,
+    step_length,
+)
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._input_projection import project_input
 from stablernn.cells._step_form import StepForm
@@ -159,7 +167,9 @@ class AntisymmetricRNNCell(StableCell):
     def _ungated_lure_system(self) -> LureSystem:
         # h + step_size tanh(K h + V x): the linear part is the identity, the nonlinearity enters by step_size I.
         unit = np.eye(self.hidden_size)
-        return LureSystem(unit, self.step_size * unit, float64(self.recurrent_matrix()), float64(self.weight_ih))
+        return LureSystem(
+            unit, as_float32(self.step_size) * unit, float64(self.recurrent_matrix()), float64(self.weight_ih)
+        )
 
     def step_bound(self) -> StepBound:
         step = self._ungated_lure_system()
@@ -250,11 +260,12 @@ class GatedAntisymmetricRNNCell(AntisymmetricRNNCell):
         # The gated tanh has slopes from -1/4 to 1: a linear part of slope -1/4, and a nonlinearity with slopes from 0
         # to 5/4. Gate and candidate have different inputs, so the system is given none, and f no bound of its modulus.
         unit, k = np.eye(self.hidden_size), float64(self.recurrent_matrix())
-        linear_part, nonlinear_part = unit - self.step_size / 4 * k, 1.25 * self.step_size * unit
+        step_size = as_float32(self.step_size)
+        linear_part, nonlinear_part = unit - step_size / 4 * k, 1.25 * step_size * unit
         no_input = np.zeros((self.hidden_size, self.input_size))
         bound = lure_bound(LureSystem(linear_part, nonlinear_part, k, no_input, f_max=math.inf))
         # The slope by the gate's input is z (1 - z) t, by the candidate's z (1 - t^2): their squares sum to 1 at most.
-        input_gain = self.step_size * norm_upper_bound(float64(self.weight_ih))
+        input_gain = step_size * norm_upper_bound(float64(self.weight_ih))
 
         def with_input(bound: StepBound) -> StepBound:
             metric_norm = 1.0 if bound.metric is None else norm_upper_bound(bound.metric)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.lure import LureSystem, lure_bound
 from stablernn.bounds.step_bound import Ball, StepBound
-from stablernn.cells._base import StableCell, State, check_positive, float64, step_length, uniform_
+from stablernn.cells._base import StableCell, State, as_float32, check_positive, float64, step_length, uniform_
 from stablernn.cells._catalog import register_cell
 
 
@@ -143,10 +143,10 @@ class CoRNNCell(StableCell):
 
     def lure_system(self) -> LureSystem:
         # The state is [y | z]. The force changes z by step_size, and y by step_size of that, since y takes the new z.
-        unit = np.eye(self.hidden_size)
+        unit, step_size = np.eye(self.hidden_size), as_float32(self.step_size)
         return LureSystem(
             F=np.block([[factor * unit for factor in row] for row in self._oscillator()]),
-            G=np.block([[self.step_size**2 * unit], [self.step_size * unit]]),
+            G=np.block([[step_size**2 * unit], [step_size * unit]]),
             V=float64(self.recurrent_matrix()),
             U=float64(self.weight_ih),
         )
@@ -157,8 +157,11 @@ class CoRNNCell(StableCell):
 
     def _oscillator(self) -> Matrix:
         """Return the matrix of a step of one unit (y, z) without force, ``(2, 2)``."""
-        velocity = np.array([-self.step_size * self.stiffness, 1 - self.step_size * self.damping])
-        return np.stack([np.array([1.0, 0.0]) + self.step_size * velocity, velocity])
+        step_size, stiffness, damping = (
+            as_float32(option) for option in (self.step_size, self.stiffness, self.damping)
+        )
+        velocity = np.array([-step_size * stiffness, 1 - step_size * damping])
+        return np.stack([np.array([1.0, 0.0]) + step_size * velocity, velocity])
 
     def state_balls(self) -> tuple[Ball, ...]:
         """Return bounds of position and velocity of a unit under forces within 1.
@@ -174,7 +177,8 @@ class CoRNNCell(StableCell):
         # Still slower ones get no ball.
         if np.abs(power).sum(axis=1).max() > 0.5:
             return ()
-        response, total = np.array([self.step_size**2, self.step_size]), np.zeros(2)
+        step_size = as_float32(self.step_size)
+        response, total = np.array([step_size**2, step_size]), np.zeros(2)
         for _ in range(steps):
             response, total = matrix @ response, total + np.abs(response)
         # All sums s satisfy s <= total + |power| s.

@@ -178,6 +178,7 @@ class IncrementalRNNCell(StableCell):
             # An inner step sees the neurons of those before it.
             D=_blocks(scale[:, None] * neuron_factors / scale, recurrent) if self.inner_steps > 1 else None,
             f_max=float(scale.max()) if self.nonlinearity == "tanh" else math.inf,
+            neuron_scale=np.repeat(scale, self.hidden_size),
         )
 
     def step_bound(self) -> StepBound:

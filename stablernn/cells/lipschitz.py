@@ -15,6 +15,7 @@ from stablernn.bounds.step_bound import StepBound
 from stablernn.cells._base import (
     StableCell,
     State,
+    as_float32,
     check_finite,
     check_not_negative,
     check_positive,
@@ -220,9 +221,10 @@ class LipschitzRNNCell(SymmetricSkewCell):
 
     def lure_system(self) -> LureSystem:
         unit, linear = np.eye(self.hidden_size), self.linear_scale * float64(self.linear_matrix())
+        step_size = as_float32(self.step_size)
         return LureSystem(
-            unit + self.step_size * linear,
-            self.step_size * unit,
+            unit + step_size * linear,
+            step_size * unit,
             float64(self.recurrent_matrix()),
             float64(self.weight_ih),
         )
@@ -292,7 +294,7 @@ class LipschitzRK2RNNCell(SymmetricSkewCell):
     """
 
     def lure_system(self) -> LureSystem:
-        return self._lure_system_of_step(self.step_size)
+        return self._lure_system_of_step(as_float32(self.step_size))
 
     def _lure_system_of_step(self, length: float) -> LureSystem:
         linear, recurrent, input_weights = (

@@ -14,7 +14,16 @@ from stablernn.bounds.continuous import largest_euler_step
 from stablernn.bounds.linalg import log_norm_upper_bound
 from stablernn.bounds.lure import LureSystem, cholesky_factors, dominance_bound, lure_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound
-from stablernn.cells._base import StableCell, State, check_positive, float64, pass_through, step_length, uniform_
+from stablernn.cells._base import (
+    StableCell,
+    State,
+    as_float32,
+    check_positive,
+    float64,
+    pass_through,
+    step_length,
+    uniform_,
+)
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._input_projection import project_input
 from stablernn.cells._step_form import StepForm
@@ -143,7 +152,9 @@ class NAISNetCell(StableCell):
 
     def lure_system(self) -> LureSystem:
         unit = np.eye(self.hidden_size)
-        return LureSystem(unit, self.step_size * unit, float64(self.recurrent_matrix()), float64(self.weight_ih))
+        return LureSystem(
+            unit, as_float32(self.step_size) * unit, float64(self.recurrent_matrix()), float64(self.weight_ih)
+        )
 
     def step_bound(self) -> StepBound:
         step = self.lure_system()

@@ -16,6 +16,7 @@ from stablernn.bounds.step_bound import StepBound
 from stablernn.cells._base import (
     StableCell,
     State,
+    as_float32,
     check_choice,
     check_not_negative,
     check_positive,
@@ -130,7 +131,7 @@ class NeuralODERNNCell(StableCell):
     def lure_system(self) -> LureSystem:
         # F = I and G = step_size I of h <- F h + G tanh(W h + U x + b).
         unit = np.eye(self.hidden_size)
-        return LureSystem(unit, self.step_size * unit, float64(self.weight_hh), float64(self.weight_ih))
+        return LureSystem(unit, as_float32(self.step_size) * unit, float64(self.weight_hh), float64(self.weight_ih))
 
     def step_bound(self) -> StepBound:
         step = self.lure_system()

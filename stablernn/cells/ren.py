@@ -264,6 +264,7 @@ class RENCell(StableCell):
             B=b2,
             c=float64(weights.bias)[q : q + n],
             f_max=math.inf,
+            neuron_scale=scale[:, 0],
         )
         return step, c2, d21 / scale.T, d22
 

@@ -20,6 +20,8 @@ def norm_document(bound: StepBound, states: list[str]) -> dict[str, Any]:
         document["matrix"] = _encode_matrix(bound.metric)
     if bound.multipliers is not None:
         document["multipliers"] = bound.multipliers.tolist()
+        if bound.neuron_scale is not None:
+            document["neuron_scale"] = bound.neuron_scale.tolist()
     if bound.weights is not None:
         document["weights"] = bound.weights.tolist()
     return document

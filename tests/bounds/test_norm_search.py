@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from bounds.independent_check import are_allowed, exact, holds_exactly, holds_in_float64, inequality
 from bounds.specimens import drawn, extreme, trained
 from bounds.step_search import checked, violations
 from bounds.step_search import exact as in_float64
@@ -42,75 +41,12 @@ def system(cell: StableCell) -> LureSystem:
     return step
 
 
-def stated(cell: StableCell) -> tuple[list[Matrix], float, list[int]] | None:
-    """The matrices of the inequality that proves a cell's rate, F to L, the rate and the groups; None if none does.
-
-    Norm, multipliers and rate are those of the document, as JSON has them.
-    """
-    document = json.loads(json.dumps(certify(cell, stored=False).document()))
-    norm: dict[str, Any] = document["metrics"][0] if document["metrics"] else {}
-    if "multipliers" not in norm:
-        return None
-    step = system(cell)
-    metric = np.eye(len(step.F))
-    if "matrix" in norm:
-        content = np.frombuffer(base64.b64decode(norm["matrix"]["float32_base64"]), dtype="<f4")
-        metric = content.reshape(norm["matrix"]["shape"]).astype(np.float64)
-    inner = np.zeros((len(step.V), len(step.V))) if step.D is None else step.D
-    matrices = [step.F, step.G, step.V, inner, metric, np.array(norm["multipliers"])]
-    groups = range(len(step.V)) if step.groups is None else step.groups.tolist()
-    return matrices, document["contraction_rate"], list(groups)
-
-
 def triangular(key: str, factor: float, seed: int) -> StableCell:
     """A cell of two units, the first of which the second does not read."""
     cell = drawn(key, 2, "large", seed=seed)
     with torch.no_grad():
         cell.get_parameter("weight_hh").mul_(factor).triu_()
     return cell
-
-
-class TestIndependentCheck:
-    @pytest.mark.parametrize("draw", ["fresh", "small", "large"])
-    @pytest.mark.parametrize("key", lure_cells())
-    def test_float64_agrees_with_every_rate(self, key: str, draw: str) -> None:
-        found = stated(drawn(key, 6, draw))
-        if found is None:
-            # By hand, or in the infinity norm.
-            assert key in ("antisymmetric", "incremental", "nais_net", "neural_ode_rnn", "noisy_rnn")
-            return
-        matrices, rate, groups = found
-        assert are_allowed(matrices[-1].tolist(), groups)
-        assert holds_in_float64(inequality(*matrices, rate))
-
-    @pytest.mark.parametrize("key", lure_cells())
-    def test_rational_arithmetic_agrees_with_every_rate_of_few_units(self, key: str) -> None:
-        found = stated(drawn(key, 3, "small"))
-        if found is None:
-            assert key == "incremental"
-            return
-        matrices, rate, _ = found
-        assert holds_exactly(inequality(*map(exact, matrices), exact(np.array([rate]))[0]))
-
-    @pytest.mark.parametrize("key", TRAINED)
-    def test_a_rate_that_is_three_percent_too_small_is_found(self, key: str) -> None:
-        found = stated(trained(key, 6).rnn.cells[0])
-        assert found is not None
-        matrices, rate, _ = found
-        assert holds_in_float64(inequality(*matrices, rate))
-        assert not holds_in_float64(inequality(*matrices, 0.97 * rate))
-
-    @pytest.mark.parametrize("key", TRAINED[:-1])
-    def test_rational_arithmetic_finds_it_too(self, key: str) -> None:
-        found = stated(trained(key, 3).rnn.cells[0])
-        assert found is not None
-        matrices, rate, _ = found
-        assert not holds_exactly(inequality(*map(exact, matrices), exact(np.array([0.97 * rate]))[0]))
-
-    def test_multipliers_that_differ_within_a_group_are_found(self) -> None:
-        assert are_allowed([1.0, 2.0, 1.0], [0, 1, 0])
-        assert not are_allowed([1.0, 2.0, 1.5], [0, 1, 0])
-        assert not are_allowed([1.0, -1.0], [0, 1])
 
 
 class TestSearch:
