@@ -117,7 +117,8 @@ def test_a_version_in_a_registry_is_read_by_its_manifest(tmp_path: Path) -> None
     model = mark_fitted(Classifier("rnn", 2, 3, 4, patch_size=4, patch_embedding=6)).eval()
     folder = write(model, tmp_path)
     files = {name: folder / name for name in ("step.onnx", "certificate.json")}
-    Registry(tmp_path / "registry").publish("pump", files, {"task": "classify", "cell": "rnn"})
+    fields = {"task": "predict-next", "cell": "rnn", "signature": {}, "features": ["x", "y"]}
+    Registry(tmp_path / "registry").publish("pump", files, fields)
     results = check(tmp_path / "registry" / "models" / "pump" / "versions" / "1.json")
     assert [holds for _, holds in results] == [True]
 
