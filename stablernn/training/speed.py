@@ -93,8 +93,11 @@ def measure_speed(config: Config, *, steps: int = 25) -> Speed:
         began = time.process_time()
         with suppress(_Measured):
             trainer.fit(record_time)
-    if not times:
-        raise TrainingError("The training has no step, so that its speed cannot be measured. Raise training.epochs.")
+    if not max(times, default=0):
+        raise TrainingError(
+            "The training has no step, so that its speed cannot be measured. Raise training.epochs, and leave "
+            "training.method=closed-form out."
+        )
     last = max(times)
     first = WARM_UP_STEPS if last > WARM_UP_STEPS else 0
     return Speed((times[last] - times.get(first, began)) / (last - first), training_steps(settings, task))
