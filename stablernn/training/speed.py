@@ -10,9 +10,9 @@ from typing import Any
 from stablernn.errors import TrainingError
 from stablernn.training.build_model import create_model, with_engine
 from stablernn.training.build_trainer import create_trainer
+from stablernn.training.loop.base_trainer import Progress
 from stablernn.training.loop.checkpoint import Checkpoint
 from stablernn.training.loop.device import pick_device, torch_settings
-from stablernn.training.loop.trainer import Progress
 from stablernn.training.run_data import load_run_data, with_time
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.resolve import resolve
