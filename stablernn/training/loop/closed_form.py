@@ -54,8 +54,10 @@ class ClosedFormTrainer(BaseTrainer):
 
     def fit(self, progress: Callable[[Progress], None] | None = None) -> bool:
         report, position = progress or (lambda _: None), self.position
+        # Both reports are of step 0: a line is printed for the second, which has the metric.
         started = time.monotonic()
         report(self._progress())
+        # Dropout would make the features of a regression noisy.
         self.model.eval()
         position.last_loss = self._solve()
         position.epoch = 1

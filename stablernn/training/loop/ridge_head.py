@@ -65,6 +65,7 @@ def fit_class_head(model: Classifier, split: SequenceSplit) -> float:
     ridge = RidgeRegression(_design(parts), signs)
     temperature, loss = best_temperature(ridge.left_out, classes)
     weight, bias = ridge.linear_map()
+    # The temperature goes into the weights, so that a later calibration starts at 1, as for any other model.
     _set_linear(_only_map(model.head), weight / temperature, bias / temperature)
     return loss
 
@@ -88,8 +89,9 @@ def fit_forecast_head(model: Forecaster, windows: WindowSet) -> float:
         TrainingError: If no window has all its targets, or a feature is not finite.
     """
     head = _only_map(model.head)
+    # Without these the forecast is that of the skip, whose errors are what remains to be solved for.
     _set_linear(head, np.zeros(tuple(head.weight.shape)), np.zeros(len(head.bias)))
-    known = _known_map(model)
+    known_map = _known_map(model)
     levels = 1 + len(model.quantiles)
     if model.skip is None:
         features, errors = _forecast_errors(model, windows, model.head)
@@ -97,14 +99,14 @@ def fit_forecast_head(model: Forecaster, windows: WindowSet) -> float:
         weight, bias = _solve(features[is_complete], errors[is_complete].reshape(int(is_complete.sum()), -1))
         # The mean and all quantiles move together: (steps * targets) to (steps * targets * levels) rows.
         _set_linear(head, np.repeat(weight, levels, axis=0), np.repeat(bias, levels))
-    if known is not None:
+    if known_map is not None:
         # (windows, steps, hidden): every step ahead of every window is a row.
-        hidden, errors = _forecast_errors(model, windows, known)
+        hidden, errors = _forecast_errors(model, windows, known_map)
         rows, targets = hidden.reshape(-1, hidden.shape[-1]), errors.reshape(-1, errors.shape[-1])
         is_complete = ~np.isnan(targets).any(axis=1)
         numbers = np.flatnonzero(is_complete)[_evenly_spaced(int(is_complete.sum()), MOST_ROWS)]
         weight, bias = _solve(rows[numbers], targets[numbers])
-        _set_linear(known, np.repeat(weight, levels, axis=0), np.repeat(bias, levels))
+        _set_linear(known_map, np.repeat(weight, levels, axis=0), np.repeat(bias, levels))
     _, errors = _forecast_errors(model, windows, model.head)
     if np.isnan(errors).all():
         raise TrainingError(_NO_ROWS)
@@ -150,18 +152,19 @@ def fit_step_head(model: SequencePredictor, split: StepSplit, *, batch_steps: in
             rows.append(features.pop()[torch.from_numpy(is_complete)])
             targets.append(residuals[is_complete])
     design, truth = _design(rows), np.concatenate(targets)
-    chosen = _evenly_spaced(len(design), MOST_ROWS)
-    if len(chosen) < 2:
+    # Sequences longer than the mean may have brought more rows than were asked for.
+    used_rows = _evenly_spaced(len(design), MOST_ROWS)
+    if len(used_rows) < 2:
         raise TrainingError(_NO_ROWS)
-    ridge = RidgeRegression(design[chosen], truth[chosen])
+    ridge = RidgeRegression(design[used_rows], truth[used_rows])
     _set_linear(model.head, *ridge.linear_map())
-    return float(np.mean((ridge.left_out - truth[chosen]) ** 2))
+    return float(np.mean((ridge.left_out - truth[used_rows]) ** 2))
 
 
 def regression_bytes(model: SequenceModel) -> int:
     """Return the memory of the largest regression of a model at its peak: the rows in float64, three times."""
     columns = model.feature_size + (model.static_size if isinstance(model, Forecaster) else 0)
-    # As they are, standardized, and as left singular vectors.
+    # As the layers give them, standardized, and as left singular vectors.
     return 3 * 8 * MOST_ROWS * columns
 
 
@@ -183,8 +186,8 @@ def _forecast_errors(model: Forecaster, windows: WindowSet, module: nn.Module) -
         for numbers in batch_evenly_spaced(windows, MOST_ROWS, _BATCH):
             samples = windows.gather(numbers)
             x, lengths, dt = _tensors(samples, model)
-            known = {"static": samples.static, "future": samples.future}
-            covariates = {name: torch.from_numpy(value).to(x) for name, value in known.items() if value is not None}
+            arrays = {"static": samples.static, "future": samples.future}
+            covariates = {name: torch.from_numpy(value).to(x) for name, value in arrays.items() if value is not None}
             if "future" in covariates:
                 # A recursive head reads the known values of one step at a time.
                 covariates["future"] = covariates["future"][:, : model.steps]
@@ -251,6 +254,7 @@ def _design(parts: Sequence[Tensor]) -> Float64Array:
 
 
 def _set_linear(linear: nn.Linear, weight: Float64Array, bias: Float64Array) -> None:
+    # Into the tensors that are there: an engine or an ensemble may hold on to them.
     with torch.no_grad():
         linear.weight.copy_(torch.from_numpy(weight))
         linear.bias.copy_(torch.from_numpy(bias))
@@ -262,8 +266,9 @@ def _only_map(head: nn.Module) -> nn.Linear:
     return linear
 
 
-def _evenly_spaced(count: int, most: int) -> np.ndarray:
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
+def _evenly_spaced(count: int, limit: int) -> np.ndarray:
+    # Files that are sorted by class or time give all of them.
+    return np.unique(np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64))
 
 
 def _tensors(

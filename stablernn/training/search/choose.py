@@ -37,6 +37,9 @@ from stablernn.training.settings.resolve import described_cell
 _LOG = logging.getLogger("stablernn.training")
 
 PARTS = 5
+LEAST_TRAINED = 0.5
+"""Share of its optimizer steps below which the first network is not trained, and the baseline is taken: after a fifth of
+them the baseline is better on most sets, after half of them on some (docs/choosing.md)."""
 _MEASURED_STEPS = 25
 """Steps after which the speed of a training is known."""
 _MEMBERS = (8, 4, 2)
@@ -313,8 +316,8 @@ class _Search:
 
     def _without_search(self, step_seconds: float, whole_steps: int) -> Choice:
         first = self._networks[0]
-        # A network that is cut off is worse than the baseline: docs/choosing.md has the figures.
-        if self._baseline is not None and self._affordable_steps(step_seconds) < whole_steps:
+        # Little is lost by a cut at the end of a schedule, much at its beginning.
+        if self._baseline is not None and self._affordable_steps(step_seconds) < LEAST_TRAINED * whole_steps:
             first = self._baseline
             needed = self._describe_whole(step_seconds, whole_steps)
             reason = f"the budget of {self._budget} is too small to train a network on this data, which needs {needed}"

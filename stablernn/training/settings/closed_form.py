@@ -58,5 +58,6 @@ def closed_form_training(training: TrainingConfig, *, calibrate: bool | None) ->
         training: The settings, before they are resolved.
         calibrate: Recommended value of ``training.calibrate``.
     """
-    chosen = calibrate if training.calibrate is None else training.calibrate
-    return training.model_copy(update={"calibrate": chosen, "certified": False})
+    is_calibrated = calibrate if training.calibrate is None else training.calibrate
+    # All other recommendations are for gradients, and stay None: a run stores what it used.
+    return training.model_copy(update={"calibrate": is_calibrated, "certified": False})
