@@ -16,11 +16,10 @@ from torch import Tensor, nn
 
 from stablernn.cells import cached_weights
 from stablernn.data.arrays import Samples
-from stablernn.data.step_data import StepSplit
 from stablernn.data.types import SequenceSplit
 from stablernn.data.windows import WindowSet, batch_evenly_spaced
 from stablernn.errors import TrainingError
-from stablernn.nn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
+from stablernn.nn.models import Classifier, Forecaster, SequenceModel
 from stablernn.training.calibration.temperature import best_temperature
 from stablernn.training.evaluation.ridge import Float64Array, RidgeRegression
 
@@ -48,9 +47,9 @@ def fit_class_head(model: Classifier, split: SequenceSplit) -> float:
     Raises:
         TrainingError: If all sequences are of one class, or a feature is not finite.
     """
-    numbers = _evenly_spaced(len(split), MOST_ROWS)
+    numbers = evenly_spaced(len(split), MOST_ROWS)
     parts: list[Tensor] = []
-    with torch.no_grad(), cached_weights(model), _inputs_of(model.head) as features:
+    with torch.no_grad(), cached_weights(model), inputs_of(model.head) as features:
         for start in range(0, len(numbers), _BATCH):
             x, lengths, dt = _tensors(split.gather(numbers[start : start + _BATCH]), model)
             model(x, lengths, dt)
@@ -62,11 +61,11 @@ def fit_class_head(model: Classifier, split: SequenceSplit) -> float:
         )
     # A class without a sequence has -1 everywhere, of which the solution is the intercept alone.
     signs = np.where(classes[:, None] == np.arange(model.num_classes), 1.0, -1.0)
-    ridge = RidgeRegression(_design(parts), signs)
+    ridge = RidgeRegression(design_matrix(parts), signs)
     temperature, loss = best_temperature(ridge.left_out, classes)
     weight, bias = ridge.linear_map()
     # The temperature goes into the weights, so that a later calibration starts at 1, as for any other model.
-    _set_linear(_only_map(model.head), weight / temperature, bias / temperature)
+    set_linear(_only_map(model.head), weight / temperature, bias / temperature)
     return loss
 
 
@@ -90,7 +89,7 @@ def fit_forecast_head(model: Forecaster, windows: WindowSet) -> float:
     """
     head = _only_map(model.head)
     # Without these the forecast is that of the skip, whose errors are what remains to be solved for.
-    _set_linear(head, np.zeros(tuple(head.weight.shape)), np.zeros(len(head.bias)))
+    set_linear(head, np.zeros(tuple(head.weight.shape)), np.zeros(len(head.bias)))
     known_map = _known_map(model)
     levels = 1 + len(model.quantiles)
     if model.skip is None:
@@ -98,18 +97,18 @@ def fit_forecast_head(model: Forecaster, windows: WindowSet) -> float:
         is_complete = ~np.isnan(errors).any(axis=(1, 2))
         weight, bias = _solve(features[is_complete], errors[is_complete].reshape(int(is_complete.sum()), -1))
         # The mean and all quantiles move together: (steps * targets) to (steps * targets * levels) rows.
-        _set_linear(head, np.repeat(weight, levels, axis=0), np.repeat(bias, levels))
+        set_linear(head, np.repeat(weight, levels, axis=0), np.repeat(bias, levels))
     if known_map is not None:
         # (windows, steps, hidden): every step ahead of every window is a row.
         hidden, errors = _forecast_errors(model, windows, known_map)
         rows, targets = hidden.reshape(-1, hidden.shape[-1]), errors.reshape(-1, errors.shape[-1])
         is_complete = ~np.isnan(targets).any(axis=1)
-        numbers = np.flatnonzero(is_complete)[_evenly_spaced(int(is_complete.sum()), MOST_ROWS)]
+        numbers = np.flatnonzero(is_complete)[evenly_spaced(int(is_complete.sum()), MOST_ROWS)]
         weight, bias = _solve(rows[numbers], targets[numbers])
-        _set_linear(known_map, np.repeat(weight, levels, axis=0), np.repeat(bias, levels))
+        set_linear(known_map, np.repeat(weight, levels, axis=0), np.repeat(bias, levels))
     _, errors = _forecast_errors(model, windows, model.head)
     if np.isnan(errors).all():
-        raise TrainingError(_NO_ROWS)
+        raise TrainingError(NO_ROWS)
     with torch.no_grad():
         # Rows of the head are (steps, targets, mean and quantiles); a view writes to the parameter.
         biases = head.bias.view(*errors.shape[1:], levels)
@@ -119,48 +118,6 @@ def fit_forecast_head(model: Forecaster, windows: WindowSet) -> float:
     return float(np.nanmean(np.abs(errors)))
 
 
-def fit_step_head(model: SequencePredictor, split: StepSplit, *, batch_steps: int = 2**16) -> float:
-    """Solve for the head of a model that predicts numbers at every step.
-
-    Args:
-        model: In evaluation mode, with ``output='real'``.
-        split: Training sequences; evenly spaced ones of up to :data:`MOST_ROWS` steps are used.
-        batch_steps: Steps of a batch at most, padding included, unless one sequence is longer.
-
-    Returns:
-        The mean squared error of the steps that were used, in units of the scaling of the targets.
-
-    Raises:
-        TrainingError: If no step has all its targets, or a feature is not finite.
-    """
-    assert isinstance(model.head, nn.Linear)
-    _set_linear(model.head, np.zeros(tuple(model.head.weight.shape)), np.zeros(len(model.head.bias)))
-    lengths = np.asarray(split.lengths)
-    count = max(1, int(MOST_ROWS / max(1.0, float(lengths.mean()))))
-    numbers = _evenly_spaced(len(split), count)
-    unit = (model.scaling.scale if model.predict_change else model.targets.scale).double().numpy(force=True)
-    size = max(1, batch_steps // int(lengths.max(initial=1)))
-    rows: list[Tensor] = []
-    targets: list[Float64Array] = []
-    with torch.no_grad(), cached_weights(model), _inputs_of(model.head) as features:
-        for start in range(0, len(numbers), size):
-            samples = split.gather(numbers[start : start + size])
-            x, sample_lengths, dt = _tensors(samples, model)
-            # Without a head the answer is the mean of the targets, or the last value.
-            residuals = (samples.y - model(x, sample_lengths, dt).numpy(force=True).astype(np.float64)) / unit
-            is_complete = ~np.isnan(residuals).any(axis=-1)
-            rows.append(features.pop()[torch.from_numpy(is_complete)])
-            targets.append(residuals[is_complete])
-    design, truth = _design(rows), np.concatenate(targets)
-    # Sequences longer than the mean may have brought more rows than were asked for.
-    used_rows = _evenly_spaced(len(design), MOST_ROWS)
-    if len(used_rows) < 2:
-        raise TrainingError(_NO_ROWS)
-    ridge = RidgeRegression(design[used_rows], truth[used_rows])
-    _set_linear(model.head, *ridge.linear_map())
-    return float(np.mean((ridge.left_out - truth[used_rows]) ** 2))
-
-
 def regression_bytes(model: SequenceModel) -> int:
     """Return the memory of the largest regression of a model at its peak: the rows in float64, three times."""
     columns = model.feature_size + (model.static_size if isinstance(model, Forecaster) else 0)
@@ -168,7 +125,7 @@ def regression_bytes(model: SequenceModel) -> int:
     return 3 * 8 * MOST_ROWS * columns
 
 
-_NO_ROWS = (
+NO_ROWS = (
     "training.method=closed-form needs two training samples or more with all their targets. Take "
     "training.method=gradient, or data with fewer gaps."
 )
@@ -182,7 +139,7 @@ def _forecast_errors(model: Forecaster, windows: WindowSet, module: nn.Module) -
     """
     parts: list[Tensor] = []
     errors: list[Float64Array] = []
-    with torch.no_grad(), cached_weights(model), _inputs_of(module) as inputs:
+    with torch.no_grad(), cached_weights(model), inputs_of(module) as inputs:
         for numbers in batch_evenly_spaced(windows, MOST_ROWS, _BATCH):
             samples = windows.gather(numbers)
             x, lengths, dt = _tensors(samples, model)
@@ -197,8 +154,8 @@ def _forecast_errors(model: Forecaster, windows: WindowSet, module: nn.Module) -
             errors.append((target - change[:, 0, ..., 0]).double().numpy(force=True))
             parts.append(inputs.pop())
     if not parts:
-        raise TrainingError(_NO_ROWS)
-    return _design(parts), np.concatenate(errors)
+        raise TrainingError(NO_ROWS)
+    return design_matrix(parts), np.concatenate(errors)
 
 
 def _known_map(model: Forecaster) -> nn.Linear | None:
@@ -217,18 +174,18 @@ def _known_map(model: Forecaster) -> nn.Linear | None:
         # Random maps of many state features would drown the few known values; those that remain get their share.
         first.weight[:, :size] = 0
         first.weight[:, size:] *= (first.in_features / (first.in_features - size)) ** 0.5
-    _set_linear(last, np.zeros(tuple(last.weight.shape)), np.zeros(len(last.bias)))
+    set_linear(last, np.zeros(tuple(last.weight.shape)), np.zeros(len(last.bias)))
     return last
 
 
 def _solve(x: Float64Array, targets: Float64Array) -> tuple[Float64Array, Float64Array]:
     if len(x) < 2:
-        raise TrainingError(_NO_ROWS)
+        raise TrainingError(NO_ROWS)
     return RidgeRegression(x, targets).linear_map()
 
 
 @contextmanager
-def _inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
+def inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
     """Collect the inputs of a module while models run."""
     inputs: list[Tensor] = []
     handle = module.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
@@ -238,7 +195,7 @@ def _inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
         handle.remove()
 
 
-def _design(parts: Sequence[Tensor]) -> Float64Array:
+def design_matrix(parts: Sequence[Tensor]) -> Float64Array:
     """Return the rows of a regression in float64, with 0 in place of columns that are constant but for rounding."""
     rows = torch.cat(list(parts)).double().numpy(force=True)
     if not np.isfinite(rows).all():
@@ -253,7 +210,7 @@ def _design(parts: Sequence[Tensor]) -> Float64Array:
     return np.asarray(rows)
 
 
-def _set_linear(linear: nn.Linear, weight: Float64Array, bias: Float64Array) -> None:
+def set_linear(linear: nn.Linear, weight: Float64Array, bias: Float64Array) -> None:
     # Into the tensors that are there: an engine or an ensemble may hold on to them.
     with torch.no_grad():
         linear.weight.copy_(torch.from_numpy(weight))
@@ -266,14 +223,12 @@ def _only_map(head: nn.Module) -> nn.Linear:
     return linear
 
 
-def _evenly_spaced(count: int, limit: int) -> np.ndarray:
+def evenly_spaced(count: int, limit: int) -> np.ndarray:
     # Files that are sorted by class or time give all of them.
     return np.unique(np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64))
 
 
-def _tensors(
-    samples: Samples, model: Classifier | Forecaster | SequencePredictor
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def _tensors(samples: Samples, model: SequenceModel) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return ``x``, ``lengths`` and, for a model of irregular time, ``dt`` as tensors on the device of the model."""
     device = next(model.parameters()).device
     dt = None if samples.dt is None or model.max_dt is None else torch.from_numpy(samples.dt).to(device)

@@ -38,8 +38,8 @@ _LOG = logging.getLogger("stablernn.training")
 
 PARTS = 5
 LEAST_TRAINED = 0.5
-"""Share of its optimizer steps below which the first network is not trained, and the baseline is taken: after a fifth of
-them the baseline is better on most sets, after half of them on some (docs/choosing.md)."""
+"""Share of its optimizer steps below which the first network is not trained, and the baseline is taken: after a fifth
+of them the baseline is better on most sets, after half of them on some (docs/choosing.md)."""
 _MEASURED_STEPS = 25
 """Steps after which the speed of a training is known."""
 _MEMBERS = (8, 4, 2)

@@ -10,6 +10,8 @@ from stablernn.training.settings.config import Config, ModelConfig, TrainingConf
 CLOSED_FORM = "closed-form"
 """Value of ``training.method``."""
 
+MOST_OUTPUTS = 256
+"""Outputs at every step that are solved for at most: a large vocabulary takes longer than training by gradients."""
 _USED = frozenset({"method", "refit", "calibrate", "plots", "seed", "device", "threads"})
 """Settings of the section ``training`` that a fit in closed form uses."""
 _MODEL_KEYS = ("members", "dropout", "head_dropout")
@@ -26,7 +28,7 @@ def refuse_gradient_settings(config: Config, cell: StableCell, data: Data) -> No
 
     Raises:
         ConfigError: If one is set that would have no effect, the cell changes itself over the steps of a training, or
-            the answers are not ones that a regression solves for.
+            there are too many outputs to solve for.
     """
     fields = {"training": TrainingConfig.model_fields, "model": ModelConfig.model_fields}
     unused = [("training", key) for key in fields["training"] if key not in _USED]
@@ -44,10 +46,10 @@ def refuse_gradient_settings(config: Config, cell: StableCell, data: Data) -> No
             f"The cell '{cell.key}' changes its weights over the steps of a training, and training.method="
             f"{CLOSED_FORM} has none; take a cell such as lru, or training.method=gradient."
         )
-    if isinstance(data, StepData) and data.output != "real":
+    if isinstance(data, StepData) and len(data.outputs) > MOST_OUTPUTS:
         raise ConfigError(
-            f"training.method={CLOSED_FORM} predicts numbers at every step, and the answers of '{data.name}' are "
-            f"{data.output}; take training.method=gradient."
+            f"training.method={CLOSED_FORM} solves for at most {MOST_OUTPUTS} outputs at every step, and '{data.name}' "
+            f"has {len(data.outputs):,}; take training.method=gradient."
         )
 
 

@@ -24,7 +24,7 @@ from stablernn.training.evaluation.scorers import PredictorNames, Scorer
 from stablernn.training.evaluation.stepwise import StepPredictor
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.evaluation.trivial import Comparison, compare_with_baseline
-from stablernn.training.loop.ridge_head import fit_step_head
+from stablernn.training.loop.step_head import fit_step_head
 from stablernn.training.plots.data import plot_steps
 from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
 from stablernn.training.settings.defaults import TrainingDefaults, power_of_two
