@@ -122,6 +122,11 @@ def _loss_of_streams(selected: Candidate, stopped: Sequence[Candidate]) -> str:
     return end
 
 
+def is_clearly_better(one: Candidate, other: Candidate) -> bool:
+    """Return True if a candidate is better than another by more than one standard error over the parts of both."""
+    return one.rank < other.rank and not _is_close(one, other)
+
+
 def _is_close(best: Candidate, other: Candidate) -> bool:
     parts = sorted(best.results.keys() & other.results.keys())
     if len(parts) < 2:
@@ -162,6 +167,12 @@ def find_baseline(config: Config, data: Data) -> Candidate:
     Raises:
         ConfigError: If none goes with these settings.
     """
+    # A method of the user would win over that of the recipe, and leave a network with the baseline's name.
+    if "method" in config.training.model_fields_set and config.training.method != CLOSED_FORM:
+        raise ConfigError(
+            f"The baseline takes training.method={CLOSED_FORM}, got training.method={config.training.method}; leave it "
+            "out."
+        )
     error: ConfigError | None = None
     for recipe in baselines(data):
         try:
