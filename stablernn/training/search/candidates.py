@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stablernn.cells import StableCell
-from stablernn.certificates.projection import BY_CONSTRUCTION, certified_kind
+from stablernn.certificates.projection import certified_kind
 from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError
 from stablernn.training.search.recipes import Recipe, baselines, recipes
@@ -214,18 +213,6 @@ def open_settings(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _proof(settings: Config) -> str:
-    cell = described_cell(settings.model)
-    if settings.training.method == CLOSED_FORM:
-        return _kind_of_all_weights(cell)
-    return certified_kind(cell) if settings.training.certified else "none"
-
-
-def _kind_of_all_weights(cell: StableCell) -> str:
-    """Return the kind that a cell has with any weights, as those of layers that nothing projects into a region."""
-    if cell.key not in BY_CONSTRUCTION:
+    if not settings.training.certified:
         return "none"
-    try:
-        return certified_kind(cell)
-    except ConfigError:
-        # Options of the user, such as a nonlinearity with a jump, exclude it.
-        return "none"
+    return certified_kind(described_cell(settings.model))

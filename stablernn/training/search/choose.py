@@ -198,8 +198,9 @@ class _Search:
         if baseline is not None and not is_fair and is_clearly_better(baseline, selected):
             scores = f"{np.mean(baseline.scores):.4g} against {np.mean(selected.scores):.4g}"
             _LOG.warning(
-                f"The baseline '{baseline.recipe.name}' is better than '{selected.recipe.name}' after {plan.share:.0%} of "
-                f"its steps ({scores}), and the network gets more of them now. A larger budget compares them after half."
+                f"The baseline '{baseline.recipe.name}' is better than '{selected.recipe.name}' after {plan.share:.0%} "
+                f"of its steps ({scores}), and the network gets more of them now. A larger budget compares them after "
+                "half."
             )
         return self._choice(selected, reason, plan)
 

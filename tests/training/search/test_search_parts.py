@@ -168,8 +168,7 @@ def test_the_baseline_has_random_layers_that_are_proved_and_stays_below_settings
     own = find_baseline(
         validate({"data": {"source": "x"}, "model": {"cell": "lipschitz", "hidden_size": 8}}), sequences()
     )
-    # Nothing projects the weights into a region.
-    assert (own.config.model.cell, own.config.model.hidden_size, own.proof) == ("lipschitz", 8, "none")
+    assert (own.config.model.cell, own.config.model.hidden_size, own.proof) == ("lipschitz", 8, "contracting")
     with pytest.raises(ConfigError, match=r"training\.lr is only used by training\.method=gradient"):
         find_baseline(validate({"data": {"source": "x"}, "training": {"lr": 0.1}}), sequences())
     with pytest.raises(ConfigError, match=r"takes training\.method=closed-form, got training\.method=gradient"):
