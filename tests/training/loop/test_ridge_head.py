@@ -21,7 +21,7 @@ from stablernn.training.loop import ridge_head
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import load_config
 from stablernn.training.settings.resolve import resolve
-from stablernn.training.speed import NoRecorder
+from stablernn.training.speed import NoRecorder, measure_speed
 from stablernn.training.tasks import task_for
 
 Data = ClassificationData | ForecastData | StepData
@@ -224,6 +224,12 @@ def test_resolved_settings_resolve_to_themselves() -> None:
     once = settings(data)
     assert resolve(once, task_for(data)) == once
     assert (once.training.epochs, once.training.lr, once.training.certified) == (None, None, True)
+
+
+def test_a_fit_without_steps_has_no_speed() -> None:
+    config = load_config(overrides=["data.source=digits", "model.cell=lru", "training.method=closed-form"])
+    with pytest.raises(ConfigError, match=r"training\.method=closed-form takes no optimizer steps"):
+        measure_speed(config)
 
 
 def test_too_many_outputs_are_refused() -> None:
