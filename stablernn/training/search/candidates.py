@@ -121,9 +121,9 @@ def _loss_of_streams(selected: Candidate, stopped: Sequence[Candidate]) -> str:
     return end
 
 
-def is_clearly_better(one: Candidate, other: Candidate) -> bool:
+def is_clearly_better(candidate: Candidate, other: Candidate) -> bool:
     """Return True if a candidate is better than another by more than one standard error over the parts of both."""
-    return one.rank < other.rank and not _is_close(one, other)
+    return candidate.rank < other.rank and not _is_close(candidate, other)
 
 
 def _is_close(best: Candidate, other: Candidate) -> bool:
