@@ -316,24 +316,45 @@ def test_a_recipe_that_streams_and_was_as_good_until_it_was_stopped_is_named() -
 
 
 class ScoringWorkers:
-    """Workers that train nothing: networks score .8 and the baseline .9, on every part."""
+    """Workers that train nothing: networks score .8 and the baseline .9, on every part.
+
+    Args:
+        whole_steps: Optimizer steps of a network.
+    """
 
     count = 1
+
+    def __init__(self, whole_steps: int) -> None:
+        self._whole_steps = whole_steps
 
     def run(self, trials: Sequence[Trial], deadline: float | None) -> Iterator[TrialResult]:
         for trial in trials:
             is_baseline = trial.config.training.method == "closed-form"
-            score, steps = (0.9, 0) if is_baseline else (0.8, round(500 * trial.share))
-            yield TrialResult(trial, "done", score=score, metric="accuracy", tie=0.5, steps=steps, whole_steps=500)
+            score, whole_steps = (0.9, 0) if is_baseline else (0.8, self._whole_steps)
+            yield TrialResult(
+                trial,
+                "done",
+                score=score,
+                metric="accuracy",
+                tie=0.5,
+                steps=round(whole_steps * trial.share),
+                whole_steps=whole_steps,
+            )
 
 
 @pytest.mark.parametrize(
-    ("steps", "chosen", "has_warning"),
-    [(100, "closed form, toy", False), (1400, "first", True), (20_000, "closed form, toy", False)],
-    ids=["too few", "a fifth", "all"],
+    ("steps", "whole_steps", "chosen", "has_warning"),
+    [
+        (100, 500, "closed form, toy", False),
+        (1400, 500, "first", True),
+        (20_000, 500, "closed form, toy", False),
+        (900, 60_000, "closed form, toy", False),
+        (1100, 60_000, "first", False),
+    ],
+    ids=["too few", "a fifth", "all", "too few of many", "enough of many"],
 )
 def test_the_baseline_is_chosen_over_networks_that_got_half_of_their_steps(
-    steps: int, chosen: str, has_warning: bool, caplog: pytest.LogCaptureFixture
+    steps: int, whole_steps: int, chosen: str, has_warning: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     networks = [candidate(name, "contracting", []) for name in ("first", "second")]
     method = {"method": "closed-form"}
@@ -341,8 +362,8 @@ def test_the_baseline_is_chosen_over_networks_that_got_half_of_their_steps(
     baseline = Candidate(Recipe("closed form, toy", {}, ""), config, "contracting")
     user = validate({"data": {"source": "toy"}})
     search = _Search(user, "classify", Budget(None, steps), networks, baseline, 5, 0.0)
-    choice = search.run(cast(Workers, ScoringWorkers()), Event())
+    choice = search.run(cast(Workers, ScoringWorkers(whole_steps)), Event())
     assert choice.document["chosen"] == chosen
     assert ("is better than 'first' after" in caplog.text) is has_warning
-    assert choice.document["recipes"][-1]["status"] == ("chosen" if chosen != "first" else "compared")
+    assert (choice.document["recipes"][-1]["status"] == "chosen") is (chosen != "first")
     assert choice.config.training.method == ("gradient" if chosen == "first" else "closed-form")
