@@ -112,8 +112,10 @@ class Patches:
             dt: ``(batch, stride)``.
         """
         # Summed one by one: ReduceMean of ONNX Runtime has other bits for one row than for the same row in a batch.
-        first, *others = dt.split(1, dim=1)
-        return sum(others, first) / dt.shape[1]
+        total, *others = dt.unbind(1)
+        for time in others:
+            total = total + time
+        return (total / dt.shape[1])[:, None]
 
     def _pad_to_patches(self, values: Tensor, valid: Tensor | None, fill: float) -> Tensor:
         """Pad ``(batch, time, channels)`` with ``fill`` to whole patches, at the end or, end-aligned, at the start."""
