@@ -17,7 +17,7 @@ from stablernn.errors import ConfigError, InterruptedRun
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.loop.stop_signals import stop_signals
 from stablernn.training.search.budget import Budget
-from stablernn.training.search.candidates import Candidate, find_candidates, merged, open_settings, select
+from stablernn.training.search.candidates import Candidate, comparable, find_candidates, merged, open_settings, select
 from stablernn.training.search.plan import LEAST_SHARE, SEARCH_SHARE, Plan, count_trainings, halving_rounds, make_plan
 from stablernn.training.search.resampling import resample
 from stablernn.training.search.trial import Trial, load_all
@@ -34,6 +34,8 @@ _MEMBERS = (8, 4, 2)
 """Sizes of an ensemble that are tried, if the budget allows."""
 _SEARCHED_NORM_SECONDS = 8.0
 """Time of the search for a norm that certifies a layer of 64 units."""
+_TRIAL_SHARE = 0.2
+"""Share of the search's time that one training may take: a recipe that needs more cannot be compared on five parts."""
 _RESERVE = 0.9
 """Share of the time that is left which the last training may take by its prediction."""
 
@@ -122,9 +124,7 @@ class _Search:
             done = upto
             if stop.is_set():
                 raise self._interrupted()
-            # Where time ran out, those with most parts are compared: a mean over fewer parts says something else.
-            most_parts = max(len(candidate.results) for candidate in survivors)
-            survivors = [candidate for candidate in survivors if len(candidate.results) == most_parts > 0]
+            survivors = comparable(survivors)
             if not survivors:
                 return self._nothing_compared(step_seconds, whole_steps)
         for candidate in survivors:
@@ -162,8 +162,9 @@ class _Search:
     def _run_round(
         self, workers: Workers, stop: Event, plan: Plan, survivors: Sequence[Candidate], parts: Sequence[int]
     ) -> None:
-        deadline = None
+        deadline = most_seconds = None
         if self._budget.seconds is not None:
+            most_seconds = _TRIAL_SHARE * SEARCH_SHARE * self._budget.seconds
             deadline = self._began + SEARCH_SHARE * self._budget.seconds
         # Part by part, so that what is out of time is a part and not a recipe.
         trials = [
@@ -171,7 +172,7 @@ class _Search:
             for part in parts
             for candidate in survivors
         ]
-        for result in workers.run(trials, deadline):
+        for result in workers.run(trials, deadline, most_seconds):
             candidate = self._candidates[result.trial.recipe]
             self._steps += result.steps
             if result.status == "failed":
