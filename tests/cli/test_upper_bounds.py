@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stablernn_cli.report.sentences import format_upper
+from stablernn_registry.documents.rounding import format_upper
 
 
 @pytest.mark.parametrize(

@@ -159,9 +159,13 @@ def show(output: Output, name: str, certificate: Mapping[str, Any]) -> None:
         format_input_ranges,
         input_ranges,
     )
+    from stablernn_registry.documents.rounding import format_upper
 
     ranges = input_ranges(certificate)
-    balls = [f"{ball['state']} within {ball['radius']:.6g} ({ball['norm']})" for ball in certificate["state_balls"]]
+    balls = [
+        f"{ball['state']} within {format_upper(ball['radius'], 6)} ({ball['norm']})"
+        for ball in certificate["state_balls"]
+    ]
     fading = certificate["forgetting"]
     facts = {
         "model": name,

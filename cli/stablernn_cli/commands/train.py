@@ -304,8 +304,10 @@ def _certificate_fact(certificate: Mapping[str, Any] | None) -> dict[str, str]:
     """Return the certificate of the best weights, if it was computed."""
     if certificate is None:
         return {}
-    kind, rate = certificate["kind"], certificate["contraction_rate"]
-    if kind == "none":
+    from stablernn_registry.documents.certificates import format_kind_and_radius
+
+    text, rate = format_kind_and_radius(certificate), certificate["contraction_rate"]
+    if certificate["kind"] == "none":
         # More may hold for inputs within the range of training, which the note at the end of training says.
         return {"proved": "none for all inputs"}
-    return {"proved": kind if rate is None else f"{kind}, at a rate of {rate:.5g}"}
+    return {"proved": text if rate is None else f"{text}, at a rate of {rate:.5g}"}

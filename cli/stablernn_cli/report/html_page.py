@@ -23,9 +23,9 @@ from stablernn_cli.report.html_parts import (
     table,
 )
 from stablernn_cli.report.prose import PROSE
-from stablernn_cli.report.sentences import input_unit, scope_text
+from stablernn_cli.report.sentences import claimed_radius, input_unit, scope_text
 from stablernn_cli.report.style import PAGE, STYLE
-from stablernn_registry.documents.certificates import input_ranges
+from stablernn_registry.documents.certificates import format_kind_and_radius, input_ranges
 
 _SHOWN_DIGITS = 19
 """Characters of a digest in the foot of a page: ``sha256:`` and 12 digits."""
@@ -149,8 +149,9 @@ def _proved_section(document: Mapping[str, Any]) -> Markup:
                 element("h3", "Certificate stored with the version"),
                 element(
                     "p",
-                    f"Stored: {stored['kind']}, contraction rate {_text(stored['contraction_rate'])}. Computed for "
-                    f"this document from the weights: {stored['computed_kind']}, contraction rate "
+                    f"Stored: {_bounded_text(stored['kind'], stored['radius'])}, contraction rate "
+                    f"{_text(stored['contraction_rate'])}. Computed for this document from the weights: "
+                    f"{_bounded_text(stored['computed_kind'], stored['computed_radius'])}, contraction rate "
                     f"{_text(stored['computed_contraction_rate'])}. {agreement} A search for norms can end at slightly "
                     "different rates on another machine; this command verifies the stored norms: ",
                     element("code", stored["verify"]),
@@ -160,8 +161,14 @@ def _proved_section(document: Mapping[str, Any]) -> Markup:
     return element("section", *parts)
 
 
+def _bounded_text(kind: str, radius: float | None) -> str:
+    """Return a kind, ``bounded`` with the radius of the largest ball where it is known."""
+    return format_kind_and_radius({"kind": kind, "radius": radius})
+
+
 def _certificate(entry: Mapping[str, Any], model: Mapping[str, Any]) -> Markup:
-    title = join(element("h3", f"{scope_text(entry)}: {entry['kind']}"), _range_table(entry, model))
+    kind = _bounded_text(entry["kind"], claimed_radius(entry))
+    title = join(element("h3", f"{scope_text(entry)}: {kind}"), _range_table(entry, model))
     # Printed twice, equal tables would be compared number by number.
     if entry.get("equals_all_inputs"):
         text = (

@@ -32,6 +32,7 @@ from stablernn_cli.report.model_facts import intended_use
 from stablernn_cli.report.observed import compare
 from stablernn_cli.targets import CertifiedTarget
 from stablernn_registry import Registry
+from stablernn_registry.documents.rounding import format_upper
 from stablernn_server import Settings, create_app
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -431,6 +432,14 @@ def test_a_range_of_ones_own_is_certified_beside_all_inputs(trained: Workplace) 
     _, document = report(trained, "load-run", "--inputs-within", "0:400")
     assert [entry["range"] for entry in document["proved"]] == [None, {"lower": [0.0] * 3, "upper": [400.0] * 3}]
     assert "from the range" not in document["observed"]["drawn_trajectories"]["inputs"]
+
+
+def test_a_bounded_model_is_stated_with_its_radius(trained: Workplace) -> None:
+    page, document = report(trained, "load-run")
+    (entry, *_) = document["proved"]
+    radius = format_upper(max(claim["value"] for claim in entry["claims"] if claim["id"].startswith("state_ball_")), 4)
+    assert f"For all inputs: bounded within {radius} " in page.text
+    assert f"For all inputs, the state is bounded, within a radius of {radius}. Contraction is not proved" in page.text
 
 
 @pytest.mark.parametrize("cell", ["lru", "lstm"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,17 @@ def test_a_run_of_which_nothing_is_proved_names_the_option(place: Workplace) -> 
     option = "Train with training.certified=true (--certified), which keeps 'lipschitz' contracting."
     assert f"Nothing of use is proved of this model. {option}" in result.err
     assert option in " ".join(place.ok("certify", "unproved").out.split())
+    wide = ("train", "--data", "waves.npz", "--cell", "slstm", *WILD, "--free", *NO_PLOTS, "--run-dir", "wide")
+    bounded = place.ok(*wide).err
+    summary = json.loads((place.path("wide") / "summary.json").read_text())
+    radius = summary["certificate"]["bounded_inputs"]["radius"]
+    stated = re.search(
+        r"Nothing of use is proved of this model: for inputs within the range of training, half as wide again, its "
+        r"state is only bounded within a radius of (\S+)\. Train with",
+        bounded,
+    )
+    assert stated is not None
+    assert 1e6 < radius <= float(stated[1]) <= 1.1 * radius
     # It is a note, which --quiet leaves out.
     quiet = place.ok(
         "-q", "train", "--data", "waves.npz", "--cell", "rnn", *WILD, "--free", *NO_PLOTS, "--run-dir", "quiet"
