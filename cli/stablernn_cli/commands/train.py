@@ -305,9 +305,10 @@ def _certificate_fact(certificate: Mapping[str, Any] | None) -> dict[str, str]:
     if certificate is None:
         return {}
     from stablernn_registry.documents.certificates import format_kind_and_radius
+    from stablernn_registry.documents.rounding import format_upper
 
     text, rate = format_kind_and_radius(certificate), certificate["contraction_rate"]
     if certificate["kind"] == "none":
         # More may hold for inputs within the range of training, which the note at the end of training says.
         return {"proved": "none for all inputs"}
-    return {"proved": text if rate is None else f"{text}, at a rate of {rate:.5g}"}
+    return {"proved": text if rate is None else f"{text}, at a rate of {format_upper(rate, 5)}"}

@@ -18,9 +18,11 @@ from stablernn_cli.report.html_parts import (
     escape,
     facts,
     join,
+    lower_bound,
     paragraphs,
     plain_text,
     table,
+    upper_bound,
 )
 from stablernn_cli.report.prose import PROSE
 from stablernn_cli.report.sentences import claimed_radius, input_unit, scope_text
@@ -29,6 +31,10 @@ from stablernn_registry.documents.certificates import format_kind_and_radius, in
 
 _SHOWN_DIGITS = 19
 """Characters of a digest in the foot of a page: ``sha256:`` and 12 digits."""
+
+_CONDITION_DIGITS = 8
+"""Digits of conditions. The limit of a contracting rate is 1 - 2.4e-7: with fewer digits, a value that is rounded up
+could exceed a limit that is rounded down, though the condition holds."""
 
 
 def render(report: Report) -> str:
@@ -144,16 +150,19 @@ def _proved_section(document: Mapping[str, Any]) -> Markup:
     stored = document["stored_certificate"]
     if stored is not None:
         agreement = "The kinds agree." if stored["kinds_agree"] else "THE KINDS DIFFER: do not rely on either."
+        stated, computed = (
+            f"{_bounded_text(stored[f'{prefix}kind'], stored[f'{prefix}radius'])}, contraction rate "
+            f"{_text(upper_bound(stored[f'{prefix}contraction_rate']))}"
+            for prefix in ("", "computed_")
+        )
         parts.append(
             join(
                 element("h3", "Certificate stored with the version"),
                 element(
                     "p",
-                    f"Stored: {_bounded_text(stored['kind'], stored['radius'])}, contraction rate "
-                    f"{_text(stored['contraction_rate'])}. Computed for this document from the weights: "
-                    f"{_bounded_text(stored['computed_kind'], stored['computed_radius'])}, contraction rate "
-                    f"{_text(stored['computed_contraction_rate'])}. {agreement} A search for norms can end at slightly "
-                    "different rates on another machine; this command verifies the stored norms: ",
+                    f"Stored: {stated}. Computed for this document from the weights: {computed}. {agreement} A search "
+                    "for norms can end at slightly different rates on another machine; this command verifies the "
+                    "stored norms: ",
                     element("code", stored["verify"]),
                 ),
             )
@@ -176,7 +185,7 @@ def _certificate(entry: Mapping[str, Any], model: Mapping[str, Any]) -> Markup:
         )
         return element("div", title, element("p", text), class_="part is-proved")
     claims = [
-        [claim["title"], claim["value"], claim["unit"], claim["norm"] or "", claim["statement"]]
+        [claim["title"], upper_bound(claim["value"]), claim["unit"], claim["norm"] or "", claim["statement"]]
         for claim in entry["claims"]
         if claim["proved"]
     ]
@@ -201,7 +210,7 @@ def _certificate(entry: Mapping[str, Any], model: Mapping[str, Any]) -> Markup:
             element(
                 "p",
                 element("strong", "Hypotheses in numbers"),
-                f"; rounding slack {_text(entry['rounding_slack'])}",
+                f"; rounding slack {_text(upper_bound(entry['rounding_slack']))}",
                 class_="lead",
             ),
             _conditions(entry["hypotheses"]),
@@ -228,7 +237,8 @@ def _range_table(entry: Mapping[str, Any], model: Mapping[str, Any]) -> Markup:
         return Markup("")
     # Of many names only the first are listed.
     names = model["features"] if len(model["features"]) == len(ranges) else map(str, range(len(ranges)))
-    rows = [[name, low, high] for name, (low, high) in zip(names, ranges, strict=True)]
+    # Rounded to the inside: nothing is proved of an input beyond either end.
+    rows = [[name, upper_bound(low), lower_bound(high)] for name, (low, high) in zip(names, ranges, strict=True)]
     return table(("input, in the units of the data", "from", "to"), rows)
 
 
@@ -239,9 +249,9 @@ def _conditions(rows: Sequence[Mapping[str, Any]]) -> Markup:
     cells = [
         [
             row["name"],
-            row["value"],
-            row["bound"],
-            row["slack"],
+            upper_bound(row["value"], _CONDITION_DIGITS),
+            lower_bound(row["bound"], _CONDITION_DIGITS),
+            lower_bound(row["slack"]),
             "yes" if row["holds"] else element("span", "no", class_="no"),
             *([row.get("of", "")] if has_subject else []),
         ]
@@ -255,7 +265,9 @@ def _observed_section(document: Mapping[str, Any], images: Sequence[Image]) -> M
     comparison = [
         [
             row["quantity"],
-            row["proved_at_most"] if row["proved_at_most"] is not None else element("span", NOT_PROVED, class_="no"),
+            upper_bound(row["proved_at_most"])
+            if row["proved_at_most"] is not None
+            else element("span", NOT_PROVED, class_="no"),
             row["largest_observed"],
             row["observed_on"],
         ]

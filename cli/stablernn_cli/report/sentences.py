@@ -116,7 +116,7 @@ def _kind_sentence(entry: Mapping[str, Any], unit: str) -> str:
     if entry["kind"] == "non-expansive":
         return (
             f"{scope}, the model is non-expansive: no step drives two trajectories under one input apart, but for at "
-            f"most {entry['rounding_slack']:.2g} of their distance."
+            f"most {format_upper(entry['rounding_slack'], 2)} of their distance."
         )
     radius = claimed_radius(entry)
     if entry["kind"] == "bounded" and radius is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from stablernn_registry.documents.rounding import format_upper
+from stablernn_registry.documents.rounding import format_lower, format_upper
 
 Kind = Literal["contracting", "non-expansive", "bounded", "none"]
 KINDS: tuple[Kind, ...] = ("contracting", "non-expansive", "bounded", "none")
@@ -91,7 +91,7 @@ def describe_certificate(certificate: Mapping[str, object] | None) -> str:
     if certificate is None:
         return "none was computed"
     kind, rate = certificate.get("kind"), certificate.get("contraction_rate")
-    rate_text = f"{rate:.6g}" if isinstance(rate, float | int) else "-"
+    rate_text = format_upper(rate, 6) if isinstance(rate, float | int) else "-"
     # In a stack of layers, states may move apart for some steps before they approach.
     is_stack = _has_layers(certificate) if _is_irregular(certificate) else certificate.get("step_rate") != rate
     qualifier = "in the end " if is_stack else ""
@@ -139,7 +139,8 @@ def _finite_numbers(values: object) -> list[float]:
 
 def format_input_ranges(ranges: Sequence[tuple[float, float]]) -> str:
     """Format ranges for people, such as ``with every feature within 0 to 16``."""
-    texts = [f"{low:.6g} to {high:.6g}" for low, high in ranges]
+    # Rounded to the inside: a certificate says nothing of an input beyond either end.
+    texts = [f"{format_upper(low, 6)} to {format_lower(high, 6)}" for low, high in ranges]
     if len(set(texts)) == 1:
         return f"with every feature within {texts[0]}"
     shown = ", ".join(texts[:_LISTED_RANGES])

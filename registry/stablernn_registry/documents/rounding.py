@@ -20,6 +20,7 @@ def _format_rounded(value: float, digits: int, rounding: str) -> str:
     # Decimal cannot shift the digits of infinity, and zero has none.
     if not value or not math.isfinite(value):
         return f"{value:g}"
-    number = Decimal(value)
+    # The shortest decimal that reads back as the same float: 0.1 is printed as it is, and not as 0.100001.
+    number = Decimal(repr(float(value)))
     rounded = number.quantize(Decimal(1).scaleb(number.adjusted() - digits + 1), rounding)
     return f"{float(rounded):.{digits}g}"

@@ -41,7 +41,7 @@ export function certificateSentence(certificate) {
   const when = irregular || certificate.step_rate === certificate.contraction_rate ? "" : " eventually";
   const resampled = typeof certificate.time?.resample_steps === "number";
   const time = irregular ? "per regular step" : resampled ? "per step of the resampled sequence" : "per step";
-  return `${meaning},${when} by a factor of ${number(certificate.contraction_rate, 6)} ${time} or faster, whatever the input.`;
+  return `${meaning},${when} by a factor of ${upperBound(certificate.contraction_rate, 6)} ${time} or faster, whatever the input.`;
 }
 
 /** The certificate's section of the page of a model. */
@@ -61,7 +61,7 @@ function factsOf(certificate, guard) {
   const norm = certificate.norm === null || certificate.norm === undefined ? "" : `, in the norm ${certificate.norm}`;
   if (typeof certificate.contraction_rate === "number") {
     const name = ["contracting", "non-expansive"].includes(certificate.kind) ? "Contraction rate" : "Growth of distances";
-    add(name, `${number(certificate.contraction_rate, 6)} per step${norm}`);
+    add(name, `${upperBound(certificate.contraction_rate, 6)} per step${norm}`);
   }
   for (const ball of certificate.state_balls ?? []) {
     const around = ball.centre ? ` around ${number(ball.centre)}` : "";
@@ -70,7 +70,7 @@ function factsOf(certificate, guard) {
   const settlingSteps = certificate.forgetting?.steps;
   if (typeof settlingSteps === "number") add("Initial state forgotten", `to ${number(100 * certificate.forgetting.share)} % within ${count(settlingSteps, "step")}`);
   const gain = certificate.gains?.input_to_output;
-  if (typeof gain === "number") add("Input to output", `gain at most ${number(gain)}`);
+  if (typeof gain === "number") add("Input to output", `gain at most ${upperBound(gain)}`);
   if (certificate.states?.length) add("Proved for", some(certificate.states));
   if (guard?.states?.length) add("Checked by the server", `${some(guard.states)}; ${count(guard.exits, "exit")} so far`);
   return facts;
