@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from stablernn_cli import config_options
-from stablernn_cli.config_options import data_option, flag, model_option, options_in_use, training_option
+from stablernn_cli.config_options import data_option, model_option, option_words, options_in_use, training_option
 from stablernn_cli.errors import UsageError
 from stablernn_cli.metric_tables import data_notes, scalar_metrics, show_metrics
 from stablernn_cli.options import MODEL_PANEL, TRAINING_PANEL, Device, JsonOption
@@ -93,9 +93,10 @@ def train(
         int | None, training_option("Stop after this many epochs without a better validation metric; default: never.")
     ] = None,
     certified: Annotated[
-        bool | None,
+        list[bool] | None,
         typer.Option(
             "--certified/--free",
+            metavar="<bool>",
             help="Keep the layers provably contracting, non-expansive or bounded, or let all weights free; default: "
             "certified where something can be proved for all inputs, except of a few cells and with --preset paper.",
             rich_help_panel=TRAINING_PANEL,
@@ -269,11 +270,8 @@ def explicit_command(
     for name, value in options.items():
         if name == "cell":
             continue
-        if isinstance(value, bool):
-            words.append("--certified" if value else "--free")
-            continue
         for each in value if isinstance(value, (list, tuple)) else [value]:
-            words += [flag(name), str(each)]
+            words += option_words(name, each)
     if config is not None:
         words += ["--config", str(config)]
     for override in overrides:
