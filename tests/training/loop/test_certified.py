@@ -190,6 +190,11 @@ def test_layers_and_members_are_told_apart(place: Workplace) -> None:
             "exprnn (all are in docs/stability.md), or leave training.certified out.",
         ),
         (
+            ("--cell", "fastgrnn"),
+            "The cell 'fastgrnn' has no certified region with recurrent_kept=0.5 and byte_weights=True; set "
+            "model.cell_options.recurrent_kept to 1 and model.cell_options.byte_weights to false.",
+        ),
+        (
             ("--cell", "spectral_rnn", "--set", "training.certified_margin=0.01"),
             "The cell 'spectral_rnn' keeps its singular values above 0.99 by its option margin=0.01, got "
             "training.certified_margin=0.01. Set a smaller one, or a larger model.cell_options.margin.",
@@ -217,12 +222,22 @@ def test_layers_and_members_are_told_apart(place: Workplace) -> None:
             "out.",
         ),
     ],
-    ids=["cell", "spectrum", "window", "layers", "rounding", "margin"],
+    ids=["cell", "two options", "spectrum", "window", "layers", "rounding", "margin"],
 )
 def test_what_has_no_region_is_refused(options: tuple[object, ...], sentence: str, place: Workplace) -> None:
     result = place("train", "--data", "waves.npz", "--certified", *options, "--run-dir", "refused")
     assert (result.code, result.sentence) == (2, sentence)
     assert not place.path("refused").exists()
+
+
+def test_a_refusal_names_all_options_that_a_region_needs(place: Workplace) -> None:
+    """Set as the sentence says, the same command trains."""
+    command = ("train", "--data", "waves.npz", "--cell", "fastgrnn", "--certified", *WILD, *NO_PLOTS)
+    sentence = place(*command, "--run-dir", "refused").sentence
+    settings = re.findall(r"(model\.cell_options\.\w+) to (\w+)", sentence)
+    overrides = [word for key, value in settings for word in ("--set", f"{key}={value}")]
+    place.ok("-q", *command, *overrides, "--run-dir", "bounded-fastgrnn")
+    assert place.ok("certify", "bounded-fastgrnn", "--json").json["bounded_inputs"]["kind"] == "bounded"
 
 
 @pytest.mark.parametrize(
