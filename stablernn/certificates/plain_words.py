@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
@@ -49,7 +49,7 @@ def describe_guarantee(
     if radius is not None and radius >= _LEAST_RADIUS:
         clauses.append(
             f"half of {sequences:,} validation sequences keep their answer under every perturbation smaller than "
-            f"{_size(radius, ROUND_FLOOR)}"
+            f"{format_size(radius, ROUND_FLOOR)}"
         )
     return clauses
 
@@ -94,12 +94,12 @@ def _input_errors(certificate: Mapping[str, Any], embedding_gain: float | None) 
     single = next((gap["output_error"] for gap in certificate.get("gaps", ()) if gap["steps"] == 1), None)
     lasting = certificate["gains"]["input_to_output"]
     if single is not None and factor * single < _MOST:
-        limit = _size(factor * single)
+        limit = format_size(factor * single)
         clauses.append(f"{subject} that is wrong by 1 in one step moves no later output{period} by more than {limit}")
     if lasting is not None and factor * lasting < _MOST:
         alone = f"{subject} that is wrong by 1 in every step moves no output by more"
         start = "in every step by no more" if clauses else alone
-        clauses.append(f"{start} than {_size(factor * lasting)}")
+        clauses.append(f"{start} than {format_size(factor * lasting)}")
     # The second continues the sentence of the first.
     return [", and ".join(clauses)] if clauses else []
 
@@ -108,25 +108,33 @@ def _balls(balls: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the clause about the size of the state: of its norm, or of each number if some ball is in another norm."""
     if not balls:
         return []
-    largest = max(ball["radius"] for ball in balls)
+    largest = largest_radius(balls)
     if not largest < _MOST:
         return []
     if all(ball["norm"] == "l2" for ball in balls):
-        return [f"keeps the norm of every layer's state within {_size(largest)}"]
+        return [f"keeps the norm of every layer's state within {format_size(largest)}"]
     # No number exceeds the 2-norm.
-    return [f"keeps every number of its state within {_size(largest)}"]
+    return [f"keeps every number of its state within {format_size(largest)}"]
 
 
-def _size(value: float, rounding: str = ROUND_CEILING) -> str:
-    """Return a bound with two significant digits, or as a whole number from 100 on.
+def largest_radius(balls: Iterable[Mapping[str, Any]]) -> float:
+    """Return the largest radius of the balls in a document of a certificate, of which there is at least one."""
+    return float(max(ball["radius"] for ball in balls))
+
+
+def format_size(value: float, rounding: str = ROUND_CEILING) -> str:
+    """Return a bound with two significant digits, or as a whole number from 100 to a million.
 
     It is rounded to the side where it still holds: an upper bound up, a radius down.
     """
     number = Decimal(value)
     if number == 0:
         return "0"
-    rounded = number.quantize(Decimal(1).scaleb(min(0, number.adjusted() - 1)), rounding)
-    return f"{float(rounded):.2g}" if rounded < Decimal("0.001") else f"{rounded.normalize():,f}"
+    exponent = number.adjusted() - 1
+    # Of a bound beyond a million only the order of magnitude matters.
+    rounded = number.quantize(Decimal(1).scaleb(min(0, exponent) if value < _MOST else exponent), rounding)
+    is_plain = Decimal("0.001") <= rounded < Decimal(_MOST)
+    return f"{rounded.normalize():,f}" if is_plain else f"{float(rounded):.2g}"
 
 
 def _count(number: int, noun: str = "step") -> str:
