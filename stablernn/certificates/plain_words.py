@@ -22,7 +22,7 @@ def describe_guarantee(
     sequences: int = 0,
     embedding_gain: float | None = None,
 ) -> list[str]:
-    """Return what a certificate proves as clauses, without the full stop; none if it proves nothing.
+    """Return what a certificate proves as sentences about the model, without the full stop; none if it proves nothing.
 
     The size of an error is its 2-norm over all channels of a step. A step is one of the layers, which read several
     samples at once if the model has patches. Of a model that resamples complete sequences they are steps of the
@@ -63,12 +63,12 @@ def _forgetting(forgetting: Mapping[str, Any], time: Mapping[str, Any]) -> list[
         # A resampled sequence ends before it has forgotten.
         return []
     if steps is None:
-        return ["forgets every disturbance of its state"]
+        return ["it forgets every disturbance of its state"]
     duration = _count(steps) if time.get("steps") != "irregular" else f"the time of {_count(steps, 'regular step')}"
     if resample_steps is not None:
         duration += " of the resampled sequence"
     limit = f"{forgetting['share']:g}"
-    return [f"forgets: a disturbance of its state by 1 moves no output by more than {limit} after {duration}"]
+    return [f"it forgets: a disturbance of its state by 1 moves no output by more than {limit} after {duration}"]
 
 
 def _growth(certificate: Mapping[str, Any]) -> list[str]:
@@ -78,8 +78,8 @@ def _growth(certificate: Mapping[str, Any]) -> list[str]:
     percent = math.ceil(1000 * (growth - 1)) / 10
     size = "" if certificate["norm"] == "l2" else f" in the norm '{certificate['norm']}'"
     if not percent:
-        return [f"never enlarges a disturbance of its state{size}"]
-    return [f"enlarges a disturbance of its state{size} by no more than {percent:g} % in {_COUNTED_STEPS:,} steps"]
+        return [f"it never enlarges a disturbance of its state{size}"]
+    return [f"it enlarges a disturbance of its state{size} by no more than {percent:g} % in {_COUNTED_STEPS:,} steps"]
 
 
 def _input_errors(certificate: Mapping[str, Any], embedding_gain: float | None) -> list[str]:
@@ -112,9 +112,9 @@ def _balls(balls: Sequence[Mapping[str, Any]]) -> list[str]:
     if not largest < _MOST:
         return []
     if all(ball["norm"] == "l2" for ball in balls):
-        return [f"keeps the norm of every layer's state within {format_size(largest)}"]
+        return [f"it keeps the norm of every layer's state within {format_size(largest)}"]
     # No number exceeds the 2-norm.
-    return [f"keeps every number of its state within {format_size(largest)}"]
+    return [f"it keeps every number of its state within {format_size(largest)}"]
 
 
 def largest_radius(balls: Iterable[Mapping[str, Any]]) -> float:

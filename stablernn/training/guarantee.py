@@ -70,7 +70,7 @@ def describe_proof(trainer: Trainer, scorer: Scorer, inputs: InputRange | None) 
     if not clauses:
         bounds = f": {scope}, its state is only bounded{within}" if is_bounded else ""
         return f"Nothing of use is proved of this model{bounds}. {suggest_proof(model.rnn.cells[0])}"
-    return f"Proved {scope}: it {'; '.join(clauses)}. Inputs are scaled ones."
+    return f"Proved {scope}: {'; '.join(clauses)}. Inputs are scaled ones."
 
 
 def _median_radius(model: object, scorer: Scorer, certificate: Certificate) -> tuple[float | None, int]:
