@@ -448,7 +448,7 @@ def test_every_bound_of_a_table_holds_as_it_is_printed() -> None:
     model = mark_fitted(Classifier("lru", 1, 2, 4)).eval()
     made = compose_report(CertifiedTarget("nowhere", None, model, {}, (prove(model),)))
     entry = made.document["proved"][0]
-    next(claim for claim in entry["claims"] if claim["id"] == "gap_1")["value"] = 1.2345672
+    next(claim for claim in entry["claims"] if claim["id"] == "gap_1")["value"] = 1.2345612
     made.document["comparison"][0]["proved_at_most"] = 0.12345612
     condition = {"name": "tight", "value": 0.999999512, "bound": 1 - 2**-22, "slack": 2.4959189e-7, "holds": True}
     entry["hypotheses"] = [condition]
