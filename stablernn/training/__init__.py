@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stablernn.training.evaluation.predictors import Predictor, predict
     from stablernn.training.evaluation.torch_predictor import TorchPredictor
     from stablernn.training.loaded_run import LoadedRun, load_run
-    from stablernn.training.loop.trainer import Progress
+    from stablernn.training.loop.base_trainer import Progress
     from stablernn.training.run_data import load_run_data
     from stablernn.training.settings.config import Config
     from stablernn.training.settings.load import load_config
@@ -40,7 +40,7 @@ __getattr__, __dir__ = lazy_names(
         "Config": "settings.config",
         "LoadedRun": "loaded_run",
         "Predictor": "evaluation.predictors",
-        "Progress": "loop.trainer",
+        "Progress": "loop.base_trainer",
         "TorchPredictor": "evaluation.torch_predictor",
         "evaluate": "evaluate_data",
         "load_config": "settings.load",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from stablernn.nn.models import SequenceModel
 from stablernn.training.describe import certified_range
-from stablernn.training.loop.trainer import RunRecorder, Trainer
+from stablernn.training.loop.base_trainer import BaseTrainer, RunRecorder
+from stablernn.training.loop.closed_form import ClosedFormTrainer
+from stablernn.training.loop.trainer import Trainer
+from stablernn.training.settings.closed_form import CLOSED_FORM
 from stablernn.training.settings.config import Config
 from stablernn.training.tasks import Task
 
 
 def create_trainer(
     recorder: RunRecorder, config: Config, task: Task, model: SequenceModel, *, certify_epochs: bool = True
-) -> Trainer:
+) -> BaseTrainer:
     """Return the trainer of a model.
 
     Args:
@@ -22,6 +25,16 @@ def create_trainer(
         certify_epochs: Whether the figures of an epoch say what is proved of the model.
     """
     training = config.training
+    if training.method == CLOSED_FORM:
+        return ClosedFormTrainer(
+            model,
+            task.objective(training),
+            task.scorer("validation", config),
+            training,
+            recorder,
+            lambda: task.solve(model),
+            certify_epochs=certify_epochs,
+        )
     minibatches = task.minibatches(model, training)
     return Trainer(
         model,

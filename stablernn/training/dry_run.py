@@ -16,10 +16,12 @@ from stablernn.errors import StableRNNError
 from stablernn.nn.models import SequenceModel
 from stablernn.training.build_model import create_model
 from stablernn.training.data_report import check_run_data
+from stablernn.training.loop.ridge_head import regression_bytes
 from stablernn.training.run_data import prepare_data
-from stablernn.training.settings.config import Config
+from stablernn.training.settings.closed_form import CLOSED_FORM
+from stablernn.training.settings.config import Config, TrainingConfig
 from stablernn.training.settings.resolve import resolve
-from stablernn.training.tasks import task_for
+from stablernn.training.tasks import Task, task_for
 
 _FLOAT_BYTES = 4
 _COPIES = {"adamw": 4, "adam": 4, "sgd": 3, "rmsprop": 4, "adagrad": 3}
@@ -63,8 +65,8 @@ def plan_training(config: Config, data: Data) -> dict[str, Any]:
 
     Returns:
         ``task``, ``samples`` of each split, ``cell``, ``parameters``, ``inputs`` (scaling, mask channel, time),
-        ``batch_size``, ``steps_per_epoch``, ``epochs``, ``steps``, ``memory``; of a forecast also ``horizon``,
-        ``context_length``, ``season``.
+        ``method``, ``batch_size``, ``steps_per_epoch``, ``epochs``, ``steps``, ``memory``; of a forecast also
+        ``horizon``, ``context_length``, ``season``.
 
     Raises:
         ConfigError: If a setting does not go with the data, or the model does not fit into memory.
@@ -77,17 +79,15 @@ def plan_training(config: Config, data: Data) -> dict[str, Any]:
     with torch.random.fork_rng(devices=[]):
         model = create_model(settings, data)
     training = settings.training
-    assert training.batch_size is not None
-    steps_per_epoch = task.steps_per_epoch(training.batch_size, training.bptt_steps or 0)
+    # A fit in closed form has no minibatches, and no optimizer that keeps copies of the parameters.
+    is_closed_form = training.method == CLOSED_FORM
+    steps_per_epoch = 0 if is_closed_form else task.steps_per_epoch(training.batch_size or 1, training.bptt_steps or 0)
     samples = {name: len(split) for name, split in data.splits().items()}
-    sample, steps = task.largest_sample(training)
     sizes = [parameter.numel() for parameter in model.parameters()]
     memory = {
         "data_bytes": data.held_bytes,
-        "model_bytes": sum(sizes) * _FLOAT_BYTES * _COPIES[str(training.optimizer)],
-        "batch_bytes": _batch_bytes(
-            model, sample, steps, min(training.batch_size, samples["train"]), training.recompute_every
-        ),
+        "model_bytes": sum(sizes) * _FLOAT_BYTES * (1 if is_closed_form else _COPIES[str(training.optimizer)]),
+        "batch_bytes": regression_bytes(model) if is_closed_form else _batch_bytes(task, model, training),
     }
     return {
         "task": settings.task.name,
@@ -101,6 +101,7 @@ def plan_training(config: Config, data: Data) -> dict[str, Any]:
             "mask_channel": settings.model.mask_channel is True,
             "time": settings.model.time,
         },
+        "method": training.method,
         "optimizer": training.optimizer,
         "lr": training.lr,
         "batch_size": training.batch_size,
@@ -112,20 +113,20 @@ def plan_training(config: Config, data: Data) -> dict[str, Any]:
     }
 
 
-def _batch_bytes(
-    model: SequenceModel, sample: Samples, steps: int, batch_size: int, recompute_every: int | None
-) -> int:
+def _batch_bytes(task: Task, model: SequenceModel, training: TrainingConfig) -> int:
     """Return the memory of a batch at its peak.
 
     What autograd keeps is measured for one and two sequences at two lengths and extrapolated to the whole batch.
 
     Args:
+        task: The task, with the data.
         model: The model.
-        sample: The largest sample.
-        steps: Its steps that autograd keeps.
-        batch_size: Samples of a batch.
-        recompute_every: Steps of the model between the states that are kept; None: all are.
+        training: The resolved section ``training``.
     """
+    assert training.batch_size is not None
+    sample, steps = task.largest_sample(training)
+    batch_size = min(training.batch_size, len(task.data.splits()["train"]))
+    recompute_every = training.recompute_every
     segment = steps if recompute_every is None else min(steps, recompute_every * model.patches.stride)
     short, long = min(segment, _SHORT), min(segment, _LONG)
     single = _kept_bytes(model, sample, 1, long)

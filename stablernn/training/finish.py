@@ -17,8 +17,8 @@ from stablernn.training.evaluation.learning_curve import describe_improvement, i
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.guarantee import describe_proof, promised_certificate
 from stablernn.training.loaded_run import Summary
+from stablernn.training.loop.base_trainer import BaseTrainer
 from stablernn.training.loop.certificate_log import check_certified
-from stablernn.training.loop.trainer import Trainer
 from stablernn.training.plots.figures import draw_curves
 from stablernn.training.run_directory import RunDirectory
 from stablernn.training.settings.config import Config
@@ -29,7 +29,9 @@ from stablernn.training.verdict import judge
 _LOG = logging.getLogger("stablernn.training")
 
 
-def finish(directory: RunDirectory, config: Config, task: Task, trainer: Trainer, reference: Tensor | None) -> Summary:
+def finish(
+    directory: RunDirectory, config: Config, task: Task, trainer: BaseTrainer, reference: Tensor | None
+) -> Summary:
     """Calibrate and score the best weights, draw figures, and write the summary, which marks the run as done.
 
     Args:
@@ -73,7 +75,7 @@ def _summarize(
     directory: RunDirectory,
     config: Config,
     task: Task,
-    trainer: Trainer,
+    trainer: BaseTrainer,
     scores: FinalScores,
     calibration: Mapping[str, Any],
     inputs: InputRange | None,

@@ -14,15 +14,15 @@ from stablernn.certificates.projection import is_within_range, suggest_proof
 from stablernn.errors import CertificateError
 from stablernn.nn.models import Classifier
 from stablernn.training.evaluation.scorers import ClassificationScorer, Scorer
+from stablernn.training.loop.base_trainer import BaseTrainer
 from stablernn.training.loop.certificate_log import LARGEST
-from stablernn.training.loop.trainer import Trainer
 
 _RADIUS_SEQUENCES = 100
 """Validation sequences of which the radius is computed: enough for a median of two digits, and one short forward
 pass."""
 
 
-def promised_certificate(trainer: Trainer, inputs: InputRange | None) -> Certificate:
+def promised_certificate(trainer: BaseTrainer, inputs: InputRange | None) -> Certificate:
     """Return the certificate that ``training.certified`` is judged by: for all inputs, or those of training.
 
     Args:
@@ -34,7 +34,7 @@ def promised_certificate(trainer: Trainer, inputs: InputRange | None) -> Certifi
     return trainer.stability.prove()
 
 
-def describe_proof(trainer: Trainer, scorer: Scorer, inputs: InputRange | None) -> str | None:
+def describe_proof(trainer: BaseTrainer, scorer: Scorer, inputs: InputRange | None) -> str | None:
     """Return what is proved of the best weights in words; None for a state that is too long to be certified quickly.
 
     Args:

@@ -10,9 +10,9 @@ from typing import Any
 from stablernn.errors import TrainingError
 from stablernn.training.build_model import create_model, with_engine
 from stablernn.training.build_trainer import create_trainer
+from stablernn.training.loop.base_trainer import Progress
 from stablernn.training.loop.checkpoint import Checkpoint
 from stablernn.training.loop.device import pick_device, torch_settings
-from stablernn.training.loop.trainer import Progress
 from stablernn.training.run_data import load_run_data, with_time
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.resolve import resolve
@@ -93,8 +93,11 @@ def measure_speed(config: Config, *, steps: int = 25) -> Speed:
         began = time.process_time()
         with suppress(_Measured):
             trainer.fit(record_time)
-    if not times:
-        raise TrainingError("The training has no step, so that its speed cannot be measured. Raise training.epochs.")
+    if not max(times, default=0):
+        raise TrainingError(
+            "The training has no step, so that its speed cannot be measured. Raise training.epochs, and leave "
+            "training.method=closed-form out."
+        )
     last = max(times)
     first = WARM_UP_STEPS if last > WARM_UP_STEPS else 0
     return Speed((times[last] - times.get(first, began)) / (last - first), training_steps(settings, task))

@@ -18,10 +18,10 @@ from stablernn.training.build_trainer import create_trainer
 from stablernn.training.describe import describe_data
 from stablernn.training.finish import finish
 from stablernn.training.loaded_run import Summary
+from stablernn.training.loop.base_trainer import BaseTrainer, Progress
 from stablernn.training.loop.checkpoint import load_checkpoint
 from stablernn.training.loop.device import pick_device, torch_settings
 from stablernn.training.loop.environment import environment
-from stablernn.training.loop.trainer import Progress, Trainer
 from stablernn.training.resume import check_resumable, directory_to_resume
 from stablernn.training.run_data import data_files, load_run_data, locate_files, relative_path, with_time
 from stablernn.training.run_directory import RunDirectory, new_directory
@@ -170,7 +170,7 @@ def _fit(
         raise _interrupted(directory, trainer) from None
 
 
-def _interrupted(directory: RunDirectory, trainer: Trainer) -> InterruptedRun:
+def _interrupted(directory: RunDirectory, trainer: BaseTrainer) -> InterruptedRun:
     return InterruptedRun(
         f"Stopped at step {trainer.position.step} of {trainer.total_steps}. "
         f"Go on with it by --resume --run-dir {directory.path}."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stablernn.training.evaluation.trivial import Comparison
-from stablernn.training.loop.trainer import Trainer
+from stablernn.training.loop.base_trainer import BaseTrainer
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Verdict:
 
 
 def judge(
-    trainer: Trainer, comparison: Comparison | None, gate: Mapping[str, Any] | None, *, is_validated: bool
+    trainer: BaseTrainer, comparison: Comparison | None, gate: Mapping[str, Any] | None, *, is_validated: bool
 ) -> Verdict:
     """Judge a run by its training loss and by the validation scores of the weights that it keeps.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import re
 import sys
@@ -49,11 +50,15 @@ class FlowTracer:
     def record(self) -> Iterator[None]:
         """Record the calls in the block, and nothing from before."""
         self.files = []
+        # What other tests left behind must not be finalized in the block.
+        gc.collect()
+        gc.disable()
         self._is_recording = True
         try:
             yield
         finally:
             self._is_recording = False
+            gc.enable()
 
     def _on_event(self, frame: FrameType, event: str, _: object) -> None:
         # The bodies of modules and classes run when they are imported; they lack this flag.

@@ -37,6 +37,14 @@ def test_the_plan_is_what_a_run_does(tmp_path: Path, name: str) -> None:
     assert plan["steps"] == 2 * plan["steps_per_epoch"] == done["steps"]
 
 
+def test_the_plan_of_a_fit_in_closed_form_has_no_steps() -> None:
+    settings = config("digits", "training.method=closed-form", cell="lru")
+    plan = plan_training(settings, load_run_data(settings))
+    assert (plan["method"], plan["steps"], plan["batch_size"]) == ("closed-form", 0, None)
+    # 20,000 rows of 24 columns in float64, three times.
+    assert plan["memory"]["batch_bytes"] == 20_000 * 24 * 8 * 3
+
+
 def test_the_plan_of_a_forecast_says_what_nobody_set() -> None:
     settings = config("co2")
     plan = plan_training(settings, load_run_data(settings))

@@ -244,12 +244,14 @@ def _plan_facts(plan: Mapping[str, Any]) -> dict[str, object]:
         horizon, context = (count_of(plan[key], "step") for key in ("horizon", "context_length"))
         facts["forecast"] = f"{horizon} of {', '.join(plan['targets'])} from {context}"
     facts[task_type(plan["task"]).sample_noun] = counts
+    training = f"{count_of(plan['steps_per_epoch'], 'step')} of {plan['batch_size']} an epoch, {plan['steps']:,} in all"
+    if plan["method"] == "closed-form":
+        training = "in closed form, one pass over the data"
     return {
         **facts,
         "scaling": f"{inputs['scaling']}{mask}{time}",
         "model": f"{plan['cell']} {plan['hidden_size']}, {plan['parameters']:,} parameters",
-        "training": f"{count_of(plan['steps_per_epoch'], 'step')} of {plan['batch_size']} an epoch, "
-        f"{plan['steps']:,} in all",
+        "training": training,
         "memory": f"about {_format_bytes(memory['total_bytes'])} in addition to torch itself: data "
         f"{_format_bytes(memory['data_bytes'])}, a batch {_format_bytes(memory['batch_bytes'])}",
     }

@@ -13,11 +13,7 @@ from stablernn.data import ClassificationData
 from stablernn.data.arrays import Samples
 from stablernn.data.types import SequenceSplit
 from stablernn.training.evaluation.metrics import label_metrics
-
-Float64Array = npt.NDArray[np.float64]
-
-ALPHAS = np.logspace(-3, 3, 10)
-"""Penalties that leave-one-out selects from: those of ROCKET's classifier (Dempster, Petitjean, Webb, 2020)."""
+from stablernn.training.evaluation.ridge import Float64Array, Ridge
 
 # Sequences that are converted to rows at once; all of a large set would not fit into memory.
 _BLOCK = 256
@@ -27,67 +23,6 @@ MOST_ROWS = 20_000
 """Most training sequences of a fit."""
 MOST_WORK = 2e10
 """Rows times squared columns, to which the time of the fit is proportional: a few seconds."""
-
-
-class Ridge:
-    """Least squares on -1 and 1 for each class, the penalty selected by leave-one-out and the intercept not penalized.
-
-    On standardized columns this is scikit-learn's ``RidgeClassifierCV``.
-
-    Args:
-        x: (samples, columns).
-        y: int (samples,), the classes.
-
-    Attributes:
-        alpha: The selected penalty.
-    """
-
-    def __init__(self, x: Float64Array, y: npt.NDArray[np.int64]) -> None:
-        self._mean = x.mean(axis=0)
-        deviation = x.std(axis=0)
-        self._scale = np.where(deviation > 0, deviation, 1.0)
-        self.classes = np.unique(y)
-        z = (x - self._mean) / self._scale
-        # Two classes could do with one column: the mean squared error of both would be the same.
-        signs = np.where(y[:, None] == self.classes, 1.0, -1.0)
-        # Columns of z have mean 0, so that the mean of the targets is the intercept.
-        self._intercept = signs.mean(axis=0)
-        left, squares, right = _decompose(z)
-        projections = left.T @ (signs - self._intercept)
-        best = math.inf
-        self.alpha = float(ALPHAS[0])
-        # The leave-one-out residual of a row is that of the whole fit over 1 - leverage; 1/n is the intercept's share.
-        leverages = left**2 @ (squares[:, None] / (squares[:, None] + ALPHAS)) + 1 / len(x)
-        for alpha, leverage in zip(ALPHAS, leverages.T, strict=True):
-            shrunk = squares / (squares + alpha)
-            fitted = left @ (shrunk[:, None] * projections) + self._intercept
-            error = float(np.mean(((signs - fitted) / (1 - leverage)[:, None]) ** 2))
-            if error < best:
-                best, self.alpha = error, float(alpha)
-        self._coefficients = right @ ((np.sqrt(squares) / (squares + self.alpha))[:, None] * projections)
-
-    def scores(self, x: Float64Array) -> Float64Array:
-        """Return the decision values, (samples, classes); the highest one is that of the predicted class."""
-        scores: Float64Array = (x - self._mean) / self._scale @ self._coefficients + self._intercept
-        return scores
-
-    def predict(self, x: Float64Array) -> npt.NDArray[np.int64]:
-        """Return the class of each row."""
-        classes: npt.NDArray[np.int64] = self.classes[self.scores(x).argmax(axis=1)]
-        return classes
-
-
-def _decompose(z: Float64Array) -> tuple[Float64Array, Float64Array, Float64Array]:
-    """Return left singular vectors, squared singular values and right singular vectors of a matrix."""
-    rows, columns = z.shape
-    # The smaller of the two Gram matrices has all nonzero singular values, and is the cheaper one to decompose.
-    squares, vectors = np.linalg.eigh(z @ z.T if rows <= columns else z.T @ z)
-    # Directions below rounding are noise; dividing by their singular values would amplify it.
-    is_significant = squares > max(rows, columns) * np.finfo(np.float64).eps * squares.max(initial=0.0)
-    squares, vectors = squares[is_significant], vectors[:, is_significant]
-    if rows <= columns:
-        return vectors, squares, z.T @ vectors / np.sqrt(squares)
-    return z @ vectors / np.sqrt(squares), squares, vectors
 
 
 class Baselines:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -24,10 +23,8 @@ from stablernn.errors import ConfigError, TrainingError
 from stablernn.nn.models import SequenceModel, States
 from stablernn.training.batches.losses import Objective
 from stablernn.training.batches.minibatches import Minibatch, Minibatches
-from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.evaluation.scorers import Scorer
-from stablernn.training.evaluation.torch_predictor import TorchPredictor
-from stablernn.training.loop.certificate_log import StabilityLog
+from stablernn.training.loop.base_trainer import BaseTrainer, Position, Progress, RunRecorder
 from stablernn.training.loop.checkpoint import Checkpoint, optimizer_state, restore_optimizer
 from stablernn.training.loop.optim import Plateau, build_optimizer, build_schedule
 from stablernn.training.loop.stop_signals import stop_signals
@@ -41,67 +38,8 @@ SAVE_SECONDS = 300.0
 """Longest time between two saves inside an epoch: what a power cut may cost."""
 
 
-class Progress(NamedTuple):
-    """Progress of a run, after each optimizer step and each validation."""
-
-    epoch: int
-    """The epoch that is being trained, from 1."""
-    epochs: int
-    step: int
-    """Optimizer steps done."""
-    total_steps: int
-    loss: float
-    """Mean training loss of the epoch so far."""
-    metric_name: str
-    """The validation metric that the best weights are chosen by."""
-    metric: float | None
-    """Its latest value; None before the first validation."""
-    best: float | None
-    """Its best value."""
-
-
-class RunRecorder(Protocol):
-    """Storage of a run's epochs and checkpoints."""
-
-    def record(self, line: dict[str, Any]) -> None:
-        """Store the figures of an epoch."""
-
-    def save(self, name: str, checkpoint: Checkpoint) -> None:
-        """Store a checkpoint called ``last`` or ``best``, or ``epoch-1`` and so on."""
-
-
-@dataclass
-class Position:
-    """Progress and sums of a run, in numbers that JSON can hold; checkpoints store them under these names."""
-
-    epoch: int = 0
-    """Whole epochs done."""
-    batch: int = 0
-    """Steps done in the epoch after them."""
-    step: int = 0
-    lr: float = 0.0
-    """Of the last step."""
-    loss_sum: float = 0.0
-    """Sum over the samples of the unfinished epoch, or over the numbers that were predicted."""
-    seen: int = 0
-    """Number of samples, or of predicted numbers, in that sum."""
-    metric: float | None = None
-    best: float | None = None
-    best_epoch: int = 0
-    best_step: int = 0
-    stale: int = 0
-    """Epochs since the best value was last exceeded."""
-    progress_step: int = 0
-    """Step at which it was."""
-    seconds: float = 0.0
-    first_loss: float | None = None
-    """Of the first step, before the parameters were changed."""
-    last_loss: float | None = None
-    """Mean of the last epoch, as far as it went."""
-
-
-class Trainer:
-    """Fits a model to minibatches.
+class Trainer(BaseTrainer):
+    """Fits a model to minibatches by gradients.
 
     Args:
         model: With its scaling fitted, on the device on which it is to be trained.
@@ -135,13 +73,8 @@ class Trainer:
                 raise ConfigError(f"training.{name} needs a validation split and there is none, got {name}={value}.")
         if settings.schedule == "plateau" and not scorer.samples:
             raise ConfigError("training.schedule='plateau' needs a validation split and there is none.")
-        self.model = model
-        self.settings = settings
+        super().__init__(model, objective, scorer, settings, recorder, certify_epochs=certify_epochs)
         self._inputs = inputs
-        self.position = Position()
-        self.objective = objective
-        self._recorder = recorder
-        self._scorer = scorer
         self._device = next(model.parameters()).device
         self._minibatches = minibatches
         # State after the last minibatch, which the next one may go on from.
@@ -158,9 +91,7 @@ class Trainer:
         # when a run is resumed in the middle of it.
         self._shuffle = torch.Generator().manual_seed(settings.seed)
         self._shuffle_start = self._shuffle.get_state()
-        self._best: dict[str, Tensor] = {}
         self._saved_at = time.monotonic()
-        self.stability = StabilityLog(model, certify_epochs=certify_epochs)
         # First weights may lie outside the certified region.
         self._project()
 
@@ -177,10 +108,6 @@ class Trainer:
         if settings.patience_steps is not None:
             return position.step - position.progress_step >= settings.patience_steps
         return settings.patience is not None and position.stale >= settings.patience
-
-    @property
-    def epochs_begun(self) -> int:
-        return self.position.epoch + (self.position.batch > 0)
 
     def fit(self, progress: Callable[[Progress], None] | None = None) -> bool:
         """Train until the settings say to stop, or until the user does (SIGINT, SIGTERM).
@@ -293,11 +220,6 @@ class Trainer:
             f"rate of {rate:.3g}. Set {self.stabilizing_advice()}."
         )
 
-    def _unusable_reason(self) -> str:
-        if not self._scorer.samples:
-            return "its weights are not finite"
-        return f"the validation metric '{self.objective.headline}' was never finite, last {self.position.metric}"
-
     @property
     def is_diverged(self) -> bool:
         """True if the training loss ended far above where it began, and above its unit.
@@ -318,49 +240,13 @@ class Trainer:
         return f"a lower training.lr, such as {min((self.settings.lr or usual) / 10, usual):g}, or {clip}"
 
     def _validate(self, report: Callable[[Progress], None]) -> None:
-        position, name = self.position, self.objective.headline
-        position.last_loss = position.loss_sum / max(1, position.seen)
-        scores: dict[str, Any] = {}
-        if self._scorer.samples:
-            scores = self._scorer.score_of(TorchPredictor(self.model))
-        position.metric = scores.get(name)
-        if self._is_best(position.metric):
-            position.best = position.metric
-            position.best_epoch, position.best_step = self.epochs_begun, position.step
-            self._best = {key: value.detach().clone() for key, value in self.model.state_dict().items()}
-            self._recorder.save("best", self.best())
+        self.position.last_loss = self.position.loss_sum / max(1, self.position.seen)
+        self._score()
         if self.settings.keep_epochs:
             self._recorder.save(f"epoch-{self.epochs_begun}", self._current())
         if isinstance(self._schedule, Plateau):
-            self._schedule.validated(is_better=position.stale == 0)
-        self._recorder.record(
-            {
-                "epoch": self.epochs_begun,
-                "step": position.step,
-                "lr": position.lr,
-                "train_loss": position.last_loss,
-                # The naive scores are the same in every epoch.
-                "validation": {key: value for key, value in scores.items() if key not in self._scorer.naive},
-                "seconds": round(position.seconds, 3),
-                **self.stability.entry(self.epochs_begun),
-            }
-        )
+            self._schedule.validated(is_better=self.position.stale == 0)
         report(self._progress())
-
-    def _is_best(self, metric: float | None) -> bool:
-        """Return True if these weights are to be kept. A tie goes to the later epoch, but counts as no progress."""
-        position = self.position
-        if not self._scorer.samples:
-            return all(bool(torch.isfinite(weights).all()) for weights in self.model.state_dict().values())
-        if metric is None or not math.isfinite(metric):
-            position.stale += 1
-            return False
-        sign = 1 if direction(self.objective.headline) == "higher" else -1
-        is_exceeded = position.best is None or sign * metric > sign * position.best
-        position.stale = 0 if is_exceeded else position.stale + 1
-        if is_exceeded:
-            position.progress_step = position.step
-        return is_exceeded or metric == position.best
 
     def _progress(self) -> Progress:
         position = self.position
@@ -378,32 +264,6 @@ class Trainer:
     def _save_last(self) -> None:
         self._recorder.save("last", self.checkpoint())
         self._saved_at = time.monotonic()
-
-    def best(self, weights: Mapping[str, Tensor] | None = None) -> Checkpoint:
-        """Return the weights with the best validation metric; without a validation split the latest ones.
-
-        Args:
-            weights: The same weights after calibration, to put in their place.
-        """
-        position = self.position
-        return self._weights_checkpoint(weights or self._best, position.best_epoch, position.best_step, position.best)
-
-    def _current(self) -> Checkpoint:
-        """Return the weights as they are, just validated."""
-        position = self.position
-        return self._weights_checkpoint(self.model.state_dict(), self.epochs_begun, position.step, position.metric)
-
-    def _weights_checkpoint(
-        self, weights: Mapping[str, Tensor], epoch: int, step: int, value: float | None
-    ) -> Checkpoint:
-        state = {
-            "model": self.model.config(),
-            "epoch": epoch,
-            "step": step,
-            "metric": self.objective.headline,
-            "value": value,
-        }
-        return Checkpoint({f"model.{name}": weight for name, weight in weights.items()}, state)
 
     def checkpoint(self) -> Checkpoint:
         """Return everything that the steps to come depend on."""
@@ -439,7 +299,3 @@ class Trainer:
         torch.set_rng_state(random["cpu"])
         if self._device.type == "cuda" and "cuda" in random:
             torch.cuda.set_rng_state(random["cuda"], self._device)
-
-    def load_best(self) -> None:
-        """Put the best weights into the model."""
-        self.model.load_state_dict(self._best)

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from stablernn.certificates.projection import certified_kind
+from stablernn.cells import StableCell
+from stablernn.certificates.projection import BY_CONSTRUCTION, certified_kind
 from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError
-from stablernn.training.search.recipes import Recipe, recipes
+from stablernn.training.search.recipes import Recipe, baselines, recipes
 from stablernn.training.search.trial import TrialResult
+from stablernn.training.settings.closed_form import CLOSED_FORM
 from stablernn.training.settings.config import AUTO, Config
 from stablernn.training.settings.load import validate
 from stablernn.training.settings.resolve import described_cell, resolve
@@ -162,13 +164,11 @@ def find_candidates(config: Config, data: Data) -> list[Candidate]:
     error: ConfigError | None = None
     for recipe in recipes(data):
         try:
-            combined = merged(config, recipe.settings)
-            # A longer context changes the data, so that the same length is told apart before it is loaded.
-            used = data.without_validation() if combined.training.refit else data
-            resolved = resolve(combined, task_for(used))
+            combined, resolved = _resolved(config, recipe, data)
         except ConfigError as refusal:
             error = error or refusal
             continue
+        # A longer context changes the data, so that the same length is told apart before it is loaded.
         key = resolved.model_copy(update={"task": combined.task})
         if key not in resolved_settings:
             resolved_settings.append(key)
@@ -177,6 +177,31 @@ def find_candidates(config: Config, data: Data) -> list[Candidate]:
         assert error is not None
         raise error
     return candidates
+
+
+def find_baseline(config: Config, data: Data) -> Candidate:
+    """Return the recipe that takes no optimizer steps, under the settings of the user.
+
+    Raises:
+        ConfigError: If none goes with these settings.
+    """
+    error: ConfigError | None = None
+    for recipe in baselines(data):
+        try:
+            combined, resolved = _resolved(config, recipe, data)
+        except ConfigError as refusal:
+            error = error or refusal
+        else:
+            return Candidate(recipe, combined, _proof(resolved))
+    assert error is not None
+    raise error
+
+
+def _resolved(config: Config, recipe: Recipe, data: Data) -> tuple[Config, Config]:
+    """Return the settings of the user together with those of a recipe, and the same resolved."""
+    combined = merged(config, recipe.settings)
+    used = data.without_validation() if combined.training.refit else data
+    return combined, resolve(combined, task_for(used))
 
 
 def merged(config: Config, settings: Mapping[str, Any]) -> Config:
@@ -201,6 +226,18 @@ def open_settings(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _proof(settings: Config) -> str:
-    if not settings.training.certified:
+    cell = described_cell(settings.model)
+    if settings.training.method == CLOSED_FORM:
+        return _kind_of_all_weights(cell)
+    return certified_kind(cell) if settings.training.certified else "none"
+
+
+def _kind_of_all_weights(cell: StableCell) -> str:
+    """Return the kind that a cell has with any weights, as those of layers that nothing projects into a region."""
+    if cell.key not in BY_CONSTRUCTION:
         return "none"
-    return certified_kind(described_cell(settings.model))
+    try:
+        return certified_kind(cell)
+    except ConfigError:
+        # Options of the user, such as a nonlinearity with a jump, exclude it.
+        return "none"

@@ -13,21 +13,34 @@ from typing import Any
 import numpy as np
 
 from stablernn.data.options import TaskName
+from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError, InterruptedRun
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.loop.stop_signals import stop_signals
 from stablernn.training.search.budget import Budget
-from stablernn.training.search.candidates import Candidate, comparable, find_candidates, merged, open_settings, select
+from stablernn.training.search.candidates import (
+    Candidate,
+    comparable,
+    find_baseline,
+    find_candidates,
+    merged,
+    open_settings,
+    select,
+)
 from stablernn.training.search.plan import LEAST_SHARE, SEARCH_SHARE, Plan, count_trainings, halving_rounds, make_plan
 from stablernn.training.search.resampling import resample
 from stablernn.training.search.trial import Trial, load_all
 from stablernn.training.search.workers import MOST_WORKERS, Workers, available_cores, open_workers
+from stablernn.training.settings.closed_form import CLOSED_FORM
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.resolve import described_cell
 
 _LOG = logging.getLogger("stablernn.training")
 
 PARTS = 5
+LEAST_TRAINED = 0.5
+"""Share of its optimizer steps below which the first network is not trained, and the baseline is taken: after a fifth
+of them the baseline is better on most sets, after half of them on some (docs/choosing.md)."""
 _MEASURED_STEPS = 25
 """Steps after which the speed of a training is known."""
 _MEMBERS = (8, 4, 2)
@@ -64,19 +77,53 @@ def choose_settings(config: Config, budget: Budget | None = None) -> Choice:
         budget: What the search and the training after it may take; None: two minutes.
 
     Raises:
-        ConfigError: If no recipe goes with the settings.
+        ConfigError: If no recipe goes with the settings, or a budget is set for a fit in closed form, which takes none.
         DataError: If the data cannot be used, or has too few sequences or steps to compare settings on.
         TrainingError: If a process died, or every recipe failed.
         InterruptedRun: If the user stopped the search; its message has the best settings so far.
     """
     began = time.monotonic()
-    budget = budget or Budget()
     data = load_all(config)
-    candidates = find_candidates(config, data)
-    parts = len(resample(data, PARTS, seed=config.training.seed, refit=candidates[0].config.training.refit))
-    search = _Search(config, data.task, budget, candidates, parts, began)
+    if config.training.method == CLOSED_FORM:
+        return _closed_form(config, data, budget)
+    budget = budget or Budget()
+    networks = find_candidates(config, data)
+    parts = len(resample(data, PARTS, seed=config.training.seed, refit=networks[0].config.training.refit))
+    search = _Search(config, data.task, budget, networks, _baseline_or_none(config, data), parts, began)
     with stop_signals() as stop, open_workers(_worker_count(config), stop) as workers:
         return search.run(workers, stop)
+
+
+def _closed_form(config: Config, data: Data, budget: Budget | None) -> Choice:
+    """Return the only recipe of a fit in closed form, with nothing to compare it with."""
+    if budget is not None:
+        raise ConfigError(
+            f"A budget is for comparing networks, and training.method={CLOSED_FORM} trains none, got a budget of "
+            f"{budget}. Leave one of them out."
+        )
+    baseline = find_baseline(config, data)
+    return Choice(
+        baseline.config,
+        {
+            "budget": None,
+            "parts": 0,
+            "search_seconds": 0.0,
+            "search_steps": 0,
+            "chosen": baseline.recipe.name,
+            "reason": f"the recipe of training.method={CLOSED_FORM}",
+            "settings": open_settings(config, baseline.recipe.settings),
+            "recipes": [baseline.document()],
+        },
+    )
+
+
+def _baseline_or_none(config: Config, data: Data) -> Candidate | None:
+    """Return the baseline; None where it does not go with the settings or the data."""
+    try:
+        return find_baseline(config, data)
+    except ConfigError as refusal:
+        _LOG.debug(f"There is no baseline in closed form: {refusal}")
+        return None
 
 
 def _worker_count(config: Config) -> int:
@@ -94,14 +141,18 @@ class _Search:
         config: Config,
         task: TaskName,
         budget: Budget,
-        candidates: list[Candidate],
+        networks: list[Candidate],
+        baseline: Candidate | None,
         parts: int,
         began: float,
     ) -> None:
         self._config = config
         self._task = task
         self._budget = budget
-        self._candidates = candidates
+        self._networks = networks
+        self._baseline = baseline
+        # The baseline comes last: a network that is as good goes before it.
+        self._candidates = [*networks, *([] if baseline is None else [baseline])]
         self._parts = parts
         self._began = began
         self._steps = 0
@@ -116,7 +167,7 @@ class _Search:
             + ("each trained in full" if plan.share == 1 else f"each for {plan.share:.0%} of its steps")
             + f"; budget {self._budget}."
         )
-        survivors, done = self._candidates[: plan.recipes], 0
+        survivors, done = self._networks[: plan.recipes], 0
         for recipes, upto in plan.rounds:
             if done:
                 survivors = _best(survivors, recipes)
@@ -126,7 +177,8 @@ class _Search:
                 raise self._interrupted()
             survivors = comparable(survivors)
             if not survivors:
-                return self._nothing_compared(step_seconds, whole_steps)
+                return self._nothing_compared(plan, step_seconds, whole_steps)
+        survivors += self._comparable_baseline(survivors[0])
         for candidate in survivors:
             candidate.status = "compared"
         # In the order of the recipes again, by which equals are told apart.
@@ -139,14 +191,14 @@ class _Search:
         """Return the seconds of a step of the first recipe, and the steps of its whole training."""
         # Of a budget in steps nothing is measured, so that the choice is the same on every machine.
         steps = 1 if self._budget.seconds is None else _MEASURED_STEPS
-        first = Trial(0, self._candidates[0].config, 0, self._parts, most_steps=steps)
+        first = Trial(0, self._networks[0].config, 0, self._parts, most_steps=steps)
         # One on each process, which load data and libraries at the same time.
         results = list(workers.run([first] * workers.count, None))
         if stop.is_set() or not results:
             raise self._interrupted()
         result = results[-1]
         if result.status == "failed":
-            raise ConfigError(f"The recipe '{self._candidates[0].recipe.name}' cannot be trained: {result.reason}")
+            raise ConfigError(f"The recipe '{self._networks[0].recipe.name}' cannot be trained: {result.reason}")
         return max(result.step_seconds, 1e-5), result.whole_steps
 
     def _plan(self, workers: Workers, step_seconds: float, whole_steps: int) -> Plan | None:
@@ -157,7 +209,7 @@ class _Search:
             left = SEARCH_SHARE * self._budget.seconds - (time.monotonic() - self._began)
             # The first recipe is among the fast ones, and the last trainings of a round leave processes idle.
             affordable = 0.6 * workers.count * left / (step_seconds * whole_steps)
-        return make_plan(len(self._candidates), self._parts, affordable, whole_steps)
+        return make_plan(len(self._networks), self._parts, affordable, whole_steps)
 
     def _run_round(
         self, workers: Workers, stop: Event, plan: Plan, survivors: Sequence[Candidate], parts: Sequence[int]
@@ -166,11 +218,15 @@ class _Search:
         if self._budget.seconds is not None:
             most_seconds = _TRIAL_SHARE * SEARCH_SHARE * self._budget.seconds
             deadline = self._began + SEARCH_SHARE * self._budget.seconds
-        # Part by part, so that what is out of time is a part and not a recipe.
+        # Part by part, so that what is out of time is a part and not a recipe. The baseline takes no steps that a share
+        # could be of, and less time than any network.
+        contenders = [(candidate, plan.share) for candidate in survivors]
+        if self._baseline is not None:
+            contenders.insert(0, (self._baseline, 1.0))
         trials = [
-            Trial(self._candidates.index(candidate), candidate.config, part, self._parts, plan.share)
+            Trial(self._candidates.index(candidate), candidate.config, part, self._parts, share)
             for part in parts
-            for candidate in survivors
+            for candidate, share in contenders
         ]
         for result in workers.run(trials, deadline, most_seconds):
             candidate = self._candidates[result.trial.recipe]
@@ -185,6 +241,15 @@ class _Search:
                 f"{candidate.recipe.name}, part {result.trial.part + 1}: {result.metric} {result.score:.4g}, "
                 f"{result.seconds:.1f} s"
             )
+
+    def _comparable_baseline(self, network: Candidate) -> list[Candidate]:
+        """Return the baseline with results on the parts of a network; nothing where it lacks any of them."""
+        baseline = self._baseline
+        if baseline is None or not network.results.keys() <= baseline.results.keys():
+            return []
+        # Where time ran out, it has been scored on more parts.
+        baseline.results = {part: baseline.results[part] for part in network.results}
+        return [baseline]
 
     def _choice(self, candidate: Candidate, reason: str, plan: Plan) -> Choice:
         metric = next(iter(candidate.results.values())).metric
@@ -213,6 +278,8 @@ class _Search:
         self, candidate: Candidate, step_seconds: float, whole_steps: int
     ) -> tuple[Config, dict[str, Any]]:
         """Return the settings of the training that follows: as many members as the rest of the budget pays for."""
+        if candidate is self._baseline:
+            return candidate.config, {}
         affordable = self._affordable_steps(step_seconds)
         changes: dict[str, Any] = {}
         has_members = "members" in self._config.model.model_fields_set or self._task == "predict-next"
@@ -250,12 +317,23 @@ class _Search:
         return _RESERVE * max(0.0, left) / step_seconds
 
     def _without_search(self, step_seconds: float, whole_steps: int) -> Choice:
-        first = self._candidates[0]
-        needed = _needed(self._budget, step_seconds, whole_steps, self._parts)
-        reason = f"the budget of {self._budget} compares no recipes on this data; that needs {needed}"
-        _LOG.warning(
-            f"Nothing was compared: {reason}. The recipe '{first.recipe.name}' is trained for as many steps as fit."
-        )
+        first = self._networks[0]
+        # Little is lost by a cut at the end of a schedule, much at its beginning.
+        if self._baseline is not None and self._affordable_steps(step_seconds) < LEAST_TRAINED * whole_steps:
+            first = self._baseline
+            needed = self._describe_whole(step_seconds, whole_steps)
+            reason = f"the budget of {self._budget} is too small to train a network on this data, which needs {needed}"
+            _LOG.warning(
+                f"{reason[0].upper()}{reason[1:]}, so that the baseline '{first.recipe.name}' is taken: random layers "
+                "with a head that is solved for in one pass over the data."
+            )
+        else:
+            needed = _needed(self._budget, step_seconds, whole_steps, self._parts)
+            reason = f"the budget of {self._budget} compares no recipes on this data; that needs {needed}"
+            _LOG.warning(
+                f"Nothing was compared: {reason}. The recipe '{first.recipe.name}' is trained for as many steps as fit."
+            )
+        first.status = "chosen"
         config, length = self._final_settings(first, step_seconds, whole_steps)
         return Choice(
             config,
@@ -271,10 +349,19 @@ class _Search:
             },
         )
 
-    def _nothing_compared(self, step_seconds: float, whole_steps: int) -> Choice:
+    def _describe_whole(self, step_seconds: float, whole_steps: int) -> str:
+        """Return the budget with which a network is trained for all its steps, and nothing is compared."""
+        if self._budget.seconds is None:
+            return f"{whole_steps + self._steps:,} steps"
+        return f"about {math.ceil(time.monotonic() - self._began + whole_steps * step_seconds / _RESERVE)} s"
+
+    def _nothing_compared(self, plan: Plan, step_seconds: float, whole_steps: int) -> Choice:
         failed = [candidate for candidate in self._candidates if candidate.status == "failed"]
         if len(failed) == len(self._candidates):
             raise ConfigError(f"No recipe can be trained on this data. '{failed[0].recipe.name}': {failed[0].reason}")
+        if self._baseline is not None and self._baseline.results and len(failed) >= len(self._networks):
+            self._baseline.status = "chosen"
+            return self._choice(self._baseline, f"no network can be trained on this data: {failed[0].reason}", plan)
         return self._without_search(step_seconds, whole_steps)
 
     def _interrupted(self) -> InterruptedRun:

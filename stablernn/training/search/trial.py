@@ -17,8 +17,8 @@ from stablernn.training.build_model import create_model, with_engine
 from stablernn.training.build_trainer import create_trainer
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
+from stablernn.training.loop.base_trainer import BaseTrainer, Progress
 from stablernn.training.loop.device import pick_device, torch_settings
-from stablernn.training.loop.trainer import Progress, Trainer
 from stablernn.training.run_data import load_run_data, with_time
 from stablernn.training.search.resampling import resample
 from stablernn.training.settings.config import Config
@@ -144,7 +144,7 @@ def run_trial(trial: Trial) -> TrialResult:
         return TrialResult(trial, "failed", seconds=time.monotonic() - began, reason=str(error))
 
 
-def _score(trainer: Trainer, settings: Config, reference: Tensor | None, part: Data) -> Mapping[str, Any]:
+def _score(trainer: BaseTrainer, settings: Config, reference: Tensor | None, part: Data) -> Mapping[str, Any]:
     """Return the scores of a trained model on what the part holds out."""
     task = task_for(part)
     trainer.load_best()

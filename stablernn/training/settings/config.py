@@ -173,6 +173,10 @@ class ModelConfig(Section):
 class TrainingConfig(Section):
     """Training of the model."""
 
+    method: Literal["gradient", "closed-form"] = "gradient"
+    """gradient: minibatches and an optimizer. closed-form: recurrent weights stay as they are drawn, and ridge
+    regression solves for the head in one pass over the data, as in an echo state network; no setting of optimizer,
+    schedule, length, augmentation or certified region goes with it."""
     epochs: Count | None = None
     """Passes over the training data; None: recommended."""
     max_steps: Count | None = None

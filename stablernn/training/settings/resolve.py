@@ -20,6 +20,7 @@ from stablernn.certificates.projection import (
 )
 from stablernn.data.step_data import StepData
 from stablernn.errors import ConfigError
+from stablernn.training.settings.closed_form import CLOSED_FORM, closed_form_training, refuse_gradient_settings
 from stablernn.training.settings.config import Config, ModelConfig, TrainingConfig
 from stablernn.training.settings.defaults import FALLBACK_LR, TrainingDefaults, cell_training
 from stablernn.training.settings.load import validate
@@ -47,12 +48,17 @@ def resolve(config: Config, task: TaskSettings) -> Config:
         ConfigError: If a setting does not go with the task of the data, or with one that was recommended.
     """
     cell = described_cell(config.model)
+    is_closed_form = config.training.method == CLOSED_FORM
+    if is_closed_form:
+        refuse_gradient_settings(config, cell, task.data)
     section = task.task_settings(config)
     model = task.model_settings(config, cell)
     if model.mask_channel == "auto":
         # A cell that takes NaN for missing needs no mask.
         has_mask = not cell.takes_missing and task.data.has_missing_inputs()
         model = model.model_copy(update={"mask_channel": has_mask})
+    if is_closed_form:
+        model = model.model_copy(update={"head_dropout": 0.0})
     model = _with_time(config, model, task)
     is_certified = _is_certified(config, model, cell)
     config = config.model_copy(update={"training": config.training.model_copy(update={"certified": is_certified})})
@@ -82,6 +88,8 @@ def _resolve_training(config: Config, task: TaskSettings, model: ModelConfig) ->
         defaults = replace(defaults, certified_margin=_certified_margin(config))
         _check_within_range(model, task)
     defaults = task.training_settings(config, model, defaults)
+    if training.method == CLOSED_FORM:
+        return closed_form_training(training, calibrate=defaults.calibrate)
     if optimizer in ("sgd", "rmsprop") and defaults.momentum is None:
         defaults = replace(defaults, momentum=0.0)
     if (training.schedule or defaults.schedule) != "step":
@@ -184,6 +192,9 @@ def enough_memory(model: ModelConfig) -> Iterator[None]:
 
 def _is_certified(config: Config, model: ModelConfig, cell: StableCell) -> bool:
     """Return whether training stays certified: as set, else with ``practical`` but for a few cells."""
+    if config.training.method == CLOSED_FORM:
+        # Nothing moves the weights, so that there is nothing to keep; certificates are computed from them all the same.
+        return False
     if config.training.certified is not None:
         return config.training.certified
     if model.preset != "practical" or (model.max_dt is not None and not cell.certifies_irregular):

@@ -38,6 +38,7 @@ from stablernn.training.evaluation.scorers import (
 )
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.evaluation.trivial import Comparison, compare_with_constant
+from stablernn.training.loop.ridge_head import fit_class_head
 from stablernn.training.plots.data import plot_classes
 from stablernn.training.plots.figures import draw_confusion, draw_reliability
 from stablernn.training.plots.windows import WindowChoice
@@ -236,6 +237,10 @@ class ClassifyTask(Task):
         )
         mixup = Mixup(training.mixup) if training.mixup else None
         return ClassifyObjective(weights, training.label_smoothing or 0.0, augmentation, mixup)
+
+    def solve(self, model: SequenceModel) -> float:
+        assert isinstance(model, Classifier)
+        return fit_class_head(model, self.data.train)
 
     def scorer(self, split: SplitName, config: Config) -> Scorer:
         return ClassificationScorer(self.data, split)

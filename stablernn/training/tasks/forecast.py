@@ -38,10 +38,12 @@ from stablernn.training.evaluation.streamed import stream_report
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.evaluation.trivial import Comparison, compare_with_baseline
 from stablernn.training.loop.context_length import choose_context
+from stablernn.training.loop.ridge_head import fit_forecast_head
 from stablernn.training.loop.ridge_skip import fit_forecaster, gate
 from stablernn.training.plots.data import plot_series
 from stablernn.training.plots.figures import draw_forecast, draw_last_window
 from stablernn.training.plots.windows import WindowChoice, select_window
+from stablernn.training.settings.closed_form import CLOSED_FORM
 from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
 from stablernn.training.settings.defaults import (
     ModelDefaults,
@@ -256,6 +258,10 @@ class ForecastTask(Task):
         # Errors of series that differ in size are only comparable in units of each series.
         return ForecastObjective("mase" if len(self.data.series) > 1 else "mae")
 
+    def solve(self, model: SequenceModel) -> float:
+        assert isinstance(model, Forecaster)
+        return fit_forecast_head(model, self.data.windows("train"))
+
     def scorer(self, split: SplitName, config: Config) -> ForecastScorer:
         # Its naive forecasts are computed once for a run.
         key = split, tuple(config.task.quantiles or ())
@@ -275,8 +281,10 @@ class ForecastTask(Task):
         calibration: dict[str, Any] = {}
         if not len(windows):
             return calibration
+        # Layers of random weights add nothing to a skip; only the network on known values is worth comparing with it.
+        is_skip_alone = config.training.method == CLOSED_FORM and model.known is None
         # The gate changes the mean, which the offsets of the quantiles are counted from.
-        if reference is not None:
+        if reference is not None and not is_skip_alone:
             calibration["gate"] = asdict(gate(model, reference, windows))
         if config.training.calibrate:
             calibration["intervals"] = fit_offsets(model, windows)

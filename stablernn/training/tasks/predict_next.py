@@ -24,6 +24,7 @@ from stablernn.training.evaluation.scorers import PredictorNames, Scorer
 from stablernn.training.evaluation.stepwise import StepPredictor
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.evaluation.trivial import Comparison, compare_with_baseline
+from stablernn.training.loop.step_head import fit_step_head
 from stablernn.training.plots.data import plot_steps
 from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
 from stablernn.training.settings.defaults import TrainingDefaults, power_of_two
@@ -211,6 +212,10 @@ class PredictNextTask(Task):
 
     def objective(self, training: TrainingConfig) -> Objective:
         return PredictNextObjective(self.data.headline)
+
+    def solve(self, model: SequenceModel) -> float:
+        assert isinstance(model, SequencePredictor)
+        return fit_step_head(model, self.data.train)
 
     def scorer(self, split: SplitName, config: Config) -> Scorer:
         return StepScorer(self.data, split)

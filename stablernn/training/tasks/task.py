@@ -171,6 +171,17 @@ class Task(ABC):
     def scorer(self, split: SplitName, config: Config) -> Scorer:
         """Return the scorer of a split, which may be empty."""
 
+    @abstractmethod
+    def solve(self, model: SequenceModel) -> float:
+        """Solve for the head of a model on the training split in closed form, and return the mean training loss.
+
+        Args:
+            model: In evaluation mode, its scaling fitted.
+
+        Raises:
+            TrainingError: If the split has too few samples for a regression.
+        """
+
     # After training.
 
     def calibration_reference(self, model: SequenceModel) -> Tensor | None:

@@ -15,7 +15,8 @@ from sklearn.preprocessing import StandardScaler
 from stablernn.data import ClassificationData, load_data
 from stablernn.data.types import SequenceSplit
 from stablernn.training.evaluation import baselines
-from stablernn.training.evaluation.baselines import ALPHAS, Baselines, Ridge
+from stablernn.training.evaluation.baselines import Baselines
+from stablernn.training.evaluation.ridge import ALPHAS, Ridge
 
 
 def oracle() -> Any:

@@ -16,8 +16,9 @@ from stablernn.training.batches.losses import Batch, ClassifyObjective
 from stablernn.training.batches.sample_minibatches import SampleMinibatches, TensorBatches
 from stablernn.training.evaluation.metric_catalog import metrics_of
 from stablernn.training.evaluation.scorers import ClassificationScorer
+from stablernn.training.loop.base_trainer import Progress
 from stablernn.training.loop.checkpoint import Checkpoint
-from stablernn.training.loop.trainer import Progress, Trainer
+from stablernn.training.loop.trainer import Trainer
 from stablernn.training.settings.config import TrainingConfig
 
 

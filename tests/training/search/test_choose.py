@@ -104,15 +104,61 @@ def test_a_length_of_the_user_is_not_cut_and_a_file_of_settings_wins(place: Work
     assert "refit" not in command
 
 
-@pytest.mark.slow
-def test_a_budget_that_compares_nothing_says_what_would(place: Workplace) -> None:
-    options = ("--data", "right/waves_TRAIN.npz", "--budget", "30steps", "--hidden-size", 4, *NO_PLOTS)
+def test_a_budget_that_is_too_small_for_a_network_takes_the_baseline(place: Workplace) -> None:
+    options = ("--data", "right/waves_TRAIN.npz", "--budget", "30steps", "--hidden-size", 16, *NO_PLOTS)
     result = place.ok("train", *options, "--run-dir", "poor")
+    assert re.search(
+        r"The budget of 30 steps is too small to train a network on this data, which needs \d+ steps, so that the "
+        r"baseline 'lru, closed form' is taken: ",
+        result.err,
+    )
+    assert "may be poor" not in result.err
+    summary = json.loads(place.path("poor/summary.json").read_text())
+    assert (summary["steps"], summary["choice"]["chosen"]) == (0, "lru, closed form")
+    assert summary["choice"]["recipes"][-1]["status"] == "chosen"
+    assert summary["metrics"]["test"]["accuracy"] > 0.9
+    command = result.out.partition("The same without a search: stablernn ")[2].splitlines()[0].split()
+    place.ok(*command, "--run-dir", "same")
+    weights = [place.path(f"{run}/checkpoints/best.safetensors").read_bytes() for run in ("poor", "same")]
+    assert weights[0] == weights[1]
+    exported = place.ok("export", "poor", "--name", "poor", "--json").json
+    assert exported["parity"]["stream_equals_sequence"] is True
+
+
+def test_the_baseline_is_compared_with_networks_on_the_same_parts(place: Workplace) -> None:
+    options = ("--budget", "1400steps", "--hidden-size", 4, *NO_PLOTS)
+    choice = place.ok("train", "--data", "right/waves_TRAIN.npz", *options, "--run-dir", "all", "--json").json["choice"]
+    *networks, baseline = choice["recipes"]
+    assert baseline["name"] == "lru, closed form"
+    assert baseline["proof"] == "contracting"
+    assert baseline["status"] in ("compared", "chosen")
+    compared = [recipe for recipe in networks if recipe["status"] in ("compared", "chosen")]
+    assert compared
+    assert {len(recipe["scores"]) for recipe in compared} == {len(baseline["scores"])}
+
+
+def test_a_method_of_the_user_needs_no_search_and_takes_no_budget(place: Workplace) -> None:
+    options = ("--data", "right/waves_TRAIN.npz", "--set", "training.method=closed-form", *NO_PLOTS)
+    summary = place.ok("train", *options, "--run-dir", "solved", "--json").json
+    assert summary["choice"]["reason"] == "the recipe of training.method=closed-form"
+    assert load_config(place.path("solved/config.yaml")).model.hidden_size == 256
+    assert place("train", *options, "--budget", "2s", "--run-dir", "refused").sentence == (
+        "A budget is for comparing networks, and training.method=closed-form trains none, got a budget of 2 s. Leave "
+        "one of them out."
+    )
+
+
+@pytest.mark.slow
+def test_without_a_baseline_a_budget_that_compares_nothing_says_what_would(place: Workplace) -> None:
+    # A learning rate is for gradients.
+    own = ("--hidden-size", 4, "--lr", 0.01)
+    options = ("--data", "right/waves_TRAIN.npz", "--budget", "30steps", *own, *NO_PLOTS)
+    result = place.ok("train", *options, "--run-dir", "cut")
     assert "Nothing was compared: the budget of 30 steps compares no recipes on this data; that needs " in result.err
     assert re.search(
         r"The budget of 30 steps leaves 30 of the \d+ optimizer steps of 'lru', so that the model ", result.err
     )
-    assert json.loads(place.path("poor/summary.json").read_text())["steps"] == 30
+    assert json.loads(place.path("cut/summary.json").read_text())["steps"] == 30
 
 
 @pytest.mark.skipif(not hasattr(os, "setsid"), reason="sends a signal to a process of its own session")

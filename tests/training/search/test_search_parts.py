@@ -13,7 +13,15 @@ from stablernn.data import ClassificationData, SequenceSplit
 from stablernn.data.splits import stratified_folds
 from stablernn.errors import ConfigError, DataError
 from stablernn.training.search.budget import Budget
-from stablernn.training.search.candidates import Candidate, comparable, find_candidates, merged, open_settings, select
+from stablernn.training.search.candidates import (
+    Candidate,
+    comparable,
+    find_baseline,
+    find_candidates,
+    merged,
+    open_settings,
+    select,
+)
 from stablernn.training.search.plan import LEAST_SHARE, count_trainings, halving_rounds, make_plan
 from stablernn.training.search.recipes import Recipe, recipes
 from stablernn.training.search.resampling import resample
@@ -148,6 +156,27 @@ def test_only_what_the_user_left_open_counts_as_chosen() -> None:
     settings = {"model.cell": "lru", "model.hidden_size": 128, "training.refit": True}
     assert open_settings(config, settings) == {"model.cell": "lru", "model.hidden_size": 128}
     assert merged(config, settings).training.refit is False
+
+
+def test_the_baseline_has_random_layers_that_are_proved_and_stays_below_settings_of_the_user() -> None:
+    baseline = find_baseline(validate({"data": {"source": "x"}}), sequences())
+    assert (baseline.recipe.name, baseline.proof) == ("lru, closed form", "contracting")
+    assert (baseline.config.model.hidden_size, baseline.config.training.refit) == (256, True)
+    own = find_baseline(
+        validate({"data": {"source": "x"}, "model": {"cell": "lipschitz", "hidden_size": 8}}), sequences()
+    )
+    # Nothing projects the weights into a region.
+    assert (own.config.model.cell, own.config.model.hidden_size, own.proof) == ("lipschitz", 8, "none")
+    with pytest.raises(ConfigError, match=r"training\.lr is only used by training\.method=gradient"):
+        find_baseline(validate({"data": {"source": "x"}, "training": {"lr": 0.1}}), sequences())
+
+
+def test_the_baseline_of_sequences_with_times_takes_them() -> None:
+    data = sequences()
+    dt = np.ones((len(data.train), 12), np.float32)
+    timed = replace(data, train=replace(data.train, dt=dt), validation=replace(data.validation, dt=dt[:6]), test=None)
+    baseline = find_baseline(validate({"data": {"source": "x"}}), replace(timed, time_step=1.0))
+    assert baseline.recipe.name == "lipschitz, closed form"
 
 
 def test_the_cell_auto_is_replaced() -> None:

@@ -1,0 +1,270 @@
+"""Heads that are solved for in closed form: what they predict, their probabilities and quantiles, and refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from forecast_helpers import many_series
+from stablernn.data import ClassificationData, ForecastData, SequenceSplit
+from stablernn.data.step_data import StepData, StoredSteps
+from stablernn.errors import ConfigError, TrainingError
+from stablernn.nn.models import Classifier, Forecaster, SequenceModel
+from stablernn.training.build_model import create_model
+from stablernn.training.build_trainer import create_trainer
+from stablernn.training.evaluation.torch_predictor import TorchPredictor
+from stablernn.training.loop import ridge_head
+from stablernn.training.settings.config import Config
+from stablernn.training.settings.load import load_config
+from stablernn.training.settings.resolve import resolve
+from stablernn.training.speed import NoRecorder
+from stablernn.training.tasks import task_for
+
+Data = ClassificationData | ForecastData | StepData
+
+
+def waves(samples: int, seed: int, *, noise: float, classes: int = 2) -> SequenceSplit:
+    """Sine waves of random phase, a frequency for each class."""
+    random = np.random.default_rng(seed)
+    y = np.arange(samples) % classes
+    time = np.arange(20)[None, :, None]
+    x = np.sin(time * (0.4 + 0.2 * y[:, None, None]) + random.uniform(0, 6, (samples, 1, 1)))
+    x = (x + noise * random.normal(size=x.shape)).astype(np.float32)
+    return SequenceSplit(x, np.full(samples, 20), y, tuple(map(str, range(samples))))
+
+
+def classes(samples: int, *, noise: float = 0.4, count: int = 2, labels: str = "uv") -> ClassificationData:
+    train, validation = (waves(samples, seed, noise=noise, classes=count) for seed in range(2))
+    return ClassificationData("waves", tuple(labels), ("a",), train, validation, None, {}, "sha256:0")
+
+
+def recurrence(steps: int = 400, **changes: Any) -> ForecastData:
+    """A series of which each value is a linear map of the two before, and noise."""
+    random = np.random.default_rng(0)
+    values = np.zeros(steps)
+    for step in range(2, steps):
+        values[step] = 1.8 * values[step - 1] - 0.99 * values[step - 2] + 0.3 * random.normal()
+    settings = {"context_length": 12, "horizon": 2, "validation_steps": 80, "test_steps": 40}
+    return many_series([values[:, None]], **(settings | changes))
+
+
+def settings(data: Data, *overrides: str) -> Config:
+    options = ["data.source=x", "model.cell=lru", "model.hidden_size=32", "training.method=closed-form"]
+    return resolve(load_config(overrides=[*options, *overrides]), task_for(data))
+
+
+def solved(data: Data, *overrides: str) -> tuple[Any, float]:
+    """The model and its training loss."""
+    config = settings(data, *overrides)
+    torch.manual_seed(0)
+    model = create_model(config, data)
+    trainer = create_trainer(NoRecorder(), config, task_for(data), model)
+    assert trainer.fit()
+    assert trainer.position.last_loss is not None
+    return model.eval(), trainer.position.last_loss
+
+
+def score(model: SequenceModel, data: Data, split: Any, metric: str) -> float:
+    return float(task_for(data).scorer(split, settings(data)).score_of(TorchPredictor(model))[metric])
+
+
+def test_layers_stay_as_they_were_drawn_and_only_the_head_is_solved_for() -> None:
+    data = classes(60)
+    torch.manual_seed(0)
+    drawn = create_model(settings(data), data).state_dict()
+    model, _ = solved(data)
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, drawn[name])}
+    assert changed == {"head.maps.0.weight", "head.maps.0.bias"}
+    assert score(model, data, "validation", "accuracy") > 0.8
+
+
+def test_probabilities_are_calibrated_without_a_validation_split() -> None:
+    # Noise hides a good part of the classes: a fit that trusts its own training rows would be far too sure.
+    data = classes(600, noise=1.0)
+    model, loss = solved(data)
+    after = score(model, data, "validation", "log_loss")
+    # What every sequence gets from the fit to all others is what new sequences get.
+    assert abs(after - loss) < 0.08
+    log_losses = []
+    for temperature in (0.5, 1.0, 2.0):
+        model.temperature.fill_(temperature)
+        log_losses.append(score(model, data, "validation", "log_loss"))
+    assert min(log_losses) == log_losses[1]
+
+
+def test_a_class_without_a_training_sequence_is_never_the_answer() -> None:
+    data = classes(60, labels="uvwz", count=3)
+    model, _ = solved(data)
+    assert isinstance(model, Classifier)
+    with torch.no_grad():
+        answers = model(torch.from_numpy(data.validation.gather(range(60)).x)).argmax(dim=1)
+    assert set(answers.tolist()) == {0, 1, 2}
+
+
+def test_a_constant_channel_leaves_no_huge_weight() -> None:
+    data = classes(60)
+    for split in (data.train, data.validation):
+        split.x[:] = 3.0
+    model, _ = solved(data)
+    assert all(float(weight.detach().abs().max()) < 1e3 for weight in model.head.parameters())
+
+
+def test_of_many_sequences_evenly_spaced_ones_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = classes(200)
+    monkeypatch.setattr(ridge_head, "MOST_ROWS", 50)
+    few, _ = solved(data)
+    monkeypatch.undo()
+    every, _ = solved(data)
+    assert not torch.equal(few.head.maps[0].weight, every.head.maps[0].weight)
+    assert score(few, data, "validation", "accuracy") > 0.7
+
+
+def test_a_single_class_is_refused() -> None:
+    data = classes(20, count=1)
+    with pytest.raises(TrainingError, match="needs training sequences of two classes or more, and all are of one"):
+        solved(data)
+
+
+def test_a_forecast_is_that_of_the_linear_skip_with_quantiles_of_its_errors() -> None:
+    data = recurrence()
+    model, loss = solved(data)
+    assert isinstance(model, Forecaster)
+    assert model.skip is not None
+    windows = data.windows("train")
+    x = torch.from_numpy(windows.gather(range(len(windows))).x)
+    with torch.no_grad():
+        change, location, scale = model.changes(model.final_state(x))
+        torch.testing.assert_close(change[:, 0, ..., 0], model.skip_change(model.final_state(x)))
+        quantiles = model.run(x)[0]["quantiles"].numpy()
+    truth = windows.truth(range(len(windows)))
+    below = (truth[..., None] <= quantiles).mean(axis=0)
+    # The first window of the training split cannot be compared with a step before it.
+    np.testing.assert_allclose(below, np.broadcast_to([0.1, 0.5, 0.9], below.shape), atol=0.02)
+    assert loss > 0
+    scaled = float(((torch.from_numpy(truth) - location) / scale - change[:, 0, ..., 0]).abs().mean())
+    assert loss == pytest.approx(scaled, rel=1e-4)
+
+
+def test_a_forecast_without_a_skip_solves_for_the_head() -> None:
+    data = recurrence()
+    model, _ = solved(data, "model.skip=none")
+    naive = np.abs(np.diff(data.series[0].values[-120:, 0])).mean()
+    assert score(model, data, "validation", "mae") < 0.8 * naive
+
+
+def test_known_values_of_the_steps_ahead_are_used() -> None:
+    random = np.random.default_rng(0)
+    shocks, level = random.normal(size=400), np.zeros(400)
+    for step in range(1, 400):
+        level[step] = 0.8 * level[step - 1] + shocks[step]
+    values = np.stack([level, shocks], axis=1)
+    settings_of_series = {"context_length": 12, "horizon": 2, "validation_steps": 80, "test_steps": 40}
+    plain = many_series([values], **settings_of_series)
+    informed = many_series([values], **settings_of_series, future=("c1",))
+    errors = [score(solved(data)[0], data, "validation", "mae") for data in (plain, informed)]
+    assert errors[1] < 0.7 * errors[0]
+
+
+@pytest.mark.parametrize("change", [False, True], ids=["value", "change"])
+def test_numbers_of_the_next_step_are_solved_for(change: bool) -> None:
+    random = np.random.default_rng(0)
+
+    def split() -> StoredSteps:
+        starts = random.uniform(0, 6, (12, 1, 2))
+        x = np.sin(starts + 0.5 * np.arange(31)[None, :, None]).astype(np.float32)
+        return StoredSteps(list(x[:, :-1]), list(x[:, 1:]))
+
+    names = ("a", "b")
+    data = StepData(
+        "waves", "real", False, names, names, split(), split(), split(), continuous=False, headline="mse", notes={},
+        fingerprint="sha256:0",
+    )  # fmt: skip
+    model, loss = solved(data, f"model.predict_change={str(change).lower()}")
+    error = score(model, data, "validation", "mse")
+    # The variance is 0.5; the first steps cannot be predicted.
+    assert error < 0.05
+    assert loss < 0.2
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("training.lr=0.01", "training.lr is only used by training.method=gradient, got 0.01"),
+        ("training.epochs=3", "training.epochs is only used by training.method=gradient, got 3"),
+        ("training.jitter=0.1", "training.jitter is only used by training.method=gradient, got 0.1"),
+        ("training.certified=true", "training.certified is only used by training.method=gradient, got True"),
+        ("training.class_weights=balanced", "training.class_weights is only used by training.method=gradient"),
+        ("training.keep_epochs=true", "training.keep_epochs is only used by training.method=gradient, got True"),
+        ("model.members=2", "model.members is only used by training.method=gradient, got 2"),
+        ("model.head_dropout=0.2", "model.head_dropout is only used by training.method=gradient, got 0.2"),
+    ],
+)
+def test_settings_of_training_by_gradients_are_refused(setting: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        settings(classes(20), setting)
+    assert str(refusal.value).startswith(sentence)
+    assert str(refusal.value).endswith("leave one of them out.")
+
+
+def test_resolved_settings_resolve_to_themselves() -> None:
+    data = classes(20)
+    once = settings(data)
+    assert resolve(once, task_for(data)) == once
+    assert (once.training.epochs, once.training.lr, once.training.certified) == (None, None, False)
+
+
+def test_too_many_outputs_are_refused() -> None:
+    words = tuple(map(str, range(300)))
+    tokens = StoredSteps([np.zeros(9, np.uint8)], [np.zeros(9, np.uint8)])
+    data = StepData(
+        "text", "categorical", True, words, words, tokens, tokens, tokens, continuous=True, headline="bpc", notes={},
+        fingerprint="sha256:0",
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="solves for at most 256 outputs at every step, and 'text' has 300"):
+        settings(data)
+
+
+def test_letters_of_a_long_text_are_solved_for() -> None:
+    # Each letter follows from the two before it, but for every tenth one.
+    random = np.random.default_rng(0)
+
+    def text() -> StoredSteps:
+        letters = [0, 1]
+        for _ in range(3000):
+            letters.append(
+                (letters[-1] + 2 * letters[-2] + 1) % 4 if random.random() < 0.9 else int(random.integers(4))
+            )
+        tokens = np.array(letters, dtype=np.uint8)
+        return StoredSteps([tokens[:-1]], [tokens[1:]])
+
+    names = tuple("abcd")
+    data = StepData(
+        "text", "categorical", True, names, names, text(), text(), text(), continuous=True, headline="bpc", notes={},
+        fingerprint="sha256:0",
+    )  # fmt: skip
+    model, loss = solved(data)
+    bits = score(model, data, "validation", "bpc")
+    # All four letters are as frequent, which would be 2 bits; with the rule alone it is 0.66.
+    assert bits < 1.5
+    assert loss / np.log(2) == pytest.approx(bits, abs=0.2)
+
+
+def test_binary_targets_of_each_step_are_solved_for() -> None:
+    random = np.random.default_rng(0)
+
+    def split() -> StoredSteps:
+        inputs = [random.normal(size=(20, 2)).astype(np.float32) for _ in range(30)]
+        # Of the sign of the value before, and of one that is missing now and then.
+        targets = [np.concatenate([np.full((1, 2), np.nan), x[:-1] > 0]).astype(np.float32) for x in inputs]
+        return StoredSteps(inputs, targets)
+
+    data = StepData(
+        "signs", "bernoulli", False, ("a", "b"), ("up", "down"), split(), split(), split(), continuous=False,
+        headline="nll", notes={}, fingerprint="sha256:0",
+    )  # fmt: skip
+    model, _ = solved(data)
+    # Without knowledge it is two times log 2 a step, 1.39.
+    assert score(model, data, "validation", "nll") < 1.0
