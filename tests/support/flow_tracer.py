@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from types import FrameType
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,6 +81,10 @@ def _counted_name(filename: str) -> str | None:
 
 
 def in_all(traces: Iterable[list[str]]) -> list[str]:
-    """Return the files that are in all traces, in the order of the first: background work is in few of them."""
-    first, *others = traces
-    return [name for name in first if all(name in trace for trace in others)]
+    """Return the files that are in all traces, by their median position: background work is in few of them."""
+    whole = list(traces)
+    first, *others = whole
+    common = [name for name in first if all(name in trace for trace in others)]
+    orders = [[name for name in trace if name in common] for trace in whole]
+    # Background work that began before a request has moved some files of that trace to its beginning.
+    return sorted(common, key=lambda name: median(order.index(name) for order in orders))
