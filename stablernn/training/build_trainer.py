@@ -25,6 +25,7 @@ def create_trainer(
         certify_epochs: Whether the figures of an epoch say what is proved of the model.
     """
     training = config.training
+    inputs = certified_range(task.data, model) if training.certified else None
     if training.method == CLOSED_FORM:
         return ClosedFormTrainer(
             model,
@@ -33,6 +34,7 @@ def create_trainer(
             training,
             recorder,
             lambda: task.solve(model),
+            inputs=inputs,
             certify_epochs=certify_epochs,
         )
     minibatches = task.minibatches(model, training)
@@ -43,6 +45,6 @@ def create_trainer(
         task.scorer("validation", config),
         training,
         recorder,
-        inputs=certified_range(task.data, model) if training.certified else None,
+        inputs=inputs,
         certify_epochs=certify_epochs,
     )

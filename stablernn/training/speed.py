@@ -7,13 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from stablernn.errors import TrainingError
+from stablernn.errors import ConfigError, TrainingError
 from stablernn.training.build_model import create_model, with_engine
 from stablernn.training.build_trainer import create_trainer
 from stablernn.training.loop.base_trainer import Progress
 from stablernn.training.loop.checkpoint import Checkpoint
 from stablernn.training.loop.device import pick_device, torch_settings
 from stablernn.training.run_data import load_run_data, with_time
+from stablernn.training.settings.closed_form import CLOSED_FORM
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import Task, task_for
@@ -70,10 +71,15 @@ def measure_speed(config: Config, *, steps: int = 25) -> Speed:
         steps: Steps to train; fewer if the whole training has fewer.
 
     Raises:
-        ConfigError: If a setting is wrong.
+        ConfigError: If a setting is wrong, or the fit takes no steps.
         DataError: If the data cannot be used.
         TrainingError: If the loss is not finite.
     """
+    if config.training.method == CLOSED_FORM:
+        raise ConfigError(
+            f"training.method={CLOSED_FORM} takes no optimizer steps, so that it has no speed to give a time by; leave "
+            "it out, or train it by itself."
+        )
     data = load_run_data(config)
     settings = resolve(config, task_for(data))
     data = with_time(data, settings)
@@ -93,11 +99,8 @@ def measure_speed(config: Config, *, steps: int = 25) -> Speed:
         began = time.process_time()
         with suppress(_Measured):
             trainer.fit(record_time)
-    if not max(times, default=0):
-        raise TrainingError(
-            "The training has no step, so that its speed cannot be measured. Raise training.epochs, and leave "
-            "training.method=closed-form out."
-        )
+    if not times:
+        raise TrainingError("The training has no step, so that its speed cannot be measured. Raise training.epochs.")
     last = max(times)
     first = WARM_UP_STEPS if last > WARM_UP_STEPS else 0
     return Speed((times[last] - times.get(first, began)) / (last - first), training_steps(settings, task))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from stablernn.certificates.input_range import InputRange
+from stablernn.certificates.projection import project_model
 from stablernn.errors import TrainingError
 from stablernn.nn.models import SequenceModel
 from stablernn.training.batches.losses import Objective
@@ -28,6 +30,7 @@ class ClosedFormTrainer(BaseTrainer):
         settings: Resolved settings.
         recorder: Receives the epoch and the weights.
         solve: Function that sets the head and returns the mean training loss.
+        inputs: Range of the raw inputs, on which the certified region of some cells depends; None if there is none.
         certify_epochs: Whether the figures of the epoch say what is proved of the model.
     """
 
@@ -42,10 +45,14 @@ class ClosedFormTrainer(BaseTrainer):
         recorder: RunRecorder,
         solve: Callable[[], float],
         *,
+        inputs: InputRange | None = None,
         certify_epochs: bool = True,
     ) -> None:
         super().__init__(model, objective, scorer, settings, recorder, certify_epochs=certify_epochs)
         self._solve = solve
+        if settings.certified:
+            # Nothing moves the layers later, so that once is enough.
+            project_model(model, settings.certified_margin or 0.0, inputs)
 
     @property
     def is_diverged(self) -> bool:

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stablernn.cells import StableCell
-from stablernn.certificates.projection import BY_CONSTRUCTION, certified_kind
+from stablernn.certificates.projection import certified_kind
 from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError
 from stablernn.training.search.recipes import Recipe, baselines, recipes
@@ -145,6 +144,11 @@ def _loss_of_streams(selected: Candidate, stopped: Sequence[Candidate]) -> str:
     return end
 
 
+def is_clearly_better(candidate: Candidate, other: Candidate) -> bool:
+    """Return True if a candidate is better than another by more than one standard error over the parts of both."""
+    return candidate.rank < other.rank and not _is_close(candidate, other)
+
+
 def _is_close(best: Candidate, other: Candidate) -> bool:
     parts = sorted(best.results.keys() & other.results.keys())
     if len(parts) < 2:
@@ -185,6 +189,12 @@ def find_baseline(config: Config, data: Data) -> Candidate:
     Raises:
         ConfigError: If none goes with these settings.
     """
+    # A method of the user would win over that of the recipe, and leave a network with the baseline's name.
+    if "method" in config.training.model_fields_set and config.training.method != CLOSED_FORM:
+        raise ConfigError(
+            f"The baseline takes training.method={CLOSED_FORM}, got training.method={config.training.method}; leave it "
+            "out."
+        )
     error: ConfigError | None = None
     for recipe in baselines(data):
         try:
@@ -226,18 +236,6 @@ def open_settings(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _proof(settings: Config) -> str:
-    cell = described_cell(settings.model)
-    if settings.training.method == CLOSED_FORM:
-        return _kind_of_all_weights(cell)
-    return certified_kind(cell) if settings.training.certified else "none"
-
-
-def _kind_of_all_weights(cell: StableCell) -> str:
-    """Return the kind that a cell has with any weights, as those of layers that nothing projects into a region."""
-    if cell.key not in BY_CONSTRUCTION:
+    if not settings.training.certified:
         return "none"
-    try:
-        return certified_kind(cell)
-    except ConfigError:
-        # Options of the user, such as a nonlinearity with a jump, exclude it.
-        return "none"
+    return certified_kind(described_cell(settings.model))

@@ -23,6 +23,7 @@ from stablernn.training.search.candidates import (
     comparable,
     find_baseline,
     find_candidates,
+    is_clearly_better,
     merged,
     open_settings,
     select,
@@ -39,8 +40,9 @@ _LOG = logging.getLogger("stablernn.training")
 
 PARTS = 5
 LEAST_TRAINED = 0.5
-"""Share of its optimizer steps below which the first network is not trained, and the baseline is taken: after a fifth
-of them the baseline is better on most sets, after half of them on some (docs/choosing.md)."""
+"""Share of its optimizer steps below which the first network is not trained, and the baseline is taken; and share from
+which the two are compared. After a fifth of them the baseline is better on most sets, after half of them on some
+(docs/choosing.md)."""
 _MEASURED_STEPS = 25
 """Steps after which the speed of a training is known."""
 _MEMBERS = (8, 4, 2)
@@ -178,13 +180,29 @@ class _Search:
             survivors = comparable(survivors)
             if not survivors:
                 return self._nothing_compared(plan, step_seconds, whole_steps)
-        survivors += self._comparable_baseline(survivors[0])
-        for candidate in survivors:
+        return self._select(survivors, plan)
+
+    def _select(self, survivors: list[Candidate], plan: Plan) -> Choice:
+        """Return the choice among the networks that are left, and the baseline where it can be compared with them."""
+        baseline = self._comparable_baseline(survivors[0])
+        stopped = [candidate for candidate in self._networks if candidate not in survivors]
+        contenders = survivors
+        # Networks get all their steps in the end, and a baseline has nothing more to learn.
+        is_fair = plan.share >= LEAST_TRAINED
+        if baseline is not None and is_fair:
+            contenders = [*survivors, baseline]
+        for candidate in [*survivors, *([] if baseline is None else [baseline])]:
             candidate.status = "compared"
         # In the order of the recipes again, by which equals are told apart.
-        stopped = [candidate for candidate in self._candidates if candidate not in survivors]
-        selected, reason = select(sorted(survivors, key=self._candidates.index), stopped)
+        selected, reason = select(sorted(contenders, key=self._candidates.index), stopped)
         selected.status = "chosen"
+        if baseline is not None and not is_fair and is_clearly_better(baseline, selected):
+            scores = f"{np.mean(baseline.scores):.4g} against {np.mean(selected.scores):.4g}"
+            _LOG.warning(
+                f"The baseline '{baseline.recipe.name}' is better than '{selected.recipe.name}' after {plan.share:.0%} "
+                f"of its steps ({scores}), and the network gets more of them now. A larger budget compares them after "
+                "half."
+            )
         return self._choice(selected, reason, plan)
 
     def _measure(self, workers: Workers, stop: Event) -> tuple[float, int]:
@@ -242,14 +260,14 @@ class _Search:
                 f"{result.seconds:.1f} s"
             )
 
-    def _comparable_baseline(self, network: Candidate) -> list[Candidate]:
-        """Return the baseline with results on the parts of a network; nothing where it lacks any of them."""
+    def _comparable_baseline(self, network: Candidate) -> Candidate | None:
+        """Return the baseline with results on the parts of a network; None where it lacks any of them."""
         baseline = self._baseline
         if baseline is None or not network.results.keys() <= baseline.results.keys():
-            return []
+            return None
         # Where time ran out, it has been scored on more parts.
         baseline.results = {part: baseline.results[part] for part in network.results}
-        return [baseline]
+        return baseline
 
     def _choice(self, candidate: Candidate, reason: str, plan: Plan) -> Choice:
         metric = next(iter(candidate.results.values())).metric

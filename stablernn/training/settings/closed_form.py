@@ -6,13 +6,16 @@ from stablernn.cells import StableCell
 from stablernn.data.step_data import Data, StepData
 from stablernn.errors import ConfigError
 from stablernn.training.settings.config import Config, ModelConfig, TrainingConfig
+from stablernn.training.settings.defaults import TrainingDefaults
 
 CLOSED_FORM = "closed-form"
 """Value of ``training.method``."""
 
 MOST_OUTPUTS = 256
 """Outputs at every step that are solved for at most: a large vocabulary takes longer than training by gradients."""
-_USED = frozenset({"method", "refit", "calibrate", "plots", "seed", "device", "threads"})
+_USED = frozenset(
+    {"method", "refit", "certified", "certified_margin", "calibrate", "plots", "seed", "device", "threads"}
+)
 """Settings of the section ``training`` that a fit in closed form uses."""
 _MODEL_KEYS = ("members", "dropout", "head_dropout")
 """Settings of the section ``model`` that act in training by gradients alone, or on several networks."""
@@ -53,13 +56,13 @@ def refuse_gradient_settings(config: Config, cell: StableCell, data: Data) -> No
         )
 
 
-def closed_form_training(training: TrainingConfig, *, calibrate: bool | None) -> TrainingConfig:
+def closed_form_training(training: TrainingConfig, defaults: TrainingDefaults) -> TrainingConfig:
     """Return the resolved section ``training`` of a fit in closed form.
 
     Args:
         training: The settings, before they are resolved.
-        calibrate: Recommended value of ``training.calibrate``.
+        defaults: Recommendations for the same settings.
     """
-    is_calibrated = calibrate if training.calibrate is None else training.calibrate
     # All other recommendations are for gradients, and stay None: a run stores what it used.
-    return training.model_copy(update={"calibrate": is_calibrated, "certified": False})
+    used = {key: getattr(defaults, key) for key in ("calibrate", "certified_margin")}
+    return training.model_copy(update={key: value for key, value in used.items() if getattr(training, key) is None})

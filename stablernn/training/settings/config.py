@@ -174,9 +174,9 @@ class TrainingConfig(Section):
     """Training of the model."""
 
     method: Literal["gradient", "closed-form"] = "gradient"
-    """gradient: minibatches and an optimizer. closed-form: recurrent weights stay as they are drawn, and ridge
-    regression solves for the head in one pass over the data, as in an echo state network; no setting of optimizer,
-    schedule, length, augmentation or certified region goes with it."""
+    """gradient: minibatches and an optimizer. closed-form: recurrent weights stay as they are drawn, or as
+    they are moved once into the certified region, and ridge regression solves for the head in one pass over the data,
+    as in an echo state network; no setting of optimizer, schedule, length or augmentation goes with it."""
     epochs: Count | None = None
     """Passes over the training data; None: recommended."""
     max_steps: Count | None = None

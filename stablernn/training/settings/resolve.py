@@ -89,7 +89,7 @@ def _resolve_training(config: Config, task: TaskSettings, model: ModelConfig) ->
         _check_within_range(model, task)
     defaults = task.training_settings(config, model, defaults)
     if training.method == CLOSED_FORM:
-        return closed_form_training(training, calibrate=defaults.calibrate)
+        return closed_form_training(training, defaults)
     if optimizer in ("sgd", "rmsprop") and defaults.momentum is None:
         defaults = replace(defaults, momentum=0.0)
     if (training.schedule or defaults.schedule) != "step":
@@ -192,9 +192,6 @@ def enough_memory(model: ModelConfig) -> Iterator[None]:
 
 def _is_certified(config: Config, model: ModelConfig, cell: StableCell) -> bool:
     """Return whether training stays certified: as set, else with ``practical`` but for a few cells."""
-    if config.training.method == CLOSED_FORM:
-        # Nothing moves the weights, so that there is nothing to keep; certificates are computed from them all the same.
-        return False
     if config.training.certified is not None:
         return config.training.certified
     if model.preset != "practical" or (model.max_dt is not None and not cell.certifies_irregular):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from forecast_helpers import many_series
+from stablernn.certificates.certificate import prove
 from stablernn.data import ClassificationData, ForecastData, SequenceSplit
 from stablernn.data.step_data import StepData, StoredSteps
 from stablernn.errors import ConfigError, TrainingError
@@ -20,7 +21,7 @@ from stablernn.training.loop import ridge_head
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import load_config
 from stablernn.training.settings.resolve import resolve
-from stablernn.training.speed import NoRecorder
+from stablernn.training.speed import NoRecorder, measure_speed
 from stablernn.training.tasks import task_for
 
 Data = ClassificationData | ForecastData | StepData
@@ -79,6 +80,16 @@ def test_layers_stay_as_they_were_drawn_and_only_the_head_is_solved_for() -> Non
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, drawn[name])}
     assert changed == {"head.maps.0.weight", "head.maps.0.bias"}
     assert score(model, data, "validation", "accuracy") > 0.8
+
+
+def test_layers_are_moved_into_the_certified_region_once() -> None:
+    free = prove(solved(classes(60), "model.cell=lipschitz", "training.certified=false")[0])
+    options = ("training.certified=true", "training.certified_margin=0.05")
+    certified = prove(solved(classes(60), "model.cell=lipschitz", *options)[0])
+    assert free.rate is None or free.rate > 0.95
+    assert certified.kind == "contracting"
+    assert certified.rate is not None
+    assert certified.rate <= 0.95 + 1e-6
 
 
 def test_probabilities_are_calibrated_without_a_validation_split() -> None:
@@ -195,7 +206,6 @@ def test_numbers_of_the_next_step_are_solved_for(change: bool) -> None:
         ("training.lr=0.01", "training.lr is only used by training.method=gradient, got 0.01"),
         ("training.epochs=3", "training.epochs is only used by training.method=gradient, got 3"),
         ("training.jitter=0.1", "training.jitter is only used by training.method=gradient, got 0.1"),
-        ("training.certified=true", "training.certified is only used by training.method=gradient, got True"),
         ("training.class_weights=balanced", "training.class_weights is only used by training.method=gradient"),
         ("training.keep_epochs=true", "training.keep_epochs is only used by training.method=gradient, got True"),
         ("model.members=2", "model.members is only used by training.method=gradient, got 2"),
@@ -213,7 +223,13 @@ def test_resolved_settings_resolve_to_themselves() -> None:
     data = classes(20)
     once = settings(data)
     assert resolve(once, task_for(data)) == once
-    assert (once.training.epochs, once.training.lr, once.training.certified) == (None, None, False)
+    assert (once.training.epochs, once.training.lr, once.training.certified) == (None, None, True)
+
+
+def test_a_fit_without_steps_has_no_speed() -> None:
+    config = load_config(overrides=["data.source=digits", "model.cell=lru", "training.method=closed-form"])
+    with pytest.raises(ConfigError, match=r"training\.method=closed-form takes no optimizer steps"):
+        measure_speed(config)
 
 
 def test_too_many_outputs_are_refused() -> None:

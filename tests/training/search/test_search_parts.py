@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from threading import Event
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,10 +24,12 @@ from stablernn.training.search.candidates import (
     open_settings,
     select,
 )
+from stablernn.training.search.choose import _Search
 from stablernn.training.search.plan import LEAST_SHARE, count_trainings, halving_rounds, make_plan
 from stablernn.training.search.recipes import Recipe, recipes
 from stablernn.training.search.resampling import resample
 from stablernn.training.search.trial import Trial, TrialResult
+from stablernn.training.search.workers import Workers
 from stablernn.training.settings.load import validate
 from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import task_for
@@ -165,10 +169,11 @@ def test_the_baseline_has_random_layers_that_are_proved_and_stays_below_settings
     own = find_baseline(
         validate({"data": {"source": "x"}, "model": {"cell": "lipschitz", "hidden_size": 8}}), sequences()
     )
-    # Nothing projects the weights into a region.
-    assert (own.config.model.cell, own.config.model.hidden_size, own.proof) == ("lipschitz", 8, "none")
+    assert (own.config.model.cell, own.config.model.hidden_size, own.proof) == ("lipschitz", 8, "contracting")
     with pytest.raises(ConfigError, match=r"training\.lr is only used by training\.method=gradient"):
         find_baseline(validate({"data": {"source": "x"}, "training": {"lr": 0.1}}), sequences())
+    with pytest.raises(ConfigError, match=r"takes training\.method=closed-form, got training\.method=gradient"):
+        find_baseline(validate({"data": {"source": "x"}, "training": {"method": "gradient"}}), sequences())
 
 
 def test_the_baseline_of_sequences_with_times_takes_them() -> None:
@@ -330,3 +335,36 @@ def test_a_recipe_that_streams_and_was_as_good_until_it_was_stopped_is_named() -
     selected, why = select(compared, stopped)
     assert selected is compared[0]
     assert why.endswith("cannot stream, and 'short patches', which streams, was as good on the 1 part that it finished")
+
+
+class ScoringWorkers:
+    """Workers that train nothing: networks score .8 and the baseline .9, on every part."""
+
+    count = 1
+
+    def run(self, trials: Sequence[Trial], deadline: float | None) -> Iterator[TrialResult]:
+        for trial in trials:
+            is_baseline = trial.config.training.method == "closed-form"
+            score, steps = (0.9, 0) if is_baseline else (0.8, round(500 * trial.share))
+            yield TrialResult(trial, "done", score=score, metric="accuracy", tie=0.5, steps=steps, whole_steps=500)
+
+
+@pytest.mark.parametrize(
+    ("steps", "chosen", "has_warning"),
+    [(100, "closed form, toy", False), (1400, "first", True), (20_000, "closed form, toy", False)],
+    ids=["too few", "a fifth", "all"],
+)
+def test_the_baseline_is_chosen_over_networks_that_got_half_of_their_steps(
+    steps: int, chosen: str, has_warning: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    networks = [candidate(name, "contracting", []) for name in ("first", "second")]
+    method = {"method": "closed-form"}
+    config = validate({"data": {"source": "toy"}, "model": {"cell": "lru"}, "training": method})
+    baseline = Candidate(Recipe("closed form, toy", {}, ""), config, "contracting")
+    user = validate({"data": {"source": "toy"}})
+    search = _Search(user, "classify", Budget(None, steps), networks, baseline, 5, 0.0)
+    choice = search.run(cast(Workers, ScoringWorkers()), Event())
+    assert choice.document["chosen"] == chosen
+    assert ("is better than 'first' after" in caplog.text) is has_warning
+    assert choice.document["recipes"][-1]["status"] == ("chosen" if chosen != "first" else "compared")
+    assert choice.config.training.method == ("gradient" if chosen == "first" else "closed-form")
