@@ -342,7 +342,9 @@ class ScoringWorkers:
 
     count = 1
 
-    def run(self, trials: Sequence[Trial], deadline: float | None) -> Iterator[TrialResult]:
+    def run(
+        self, trials: Sequence[Trial], deadline: float | None, most_seconds: float | None = None
+    ) -> Iterator[TrialResult]:
         for trial in trials:
             is_baseline = trial.config.training.method == "closed-form"
             score, steps = (0.9, 0) if is_baseline else (0.8, round(500 * trial.share))
