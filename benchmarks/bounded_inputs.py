@@ -43,6 +43,9 @@ HIDDEN = 16
 FOUND_RATE = 0.97
 """Share of the certified rate: of a rate that is three percent too small, the search must find more."""
 
+WIDE = 1e6
+"""Radius beyond which a ball excludes nothing that a user would fear, and `train` does not state it as a guarantee."""
+
 Row = dict[str, Any]
 
 
@@ -113,12 +116,25 @@ def summary(rows: list[Row]) -> str:
         for state, group in groups.items()
         for key, name in (("free", "all inputs"), ("within", "within the range"))
     ]
+    balls = [f"{state}: {_wide_balls(group)}" for state, group in groups.items()]
     rated = [row["rate"] for row in rows if "rate" in row]
     found = sum(rate["wrong_is_found"] for rate in rated)
     violations = sum(row["violation"] for row in rows)
     return "\n".join(
-        [*counts, f"{len(rows)} models, {violations} violations, {found} of {len(rated)} rates 3 % too small found"]
+        [
+            *counts,
+            *balls,
+            f"{len(rows)} models, {violations} violations, {found} of {len(rated)} rates 3 % too small found",
+        ]
     )
+
+
+def _wide_balls(rows: list[Row]) -> str:
+    """Return how many of the models that are bounded within the range have a ball too wide to exclude anything."""
+    bounded = [row for row in rows if row["within"] == "bounded"]
+    wide = [row["cell"] for row in bounded if max(row["balls"].values()) > WIDE]
+    names = f" ({', '.join(wide)})" if wide else ""
+    return f"{len(wide)} of {len(bounded)} bounded within the range have a ball of more than {WIDE:g}{names}"
 
 
 def _defaults(rows: list[Row]) -> list[Row]:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -73,48 +74,93 @@ def run_json(words: list[str], folder: str) -> Row:
 
 
 def figures_table(rows: list[Row]) -> str:
-    """Markdown: a line for each problem, a column for each cell, free and certified."""
-    ways = [(cell, way) for cell, ways in CELLS.items() for way in ways]
-    titles = [f"`{cell}`, {'certified' if way else 'free'}" for cell, way in ways]
-    lines = [f"| data | figure | {' | '.join(titles)} |", "|---" * (len(ways) + 2) + "|"]
+    """Markdown: a line for each problem, a column for each cell, free and certified, and the seeds of their means."""
+    columns = [(cell, certified) for cell, ways in CELLS.items() for certified in ways]
+    titles = [f"`{cell}`, {'certified' if certified else 'free'}" for cell, certified in columns]
+    lines = [f"| data | figure | seeds | {' | '.join(titles)} |", "|---" * (len(columns) + 3) + "|"]
     for data in (*PROBLEMS, *FORECASTS):
-        found = [[row for row in rows if (row["data"], row["cell"], row["certified"]) == (data, *way)] for way in ways]
-        figures = [row["figure"] for part in found for row in part]
+        runs = {column: _runs(rows, data, *column) for column in columns}
+        figures = [row["figure"] for part in runs.values() for row in part]
         if figures:
-            lines.append(f"| {data} | {figures[0]} | {' | '.join(map(_mean, found))} |")
+            lines.append(f"| {data} | {figures[0]} | {_seeds_text(runs)} | {' | '.join(map(_mean, runs.values()))} |")
     return "\n".join(lines)
 
 
+def _runs(rows: list[Row], data: str, cell: str, certified: bool) -> list[Row]:
+    return [row for row in rows if (row["data"], row["cell"], row["certified"]) == (data, cell, certified)]
+
+
+def _seeds_text(runs: dict[tuple[str, bool], list[Row]]) -> str:
+    """Return the seeds of most columns of a line, followed by the cells, or columns, that have others."""
+    by_column = {column: tuple(sorted(row["seed"] for row in part)) for column, part in runs.items() if part}
+    ((usual, _),) = Counter(by_column.values()).most_common(1)
+    texts = [_format_seeds(usual)]
+    for cell in dict.fromkeys(cell for cell, _ in by_column):
+        seeds = {certified: by_column[cell, certified] for certified in CELLS[cell] if (cell, certified) in by_column}
+        if len(set(seeds.values())) == 1 and usual not in seeds.values():
+            texts.append(f"`{cell}` {_format_seeds(next(iter(seeds.values())))}")
+            continue
+        texts += [
+            f"`{cell}`, {'certified' if certified else 'free'} {_format_seeds(numbers)}"
+            for certified, numbers in seeds.items()
+            if numbers != usual
+        ]
+    return "; ".join(texts)
+
+
+def _format_seeds(seeds: tuple[int, ...]) -> str:
+    return ", ".join(map(str, seeds))
+
+
 def price_table(rows: list[Row]) -> str:
-    """Markdown: a line for each certified cell: its loss against the free reference, and what is proved."""
+    """Markdown: a line for each certified cell: its loss against the free reference, and what is proved.
+
+    On each problem the means of both are over the seeds that both have: one more seed on one side alone would count as
+    a difference of the cells. Problems without such a seed are left out.
+    """
     lines = [
-        f"| cell, certified | accuracy against free `{REFERENCE}`, points: median (range over sets) "
-        "| MASE against it: median (range) | proved | largest rate | seconds against it: median |",
-        "|---|---|---|---|---|---|",
+        f"| cell, certified | pairs of runs with the same seed | accuracy against free `{REFERENCE}`, points: median "
+        "(range over sets) | MASE against it: median (range) | proved | largest rate | seconds against it: median |",
+        "|---|---|---|---|---|---|---|",
     ]
     for cell in CELLS:
-        kept = [row for row in rows if row["cell"] == cell and row["certified"]]
-        if not kept:
+        certified_runs = [row for row in rows if row["cell"] == cell and row["certified"]]
+        if not certified_runs:
             continue
-        points, ratios, seconds = [], [], []
+        points, ratios, seconds, pair_counts = [], [], [], []
         for data in (*PROBLEMS, *FORECASTS):
-            ours = [row for row in kept if row["data"] == data]
-            free = [row for row in rows if (row["data"], row["cell"], row["certified"]) == (data, REFERENCE, False)]
-            if not ours or not free:
+            ours, free = paired(_runs(rows, data, cell, True), _runs(rows, data, REFERENCE, False))
+            if not ours:
                 continue
+            pair_counts.append(len(ours))
             value, reference = (np.mean([row["value"] for row in part]) for part in (ours, free))
             seconds.append(np.median([row["seconds"] for row in ours]) / np.median([row["seconds"] for row in free]))
             if data in FORECASTS:
                 ratios.append(value / reference)
             else:
                 points.append(100 * (value - reference))
-        kinds = " or ".join(sorted({row["kind"] for row in kept}))
-        rate = max(row["contraction_rate"] for row in kept)
+        kinds = " or ".join(sorted({row["kind"] for row in certified_runs}))
+        rate = max(row["contraction_rate"] for row in certified_runs)
         lines.append(
-            f"| `{cell}` | {_spread(points, '+.2f')} | {_spread(ratios, '.3f')} | {kinds} | {rate:.4f} "
-            f"| {np.median(seconds):.2f} |"
+            f"| `{cell}` | {_pairs_text(pair_counts)} | {_spread(points, '+.2f')} | {_spread(ratios, '.3f')} | {kinds} "
+            f"| {rate:.4f} | {f'{np.median(seconds):.2f}' if seconds else '-'} |"
         )
     return "\n".join(lines)
+
+
+def paired(first: list[Row], second: list[Row]) -> tuple[list[Row], list[Row]]:
+    """Return the runs of both whose seeds both have."""
+    common = {row["seed"] for row in first} & {row["seed"] for row in second}
+    return [row for row in first if row["seed"] in common], [row for row in second if row["seed"] in common]
+
+
+def _pairs_text(counts: list[int]) -> str:
+    """Return on how many problems there are how many pairs, such as ``3 on 5, 2 on 6, 1 on 1``."""
+    return (
+        "none"
+        if not counts
+        else ", ".join(f"{count} on {problems}" for count, problems in sorted(Counter(counts).items(), reverse=True))
+    )
 
 
 def _mean(rows: list[Row]) -> str:

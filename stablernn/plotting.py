@@ -23,6 +23,8 @@ Record = dict[str, Any]
 
 # Okabe and Ito's palette, which people with any common form of color blindness can distinguish.
 BLUE, ORANGE, GREEN, BLACK, GREY = "#0072B2", "#D55E00", "#009E73", "#222222", "#8A8A8A"
+_COLORS = (BLUE, ORANGE, GREEN, BLACK, "#CC79A7", "#56B4E9", "#E69F00", GREY)
+_DASHES = ("-", "--", ":", "-.")
 _MIN_RATE = 1e-6
 """The smallest contraction rate that is drawn; smaller ones would have an exponent near minus infinity."""
 _THEOREM_1_TERMS = (("mu2_A",), ("norm_W",), ("mu2_A", "norm_W"))
@@ -278,6 +280,12 @@ def _style(axes: Axes, title: str) -> None:
 
 def _format_name(name: str) -> str:
     return {"macro_f1": "macro F1"}.get(name, name.replace("_", " "))
+
+
+def line_styles(count: int) -> list[tuple[str, str]]:
+    """Return colors and dashes: each color once with whole lines, then again with dashed ones."""
+    size = len(_COLORS)
+    return [(_COLORS[number % size], _DASHES[number // size % len(_DASHES)]) for number in range(count)]
 
 
 def _epochs_axis(axes: Axes) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from stablernn_cli.errors import UsageError
 from stablernn_cli.options import DATA_PANEL, MODEL_PANEL, TRAINING_PANEL, Stamps
 
 # The names of the parameters are those of the options, with underscores.
@@ -116,11 +117,36 @@ RunDirOption = Annotated[
 
 
 def options_in_use(context: typer.Context, names: Iterable[str] = KEYS) -> dict[str, Any]:
-    """Return the options that were set, by the name of their parameter."""
+    """Return the options that were set, by the name of their parameter.
+
+    Raises:
+        UsageError: If both flags of a pair are on the command line.
+    """
     # Typer passes an empty list for a repeatable option that is absent.
-    return {name: context.params[name] for name in names if context.params[name] not in (None, [], ())}
+    values = {name: context.params[name] for name in names if context.params[name] not in (None, [], ())}
+    flags = {parameter.name: parameter for parameter in context.command.params if parameter.secondary_opts}
+    return {name: _single_flag(flags[name], value) if name in flags else value for name, value in values.items()}
+
+
+def _single_flag(parameter: Any, values: Sequence[bool]) -> bool:
+    """Return the value of a pair of flags such as ``--certified/--free``, an option of the type ``list[bool]``.
+
+    An option of the type ``bool`` would take the last of two flags that contradict each other.
+    """
+    if len(set(values)) > 1:
+        names = f"{parameter.opts[0]} and {parameter.secondary_opts[0]}"
+        raise UsageError(f"{names} exclude each other, got both. Give only one of them.")
+    return values[0]
 
 
 def flag(name: str) -> str:
     """Return a parameter's name as the user types the option."""
     return f"--{name.replace('_', '-')}"
+
+
+def option_words(name: str, value: object) -> list[str]:
+    """Return an option and its value as the user types them, in one word if it is a flag."""
+    if isinstance(value, bool):
+        # The only pair of flags.
+        return ["--certified" if value else "--free"]
+    return [flag(name), str(value)]

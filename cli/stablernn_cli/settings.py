@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stablernn_cli.config_options import KEYS, flag
+from stablernn_cli.config_options import KEYS, flag, option_words
 from stablernn_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ def read_settings(
     for name, value in options.items():
         section, key = KEYS[name].split(".")
         if tree[section][key] != value:
+            option = " ".join(option_words(name, value))
             raise UsageError(
-                f"{flag(name)} {value} contradicts --set, which makes {section}.{key} {tree[section][key]}. "
-                "Give only one of them."
+                f"{option} contradicts --set, which makes {section}.{key} {tree[section][key]}. Give only one of them."
             )
     return settings
 

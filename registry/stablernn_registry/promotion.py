@@ -66,7 +66,13 @@ def _check_kind(required_kind: Kind, within: InputRangeRule | None, candidate: V
     if certificate is None:
         return False, f"no certificate is stored, kind '{required_kind}' is required"
     result = _check_strength(required_kind, certificate, candidate)
-    if within is None or result[0]:
+    if within is None:
+        return result
+    # Before the strength: ranges of other features are a mistake in the rule, even where the kind holds for all inputs.
+    mismatch = _describe_mismatch(within, certificate, candidate)
+    if mismatch is not None:
+        return False, mismatch
+    if result[0]:
         # What holds for all inputs holds for those of any range.
         return result
     bounded = certificate.get("bounded_inputs")
@@ -77,8 +83,8 @@ def _check_kind(required_kind: Kind, within: InputRangeRule | None, candidate: V
             "of stablernn"
         )
     required = within.ranges(len(certified))
-    if required is None:
-        return False, f"the rule has ranges of {len(within.lower)} features, the version has {len(certified)}"
+    # Another number of features is a mismatch, and has been refused.
+    assert required is not None
     texts = format_input_ranges(certified), format_input_ranges(required)
     pairs = zip(certified, required, strict=True)
     if not all(low <= needed_low and needed_high <= high for (low, high), (needed_low, needed_high) in pairs):
@@ -91,6 +97,28 @@ def _check_kind(required_kind: Kind, within: InputRangeRule | None, candidate: V
             f"stored: see stablernn certify {candidate.ref} --inputs-within, and set the rule for the version's range"
         )
     return ok, f"{detail}, {texts[1]}" if ok else detail
+
+
+def _describe_mismatch(within: InputRangeRule, certificate: Mapping[str, Any], candidate: Version) -> str | None:
+    """Return why the ranges of a rule are not those of a version's features; None if they can be."""
+    bounded = certificate.get("bounded_inputs")
+    certified = input_ranges(bounded) if isinstance(bounded, Mapping) else None
+    manifest = candidate.manifest
+    if certified is None and _reads_tokens(manifest.signature):
+        # Their names in the manifest are the vocabulary.
+        version_text = "reads tokens, which have no ranges"
+        is_match = len(within.lower) == 1
+    else:
+        count = len(manifest.features or ()) if certified is None else len(certified)
+        version_text = f"has {count}"
+        is_match = within.ranges(count) is not None
+    return None if is_match else f"the rule has ranges of {len(within.lower)} features, the version {version_text}"
+
+
+def _reads_tokens(signature: Mapping[str, Any]) -> bool:
+    graphs = [signature.get(name) for name in ("sequence", "step")]
+    inputs = [row for graph in graphs if isinstance(graph, Mapping) for row in graph.get("inputs", ())]
+    return any(isinstance(row, Mapping) and row.get("name") == "tokens" for row in inputs)
 
 
 def _check_strength(required_kind: Kind, certificate: Mapping[str, Any], candidate: Version) -> tuple[bool, str]:

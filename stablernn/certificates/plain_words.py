@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
@@ -22,7 +22,7 @@ def describe_guarantee(
     sequences: int = 0,
     embedding_gain: float | None = None,
 ) -> list[str]:
-    """Return what a certificate proves as clauses, without the full stop; none if it proves nothing.
+    """Return what a certificate proves as sentences about the model, without the full stop; none if it proves nothing.
 
     The size of an error is its 2-norm over all channels of a step. A step is one of the layers, which read several
     samples at once if the model has patches. Of a model that resamples complete sequences they are steps of the
@@ -49,7 +49,7 @@ def describe_guarantee(
     if radius is not None and radius >= _LEAST_RADIUS:
         clauses.append(
             f"half of {sequences:,} validation sequences keep their answer under every perturbation smaller than "
-            f"{_size(radius, ROUND_FLOOR)}"
+            f"{format_size(radius, ROUND_FLOOR)}"
         )
     return clauses
 
@@ -63,12 +63,12 @@ def _forgetting(forgetting: Mapping[str, Any], time: Mapping[str, Any]) -> list[
         # A resampled sequence ends before it has forgotten.
         return []
     if steps is None:
-        return ["forgets every disturbance of its state"]
+        return ["it forgets every disturbance of its state"]
     duration = _count(steps) if time.get("steps") != "irregular" else f"the time of {_count(steps, 'regular step')}"
     if resample_steps is not None:
         duration += " of the resampled sequence"
     limit = f"{forgetting['share']:g}"
-    return [f"forgets: a disturbance of its state by 1 moves no output by more than {limit} after {duration}"]
+    return [f"it forgets: a disturbance of its state by 1 moves no output by more than {limit} after {duration}"]
 
 
 def _growth(certificate: Mapping[str, Any]) -> list[str]:
@@ -78,8 +78,8 @@ def _growth(certificate: Mapping[str, Any]) -> list[str]:
     percent = math.ceil(1000 * (growth - 1)) / 10
     size = "" if certificate["norm"] == "l2" else f" in the norm '{certificate['norm']}'"
     if not percent:
-        return [f"never enlarges a disturbance of its state{size}"]
-    return [f"enlarges a disturbance of its state{size} by no more than {percent:g} % in {_COUNTED_STEPS:,} steps"]
+        return [f"it never enlarges a disturbance of its state{size}"]
+    return [f"it enlarges a disturbance of its state{size} by no more than {percent:g} % in {_COUNTED_STEPS:,} steps"]
 
 
 def _input_errors(certificate: Mapping[str, Any], embedding_gain: float | None) -> list[str]:
@@ -94,12 +94,12 @@ def _input_errors(certificate: Mapping[str, Any], embedding_gain: float | None) 
     single = next((gap["output_error"] for gap in certificate.get("gaps", ()) if gap["steps"] == 1), None)
     lasting = certificate["gains"]["input_to_output"]
     if single is not None and factor * single < _MOST:
-        limit = _size(factor * single)
+        limit = format_size(factor * single)
         clauses.append(f"{subject} that is wrong by 1 in one step moves no later output{period} by more than {limit}")
     if lasting is not None and factor * lasting < _MOST:
         alone = f"{subject} that is wrong by 1 in every step moves no output by more"
         start = "in every step by no more" if clauses else alone
-        clauses.append(f"{start} than {_size(factor * lasting)}")
+        clauses.append(f"{start} than {format_size(factor * lasting)}")
     # The second continues the sentence of the first.
     return [", and ".join(clauses)] if clauses else []
 
@@ -108,25 +108,33 @@ def _balls(balls: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the clause about the size of the state: of its norm, or of each number if some ball is in another norm."""
     if not balls:
         return []
-    largest = max(ball["radius"] for ball in balls)
+    largest = largest_radius(balls)
     if not largest < _MOST:
         return []
     if all(ball["norm"] == "l2" for ball in balls):
-        return [f"keeps the norm of every layer's state within {_size(largest)}"]
+        return [f"it keeps the norm of every layer's state within {format_size(largest)}"]
     # No number exceeds the 2-norm.
-    return [f"keeps every number of its state within {_size(largest)}"]
+    return [f"it keeps every number of its state within {format_size(largest)}"]
 
 
-def _size(value: float, rounding: str = ROUND_CEILING) -> str:
-    """Return a bound with two significant digits, or as a whole number from 100 on.
+def largest_radius(balls: Iterable[Mapping[str, Any]]) -> float:
+    """Return the largest radius of the balls in a document of a certificate, of which there is at least one."""
+    return float(max(ball["radius"] for ball in balls))
+
+
+def format_size(value: float, rounding: str = ROUND_CEILING) -> str:
+    """Return a bound with two significant digits, or as a whole number from 100 to a million.
 
     It is rounded to the side where it still holds: an upper bound up, a radius down.
     """
     number = Decimal(value)
     if number == 0:
         return "0"
-    rounded = number.quantize(Decimal(1).scaleb(min(0, number.adjusted() - 1)), rounding)
-    return f"{float(rounded):.2g}" if rounded < Decimal("0.001") else f"{rounded.normalize():,f}"
+    exponent = number.adjusted() - 1
+    # Of a bound beyond a million only the order of magnitude matters.
+    rounded = number.quantize(Decimal(1).scaleb(min(0, exponent) if value < _MOST else exponent), rounding)
+    is_plain = Decimal("0.001") <= rounded < Decimal(_MOST)
+    return f"{rounded.normalize():,f}" if is_plain else f"{float(rounded):.2g}"
 
 
 def _count(number: int, noun: str = "step") -> str:

@@ -94,12 +94,12 @@ def certified_kind(cell: StableCell) -> Kind:
             f"The cell '{cell.key}' has no certified region that training could stay in{reason}. Take one that has, "
             "such as lipschitz, rnn, lru or exprnn (all are in docs/stability.md), or leave training.certified out."
         )
-    for name, is_excluded, replacement in _excluded_options(cell):
-        if is_excluded:
-            raise ConfigError(
-                f"The cell '{cell.key}' has no certified region with {name}={getattr(cell, name)!r}; set "
-                f"model.cell_options.{name} to {replacement}."
-            )
+    # All at once: whoever sets one of them would otherwise be refused again because of the next.
+    excluded = [(name, replacement) for name, is_excluded, replacement in _excluded_options(cell) if is_excluded]
+    if excluded:
+        values = " and ".join(f"{name}={getattr(cell, name)!r}" for name, _ in excluded)
+        replacements = " and ".join(f"model.cell_options.{name} to {replacement}" for name, replacement in excluded)
+        raise ConfigError(f"The cell '{cell.key}' has no certified region with {values}; set {replacements}.")
     return BY_CONSTRUCTION.get(cell.key) or _PROJECTED_KINDS[cell.key]
 
 

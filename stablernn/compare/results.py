@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata, wilcoxon
 
+from stablernn.certificates.plain_words import format_size
 from stablernn.training.evaluation.metric_catalog import direction
 
 SIGNIFICANCE = 0.05
@@ -186,6 +187,8 @@ def _format_certificate(certificate: Mapping[str, Any] | None) -> str:
     if certificate is None:
         return "-"
     rate = certificate["contraction_rate"]
+    if certificate.get("radius") is not None:
+        return f"{certificate['kind']} within {format_size(certificate['radius'])}"
     if certificate["kind"] == "none" or rate is None:
         return str(certificate["kind"])
     return f"{certificate['kind']}, rate {rate:.5g}"

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from stablernn.plotting import BLACK, BLUE, GREEN, GREY, ORANGE, _save, _style
+from stablernn.plotting import BLACK, BLUE, GREEN, GREY, ORANGE, _epochs_axis, _save, _style, line_styles
 from stablernn.reproduce.progress import data_states
 from stablernn.reproduce.table import FULL, Table
 
@@ -23,6 +22,8 @@ Reader = Callable[[Sequence[Mapping[str, Any]]], tuple[Sequence[float], Array]]
 """Returns the levels of a disturbance and the accuracies under it, ``(seeds, levels)``."""
 
 _LINES = ((BLUE, "o"), (GREEN, "s"), (ORANGE, "D"), ("#CC79A7", "v"), (BLACK, "^"), ("#E69F00", "P"))
+_LOG_RATIO = 20
+"""Largest over smallest value from which an axis is logarithmic."""
 _TITLES = {"whole": "after all epochs", "matched": "at equal clean accuracy"}
 
 
@@ -85,10 +86,13 @@ def _read_noise(kind: str, reports: Sequence[Mapping[str, Any]]) -> tuple[Sequen
     return curves[0]["levels"], np.array([curve["accuracy"] for curve in curves])
 
 
-def _plot_band(axes: Axes, x: Sequence[float], values: Array, *, color: Any, marker: str, label: str) -> None:
+def _plot_band(
+    axes: Axes, x: Sequence[float], values: Array, *, color: str, marker: str = "", dash: str = "-", label: str
+) -> None:
     """Plot the mean and the range over the seeds of values, ``(seeds, points)``."""
     axes.fill_between(x, values.min(axis=0), values.max(axis=0), color=color, alpha=0.15, linewidth=0)
-    axes.plot(x, values.mean(axis=0), color=color, marker=marker, markersize=4, linewidth=1.6, label=label)
+    mean = values.mean(axis=0)
+    axes.plot(x, mean, color=color, marker=marker, markersize=4, linestyle=dash, linewidth=1.6, label=label)
 
 
 def plot_trajectories(path: Path, results: Results) -> None:
@@ -157,9 +161,6 @@ def plot_curves(path: Path, table: Table, results: Results) -> None:
     for axes, data in zip(panels, data_sets, strict=True):
         _style(axes, data.key if states[data.key] == FULL else f"{data.key} (not the full protocol)")
         rows = [row.key for row in table.rows_on(data)]
-        colors: Sequence[Any] = [color for color, _ in _LINES]
-        if len(rows) > len(colors):
-            colors = colormaps["tab20"].colors  # type: ignore[attr-defined]
         curves = {
             row: [run["validation_curve"] for run in runs if (run["row"], run["data"]) == (row, data.key)]
             for row in rows
@@ -169,13 +170,13 @@ def plot_curves(path: Path, table: Table, results: Results) -> None:
         if all(len(curve["epochs"]) == 1 for curve in present):
             _plot_single_epochs(axes, curves)
             continue
-        for color, (row, of_row) in zip(colors, curves.items(), strict=False):
+        for (color, dash), (row, of_row) in zip(line_styles(len(curves)), curves.items(), strict=True):
             if of_row:
                 # Seeds that stopped earlier end the common part.
                 length = min(len(curve["epochs"]) for curve in of_row)
                 values = np.array([curve["values"][:length] for curve in of_row])
-                _plot_band(axes, of_row[0]["epochs"][:length], values, color=color, marker="", label=row)
-        axes.set_xlabel("epoch")
+                _plot_band(axes, of_row[0]["epochs"][:length], values, color=color, dash=dash, label=row)
+        _epochs_axis(axes)
         axes.legend(frameon=False, fontsize=8)
     _save(figure, path)
 
@@ -189,7 +190,11 @@ def _plot_single_epochs(axes: Axes, curves: Mapping[str, Sequence[Mapping[str, A
             spread = [[mean - values.min()], [values.max() - mean]]
             axes.errorbar(position, mean, yerr=spread, color=BLUE, marker="o", markersize=5, capsize=3)
     axes.set_xticks(range(len(curves)), list(curves), rotation=45, ha="right")
-    axes.set_ylim(bottom=0)
+    every_value = [curve["values"][0] for of_row in curves.values() for curve in of_row]
+    if min(every_value) > 0 and max(every_value) > _LOG_RATIO * min(every_value):
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
 
 
 def sweep_points(table: Table, results: Results, setting: str, data: str) -> list[tuple[Array, Array, Array]]:

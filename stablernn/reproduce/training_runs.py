@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stablernn.data.catalog import dataset_info
 from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError, DataError
 from stablernn.reproduce.folder import Run
@@ -111,7 +112,7 @@ class TrainingRuns:
     def tree(self, run: Run, size: int) -> dict[str, Any]:
         """Return the settings of the whole run of the protocol."""
         tree = self._table.run_tree(run.row, run.data, self._protocol)
-        if self._partial_data:
+        if self._partial_data and takes_partial(run.data):
             tree["data"] = {**tree["data"], "partial": True}
         tree["model"] = {**tree["model"], "hidden_size": size}
         # The papers train freely, also the rows with our own settings.
@@ -158,6 +159,11 @@ class TrainingRuns:
         if self._length.epochs is not None:
             steps = self._length.epochs * epoch_steps
         return published if steps is None else min(steps, published)
+
+
+def takes_partial(data: DataSet) -> bool:
+    """Return whether a data set of a table may be used if only a part of it is on disk."""
+    return "partial" in dataset_info(data.settings["data.source"].value).takes
 
 
 def train_run(settings: Mapping[str, Any], directory: Path) -> None:

@@ -9,7 +9,7 @@ from stablernn.certificates.certificate import Certificate
 from stablernn.certificates.certified_radius import certified_radii
 from stablernn.certificates.embedding_gain import embedding_gains
 from stablernn.certificates.input_range import InputRange
-from stablernn.certificates.plain_words import describe_guarantee
+from stablernn.certificates.plain_words import describe_guarantee, format_size, largest_radius
 from stablernn.certificates.projection import is_within_range, suggest_proof
 from stablernn.errors import CertificateError
 from stablernn.nn.models import Classifier
@@ -53,20 +53,24 @@ def describe_proof(trainer: BaseTrainer, scorer: Scorer, inputs: InputRange | No
         # A weight is not finite, which the trainer reports.
         return None
     radius, sequences = _median_radius(model, scorer, certificate)
+    # A bound that is too large to be of use is still named, so that "bounded" is not taken for more than it is.
+    is_bounded = certificate.kind == "bounded"
+    within = f" within a radius of {format_size(largest_radius(certificate.balls))}" if is_bounded else ""
     clauses = describe_guarantee(
         certificate.document(), radius=radius, sequences=sequences, embedding_gain=max(embedding_gains(model))
     )
-    if not clauses and trainer.settings.certified:
-        return (
-            f"The model is '{certificate.kind}', with bounds too large to be of use. Set a larger "
-            "training.certified_margin for smaller ones."
-        )
-    if not clauses:
-        return f"Nothing of use is proved of this model. {suggest_proof(model.rnn.cells[0])}"
     scope = "for all inputs"
     if certificate.inputs is not None:
         scope = "for inputs within the range of training, half as wide again"
-    return f"Proved {scope}: it {'; '.join(clauses)}. Inputs are scaled ones."
+    if not clauses and trainer.settings.certified:
+        return (
+            f"The model is '{certificate.kind}'{within}, with bounds too large to be of use. Set a larger "
+            "training.certified_margin for smaller ones."
+        )
+    if not clauses:
+        bounds = f": {scope}, its state is only bounded{within}" if is_bounded else ""
+        return f"Nothing of use is proved of this model{bounds}. {suggest_proof(model.rnn.cells[0])}"
+    return f"Proved {scope}: {'; '.join(clauses)}. Inputs are scaled ones."
 
 
 def _median_radius(model: object, scorer: Scorer, certificate: Certificate) -> tuple[float | None, int]:

@@ -157,6 +157,7 @@ def trained(
     steps: int = 30,
     lr: float = 0.05,
     certified: bool = False,
+    seed: int | None = None,
     **options: Any,
 ) -> SequenceModel:
     """A classifier after some optimizer steps, with the cells' penalties and projections.
@@ -168,9 +169,10 @@ def trained(
         steps: Of the optimizer, on all samples each.
         lr: Of Adam.
         certified: Whether the cells are projected onto their certified regions after each step.
+        seed: Of the first weights; None for the number of units.
         options: Further ones of :class:`stablernn.Classifier`.
     """
-    torch.manual_seed(hidden)
+    torch.manual_seed(hidden if seed is None else seed)
     x, y = waves() if data is None else data
     model = mark_fitted(Classifier(key, x.shape[2], int(y.max()) + 1, hidden, **options))
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)

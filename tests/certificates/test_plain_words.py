@@ -34,7 +34,7 @@ DOCUMENT: dict[str, Any] = {
             {},
             0.0319,
             [
-                "forgets: a disturbance of its state by 1 moves no output by more than 0.001 after 1,234 steps",
+                "it forgets: a disturbance of its state by 1 moves no output by more than 0.001 after 1,234 steps",
                 "an input that is wrong by 1 in one step moves no later output by more than 0.24, and in every step by "
                 "no more than 157",
                 "half of 80 validation sequences keep their answer under every perturbation smaller than 0.031",
@@ -44,21 +44,21 @@ DOCUMENT: dict[str, Any] = {
             {"time": {"steps": "irregular"}, "gaps": [{"steps": 1, "output_error": None}]},
             None,
             [
-                "forgets: a disturbance of its state by 1 moves no output by more than 0.001 after the time of 1,234 "
-                "regular steps",
+                "it forgets: a disturbance of its state by 1 moves no output by more than 0.001 after the time of "
+                "1,234 regular steps",
                 "an input that is wrong by 1 in every step moves no output by more than 157",
             ],
         ),
         (
             {"forgetting": {"share": 1e-3, "steps": 1000}, "gaps": [], "gains": {"input_to_output": 1e7}},
             1e-6,
-            ["forgets every disturbance of its state"],
+            ["it forgets every disturbance of its state"],
         ),
         (
             {"kind": "non-expansive", "contraction_rate": 1.0, "gains": {"input_to_output": None}},
             None,
             [
-                "never enlarges a disturbance of its state",
+                "it never enlarges a disturbance of its state",
                 "an input that is wrong by 1 in one step moves no later output of the next 100,000 by more than 0.24",
             ],
         ),
@@ -71,18 +71,18 @@ DOCUMENT: dict[str, Any] = {
                 "gains": {"input_to_output": None},
             },
             None,
-            ["enlarges a disturbance of its state in the norm 'linf' by no more than 1.1 % in 100,000 steps"],
+            ["it enlarges a disturbance of its state in the norm 'linf' by no more than 1.1 % in 100,000 steps"],
         ),
-        ({"kind": "bounded"}, None, ["keeps every number of its state within 7.8"]),
+        ({"kind": "bounded"}, None, ["it keeps every number of its state within 7.8"]),
         (
             {"kind": "bounded", "state_balls": [{"norm": "l2", "radius": 2.0}]},
             None,
-            ["keeps the norm of every layer's state within 2"],
+            ["it keeps the norm of every layer's state within 2"],
         ),
         (
             {"kind": "bounded", "state_balls": [{"norm": "linf", "radius": 4.0}, {"norm": "l2", "radius": 8.0}]},
             None,
-            ["keeps every number of its state within 8"],
+            ["it keeps every number of its state within 8"],
         ),
         ({"kind": "bounded", "state_balls": [{"norm": "linf", "radius": 1e19}]}, None, []),
         ({"kind": "none"}, None, []),

@@ -394,7 +394,6 @@ def test_singular_values_cannot_leave_more_than_their_option_allows() -> None:
         ("antisymmetric", "damping", 0.0, "more than 0, less than 6.66667"),
         ("antisymmetric", "damping", 7.0, "more than 0, less than 6.66667"),
         ("antisymmetric_g", "damping", 0.0, "more than 0"),
-        ("fastgrnn", "recurrent_kept", 0.5, "1"),
         ("fastgrnn_lsq", "nonlinearity", "relu", "tanh"),
         ("lvf_mid", "constraint", "none", "hard"),
         ("lipschitz", "skew_weight", 1.0, "less than 1"),

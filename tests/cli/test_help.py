@@ -167,6 +167,13 @@ def test_every_command_takes_json(name: str) -> None:
     assert "--json" in [option for parameter in LEAVES[name].params for option in parameter.opts]
 
 
+def test_no_pair_of_flags_takes_the_last_of_two_silently() -> None:
+    """A pair such as ``--certified/--free`` must be repeatable, so that ``options_in_use`` sees both."""
+    pairs = [parameter for command in LEAVES.values() for parameter in command.params if parameter.secondary_opts]
+    assert [parameter.name for parameter in pairs] == ["certified"]
+    assert all(parameter.multiple for parameter in pairs)
+
+
 def test_the_documentation_is_current() -> None:
     root = Path(__file__).parents[2]
     assert (root / "docs" / "cli.md").read_text(encoding="utf-8") == render(), "run `make docs`"

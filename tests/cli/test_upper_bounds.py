@@ -1,10 +1,12 @@
-"""Upper bounds in the sentences of a certificate's document are rounded up."""
+"""Bounds are printed rounded to the side on which they still hold."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from stablernn_cli.report.sentences import format_upper
+from stablernn_registry.documents.rounding import format_lower, format_upper
 
 
 @pytest.mark.parametrize(
@@ -17,8 +19,30 @@ from stablernn_cli.report.sentences import format_upper
         (119.2, 3, "120"),
         (0.0, 3, "0"),
         (9.999, 2, "10"),
+        # The nearest floats lie above and below these decimals.
+        (0.1, 6, "0.1"),
+        (0.29, 6, "0.29"),
+        (-0.0037649, 4, "-0.003764"),
+        (math.inf, 4, "inf"),
     ],
 )
 def test_an_upper_bound_is_never_printed_smaller_than_it_is(value: float, digits: int, text: str) -> None:
     assert format_upper(value, digits) == text
     assert float(text) >= value
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (0.0319999, 4, "0.03199"),
+        (0.34, 4, "0.34"),
+        (0.29, 4, "0.29"),
+        (1 - 2**-22, 8, "0.99999976"),
+        (666.66667, 6, "666.666"),
+        (0.0, 4, "0"),
+        (-1.25e-8, 2, "-1.3e-08"),
+    ],
+)
+def test_a_lower_bound_is_never_printed_larger_than_it_is(value: float, digits: int, text: str) -> None:
+    assert format_lower(value, digits) == text
+    assert float(text) <= value

@@ -56,6 +56,18 @@ ROWS = {
         ["train", "--data", "digits", "--cell", "gru", "--epochs", "3", "--max-steps", "2"],
         "--epochs and --max-steps exclude each other, got 3 and 2. Give only one of them.",
     ),
+    "both flags": (
+        ["train", "--data", "digits", "--cell", "gru", "--certified", "--free"],
+        "--certified and --free exclude each other, got both. Give only one of them.",
+    ),
+    "both flags, the other way round": (
+        ["train", "--data", "digits", "--cell", "gru", "--free", "--certified"],
+        "--certified and --free exclude each other, got both. Give only one of them.",
+    ),
+    "flag against --set": (
+        ["train", "--data", "digits", "--cell", "gru", "--free", "--set", "training.certified=true"],
+        "--free contradicts --set, which makes training.certified True. Give only one of them.",
+    ),
     "two values": (
         ["train", "--data", "digits", "--cell", "gru", "--lr", "0.1", "--set", "training.lr=0.2"],
         "--lr 0.1 contradicts --set, which makes training.lr 0.2. Give only one of them.",

@@ -15,7 +15,7 @@ from stablernn.compare.plots import find_groups, plot_critical_difference
 from stablernn.compare.results import aggregate, markdown, table_rows
 
 CONTRACTING = {"kind": "contracting", "contraction_rate": 0.95}
-BOUNDED = {"kind": "bounded", "contraction_rate": None}
+BOUNDED = {"kind": "bounded", "contraction_rate": None, "radius": 6_723_447_172.0}
 
 
 def run(problem: str, contender: str, seed: int, score: float | None, **figures: Any) -> dict[str, Any]:
@@ -34,6 +34,8 @@ def test_scores_are_means_over_seeds_and_the_weakest_certificate_stands() -> Non
     assert (lru["certificate"], lru["cpu_seconds"], lru["failed"]) == (BOUNDED, 2.5, 0)
     assert (table["split"], table["trivial"]) == ("test", {"ridge": 0.5})
     assert table_rows(table)[1][:3] == ["lru", "0.8", "0.7 to 0.9"]
+    # The kind alone would not tell this bound from one of 1.
+    assert "bounded within 6.8e+09" in table_rows(table)[1]
 
 
 def test_less_is_better_for_errors_and_a_failed_contender_comes_last() -> None:

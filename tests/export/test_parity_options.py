@@ -48,6 +48,8 @@ VARIANTS: dict[str, Any] = {
     "patches-with-times-mask-all": lambda: srn.Classifier(
         "cfc", 2, 3, 9, max_dt=4.0, patch_size=4, patch_stride=3, readout="all", mask_channel=True
     ),
+    # A mean of seven times once had other bits in a batch.
+    "seven-times": lambda: srn.Classifier("lipschitz", 2, 3, 9, max_dt=4.0, patch_size=7),
     "members-embedding-two-layers": lambda: srn.Classifier(
         "lstm", 2, 3, 9, num_layers=2, members=3, patch_size=4, patch_embedding=6, head_dropout=0.2
     ),

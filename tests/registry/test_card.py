@@ -72,6 +72,32 @@ def test_forecaster(fields: dict[str, Any]) -> None:
     assert "\n| horizon (steps) | 52 |\n| frequency | W |\n| quantiles | 0.1, 0.5 |\n" in card
 
 
+@pytest.mark.parametrize(
+    ("balls", "text"),
+    [
+        (
+            [("linf", 0.9999412)],
+            "drives the state out of a ball of radius 1 (linf); two states under one input may part.",
+        ),
+        (
+            [("linf", 1.0), ("linf", 6_723_447_172.0)],
+            "drives a state out of its ball, of radius 6.724e+09 (linf) at most; two states under one input may part.",
+        ),
+        # Another program may have stored anything: the largest radius is then unknown.
+        ([("linf", 1.0), ("linf", None)], "drives the state out of a ball, whose radius is not stored; two states"),
+        ([], "drives the state out of a ball, whose radius is not stored; two states"),
+    ],
+    ids=["one", "two", "unreadable", "none"],
+)
+def test_a_bounded_model_is_described_with_the_radius_of_its_ball(
+    fields: dict[str, Any], balls: list[tuple[str, float | None]], text: str
+) -> None:
+    state_balls = [{"state": "state_0", "norm": norm, "centre": 0.0, "radius": radius} for norm, radius in balls]
+    certificate = {"kind": "bounded", "contraction_rate": 1.5, "state_balls": state_balls}
+    card = model_card(ManifestFields.parse({**fields, "certificate": certificate}))
+    assert f"bounded: no input {text}" in card
+
+
 @pytest.mark.parametrize(("skip", "is_mentioned"), [("linear", True), ("none", False)])
 def test_the_card_says_what_a_certificate_is_of(fields: dict[str, Any], skip: str, *, is_mentioned: bool) -> None:
     certificate = {
@@ -81,7 +107,7 @@ def test_the_card_says_what_a_certificate_is_of(fields: dict[str, Any], skip: st
     }
     manifest_fields = {**fields, "certificate": certificate, "lineage": {"config": {"model": {"skip": skip}}}}
     card = model_card(ManifestFields.parse(manifest_fields))
-    assert "bounded: no input drives the state out of a known ball; two states under one input may part." in card
+    assert "bounded: no input drives the state out of a ball, whose radius is not stored" in card
     assert "\n| condition | value | at most | holds |\n| --- | --- | --- | --- |\n| a | 2 | null | false |\n" in card
     sentence = "\nThe certificate covers the recurrent layers only, not the linear skip.\n"
     assert (sentence in card) == is_mentioned

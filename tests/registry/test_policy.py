@@ -37,6 +37,11 @@ GRAPH = {
     "outputs": [{"name": "logits", "dtype": "float32", "shape": ["batch", 2]}],
 }
 BOTH = {"sequence": GRAPH, "step": GRAPH}
+TOKENS = {
+    "inputs": [{"name": "tokens", "dtype": "int64", "shape": ["batch"]}],
+    "outputs": [{"name": "logits", "dtype": "float32", "shape": ["batch", 2]}],
+}
+WITHIN_TWO = {"kind": "bounded", "inputs_within": {"lower": [-1.0, 0.0], "upper": [1.0, 2.0]}}
 WITHIN_ONE = {"kind": "bounded", "inputs_within": {"lower": [-1.0], "upper": [1.0]}}
 
 
@@ -155,6 +160,26 @@ def test_the_last_line_for_an_alias_counts_and_the_star_for_those_without(regist
         ),
         (WITHIN_ONE, {"certificate": {"kind": "bounded", "holds": True}}, None),
         (WITHIN_ONE, {"certificate": within([-2.0, -1.0], [1.0, 3.0])}, None),
+        # Ranges of other features are a mistake, however much is proved; one range stands for all features.
+        (WITHIN_ONE, {"certificate": CONTRACTING, "features": ["pressure", "flow"]}, None),
+        (WITHIN_TWO, {"certificate": CONTRACTING, "features": ["pressure", "flow"]}, None),
+        (
+            WITHIN_TWO,
+            {"certificate": CONTRACTING},
+            "check 'policy kind' failed (the rule has ranges of 2 features, the version has 1)",
+        ),
+        (
+            WITHIN_TWO,
+            {"certificate": CONTRACTING | {"bounded_inputs": within([0.0] * 3, [1.0] * 3)["bounded_inputs"]}},
+            "check 'policy kind' failed (the rule has ranges of 2 features, the version has 3)",
+        ),
+        (
+            WITHIN_TWO,
+            {"certificate": CONTRACTING, "features": ["a", "b"], "signature": {"step": TOKENS}},
+            "check 'policy kind' failed (the rule has ranges of 2 features, the version reads tokens, which have no "
+            "ranges)",
+        ),
+        (WITHIN_ONE, {"certificate": CONTRACTING, "signature": {"step": TOKENS}}, None),
         (
             WITHIN_ONE,
             {"certificate": within([-2.0, -0.5], [1.0, 3.0])},

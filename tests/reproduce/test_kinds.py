@@ -15,6 +15,7 @@ import pytest
 from reproduce_helpers import little_images, little_table, on_digits
 from stablernn.engines import list_engines
 from stablernn.errors import CheckpointError, ConfigError, DataError, InterruptedRun, UnknownNameError
+from stablernn.reproduce.folder import Run
 from stablernn.reproduce.kinds.dynamics import system_matrix
 from stablernn.reproduce.kinds.pendulum import pendulum
 from stablernn.reproduce.plots import sweep_points
@@ -24,7 +25,7 @@ from stablernn.reproduce.run_protocol import reproduce
 from stablernn.reproduce.settings import merge, ours
 from stablernn.reproduce.table import FULL, SHORT, DataSet, Protocol, Table
 from stablernn.reproduce.tables import TABLES
-from stablernn.reproduce.training_runs import Length
+from stablernn.reproduce.training_runs import Length, TrainingRuns
 from stablernn.training import Progress, load_config, train
 
 
@@ -50,6 +51,20 @@ def test_a_cut_training_is_partial_and_goes_on_to_the_numbers_of_the_whole(pixel
     assert figures(grown) == figures(whole)
     assert grown["runs"][0]["length"]["share"] == 1.0
     assert figures(grown) != figures(part)
+
+
+def test_partial_data_is_asked_of_data_sets_of_several_files_alone(pixels: Table, tmp_path: Path) -> None:
+    spectra = TABLES["spectra"]
+    runs = TrainingRuns(spectra, FULL, Length(), partial_data=True)
+    trees = {
+        data.key: runs.tree(Run(spectra.rows_on(data)[0], data, 0, tmp_path, ""), 64)["data"] for data in spectra.data
+    }
+    assert {key: tree.get("partial", False) for key, tree in trees.items()} == {
+        "mnist": False,
+        "cifar10-noise-padded": True,
+    }
+    with pytest.raises(ConfigError, match=r"which digits is not; leave it out\.$"):
+        reproduce("mnist-pixel", FULL, tmp_path, seeds=[0], partial_data=True)
 
 
 def test_a_cut_in_steps_is_taken_in_the_middle_of_an_epoch(pixels: Table, tmp_path: Path) -> None:

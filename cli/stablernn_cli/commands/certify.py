@@ -113,17 +113,26 @@ def _time_text(time: Mapping[str, Any]) -> str | None:
 
 
 def _gap_text(gaps: Sequence[Mapping[str, Any]]) -> str | None:
+    from stablernn_registry.documents.rounding import format_upper
+
     # None for a length without a proved bound.
-    bounds = [f"{gap['output_error']:.4g} after {gap['steps']:,}" for gap in gaps if gap["output_error"] is not None]
+    bounds = [
+        f"{format_upper(gap['output_error'], 4)} after {gap['steps']:,}"
+        for gap in gaps
+        if gap["output_error"] is not None
+    ]
     return "samples wrong by 1 move the output by at most " + ", ".join(bounds) if bounds else None
 
 
 def _quantization_text(bound: Mapping[str, float] | None) -> str | None:
+    from stablernn_registry.documents.rounding import format_upper
+
     if bound is None:
         return None
     return (
-        f"move the output by at most {bound['error']:.3g}, and {bound['error_per_input']:.3g} for each unit of the "
-        f"input's norm; rate {bound['rate']:.6g}"
+        f"move the output by at most {format_upper(bound['error'], 3)}, and "
+        f"{format_upper(bound['error_per_input'], 3)} for each unit of the input's norm; rate "
+        f"{format_upper(bound['rate'], 6)}"
     )
 
 
@@ -159,9 +168,14 @@ def show(output: Output, name: str, certificate: Mapping[str, Any]) -> None:
         format_input_ranges,
         input_ranges,
     )
+    from stablernn_registry.documents.rounding import format_upper
 
     ranges = input_ranges(certificate)
-    balls = [f"{ball['state']} within {ball['radius']:.6g} ({ball['norm']})" for ball in certificate["state_balls"]]
+    balls = [
+        f"{ball['state']} within {format_upper(ball['radius'], 6)} ({ball['norm']})"
+        for ball in certificate["state_balls"]
+    ]
+    rate, gain = certificate["contraction_rate"], certificate["gains"]["input_to_output"]
     fading = certificate["forgetting"]
     facts = {
         "model": name,
@@ -171,11 +185,11 @@ def show(output: Output, name: str, certificate: Mapping[str, Any]) -> None:
         "inputs": None if ranges is None else f"only those {format_input_ranges(ranges)}, in the units of the data",
         "bounded inputs": describe_bounded_inputs(certificate),
         "norm": certificate["norm"],
-        "contraction rate": certificate["contraction_rate"],
+        "contraction rate": None if rate is None else format_upper(rate, 6),
         "time": _time_text(certificate["time"]),
         "covers": ", ".join(certificate["states"]) or None,
         "stays": "; ".join(balls) or None,
-        "gain, input to output": certificate["gains"]["input_to_output"],
+        "gain, input to output": None if gain is None else format_upper(gain, 4),
         "forgotten": None
         if fading["steps"] is None or fading["steps"] > certificate["time"].get("resample_steps", math.inf)
         else f"all but {fading['share']:g} of the first bound on a difference after {fading['steps']:,} steps",

@@ -184,7 +184,7 @@ def _facts(report: Mapping[str, Any]) -> dict[str, object]:
         "median change that flips a label": ", ".join(
             f"{_number(attack['median_perturbation'])} ({norm})" for norm, attack in deepfool.items()
         ),
-        "median certified radius": certified["reason"] or f"{_number(certified['median_radius'])} (l2)",
+        "median certified radius": certified["reason"] or f"{_radius_text(certified['median_radius'])} (l2)",
     }
     if hessian is not None:
         facts |= {
@@ -227,6 +227,13 @@ def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise UsageError(f"{option} must be a list of numbers such as 0.01,0.05,0.1, got '{text}'.") from None
+
+
+def _radius_text(radius: float | None) -> str:
+    """Return a certified radius, a lower bound, rounded down."""
+    from stablernn_registry.documents.rounding import format_lower
+
+    return "-" if radius is None else format_lower(radius, 4)
 
 
 def _number(value: float | None) -> str:

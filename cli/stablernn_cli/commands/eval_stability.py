@@ -69,14 +69,23 @@ def show(output: Output, document: Mapping[str, Any]) -> None:
     output.facts(jacobian | lyapunov | gradients, title=title)
 
 
+def _upper_text(value: float | None) -> str:
+    """Return a proved bound rounded up; a dash for one that is not finite."""
+    from stablernn_registry.documents.rounding import format_upper
+
+    return "-" if value is None else format_upper(value, 4)
+
+
 def _certificate_facts(certificate: Mapping[str, Any]) -> dict[str, object]:
     from stablernn_registry.documents.certificates import describe_certificate
+    from stablernn_registry.documents.rounding import format_upper
 
+    rate, gain = certificate["contraction_rate"], certificate["gains"]["input_to_output"]
     facts = {
         "kind": describe_certificate(certificate),
         "norm": certificate["norm"],
-        "contraction rate": certificate["contraction_rate"],
-        "gain, input to output": certificate["gains"]["input_to_output"],
+        "contraction rate": None if rate is None else format_upper(rate, 6),
+        "gain, input to output": None if gain is None else format_upper(gain, 4),
     }
     return drop_none(facts)
 
@@ -94,7 +103,7 @@ def _jacobian_facts(spectrum: Mapping[str, Any] | None, certificate: Mapping[str
     )
     facts: dict[str, object] = {
         f"{row['layer']} largest factor of a step".strip(): f"{figure(row['factor'])} in {row['norm']} "
-        f"(proved: at most {figure(proved_rates[row['layer']])})"
+        f"(proved: at most {_upper_text(proved_rates[row['layer']])})"
         for row in spectrum["largest_factors"]
     }
     facts |= {

@@ -96,13 +96,16 @@ def format_epochs(run: StoredRun) -> str:
 
 
 def format_proof(certificate: Mapping[str, Any] | None) -> str | None:
-    """Return kind and rate of a certificate in short, such as ``contracting 0.9981``; None if there is none."""
-    from stablernn_registry.documents.certificates import format_kind
+    """Return the kind of a certificate with its rate or radius, as in ``contracting 0.9981``; None without one."""
+    from stablernn_registry.documents.certificates import format_kind_and_radius
+    from stablernn_registry.documents.rounding import format_upper
 
     if certificate is None:
         return None
     rate, bounded = certificate["contraction_rate"], certificate["bounded_inputs"]
-    text = format_kind(certificate) if rate is None else f"{format_kind(certificate)} {rate:.5g}"
+    text = format_kind_and_radius(certificate)
+    if rate is not None:
+        text = f"{text} {format_upper(rate, 5)}"
     if bounded is None or bounded["kind"] == "none":
         return text
     return f"{text}; {format_proof(bounded)} for bounded inputs"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from stablernn_cli import config_options
-from stablernn_cli.config_options import data_option, flag, model_option, options_in_use, training_option
+from stablernn_cli.config_options import data_option, model_option, option_words, options_in_use, training_option
 from stablernn_cli.errors import UsageError
 from stablernn_cli.metric_tables import data_notes, scalar_metrics, show_metrics
 from stablernn_cli.options import MODEL_PANEL, TRAINING_PANEL, Device, JsonOption
@@ -93,9 +93,10 @@ def train(
         int | None, training_option("Stop after this many epochs without a better validation metric; default: never.")
     ] = None,
     certified: Annotated[
-        bool | None,
+        list[bool] | None,
         typer.Option(
             "--certified/--free",
+            metavar="<bool>",
             help="Keep the layers provably contracting, non-expansive or bounded, or let all weights free; default: "
             "certified where something can be proved for all inputs, except of a few cells and with --preset paper.",
             rich_help_panel=TRAINING_PANEL,
@@ -269,11 +270,8 @@ def explicit_command(
     for name, value in options.items():
         if name == "cell":
             continue
-        if isinstance(value, bool):
-            words.append("--certified" if value else "--free")
-            continue
         for each in value if isinstance(value, (list, tuple)) else [value]:
-            words += [flag(name), str(each)]
+            words += option_words(name, each)
     if config is not None:
         words += ["--config", str(config)]
     for override in overrides:
@@ -304,8 +302,11 @@ def _certificate_fact(certificate: Mapping[str, Any] | None) -> dict[str, str]:
     """Return the certificate of the best weights, if it was computed."""
     if certificate is None:
         return {}
-    kind, rate = certificate["kind"], certificate["contraction_rate"]
-    if kind == "none":
+    from stablernn_registry.documents.certificates import format_kind_and_radius
+    from stablernn_registry.documents.rounding import format_upper
+
+    text, rate = format_kind_and_radius(certificate), certificate["contraction_rate"]
+    if certificate["kind"] == "none":
         # More may hold for inputs within the range of training, which the note at the end of training says.
         return {"proved": "none for all inputs"}
-    return {"proved": kind if rate is None else f"{kind}, at a rate of {rate:.5g}"}
+    return {"proved": text if rate is None else f"{text}, at a rate of {format_upper(rate, 5)}"}

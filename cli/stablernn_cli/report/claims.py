@@ -5,37 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from stablernn_cli.report.methods import method_rows
+
 if TYPE_CHECKING:
-    from stablernn.cells import StableCell
     from stablernn.certificates.certificate import Certificate
     from stablernn.nn.models import SequenceModel
-
-_REFERENCES = {
-    "lure": (
-        "The step is written as a linear map with nonlinearities of slopes within 0 to 1 (a Lur'e system). A quadratic "
-        "norm, with a multiplier for each neuron or one for all, satisfies a matrix inequality, which is checked in "
-        "float64 with a bound on its rounding error",
-        "Revay, Wang, Manchester: A convex parameterization of robust recurrent neural networks (2021); Gokhale, "
-        "Proskurnikov, Kawano, Bullo (arXiv 2604.00119)",
-        "stablernn/bounds/lure.py",
-    ),
-    "rows": (
-        "The modulus of every entry of the Jacobian is bounded over the invariant set of states, by interval "
-        "arithmetic for inputs within a range; the largest weighted row sum is the rate in an infinity norm",
-        "docs/stability.md, 'How a step is bounded', method 'Rows'",
-        "stablernn/bounds/gated.py",
-    ),
-    "hand": (
-        "The bound is derived by hand from the equation of the cell",
-        "docs/stability.md, 'How a step is bounded', method 'By hand'",
-        "stablernn/cells",
-    ),
-}
-_BY_HAND = ("lru", "mingru", "minlstm", "unicornn")
-_DEEP = (
-    "Several layers: a comparison system with the rate of each layer and the gains between them, whose weights make "
-    "the largest layer's difference shrink"
-)
 
 
 def certificate_entry(certificate: Certificate, model: SequenceModel) -> dict[str, Any]:
@@ -62,7 +36,7 @@ def certificate_entry(certificate: Certificate, model: SequenceModel) -> dict[st
         "hypotheses": [_with_slack(condition) for condition in document["hypotheses"]],
         # Conditions of papers are stated for completeness; rate and kind are independent of them.
         "conditions": [_with_slack(condition) for condition in document["conditions"]],
-        "methods": _methods(certificate, model),
+        "methods": method_rows(certificate, model),
         "figures": document["figures"],
     }
 
@@ -283,37 +257,3 @@ def _assumptions(certificate: Certificate, document: Mapping[str, Any]) -> list[
             f"{', '.join(document['states'])} only, and lie within the bounds on the state where these are proved."
         )
     return texts
-
-
-def _methods(certificate: Certificate, model: SequenceModel) -> list[dict[str, str]]:
-    """Return the method of each layer's proof, with its references; ensembles list one row for equal methods."""
-    from stablernn.cells import StableCell
-
-    # Modules come member after member and layer after layer, as bounds do.
-    cells = [cell for cell in model.rnn.modules() if isinstance(cell, StableCell)]
-    bounds = [bound for stack in certificate.stacks for bound in stack.bounds]
-    rows: list[dict[str, str]] = []
-    for cell, bound in zip(cells, bounds, strict=True):
-        if bound.norm is None and not bound.balls:
-            row = {"method": "nothing is proved of this layer", "reference": "docs/stability.md", "code": "-"}
-        else:
-            method, reference, code = _REFERENCES[_method_of(cell)]
-            row = {"method": method, "reference": reference, "code": code}
-        if row not in rows:
-            rows.append(row)
-    if any(len(stack.bounds) > 1 for stack in certificate.stacks):
-        rows.append({"method": _DEEP, "reference": "docs/stability.md", "code": "stablernn/certificates/cascade.py"})
-    return rows
-
-
-def _method_of(cell: StableCell) -> str:
-    """Return the key of the method by which a cell's step is bounded, see docs/stability.md."""
-    from stablernn.cells import StableCell
-
-    if cell.key in _BY_HAND:
-        return "hand"
-    # Cells with gates are those that gain by inputs of a bounded size.
-    if type(cell).step_bound_within is not StableCell.step_bound_within:
-        return "rows"
-    # Building the matrices is quick; nothing is searched here.
-    return "hand" if cell.lure_system() is None else "lure"

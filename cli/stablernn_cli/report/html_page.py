@@ -18,17 +18,23 @@ from stablernn_cli.report.html_parts import (
     escape,
     facts,
     join,
+    lower_bound,
     paragraphs,
     plain_text,
     table,
+    upper_bound,
 )
 from stablernn_cli.report.prose import PROSE
-from stablernn_cli.report.sentences import input_unit, scope_text
+from stablernn_cli.report.sentences import claimed_radius, input_unit, scope_text
 from stablernn_cli.report.style import PAGE, STYLE
-from stablernn_registry.documents.certificates import input_ranges
+from stablernn_registry.documents.certificates import format_kind_and_radius, input_ranges
 
 _SHOWN_DIGITS = 19
 """Characters of a digest in the foot of a page: ``sha256:`` and 12 digits."""
+
+_CONDITION_DIGITS = 8
+"""Digits of conditions. The limit of a contracting rate is 1 - 2.4e-7: with fewer digits, a value that is rounded up
+could exceed a limit that is rounded down, though the condition holds."""
 
 
 def render(report: Report) -> str:
@@ -144,15 +150,19 @@ def _proved_section(document: Mapping[str, Any]) -> Markup:
     stored = document["stored_certificate"]
     if stored is not None:
         agreement = "The kinds agree." if stored["kinds_agree"] else "THE KINDS DIFFER: do not rely on either."
+        stated, computed = (
+            f"{_bounded_text(stored[f'{prefix}kind'], stored[f'{prefix}radius'])}, contraction rate "
+            f"{_text(upper_bound(stored[f'{prefix}contraction_rate']))}"
+            for prefix in ("", "computed_")
+        )
         parts.append(
             join(
                 element("h3", "Certificate stored with the version"),
                 element(
                     "p",
-                    f"Stored: {stored['kind']}, contraction rate {_text(stored['contraction_rate'])}. Computed for "
-                    f"this document from the weights: {stored['computed_kind']}, contraction rate "
-                    f"{_text(stored['computed_contraction_rate'])}. {agreement} A search for norms can end at slightly "
-                    "different rates on another machine; this command verifies the stored norms: ",
+                    f"Stored: {stated}. Computed for this document from the weights: {computed}. {agreement} A search "
+                    "for norms can end at slightly different rates on another machine; this command verifies the "
+                    "stored norms: ",
                     element("code", stored["verify"]),
                 ),
             )
@@ -160,8 +170,14 @@ def _proved_section(document: Mapping[str, Any]) -> Markup:
     return element("section", *parts)
 
 
+def _bounded_text(kind: str, radius: float | None) -> str:
+    """Return a kind, ``bounded`` with the radius of the largest ball where it is known."""
+    return format_kind_and_radius({"kind": kind, "radius": radius})
+
+
 def _certificate(entry: Mapping[str, Any], model: Mapping[str, Any]) -> Markup:
-    title = join(element("h3", f"{scope_text(entry)}: {entry['kind']}"), _range_table(entry, model))
+    kind = _bounded_text(entry["kind"], claimed_radius(entry))
+    title = join(element("h3", f"{scope_text(entry)}: {kind}"), _range_table(entry, model))
     # Printed twice, equal tables would be compared number by number.
     if entry.get("equals_all_inputs"):
         text = (
@@ -169,7 +185,7 @@ def _certificate(entry: Mapping[str, Any], model: Mapping[str, Any]) -> Markup:
         )
         return element("div", title, element("p", text), class_="part is-proved")
     claims = [
-        [claim["title"], claim["value"], claim["unit"], claim["norm"] or "", claim["statement"]]
+        [claim["title"], upper_bound(claim["value"]), claim["unit"], claim["norm"] or "", claim["statement"]]
         for claim in entry["claims"]
         if claim["proved"]
     ]
@@ -194,7 +210,7 @@ def _certificate(entry: Mapping[str, Any], model: Mapping[str, Any]) -> Markup:
             element(
                 "p",
                 element("strong", "Hypotheses in numbers"),
-                f"; rounding slack {_text(entry['rounding_slack'])}",
+                f"; rounding slack {_text(upper_bound(entry['rounding_slack']))}",
                 class_="lead",
             ),
             _conditions(entry["hypotheses"]),
@@ -221,7 +237,8 @@ def _range_table(entry: Mapping[str, Any], model: Mapping[str, Any]) -> Markup:
         return Markup("")
     # Of many names only the first are listed.
     names = model["features"] if len(model["features"]) == len(ranges) else map(str, range(len(ranges)))
-    rows = [[name, low, high] for name, (low, high) in zip(names, ranges, strict=True)]
+    # Rounded to the inside: nothing is proved of an input beyond either end.
+    rows = [[name, upper_bound(low), lower_bound(high)] for name, (low, high) in zip(names, ranges, strict=True)]
     return table(("input, in the units of the data", "from", "to"), rows)
 
 
@@ -232,9 +249,9 @@ def _conditions(rows: Sequence[Mapping[str, Any]]) -> Markup:
     cells = [
         [
             row["name"],
-            row["value"],
-            row["bound"],
-            row["slack"],
+            upper_bound(row["value"], _CONDITION_DIGITS),
+            lower_bound(row["bound"], _CONDITION_DIGITS),
+            lower_bound(row["slack"]),
             "yes" if row["holds"] else element("span", "no", class_="no"),
             *([row.get("of", "")] if has_subject else []),
         ]
@@ -248,7 +265,9 @@ def _observed_section(document: Mapping[str, Any], images: Sequence[Image]) -> M
     comparison = [
         [
             row["quantity"],
-            row["proved_at_most"] if row["proved_at_most"] is not None else element("span", NOT_PROVED, class_="no"),
+            upper_bound(row["proved_at_most"])
+            if row["proved_at_most"] is not None
+            else element("span", NOT_PROVED, class_="no"),
             row["largest_observed"],
             row["observed_on"],
         ]

@@ -6,11 +6,19 @@ import html
 import json
 from collections.abc import Mapping, Sequence
 
+from stablernn_registry.documents.rounding import format_lower, format_upper
+
 NOT_PROVED = "not proved"
 
 
 class Markup(str):
     """HTML whose texts are escaped already."""
+
+    __slots__ = ()
+
+
+class NumberText(str):
+    """A number that is text already, and is laid out as a number."""
 
     __slots__ = ()
 
@@ -35,6 +43,16 @@ def plain_text(value: object) -> str:
         return value
     # Rules of a policy, and whatever else another program may have stored.
     return json.dumps(value, ensure_ascii=False)
+
+
+def upper_bound(value: object, digits: int = 6) -> object:
+    """Return an upper bound as text that is rounded up; whole numbers, and None, as they are."""
+    return NumberText(format_upper(value, digits)) if isinstance(value, float) else value
+
+
+def lower_bound(value: object, digits: int = 6) -> object:
+    """Return a lower bound as text that is rounded down; whole numbers, and None, as they are."""
+    return NumberText(format_lower(value, digits)) if isinstance(value, float) else value
 
 
 def element(tag: str, *content: object, **attributes: str) -> Markup:
@@ -64,7 +82,7 @@ def table(columns: Sequence[object], rows: Sequence[Sequence[object]], class_: s
 
 def _cell(value: object) -> Markup:
     # Numbers are not broken over lines.
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, int | float | NumberText) and not isinstance(value, bool)
     return element("td", value, class_="number") if is_number else element("td", value)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stablernn_cli.report.reading import number_at, text_at, value_at
+from stablernn_cli.report.sentences import claimed_radius
 
 if TYPE_CHECKING:
     from stablernn.nn.models import SequenceModel
@@ -103,7 +104,7 @@ def intended_use(card: str | None) -> dict[str, Any]:
 
 def stored_certificate(version: Version, entry: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the certificate in the manifest beside the one that was computed for this document; None without one."""
-    from stablernn_registry.documents.certificates import current_certificate, format_kind
+    from stablernn_registry.documents.certificates import current_certificate, format_kind, state_radius
 
     # A kind that was withdrawn since counts as none today.
     stored = current_certificate(version.manifest.certificate)
@@ -112,8 +113,10 @@ def stored_certificate(version: Version, entry: Mapping[str, Any]) -> dict[str, 
     return {
         "kind": format_kind(stored),
         "contraction_rate": number_at(stored, "contraction_rate"),
+        "radius": state_radius(stored),
         "computed_kind": entry["kind"],
         "computed_contraction_rate": entry["contraction_rate"],
+        "computed_radius": claimed_radius(entry),
         "kinds_agree": stored.get("kind") == entry["kind"],
         "bounded_inputs_kind": text_at(stored, "bounded_inputs", "kind"),
         "schema": value_at(stored, "schema"),

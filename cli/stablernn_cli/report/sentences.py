@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 from stablernn_registry.documents.certificates import format_input_ranges, input_ranges
+from stablernn_registry.documents.rounding import format_upper
 
 _SCALING_TEXTS = {
     "standard": "where 1 is one standard deviation of a feature in the training data",
@@ -93,13 +93,14 @@ def summary_sentences(entry: Mapping[str, Any], facts: Mapping[str, Any]) -> lis
     return sentences
 
 
-def format_upper(value: float, digits: int) -> str:
-    """Return an upper bound with so many significant digits, rounded up, so that what is printed holds as well."""
-    number = Decimal(value)
-    if not number:
-        return "0"
-    rounded = number.quantize(Decimal(1).scaleb(number.adjusted() - digits + 1), ROUND_CEILING)
-    return f"{float(rounded):.{digits}g}"
+def claimed_radius(entry: Mapping[str, Any]) -> float | None:
+    """Return the radius of the largest ball that a state stays in; None if no ball is proved.
+
+    Args:
+        entry: Certificate as a document has it, see :func:`stablernn_cli.report.claims.certificate_entry`.
+    """
+    balls = [claim["value"] for claim in entry["claims"] if claim["id"].startswith("state_ball_")]
+    return max(balls, default=None)
 
 
 def _kind_sentence(entry: Mapping[str, Any], unit: str) -> str:
@@ -115,11 +116,12 @@ def _kind_sentence(entry: Mapping[str, Any], unit: str) -> str:
     if entry["kind"] == "non-expansive":
         return (
             f"{scope}, the model is non-expansive: no step drives two trajectories under one input apart, but for at "
-            f"most {entry['rounding_slack']:.2g} of their distance."
+            f"most {format_upper(entry['rounding_slack'], 2)} of their distance."
         )
-    if entry["kind"] == "bounded":
+    radius = claimed_radius(entry)
+    if entry["kind"] == "bounded" and radius is not None:
         return (
-            f"{scope}, the state is bounded. Contraction is not proved: two trajectories under one input may move "
-            "apart within these bounds."
+            f"{scope}, the state is bounded, within a radius of {format_upper(radius, 4)}. Contraction is "
+            "not proved: two trajectories under one input may move apart within these bounds."
         )
     return f"{scope}, neither contraction nor a bound on the whole state is proved."

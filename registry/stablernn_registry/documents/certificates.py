@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from stablernn_registry.documents.rounding import format_lower, format_upper
+
 Kind = Literal["contracting", "non-expansive", "bounded", "none"]
 KINDS: tuple[Kind, ...] = ("contracting", "non-expansive", "bounded", "none")
 """Kinds from the strongest to the weakest."""
@@ -24,7 +26,7 @@ WITHDRAWN_SENTENCE = (
 _MEANINGS: dict[object, str] = {
     "contracting": "two states under one input approach, {qualifier}by the factor {rate} {time} or faster",
     "non-expansive": "no step drives two states under one input apart",
-    "bounded": "no input drives the state out of a known ball; two states under one input may part",
+    "bounded": "no input drives {ball}; two states under one input may part",
     "none": "no rate, and no bound of all its states, is proved",
 }
 
@@ -60,22 +62,46 @@ def format_kind(certificate: Mapping[str, object]) -> str:
     return str(current.get("kind"))
 
 
+def format_kind_and_radius(certificate: Mapping[str, object]) -> str:
+    """Format the kind of a certificate for people, ``bounded`` with a radius rounded up: ``bounded within 6.724e+09``.
+
+    Without the radius, the kind would not tell a useful bound from one that excludes nothing.
+
+    Args:
+        certificate: A stored certificate, or the one in short that a run's ``summary.json`` has.
+    """
+    radius = state_radius(certificate)
+    text = format_kind(certificate)
+    return text if text != "bounded" or radius is None else f"{text} within {format_upper(radius, 4)}"
+
+
+def state_radius(certificate: Mapping[str, object]) -> float | None:
+    """Return the radius of the largest ball that a state stays in, or None if none is stored."""
+    ball = _largest_ball(certificate)
+    if ball is not None:
+        return ball[0]
+    # In short, a certificate has the largest radius alone.
+    numbers = _finite_numbers([certificate.get("radius")])
+    return numbers[0] if numbers else None
+
+
 def describe_certificate(certificate: Mapping[str, object] | None) -> str:
     """Describe a certificate in one sentence, without the full stop."""
     certificate = current_certificate(certificate)
     if certificate is None:
         return "none was computed"
     kind, rate = certificate.get("kind"), certificate.get("contraction_rate")
-    rate_text = f"{rate:.6g}" if isinstance(rate, float | int) else "-"
+    rate_text = format_upper(rate, 6) if isinstance(rate, float | int) else "-"
     # In a stack of layers, states may move apart for some steps before they approach.
     is_stack = _has_layers(certificate) if _is_irregular(certificate) else certificate.get("step_rate") != rate
     qualifier = "in the end " if is_stack else ""
     time = "a step of the resampled sequence" if _is_resampled(certificate) else "a step"
     if _is_irregular(certificate):
         time = "over the time of a regular step"
+    ball = _describe_balls(certificate)
     # Any JSON may stand in a manifest that another program wrote.
     meaning = _MEANINGS.get(str(kind), "a kind that this version does not know")
-    return f"{format_kind(certificate)}: {meaning.format(rate=rate_text, qualifier=qualifier, time=time)}"
+    return f"{format_kind(certificate)}: {meaning.format(rate=rate_text, qualifier=qualifier, time=time, ball=ball)}"
 
 
 def describe_bounded_inputs(certificate: Mapping[str, object] | None) -> str | None:
@@ -113,12 +139,41 @@ def _finite_numbers(values: object) -> list[float]:
 
 def format_input_ranges(ranges: Sequence[tuple[float, float]]) -> str:
     """Format ranges for people, such as ``with every feature within 0 to 16``."""
-    texts = [f"{low:.6g} to {high:.6g}" for low, high in ranges]
+    # Rounded to the inside: a certificate says nothing of an input beyond either end.
+    texts = [f"{format_upper(low, 6)} to {format_lower(high, 6)}" for low, high in ranges]
     if len(set(texts)) == 1:
         return f"with every feature within {texts[0]}"
     shown = ", ".join(texts[:_LISTED_RANGES])
     remaining_count = len(texts) - _LISTED_RANGES
     return f"with features within {shown}" + (f" and {remaining_count} more ranges" if remaining_count > 0 else "")
+
+
+def _describe_balls(certificate: Mapping[str, object]) -> str:
+    """Describe what inputs cannot leave: the ball of the only state, or the largest of those of several states."""
+    ball = _largest_ball(certificate)
+    if ball is None:
+        return "the state out of a ball, whose radius is not stored"
+    radius, norm, count = ball
+    text = format_upper(radius, 4) + ("" if norm is None else f" ({norm})")
+    return (
+        f"the state out of a ball of radius {text}"
+        if count == 1
+        else f"a state out of its ball, of radius {text} at most"
+    )
+
+
+def _largest_ball(certificate: Mapping[str, object]) -> tuple[float, str | None, int] | None:
+    """Return radius and norm of the largest ball, and the number of balls; None if one of them cannot be read."""
+    balls = certificate.get("state_balls")
+    balls = balls if isinstance(balls, list) else [certificate.get("state_ball")]
+    rows = [ball for ball in balls if isinstance(ball, Mapping)]
+    radii = _finite_numbers([row.get("radius") for row in rows])
+    # The largest of those that can be read could be smaller than the one that cannot.
+    if not radii or len(radii) != len(balls):
+        return None
+    position = max(range(len(radii)), key=radii.__getitem__)
+    norm = rows[position].get("norm")
+    return radii[position], norm if isinstance(norm, str) else None, len(radii)
 
 
 def _has_layers(certificate: Mapping[str, object]) -> bool:

@@ -6,6 +6,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from stablernn_registry.documents.rounding import format_lower
+
 ROBUSTNESS = "robustness.json"
 """Name of the report file, in a version and in a record."""
 ROBUSTNESS_PLOTS = ("plots/robustness.png", "plots/noise.png")
@@ -90,5 +92,7 @@ class RobustnessReport(_FrozenModel):
             figures[label] = ", ".join(f"{accuracy:.4g} at {budget:g}" for budget, accuracy in points)
         radius = self.certified.median_radius
         reason = self.certified.reason or "no sequence is classified correctly"
-        figures["median certified radius"] = f"none: {reason.rstrip('.')}" if radius is None else f"{radius:.4g} (l2)"
+        figures["median certified radius"] = (
+            f"none: {reason.rstrip('.')}" if radius is None else f"{format_lower(radius, 4)} (l2)"
+        )
         return figures

@@ -1,11 +1,11 @@
 // The stability certificate of a version, in words and numbers.
 
-import { count, el, number, some, table } from "./dom.js";
+import { count, el, number, some, table, upperBound } from "./dom.js";
 
 const MEANING = {
   contracting: "Two states under the same input approach each other",
   "non-expansive": "No step increases the distance of two states under the same input.",
-  bounded: "No input drives the state out of a known ball; two states under the same input may diverge.",
+  bounded: "No input drives the state out of its ball; two states under the same input may diverge.",
   none: "No contraction rate and no bound on the states is proved for these weights.",
 };
 
@@ -14,7 +14,16 @@ export function kindOf(certificate) {
   if (certificate === null || certificate === undefined) return "no certificate";
   // Stored before this kind was withdrawn; the server answers `none` and adds the stored kind.
   if (certificate.stored_kind !== undefined) return `${certificate.kind} (stored as ${certificate.stored_kind}; withdrawn)`;
-  return certificate.kind === "none" ? "nothing proved" : certificate.kind;
+  if (certificate.kind === "none") return "nothing proved";
+  const radius = radiusOf(certificate);
+  return certificate.kind === "bounded" && radius !== null ? `bounded within ${upperBound(radius)}` : certificate.kind;
+}
+
+/** The radius of the largest ball that a state stays in; null if none is stored. */
+function radiusOf(certificate) {
+  const radii = (certificate.state_balls ?? []).map((ball) => ball.radius);
+  // Another program may have stored a ball without one, which could be the largest.
+  return radii.length > 0 && radii.every((radius) => typeof radius === "number") ? Math.max(...radii) : null;
 }
 
 export function isProved(certificate) {
@@ -32,7 +41,7 @@ export function certificateSentence(certificate) {
   const when = irregular || certificate.step_rate === certificate.contraction_rate ? "" : " eventually";
   const resampled = typeof certificate.time?.resample_steps === "number";
   const time = irregular ? "per regular step" : resampled ? "per step of the resampled sequence" : "per step";
-  return `${meaning},${when} by a factor of ${number(certificate.contraction_rate, 6)} ${time} or faster, whatever the input.`;
+  return `${meaning},${when} by a factor of ${upperBound(certificate.contraction_rate, 6)} ${time} or faster, whatever the input.`;
 }
 
 /** The certificate's section of the page of a model. */
@@ -52,16 +61,16 @@ function factsOf(certificate, guard) {
   const norm = certificate.norm === null || certificate.norm === undefined ? "" : `, in the norm ${certificate.norm}`;
   if (typeof certificate.contraction_rate === "number") {
     const name = ["contracting", "non-expansive"].includes(certificate.kind) ? "Contraction rate" : "Growth of distances";
-    add(name, `${number(certificate.contraction_rate, 6)} per step${norm}`);
+    add(name, `${upperBound(certificate.contraction_rate, 6)} per step${norm}`);
   }
   for (const ball of certificate.state_balls ?? []) {
     const around = ball.centre ? ` around ${number(ball.centre)}` : "";
-    add(`Ball of ${ball.state}`, `${ball.norm} norm at most ${number(ball.radius)}${around}`);
+    add(`Ball of ${ball.state}`, `${ball.norm} norm at most ${upperBound(ball.radius)}${around}`);
   }
   const settlingSteps = certificate.forgetting?.steps;
   if (typeof settlingSteps === "number") add("Initial state forgotten", `to ${number(100 * certificate.forgetting.share)} % within ${count(settlingSteps, "step")}`);
   const gain = certificate.gains?.input_to_output;
-  if (typeof gain === "number") add("Input to output", `gain at most ${number(gain)}`);
+  if (typeof gain === "number") add("Input to output", `gain at most ${upperBound(gain)}`);
   if (certificate.states?.length) add("Proved for", some(certificate.states));
   if (guard?.states?.length) add("Checked by the server", `${some(guard.states)}; ${count(guard.exits, "exit")} so far`);
   return facts;

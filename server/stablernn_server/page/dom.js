@@ -40,6 +40,19 @@ export function number(value, digits = 4) {
   return grouped.replace("-", "−");
 }
 
+/** An upper bound as `number` formats it, rounded up, so that the text is an upper bound as well. */
+export function upperBound(value, digits = 4) {
+  if (typeof value !== "number" || !Number.isFinite(value) || value === 0) return number(value, digits);
+  const size = Math.abs(value);
+  const exponent = Math.floor(Math.log10(size));
+  // As many digits as `number` shows of this size, so that it has nothing left to round.
+  const shown = size >= 1e7 || size < 1e-4 ? digits - 1 : Math.max(digits, exponent + 1);
+  const nearest = Number(value.toPrecision(shown));
+  // The sum of two floats can be off by a last digit, which rounding to the shown ones removes.
+  const rounded = nearest < value ? Number((nearest + 10 ** (exponent - shown + 1)).toPrecision(shown)) : nearest;
+  return number(rounded, digits);
+}
+
 /** `count` with its noun: "1 feature", "3 features". */
 export function count(amount, noun, plural = `${noun}s`) {
   return `${amount} ${amount === 1 ? noun : plural}`;

@@ -241,8 +241,7 @@ class SequenceModel(nn.Module):
         """
         layers = len(self.rnn.state_roles())
         if dt is not None:
-            # The time of a patch is the mean of its samples', as Patches.time takes it.
-            dt = dt[:, None] if self.patches.size == 1 else dt.mean(dim=1, keepdim=True)
+            dt = dt[:, None] if self.patches.size == 1 else self.patches.mean_time(dt)
         layer_state = self.rnn.advance(weights, features, state[:layers], dt)
         h = self.rnn.output(layer_state)
         readout_state = state[layers:]

@@ -104,6 +104,19 @@ class Patches:
         dt = self._pad_to_patches(dt[..., None], valid, 1.0)[..., 0]
         return dt.reshape(len(dt), -1, self.stride).mean(dim=2)
 
+    @staticmethod
+    def mean_time(dt: Tensor) -> Tensor:
+        """Return the mean of the times of a patch's samples, ``(batch, 1)``, as :meth:`time` takes it.
+
+        Args:
+            dt: ``(batch, stride)``.
+        """
+        # Summed one by one: ReduceMean of ONNX Runtime has other bits for one row than for the same row in a batch.
+        total, *others = dt.unbind(1)
+        for time in others:
+            total = total + time
+        return (total / dt.shape[1])[:, None]
+
     def _pad_to_patches(self, values: Tensor, valid: Tensor | None, fill: float) -> Tensor:
         """Pad ``(batch, time, channels)`` with ``fill`` to whole patches, at the end or, end-aligned, at the start."""
         time = values.shape[1]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from stablernn.atomic_files import read_json
+from stablernn.errors import ConfigError
 from stablernn.reproduce.folder import Run
 from stablernn.reproduce.kinds.kind import Kind, Request, RunResult
-from stablernn.reproduce.training_runs import RunPlan, TrainingRuns, train_run
+from stablernn.reproduce.training_runs import RunPlan, TrainingRuns, takes_partial, train_run
 from stablernn.training.processes import Job
 from stablernn.training.settings.load import load_config
 
@@ -19,6 +20,9 @@ class TrainedKind(Kind):
         self._plans: list[RunPlan] = []
 
     def prepare(self, request: Request) -> dict[str, str]:
+        if request.partial_data and not any(takes_partial(run.data) for run in request.runs):
+            names = ", ".join(sorted({run.data.key for run in request.runs}))
+            raise ConfigError(f"Partial data is for data sets of several files, which {names} is not; leave it out.")
         # Finished runs that were not asked for enter the table too, so that they are checked as well.
         requested = {run.path for run in request.runs}
         others = [run for run in request.folder.finished_runs() if run.path not in requested]

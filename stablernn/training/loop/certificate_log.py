@@ -14,6 +14,7 @@ from stablernn.bounds.linalg import norm_upper_bound
 from stablernn.cells._base import float64
 from stablernn.certificates.certificate import KINDS, Certificate, prove
 from stablernn.certificates.input_range import InputRange
+from stablernn.certificates.plain_words import largest_radius
 from stablernn.certificates.projection import certified_kind, is_projected
 from stablernn.certificates.stored_certificate import certificate_within
 from stablernn.errors import CertificateError, TrainingError
@@ -75,7 +76,8 @@ class StabilityLog:
     def prove_in_short(self, inputs: InputRange | None) -> dict[str, Any] | None:
         """Return kind and rate of the model; None if computing them would take long, or a weight is not finite.
 
-        Of a model of which nothing is proved for all inputs, ``bounded_inputs`` has both for those within a range.
+        ``radius`` is that of the largest ball of a model that is bounded. Of a model of which nothing is proved for all
+        inputs, ``bounded_inputs`` has the same for those within a range.
 
         Args:
             inputs: The range; None if there is none.
@@ -125,7 +127,9 @@ class StabilityLog:
 def _in_short(certificate: Certificate) -> dict[str, Any]:
     # The rate of a weaker kind bounds nothing that a reader would take it for.
     has_rate = certificate.kind in ("contracting", "non-expansive")
-    return {"kind": certificate.kind, "contraction_rate": certificate.rate if has_rate else None}
+    short = {"kind": certificate.kind, "contraction_rate": certificate.rate if has_rate else None}
+    # Without the radius, nobody could tell whether the bound excludes anything.
+    return short | ({"radius": largest_radius(certificate.balls)} if certificate.kind == "bounded" else {})
 
 
 def is_due(epoch: int) -> bool:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stablernn.errors import ConfigError
-from stablernn.plotting import BLACK, BLUE, GREEN, GREY, ORANGE, _epochs_axis, _format_name, _save, _style, new_figure
+from stablernn.plotting import GREY, _epochs_axis, _format_name, _save, _style, line_styles, new_figure
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.stored_runs.stored_run import StoredRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# The rest of Okabe and Ito's palette comes after the colors of the other figures.
-_COLORS = (BLUE, ORANGE, GREEN, BLACK, "#CC79A7", "#56B4E9", "#E69F00", GREY)
-_DASHES = ("-", "--", ":", "-.")
 _LEGEND_COLUMNS = 3
 _LOG_RATIO = 20
 """Largest over smallest loss from which the axis is logarithmic, as in the figure of a single run."""
@@ -85,7 +81,7 @@ def _metrics(run: StoredRun) -> tuple[str, ...]:
 def _draw_losses(axes: Axes, runs: Sequence[StoredRun], names: Sequence[str]) -> None:
     _style(axes, "training")
     every_loss: list[float] = []
-    for run, name, (color, dash) in zip(runs, names, _line_styles(len(runs)), strict=True):
+    for run, name, (color, dash) in zip(runs, names, line_styles(len(runs)), strict=True):
         losses = {epoch.epoch: epoch.train_loss for epoch in run.history if epoch.train_loss is not None}
         every_loss += losses.values()
         axes.plot(
@@ -100,7 +96,7 @@ def _draw_metric(axes: Axes, runs: Sequence[StoredRun], metric: str) -> None:
     better = direction(metric)
     _style(axes, f"validation, {better} is better" if better else "validation")
     axes.set_title("circles: best epochs", loc="right", color=GREY, fontsize=9)
-    for run, (color, dash) in zip(runs, _line_styles(len(runs)), strict=True):
+    for run, (color, dash) in zip(runs, line_styles(len(runs)), strict=True):
         scores = {epoch.epoch: epoch.validation[metric] for epoch in run.history if metric in epoch.validation}
         defined = {epoch: score for epoch, score in scores.items() if score is not None}
         axes.plot(list(defined), list(defined.values()), color=color, linestyle=dash, marker="o", markersize=3)
@@ -115,10 +111,3 @@ def _draw_metric(axes: Axes, runs: Sequence[StoredRun], metric: str) -> None:
                 markeredgewidth=2,
             )
     axes.set_ylabel(f"validation {_format_name(metric)}")
-
-
-def _line_styles(count: int) -> list[tuple[str, str]]:
-    """Return colors and dashes: each color once with whole lines, then again with dashed ones."""
-    dashes = cycle(_DASHES)
-    styles = [(color, dash) for dash in (next(dashes) for _ in range(-(-count // len(_COLORS)))) for color in _COLORS]
-    return styles[:count]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,6 +73,28 @@ class Candidate:
             "seconds": round(sum(result.seconds for result in self.results.values()), 2),
             **({"reason": self.reason} if self.reason else {}),
         }
+
+
+def comparable(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates with results on the same first parts, and take their results on further parts away.
+
+    Where time ran out, some have results on more parts than others, and means over different parts cannot be compared.
+    As many parts are taken as more than half of the candidates with any result have: on more, few recipes would be
+    left, and these for no better reason than that they came first.
+    """
+    scored = [candidate for candidate in candidates if candidate.status != "failed" and _first_parts(candidate)]
+    if not scored:
+        return []
+    parts = sorted(map(_first_parts, scored), reverse=True)[len(scored) // 2]
+    chosen = [candidate for candidate in scored if _first_parts(candidate) >= parts]
+    for candidate in chosen:
+        candidate.results = {part: candidate.results[part] for part in range(parts)}
+    return chosen
+
+
+def _first_parts(candidate: Candidate) -> int:
+    """Return the number of parts, from the first one on, that a candidate has results on."""
+    return next(part for part in itertools.count() if part not in candidate.results)
 
 
 def select(compared: Sequence[Candidate], stopped: Sequence[Candidate] = ()) -> tuple[Candidate, str]:

@@ -20,6 +20,7 @@ from stablernn.training.loop.stop_signals import stop_signals
 from stablernn.training.search.budget import Budget
 from stablernn.training.search.candidates import (
     Candidate,
+    comparable,
     find_baseline,
     find_candidates,
     is_clearly_better,
@@ -51,6 +52,8 @@ _MEMBERS = (8, 4, 2)
 """Sizes of an ensemble that are tried, if the budget allows."""
 _SEARCHED_NORM_SECONDS = 8.0
 """Time of the search for a norm that certifies a layer of 64 units."""
+_TRIAL_SHARE = 0.2
+"""Share of the search's time that one training may take: a recipe that needs more cannot be compared on five parts."""
 _RESERVE = 0.9
 """Share of the time that is left which the last training may take by its prediction."""
 
@@ -177,9 +180,7 @@ class _Search:
             done = upto
             if stop.is_set():
                 raise self._interrupted()
-            # Where time ran out, those with most parts are compared: a mean over fewer parts says something else.
-            most_parts = max(len(candidate.results) for candidate in survivors)
-            survivors = [candidate for candidate in survivors if len(candidate.results) == most_parts > 0]
+            survivors = comparable(survivors)
             if not survivors:
                 return self._nothing_compared(plan, step_seconds, whole_steps)
         return self._select(survivors, plan)
@@ -234,8 +235,9 @@ class _Search:
     def _run_round(
         self, workers: Workers, stop: Event, plan: Plan, survivors: Sequence[Candidate], parts: Sequence[int]
     ) -> None:
-        deadline = None
+        deadline = most_seconds = None
         if self._budget.seconds is not None:
+            most_seconds = _TRIAL_SHARE * SEARCH_SHARE * self._budget.seconds
             deadline = self._began + SEARCH_SHARE * self._budget.seconds
         # Part by part, so that what is out of time is a part and not a recipe. The baseline takes no steps that a share
         # could be of, and less time than any network.
@@ -247,7 +249,7 @@ class _Search:
             for part in parts
             for candidate, share in contenders
         ]
-        for result in workers.run(trials, deadline):
+        for result in workers.run(trials, deadline, most_seconds):
             candidate = self._candidates[result.trial.recipe]
             self._steps += result.steps
             if result.status == "failed":

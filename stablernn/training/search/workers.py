@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -43,10 +44,13 @@ class Workers:
         self.count = count
         self._stop = stop
 
-    def run(self, trials: Sequence[Trial], deadline: float | None) -> Iterator[TrialResult]:
+    def run(
+        self, trials: Sequence[Trial], deadline: float | None, most_seconds: float | None = None
+    ) -> Iterator[TrialResult]:
         """Yield the results of trials as they come, until a time of ``time.monotonic`` or until the user stops.
 
-        A trial that is still running then is left out. Trials begin in order.
+        A trial that is still running then is left out, as is one that takes longer than ``most_seconds``. Trials begin
+        in order.
 
         Raises:
             TrainingError: If a process died.
@@ -56,8 +60,10 @@ class Workers:
             while waiting or running:
                 while waiting and len(running) < self.count and not self._is_over(deadline):
                     trial = waiting.pop(0)
-                    left = None if deadline is None else deadline - time.monotonic()
-                    running.add(self._pool.submit(run_trial, replace(trial, seconds=left)))
+                    left = math.inf if deadline is None else deadline - time.monotonic()
+                    seconds = min(left, math.inf if most_seconds is None else most_seconds)
+                    limited = replace(trial, seconds=None if math.isinf(seconds) else seconds)
+                    running.add(self._pool.submit(run_trial, limited))
                 if not running or self._stop.is_set():
                     return
                 done, running = wait(running, _POLL_SECONDS, return_when=FIRST_COMPLETED)

@@ -65,11 +65,13 @@ class _Description(_Document):
 class _Certificate(_Document):
     """A certificate in short, as :meth:`stablernn.training.loop.certificate_log.StabilityLog.prove_in_short` makes it.
 
-    ``bounded_inputs`` is what is proved for inputs within a range, where nothing is proved for all.
+    ``radius`` is that of the largest ball of a model that is bounded; older runs have none. ``bounded_inputs`` is what
+    is proved for inputs within a range, where nothing is proved for all.
     """
 
     kind: str
     contraction_rate: float | None = None
+    radius: float | None = None
     bounded_inputs: _Certificate | None = None
 
 
@@ -121,7 +123,8 @@ class StoredRun:
         seconds: Time of training.
         metric: Metric that selects the best weights.
         metrics: Scores by split; of an unfinished run those of the best epoch on the validation split.
-        certificate: Certificate of the best weights in short: ``kind``, ``contraction_rate`` and ``bounded_inputs``.
+        certificate: Certificate of the best weights in short: ``kind``, ``contraction_rate``, ``radius`` and
+            ``bounded_inputs``.
         warnings: Sentences of the summary.
         history: The epochs.
     """

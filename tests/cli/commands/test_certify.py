@@ -12,6 +12,7 @@ from stablernn.certificates import certificate
 from stablernn_cli import options
 from stablernn_registry import Registry
 from stablernn_registry.documents import certificates
+from stablernn_registry.documents.rounding import format_upper
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +70,32 @@ def test_a_version_has_a_second_certificate_for_the_range_of_training(trained_ce
     bounded = trained_cells.ok("certify", "digits:1", "--json").json["bounded_inputs"]
     # Pixels are from 0 to 16.
     assert (bounded["kind"], bounded["inputs"]) == ("bounded", {"lower": [-4.0], "upper": [20.0]})
+    radius = format_upper(max(ball["radius"] for ball in bounded["state_balls"]), 4)
     for command in (("certify", "digits:1"), ("certify", "lstm"), ("registry", "show", "digits:1")):
         text = " ".join(trained_cells.ok(*command).out.split())
-        assert "bounded inputs bounded: no input drives the state out of a known ball" in text
+        assert f"bounded inputs bounded: no input drives a state out of its ball, of radius {radius} (linf) at" in text
         assert "with every feature within -4 to 20" in text
     card = trained_cells.ok("registry", "show", "digits:1", "--json").json["files"]["README.md"]["path"]
     assert "For inputs of a bounded size, in the units of the data: bounded" in trained_cells.path(card).read_text()
     verified = trained_cells.ok("registry", "verify", "digits:1", "--recompute")
     assert "everything is as it was published" in verified.out
+
+
+def test_every_command_prints_the_radius_with_the_kind_bounded(trained_cells: Workplace) -> None:
+    stored = trained_cells.ok("certify", "rnn", "--json").json
+    assert stored["kind"] == "bounded"
+    radius = format_upper(stored["state_balls"][0]["radius"], 4)
+    sentence = f"bounded: no input drives the state out of a ball of radius {radius} (linf)"
+    exported = trained_cells.ok("export", "rnn", "--name", "plain")
+    shown = [trained_cells.ok(*command) for command in (("certify", "rnn"), ("registry", "show", "plain"))]
+    for result in (exported, *shown):
+        assert sentence in " ".join(result.out.split())
+    assert f"bounded within {radius}" in trained_cells.ok("runs", "show", "rnn").out
+    # Of an LSTM, in the certificate for inputs within the range of training alone.
+    balls = trained_cells.ok("certify", "lstm", "--json").json["bounded_inputs"]["state_balls"]
+    largest = format_upper(max(ball["radius"] for ball in balls), 4)
+    text = " ".join(trained_cells.ok("runs", "show", "lstm").out.split())
+    assert f"none; bounded within {largest} for bounded inputs" in text
 
 
 def test_a_changed_second_certificate_is_found(trained_cells: Workplace) -> None:

@@ -27,11 +27,12 @@ from stablernn_cli.report.claims import certificate_entry
 from stablernn_cli.report.clauses import CLAUSES
 from stablernn_cli.report.document import compose_report
 from stablernn_cli.report.html_page import render
-from stablernn_cli.report.html_parts import plain_text
+from stablernn_cli.report.html_parts import plain_text, upper_bound
 from stablernn_cli.report.model_facts import intended_use
 from stablernn_cli.report.observed import compare
 from stablernn_cli.targets import CertifiedTarget
 from stablernn_registry import Registry
+from stablernn_registry.documents.rounding import format_lower, format_upper
 from stablernn_server import Settings, create_app
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -113,13 +114,14 @@ def test_the_page_holds_every_claim_with_its_number(documents: tuple[Page, dict[
         proved_claims = [claim for claim in entry["claims"] if claim["proved"]]
         assert proved_claims
         for claim in proved_claims:
-            row = f"{claim['title']} {plain_text(claim['value'])} {claim['unit']} {claim['norm'] or ''}".strip()
+            value = plain_text(upper_bound(claim["value"]))
+            row = f"{claim['title']} {value} {claim['unit']} {claim['norm'] or ''}".strip()
             assert row in page.text
         for claim in entry["claims"]:
             assert claim["title"] in page.text
         for hypothesis in entry["hypotheses"]:
             assert hypothesis["slack"] == hypothesis["bound"] - hypothesis["value"]
-            assert f"{hypothesis['name']} {plain_text(hypothesis['value'])}" in page.text
+            assert f"{hypothesis['name']} {format_upper(hypothesis['value'], 8)} " in page.text
         for method in entry["methods"]:
             assert method["reference"] in page.text
     for sentence in document["summary"][0]["sentences"]:
@@ -421,7 +423,7 @@ def test_the_range_of_each_input_is_listed_by_its_name(trained: Workplace) -> No
     page, document = report(trained, "load-run")
     ranges = document["proved"][1]["range"]
     rows = " ".join(
-        f"{name} {plain_text(low)} {plain_text(high)}"
+        f"{name} {format_upper(low, 6)} {format_lower(high, 6)}"
         for name, low, high in zip(("heat", "power", "wind"), ranges["lower"], ranges["upper"], strict=True)
     )
     assert f"input, in the units of the data from to {rows}" in page.text
@@ -431,6 +433,31 @@ def test_a_range_of_ones_own_is_certified_beside_all_inputs(trained: Workplace) 
     _, document = report(trained, "load-run", "--inputs-within", "0:400")
     assert [entry["range"] for entry in document["proved"]] == [None, {"lower": [0.0] * 3, "upper": [400.0] * 3}]
     assert "from the range" not in document["observed"]["drawn_trajectories"]["inputs"]
+
+
+def test_a_bounded_model_is_stated_with_its_radius(trained: Workplace) -> None:
+    page, document = report(trained, "load-run")
+    (entry, *_) = document["proved"]
+    radius = format_upper(max(claim["value"] for claim in entry["claims"] if claim["id"].startswith("state_ball_")), 4)
+    assert f"For all inputs: bounded within {radius} " in page.text
+    assert f"For all inputs, the state is bounded, within a radius of {radius}. Contraction is not proved" in page.text
+
+
+def test_every_bound_of_a_table_holds_as_it_is_printed() -> None:
+    """A claim, a limit and a range of which the nearest six digits would say more than is proved."""
+    model = mark_fitted(Classifier("lru", 1, 2, 4)).eval()
+    made = compose_report(CertifiedTarget("nowhere", None, model, {}, (prove(model),)))
+    entry = made.document["proved"][0]
+    next(claim for claim in entry["claims"] if claim["id"] == "gap_1")["value"] = 1.2345612
+    made.document["comparison"][0]["proved_at_most"] = 0.12345612
+    condition = {"name": "tight", "value": 0.999999512, "bound": 1 - 2**-22, "slack": 2.4959189e-7, "holds": True}
+    entry["hypotheses"] = [condition]
+    entry["range"] = {"lower": [-1.2345678, 0.0], "upper": [1.2345678, 1.0]}
+    text = Page(render(made)).text
+    assert "effect of 1 wrong input 1.23457 " in text
+    assert "0.123457 " in text
+    assert "tight 0.99999952 0.99999976 2.49591e-07 yes" in text
+    assert "0 -1.23456 1.23456 1 0 1 " in text
 
 
 @pytest.mark.parametrize("cell", ["lru", "lstm"])
@@ -446,7 +473,7 @@ def test_the_sentences_follow_from_the_claims(cell: str, empty: Workplace) -> No
         values = {claim["id"]: claim["value"] for claim in document["proved"][0]["claims"]}
         steps, stride = values["forgetting_1_percent"], document["model"]["patch_stride"]
         assert f"by more than 0.01 after {steps:,} steps ({steps * stride:,} samples)." in page.text
-        assert f"moves no later output of the layers by more than {values['gap_1']:.3g};" in page.text
+        assert f"moves no later output of the layers by more than {format_upper(values['gap_1'], 3)};" in page.text
 
 
 def test_a_state_that_overflows_is_stated() -> None:

@@ -17,6 +17,7 @@ from cli_helpers import NO_PLOTS, Result, Workplace, copied
 from stablernn_cli.output import Output
 from stablernn_cli.records import record_report
 from stablernn_registry import Registry, Version
+from stablernn_registry.documents.rounding import format_lower
 
 FEW = ("--attack-sequences", 20, "--attack-steps", 3, "--attack-budgets", "0.01,0.2", "--attack-budgets-l2", "0.1,1,5")
 
@@ -171,7 +172,8 @@ def test_a_report_goes_with_the_weights_that_it_is_of(reported: Workplace) -> No
     assert report["weights"] == f"sha256:{version.manifest.files['weights.safetensors'].sha256}"
     pgd = report["attacks"][0]["accuracy"]
     said = f"{pgd[0]:.4g} at 0.01, {pgd[1]:.4g} at 0.2"
-    radius = f"{report['certified']['median_radius']:.4g} (l2)" if report["certified"]["reason"] is None else "none: "
+    certified = report["certified"]
+    radius = "none: " if certified["reason"] is not None else f"{format_lower(certified['median_radius'], 4)} (l2)"
     card = version.read("README.md").decode()
     assert f"| accuracy under PGD (linf) | {said} |" in card
     assert f"| median certified radius | {radius}" in card

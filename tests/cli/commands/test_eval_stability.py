@@ -13,6 +13,7 @@ import pytest
 
 from cli_helpers import Workplace, copied
 from stablernn_registry import Registry
+from stablernn_registry.documents.rounding import format_upper
 
 
 def stability(workplace: Workplace, target: str, *more: object) -> dict[str, Any]:
@@ -92,7 +93,11 @@ def test_both_parts_for_people(workplace: Workplace) -> None:
     proved, observed = shown.index("\nProved\n"), shown.index("\nObserved on 16 sequences of the test split, ")
     assert proved < observed
     assert "largest factor of a step" not in shown[proved:observed]
-    assert " (proved: at most " in shown[observed:]
+    certificate = workplace.ok("certify", "digits:1", "--json").json
+    # Upper bounds, which the nearest digits could state too small.
+    assert f"contraction rate {format_upper(certificate['contraction_rate'], 6)} " in " ".join(shown.split())
+    (hypothesis,) = [row for row in certificate["hypotheses"] if row["name"] == "contraction rate"]
+    assert f" (proved: at most {format_upper(hypothesis['value'], 4)})" in shown[observed:]
     assert "Lyapunov exponents" in shown[observed:]
     assert "Proved" not in workplace.ok("eval", "digits:1").out
 

@@ -68,7 +68,7 @@ def test_the_table_shows_the_metric_that_it_is_sorted_by(runs: Workplace) -> Non
     [
         (60, "run cell state metric validation test", "task, seconds, parameters, epochs, data, started (UTC), proved"),
         (
-            130,
+            140,
             "run data cell parameters epochs state metric validation test proved started (UTC)",
             "task, seconds",
         ),

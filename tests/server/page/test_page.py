@@ -49,6 +49,16 @@ WITHDRAWN = {
     "holds": True,
     "conditions": [{"name": "theorem 1 (a)", "value": 0.25, "bound": 0.5, "holds": True}],
 }
+BOUNDED = {
+    "kind": "bounded",
+    "holds": True,
+    "norm": None,
+    "contraction_rate": None,
+    "state_balls": [
+        {"state": "state_0", "norm": "linf", "centre": 0.0, "radius": 0.99992},
+        {"state": "state_1", "norm": "linf", "centre": 0.0, "radius": 12_345.2},
+    ],
+}
 METRICS = {"test": {"accuracy": 0.75, "log_loss": 0.7, "ridge": {"log_loss": 0.5}}, "validation": {"accuracy": 0.625}}
 
 
@@ -70,7 +80,7 @@ def registry(published: Published, tmp_path_factory: pytest.TempPathFactory) -> 
     copy("co2:1", "co2")
     copy("animals:1", "markup", labels=MARKUP, certificate=CERTIFICATE, metrics=METRICS)
     for number in range(26):
-        copy("animals:1", f"sensor-{number:02}", certificate=WITHDRAWN if number == 25 else None)
+        copy("animals:1", f"sensor-{number:02}", certificate={25: WITHDRAWN, 24: BOUNDED}.get(number))
     return registry
 
 
@@ -231,6 +241,21 @@ def test_a_certificate_of_the_withdrawn_kind_proves_nothing(server: Running, vis
     )
     card.get_by_text("What papers ask for").click()
     playwright.expect(card.get_by_role("row").last).to_have_text("theorem 1 (a)0.250.5✓ yes")
+
+
+@needs_browser
+def test_a_bounded_version_is_shown_with_its_radius_rounded_up(server: Running, visit: Callable[..., Visit]) -> None:
+    page = visit(server, "/#/sensor-24").page
+    card = page.get_by_role("region", name="Stability certificate")
+    playwright.expect(card.locator(".kind")).to_have_text("bounded within 12,346")
+    playwright.expect(card).to_contain_text("Ball of state_0linf norm at most 1")
+    # From the smallest size that `number` writes with an exponent to the largest, both sides of a rounding.
+    values = [1, 0.87504, 0.87496, 1234.1, 12345.2, 9_999_999.5, 6_723_447_172, 0.000051231, 0.99996]
+    shown = page.evaluate(
+        "async (values) => { const dom = await import('/page/dom.js'); return values.map((v) => dom.upperBound(v)); }",
+        values,
+    )
+    assert shown == ["1", "0.8751", "0.875", "1235", "12,346", "1.00e+7", "6.73e+9", "5.13e−5", "1"]
 
 
 @needs_browser

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,17 @@ def test_a_run_of_which_nothing_is_proved_names_the_option(place: Workplace) -> 
     option = "Train with training.certified=true (--certified), which keeps 'lipschitz' contracting."
     assert f"Nothing of use is proved of this model. {option}" in result.err
     assert option in " ".join(place.ok("certify", "unproved").out.split())
+    wide = ("train", "--data", "waves.npz", "--cell", "slstm", *WILD, "--free", *NO_PLOTS, "--run-dir", "wide")
+    bounded = place.ok(*wide).err
+    summary = json.loads((place.path("wide") / "summary.json").read_text())
+    radius = summary["certificate"]["bounded_inputs"]["radius"]
+    stated = re.search(
+        r"Nothing of use is proved of this model: for inputs within the range of training, half as wide again, its "
+        r"state is only bounded within a radius of (\S+)\. Train with",
+        bounded,
+    )
+    assert stated is not None
+    assert 1e6 < radius <= float(stated[1]) <= 1.1 * radius
     # It is a note, which --quiet leaves out.
     quiet = place.ok(
         "-q", "train", "--data", "waves.npz", "--cell", "rnn", *WILD, "--free", *NO_PLOTS, "--run-dir", "quiet"
@@ -178,6 +190,11 @@ def test_layers_and_members_are_told_apart(place: Workplace) -> None:
             "exprnn (all are in docs/stability.md), or leave training.certified out.",
         ),
         (
+            ("--cell", "fastgrnn"),
+            "The cell 'fastgrnn' has no certified region with recurrent_kept=0.5 and byte_weights=True; set "
+            "model.cell_options.recurrent_kept to 1 and model.cell_options.byte_weights to false.",
+        ),
+        (
             ("--cell", "spectral_rnn", "--set", "training.certified_margin=0.01"),
             "The cell 'spectral_rnn' keeps its singular values above 0.99 by its option margin=0.01, got "
             "training.certified_margin=0.01. Set a smaller one, or a larger model.cell_options.margin.",
@@ -205,12 +222,22 @@ def test_layers_and_members_are_told_apart(place: Workplace) -> None:
             "out.",
         ),
     ],
-    ids=["cell", "spectrum", "window", "layers", "rounding", "margin"],
+    ids=["cell", "two options", "spectrum", "window", "layers", "rounding", "margin"],
 )
 def test_what_has_no_region_is_refused(options: tuple[object, ...], sentence: str, place: Workplace) -> None:
     result = place("train", "--data", "waves.npz", "--certified", *options, "--run-dir", "refused")
     assert (result.code, result.sentence) == (2, sentence)
     assert not place.path("refused").exists()
+
+
+def test_a_refusal_names_all_options_that_a_region_needs(place: Workplace) -> None:
+    """Set as the sentence says, the same command trains."""
+    command = ("train", "--data", "waves.npz", "--cell", "fastgrnn", "--certified", *WILD, *NO_PLOTS)
+    sentence = place(*command, "--run-dir", "refused").sentence
+    settings = re.findall(r"(model\.cell_options\.\w+) to (\w+)", sentence)
+    overrides = [word for key, value in settings for word in ("--set", f"{key}={value}")]
+    place.ok("-q", *command, *overrides, "--run-dir", "bounded-fastgrnn")
+    assert place.ok("certify", "bounded-fastgrnn", "--json").json["bounded_inputs"]["kind"] == "bounded"
 
 
 @pytest.mark.parametrize(

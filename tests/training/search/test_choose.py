@@ -179,7 +179,7 @@ def test_a_stop_names_the_best_so_far_and_leaves_no_process(place: Workplace) ->
                     break
             os.killpg(process.pid, signal.SIGINT)
             rest = process.stderr.read()
-            assert process.wait(timeout=60) == 130
+            assert process.wait(timeout=60) == 130, rest
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -17,6 +17,7 @@ from stablernn.errors import ConfigError, DataError
 from stablernn.training.search.budget import Budget
 from stablernn.training.search.candidates import (
     Candidate,
+    comparable,
     find_baseline,
     find_candidates,
     merged,
@@ -231,6 +232,27 @@ def test_what_is_as_good_within_one_standard_error_is_chosen_by_proof_and_order(
     assert (selected.recipe.name, why) == (chosen, reason)
 
 
+def test_recipes_are_compared_on_parts_that_more_than_half_of_them_have() -> None:
+    """Time ran out while the second part was trained."""
+    first = candidate("first", "none", [0.8, 0.7])
+    others = [candidate("best", "none", [0.9]), candidate("third", "none", [0.7]), candidate("skipped", "none", [])]
+    chosen = comparable([first, *others])
+    assert [each.recipe.name for each in chosen] == ["first", "best", "third"]
+    assert [each.scores for each in chosen] == [[0.8], [0.9], [0.7]]
+    assert select(chosen)[0].recipe.name == "best"
+
+
+def test_a_recipe_with_fewer_parts_than_the_others_is_left_out() -> None:
+    rows = [candidate(name, "none", scores) for name, scores in (("a", [0.8] * 3), ("b", [0.7] * 3), ("c", [0.9] * 2))]
+    # Without its first part nothing of a recipe can be compared.
+    late = candidate("late", "none", [1.0] * 3)
+    del late.results[0]
+    failed = candidate("failed", "none", [1.0] * 3)
+    failed.status = "failed"
+    assert [each.recipe.name for each in comparable([*rows, late, failed])] == ["a", "b"]
+    assert comparable([late]) == []
+
+
 def test_equal_accuracies_are_ranked_by_log_loss() -> None:
     first, second = candidate("a", "none", [0.9], [0.5]), candidate("b", "none", [0.9], [0.4])
     assert second.rank < first.rank
@@ -327,7 +349,9 @@ class ScoringWorkers:
     def __init__(self, whole_steps: int) -> None:
         self._whole_steps = whole_steps
 
-    def run(self, trials: Sequence[Trial], deadline: float | None) -> Iterator[TrialResult]:
+    def run(
+        self, trials: Sequence[Trial], deadline: float | None, most_seconds: float | None = None
+    ) -> Iterator[TrialResult]:
         for trial in trials:
             is_baseline = trial.config.training.method == "closed-form"
             score, whole_steps = (0.9, 0) if is_baseline else (0.8, self._whole_steps)

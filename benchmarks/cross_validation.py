@@ -1,0 +1,192 @@
+"""Cross-validation of settings on training files alone, by which defaults and recipes are chosen.
+
+    STABLERNN_DATA=... python benchmarks/cross_validation.py convolutions --jobs 2
+
+trains the settings of one comparison on four of five stratified folds of each data set, for each seed, and scores them
+on the fifth; series end earlier and earlier instead. It prints the table of that comparison and keeps all scores in
+``benchmarks/results/cross_validation.json``, from which ``--table`` prints it again. Test splits are not read. Scores
+that the file has are not measured again, so that an interrupted comparison goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accuracy import PROBLEMS, problem_file
+from certified import FORECASTS
+
+from stablernn.errors import StableRNNError
+from stablernn.training.loop.environment import code_commit
+from stablernn.training.search.trial import Trial, run_trial
+from stablernn.training.settings.load import validate
+
+RESULTS = Path(__file__).parent / "results" / "cross_validation.json"
+FOLDS = 5
+SMALL = ("ECG200", "ItalyPowerDemand", "GunPoint", "Coffee")
+Settings = dict[str, Any]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Settings to compare.
+
+    Attributes:
+        data: Names of data sets.
+        common: Settings of all, by their key.
+        variants: Further settings of each, by name; the first is what the others are compared with.
+        seeds: Seeds, which draw the folds and the initial weights.
+    """
+
+    data: tuple[str, ...]
+    common: Settings
+    variants: dict[str, Settings]
+    seeds: tuple[int, ...] = (0, 1)
+    parts: int = FOLDS
+
+
+COMPARISONS = {
+    "label-smoothing": Comparison(
+        SMALL,
+        {"model.cell": "lru"},
+        {"without": {"training.label_smoothing": 0.0}, "0.1": {"training.label_smoothing": 0.1}},
+    ),
+    "convolutions": Comparison(
+        ("ECG200", "ItalyPowerDemand", "GunPoint", "ArrowHead"),
+        {"model.cell": "lru", "training.refit": True},
+        {"without": {}, "three": {"model.conv_layers": 3}},
+    ),
+    "augmentation": Comparison(
+        ("ECG200", "ItalyPowerDemand", "GunPoint", "ArrowHead"),
+        {"model.cell": "lru", "training.refit": True},
+        {
+            "default": {},
+            "mixup 0.2": {"training.mixup": 0.2},
+            "crop 0.9": {"training.crop": 0.9},
+            "magnitude_warp 0.2": {"training.magnitude_warp": 0.2},
+            "channel_dropout 0.1": {"training.channel_dropout": 0.1},
+        },
+    ),
+    "certified": Comparison(
+        (*PROBLEMS, *FORECASTS),
+        {"model.cell": "lipschitz"},
+        {"free": {"training.certified": False}, "certified": {"training.certified": True}},
+        seeds=(0,),
+    ),
+}
+
+
+def source(name: str) -> Settings:
+    """Return the settings of a data set."""
+    if name not in FORECASTS:
+        return {"data.source": problem_file(name)}
+    words = FORECASTS[name]
+    settings = dict(word.split("=", 1) for word in words if "=" in word)
+    return {"data.source": words[1], **{key: value.split(",") for key, value in settings.items()}}
+
+
+def score(comparison: str, data: str, variant: str, seed: int, part: int) -> Row:
+    """Train on all folds but one, and return the score on that one."""
+    chosen = COMPARISONS[comparison]
+    settings = {**source(data), **chosen.common, **chosen.variants[variant], "training.seed": seed}
+    tree: dict[str, dict[str, Any]] = {}
+    for key, value in settings.items():
+        section, name = key.split(".", 1)
+        tree.setdefault(section, {})[name] = value
+    result = run_trial(Trial(0, validate(tree), part, chosen.parts))
+    row = {"comparison": comparison, "data": data, "variant": variant, "seed": seed, "part": part}
+    return {
+        **row,
+        "metric": result.metric,
+        "score": result.score,
+        "log_loss": result.tie,
+        "seconds": round(result.seconds, 1),
+        "reason": result.reason,
+        "commit": code_commit(),
+    }
+
+
+def table(comparison: str, rows: list[Row]) -> str:
+    """Return a Markdown table: the mean score of the first variant, and the mean differences of the others from it.
+
+    Differences are of the same folds, which their standard error is of; those of errors are relative, in percent.
+    """
+    chosen = COMPARISONS[comparison]
+    first, *others = chosen.variants
+    titles = [f"{name}, difference" for name in others]
+    lines = [f"| data | metric | {first} | {' | '.join(titles)} |", "|---" * (3 + len(others)) + "|"]
+    for data in chosen.data:
+        scores = {
+            name: {
+                (row["seed"], row["part"]): row["score"]
+                for row in rows
+                if (row["data"], row["variant"]) == (data, name) and row["score"] is not None
+            }
+            for name in chosen.variants
+        }
+        metrics = {row["metric"] for row in rows if row["data"] == data and row["metric"]}
+        if not metrics:
+            continue
+        cells = [f"{np.mean([*scores[first].values()]):.3f}"]
+        for name in others:
+            pairs = [(scores[name][key], scores[first][key]) for key in scores[name].keys() & scores[first].keys()]
+            cells.append(_difference(pairs, is_relative="accuracy" not in metrics))
+        lines.append(f"| {data} | {metrics.pop()} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _difference(pairs: list[tuple[float, float]], *, is_relative: bool) -> str:
+    if len(pairs) < 2:
+        return "-"
+    scores, references = np.array(pairs).T
+    differences, form = scores - references, ".3f"
+    if is_relative:
+        differences, form = 100 * differences / references, ".1f"
+    error = differences.std(ddof=1) / len(differences) ** 0.5
+    return f"{differences.mean():+{form}} ± {error:{form}}{' %' if is_relative else ''}"
+
+
+def jobs(comparison: str) -> Iterator[tuple[str, str, str, int, int]]:
+    """Yield the trainings of a comparison: whole seeds and parts first, so that a stopped one compares all variants."""
+    chosen = COMPARISONS[comparison]
+    for seed, data, part in product(chosen.seeds, chosen.data, range(chosen.parts)):
+        for variant in chosen.variants:
+            yield comparison, data, variant, seed, part
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("comparison", choices=list(COMPARISONS))
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each")
+    parser.add_argument("--table", action="store_true", help="only print the table of the results")
+    arguments = parser.parse_args()
+    rows: list[Row] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    if not arguments.table:
+        known = {_key(row) for row in rows}
+        missing = [job for job in jobs(arguments.comparison) if job not in known]
+        with ProcessPoolExecutor(arguments.jobs) as pool:
+            try:
+                for future in as_completed([pool.submit(score, *job) for job in missing]):
+                    rows.append(future.result())
+                    print(rows[-1], flush=True)
+                    content = json.dumps(sorted(rows, key=_key), indent=1)
+                    RESULTS.write_text(content + "\n", encoding="utf-8")
+            except StableRNNError as error:
+                raise SystemExit(str(error)) from None
+    print(table(arguments.comparison, [row for row in rows if row["comparison"] == arguments.comparison]))
+
+
+def _key(row: Row) -> tuple[str, str, str, int, int]:
+    return row["comparison"], row["data"], row["variant"], row["seed"], row["part"]
+
+
+if __name__ == "__main__":
+    main()
