@@ -201,7 +201,7 @@ def trace_requests(tracer: FlowTracer, client: Client, path: str, body: dict[str
     """The files that each of several requests passes, after some that warm the server up."""
     traces = []
     for number in range(10):
-        with tracer.record():
+        with tracer.record("server/stablernn_server/http/request.py"):
             client.post(path, body)
             # The server records the request after it has answered.
             time.sleep(0.05)

@@ -202,7 +202,9 @@ def test_a_key_that_does_not_exist(empty: Workplace) -> None:
     empty.path("c.yaml").write_text("training:\n  learning_rate: 0.1\n")
     for arguments in (["--config", "c.yaml"], ["--set", "training.learning_rate=0.1"]):
         result = empty("train", "--data", "digits", "--cell", "gru", *arguments)
-        assert result.sentence.startswith("Unknown key 'training.learning_rate'. 'training' has epochs, max_steps, ")
+        assert result.sentence.startswith(
+            "Unknown key 'training.learning_rate'. 'training' has method, epochs, max_steps, "
+        )
         assert result.code == 2
     assert [path.name for path in empty.folder.iterdir()] == ["c.yaml"]
 
