@@ -124,22 +124,25 @@ def table(comparison: str, rows: list[Row]) -> str:
     titles = [f"{name}, difference" for name in others]
     lines = [f"| data | metric | {first} | {' | '.join(titles)} |", "|---" * (3 + len(others)) + "|"]
     for data in chosen.data:
-        scores = {
-            name: {
-                (row["seed"], row["part"]): row["score"]
-                for row in rows
-                if (row["data"], row["variant"]) == (data, name) and row["score"] is not None
+        for figure in ("score", "log_loss"):
+            scores = {
+                name: {
+                    (row["seed"], row["part"]): row[figure]
+                    for row in rows
+                    if (row["data"], row["variant"]) == (data, name) and row[figure] is not None
+                }
+                for name in chosen.variants
             }
-            for name in chosen.variants
-        }
-        metrics = {row["metric"] for row in rows if row["data"] == data and row["metric"]}
-        if not metrics:
-            continue
-        cells = [f"{np.mean([*scores[first].values()]):.3f}"]
-        for name in others:
-            pairs = [(scores[name][key], scores[first][key]) for key in scores[name].keys() & scores[first].keys()]
-            cells.append(_difference(pairs, is_relative="accuracy" not in metrics))
-        lines.append(f"| {data} | {metrics.pop()} | {' | '.join(cells)} |")
+            metrics = {row["metric"] for row in rows if row["data"] == data and row["metric"]}
+            if not scores[first]:
+                continue
+            is_relative = figure == "score" and "accuracy" not in metrics
+            cells = [f"{np.mean([*scores[first].values()]):.3f}"]
+            for name in others:
+                pairs = [(scores[name][key], scores[first][key]) for key in scores[name].keys() & scores[first].keys()]
+                cells.append(_difference(pairs, is_relative=is_relative))
+            label = metrics.pop() if figure == "score" else "log loss"
+            lines.append(f"| {data} | {label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -33,6 +33,14 @@ class _Findings:
         if rows:
             self.missing.append(f"{', '.join(rows)} on {figure.data}")
 
+    def miss_training(self, figure: Figure, sample: Sample) -> bool:
+        """Note what a sample lacks of the published training, and return whether it lacks any."""
+        is_short = sample.share is not None and sample.share < 1
+        if is_short:
+            done = f"{100 * (sample.share or 0):.3g} %"
+            self.missing.append(f"the training of {sample.row} on {figure.data} beyond {done}")
+        return is_short
+
     def verdict(self) -> Verdict:
         # One counterexample refutes a statement on all rows; only all of them confirm it.
         state: State = "not held" if self.failed else "held" if self.passed and not self.missing else "not tested"
@@ -200,6 +208,9 @@ class Limit:
             samples, missing = evidence.samples(figure, self.rows)
             findings.miss(figure, missing)
             for sample in samples:
+                # A limit is one after the whole training.
+                if findings.miss_training(figure, sample):
+                    continue
                 text = f"{figure.title}: {sample.row} {figure.format(sample.mean)}, limit {figure.format(self.at_most)}"
                 findings.add(sample.mean <= self.at_most, text, [sample])
         return findings.verdict()
@@ -229,6 +240,9 @@ class SmallSpread:
             samples, missing = evidence.samples(figure, self.rows)
             findings.miss(figure, missing)
             for sample in samples:
+                # Seeds lie further apart in the middle of a training than at its end.
+                if findings.miss_training(figure, sample):
+                    continue
                 limit = self.limits.get(sample.row) or self._drawn_spread(sample.mean)
                 text = (
                     f"{figure.title}: {sample.row} {figure.format(min(sample.values))} to "
