@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -86,8 +87,11 @@ COMPARISONS = {
 
 def source(name: str) -> Settings:
     """Return the settings of a data set."""
-    if name not in FORECASTS:
+    if name in PROBLEMS:
         return {"data.source": problem_file(name)}
+    if name not in FORECASTS:
+        (path,) = (Path(os.environ["STABLERNN_DATA"]) / "ucr-uea" / name).glob(f"{name}_TRAIN.*")
+        return {"data.source": str(path)}
     words = FORECASTS[name]
     settings = dict(word.split("=", 1) for word in words if "=" in word)
     return {"data.source": words[1], **{key: value.split(",") for key, value in settings.items()}}

@@ -172,6 +172,8 @@ def test_ten_seeds_lie_no_further_apart_than_printed() -> None:
 
 
 FIGURE = (Figure("ablation", "digits", "test.accuracy", percent=True),)
+
+
 def test_a_limit_of_trained_models_is_judged_after_the_whole_training() -> None:
     rows = {key: (0.8, 0.9) for key in ("lipschitz-64", "lipschitz_rk2-64", "lipschitz-128", "lipschitz_rk2-128")}
     key = "lipschitz-insensitive-mnist"
