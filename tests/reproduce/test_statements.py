@@ -175,7 +175,7 @@ FIGURE = (Figure("ablation", "digits", "test.accuracy", percent=True),)
 
 
 def test_a_limit_of_trained_models_is_judged_after_the_whole_training() -> None:
-    rows = {key: (0.8, 0.9) for key in ("lipschitz-64", "lipschitz_rk2-64", "lipschitz-128", "lipschitz_rk2-128")}
+    rows = dict.fromkeys(("lipschitz-64", "lipschitz_rk2-64", "lipschitz-128", "lipschitz_rk2-128"), (0.8, 0.9))
     key = "lipschitz-insensitive-mnist"
     assert judge(key, scores("init-sensitivity", "mnist", rows))[0] == "not held"
     verdict, figures = judge(key, scores("init-sensitivity", "mnist", rows, share=0.1))
