@@ -281,8 +281,8 @@ def prove(
         return _prove(module, None, stored=stored, inputs=inputs)
     # Of what is not a layer's bound nothing is searched either.
     with given_norms():
-        known = [norm for norm in map(decode_norm, norms) if norm is not None]
-        return _prove(module, known, stored=stored, inputs=inputs)
+        stored_norms = [norm for norm in map(decode_norm, norms) if norm is not None]
+        return _prove(module, stored_norms, stored=stored, inputs=inputs)
 
 
 def _prove(

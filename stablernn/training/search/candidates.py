@@ -86,10 +86,10 @@ def comparable(candidates: Sequence[Candidate]) -> list[Candidate]:
     if not scored:
         return []
     parts = sorted(map(_first_parts, scored), reverse=True)[len(scored) // 2]
-    chosen = [candidate for candidate in scored if _first_parts(candidate) >= parts]
-    for candidate in chosen:
+    compared = [candidate for candidate in scored if _first_parts(candidate) >= parts]
+    for candidate in compared:
         candidate.results = {part: candidate.results[part] for part in range(parts)}
-    return chosen
+    return compared
 
 
 def _first_parts(candidate: Candidate) -> int:
