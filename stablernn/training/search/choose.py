@@ -54,6 +54,8 @@ _SEARCHED_NORM_SECONDS = 8.0
 """Time of the search for a norm that certifies a layer of 64 units."""
 _TRIAL_SHARE = 0.2
 """Share of the search's time that one training may take: a recipe that needs more cannot be compared on five parts."""
+_SLOWEST_TRIAL = 5.0
+"""Planned time of a training of the first recipe that one may take in any case, in multiples of it."""
 _RESERVE = 0.9
 """Share of the time that is left which the last training may take by its prediction."""
 
@@ -161,6 +163,7 @@ class _Search:
         self._parts = parts
         self._began = began
         self._steps = 0
+        self._most_seconds: float | None = None
 
     def run(self, workers: Workers, stop: Event) -> Choice:
         step_seconds, whole_steps = self._measure(workers, stop)
@@ -172,6 +175,10 @@ class _Search:
             + ("each trained in full" if plan.share == 1 else f"each for {plan.share:.0%} of its steps")
             + f"; budget {self._budget}."
         )
+        if self._budget.seconds is not None:
+            # Few trainings may each take a large share of a small budget.
+            planned = step_seconds * plan.share * whole_steps
+            self._most_seconds = max(_TRIAL_SHARE * SEARCH_SHARE * self._budget.seconds, _SLOWEST_TRIAL * planned)
         survivors, done = self._networks[: plan.recipes], 0
         for recipes, upto in plan.rounds:
             if done:
@@ -235,9 +242,8 @@ class _Search:
     def _run_round(
         self, workers: Workers, stop: Event, plan: Plan, survivors: Sequence[Candidate], parts: Sequence[int]
     ) -> None:
-        deadline = most_seconds = None
+        deadline = None
         if self._budget.seconds is not None:
-            most_seconds = _TRIAL_SHARE * SEARCH_SHARE * self._budget.seconds
             deadline = self._began + SEARCH_SHARE * self._budget.seconds
         # Part by part, so that what is out of time is a part and not a recipe. The baseline takes no steps that a share
         # could be of, and less time than any network.
@@ -249,7 +255,7 @@ class _Search:
             for part in parts
             for candidate, share in contenders
         ]
-        for result in workers.run(trials, deadline, most_seconds):
+        for result in workers.run(trials, deadline, self._most_seconds):
             candidate = self._candidates[result.trial.recipe]
             self._steps += result.steps
             if result.status == "failed":
