@@ -4,7 +4,7 @@
 
 trains through the command line, one thread a job, writes ``benchmarks/results/certified.json`` after each run and
 prints the tables of docs/stability.md. Runs that the file has are not repeated unless ``--again`` is given; ``--only``
-takes some of the problems.
+takes some of the problems. ``--steps`` trains nothing, and times a streamed step of every cell instead.
 """
 
 from __future__ import annotations
@@ -34,6 +34,12 @@ FORECASTS = {
 }
 CELLS = {"lipschitz": (False, True), "rnn": (False, True), "exprnn": (True,), "lru": (True,)}
 """Cells, and whether they are trained certified; exprnn and lru cannot be anything else."""
+STEP_ROWS = {
+    "onnx": "step of a stream in the server's runtime",
+    "native": "engine native of serve, a stream in the runtime",
+}
+"""Rows of `stablernn bench --part step`, by the engine that they time."""
+STEP_SIZES = ("--hidden-size", "64", "--batch-size", "1", "--length", "96", "--part", "step")
 REFERENCE = "lipschitz"
 """The cell whose free training the others are compared with."""
 
@@ -71,6 +77,23 @@ def run_json(words: list[str], folder: str) -> Row:
     if done.returncode:
         raise SystemExit(f"{' '.join(words)}: {done.stderr}")
     return dict(json.loads(done.stdout))
+
+
+def time_steps(rounds: int = 5) -> dict[str, dict[str, float]]:
+    """Return the processor time of a streamed step in microseconds, by cell and engine: medians of rounds in turn."""
+    times: dict[str, dict[str, list[float]]] = {cell: {} for cell in CELLS}
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(rounds):
+            for cell, engines in times.items():
+                document = run_json(["bench", "--cell", cell, *STEP_SIZES], folder)
+                by_row = {row["row"]: row["cpu_us"] for row in document["tables"][0]["rows"]}
+                for engine, row in STEP_ROWS.items():
+                    if row in by_row:
+                        engines.setdefault(engine, []).append(by_row[row])
+    return {
+        cell: {engine: round(float(np.median(values)), 1) for engine, values in engines.items()}
+        for cell, engines in times.items()
+    }
 
 
 def figures_table(rows: list[Row]) -> str:
@@ -112,16 +135,17 @@ def _format_seeds(seeds: tuple[int, ...]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def price_table(rows: list[Row]) -> str:
-    """Markdown: a line for each certified cell: its loss against the free reference, and what is proved.
+def price_table(rows: list[Row], steps: dict[str, dict[str, float]]) -> str:
+    """Markdown: a line for each certified cell: its loss against the free reference, what is proved, and its speed.
 
     On each problem the means of both are over the seeds that both have: one more seed on one side alone would count as
     a difference of the cells. Problems without such a seed are left out.
     """
     lines = [
         f"| cell, certified | pairs of runs with the same seed | accuracy against free `{REFERENCE}`, points: median "
-        "(range over sets) | MASE against it: median (range) | proved | largest rate | seconds against it: median |",
-        "|---|---|---|---|---|---|---|",
+        "(range over sets) | MASE against it: median (range) | proved | largest rate | seconds against it: median "
+        "| a streamed step, us |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for cell in CELLS:
         certified_runs = [row for row in rows if row["cell"] == cell and row["certified"]]
@@ -143,7 +167,7 @@ def price_table(rows: list[Row]) -> str:
         rate = max(row["contraction_rate"] for row in certified_runs)
         lines.append(
             f"| `{cell}` | {_pairs_text(pair_counts)} | {_spread(points, '+.2f')} | {_spread(ratios, '.3f')} | {kinds} "
-            f"| {rate:.4f} | {f'{np.median(seconds):.2f}' if seconds else '-'} |"
+            f"| {rate:.4f} | {f'{np.median(seconds):.2f}' if seconds else '-'} | {_format_steps(steps.get(cell, {}))} |"
         )
     return "\n".join(lines)
 
@@ -161,6 +185,10 @@ def _pairs_text(counts: list[int]) -> str:
         if not counts
         else ", ".join(f"{count} on {problems}" for count, problems in sorted(Counter(counts).items(), reverse=True))
     )
+
+
+def _format_steps(times: dict[str, float]) -> str:
+    return ", ".join(f"{time:.1f} by `{engine}`" for engine, time in times.items()) or "-"
 
 
 def _mean(rows: list[Row]) -> str:
@@ -183,9 +211,14 @@ def main() -> None:
     parser.add_argument("--cells", nargs="*", choices=list(CELLS), default=list(CELLS), help="cells to train")
     parser.add_argument("--again", action="store_true", help="repeat runs that the results have")
     parser.add_argument("--table", action="store_true", help="only print the tables of the results")
+    parser.add_argument("--steps", action="store_true", help="train nothing, and time a streamed step of each cell")
     arguments = parser.parse_args()
-    known = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else []
-    if not arguments.table:
+    stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    known, steps = stored.get("runs", []), stored.get("steps", {})
+    if arguments.steps:
+        steps = time_steps()
+        _write(known, steps, stored["conditions"])
+    elif not arguments.table:
         jobs = [
             {"data": data, "cell": cell, "certified": way, "seed": seed}
             for seed in arguments.seeds
@@ -199,24 +232,27 @@ def main() -> None:
         with ThreadPoolExecutor(arguments.jobs) as pool:
             for row in pool.map(trained, jobs):
                 known = [*(old for old in known if _place(old) != _place(row)), row]
-                _write(known)
-    print(figures_table(known), price_table(known), sep="\n\n")
+                _write(known, steps, _conditions())
+    print(figures_table(known), price_table(known, steps), sep="\n\n")
 
 
 def _place(row: Row) -> tuple[Any, ...]:
     return row["data"], row["cell"], row["certified"], row["seed"]
 
 
-def _write(rows: list[Row]) -> None:
-    conditions = {
+def _conditions() -> Row:
+    return {
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "torch": version("torch"),
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def _write(rows: list[Row], steps: dict[str, dict[str, float]], conditions: Row) -> None:
     RESULTS.parent.mkdir(exist_ok=True)
-    content = {"conditions": conditions, "runs": sorted(rows, key=_place)}
+    content = {"conditions": conditions, "steps": steps, "runs": sorted(rows, key=_place)}
     RESULTS.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

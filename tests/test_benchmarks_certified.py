@@ -40,22 +40,26 @@ def test_a_seed_that_only_one_side_has_does_not_count(certified: Any) -> None:
         run("lru", 0, 0.92, is_certified=True),
         run("lru", 1, 0.82, is_certified=True),
     ]
-    row = "| `lru` | 2 on 1 | +2.00 (+2.00 to +2.00) | - | contracting | 0.9000 | 1.00 |"
-    assert row in certified.price_table(pairs)
+    row = (
+        "| `lru` | 2 on 1 | +2.00 (+2.00 to +2.00) | - | contracting | 0.9000 | 1.00 | 5.0 by `onnx`, 4.0 by `native` |"
+    )
+    steps = {"lru": {"onnx": 5.0, "native": 4.0}}
+    assert row in certified.price_table(pairs, steps)
     # A bad third seed of the free cell alone would make the certified one look 14 points better.
     unpaired = run("lipschitz", 2, 0.5, is_certified=False)
-    assert row in certified.price_table([*pairs, unpaired])
+    assert row in certified.price_table([*pairs, unpaired], steps)
     (line,) = certified.figures_table([*pairs, unpaired]).splitlines()[2:]
     assert line.startswith("| digits | accuracy | 0, 1, 2; `lru` 0, 1 |")
 
 
 def test_a_cell_without_a_seed_in_common_has_no_price(certified: Any) -> None:
     rows = [run("lipschitz", 0, 0.9, is_certified=False), run("lru", 1, 0.92, is_certified=True)]
-    assert "| `lru` | none | - | - | contracting | 0.9000 | - |" in certified.price_table(rows)
+    assert "| `lru` | none | - | - | contracting | 0.9000 | - | - |" in certified.price_table(rows, {})
 
 
 def test_the_tables_of_the_documentation_are_those_of_the_stored_runs(certified: Any) -> None:
-    rows = json.loads((ROOT / "benchmarks" / "results" / "certified.json").read_text(encoding="utf-8"))["runs"]
+    stored = json.loads((ROOT / "benchmarks" / "results" / "certified.json").read_text(encoding="utf-8"))
     page = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
-    for table in (certified.figures_table(rows), certified.price_table(rows)):
+    rows = stored["runs"]
+    for table in (certified.figures_table(rows), certified.price_table(rows, stored["steps"])):
         assert f"\n{table}\n" in page
