@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from stablernn.bounds.linalg import EPSILON, Matrix, norm_upper_bound
 from stablernn.bounds.linear_response import ImpulseResponse
 from stablernn.bounds.step_bound import GELU_SLOPE, StepBound
-from stablernn.cells._base import StableCell, State, check_choice, check_positive, float64
+from stablernn.cells._base import State, check_choice, check_positive, float64
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._diagonal_recurrence import DiagonalCell, DiagonalRecurrence
 
 Activation = Literal["none", "gelu"]
 
@@ -55,7 +56,7 @@ class LRUWeights(NamedTuple):
         "paper": {"lr": 0.001, "optimizer": "adamw", "schedule": "cosine"},
     },
 )
-class LRUCell(StableCell):
+class LRUCell(DiagonalCell):
     r"""A linear system of independent complex units, stable by parametrization, whose real part is read out.
 
     .. math::
@@ -202,13 +203,28 @@ class LRUCell(StableCell):
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         _, hidden = state
-        real, imaginary, output = weights
+        real, imaginary, _ = weights
         a, b = hidden.chunk(2, dim=-1)
         input_a, input_b, skip = torch.split(drive, self.hidden_size, dim=-1)
         # The complex product l h = (real + i imaginary) (a + i b) in real numbers.
         h = torch.cat([real * a - imaginary * b + input_a, imaginary * a + real * b + input_b], dim=-1)
-        y = nn.functional.linear(h, output) + skip
-        return nn.functional.gelu(y) if self.activation == "gelu" else y, h
+        return self._output(weights, h, skip), h
+
+    def diagonal_recurrence(self, weights: tuple[Tensor, ...], drive: Tensor) -> DiagonalRecurrence:
+        increment, skip = torch.split(drive, [2 * self.hidden_size, self.hidden_size], dim=-1)
+        return DiagonalRecurrence(torch.stack(weights[:2]), torch.unflatten(increment, -1, (2, -1)), skip)
+
+    def recurrent_state(self, state: State) -> Tensor:
+        return torch.unflatten(state[1], -1, (2, -1))
+
+    def state_after(self, weights: tuple[Tensor, ...], h: Tensor, skip: Tensor | None) -> State:
+        assert skip is not None
+        hidden = h.flatten(-2)
+        return self._output(weights, hidden, skip), hidden
+
+    def _output(self, weights: tuple[Tensor, ...], hidden: Tensor, skip: Tensor) -> Tensor:
+        y = nn.functional.linear(hidden, weights[2]) + skip
+        return nn.functional.gelu(y) if self.activation == "gelu" else y
 
     def _scaled_input_weights(self) -> Tensor:
         """Return exp(gamma) B in its real form, ``(2 hidden, input)``."""

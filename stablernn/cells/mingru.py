@@ -13,8 +13,9 @@ from stablernn.bounds.gated import largest_gated
 from stablernn.bounds.intervals import Box, accumulated_rounding, sigmoid
 from stablernn.bounds.linalg import EPSILON, row_norms
 from stablernn.bounds.step_bound import StepBound, ball_of
-from stablernn.cells._base import StableCell, State, check_not_negative, float64, uniform_
+from stablernn.cells._base import State, check_not_negative, float64, uniform_
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._diagonal_recurrence import DiagonalCell, DiagonalRecurrence
 
 _PAPER = "Feng, Tung, Ahmed, Bengio, Hajimirsadeghi: Were RNNs All We Needed? (2024)"
 _GUARANTEE = (
@@ -34,7 +35,7 @@ class MinimalWeights(NamedTuple):
     """The empty tuple: gates and candidate are functions of the input, which :meth:`drive` computes."""
 
 
-class _MinimalCell(StableCell):
+class _MinimalCell(DiagonalCell):
     """``h <- retention .* h + increment``, functions of the input alone, from ``gates`` gates and a candidate."""
 
     gates: int
@@ -98,6 +99,9 @@ class _MinimalCell(StableCell):
     def drive(self, x: Tensor) -> Tensor:
         # (..., 2 hidden)
         return torch.cat(self.affine_map(x), dim=-1)
+
+    def diagonal_recurrence(self, weights: tuple[Tensor, ...], drive: Tensor) -> DiagonalRecurrence:
+        return DiagonalRecurrence(*torch.unflatten(drive, -1, (2, 1, -1)).unbind(-3))
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stablernn.engines.base import Engine, EnsembleEngine
 from stablernn.engines.fused import FusedEngine
+from stablernn.engines.scan import ScanEngine
 from stablernn.engines.select import check_engine, list_engines, register_engine, select_engine
 from stablernn.engines.structured import StructuredEngine
 
@@ -12,6 +13,7 @@ __all__ = [
     "Engine",
     "EnsembleEngine",
     "FusedEngine",
+    "ScanEngine",
     "check_engine",
     "list_engines",
     "register_engine",
