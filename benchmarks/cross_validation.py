@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from itertools import product
@@ -21,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from accuracy import PROBLEMS, problem_file
 from certified import FORECASTS
 
+from stablernn.data.load import read_sequences
 from stablernn.errors import StableRNNError
 from stablernn.training.loop.environment import code_commit
 from stablernn.training.search.trial import Trial, run_trial
@@ -32,6 +35,7 @@ from stablernn.training.settings.load import validate
 RESULTS = Path(__file__).parent / "results" / "cross_validation.json"
 FOLDS = 5
 SMALL = ("ECG200", "ItalyPowerDemand", "GunPoint", "Coffee")
+Array = npt.NDArray[Any]
 Settings = dict[str, Any]
 Row = dict[str, Any]
 
@@ -43,7 +47,8 @@ class Comparison:
     Attributes:
         data: Names of data sets.
         common: Settings of all, by their key.
-        variants: Further settings of each, by name; the first is what the others are compared with.
+        variants: Further settings of each, by name; the first is what the others are compared with. ``channels`` is no
+            setting but a key of :data:`CHANNELS`.
         seeds: Seeds, which draw the folds and the initial weights.
     """
 
@@ -76,6 +81,11 @@ COMPARISONS = {
             "channel_dropout 0.1": {"training.channel_dropout": 0.1},
         },
     ),
+    "channels": Comparison(
+        ("ECG200", "ItalyPowerDemand", "GunPoint", "ArrowHead", "JapaneseVowels"),
+        {"model.cell": "lru", "training.refit": True},
+        {"samples": {}, **{name: {"channels": name} for name in ("both directions", "differences", "spectrum")}},
+    ),
     "certified": Comparison(
         (*PROBLEMS, *FORECASTS),
         {"model.cell": "lipschitz"},
@@ -83,6 +93,40 @@ COMPARISONS = {
         seeds=(0,),
     ),
 }
+
+
+def _differences(x: Array) -> Array:
+    return np.diff(x, axis=0, prepend=x[:1])
+
+
+def _spectrum(x: Array) -> Array:
+    """Return the logarithm of the power in five bands of the last 16 samples, ``(time, 5 * features)``."""
+    padded = np.concatenate([np.repeat(x[:1], SPECTRUM_SAMPLES - 1, axis=0), x])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, SPECTRUM_SAMPLES, axis=0)
+    power = np.abs(np.fft.rfft(windows * np.hanning(SPECTRUM_SAMPLES), axis=-1)[..., 1:6]) ** 2
+    return np.log(power + 1e-3).reshape(len(x), -1)
+
+
+SPECTRUM_SAMPLES = 16
+CHANNELS: dict[str, Callable[[Array], Array]] = {
+    "both directions": lambda x: x[::-1],
+    "differences": _differences,
+    "spectrum": _spectrum,
+}
+"""What is appended to the samples of a sequence, ``(time, features)``. Both directions need complete sequences."""
+
+
+def append_channels(path: str, name: str, folder: str) -> str:
+    """Write the training file with channels appended to its samples, and return the path of the copy."""
+    sequences = read_sequences(Path(path))
+    values = [np.concatenate([x, CHANNELS[name](x)], axis=1, dtype=np.float32) for x in sequences.values]
+    lengths = np.array([len(x) for x in values])
+    padded = np.zeros((len(values), lengths.max(), values[0].shape[1]), dtype=np.float32)
+    for row, x in zip(padded, values, strict=True):
+        row[: len(x)] = x
+    copy = Path(folder) / "channels.npz"
+    np.savez(copy, x=padded, y=np.array(sequences.labels), lengths=lengths)
+    return str(copy)
 
 
 def source(name: str) -> Settings:
@@ -101,11 +145,15 @@ def score(comparison: str, data: str, variant: str, seed: int, part: int) -> Row
     """Train on all folds but one, and return the score on that one."""
     chosen = COMPARISONS[comparison]
     settings = {**source(data), **chosen.common, **chosen.variants[variant], "training.seed": seed}
+    channels = settings.pop("channels", None)
     tree: dict[str, dict[str, Any]] = {}
-    for key, value in settings.items():
-        section, name = key.split(".", 1)
-        tree.setdefault(section, {})[name] = value
-    result = run_trial(Trial(0, validate(tree), part, chosen.parts))
+    with tempfile.TemporaryDirectory() as folder:
+        if channels is not None:
+            settings["data.source"] = append_channels(settings["data.source"], channels, folder)
+        for key, value in settings.items():
+            section, name = key.split(".", 1)
+            tree.setdefault(section, {})[name] = value
+        result = run_trial(Trial(0, validate(tree), part, chosen.parts))
     row = {"comparison": comparison, "data": data, "variant": variant, "seed": seed, "part": part}
     return {
         **row,
