@@ -29,7 +29,9 @@ from certified import FORECASTS
 from stablernn.data.load import read_sequences
 from stablernn.errors import StableRNNError
 from stablernn.training.loop.environment import code_commit
-from stablernn.training.search.trial import Trial, run_trial
+from stablernn.training.search.resampling import resample
+from stablernn.training.search.trial import Trial, load_all, run_trial
+from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import validate
 
 RESULTS = Path(__file__).parent / "results" / "cross_validation.json"
@@ -50,6 +52,7 @@ class Comparison:
         variants: Further settings of each, by name; the first is what the others are compared with. ``channels`` is no
             setting but a key of :data:`CHANNELS`.
         seeds: Seeds, which draw the folds and the initial weights.
+        parts: Folds, or ends of series; of short series there are fewer.
     """
 
     data: tuple[str, ...]
@@ -141,19 +144,31 @@ def source(name: str) -> Settings:
     return {"data.source": words[1], **{key: value.split(",") for key, value in settings.items()}}
 
 
-def score(comparison: str, data: str, variant: str, seed: int, part: int) -> Row:
-    """Train on all folds but one, and return the score on that one."""
+def settings_of(comparison: str, data: str, variant: str, seed: int, folder: str) -> Config:
+    """Return the settings of a training; a copy of the data with channels appended is written to the folder."""
     chosen = COMPARISONS[comparison]
     settings = {**source(data), **chosen.common, **chosen.variants[variant], "training.seed": seed}
     channels = settings.pop("channels", None)
+    if channels is not None:
+        settings["data.source"] = append_channels(settings["data.source"], channels, folder)
     tree: dict[str, dict[str, Any]] = {}
+    for key, value in settings.items():
+        section, name = key.split(".", 1)
+        tree.setdefault(section, {})[name] = value
+    return validate(tree)
+
+
+def count_parts(comparison: str, data: str) -> int:
+    """Return how many parts there are: short series end earlier less often."""
+    config = settings_of(comparison, data, next(iter(COMPARISONS[comparison].variants)), 0, "")
+    return len(resample(load_all(config), COMPARISONS[comparison].parts, seed=0, refit=config.training.refit))
+
+
+def score(comparison: str, data: str, variant: str, seed: int, part: int) -> Row:
+    """Train on all folds but one, and return the score on that one."""
     with tempfile.TemporaryDirectory() as folder:
-        if channels is not None:
-            settings["data.source"] = append_channels(settings["data.source"], channels, folder)
-        for key, value in settings.items():
-            section, name = key.split(".", 1)
-            tree.setdefault(section, {})[name] = value
-        result = run_trial(Trial(0, validate(tree), part, chosen.parts))
+        config = settings_of(comparison, data, variant, seed, folder)
+        result = run_trial(Trial(0, config, part, COMPARISONS[comparison].parts))
     row = {"comparison": comparison, "data": data, "variant": variant, "seed": seed, "part": part}
     return {
         **row,
@@ -212,8 +227,8 @@ def _difference(pairs: list[tuple[float, float]], *, is_relative: bool) -> str:
 def jobs(comparison: str) -> Iterator[tuple[str, str, str, int, int]]:
     """Yield the trainings of a comparison: whole seeds and parts first, so that a stopped one compares all variants."""
     chosen = COMPARISONS[comparison]
-    for seed, data, part in product(chosen.seeds, chosen.data, range(chosen.parts)):
-        for variant in chosen.variants:
+    for seed, data in product(chosen.seeds, chosen.data):
+        for part, variant in product(range(count_parts(comparison, data)), chosen.variants):
             yield comparison, data, variant, seed, part
 
 
