@@ -40,13 +40,7 @@ def fit_temperature(model: Classifier, split: SequenceSplit) -> dict[str, Any]:
     """
     if not len(split) or len(np.unique(split.y)) < 2:
         return {"temperature": 1.0, "samples": len(split), "before": None, "after": None}
-    model.temperature.fill_(1.0)
-    parts, device = [], model.temperature.device
-    with torch.no_grad(), cached_weights(model):
-        for start in range(0, len(split), _BATCH):
-            x, lengths, dt = _inputs(split.gather(np.arange(start, min(start + _BATCH, len(split)))), device, model)
-            parts.append(model(x, lengths, dt).double().cpu())
-    logits, truth = torch.cat(parts).numpy(), np.asarray(split.y, dtype=np.int64)
+    logits, truth = uncalibrated_logits(model, split)
     temperature, after = best_temperature(logits, truth)
     model.temperature.fill_(temperature)
     return {
@@ -55,6 +49,23 @@ def fit_temperature(model: Classifier, split: SequenceSplit) -> dict[str, Any]:
         "before": _log_loss(logits, truth, 1.0),
         "after": after,
     }
+
+
+def set_temperature(model: Classifier, temperature: float) -> dict[str, Any]:
+    """Set the temperature of a model, and return the report of :func:`fit_temperature`, which saw no sequences."""
+    model.temperature.fill_(temperature)
+    return {"temperature": temperature, "samples": 0, "before": None, "after": None}
+
+
+def uncalibrated_logits(model: Classifier, split: SequenceSplit) -> tuple[np.ndarray, np.ndarray]:
+    """Set the temperature of a model to 1, and return its logits, float64 (samples, classes), and the true classes."""
+    model.temperature.fill_(1.0)
+    parts, device = [], model.temperature.device
+    with torch.no_grad(), cached_weights(model):
+        for start in range(0, len(split), _BATCH):
+            x, lengths, dt = _inputs(split.gather(np.arange(start, min(start + _BATCH, len(split)))), device, model)
+            parts.append(model(x, lengths, dt).double().cpu())
+    return torch.cat(parts).numpy(), np.asarray(split.y, dtype=np.int64)
 
 
 def best_temperature(logits: np.ndarray, truth: np.ndarray) -> tuple[float, float]:

@@ -13,6 +13,7 @@ import numpy as np
 from stablernn.certificates.projection import certified_kind
 from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError
+from stablernn.training.calibration.temperature import best_temperature
 from stablernn.training.search.recipes import Recipe, baselines, recipes
 from stablernn.training.search.trial import TrialResult
 from stablernn.training.settings.closed_form import CLOSED_FORM
@@ -142,6 +143,16 @@ def _loss_of_streams(selected: Candidate, stopped: Sequence[Candidate]) -> str:
             count = f"{len(shared)} part{'s'[: len(shared) - 1]}"
             end += f", and '{candidate.recipe.name}', which streams, was as good on the {count} that it finished"
     return end
+
+
+def held_out_temperature(candidate: Candidate) -> float | None:
+    """Return the temperature of the probabilities of all held-out sequences, as scikit-learn calibrates a model that is
+    refitted to all data (``CalibratedClassifierCV`` with ``ensemble=False``); None where another way sets it."""
+    held_out = [result.held_out for result in candidate.results.values() if result.held_out is not None]
+    if not held_out:
+        return None
+    logits, truth = (np.concatenate(arrays) for arrays in zip(*held_out, strict=True))
+    return round(best_temperature(logits, truth)[0], 4)
 
 
 def is_clearly_better(candidate: Candidate, other: Candidate) -> bool:

@@ -23,6 +23,7 @@ from stablernn.training.search.candidates import (
     comparable,
     find_baseline,
     find_candidates,
+    held_out_temperature,
     is_clearly_better,
     merged,
     open_settings,
@@ -309,6 +310,8 @@ class _Search:
             return candidate.config, {}
         affordable = self._affordable_steps(step_seconds)
         changes: dict[str, Any] = {}
+        if (temperature := held_out_temperature(candidate)) is not None:
+            changes["training.temperature"] = temperature
         has_members = "members" in self._config.model.model_fields_set or self._task == "predict-next"
         # A length that the user sets is kept, whatever it takes.
         has_length = not self._config.training.model_fields_set.isdisjoint({"epochs", "max_steps"})

@@ -9,18 +9,23 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+import numpy as np
 from torch import Tensor
 
 from stablernn.data.step_data import Data
+from stablernn.data.types import ClassificationData
 from stablernn.errors import ConfigError, TrainingError
+from stablernn.nn.models import Classifier, SequenceModel
 from stablernn.training.build_model import create_model, with_engine
 from stablernn.training.build_trainer import create_trainer
+from stablernn.training.calibration.temperature import uncalibrated_logits
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop.base_trainer import BaseTrainer, Progress
 from stablernn.training.loop.device import pick_device, torch_settings
 from stablernn.training.run_data import load_run_data, with_time
 from stablernn.training.search.resampling import resample
+from stablernn.training.settings.closed_form import CLOSED_FORM
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.resolve import resolve
 from stablernn.training.speed import WARM_UP_STEPS, NoRecorder, training_steps
@@ -68,6 +73,8 @@ class TrialResult:
         whole_steps: Optimizer steps of the whole training.
         step_seconds: Time of an optimizer step, validation of the epochs included.
         reason: Why it failed.
+        held_out: Logits and true classes of what was held out, where nothing else can set the temperature of the model
+            that is trained in the end; else None.
     """
 
     trial: Trial
@@ -80,6 +87,7 @@ class TrialResult:
     whole_steps: int = 0
     step_seconds: float = 0.0
     reason: str = ""
+    held_out: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def rank(self) -> tuple[float, float]:
@@ -124,6 +132,7 @@ def run_trial(trial: Trial) -> TrialResult:
                     step_seconds=clock.step_seconds,
                 )
             scores = _score(trainer, settings, reference, part)
+            held_out = _held_out(trainer.model, settings, part)
         metric = trainer.objective.headline
         if scores.get(metric) is None:
             reason = f"the metric '{metric}' is not defined on what was held out"
@@ -139,6 +148,7 @@ def run_trial(trial: Trial) -> TrialResult:
             steps=trainer.position.step,
             whole_steps=whole_steps,
             step_seconds=clock.step_seconds,
+            held_out=held_out,
         )
     except (ConfigError, TrainingError) as error:
         return TrialResult(trial, "failed", seconds=time.monotonic() - began, reason=str(error))
@@ -150,6 +160,16 @@ def _score(trainer: BaseTrainer, settings: Config, reference: Tensor | None, par
     trainer.load_best()
     task.calibrate(trainer.model, settings, reference)
     return task.scorer("test", settings).score_of(TorchPredictor(trainer.model))
+
+
+def _held_out(model: SequenceModel, settings: Config, part: Data) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return logits and true classes of what the part holds out, where a search calibrates by them."""
+    is_calibrated = settings.training.calibrate or settings.training.temperature is not None
+    if is_calibrated or not settings.training.refit or settings.training.method == CLOSED_FORM:
+        return None
+    if not isinstance(model, Classifier) or not isinstance(part, ClassificationData) or part.test is None:
+        return None
+    return uncalibrated_logits(model, part.test)
 
 
 class _Clock:

@@ -249,6 +249,9 @@ class TrainingConfig(Section):
     calibrate: bool | None = None
     """Set the temperature of probabilities on the validation split after training, or move a forecast's quantiles until
     they have the coverage that their levels say; None: if there are such a split and such answers."""
+    temperature: Positive | None = None
+    """Temperature of a classifier's probabilities, in place of one that is set by calibrate; a search with refit takes
+    that of the sequences that its parts held out."""
     bptt_steps: Annotated[int, Field(ge=0)] | None = None
     """Steps after which the gradient of the task 'predict-next' is cut off while the state goes on; 0: whole sequences.
     None: recommended for the dataset, else 150 for running text and 0 for sequences."""
@@ -293,6 +296,11 @@ class TrainingConfig(Section):
             raise ValueError(
                 "training.certified_margin is only used by certified training of a cell with a certified region, got "
                 f"training.certified_margin={self.certified_margin:g}."
+            )
+        if self.temperature is not None and self.calibrate:
+            raise ValueError(
+                "training.calibrate sets the temperature that training.temperature gives, got both; leave one of them "
+                "out."
             )
         is_validated = self.patience is not None or self.patience_steps is not None or self.calibrate
         if self.refit and (is_validated or self.schedule == "plateau"):

@@ -105,6 +105,7 @@ _SETTINGS_OF_ONE_TASK = (
     _TaskSetting("training", "magnitude_warp", "classify", (0.0,)),
     _TaskSetting("training", "channel_dropout", "classify", (0.0,)),
     _TaskSetting("training", "mixup", "classify", (0.0,)),
+    _TaskSetting("training", "temperature", "classify"),
     _TaskSetting("training", "warm_up", "forecast"),
 )
 

@@ -25,7 +25,7 @@ from stablernn.training.batches.losses import ClassifyObjective, Objective
 from stablernn.training.batches.minibatches import Minibatches
 from stablernn.training.batches.mixup import Mixup
 from stablernn.training.batches.sample_minibatches import SampleMinibatches
-from stablernn.training.calibration.temperature import fit_temperature
+from stablernn.training.calibration.temperature import fit_temperature, set_temperature
 from stablernn.training.evaluation.baselines import Baselines
 from stablernn.training.evaluation.early_classification import early, refuse_early
 from stablernn.training.evaluation.predictors import BATCH_SIZE, Predictor, predict
@@ -159,13 +159,14 @@ class ClassifyTask(Task):
         # A small set is learned by heart without random changes.
         changes = AUGMENTATION if is_practical else dict.fromkeys(AUGMENTATION, 0.0)
         missing = None if len(self.data.validation) else "a validation split"
+        is_given = config.training.temperature is not None
         return replace(
             defaults,
             label_smoothing=LABEL_SMOOTHING if is_practical else 0.0,
             time_warp=0.0 if is_timed else changes["time_warp"],
             jitter=changes["jitter"],
             rescale=changes["rescale"],
-            calibrate=calibrates(config, self.data.name, missing),
+            calibrate=calibrates(config, self.data.name, missing) and not is_given,
         )
 
     def _refuse_changes_in_time(self, training: TrainingConfig) -> None:
@@ -248,6 +249,8 @@ class ClassifyTask(Task):
     def calibrate(self, model: SequenceModel, config: Config, reference: Tensor | None) -> dict[str, Any]:
         assert isinstance(model, Classifier)
         model.eval()
+        if config.training.temperature is not None:
+            return {"temperature": set_temperature(model, config.training.temperature)}
         if not config.training.calibrate:
             return {}
         return {"temperature": fit_temperature(model, self.data.validation)}

@@ -65,6 +65,11 @@ def test_the_best_recipe_is_trained_and_the_run_says_how_it_was_chosen(
     assert choice["metric"] == "accuracy"
     settings = load_config(place.path("run/config.yaml"))
     assert settings.model.cell == choice["settings"]["model.cell"]
+    # With few sequences nothing is held out at the end, so that the parts calibrate.
+    assert settings.training.refit
+    assert choice["settings"]["training.temperature"] == settings.training.temperature != 1
+    calibration = json.loads(place.path("run/calibration.json").read_text())
+    assert calibration["temperature"]["temperature"] == settings.training.temperature
     # Settings of the user stay.
     assert (settings.model.hidden_size, settings.training.batch_size) == (4, 8)
 

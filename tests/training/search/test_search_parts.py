@@ -20,6 +20,7 @@ from stablernn.training.search.candidates import (
     comparable,
     find_baseline,
     find_candidates,
+    held_out_temperature,
     merged,
     open_settings,
     select,
@@ -251,6 +252,24 @@ def test_a_recipe_with_fewer_parts_than_the_others_is_left_out() -> None:
     failed.status = "failed"
     assert [each.recipe.name for each in comparable([*rows, late, failed])] == ["a", "b"]
     assert comparable([late]) == []
+
+
+def test_the_temperature_is_that_of_the_sequences_of_all_parts() -> None:
+    def with_logits(parts: list[tuple[list[list[float]], list[int]] | None]) -> Candidate:
+        found = candidate("a", "none", [0.5] * len(parts))
+        for part, held_out in enumerate(parts):
+            arrays = None if held_out is None else (np.array(held_out[0]), np.array(held_out[1]))
+            found.results[part] = replace(found.results[part], held_out=arrays)
+        return found
+
+    sure = ([[0.0, 6.0], [6.0, 0.0]] * 200, [1, 0] * 200)
+    wrong = ([[0.0, 6.0], [6.0, 0.0]] * 100, [0, 1] * 100)
+    overconfident = held_out_temperature(with_logits([sure, wrong]))
+    assert overconfident is not None
+    # Right in two of three cases: 6 / T is the logarithm of 2, but for the prior.
+    assert overconfident == pytest.approx(6 / np.log(2), rel=0.05)
+    assert held_out_temperature(with_logits([sure])) < 1  # type: ignore[operator]
+    assert held_out_temperature(with_logits([None, None])) is None
 
 
 def test_equal_accuracies_are_ranked_by_log_loss() -> None:

@@ -294,6 +294,7 @@ CLASSIFY_ONLY = {
     "training.magnitude_warp": 0.1,
     "training.channel_dropout": 0.1,
     "training.mixup": 0.1,
+    "training.temperature": 0.5,
 }
 
 
