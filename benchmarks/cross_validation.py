@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from certified import FORECASTS
 from stablernn.data.load import read_sequences
 from stablernn.errors import StableRNNError
 from stablernn.training.loop.environment import code_commit
+from stablernn.training.search.recipes import SMALL
 from stablernn.training.search.resampling import resample
 from stablernn.training.search.trial import Trial, load_all, run_trial
 from stablernn.training.settings.config import Config
@@ -36,7 +38,13 @@ from stablernn.training.settings.load import validate
 
 RESULTS = Path(__file__).parent / "results" / "cross_validation.json"
 FOLDS = 5
-SMALL = ("ECG200", "ItalyPowerDemand", "GunPoint", "Coffee")
+SMALL_SETS = ("ECG200", "ItalyPowerDemand", "GunPoint", "Coffee")
+SERIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "daily-min-temperatures": ("univariate/daily-min-temperatures.csv", {"data.target": ["Temp"], "task.horizon": 7}),
+    "ETTh1": ("ETT-small/ETTh1.csv", {"data.target": ["OT"], "task.horizon": 24}),
+}
+"""Files in the folder ``forecasting`` of the data, and what they are read with."""
+SOLVED = {"training.method": "closed-form"}
 Array = npt.NDArray[Any]
 Settings = dict[str, Any]
 Row = dict[str, Any]
@@ -49,10 +57,11 @@ class Comparison:
     Attributes:
         data: Names of data sets.
         common: Settings of all, by their key.
-        variants: Further settings of each, by name; the first is what the others are compared with. ``channels`` is no
-            setting but a key of :data:`CHANNELS`.
+        variants: Further settings of each, by name; the first is what the others are compared with. Two keys are no
+            settings: ``channels`` is one of :data:`CHANNELS`, ``share`` the share of the optimizer steps.
         seeds: Seeds, which draw the folds and the initial weights.
         parts: Folds, or ends of series; of short series there are fewer.
+        refits_small: Whether nothing is held out of small training sets to choose an epoch by, as in a search.
     """
 
     data: tuple[str, ...]
@@ -60,11 +69,12 @@ class Comparison:
     variants: dict[str, Settings]
     seeds: tuple[int, ...] = (0, 1)
     parts: int = FOLDS
+    refits_small: bool = False
 
 
 COMPARISONS = {
     "label-smoothing": Comparison(
-        SMALL,
+        SMALL_SETS,
         {"model.cell": "lru"},
         {"without": {"training.label_smoothing": 0.0}, "0.1": {"training.label_smoothing": 0.1}},
     ),
@@ -88,6 +98,32 @@ COMPARISONS = {
         ("ECG200", "ItalyPowerDemand", "GunPoint", "ArrowHead", "JapaneseVowels"),
         {"model.cell": "lru", "training.refit": True},
         {"samples": {}, **{name: {"channels": name} for name in ("both directions", "differences", "spectrum")}},
+    ),
+    "closed-form": Comparison(
+        ("ItalyPowerDemand", "GunPoint", "ArrowHead", "JapaneseVowels", "digits"),
+        {},
+        {
+            "lru": {"model.cell": "lru"},
+            "half of its steps": {"model.cell": "lru", "share": 0.5},
+            "a fifth": {"model.cell": "lru", "share": 0.2},
+            "closed form, lru, 256 units": {**SOLVED, "model.cell": "lru", "model.hidden_size": 256},
+            "64 units": {**SOLVED, "model.cell": "lru"},
+            "lipschitz, 256 units": {**SOLVED, "model.cell": "lipschitz", "model.hidden_size": 256},
+            "gru, 256 units": {**SOLVED, "model.cell": "gru", "model.hidden_size": 256},
+        },
+        seeds=(0,),
+        refits_small=True,
+    ),
+    "closed-form-forecast": Comparison(
+        tuple(SERIES),
+        {},
+        {
+            "lipschitz": {"model.cell": "lipschitz"},
+            "a fifth of its steps": {"model.cell": "lipschitz", "share": 0.2},
+            "closed form, linear skip": {**SOLVED, "model.cell": "lru"},
+            "layers of lru alone": {**SOLVED, "model.cell": "lru", "model.skip": "none"},
+        },
+        seeds=(0,),
     ),
     "certified": Comparison(
         (*PROBLEMS, *FORECASTS),
@@ -136,6 +172,9 @@ def source(name: str) -> Settings:
     """Return the settings of a data set."""
     if name in PROBLEMS:
         return {"data.source": problem_file(name)}
+    if name in SERIES:
+        file, settings = SERIES[name]
+        return {"data.source": str(Path(os.environ["STABLERNN_DATA"]) / "forecasting" / file), **settings}
     if name not in FORECASTS:
         (path,) = (Path(os.environ["STABLERNN_DATA"]) / "ucr-uea" / name).glob(f"{name}_TRAIN.*")
         return {"data.source": str(path)}
@@ -149,13 +188,19 @@ def settings_of(comparison: str, data: str, variant: str, seed: int, folder: str
     chosen = COMPARISONS[comparison]
     settings = {**source(data), **chosen.common, **chosen.variants[variant], "training.seed": seed}
     channels = settings.pop("channels", None)
+    settings.pop("share", None)
     if channels is not None:
         settings["data.source"] = append_channels(settings["data.source"], channels, folder)
     tree: dict[str, dict[str, Any]] = {}
     for key, value in settings.items():
         section, name = key.split(".", 1)
         tree.setdefault(section, {})[name] = value
-    return validate(tree)
+    config = validate(tree)
+    if chosen.refits_small:
+        loaded = load_all(config)
+        if len(loaded.train) + len(loaded.validation) < SMALL:
+            config = config.model_copy(update={"training": config.training.model_copy(update={"refit": True})})
+    return config
 
 
 def count_parts(comparison: str, data: str) -> int:
@@ -166,9 +211,10 @@ def count_parts(comparison: str, data: str) -> int:
 
 def score(comparison: str, data: str, variant: str, seed: int, part: int) -> Row:
     """Train on all folds but one, and return the score on that one."""
+    chosen = COMPARISONS[comparison]
     with tempfile.TemporaryDirectory() as folder:
-        config = settings_of(comparison, data, variant, seed, folder)
-        result = run_trial(Trial(0, config, part, COMPARISONS[comparison].parts))
+        config, began = settings_of(comparison, data, variant, seed, folder), time.process_time()
+        result = run_trial(Trial(0, config, part, chosen.parts, chosen.variants[variant].get("share", 1.0)))
     row = {"comparison": comparison, "data": data, "variant": variant, "seed": seed, "part": part}
     return {
         **row,
@@ -176,6 +222,7 @@ def score(comparison: str, data: str, variant: str, seed: int, part: int) -> Row
         "score": result.score,
         "log_loss": result.tie,
         "seconds": round(result.seconds, 1),
+        "cpu_seconds": round(time.process_time() - began, 2),
         "reason": result.reason,
         "commit": code_commit(),
     }
@@ -185,6 +232,7 @@ def table(comparison: str, rows: list[Row]) -> str:
     """Return a Markdown table: the mean score of the first variant, and the mean differences of the others from it.
 
     Differences are of the same folds, which their standard error is of; those of errors are relative, in percent.
+    Seconds are processor time of a training with its scoring, a mean for each variant.
     """
     chosen = COMPARISONS[comparison]
     first, *others = chosen.variants
@@ -210,6 +258,12 @@ def table(comparison: str, rows: list[Row]) -> str:
                 cells.append(_difference(pairs, is_relative=is_relative))
             label = metrics.pop() if figure == "score" else "log loss"
             lines.append(f"| {data} | {label} | {' | '.join(cells)} |")
+        seconds = {
+            name: [row.get("cpu_seconds") for row in rows if (row["data"], row["variant"]) == (data, name)]
+            for name in chosen.variants
+        }
+        if all(values and None not in values for values in seconds.values()):
+            lines.append(f"| {data} | CPU s | {' | '.join(f'{np.mean(values):.1f}' for values in seconds.values())} |")
     return "\n".join(lines)
 
 
