@@ -161,7 +161,19 @@ def is_clearly_better(candidate: Candidate, other: Candidate) -> bool:
 
 
 def _is_close(best: Candidate, other: Candidate) -> bool:
+    """Return True if a candidate is as good as the best one within one standard error.
+
+    Over several parts it is that of the mean difference. On a single part it is that of the best accuracy, a share of
+    so many sequences (with one more right and one more wrong, so that 1 has an error, too); other metrics have none
+    there, and nothing is close.
+    """
     parts = sorted(best.results.keys() & other.results.keys())
+    if len(parts) == 1 and best.results[parts[0]].metric == "accuracy":
+        result, score = best.results[parts[0]], other.results[parts[0]].score
+        if result.score is None or score is None or not result.samples:
+            return False
+        share = (result.score * result.samples + 1) / (result.samples + 2)
+        return result.score - score <= math.sqrt(share * (1 - share) / result.samples)
     if len(parts) < 2:
         return False
     differences = np.array([other.results[part].rank[0] - best.results[part].rank[0] for part in parts])

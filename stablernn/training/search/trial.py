@@ -73,6 +73,7 @@ class TrialResult:
         whole_steps: Optimizer steps of the whole training.
         step_seconds: Time of an optimizer step, validation of the epochs included.
         reason: Why it failed.
+        samples: Sequences, windows or steps that were held out and scored; 0 where there is no score.
         held_out: Logits and true classes of what was held out, where nothing else can set the temperature of the model
             that is trained in the end; else None.
     """
@@ -87,6 +88,7 @@ class TrialResult:
     whole_steps: int = 0
     step_seconds: float = 0.0
     reason: str = ""
+    samples: int = 0
     held_out: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
@@ -131,7 +133,7 @@ def run_trial(trial: Trial) -> TrialResult:
                     whole_steps=whole_steps,
                     step_seconds=clock.step_seconds,
                 )
-            scores = _score(trainer, settings, reference, part)
+            scores, samples = _score(trainer, settings, reference, part)
             held_out = _held_out(trainer.model, settings, part)
         metric = trainer.objective.headline
         if scores.get(metric) is None:
@@ -148,18 +150,22 @@ def run_trial(trial: Trial) -> TrialResult:
             steps=trainer.position.step,
             whole_steps=whole_steps,
             step_seconds=clock.step_seconds,
+            samples=samples,
             held_out=held_out,
         )
     except (ConfigError, TrainingError) as error:
         return TrialResult(trial, "failed", seconds=time.monotonic() - began, reason=str(error))
 
 
-def _score(trainer: BaseTrainer, settings: Config, reference: Tensor | None, part: Data) -> Mapping[str, Any]:
-    """Return the scores of a trained model on what the part holds out."""
+def _score(
+    trainer: BaseTrainer, settings: Config, reference: Tensor | None, part: Data
+) -> tuple[Mapping[str, Any], int]:
+    """Return the scores of a trained model on what the part holds out, and how many samples that are."""
     task = task_for(part)
     trainer.load_best()
     task.calibrate(trainer.model, settings, reference)
-    return task.scorer("test", settings).score_of(TorchPredictor(trainer.model))
+    scorer = task.scorer("test", settings)
+    return scorer.score_of(TorchPredictor(trainer.model)), scorer.samples
 
 
 def _held_out(model: SequenceModel, settings: Config, part: Data) -> tuple[np.ndarray, np.ndarray] | None:

@@ -233,6 +233,20 @@ def test_what_is_as_good_within_one_standard_error_is_chosen_by_proof_and_order(
     assert (selected.recipe.name, why) == (chosen, reason)
 
 
+@pytest.mark.parametrize(("samples", "chosen"), [(20, "first"), (2000, "second"), (0, "second")])
+def test_a_single_part_tells_apart_what_its_sequences_do(samples: int, chosen: str) -> None:
+    rows = [candidate("first", "none", [0.85]), candidate("second", "none", [0.9])]
+    for each in rows:
+        each.results[0] = replace(each.results[0], samples=samples)
+    selected, reason = select(rows)
+    assert selected.recipe.name == chosen
+    assert reason == (
+        "as good as 'second' within one standard error, and before it in the order of the recipes"
+        if samples == 20
+        else "the best score"
+    )
+
+
 def test_recipes_are_compared_on_parts_that_more_than_half_of_them_have() -> None:
     """Time ran out while the second part was trained."""
     first = candidate("first", "none", [0.8, 0.7])
