@@ -6,6 +6,7 @@ from stablernn.engines.base import Engine, EnsembleEngine
 from stablernn.engines.fused import FusedEngine
 from stablernn.engines.scan import ScanEngine
 from stablernn.engines.select import check_engine, list_engines, register_engine, select_engine
+from stablernn.engines.shooting import ShootingEngine
 from stablernn.engines.structured import StructuredEngine
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "EnsembleEngine",
     "FusedEngine",
     "ScanEngine",
+    "ShootingEngine",
     "check_engine",
     "list_engines",
     "register_engine",

@@ -17,17 +17,26 @@ GROUP = "stablernn.training_engines"
 """Entry points of other distributions: callables without arguments that return an :class:`Engine` of their name."""
 
 _ENGINES: dict[str, Engine] = {}
+_BY_NAME_ONLY: set[str] = set()
+"""Engines that ``auto`` does not take."""
 _BROKEN: dict[str, str] = {}
 """Engines of other distributions that could not be loaded, and why."""
 _lock = threading.RLock()
 _is_loaded = False
 
 
-def register_engine(engine: Engine) -> None:
-    """Add an engine; ``auto`` prefers the one registered last among those that support the cell."""
+def register_engine(engine: Engine, *, automatic: bool = True) -> None:
+    """Add an engine.
+
+    Args:
+        engine: The engine.
+        automatic: Whether ``auto`` may take it; of those that support a cell it prefers the one registered last.
+    """
     if engine.name in _ENGINES:
         raise ValueError(f"The engine '{engine.name}' is registered twice.")
     _ENGINES[engine.name] = engine
+    if not automatic:
+        _BY_NAME_ONLY.add(engine.name)
 
 
 def load_plugins() -> None:
@@ -91,7 +100,11 @@ def select_engine(name: str, cell: StableCell, drive: Tensor, *, timed: bool = F
     if name == "auto":
         load_plugins()
         # The loop is registered first and runs any cell, so that there always is one.
-        return next(engine for engine in reversed(_ENGINES.values()) if engine.supports(cell, drive, timed=timed))
+        return next(
+            engine
+            for engine in reversed(_ENGINES.values())
+            if engine.name not in _BY_NAME_ONLY and engine.supports(cell, drive, timed=timed)
+        )
     check_engine(name)
     engine = _ENGINES[name]
     if not engine.supports(cell, drive, timed=timed):

@@ -96,12 +96,18 @@ def peer_layer(layer: PeerType, sizes: Sizes) -> nn.LSTM | nn.GRU | nn.RNN:
     return layer(input_size=1, hidden_size=sizes.hidden_size, num_layers=sizes.num_layers, batch_first=True)
 
 
+SHOOTING_STEPS = 2_048
+"""Length from which the engine ``shooting`` is timed; it is for long sequences."""
+
+
 def supported_engines(sizes: Sizes, *, timed: bool = False) -> list[str]:
     """Return the engines that can run a cell on the CPU, sorted; ``timed`` for steps that take ``dt``."""
     cell = EnsembleState(sizes).rnn.cells[0]
     drive = cell.drive(torch.zeros(sizes.batch_size, 1, cell.input_size))
     engines = []
     for name in list_engines():
+        if name == "shooting" and sizes.length < SHOOTING_STEPS:
+            continue
         try:
             select_engine(name, cell, drive, timed=timed)
         except ConfigError:

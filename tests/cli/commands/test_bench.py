@@ -63,7 +63,7 @@ def test_each_part_is_a_table_with_its_rows_and_conditions(empty: Workplace) -> 
         ("sequence", "ms"),
         ("step", "us"),
     ]
-    engines = [f"engine {name}" for name in list_engines() if name not in ("scan", "structured")]
+    engines = [f"engine {name}" for name in list_engines() if name not in ("scan", "shooting", "structured")]
     assert names(train) == ["limit", *engines, "hand-written loop", *PEERS]
     native = ["engine native of serve"] if HAS_NATIVE else []
     peers = ["engine auto of torch", "nn.LSTM", "ONNX Runtime's LSTM"]
