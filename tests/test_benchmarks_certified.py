@@ -63,3 +63,11 @@ def test_the_tables_of_the_documentation_are_those_of_the_stored_runs(certified:
     rows = stored["runs"]
     for table in (certified.figures_table(rows), certified.price_table(rows, stored["steps"])):
         assert f"\n{table}\n" in page
+
+
+def test_the_table_of_folds_is_that_of_the_stored_scores(certified: Any) -> None:
+    cross_validation = importlib.import_module("cross_validation")
+    stored = json.loads((ROOT / "benchmarks" / "results" / "cross_validation.json").read_text(encoding="utf-8"))
+    rows = [row for row in stored if row["comparison"] == "certified"]
+    page = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
+    assert f"\n{cross_validation.table('certified', rows)}\n" in page
