@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stablernn.cells import create_cell, list_cells
     from stablernn.certificates.certificate import certify
     from stablernn.export import export
+    from stablernn.nn.from_torch import from_torch
     from stablernn.nn.layers import StableRNN
     from stablernn.nn.models import Classifier, Forecaster, SequencePredictor
 
@@ -27,6 +28,7 @@ __all__ = [
     "certify",
     "create_cell",
     "export",
+    "from_torch",
     "list_cells",
 ]
 
@@ -40,6 +42,7 @@ __getattr__, __dir__ = lazy_names(
         "certify": "certificates.certificate",
         "create_cell": "cells",
         "export": "export",
+        "from_torch": "nn.from_torch",
         "list_cells": "cells",
     },
 )
