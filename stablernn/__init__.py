@@ -14,6 +14,7 @@ from stablernn._version import __version__
 if TYPE_CHECKING:
     from stablernn.cells import create_cell, list_cells
     from stablernn.certificates.certificate import certify
+    from stablernn.estimators import StableClassifier
     from stablernn.export import export
     from stablernn.nn.from_torch import from_torch
     from stablernn.nn.layers import StableRNN
@@ -23,6 +24,7 @@ __all__ = [
     "Classifier",
     "Forecaster",
     "SequencePredictor",
+    "StableClassifier",
     "StableRNN",
     "__version__",
     "certify",
@@ -38,6 +40,7 @@ __getattr__, __dir__ = lazy_names(
         "Classifier": "nn.models",
         "Forecaster": "nn.models",
         "SequencePredictor": "nn.models",
+        "StableClassifier": "estimators",
         "StableRNN": "nn.layers",
         "certify": "certificates.certificate",
         "create_cell": "cells",
