@@ -14,7 +14,7 @@ from stablernn._version import __version__
 if TYPE_CHECKING:
     from stablernn.cells import create_cell, list_cells
     from stablernn.certificates.certificate import certify
-    from stablernn.estimators import StableClassifier
+    from stablernn.estimators import StableClassifier, StableForecaster
     from stablernn.export import export
     from stablernn.nn.from_torch import from_torch
     from stablernn.nn.layers import StableRNN
@@ -25,6 +25,7 @@ __all__ = [
     "Forecaster",
     "SequencePredictor",
     "StableClassifier",
+    "StableForecaster",
     "StableRNN",
     "__version__",
     "certify",
@@ -41,6 +42,7 @@ __getattr__, __dir__ = lazy_names(
         "Forecaster": "nn.models",
         "SequencePredictor": "nn.models",
         "StableClassifier": "estimators",
+        "StableForecaster": "estimators",
         "StableRNN": "nn.layers",
         "certify": "certificates.certificate",
         "create_cell": "cells",

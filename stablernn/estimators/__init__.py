@@ -11,8 +11,11 @@ from stablernn._lazy import lazy_names
 
 if TYPE_CHECKING:
     from stablernn.estimators.classifier import StableClassifier
+    from stablernn.estimators.forecaster import StableForecaster
     from stablernn.estimators.stream import Stream
 
-__all__ = ["StableClassifier", "Stream"]
+__all__ = ["StableClassifier", "StableForecaster", "Stream"]
 
-__getattr__, __dir__ = lazy_names(__name__, {"StableClassifier": "classifier", "Stream": "stream"})
+__getattr__, __dir__ = lazy_names(
+    __name__, {"StableClassifier": "classifier", "StableForecaster": "forecaster", "Stream": "stream"}
+)

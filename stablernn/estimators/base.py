@@ -297,6 +297,8 @@ class RunEstimator(BaseEstimator):  # type: ignore[misc]
 
 def _is_free(key: str) -> bool:
     """Return True for a setting that a fit on other data may take over."""
+    if key in ("data.stamps", "data.channels_as_series", "data.window_stride", "data.validation_fraction"):
+        return True
     section, _, name = key.partition(".")
     # What the data and the machine decide is decided again.
     return section in ("model", "training") and name not in ("seed", "engine", "plots", "time", "time_step", "max_dt")
