@@ -74,6 +74,7 @@ class StableForecaster(RunEstimator):
         model_, config_, history_, summary_: Model, settings, epochs and summary of the run.
 
     Example:
+        >>> import numpy as np
         >>> series = np.sin(np.arange(300) / 5)
         >>> forecaster = StableForecaster(horizon=10, context_length=40, max_steps=20).fit(series)
         >>> forecaster.predict().shape
