@@ -55,6 +55,7 @@ class Stream:
         self._session = open_session(step_graph(export_parts(frozen)).SerializeToString())
         self._sample_shape = frozen.sample_shape
         self._input_name = frozen.input_name
+        self._is_end_aligned = frozen.end_aligned
         self._outputs = [output.name for output in self._session.get_outputs()]
         self._labels = None if labels is None else list(labels)
         self.reset()
@@ -68,6 +69,7 @@ class Stream:
         }
         self.steps = 0
         self._pending: list[Array] = []
+        self._last: dict[str, Any] = {}
 
     @property
     def state(self) -> dict[str, Array]:
@@ -100,9 +102,37 @@ class Stream:
             return None
         x = np.stack(self._pending)[None] if len(self._sample_shape) == 2 else self._pending[0][None]
         self._pending = []
+        self._last, self._state = self._advanced(x)
+        return dict(self._last)
+
+    def finish(self) -> dict[str, Any]:
+        """Return the outputs of the sequence as it ends here, even inside a patch; the stream can go on.
+
+        The last patch is then filled up with missing values, as that of a whole sequence is.
+
+        Raises:
+            DataError: If there was no sample yet, or the model forecasts and the last patch is not complete: a forecast
+                starts after a whole one.
+        """
+        if not self.steps:
+            raise DataError("The stream has no sample yet. Push one.")
+        if not self._pending:
+            return dict(self._last)
+        stride, features = self._sample_shape
+        if self._is_end_aligned:
+            raise DataError(
+                f"A forecast starts after a whole patch of {stride} samples, got {len(self._pending)} after the last. "
+                f"Push {stride - len(self._pending)} more, or begin the stream with as many missing ones."
+            )
+        x = np.full((1, stride, features), np.nan, np.float32)
+        x[0, : len(self._pending)] = self._pending
+        return self._advanced(x)[0]
+
+    def _advanced(self, x: Array) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Return the outputs of a patch and the state after it."""
         outputs = dict(zip(self._outputs, self._session.run(None, {self._input_name: x, **self._state}), strict=True))
-        self._state = {name: outputs.pop(f"{name}_out") for name in self._state}
+        state = {name: outputs.pop(f"{name}_out") for name in self._state}
         result: dict[str, Any] = {name: value[0] for name, value in outputs.items()}
         if self._labels is not None:
             result["label"] = self._labels[int(result["probabilities"].argmax())]
-        return result
+        return result, state

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -182,12 +184,36 @@ def test_a_stream_ends_with_the_bits_of_the_exported_sequence(fitted: srn.Stable
     np.testing.assert_allclose(outputs[-1]["probabilities"], fitted.predict_proba(sequence[None])[0], atol=1e-6)
 
 
+@pytest.mark.parametrize("steps", [1, 4, 7, 24])
+def test_a_stream_can_end_inside_a_patch(steps: int, patched: tuple[srn.StableClassifier, Path]) -> None:
+    classifier, graph = patched
+    session = onnxruntime.InferenceSession(graph)
+    feeds = {"x": X[:1, :steps, None].astype(np.float32), "lengths": np.array([steps])}
+    states = {entry.name: np.zeros((1, entry.shape[1]), np.float32) for entry in session.get_inputs()[2:]}
+    (whole,) = session.run(["probabilities"], feeds | states)
+    stream = classifier.stream()
+    outputs = [stream.push(value) for value in X[0, :steps]]
+    assert [output is None for output in outputs] == [step % 3 != 2 for step in range(steps)]
+    for _ in range(2):
+        np.testing.assert_array_equal(stream.finish()["probabilities"], whole[0])
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory: pytest.TempPathFactory) -> tuple[srn.StableClassifier, Path]:
+    """A classifier whose layers advance once for three samples, and its graph of whole sequences."""
+    settings = {"model.patch_size": 5, "model.patch_stride": 3}
+    classifier = srn.StableClassifier(**QUICK, settings=settings).fit(X, Y)
+    return classifier, classifier.export(tmp_path_factory.mktemp("patched")).files["sequence.onnx"]
+
+
 def test_a_stream_refuses_what_is_no_sample(fitted: srn.StableClassifier) -> None:
     stream = fitted.stream()
     with pytest.raises(ValueError, match=re.escape("has the shape (1,), a number for each feature, got int64 of the")):
         stream.push([1, 2])
     with pytest.raises(ValueError, match="Feature 0 of sample 0 is inf"):
         stream.push(np.inf)
+    with pytest.raises(ValueError, match="The stream has no sample yet"):
+        stream.finish()
     resampled = srn.StableClassifier(**QUICK, settings={"model.resample_steps": 12}).fit(X, Y)
     with pytest.raises(ConfigError, match="needs complete sequences and cannot stream"):
         resampled.stream()
@@ -242,6 +268,18 @@ def test_cell_and_settings_are_chosen_within_a_budget() -> None:
     classifier.set_params(settings=None, hidden_size=4).fit(X, Y)
     assert classifier.summary_["choice"]["chosen"]
     assert classifier.config_.model.cell != "auto"
+
+
+def test_a_script_without_a_guard_can_search(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import numpy as np, stablernn as srn\n"
+        "X = np.random.default_rng(0).normal(size=(40, 12)).cumsum(axis=1)\n"
+        "srn.StableClassifier('auto', budget='40steps', hidden_size=4, device='cpu').fit(X, X[:, -1] > 0)\n"
+        "print(__file__)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()) == (0, [str(script)]), done.stderr
 
 
 def test_predictions_need_a_fit() -> None:

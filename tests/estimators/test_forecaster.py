@@ -202,6 +202,10 @@ def test_a_stream_ends_with_the_bits_of_the_exported_sequence(tmp_path: Path) ->
     assert sum(output is None for output in outputs) > 0
     np.testing.assert_array_equal(outputs[-1]["mean"], mean[0])  # type: ignore[index]
     np.testing.assert_allclose(mean[0, :, 0], forecaster.predict(), rtol=1e-5)
+    np.testing.assert_array_equal(stream.finish()["mean"], mean[0])
+    stream.push(1.0)
+    with pytest.raises(DataError, match="A forecast starts after a whole patch of 3 samples, got 1 after the last"):
+        stream.finish()
 
 
 def test_it_can_be_cloned_and_pickled(fitted: srn.StableForecaster) -> None:
