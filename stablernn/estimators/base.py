@@ -221,6 +221,7 @@ class RunEstimator(BaseEstimator):  # type: ignore[misc]
         budget = self._check_budget()
         with tempfile.TemporaryDirectory(prefix="stablernn-fit-") as temporary:
             directory = Path(temporary)
+            # Settings are checked before a directory is left behind.
             config = self._config(directory / filename, data_settings)
             if self.runs_folder is not None:
                 directory = new_directory(Path(filename).stem, config.model.cell, Path(self.runs_folder))
@@ -253,6 +254,7 @@ class RunEstimator(BaseEstimator):  # type: ignore[misc]
     def _config(self, source: Path, data_settings: Mapping[str, Any]) -> Config:
         options = {key: _plain(getattr(self, name)) for name, key in self.parameter_keys.items()}
         options["training.seed"] = self._seed()
+        # Settings of the user come later and win.
         if self.runs_folder is None:
             # Nobody would see the figures, and they take longer to draw than a small model to train.
             options["training.plots"] = False

@@ -136,6 +136,7 @@ class StableClassifier(ClassifierMixin, RunEstimator):  # type: ignore[misc]
         if arrays.features is not None:
             contents["features"] = np.array(arrays.features)
         contents["x"], contents["lengths"] = pad_sequences(arrays.values)
+        # The draw of the held-out sequences; the seed of the training is set for all tasks.
         data_settings["data.seed"] = self._seed() if self.random_state is not None else 0
         facts = {
             "classes": classes.tolist(),

@@ -183,8 +183,10 @@ class StableForecaster(RunEstimator):
         if y is not None:
             raise ConfigError("The values to forecast are in X, so y must be None. Pass series and covariates as X.")
         table = self._table(X)
+        # Whoever calls fit has split the series already.
         data_settings: dict[str, Any] = {"data.test_steps": 0}
         if table.kind == "array":
+            # Long arrays have positions that look like years or Unix times.
             data_settings["data.stamps"] = "step"
             if self.target is None:
                 data_settings["data.target"] = table.channels

@@ -122,9 +122,9 @@ def _from_pandas(X: Any, id_column: str, time_column: str) -> SeriesTable:
     if id_column in frame.columns:
         _check_names(int(frame[id_column].isna().sum()), id_column)
         # The reader knows names as text, which numbers and categories become here.
-        own = frame[id_column].tolist()
-        names = {str(name): name for name in own}
-        columns[id_column] = pl.Series(list(map(str, own)), dtype=pl.String)
+        row_names = frame[id_column].tolist()
+        names = {str(name): name for name in row_names}
+        columns[id_column] = pl.Series(list(map(str, row_names)), dtype=pl.String)
     return SeriesTable(pl.DataFrame(columns), "pandas", names=names, is_indexed=is_indexed, time_zone=zone)
 
 
@@ -150,6 +150,7 @@ def _from_arrays(X: Any, id_column: str, time_column: str) -> SeriesTable:
         arrays = [np.asarray(array, dtype=np.float64) for array in (X if is_list else [X])]
     except (TypeError, ValueError) as error:
         raise DataError(f"X is no array of numbers ({error}). Give {FORMS}.") from error
+    # A list of numbers is one series, a list of arrays several.
     dimensions = 0 if is_list else arrays[0].ndim
     if dimensions == 3:
         arrays = list(arrays[0])
@@ -207,9 +208,11 @@ def in_form_of(table: SeriesTable, forecasts: Forecasts, *, id_column: str, time
     if table.kind == "polars":
         frame = pl.DataFrame(columns)
         if table.time_zone is not None:
-            moved = pl.col(time_column).dt.replace_time_zone("UTC").dt.convert_time_zone(table.time_zone)
-            frame = frame.with_columns(moved)
+            # The reader returns the times of files with a zone in UTC.
+            utc = pl.col(time_column).dt.replace_time_zone("UTC")
+            frame = frame.with_columns(utc.dt.convert_time_zone(table.time_zone))
         return frame
+    # Here only: whoever passes a frame of pandas has it.
     import pandas
 
     result = pandas.DataFrame(columns)
@@ -232,8 +235,8 @@ def _long_columns(
     series, horizon, targets = forecasts.mean.shape
     columns: dict[str, npt.NDArray[Any]] = {}
     if table.names:
-        own = np.array([table.names[name] for name in forecasts.ids])
-        columns[id_column] = np.repeat(own, horizon * targets)
+        series_names = np.array([table.names[name] for name in forecasts.ids])
+        columns[id_column] = np.repeat(series_names, horizon * targets)
     # Series, then targets, then steps.
     times = np.stack([np.asarray(ds) for ds in forecasts.ds])
     columns[time_column] = np.repeat(times[:, None], targets, axis=1).reshape(-1)
@@ -241,6 +244,7 @@ def _long_columns(
         columns["target"] = np.tile(np.repeat(np.array(forecasts.targets), horizon), series)
     columns["mean"] = forecasts.mean.transpose(0, 2, 1).reshape(-1)
     if forecasts.quantiles is not None:
+        # (series * targets * horizon, levels)
         rows = forecasts.quantiles.transpose(0, 2, 1, 3).reshape(series * targets * horizon, -1)
         columns |= {f"q{level:g}": rows[:, index] for index, level in enumerate(forecasts.levels)}
     return columns

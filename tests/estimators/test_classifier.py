@@ -261,6 +261,7 @@ def test_a_notebook_shows_curve_proof_and_notes(fitted: srn.StableClassifier) ->
     assert "learning curve" not in srn.StableClassifier()._repr_html_()
 
 
+@pytest.mark.slow
 def test_cell_and_settings_are_chosen_within_a_budget() -> None:
     classifier = srn.StableClassifier("auto", budget="60steps", device="cpu", settings={"model.hidden_size": 4})
     with pytest.raises(ConfigError, match=r"'model\.hidden_size' is the parameter hidden_size"):
@@ -270,6 +271,7 @@ def test_cell_and_settings_are_chosen_within_a_budget() -> None:
     assert classifier.config_.model.cell != "auto"
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_can_search(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
