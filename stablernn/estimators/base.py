@@ -182,7 +182,8 @@ class RunEstimator(BaseEstimator):  # type: ignore[misc]
             for key, value in by_key.items()
             if key not in cls.parameter_keys.values() and value != defaults.get(key) and _is_free(key)
         }
-        estimator = cls(**parameters, random_state=run.config.training.seed, settings=settings)
+        estimator = cls()
+        estimator.set_params(**parameters, random_state=run.config.training.seed, settings=settings)
         estimator._set_fitted(run)
         return estimator
 
@@ -217,6 +218,8 @@ class RunEstimator(BaseEstimator):  # type: ignore[misc]
             DataError: If the data cannot be used.
             TrainingError: If training fails.
         """
+        # A fit that fails leaves none, instead of an earlier one that does not go with the parameters.
+        vars(self).pop("run_", None)
         self._check_length()
         budget = self._check_budget()
         with tempfile.TemporaryDirectory(prefix="stablernn-fit-") as temporary:

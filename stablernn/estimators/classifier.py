@@ -188,11 +188,11 @@ class StableClassifier(ClassifierMixin, RunEstimator):  # type: ignore[misc]
         if is_fit:
             self._reads_tables = is_table(X)
             if self._reads_tables:
-                return from_table(validate_data(self, X, **options))
+                return from_table(np.asarray(validate_data(self, X, **options)))
             arrays = from_sequences(X)
             self.n_features_in_ = arrays.values[0].shape[1]
-            if hasattr(self, "feature_names_in_"):
-                del self.feature_names_in_
+            # Names of columns from a fit to a table.
+            vars(self).pop("feature_names_in_", None)
             return arrays
         if is_table(X):
             arrays = from_table(self._validated_table(X, options) if self._reads_tables else check_array(X, **options))

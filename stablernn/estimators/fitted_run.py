@@ -118,7 +118,8 @@ class FittedRun:
         """Write the files of the run into a folder, which becomes a run directory.
 
         Raises:
-            ConfigError: If the folder holds a run already, or the model comes from a registry version.
+            ConfigError: If the folder holds a run already or cannot be written, or the model comes from a registry
+                version.
         """
         if not self.files:
             raise ConfigError(
@@ -129,5 +130,8 @@ class FittedRun:
             raise ConfigError(f"There is a run in '{folder}' already. Name another folder.")
         for name, content in self.files.items():
             file = path / name
-            file.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"Cannot make the folder '{file.parent}': {error.strerror}.") from error
             write_bytes(file, content)

@@ -130,7 +130,8 @@ class Stream:
 
     def _advanced(self, x: Array) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return the outputs of a patch and the state after it."""
-        outputs = dict(zip(self._outputs, self._session.run(None, {self._input_name: x, **self._state}), strict=True))
+        values = self._session.run(None, {self._input_name: x, **self._state})
+        outputs: dict[str, Any] = dict(zip(self._outputs, values, strict=True))
         state = {name: outputs.pop(f"{name}_out") for name in self._state}
         result: dict[str, Any] = {name: value[0] for name, value in outputs.items()}
         if self._labels is not None:

@@ -294,6 +294,23 @@ def test_predictions_need_a_fit() -> None:
             attribute()
 
 
+def test_a_fit_that_fails_leaves_none() -> None:
+    classifier = srn.StableClassifier(**{**QUICK, "epochs": 1}).fit(X, Y)
+    with pytest.raises(ConfigError):
+        classifier.set_params(hidden_size=0).fit(X, Y)
+    with pytest.raises(NotFittedError):
+        classifier.predict(X)
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(fitted: srn.StableClassifier, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"Cannot make the folder '.*': Not a directory\."):
+        fitted.save(tmp_path / "file" / "run")
+    fitted.save(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"There is a run in '.*' already\. Name another folder\."):
+        fitted.save(tmp_path / "run")
+
+
 REFUSED: dict[str, tuple[Any, Any, str]] = {
     "one class": (X, ["a"] * 80, "only one class is present, got y with the class 'a' alone. Add sequences of another"),
     "labels of another length": (X, Y[:-1], "y has 79 labels for the 80 sequences of X. Give one for each sequence."),
