@@ -219,7 +219,7 @@ class RunEstimator(BaseEstimator):  # type: ignore[misc]
             TrainingError: If training fails.
         """
         # A fit that fails leaves none, instead of an earlier one that does not go with the parameters.
-        vars(self).pop("run_", None)
+        self.__dict__.pop("run_", None)
         self._check_length()
         budget = self._check_budget()
         with tempfile.TemporaryDirectory(prefix="stablernn-fit-") as temporary:

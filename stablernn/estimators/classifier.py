@@ -192,7 +192,7 @@ class StableClassifier(ClassifierMixin, RunEstimator):  # type: ignore[misc]
             arrays = from_sequences(X)
             self.n_features_in_ = arrays.values[0].shape[1]
             # Names of columns from a fit to a table.
-            vars(self).pop("feature_names_in_", None)
+            self.__dict__.pop("feature_names_in_", None)
             return arrays
         if is_table(X):
             arrays = from_table(self._validated_table(X, options) if self._reads_tables else check_array(X, **options))
