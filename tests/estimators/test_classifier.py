@@ -360,3 +360,12 @@ def test_settings_are_refused_in_a_sentence(options: dict[str, Any], message: st
 def test_other_features_are_refused(x: Array, message: str, fitted: srn.StableClassifier) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         fitted.predict(x)
+
+
+def test_without_scikit_learn_the_error_names_the_extra() -> None:
+    code = "import sys; sys.modules['sklearn'] = None; import stablernn as srn; srn.Classifier; srn.StableClassifier"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: StableClassifier and StableForecaster need scikit-learn, which is not installed. Install it with "
+        "pip install 'stablernn[sklearn]'."
+    )
