@@ -14,7 +14,9 @@ from stablernn._version import __version__
 if TYPE_CHECKING:
     from stablernn.cells import create_cell, list_cells
     from stablernn.certificates.certificate import certify
+    from stablernn.estimators import StableClassifier, StableForecaster
     from stablernn.export import export
+    from stablernn.nn.from_torch import from_torch
     from stablernn.nn.layers import StableRNN
     from stablernn.nn.models import Classifier, Forecaster, SequencePredictor
 
@@ -22,11 +24,14 @@ __all__ = [
     "Classifier",
     "Forecaster",
     "SequencePredictor",
+    "StableClassifier",
+    "StableForecaster",
     "StableRNN",
     "__version__",
     "certify",
     "create_cell",
     "export",
+    "from_torch",
     "list_cells",
 ]
 
@@ -36,10 +41,13 @@ __getattr__, __dir__ = lazy_names(
         "Classifier": "nn.models",
         "Forecaster": "nn.models",
         "SequencePredictor": "nn.models",
+        "StableClassifier": "estimators",
+        "StableForecaster": "estimators",
         "StableRNN": "nn.layers",
         "certify": "certificates.certificate",
         "create_cell": "cells",
         "export": "export",
+        "from_torch": "nn.from_torch",
         "list_cells": "cells",
     },
 )

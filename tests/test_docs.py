@@ -39,8 +39,28 @@ def test_the_python_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pyte
     (block,) = blocks(README, "python")
     names: dict[str, Any] = {}
     exec(compile(block, "README.md", "exec"), names)
-    assert names["logits"].shape == (32, 10)
+    assert names["classifier"].score(names["X"], names["y"]) > 0.95
+    assert names["outputs"]["label"] == names["y"][0]
     assert (tmp_path / "exported" / "sequence.onnx").is_file()
+    assert (tmp_path / "runs" / "waves" / "config.yaml").is_file()
+    assert names["forecaster"].predict().shape == (10,)
+
+
+@pytest.mark.parametrize("name", ["python.md", "from_torch.md", "tracking.md"])
+@pytest.mark.filterwarnings("ignore::stablernn.errors.UntrainedWarning")
+def test_the_python_blocks_of_a_page_run_in_order(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in blocks((ROOT / "docs" / name).read_text(encoding="utf-8"), "python"):
+        exec(compile(block, name, "exec"), names)
+    results = {
+        "python.md": lambda: names["accuracy"] > 0.95 and names["skill"] > 0 and names["scores"].min() > 0.8,
+        "from_torch.md": lambda: names["version"].ref == "valve:1" and names["certificate"].kind == "bounded",
+        "tracking.md": lambda: names["best"].best < 1,
+    }
+    assert results[name]()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -134,7 +134,7 @@ def load_data(
         season: Forecast: steps of a season. Default: what the frequency suggests.
         frequency: Forecast: frequency alias of the time grid. Default: inferred.
         validation_steps: Forecast: steps before the test. Default: by ``validation_fraction``.
-        test_steps: Forecast: steps at the end. Default: by ``validation_fraction``.
+        test_steps: Forecast: steps at the end, 0 for no test split. Default: by ``validation_fraction``.
         validation_fraction: Share of the training sequences that are drawn for validation; for forecasting the share of
             the shortest series that validation and test get each.
         window_stride: Forecast: steps from a training window to the next.

@@ -90,8 +90,8 @@ class DataOptions(BaseModel):
     """Frequency alias of the time grid, such as 'h' or 'W'; None: found in the data."""
     validation_steps: Count | None = None
     """Steps of each series that validate a forecast; None: by validation_fraction."""
-    test_steps: Count | None = None
-    """Steps at the end of each series that test a forecast; None: by validation_fraction."""
+    test_steps: Annotated[int, Field(ge=0)] | None = None
+    """Steps at the end of each series that test a forecast, 0: none; None: by validation_fraction."""
     validation_fraction: Share = VALIDATION_FRACTION
     """Share held out of the training sequences, or of the shortest series for each split."""
     channels_as_series: bool = False

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stablernn import errors
-from stablernn.data.arrays import Float32Array, Int64Array, Timestamps
+from stablernn.data.arrays import Float32Array, Int64Array, Samples, Timestamps
 from stablernn.data.forecasting.channels_as_series import CHANNEL, split_series
 from stablernn.data.forecasting.covariates import Covariates, calendar_channels, calendar_values
 from stablernn.data.load import TASKS, read_sequences
@@ -61,6 +61,17 @@ class InputSet:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def gather(self, indices: Int64Array) -> Samples:
+        """Return the samples with these numbers, whose ``y`` is their number: they have no targets."""
+        return Samples(
+            self.x[indices],
+            self.lengths[indices],
+            indices,
+            None if self.dt is None else self.dt[indices],
+            None if self.static is None else self.static[indices],
+            None if self.future is None else self.future[indices],
+        )
 
     def future_ds(self, sample: int, horizon: int) -> Timestamps:
         """Return the timestamps of the ``horizon`` steps after a series.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import inspect
 import json
@@ -25,7 +24,7 @@ from stablernn.export.parity import DEFAULT_LENGTHS, check_bounds, has_equal_bit
 from stablernn.export.resampled_parity import measure_resampled_parity
 from stablernn.export.resampled_sequence import resampled_sequence_graph
 from stablernn.export.scan import sequence_graph, step_graph
-from stablernn.export.step import ModelParts, export_parts, state_names
+from stablernn.export.step import ModelParts, export_parts, frozen_copy, state_names
 from stablernn.export.weights import serialize_weights
 from stablernn.nn.models import SequenceModel
 from stablernn.nn.training_calls import warn_of_missing_calls
@@ -113,8 +112,7 @@ def export(
     warn_of_missing_calls(model, stacklevel=2)
     if inputs_within is not None and not isinstance(inputs_within, InputRange):
         inputs_within = InputRange.of(inputs_within)
-    # A copy, because tracing needs the CPU, float32 and evaluation mode, and the caller's model must not change.
-    frozen = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
+    frozen = frozen_copy(model)
     parts = export_parts(frozen)
     scripted = torchscript.script(frozen) if "torchscript" in formats else None
     graphs, parity = _build_graphs(frozen, parts, scripted, parity_lengths(steps or 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,6 +47,11 @@ class ModelParts:
     every_step: bool
     end_aligned: bool
     state_scales: Mapping[str, float] = field(default_factory=dict)
+
+
+def frozen_copy(model: SequenceModel) -> SequenceModel:
+    """Return a copy of a model on the CPU, in float32 and evaluation mode, as tracing needs it."""
+    return copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
 
 
 class Transition(nn.Module):

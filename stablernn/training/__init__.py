@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from stablernn._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from stablernn.training.callbacks import Callback
     from stablernn.training.evaluate_data import evaluate
     from stablernn.training.evaluation.predictors import Predictor, predict
     from stablernn.training.evaluation.torch_predictor import TorchPredictor
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from stablernn.training.train_model import train
 
 __all__ = [
+    "Callback",
     "Config",
     "LoadedRun",
     "Predictor",
@@ -37,6 +39,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        "Callback": "callbacks",
         "Config": "settings.config",
         "LoadedRun": "loaded_run",
         "Predictor": "evaluation.predictors",

@@ -107,16 +107,20 @@ def _encode(records: list[dict[str, Any]]) -> bytes:
     return "".join(json.dumps(record) + "\n" for record in records).encode()
 
 
-def new_directory(dataset: str, cell: str) -> Path:
-    """Create ``runs/<dataset>-<cell>-<number>`` below the working directory, with the first number that is free.
+def new_directory(dataset: str, cell: str, root: Path = Path("runs")) -> Path:
+    """Create ``<dataset>-<cell>-<number>`` in a folder, with the first number that is free.
+
+    Args:
+        dataset: Name of the data.
+        cell: Key of the cell.
+        root: The folder; it is created if it does not exist.
 
     Raises:
         OSError: If it cannot be created.
     """
     stem = dataset.lower().removesuffix(".gz").rsplit(".", 1)[0]
     slug = re.sub(r"[^a-z0-9_-]+", "-", stem).strip("-") or "data"
-    root = Path("runs")
-    root.mkdir(exist_ok=True)
+    root.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
         path = root / f"{slug}-{cell}-{number}"

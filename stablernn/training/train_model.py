@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from stablernn.errors import ConfigError, DataError, InterruptedRun
 from stablernn.nn.models import SequenceModel
 from stablernn.training.build_model import create_model, with_engine
 from stablernn.training.build_trainer import create_trainer
+from stablernn.training.callbacks import Callback, CallbackRecorder
 from stablernn.training.describe import describe_data
 from stablernn.training.finish import finish
 from stablernn.training.loaded_run import Summary
@@ -43,6 +44,7 @@ def train(
     progress: Callable[[Progress], None] | None = None,
     *,
     budget: Budget | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Summary:
     """Train by settings, and write a run directory.
 
@@ -56,6 +58,7 @@ def train(
         progress: Called after each step and each validation, for a progress bar.
         budget: What choosing the settings and the training may take together; None: two minutes. Only for the cell
             ``auto``.
+        callbacks: Are told of the start, each epoch and the end, see :mod:`stablernn.training.callbacks`.
 
     Returns:
         The content of ``summary.json``: ``run``, ``task``, ``cell``, ``engine``, ``parameters``, ``epochs``, ``steps``,
@@ -110,7 +113,7 @@ def train(
         if choice is not None:
             write_json(directory.choice, choice.document)
         with mark_running(directory.path):
-            return _fit(directory, settings, task_for(data), model.to(device), progress)
+            return _fit(directory, settings, task_for(data), model.to(device), progress, callbacks)
 
 
 def _open_directory(
@@ -154,10 +157,32 @@ def _fit(
     task: Task,
     model: SequenceModel,
     progress: Callable[[Progress], None] | None,
+    callbacks: Sequence[Callback],
+) -> Summary:
+    for callback in callbacks:
+        callback.on_start(config.by_key(), directory.path)
+    try:
+        summary = _fit_and_finish(directory, config, task, model, progress, callbacks)
+    except BaseException as error:
+        for callback in callbacks:
+            callback.on_failure(error)
+        raise
+    for callback in callbacks:
+        callback.on_end(summary)
+    return summary
+
+
+def _fit_and_finish(
+    directory: RunDirectory,
+    config: Config,
+    task: Task,
+    model: SequenceModel,
+    progress: Callable[[Progress], None] | None,
+    callbacks: Sequence[Callback],
 ) -> Summary:
     # Taken before the last checkpoint is restored: a resumed run compares with the same first weights.
     reference = task.calibration_reference(model)
-    trainer = create_trainer(directory, config, task, model)
+    trainer = create_trainer(CallbackRecorder(directory, callbacks), config, task, model)
     if directory.checkpoint("last").is_file():
         trainer.restore(load_checkpoint(directory.checkpoint("last")))
     directory.drop_records_after(trainer.position.epoch)

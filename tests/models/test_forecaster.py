@@ -428,6 +428,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: srn.Forecaster("rnn", 1, 2, skip="linea"),
         "Unknown skip 'linea'. Did you mean 'linear'? It is none or linear.",
     ),
+    "anchor": (
+        lambda: srn.Forecaster("rnn", 1, 2, anchor="men"),
+        "Unknown anchor 'men'. Did you mean 'mean'? It is last or mean.",
+    ),
+    "anchor-scaling": (
+        lambda: srn.Forecaster("rnn", 1, 2, anchor="mean", scaling="window", window=5),
+        "anchor='mean' starts from the mean of the training data, which only the scalings 'standard' and 'none' use, "
+        "got scaling='window'.",
+    ),
     "recursive-channels": (
         lambda: srn.Forecaster("rnn", 3, 2, target_indices=[0], future_indices=[2], head="recursive"),
         "A recursive head needs every channel to be a target or known in the future, so that its forecasts can stand "

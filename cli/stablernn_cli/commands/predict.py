@@ -201,31 +201,13 @@ def _predict_samples(
         time_step=model.config.model.time_step,
         **_reading_options(model) | drop_none(table_options),
     )
-    outputs = run(model.predictor, _Samples(inputs))
+    outputs = run(model.predictor, inputs)
     columns, rows = (
         _forecast_rows(model, inputs, outputs, steps)
         if steps is not None
         else _class_rows(model, inputs, outputs["probabilities"])
     )
     return Predictions(columns, rows, len(inputs), inputs.notes)
-
-
-class _Samples:
-    """Inputs as the numbered samples that prediction runs over."""
-
-    def __init__(self, inputs: InputSet) -> None:
-        self._inputs = inputs
-
-    def __len__(self) -> int:
-        return len(self._inputs)
-
-    def gather(self, indices: Array) -> Any:
-        from stablernn.data import Samples
-
-        inputs = self._inputs
-        optional = drop_none({"dt": inputs.dt, "static": inputs.static, "future": inputs.future})
-        rows = {name: values[indices] for name, values in optional.items()}
-        return Samples(inputs.x[indices], inputs.lengths[indices], indices, **rows)
 
 
 def _forecast_steps(model: Target, horizon: int | None) -> int | None:

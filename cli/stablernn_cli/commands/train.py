@@ -116,6 +116,13 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --run-dir from where it stopped.")
     ] = False,
+    track: Annotated[
+        list[str] | None,
+        training_option(
+            "Also log the run to tensorboard, mlflow or wandb, may be repeated; each takes its settings from its "
+            "environment variables."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model
@@ -140,7 +147,14 @@ def train(
     output = Output.of(context, as_json)
     _check_usage(options, has_file=bool(config or overrides), run_dir=run_dir, resume=resume)
     summary = fit(
-        output, options, config=config, overrides=overrides or (), run_dir=run_dir, resume=resume, budget=budget
+        output,
+        options,
+        config=config,
+        overrides=overrides or (),
+        run_dir=run_dir,
+        resume=resume,
+        budget=budget,
+        track=track or (),
     )
     if as_json:
         output.document(summary)
@@ -178,6 +192,7 @@ def fit(
     run_dir: Path | None = None,
     resume: bool = False,
     budget: str | None = None,
+    track: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Train with options (by parameter name of :func:`train`) and show progress.
 
@@ -189,6 +204,7 @@ def fit(
         from stablernn.training import train as train_run
         from stablernn.training.search.budget import Budget
         from stablernn.training.settings.config import AUTO
+        from stablernn.training.trackers import open_trackers
 
         # Options of a resumed run add to its own settings; alone they would be incomplete.
         if resume and run_dir is not None and config is None and (run_dir / "config.yaml").is_file():
@@ -200,8 +216,11 @@ def fit(
             if settings.model.cell != AUTO:
                 check_cell(settings)
         limit = None if budget is None else Budget.parse(budget)
+        callbacks = open_trackers(track)
     with library_messages(output), progress_report(output) as report:
-        return dict(train_run(settings, run_dir=run_dir, resume=resume, progress=report, budget=limit))
+        return dict(
+            train_run(settings, run_dir=run_dir, resume=resume, progress=report, budget=limit, callbacks=callbacks)
+        )
 
 
 def show(output: Output, summary: Mapping[str, Any]) -> None:

@@ -244,7 +244,8 @@ def _check_settings(season: int, horizon: int, options: LoadOptions) -> None:
     for name, count in counts.items():
         if count is not None and count < 1:
             raise errors.ConfigError(f"{name} must be 1 or more, got {count}.")
-    for name, steps in (("validation_steps", options.validation_steps), ("test_steps", options.test_steps)):
+    # Without test steps there is no test split.
+    for name, steps in (("validation_steps", options.validation_steps), ("test_steps", options.test_steps or None)):
         if steps is not None and steps < horizon:
             raise errors.ConfigError(
                 f"{name} must be at least the horizon ({horizon}), so that one window fits, got {steps}."
@@ -322,7 +323,7 @@ def _note_constants(data: ForecastData) -> None:
 
 def _check_windows(data: ForecastData) -> None:
     for split, count in data.notes["windows"].items():
-        if not count["kept"]:
+        if not count["kept"] and (split != "test" or data.test_steps):
             raise errors.DataError(
                 f"'{data.name}' has no window in the {split} steps with a value to forecast; "
                 f"all {count['dropped_without_target']} lack one. Leave such series out, or fill the values in."

@@ -17,6 +17,7 @@ from stablernn.nn.preprocessing import ContextScaling
 
 SKIPS = ("none", "linear")
 HEADS = ("direct", "recursive")
+ANCHORS = ("last", "mean")
 _KNOWN_HIDDEN = 32
 """Hidden units of the network on the known values of a future step."""
 
@@ -25,7 +26,7 @@ class Forecaster(SequenceModel):
     """A forecast of the next ``horizon`` values of some of the channels, with quantiles.
 
     The head predicts the change from where :meth:`Scaling.anchor` starts, in units of the scaling: a head of zeros is
-    the naive forecast, or the forecast of the linear skip.
+    the naive forecast, or the forecast of the linear skip. ``anchor`` can choose another start.
 
     Args:
         cell: A key of the catalog, see :func:`stablernn.list_cells`.
@@ -38,6 +39,9 @@ class Forecaster(SequenceModel):
             for a value; every channel must be a target or known in the future.
         skip: ``linear`` adds a linear map of the values in the window, one for all targets, to the layers' forecast;
             only with the scaling ``context``. ``none`` adds nothing.
+        anchor: Value from which the head predicts a change: ``last``, that of :meth:`Scaling.anchor`; ``mean``, the
+            mean of the training data, for heads that forecast the value itself; only with the scalings ``standard``
+            and ``none``.
         future_indices: Channels whose values at the steps ahead are known.
         static_size: Number of static covariates of each series.
         head_dropout: Share of the head's input zeroed in training, 0 to 1.
@@ -82,6 +86,7 @@ class Forecaster(SequenceModel):
         quantiles: Sequence[float] = (0.1, 0.5, 0.9),
         head: str = "direct",
         skip: str = "none",
+        anchor: str = "last",
         future_indices: Sequence[int] = (),
         static_size: int = 0,
         head_dropout: float = 0.0,
@@ -102,18 +107,24 @@ class Forecaster(SequenceModel):
         levels = list(quantiles)
         if levels != sorted(set(levels)) or not all(0 < level < 1 for level in levels):
             raise ConfigError(f"quantiles must increase and lie between 0 and 1, got {levels}.")
-        for option, value, allowed in (("head", head, HEADS), ("skip", skip, SKIPS)):
+        for option, value, allowed in (("head", head, HEADS), ("skip", skip, SKIPS), ("anchor", anchor, ANCHORS)):
             if value not in allowed:
                 raise ConfigError(
                     f"Unknown {option} '{value}'.{did_you_mean(value, allowed)} It is {' or '.join(allowed)}."
                 )
         if head == "recursive":
             self._check_recursive([*targets, *future])
+        if anchor == "mean" and self.scaling.kind not in ("standard", "none"):
+            raise ConfigError(
+                "anchor='mean' starts from the mean of the training data, which only the scalings 'standard' and "
+                f"'none' use, got scaling='{self.scaling.kind}'."
+            )
         self.horizon = horizon
         self.target_indices = targets
         self.future_indices = future
         self.quantiles = levels
         self.head_kind = head
+        self.anchor = anchor
         self.static_size = static_size
         self.steps = horizon if head == "direct" else 1
         if not levels:
@@ -276,6 +287,8 @@ class Forecaster(SequenceModel):
             change = change + self.skip_change(state)[:, None, :, :, None]
         scaling_state = self.patches.split(self._split(state)[0])[0]
         location, scale = self.scaling.anchor(scaling_state)
+        if self.anchor == "mean":
+            location = self.scaling.mean.expand_as(location)
         return change, location[:, None, self.target_indices], scale[:, None, self.target_indices]
 
     def skip_change(self, state: States) -> Tensor:
@@ -330,6 +343,8 @@ class Forecaster(SequenceModel):
             "quantiles": self.quantiles,
             "head": self.head_kind,
             "skip": "none" if self.skip is None else "linear",
+            # Older releases do not know the key.
+            **({} if self.anchor == "last" else {"anchor": self.anchor}),
             "future_indices": self.future_indices,
             "static_size": self.static_size,
             "head_dropout": self.head.dropout,

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-import stablernn
 from stablernn._version import __version__
 
 _USED_BY_RUNS = ("stablernn", "runtime", "native", "cli", "pyproject.toml")
@@ -37,7 +36,8 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 def code_commit() -> str | None:
     """Return the commit of a checkout of this library, with ``-dirty`` appended if code that runs use was changed."""
-    root = Path(stablernn.__file__).parents[1]
+    # The folder of the checkout: this file lies in stablernn/training/loop.
+    root = Path(__file__).parents[3]
     # An installed package may lie inside somebody else's repository, whose commit would mean nothing.
     if not (root / ".git").exists():
         return None

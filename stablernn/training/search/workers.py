@@ -6,13 +6,15 @@ import math
 import multiprocessing
 import os
 import signal
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Event
+from typing import Any
 
 from stablernn.errors import TrainingError
 from stablernn.training.search.trial import Trial, TrialResult, run_trial
@@ -85,7 +87,8 @@ def open_workers(count: int, stop: Event) -> Iterator[Workers]:
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(count, mp_context=context, initializer=_ignore_interrupts)
     try:
-        yield Workers(pool, count, stop)
+        with _without_main_module():
+            yield Workers(pool, count, stop)
     finally:
         processes = list((pool._processes or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)
@@ -94,6 +97,24 @@ def open_workers(count: int, stop: Event) -> Iterator[Workers]:
             process.kill()
         for process in processes:
             process.join()
+
+
+@contextmanager
+def _without_main_module() -> Iterator[None]:
+    """Keep new processes from running the user's script again, which they would do to import it.
+
+    A trial needs nothing of it, and a script that calls ``fit`` at its top level would start the search again in each
+    process, which multiprocessing refuses.
+    """
+    main: MutableMapping[str, Any] = vars(sys.modules["__main__"])
+    names = {name: main[name] for name in ("__file__", "__spec__") if name in main}
+    try:
+        # multiprocessing looks for the script under these names when it starts a process.
+        main.pop("__file__", None)
+        main["__spec__"] = None
+        yield
+    finally:
+        main.update(names)
 
 
 def _ignore_interrupts() -> None:

@@ -173,6 +173,14 @@ def test_fingerprint_is_of_series_not_of_what_is_forecast(tmp_path: Path) -> Non
     assert load(daily(tmp_path, 31), **SMALL).fingerprint != first
 
 
+def test_without_test_steps_there_is_no_test_split(tmp_path: Path) -> None:
+    data = load(daily(tmp_path, 30), **{**SMALL, "test_steps": 0})
+    assert len(data.windows("test")) == 0
+    # The last step is a target of the validation split.
+    assert data.windows("validation").origins[-1][1] == 28
+    assert len(data.training_values()[0]) == 28
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "sentence"),
     [

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import stablernn
 from stablernn.training.loop.environment import environment
 
 
@@ -18,7 +17,8 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", ".")
     git(tmp_path, "-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "-qm", "first")
-    monkeypatch.setattr(stablernn, "__file__", str(tmp_path / "stablernn" / "__init__.py"))
+    module = "stablernn/training/loop/environment.py"
+    monkeypatch.setattr(f"{module.removesuffix('.py').replace('/', '.')}.__file__", str(tmp_path / module))
     return tmp_path
 
 
@@ -47,5 +47,6 @@ def test_changed_pages_decide_nothing(repository: Path) -> None:
 
 
 def test_outside_a_repository_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stablernn, "__file__", str(tmp_path / "stablernn" / "__init__.py"))
+    module = "stablernn/training/loop/environment.py"
+    monkeypatch.setattr(f"{module.removesuffix('.py').replace('/', '.')}.__file__", str(tmp_path / module))
     assert recorded() is None

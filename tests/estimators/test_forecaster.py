@@ -1,0 +1,274 @@
+"""StableForecaster: forms of series and of forecasts, the run behind it, refusals."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+import pandas as pd
+import polars as pl
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, TimeSeriesSplit
+from sklearn.utils import estimator_checks
+
+import stablernn as srn
+from cli_helpers import Workplace
+from stablernn.errors import ConfigError, DataError
+from stablernn_registry import Registry
+
+Array = npt.NDArray[Any]
+STEPS = 24 * 12
+QUICK: dict[str, Any] = {
+    **{"cell": "gru", "hidden_size": 4, "max_steps": 12, "certified": False},
+    **{"horizon": 6, "context_length": 48, "validation_steps": 24, "season": 24},
+}
+
+
+def load(steps: int = STEPS, phase: float = 0.0) -> Array:
+    """An hourly series with a daily season."""
+    generator = np.random.default_rng(int(phase))
+    return 100 + 20 * np.sin(np.arange(steps) * 2 * np.pi / 24 + phase) + generator.normal(0, 1, steps)
+
+
+TIMES = pd.date_range("2024-01-01", periods=STEPS, freq="h")
+
+
+def long_frame(names: tuple[Any, ...] = ("north", "south"), steps: int = STEPS) -> pd.DataFrame:
+    parts = [
+        pd.DataFrame({"unique_id": name, "ds": TIMES[:steps], "y": load(steps, float(number))})
+        for number, name in enumerate(names)
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> srn.StableForecaster:
+    return srn.StableForecaster(**QUICK).fit(long_frame())
+
+
+def test_a_long_frame_of_pandas_comes_back_as_one(fitted: srn.StableForecaster) -> None:
+    forecast = fitted.predict()
+    assert list(forecast.columns) == ["unique_id", "ds", "mean", "q0.1", "q0.5", "q0.9"]
+    assert forecast["unique_id"].tolist() == ["north"] * 6 + ["south"] * 6
+    assert forecast["ds"].tolist()[:2] == [TIMES[-1] + pd.Timedelta(hours=1), TIMES[-1] + pd.Timedelta(hours=2)]
+    pd.testing.assert_frame_equal(fitted.predict(long_frame()), forecast)
+    north = forecast[forecast["unique_id"] == "north"]
+    np.testing.assert_allclose(north["mean"], load(STEPS + 6)[-6:], atol=8)
+    assert (north["q0.1"] <= north["q0.9"]).all()
+
+
+def test_all_rows_before_validation_are_trained_on(fitted: srn.StableForecaster) -> None:
+    assert (fitted.run_.data["validation_steps"], fitted.run_.data["test_steps"]) == (24, 0)
+    assert "test" not in fitted.summary_["metrics"]
+    assert fitted.horizon_ == 6
+
+
+def test_numbers_as_names_of_series_stay_numbers() -> None:
+    forecaster = srn.StableForecaster(**QUICK).fit(long_frame((3, 12)))
+    assert forecaster.predict()["unique_id"].tolist() == [3] * 6 + [12] * 6
+
+
+FORMS: dict[str, tuple[Callable[[pd.DataFrame], Any], Callable[[Any], Any]]] = {
+    "a long frame of polars": (
+        lambda df: pl.DataFrame({name: df[name].tolist() for name in df.columns}),
+        lambda forecast: forecast["mean"].to_numpy().reshape(2, 6),
+    ),
+    "an array (series, time, channels)": (
+        lambda df: df["y"].to_numpy().reshape(2, STEPS, 1),
+        lambda forecast: forecast[:, :, 0],
+    ),
+    "a list of arrays": (lambda df: list(df["y"].to_numpy().reshape(2, STEPS)), np.stack),
+}
+
+
+@pytest.mark.parametrize(("form", "values"), FORMS.values(), ids=FORMS)
+def test_every_form_of_the_same_series_gives_the_same_forecast(
+    form: Callable[[pd.DataFrame], Any], values: Callable[[Any], Any], fitted: srn.StableForecaster
+) -> None:
+    forecaster = srn.StableForecaster(**QUICK).fit(form(long_frame()))
+    expected = fitted.predict()["mean"].to_numpy().reshape(2, 6)
+    np.testing.assert_array_equal(values(forecaster.predict()), expected)
+    np.testing.assert_array_equal(values(forecaster.predict(form(long_frame()))), expected)
+
+
+def test_one_series_needs_no_name() -> None:
+    alone = srn.StableForecaster(**QUICK).fit(load())
+    assert alone.predict().shape == (6,)
+    assert alone.predict_quantiles().shape == (6, 1, 3)
+    frame = pd.DataFrame({"ds": TIMES, "y": load()})
+    forecast = srn.StableForecaster(**QUICK).fit(frame).predict()
+    assert list(forecast.columns) == ["ds", "mean", "q0.1", "q0.5", "q0.9"]
+    np.testing.assert_array_equal(forecast["mean"], alone.predict())
+    series = pd.Series(load(), index=TIMES.tz_localize("Europe/Berlin"), name="load")
+    indexed = srn.StableForecaster(**QUICK).fit(series).predict()
+    assert indexed.index[0] == TIMES[-1].tz_localize("Europe/Berlin") + pd.Timedelta(hours=1)
+    assert str(indexed.index.tz) == "Europe/Berlin"
+
+
+def test_several_channels_are_forecast_together() -> None:
+    wide = np.stack([load(), load(phase=1.0)], axis=1)
+    forecaster = srn.StableForecaster(**QUICK).fit(wide)
+    assert forecaster.predict(wide).shape == (6, 2)
+    frame = pd.DataFrame({"ds": TIMES, "load": wide[:, 0], "heat": wide[:, 1]})
+    forecast = srn.StableForecaster(**QUICK, target=["load", "heat"]).fit(frame).predict()
+    assert forecast["target"].tolist() == ["load"] * 6 + ["heat"] * 6
+
+
+def test_covariates_that_are_known_in_advance_come_with_the_series() -> None:
+    frame = long_frame().assign(price=np.arange(2 * STEPS) % 7, size=1.0)
+    frame.loc[frame["unique_id"] == "south", "size"] = 2.0
+    options = {"future": ["price"], "static": ["size"], "calendar": ["day"]}
+    forecaster = srn.StableForecaster(**QUICK, **options).fit(frame)
+    ahead = pd.concat([frame.groupby("unique_id").tail(1)] * 6).sort_values("unique_id", kind="stable")
+    ahead["ds"] += pd.to_timedelta(np.tile(np.arange(1, 7), 2), unit="h")
+    rows = pd.concat([frame, ahead.assign(y=np.nan)])
+    assert forecaster.predict(rows)["ds"].min() == TIMES[-1] + pd.Timedelta(hours=1)
+    with pytest.raises(DataError, match="has 0 rows behind its last observation, 6 are needed"):
+        forecaster.predict(frame)
+
+
+def test_missing_values_and_rows_are_ordinary() -> None:
+    frame = long_frame().drop(index=[40, 41, 350])
+    frame.loc[100:110, "y"] = np.nan
+    forecaster = srn.StableForecaster(**QUICK).fit(frame)
+    assert forecaster.run_.data["notes"]["gap_steps_filled"] == 3
+    assert forecaster.predict()["mean"].notna().all()
+
+
+def test_a_score_is_the_skill_of_the_last_steps(fitted: srn.StableForecaster) -> None:
+    frame = long_frame()
+    head = frame.groupby("unique_id").head(STEPS - 6)
+    truth = frame.groupby("unique_id").tail(6)["y"].to_numpy()
+    error = np.abs(fitted.predict(head)["mean"].to_numpy() - truth).mean()
+    naive = np.abs(frame.groupby("unique_id")["y"].shift(24).groupby(frame["unique_id"]).tail(6) - truth).mean()
+    assert fitted.score(frame) == pytest.approx(1 - error / naive, rel=1e-4)
+
+
+def test_settings_are_searched_by_time_series_splits() -> None:
+    search = GridSearchCV(
+        srn.StableForecaster(**QUICK), {"hidden_size": [2, 4]}, cv=TimeSeriesSplit(2, test_size=120)
+    ).fit(load(480))
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+    assert search.predict(load()).shape == (6,)
+
+
+def test_it_comes_back_from_a_folder_and_from_the_registry(fitted: srn.StableForecaster, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "run")
+    again = srn.StableForecaster.from_run(tmp_path / "run")
+    pd.testing.assert_frame_equal(again.predict(), fitted.predict())
+    workplace = Workplace(tmp_path)
+    workplace.ok("export", "run", "--name", "load")
+    version = Registry(workplace.registry).get("load")
+    loaded = srn.StableForecaster.from_registry(version)
+    pd.testing.assert_frame_equal(loaded.predict(long_frame()), fitted.predict())
+    with pytest.raises(ConfigError, match="loaded without the series that it was trained on. Pass the series"):
+        loaded.predict()
+    # The command line forecasts the same from the same rows.
+    long_frame().to_csv(tmp_path / "load.csv", index=False)
+    workplace.ok("predict", "run", "--input", "load.csv", "--output", "forecast.csv")
+    np.testing.assert_allclose(pd.read_csv(tmp_path / "forecast.csv")["mean"], fitted.predict()["mean"], rtol=1e-6)
+    with pytest.raises(ConfigError, match="is for the task 'forecast', and StableClassifier is for 'classify'"):
+        srn.StableClassifier.from_run(tmp_path / "run")
+
+
+def test_forecasts_of_arrays_come_back_as_arrays_from_a_folder(tmp_path: Path) -> None:
+    forecaster = srn.StableForecaster(**QUICK).fit(load())
+    forecaster.save(tmp_path / "run")
+    again = srn.StableForecaster.from_run(tmp_path / "run")
+    np.testing.assert_array_equal(again.predict(), forecaster.predict())
+    np.testing.assert_array_equal(again.fit(load()).predict(), forecaster.predict())
+
+
+def test_a_stream_ends_with_the_bits_of_the_exported_sequence(tmp_path: Path) -> None:
+    forecaster = srn.StableForecaster(**QUICK).fit(load())
+    report = forecaster.export(tmp_path)
+    assert report.parity["stream_equals_sequence"]
+    session = onnxruntime.InferenceSession(report.files["sequence.onnx"])
+    context = load()[-48:].astype(np.float32)
+    feeds = {"x": context[None, :, None], "lengths": np.array([48])}
+    states = {entry.name: np.zeros((1, entry.shape[1]), np.float32) for entry in session.get_inputs()[2:]}
+    mean = session.run(["mean"], feeds | states)[0]
+    stream = forecaster.stream()
+    outputs = [stream.push(value) for value in context]
+    # The layers read patches of samples: there is nothing new in between.
+    assert sum(output is None for output in outputs) > 0
+    np.testing.assert_array_equal(outputs[-1]["mean"], mean[0])  # type: ignore[index]
+    np.testing.assert_allclose(mean[0, :, 0], forecaster.predict(), rtol=1e-5)
+    np.testing.assert_array_equal(stream.finish()["mean"], mean[0])
+    stream.push(1.0)
+    with pytest.raises(DataError, match="A forecast starts after a whole patch of 3 samples, got 1 after the last"):
+        stream.finish()
+
+
+def test_it_can_be_cloned_and_pickled(fitted: srn.StableForecaster) -> None:
+    again = pickle.loads(pickle.dumps(fitted))
+    pd.testing.assert_frame_equal(again.predict(), fitted.predict())
+    assert clone(fitted).get_params() == fitted.get_params()
+    assert "learning curve" in fitted._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        estimator_checks.check_estimator_cloneable,
+        estimator_checks.check_estimator_repr,
+        estimator_checks.check_no_attributes_set_in_init,
+        estimator_checks.check_parameters_default_constructible,
+        estimator_checks.check_get_params_invariance,
+        estimator_checks.check_set_params,
+    ],
+)
+def test_the_checks_of_parameters_pass(check: Callable[[str, Any], None]) -> None:
+    # The others of scikit-learn fit tables of independent rows, which series are not.
+    check("StableForecaster", srn.StableForecaster(**QUICK))
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "y": (lambda: srn.StableForecaster().fit(load(), load()), "The values to forecast are in X, so y must be None."),
+    "no times": (
+        lambda: srn.StableForecaster().fit(pd.DataFrame({"time": TIMES, "y": load()})),
+        "X has no column 'ds' with times; its columns: time, y. Name the column by time_column",
+    ),
+    "no name": (
+        lambda: srn.StableForecaster().fit(long_frame(("a", None))),
+        f"Rows of X have no name of a series in the column 'unique_id', got {STEPS} of them.",
+    ),
+    "text": (lambda: srn.StableForecaster().fit(["a", "b"]), "X is no array of numbers"),
+    "other channels": (
+        lambda: srn.StableForecaster().fit([np.zeros((9, 1)), np.zeros((9, 2))]),
+        "All series of X must have as many channels, got 1 and 2.",
+    ),
+    "an empty array": (lambda: srn.StableForecaster().fit(np.zeros((0,))), "none of it empty, got (0,)."),
+    "too short": (lambda: srn.StableForecaster(**QUICK).fit(load(60)), "has 60 steps, 78 are needed"),
+    "quantiles of frames": (
+        lambda: srn.StableForecaster(**QUICK).fit(long_frame()).predict_quantiles(),
+        "The quantiles of frames are columns of predict, such as q0.1.",
+    ),
+    "no quantiles": (
+        lambda: srn.StableForecaster(**QUICK, quantiles=[]).fit(load()).predict_quantiles(),
+        "The forecaster was fitted with quantiles=[]. Give levels, and fit it again.",
+    ),
+    "another frequency": (
+        lambda: srn.StableForecaster(**QUICK).fit(long_frame()).predict(long_frame()[::3]),
+        "and the model was trained on steps of 'h'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED)
+def test_it_is_refused_in_a_sentence(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()
+
+
+def test_forecasts_need_a_fit() -> None:
+    with pytest.raises(NotFittedError):
+        srn.StableForecaster().predict(load())

@@ -1,0 +1,273 @@
+"""Layers of torch.nn with trained weights: same outputs, then everything that models of this library have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import stablernn as srn
+from exports import exported
+from server_helpers import Running, serve
+from stablernn.errors import ConfigError
+from stablernn.nn.models import SequenceModel, build_model
+from stablernn_client import Client
+from stablernn_registry import Registry
+from stablernn_runtime import ServedModel
+from stablernn_server import Settings, create_app
+
+LAYERS: dict[str, Any] = {
+    "lstm": (nn.LSTM, {}),
+    "gru": (nn.GRU, {}),
+    "tanh": (nn.RNN, {}),
+    "relu": (nn.RNN, {"nonlinearity": "relu"}),
+}
+TOLERANCES = {torch.float32: 1e-6, torch.float64: 1e-12}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("batch_first", [True, False], ids=["batch-first", "time-first"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+@pytest.mark.parametrize("num_layers", [1, 3], ids=["1-layer", "3-layers"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_layers_have_the_outputs_of_torch(
+    kind: str, num_layers: int, bias: bool, batch_first: bool, dtype: torch.dtype
+) -> None:
+    layer, options = LAYERS[kind]
+    module = layer(3, 7, num_layers, bias=bias, batch_first=batch_first, dtype=dtype, **options)
+    x = torch.randn((2, 31, 3) if batch_first else (31, 2, 3), dtype=dtype)
+    hidden = torch.randn(num_layers, 2, 7, dtype=dtype)
+    state = (hidden, torch.randn_like(hidden)) if kind == "lstm" else hidden
+
+    outputs, last = srn.from_torch(module)(x, state)
+    expected, expected_last = module(x, state)
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=TOLERANCES[dtype])
+    torch.testing.assert_close(last, expected_last, rtol=0, atol=TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_classifier_has_the_logits_of_torch(kind: str) -> None:
+    layer, options = LAYERS[kind]
+    module, head = layer(2, 6, 2, dropout=0.3, batch_first=True, **options).eval(), nn.Linear(6, 3, bias=False)
+    model = srn.from_torch(module, head, task="classify")
+    assert isinstance(model, srn.Classifier)
+    assert (model.training, model.rnn.first.dropout) == (False, 0.3)
+    x = torch.randn(4, 25, 2)
+    torch.testing.assert_close(model(x), head(module(x)[0][:, -1]), rtol=0, atol=1e-6)
+
+
+def test_a_regression_of_the_last_state_is_the_last_output_of_a_predictor() -> None:
+    module, head = nn.GRU(2, 6, dtype=torch.float64), nn.Linear(6, 3, dtype=torch.float64)
+    model = srn.from_torch(module, head, task="predict-next")
+    assert isinstance(model, srn.SequencePredictor)
+    x = torch.randn(4, 25, 2, dtype=torch.float64)
+    # The module reads (time, batch, features).
+    torch.testing.assert_close(model(x), head(module(x.transpose(0, 1))[0]).transpose(0, 1), rtol=0, atol=1e-12)
+
+
+def test_a_forecaster_has_the_values_of_torch_in_raw_units(tmp_path: Path) -> None:
+    module, head = nn.LSTM(3, 6, batch_first=True), nn.Linear(6, 8)
+    mean, scale = torch.tensor([100.0, -3.0, 0.5]), torch.tensor([20.0, 0.1, 4.0])
+    model = srn.from_torch(
+        module, head, task="forecast", horizon=4, target_indices=(2, 0), mean=mean.tolist(), scale=scale.tolist()
+    )
+    assert isinstance(model, srn.Forecaster)
+    x = mean + scale * torch.randn(5, 25, 3)
+    scaled: Tensor = head(module((x - mean) / scale)[0][:, -1]).reshape(5, 4, 2)
+    torch.testing.assert_close(model(x), mean[[2, 0]] + scale[[2, 0]] * scaled, rtol=1e-6, atol=1e-5)
+    again = build_model(model.config())
+    again.load_state_dict(model.state_dict())
+    torch.testing.assert_close(again(x), model(x), rtol=0, atol=0)
+    assert exported(model, tmp_path).parity["stream_equals_sequence"]
+
+
+def test_an_imported_layer_goes_on_training() -> None:
+    module = nn.LSTM(2, 4, batch_first=True)
+    layer = srn.from_torch(module)
+    layer(torch.randn(3, 9, 2))[0].sum().backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+    # A copy: the module keeps its weights.
+    with torch.no_grad():
+        layer.cells[0].get_parameter("weight_hh").zero_()
+    assert bool(module.weight_hh_l0.any())
+
+
+def test_what_can_be_proved_of_imported_weights_is_proved() -> None:
+    module, head = nn.GRU(1, 4, batch_first=True), nn.Linear(4, 2)
+    with torch.no_grad():
+        module.weight_hh_l0.mul_(0.2)
+    model = srn.from_torch(module, head, task="classify")
+    assert srn.certify(model, inputs_within=3.0).kind == "contracting"
+    with torch.no_grad():
+        module.weight_hh_l0.mul_(100)
+    assert srn.certify(srn.from_torch(module, head, task="classify"), inputs_within=3.0).kind == "bounded"
+
+
+Case = tuple[Any, dict[str, Any], str]
+LINEAR = nn.Linear(4, 6)
+REFUSED: dict[str, Case] = {
+    "another module": (nn.Linear(3, 4), {}, "from_torch takes torch.nn.LSTM, GRU or RNN, got Linear."),
+    "a cell": (
+        nn.LSTMCell(3, 4),
+        {},
+        "got torch.nn.LSTMCell, which is a single step; copy its weights into torch.nn.LSTM",
+    ),
+    "bidirectional": (nn.LSTM(3, 4, bidirectional=True), {}, "got bidirectional=True"),
+    "projections": (nn.LSTM(3, 4, proj_size=2), {}, "got proj_size=2"),
+    "half": (nn.GRU(3, 4).half(), {}, "takes weights in float32 or float64, got torch.float16. Convert with .float()"),
+    "bfloat16": (nn.RNN(3, 4).bfloat16(), {}, "got torch.bfloat16"),
+    "two dtypes": (nn.GRU(3, 4), {"head": nn.Linear(4, 2).double(), "task": "classify"}, "float32 and torch.float64"),
+    "a head that is not linear": (nn.GRU(3, 4), {"head": nn.ReLU()}, "The head must be a torch.nn.Linear, got ReLU."),
+    "a head of another size": (
+        nn.GRU(3, 5),
+        {"head": LINEAR, "task": "classify"},
+        "The head must take the 5 outputs of the last layer, got a Linear of 4 inputs.",
+    ),
+    "no task": (nn.GRU(3, 4), {"head": LINEAR}, "one of classify, forecast, predict-next, got None."),
+    "an unknown task": (nn.GRU(3, 4), {"head": LINEAR, "task": "clasify"}, "Did you mean 'classify'?"),
+    "a task without head": (nn.GRU(3, 4), {"task": "classify"}, "which needs a head, got task='classify' without one."),
+    "one class": (nn.GRU(3, 4), {"head": nn.Linear(4, 1), "task": "classify"}, "2 or more classes, got a head of 1"),
+    "no horizon": (nn.GRU(3, 4), {"head": LINEAR, "task": "forecast"}, "got horizon=None for task='forecast'."),
+    "a horizon of classes": (nn.GRU(3, 4), {"head": LINEAR, "task": "classify", "horizon": 2}, "got horizon=2"),
+    "another horizon": (
+        nn.GRU(3, 4),
+        {"head": LINEAR, "task": "forecast", "horizon": 5},
+        "A head for 5 steps of 1 targets has 5 outputs, got 6.",
+    ),
+    "a mean alone": (nn.GRU(1, 4), {"head": LINEAR, "task": "classify", "mean": [0.0]}, "mean and scale go together"),
+    "a short mean": (
+        nn.GRU(3, 4),
+        {"head": LINEAR, "task": "classify", "mean": [0.0], "scale": [1.0] * 3},
+        "mean has a number for each of the 3 features of the module, got 1.",
+    ),
+    "a scale of zero": (
+        nn.GRU(1, 4),
+        {"head": LINEAR, "task": "classify", "mean": [0.0], "scale": [0.0]},
+        "scale greater than 0, got [0.0] and [0.0].",
+    ),
+}
+
+
+@pytest.mark.parametrize(("module", "options", "message"), REFUSED.values(), ids=REFUSED)
+def test_it_is_refused_by_name(module: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        srn.from_torch(module, **options)
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    module = nn.GRU(3, 4)
+    with torch.no_grad():
+        module.weight_hh_l0[0, 0] = torch.nan
+    with pytest.raises(ConfigError, match="The weights of the module are not all finite numbers"):
+        srn.from_torch(module)
+
+
+class Trained:
+    """A network that was trained by a plain loop of torch, on scaled values."""
+
+    mean, scale = 20.0, 5.0
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.lstm, self.head = nn.LSTM(1, 12, num_layers=2, batch_first=True), nn.Linear(12, 2)
+        x, y = self.sequences(64)
+        parameters = [*self.lstm.parameters(), *self.head.parameters()]
+        optimizer = torch.optim.Adam(parameters, lr=0.02)
+        for _ in range(60):
+            loss = nn.functional.cross_entropy(self.logits(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        self.lstm.eval()
+
+    def sequences(self, count: int) -> tuple[Tensor, Tensor]:
+        """Slow and fast waves in raw units, (count, 30, 1), and which of them is fast."""
+        y = torch.arange(count) % 2
+        phase = torch.rand(count, 1) * 6.28
+        waves = torch.sin(torch.arange(30) * torch.where(y == 1, 0.9, 0.3)[:, None] + phase)
+        return (self.mean + self.scale * (waves + 0.1 * torch.randn(count, 30)))[..., None], y
+
+    def logits(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.lstm((x - self.mean) / self.scale)[0][:, -1])
+        return logits
+
+
+@pytest.fixture(scope="module")
+def trained() -> Trained:
+    return Trained()
+
+
+@pytest.fixture(scope="module")
+def registry(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    """The network imported, exported and published, as docs/from_torch.md does it."""
+    model = srn.from_torch(trained.lstm, trained.head, task="classify", mean=[trained.mean], scale=[trained.scale])
+    assert isinstance(model, SequenceModel)
+    report = exported(model, tmp_path_factory.mktemp("exported"))
+    registry = Registry(tmp_path_factory.mktemp("registry"))
+    fields = {
+        "task": "classify",
+        "cell": model.rnn.first.cell,
+        "signature": report.signature,
+        "features": ["wave"],
+        "labels": ["slow", "fast"],
+        "parity": report.parity,
+        "certificate": report.certificate,
+    }
+    registry.publish("waves", report.files, fields)
+    return registry
+
+
+@pytest.fixture(scope="module")
+def server(registry: Registry) -> Iterator[Running]:
+    yield from serve(create_app(Settings(registry=registry.root, models=["waves"])))
+
+
+def test_an_lstm_trained_elsewhere_is_exported_with_parity(trained: Trained, registry: Registry) -> None:
+    parity = registry.get("waves").manifest.parity
+    assert parity is not None
+    assert parity["stream_equals_sequence"]
+    x, y = trained.sequences(40)
+    assert (trained.logits(x).argmax(dim=1) == y).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("steps", [5, 30, 47])
+def test_an_lstm_trained_elsewhere_streams_to_the_bits_of_its_sequence(
+    trained: Trained, registry: Registry, steps: int
+) -> None:
+    model = ServedModel.load(registry.get("waves"), "cpu")
+    x = torch.cat([trained.sequences(4)[0]] * 2, dim=1)[:, :steps]
+    whole = model.run_numpy(x.numpy())
+    with torch.no_grad():
+        np.testing.assert_allclose(whole["logits"], trained.logits(x).numpy(), rtol=0, atol=2e-5)
+    state: dict[str, Any] = {}
+    for sample in x.numpy().swapaxes(0, 1):
+        outputs = model.run_step(sample, state)
+        state = model.next_state(outputs)
+    np.testing.assert_array_equal(outputs["probabilities"], whole["probabilities"])
+
+
+def test_an_lstm_trained_elsewhere_is_served(trained: Trained, server: Running) -> None:
+    x, y = trained.sequences(8)
+    with torch.no_grad():
+        expected = torch.softmax(trained.logits(x), dim=1).numpy()
+    with Client(server.url) as client:
+        results = client.classify("waves", list(x.numpy()))
+        with client.stream("waves") as stream:
+            for result in stream.steps(x[0].numpy()):
+                last = result
+    for row, result in zip(expected, results, strict=True):
+        np.testing.assert_allclose([result.probabilities["slow"], result.probabilities["fast"]], row, atol=1e-5)
+    assert last.label == results[0].label
+    assert sum(result.label == ["slow", "fast"][label] for result, label in zip(results, y, strict=True)) >= 7
+
+
+def test_a_folder_of_exported_files_is_enough(trained: Trained, tmp_path: Path) -> None:
+    model = srn.from_torch(trained.lstm, trained.head, task="classify")
+    assert isinstance(model, SequenceModel)
+    assert {"step.onnx", "sequence.onnx", "certificate.json"} <= set(srn.export(model, tmp_path).files)
