@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stablernn.data.catalog import is_dataset
-from stablernn.data.load import load_source
+from stablernn.data.load_source import load_source
 from stablernn.data.options import NAMED_OPTIONS, TABLE_OPTIONS
 from stablernn.data.readers.paths import is_table
 from stablernn.data.step_data import Data

@@ -74,7 +74,7 @@ def test_unknown_ending_names_the_known_ones(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError) as caught:
         load_data(tmp_path / name)
     assert str(caught.value) == (
-        f"'{name}' has no ending that is read. Known are .npz, .parquet, .ts, .tsv, .arff and .csv; "
+        f"'{name}' has no ending that is read. Known are .npz, .parquet, .xlsx, .ts, .tsv, .arff and .csv; "
         "the last four also with .gz or .xz behind them."
     )
 

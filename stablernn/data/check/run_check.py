@@ -11,7 +11,7 @@ from stablernn.data.check.loaded_data import inspect_data, list_file_columns
 from stablernn.data.check.rejected_data import Inspection, inspect_rejected_data, warn_about_separators
 from stablernn.data.check.report import DataReport, Findings
 from stablernn.data.check.table_cells import warn_about_header
-from stablernn.data.load import load_source
+from stablernn.data.load_source import load_source
 from stablernn.data.options import LoadOptions
 from stablernn.data.readers.paths import find_test_file
 from stablernn.data.step_data import Data, StepData
@@ -51,11 +51,11 @@ def check_source(options: LoadOptions) -> DataReport:
         if path is not None and not path.is_file():
             raise
         refusal = error
-        findings.problem("refused", str(error))
+        findings.problem("refused", str(error), error.settings)
     if data is not None:
         inspection = _inspect_loaded(path, data, options, findings)
-    elif path is not None:
-        inspection = inspect_rejected_data(path, test_path, options, findings)
+    elif path is not None and refusal is not None:
+        inspection = inspect_rejected_data(path, test_path, options, refusal, findings)
     else:
         inspection = Inspection(dataset_info(str(source)).task)
     return DataReport(
