@@ -15,7 +15,7 @@ from stablernn.data.forecasting.build import forecast_data, read_series
 from stablernn.data.forecasting.channels_as_series import channels_to_series
 from stablernn.data.messages import format_names
 from stablernn.data.named.entry import DatasetInfo
-from stablernn.data.notes import data_counts, format_counts
+from stablernn.data.notes import data_counts, describe_reading, format_counts
 from stablernn.data.options import (
     LARGEST_SEED,
     NAMED_OPTIONS,
@@ -77,9 +77,14 @@ class _Source(NamedTuple):
 def load_source(options: LoadOptions) -> Data:
     """Read the source of these options and split it, see :func:`stablernn.data.load_data`."""
     data = _load(options)
-    counts = data_counts(data.notes)
+    reading, counts = describe_reading(data.notes), data_counts(data.notes)
+    if reading:
+        _LOG.info("Data: read as %s.", reading)
     if counts:
         _LOG.info("Data: %s.", format_counts(counts))
+    short = data.notes.get("short_series")
+    if short:
+        _LOG.info("Data: set aside by min_length: %s.", format_names(short["first"]))
     return data
 
 

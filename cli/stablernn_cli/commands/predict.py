@@ -122,9 +122,7 @@ def predict(
     with output.status(f"Running {target} on {source} ..."):
         model = open_target(target, device, engine)
         predictions = predict_file(model, source, horizon, table_options)
-    for name, count in predictions.notes.items():
-        if name in _REPORTED_NOTES and count:
-            output.note(f"Note: {name.replace('_', ' ')}: {count}")
+    _report_notes(output, predictions.notes)
     document: dict[str, Any] = {
         "target": model.name,
         "task": model.task,
@@ -135,6 +133,20 @@ def predict(
         "output": None if file is None else destination,
     }
     _write(output, file, predictions, document)
+
+
+def _report_notes(output: Output, notes: Mapping[str, Any]) -> None:
+    """Print how the file was read, what was repaired, and what was filled or ignored."""
+    from stablernn.data.notes import data_counts, describe_reading, format_counts, repair_counts
+
+    reading, repairs = describe_reading(notes), repair_counts(data_counts(notes))
+    if reading:
+        output.note(f"Note: read as {reading}")
+    if repairs:
+        output.note(f"Note: repaired: {format_counts(repairs)}")
+    for name, count in notes.items():
+        if name in _REPORTED_NOTES and count:
+            output.note(f"Note: {name.replace('_', ' ')}: {count}")
 
 
 def _write(output: Output, file: Path | None, predictions: Predictions, document: dict[str, Any]) -> None:
@@ -249,7 +261,12 @@ def _forecast_steps(model: Target, horizon: int | None) -> int | None:
 def _reading_options(model: Target) -> dict[str, Any]:
     """Return the options of :func:`stablernn.data.read_inputs` that the training data was read with."""
     data = model.config.data
-    columns = {"id_column": data.id_column, "time_column": data.time_column, "stamps": data.stamps}
+    columns = {
+        "id_column": data.id_column,
+        "time_column": data.time_column,
+        "stamps": data.stamps,
+        "repairs": data.repairs,
+    }
     if model.task == "classify":
         return {**columns, "label_column": data.label_column}
     return {

@@ -20,9 +20,9 @@ from stablernn.data.time.numeric_timestamps import Stamps
 from stablernn.data.types import ClassificationData, ForecastData, Notes
 
 
-def inspect_data(data: Data, findings: Findings) -> tuple[tuple[Column, ...], Notes]:
-    """Return the columns and the content of data, and warn about what looks unintended."""
-    _warn_about_notes(data.notes, findings)
+def inspect_data(data: Data, options: LoadOptions, findings: Findings) -> tuple[tuple[Column, ...], Notes]:
+    """Return the columns and the content of data loaded with options, and warn about what looks unintended."""
+    _warn_about_notes(data.notes, options, findings)
     if isinstance(data, ClassificationData):
         if data.test is None:
             findings.warn("no_test", "There is no test split; scores will be those of validation only.")
@@ -32,7 +32,7 @@ def inspect_data(data: Data, findings: Findings) -> tuple[tuple[Column, ...], No
     return inspect_steps(data, findings)
 
 
-def _warn_about_notes(notes: Notes, findings: Findings) -> None:
+def _warn_about_notes(notes: Notes, options: LoadOptions, findings: Findings) -> None:
     """Warn about the counts of readers that no other part of the report contains."""
     if count := notes.get("short_rows", 0):
         findings.warn(
@@ -41,6 +41,11 @@ def _warn_about_notes(notes: Notes, findings: Findings) -> None:
         )
     if count := notes.get("blank_rows_skipped", 0):
         findings.warn("blank_rows", f"{pluralize(count, 'row')} without anything in them, skipped.")
+    if options.timezone is not None and not {"local_zone", "calendar_days"} & notes.keys():
+        findings.warn(
+            "timezone_unused",
+            f"data.timezone={options.timezone} changes nothing: the times state their zone, or are whole numbers.",
+        )
     if count := notes.get("steps_at_one_time", 0):
         findings.warn(
             "steps_at_one_time",

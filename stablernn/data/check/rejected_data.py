@@ -153,7 +153,7 @@ def _inspect_series_table(
     findings.attach(assumed)
     settings = _with_settings(_with_files(options, path, test_path), assumed)
     if data is not None:
-        columns, content = inspect_data(data, findings)
+        columns, content = inspect_data(data, settings, findings)
         columns = list_file_columns(path, columns, data, settings)
         return Inspection(
             columns=_merge_columns(inspection.columns, columns), content=content, assumed=assumed, data=data

@@ -15,6 +15,8 @@ from stablernn.data.types import Notes
 
 # A column may name the series only if at least one of so many rows repeats a time.
 _MAX_ROWS_PER_REPEATED_TIME = 4
+# Share of rows that may repeat a time within the series that a column names.
+_MAX_SHARE_OF_REPEATS = 0.02
 
 
 def check_row_order(
@@ -39,13 +41,10 @@ def check_row_order(
     """
     repeated, unsorted = count_unordered(times, ids)
     if repeated and ids is None:
-        for name in cells.columns:
-            column = cells[name]
-            if name in other_roles or not _may_name_series(column, repeated):
-                continue
-            if count_unordered(times, column) == (0, 0):
-                findings.warn("unnamed_series", f"Column '{name}' seems to tell series apart: name it by id_column.")
-                return {"id_column": name}
+        name = _find_series_column(cells, times, repeated, other_roles)
+        if name is not None:
+            findings.warn("unnamed_series", f"Column '{name}' seems to tell series apart: name it by id_column.")
+            return {"id_column": name}
     if repairs.on_duplicate != "error" or repairs.timezone is not None:
         repeated = 0
     if repairs.sort or repairs.timezone is not None:
@@ -59,6 +58,20 @@ def check_row_order(
         verb = "row that is" if unsorted == 1 else "rows that are"
         findings.problem("not_sorted", f"'{file}' has {unsorted} {verb} earlier than the row of their series before.")
     return {}
+
+
+def _find_series_column(
+    cells: pl.DataFrame, times: Timestamps, repeated: int, other_roles: Sequence[str]
+) -> str | None:
+    """Return the column within whose values the fewest rows repeat a time, if those are few; None without one."""
+    remaining = {
+        name: count_unordered(times, cells[name])[0]
+        for name in cells.columns
+        if name not in other_roles and _may_name_series(cells[name], repeated)
+    }
+    name = min(remaining, key=lambda each: remaining[each], default=None)
+    # Some rows may be there twice, or in an hour that comes twice.
+    return name if name is not None and remaining[name] <= _MAX_SHARE_OF_REPEATS * len(cells) else None
 
 
 def _may_name_series(column: pl.Series, repeated: int) -> bool:

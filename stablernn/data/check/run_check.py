@@ -74,7 +74,7 @@ def check_source(options: LoadOptions) -> DataReport:
 
 
 def _inspect_loaded(path: Path | None, data: Data, options: LoadOptions, findings: Findings) -> Inspection:
-    columns, content = inspect_data(data, findings)
+    columns, content = inspect_data(data, options, findings)
     if path is not None:
         columns = list_file_columns(path, columns, data, options)
         if isinstance(data, ForecastData):

@@ -152,6 +152,8 @@ class TableBuilder:
             **self._codes.finish(),
             **category_notes,
         }
+        if categories:
+            notes["categories"] = {name: list(known) for name, known in categories.items()}
         if self._times.stamps is not None:
             notes["stamps"] = self._times.stamps
         rows, is_utc = self._group(len(names))
