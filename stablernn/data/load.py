@@ -40,6 +40,7 @@ def load_data(
     length: int | None = None,
     channels_as_series: bool = False,
     sheet: str | None = None,
+    decimal_mark: str | None = None,
     missing: float | str | Sequence[float | str] = (),
     timezone: str | None = None,
     sort: bool = False,
@@ -89,6 +90,7 @@ def load_data(
         length: Named datasets: steps of a sequence.
         channels_as_series: Forecast: whether each of the targets, by default each channel, is a series of its own.
         sheet: Workbooks: the sheet. Default: the only one.
+        decimal_mark: Tables: mark of decimals in CSV, ``,`` or ``.``. Default: recognized.
         missing: Tables: values that stand for a missing one, such as -9999.
         timezone: Tables: zone of times that state none, such as ``Europe/Berlin``. They are converted to UTC.
         sort: Tables: whether to sort the rows of each series by time.
@@ -134,6 +136,7 @@ def load_data(
         length=length,
         channels_as_series=channels_as_series,
         sheet=sheet,
+        decimal_mark=decimal_mark,
         missing=missing,
         timezone=timezone,
         sort=sort,

@@ -24,6 +24,7 @@ from stablernn.data.options import (
     TASK_OPTIONS,
     VALIDATION_FRACTION,
     LoadOptions,
+    Repairs,
     TaskName,
 )
 from stablernn.data.readers.arff import read_arff
@@ -169,7 +170,7 @@ def table_columns(options: LoadOptions) -> dict[str, Any]:
     }
 
 
-def detect_task(path: Path, task: str | None, label_column: str, sheet: str | None = None) -> Task:
+def detect_task(path: Path, task: str | None, label_column: str, repairs: Repairs | None = None) -> Task:
     """Return the task that a file is read for: the one asked for, where its format serves several.
 
     Raises:
@@ -183,7 +184,7 @@ def detect_task(path: Path, task: str | None, label_column: str, sheet: str | No
     if task in tasks:
         return task
     # A table serves both tasks; its columns tell which one is meant.
-    names = read_column_names(path, sheet)
+    names = read_column_names(path, repairs)
     return "classify" if label_column in names and TARGET_COLUMN not in names else "forecast"
 
 
@@ -220,7 +221,7 @@ def _detect_source_task(source: _Source, options: LoadOptions) -> TaskName:
         return source.info.task
     if is_text_file(source.path) or options.task == "predict-next":
         return "predict-next"
-    return detect_task(source.path, options.task, options.label_column, options.sheet)
+    return detect_task(source.path, options.task, options.label_column, options.repairs)
 
 
 def _check_task(name: str, task: str, requested: str | None) -> None:
@@ -303,7 +304,7 @@ def _read_test_sequences(path: Path, train: Sequences, columns: dict[str, Any]) 
 
 
 def _check_labelled(path: Path, options: LoadOptions) -> None:
-    names = read_column_names(path, options.sheet)
+    names = read_column_names(path, options.repairs)
     if options.label_column not in names:
         raise errors.DataError(
             f"'{path.name}' has no column '{options.label_column}' with the class of each series. Name it by "

@@ -24,7 +24,7 @@ LARGEST_SEED = 2**32 - 1
 
 #: Repairs of a table, in the order in which they are made; :class:`Repairs` describes them.
 REPAIR_OPTIONS = (
-    *("sheet", "missing", "timezone", "sort", "on_duplicate", "categories", "unknown_category"),
+    *("sheet", "decimal_mark", "missing", "timezone", "sort", "on_duplicate", "categories", "unknown_category"),
     *("resample", "aggregate", "min_length"),
 )
 #: Roles of a table's columns, how its timestamps are read, and what is repaired.
@@ -84,6 +84,8 @@ class Repairs(_Options):
 
     sheet: str | None = None
     """Sheet of a workbook (.xlsx); None: the only one."""
+    decimal_mark: Literal[",", "."] | None = None
+    """Mark of decimals in CSV; None: recognized."""
     missing: Codes = ()
     """Values that stand for a missing one, such as -9999 or '-'."""
     timezone: str | None = None

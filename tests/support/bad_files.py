@@ -131,8 +131,8 @@ BAD_FILES = (
         more=(
             (
                 "refused_next",
-                "With the settings so far: 'd.csv': series 'b' has 3 steps, 22 are needed: context_length 1 + horizon 7 "
-                "+ validation 7 + test 7. Shorten these, or set shorter series aside with data.min_length=22.",
+                "With the settings so far: 'd.csv': series 'b' has 3 steps, 22 are needed: context_length 1 + horizon "
+                "7 + validation 7 + test 7. Shorten these, or set shorter series aside with data.min_length=22.",
             ),
         ),
     ),

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stablernn_cli import config_options
+from stablernn_cli.commands.data_fix import check_fixed, check_path, fixed_settings, format_value, write_config
 from stablernn_cli.config_options import KEYS, flag, model_option, options_in_use
 from stablernn_cli.errors import FAILED, Reported, UsageError, exit_code_of
-from stablernn_cli.fixed_config import check_fixed, check_path, fixed_settings, format_value, write_config
 from stablernn_cli.options import JsonOption
 from stablernn_cli.output import Output, count_of, figure
 from stablernn_cli.settings import check_cell, read_settings

@@ -72,7 +72,7 @@ def list_file_columns(path: Path, columns: tuple[Column, ...], data: Data, optio
         return columns
     table = open_table(path, **table_options(options))
     columns_by_name = {column.name: column for column in columns}
-    names = read_column_names(path, options.sheet)
+    names = read_column_names(path, options.repairs)
     low: str | None = None
     high: str | None = None
     if isinstance(data, ForecastData):
@@ -87,7 +87,7 @@ def list_file_columns(path: Path, columns: tuple[Column, ...], data: Data, optio
         role: Role = "static" if name in options.static else "future" if name in options.future else "channel"
         columns_by_name[name] = Column(name, role, "words")
     others = [name for name in names if name not in columns_by_name]
-    kinds = infer_column_kinds(path, others, options.sheet)
+    kinds = infer_column_kinds(path, others, options.repairs)
     columns_by_name[table.time_name] = Column(table.time_name, "time", kinds[table.time_name], low=low, high=high)
     if table.id_name is not None:
         columns_by_name[table.id_name] = Column(table.id_name, "id", kinds[table.id_name])

@@ -60,7 +60,7 @@ def inspect_rejected_data(
     is_table = any(kind in path.suffixes for kind in TABLE_FORMATS)
     try:
         if task is None:
-            task = detect_task(path, None, options.label_column, options.sheet)
+            task = detect_task(path, None, options.label_column, options.repairs)
     except errors.StableRNNError:
         if not is_table:
             warn_about_separators(path, findings)

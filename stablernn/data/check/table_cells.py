@@ -215,8 +215,8 @@ def warn_about_header(names: Sequence[str], findings: Findings) -> None:
 def _read(path: Path, id_column: str, repairs: Repairs) -> _TableCells:
     """Read the rows that are not blank, of the first two million."""
     chunks, num_rows = [], 0
-    names = read_column_names(path, repairs.sheet)
-    for chunk in read_chunks(path, names, sheet=repairs.sheet, verbatim=(id_column, *repairs.categories)):
+    names = read_column_names(path, repairs)
+    for chunk in read_chunks(path, names, repairs=repairs, verbatim=(id_column, *repairs.categories)):
         chunks.append(chunk)
         num_rows += len(chunk)
         if num_rows >= _MAX_ROWS:
@@ -356,9 +356,9 @@ def _kind(column: pl.Series, numbers: pl.Series) -> Kind:
     return "mixed" if num_numbers or num_dates else "words"
 
 
-def infer_column_kinds(path: Path, names: Sequence[str], sheet: str | None) -> dict[str, Kind]:
+def infer_column_kinds(path: Path, names: Sequence[str], repairs: Repairs) -> dict[str, Kind]:
     """Return the kind of each column, inferred from the first chunk of the file."""
-    frame = next(iter(read_chunks(path, names, sheet=sheet)))
+    frame = next(iter(read_chunks(path, names, repairs=repairs)))
     columns = {name: strip_cells(frame[name], MISSING_CELLS) for name in names}
     return {name: _kind(column, _as_numbers(column)) for name, column in columns.items()}
 

@@ -38,28 +38,38 @@ class Dialect:
     has_decimal_commas: bool = False
 
 
-def detect_dialect(path: Path, text: str) -> Dialect:
+def detect_dialect(path: Path, text: str, decimal_mark: str | None = None) -> Dialect:
     """Return the dialect of a file that begins with this text, whole rows of it.
 
-    The delimiter is the one with which most rows have as many cells as the header and most cells are numbers or dates.
     Between semicolons a comma in a number is always a decimal mark. Between others it is one if the first rows have a
     number whose comma cannot separate thousands.
 
     Args:
         path: The file, for messages.
         text: Its first rows.
+        decimal_mark: Mark of decimals; None to recognize it.
 
     Raises:
         DataError: If commas in numbers may as well separate thousands.
     """
+    delimiter = detect_delimiter(text)
+    if decimal_mark is not None:
+        return Dialect(delimiter, decimal_mark == ",")
+    return Dialect(delimiter, _has_decimal_commas(path, text, delimiter))
+
+
+def detect_delimiter(text: str) -> str:
+    """Return the character between the columns of a text.
+
+    It is the one with which most rows have as many cells as the header and most cells are numbers or dates.
+    """
     sample = _first_rows(text)
     header = next(iter(sample.splitlines()), "")
     candidates = [mark for mark in DELIMITERS if mark in header]
-    if not candidates:
-        return Dialect()
     # Most files have one candidate, which needs no comparison.
-    delimiter = candidates[0] if len(candidates) == 1 else max(candidates, key=lambda mark: _score(sample, mark))
-    return Dialect(delimiter, _has_decimal_commas(path, text, delimiter))
+    if len(candidates) > 1:
+        return max(candidates, key=lambda mark: _score(sample, mark))
+    return candidates[0] if candidates else ","
 
 
 def replace_decimal_commas(cells: pl.Series) -> pl.Series:
@@ -111,7 +121,8 @@ def _has_decimal_commas(path: Path, text: str, delimiter: str) -> bool:
     if all(_THOUSANDS_COMMA.fullmatch(cell) for cell in commas):
         raise errors.DataError(
             f"'{path.name}' has numbers such as {quote(commas[0])}, whose comma may separate decimals or thousands. "
-            "Write decimals by points and no thousands."
+            "If it separates decimals, set data.decimal_mark=','; else write the numbers without commas.",
+            settings={"decimal_mark": ","},
         )
     return True
 

@@ -9,11 +9,13 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import IO, TYPE_CHECKING, Literal, cast
 
 from stablernn import errors
 from stablernn.data.readers.text_encoding import UTF16, TextDecoder, Utf8Stream, is_utf16
-from stablernn.data.types import Notes
+
+if TYPE_CHECKING:
+    from stablernn.data.types import Notes
 
 Task = Literal["classify", "forecast"]
 

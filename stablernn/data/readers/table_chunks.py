@@ -14,7 +14,14 @@ import polars as pl
 
 from stablernn import errors
 from stablernn.data.messages import format_names, pluralize, quote
-from stablernn.data.readers.csv_dialect import DELIMITERS, Dialect, detect_dialect, replace_decimal_commas
+from stablernn.data.options import Repairs
+from stablernn.data.readers.csv_dialect import (
+    DELIMITERS,
+    Dialect,
+    detect_delimiter,
+    detect_dialect,
+    replace_decimal_commas,
+)
 from stablernn.data.readers.paths import (
     SIGNATURE_BYTES,
     check_signature,
@@ -39,12 +46,12 @@ def first_row_number(path: Path) -> int:
     return _FIRST_ROW[detect_format(path)]
 
 
-def read_column_names(path: Path, sheet: str | None = None) -> list[str]:
+def read_column_names(path: Path, repairs: Repairs | None = None) -> list[str]:
     """Return the names of a table's columns.
 
     Args:
         path: The table.
-        sheet: Sheet of a workbook; None: the only one.
+        repairs: Used is the sheet of a workbook.
 
     Raises:
         UnknownNameError: If there is no such file or sheet.
@@ -53,9 +60,9 @@ def read_column_names(path: Path, sheet: str | None = None) -> list[str]:
     file_format = detect_format(path)
     if file_format == ".csv":
         text = next(read_text_blocks(path))
-        return _read_header(path, text, detect_dialect(path, text))[0]
+        return _read_header(path, text, detect_delimiter(text))[0]
     if file_format == ".xlsx":
-        return _check_names(path, read_sheet_names(path, sheet))
+        return _check_names(path, read_sheet_names(path, repairs.sheet if repairs is not None else None))
     return list(_scan_parquet(path).collect_schema())
 
 
@@ -63,8 +70,8 @@ def read_chunks(
     path: Path,
     columns: Sequence[str],
     notes: Notes | None = None,
+    repairs: Repairs | None = None,
     *,
-    sheet: str | None = None,
     verbatim: Sequence[str | None] = (),
 ) -> Iterator[pl.DataFrame]:
     """Yield the rows of a table in their order, with at least these columns; cells of a CSV file are text.
@@ -74,29 +81,31 @@ def read_chunks(
         columns: The columns that are needed.
         notes: Gets, of CSV, ``short_rows``, rows with too few cells, whose missing cells are null; ``encoding``,
             ``delimiter`` and ``decimal_mark`` where they are not UTF-8, commas and points. Complete after the last row.
-        sheet: Sheet of a workbook; None: the only one.
+        repairs: Used are the sheet of a workbook and the mark of decimals.
         verbatim: Columns of CSV in which numbers with decimal commas are not rewritten, such as names of series.
 
     Raises:
         DataError: If the file is not a whole table, or has no rows.
     """
-    file_format = detect_format(path)
+    file_format, repairs = detect_format(path), repairs or Repairs()
     if file_format == ".csv":
-        return _read_csv_chunks(path, {} if notes is None else notes, verbatim)
-    return iter([read_sheet(path, sheet)]) if file_format == ".xlsx" else _read_parquet_chunks(path, columns)
+        return _read_csv_chunks(path, {} if notes is None else notes, repairs.decimal_mark, verbatim)
+    return iter([read_sheet(path, repairs.sheet)]) if file_format == ".xlsx" else _read_parquet_chunks(path, columns)
 
 
-def _read_csv_chunks(path: Path, notes: Notes, verbatim: Sequence[str | None]) -> Iterator[pl.DataFrame]:
+def _read_csv_chunks(
+    path: Path, notes: Notes, decimal_mark: str | None, verbatim: Sequence[str | None]
+) -> Iterator[pl.DataFrame]:
     names: list[str] = []
     header, dialect = "", Dialect()
     num_rows = 0
     for text in read_text_blocks(path, notes):
         body = text
         if not names:
-            dialect = detect_dialect(path, text)
+            dialect = detect_dialect(path, text, decimal_mark)
             if dialect.delimiter != ",":
                 notes["delimiter"] = DELIMITERS[dialect.delimiter]
-            names, header = _read_header(path, text, dialect)
+            names, header = _read_header(path, text, dialect.delimiter)
             body = text[len(header) :]
         try:
             # With the header in front every block has all columns, and a row with more cells is refused.
@@ -141,10 +150,10 @@ def _count_short_rows(body: str, columns: int, rows: int, delimiter: str) -> int
     return sum(line.count(delimiter) < columns - 1 for line in lines)
 
 
-def _read_header(path: Path, text: str, dialect: Dialect) -> tuple[list[str], str]:
+def _read_header(path: Path, text: str, delimiter: str) -> tuple[list[str], str]:
     """Return the names of the columns, and the text of the header."""
     lines = io.StringIO(text)
-    reader = csv.reader(lines, delimiter=dialect.delimiter)
+    reader = csv.reader(lines, delimiter=delimiter)
     try:
         names = [" ".join(name.split()) for name in next(reader)]
     except csv.Error as error:

@@ -109,9 +109,7 @@ class OpenTable:
         used = [self.time_name, *([self.id_name] if self.id_name else []), *names, *others]
         file_notes: Notes = {}
         verbatim = (self.id_name, *texts, *known)
-        for chunk in read_chunks(
-            self.path, list(dict.fromkeys(used)), file_notes, sheet=self.repairs.sheet, verbatim=verbatim
-        ):
+        for chunk in read_chunks(self.path, list(dict.fromkeys(used)), file_notes, self.repairs, verbatim=verbatim):
             builder.add(chunk)
         built = builder.build()
         table = Table(
@@ -156,8 +154,8 @@ def open_table(
         check_stamps(stamps)
     if detect_format(path) not in TABLE_FORMATS:
         raise errors.DataError(f"'{path.name}' is not a table; tables are {', '.join(TABLE_FORMATS)}.")
-    names = read_column_names(path, repairs.sheet)
-    time_name = _find_time_column(path, names, time_column, repairs.sheet)
+    names = read_column_names(path, repairs)
+    time_name = _find_time_column(path, names, time_column, repairs)
     if id_column not in names and id_column != ID_COLUMN:
         raise unknown_column_error(path, id_column, names)
     id_name = id_column if id_column in names else None
@@ -173,12 +171,12 @@ def unknown_column_error(path: Path, name: str, columns: Sequence[str]) -> error
     return errors.unknown("column", name, columns, f"'{path.name}' has {format_names(columns)}.")
 
 
-def _find_time_column(path: Path, names: Sequence[str], name: str, sheet: str | None) -> str:
+def _find_time_column(path: Path, names: Sequence[str], name: str, repairs: Repairs) -> str:
     if name in names:
         return name
     if name != TIME_COLUMN:
         raise unknown_column_error(path, name, names)
-    cells = next(iter(read_chunks(path, [names[0]], sheet=sheet)))[names[0]]
+    cells = next(iter(read_chunks(path, [names[0]], repairs=repairs)))[names[0]]
     times = normalize_times(cells)
     if len(cells) and parse_dates(times).null_count() < len(cells):
         return names[0]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import codecs
 import re
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from stablernn import errors
-from stablernn.data.types import Notes
+
+if TYPE_CHECKING:
+    from stablernn.data.types import Notes
 
 UTF8, UTF16, CP1252 = "UTF-8", "UTF-16", "Windows-1252"
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)

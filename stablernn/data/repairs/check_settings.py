@@ -21,6 +21,8 @@ def check_repairs(repairs: Repairs) -> None:
         allowed = get_args(Repairs.model_fields[name].annotation)
         if getattr(repairs, name) not in allowed:
             raise errors.ConfigError(f"{name} must be {_alternatives(allowed)}, got {getattr(repairs, name)!r}.")
+    if repairs.decimal_mark not in (None, ",", "."):
+        raise errors.ConfigError(f"decimal_mark must be ',' or '.', got {repairs.decimal_mark!r}.")
     if repairs.aggregate != "mean" and repairs.resample is None:
         raise errors.ConfigError(
             f"aggregate={repairs.aggregate} needs resample, the step to aggregate to. Set it, or leave aggregate out."
