@@ -20,7 +20,7 @@ _SAMPLE_ROWS = 50
 # Numbers with a decimal comma, perhaps with points between thousands; numbers and times as every table has them.
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)?,\d+([eE][+-]?\d+)?")
 _THOUSANDS_COMMA = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")
-_PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|\d{4}[-/]\d\d?([-/]\d\d?.*)?|")
+_PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|\d{4}[-/]\d\d?([-/]\d\d?([ T][\d:.+Zz-]*)?)?|")
 # As a pattern of polars, which is that of Rust and has no look-around.
 _DECIMAL_COMMA_CELL = r"^\s*[+-]?(?:\d+|\d{1,3}(?:\.\d{3})+)?,\d+(?:[eE][+-]?\d+)?\s*$"
 

@@ -128,10 +128,11 @@ def _with_decimal_points(chunk: pl.DataFrame, notes: Notes, verbatim: Sequence[s
     for name in chunk.columns:
         if name in verbatim:
             continue
-        cells = replace_decimal_commas(chunk[name])
-        if cells is not chunk[name]:
+        cells = chunk[name]
+        replaced = replace_decimal_commas(cells)
+        if replaced is not cells:
             notes["decimal_mark"] = "comma"
-            chunk = chunk.with_columns(cells.alias(name))
+            chunk = chunk.with_columns(replaced.alias(name))
     return chunk
 
 

@@ -75,7 +75,7 @@ class CategoryCodes:
                 codes[category] = len(codes)
             elif category not in codes:
                 self._unknown[texts.name][category] += count
-            by_text[text] = codes.get(category, _UNKNOWN)
+            by_text[text] = float(codes.get(category, _UNKNOWN))
         if self._is_open[texts.name] and len(codes) > MAX_CATEGORIES:
             raise errors.DataError(
                 f"'{self._file}' column '{texts.name}' has more than {MAX_CATEGORIES} categories. Leave it out of "
