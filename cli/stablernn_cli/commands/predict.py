@@ -301,7 +301,7 @@ def _forecast_rows(model: Target, inputs: InputSet, outputs: dict[str, Array], s
     ]
     rows: Rows = []
     for number, name in enumerate(inputs.ids):
-        stamps = _format_times(inputs.future_ds(number, steps), inputs.notes.get("time_zone") == "UTC")
+        stamps = format_times(inputs.future_ds(number, steps), inputs.notes.get("time_zone") == "UTC")
         for position, target in enumerate(model.targets):
             # (series, horizon, targets), and (series, horizon, targets, levels) for quantiles.
             mean = outputs["mean"][number, :steps, position]
@@ -313,7 +313,7 @@ def _forecast_rows(model: Target, inputs: InputSet, outputs: dict[str, Array], s
     return columns, rows
 
 
-def _format_times(ds: npt.NDArray[np.datetime64] | npt.NDArray[np.int64], in_utc: bool) -> Sequence[int | str]:
+def format_times(ds: npt.NDArray[np.datetime64] | npt.NDArray[np.int64], in_utc: bool) -> Sequence[int | str]:
     """Format timestamps as in files: dates if none has a time of day; with a Z if they are in UTC."""
     import numpy as np
 
