@@ -17,6 +17,7 @@ from stablernn.data.messages import format_names
 from stablernn.data.named.entry import DatasetInfo
 from stablernn.data.notes import data_counts, describe_reading, format_counts
 from stablernn.data.options import (
+    LABEL_COLUMN,
     LARGEST_SEED,
     NAMED_OPTIONS,
     TABLE_OPTIONS,
@@ -40,6 +41,7 @@ from stablernn.data.readers.paths import (
     is_text_file,
     require_task,
 )
+from stablernn.data.readers.recordings import read_recordings
 from stablernn.data.readers.stepwise import check_not_table, load_steps, require_step_file
 from stablernn.data.readers.table_chunks import read_column_names
 from stablernn.data.readers.tables import OpenTable, open_table
@@ -130,13 +132,13 @@ def read_sequences(
     group_column: str | None = None,
     **columns: Any,
 ) -> Sequences:
-    """Read a file of sequences by its ending.
+    """Read a file of sequences by its ending, or a folder of recordings.
 
     Args:
-        path: The file.
+        path: The file or folder.
         channels: Features, in their order; all when omitted.
         timed: Of tables, see :func:`stablernn.data.readers.labelled_tables.read_labelled`.
-        group_column: Column of a table, or array of an ``.npz`` file, with the group of each sequence.
+        group_column: Column of a table or of a manifest, or array of an ``.npz`` file, with the group of each sequence.
         columns: Of tables: what :func:`table_columns` returns.
 
     Raises:
@@ -144,6 +146,11 @@ def read_sequences(
         ConfigError: If groups are asked for and the format has no place for them.
         DataError: If it is no file of sequences, or its content cannot be read.
     """
+    if path.is_dir():
+        recordings = read_recordings(
+            path, label_column=columns.get("label_column", LABEL_COLUMN), group_column=group_column
+        )
+        return recordings if channels is None else match_features(recordings, channels)
     file_format = require_task(path, "classify")
     if file_format in TABLE_FORMATS:
         return read_labelled(path, channels=channels, timed=timed, group_column=group_column, **columns)
@@ -173,11 +180,13 @@ def table_columns(options: LoadOptions) -> dict[str, Any]:
 def detect_task(path: Path, task: str | None, label_column: str, repairs: Repairs | None = None) -> Task:
     """Return the task that a file is read for: the one asked for, where its format serves several.
 
+    A folder is one of recordings, which are classified.
+
     Raises:
-        DataError: If it is a folder, or no reader takes it.
+        DataError: If no reader takes it.
     """
     if path.is_dir():
-        raise errors.DataError(f"'{path}' is a folder. Give one of the files in it.")
+        return "classify"
     tasks = FORMAT_TASKS[detect_format(path)]
     if len(tasks) == 1:
         return tasks[0]
@@ -272,8 +281,9 @@ def _load_steps(source: _Source, options: LoadOptions) -> StepData:
 def _load_classification(source: _Source, options: LoadOptions) -> ClassificationData:
     _check_no_forecast_options(source, options, "classify", (*TABLE_OPTIONS, "channels", "group_column"))
     path, info = source.path, source.info
-    is_table = detect_format(path) in TABLE_FORMATS
-    table_options = options.changed(TABLE_OPTIONS)
+    is_table = not path.is_dir() and detect_format(path) in TABLE_FORMATS
+    # The manifest of a folder has a column of labels, too.
+    table_options = [name for name in options.changed(TABLE_OPTIONS) if name != "label_column" or not path.is_dir()]
     if table_options and not is_table:
         raise errors.ConfigError(f"{table_options[0]} is for tables; '{source.name}' is none.")
     # The columns of a bundled dataset are known to be there.
@@ -284,7 +294,9 @@ def _load_classification(source: _Source, options: LoadOptions) -> Classificatio
     if info is not None and info.members is not None:
         _check_fixed_splits(info, options)
         return fixed_splits(source.name, pool, info.members(len(pool.values)), how=info.splits)
-    test_path = Path(options.test) if options.test is not None else find_test_file(path)
+    test_path = Path(options.test) if options.test is not None else None
+    if test_path is None and not path.is_dir():
+        test_path = find_test_file(path)
     if pool.categories:
         columns["repairs"] = options.repairs.model_copy(update={"categories": pool.categories})
     test = None if test_path is None else _read_test_sequences(test_path, pool, columns)
@@ -294,6 +306,8 @@ def _load_classification(source: _Source, options: LoadOptions) -> Classificatio
 
 
 def _read_test_sequences(path: Path, train: Sequences, columns: dict[str, Any]) -> Sequences:
+    if path.is_dir():
+        return read_sequences(path, **columns)
     if detect_format(path) not in TABLE_FORMATS:
         # All features are read; they are put into the order of the training file later.
         return read_sequences(path)

@@ -47,6 +47,7 @@ _DESCRIPTIONS = {
     "header_contradicted": ("line", " of the header not borne out"),
     "ignored_columns": ("column", " ignored"),
     "ignored_arrays": ("array", " ignored"),
+    "ignored_files": ("file", " ignored"),
 }
 
 

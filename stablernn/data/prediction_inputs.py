@@ -114,7 +114,7 @@ def read_inputs(
     """Read a file for prediction.
 
     Args:
-        path: A file as for :func:`load_data`; labels are not needed.
+        path: A file or a folder as for :func:`load_data`; labels are not needed.
         task: ``classify`` or ``forecast``: the task of the model.
         features: Names of the model's features. Columns of a table are matched by name, in this order; columns that the
             model does not have are listed in ``notes["ignored_columns"]``. Files of sequences must have as many
@@ -196,7 +196,9 @@ class _ModelInputs(NamedTuple):
 def _read_sequences(
     path: Path, features: Sequence[str], time_step: float | None, label_column: str, columns: dict[str, Any]
 ) -> InputSet:
-    if require_task(path, "classify") in TABLE_FORMATS:
+    if path.is_dir():
+        sequences = read_sequences(path, channels=features, label_column=label_column)
+    elif require_task(path, "classify") in TABLE_FORMATS:
         table = open_table(path, **columns)
         _check_columns(table, features, [name for name in table.columns if name != label_column])
         sequences = read_labelled(

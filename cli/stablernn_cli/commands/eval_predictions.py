@@ -11,7 +11,6 @@ from stablernn_cli.prediction_files import check_format, write_table
 from stablernn_cli.targets import Target
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     from stablernn.data import ClassificationData, ForecastData
@@ -90,7 +89,7 @@ def _forecast_table(model: Target, data: ForecastData, split: str, outputs: Mapp
     return table
 
 
-def _times(ds: npt.NDArray[np.datetime64] | npt.NDArray[np.int64], *, in_utc: bool) -> Any:
+def _times(ds: Array, *, in_utc: bool) -> Any:
     """Return timestamps as `predict` writes them: text, with a Z in UTC, or whole numbers."""
     from stablernn_cli.commands.predict import format_times
 

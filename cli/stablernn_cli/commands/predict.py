@@ -60,9 +60,9 @@ def predict(
         str,
         typer.Option(
             "--input",
-            metavar="FILE",
-            help="Sequences (.npz, .ts, .tsv, .arff, or a table) to classify, series (.csv, .parquet) to forecast, or "
-            "steps (.npz, .txt); labels are not needed.",
+            metavar="FILE|FOLDER",
+            help="Sequences (.npz, .ts, .tsv, .arff, a table, or a folder of recordings) to classify, series (.csv, "
+            ".parquet, .xlsx) to forecast, or steps (.npz, .txt); labels are not needed.",
             show_default=False,
         ),
     ],
@@ -199,11 +199,11 @@ def _predict_samples(
 ) -> Predictions:
     """Return the predictions of a classification or a forecast."""
     from stablernn.data import read_inputs
-    from stablernn.data.readers.paths import TABLE_FORMATS, detect_format
+    from stablernn.data.readers.paths import is_table
     from stablernn.training import predict as run
 
     # Other files have no columns to name.
-    if detect_format(Path(source)) not in TABLE_FORMATS:
+    if not is_table(source):
         _reject_table_options(table_options)
     inputs = read_inputs(
         source,
@@ -213,6 +213,7 @@ def _predict_samples(
         time_step=model.config.model.time_step,
         **_reading_options(model) | drop_none(table_options),
     )
+    model.check_sample_rate(source, inputs.notes)
     outputs = run(model.predictor, _Samples(inputs))
     columns, rows = (
         _forecast_rows(model, inputs, outputs, steps)

@@ -68,7 +68,9 @@ def list_file_columns(path: Path, columns: tuple[Column, ...], data: Data, optio
         data: The loaded data.
         options: The settings of :func:`load_data`.
     """
-    if not isinstance(data, ClassificationData | ForecastData) or detect_format(path) not in TABLE_FORMATS:
+    if not isinstance(data, ClassificationData | ForecastData) or path.is_dir():
+        return columns
+    if detect_format(path) not in TABLE_FORMATS:
         return columns
     table = open_table(path, **table_options(options))
     columns_by_name = {column.name: column for column in columns}

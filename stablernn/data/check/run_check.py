@@ -52,7 +52,7 @@ def check_source(options: LoadOptions) -> DataReport:
     try:
         data = load_source(options)
     except errors.StableRNNError as error:
-        if path is not None and not path.is_file():
+        if path is not None and not path.exists():
             raise
         if set(error.settings) & set(_READING_OPTIONS):
             return _check_with(options, error)
