@@ -87,7 +87,7 @@ def load_source(options: LoadOptions) -> Data:
         _LOG.info("Data: %s.", format_counts(counts))
     short = data.notes.get("short_series")
     if short:
-        _LOG.info("Data: set aside by min_length: %s.", format_names(short["first"]))
+        _LOG.info("Data: set aside by min_length: %s.", format_names(short["names"]))
     return data
 
 
@@ -349,7 +349,7 @@ def _load_forecast(source: _Source, options: LoadOptions) -> ForecastData:
         # The channels, categories and series of the training file, whatever else the test file has.
         same = options.with_options(channels=table.channels, categories=dict(table.categories), min_length=None)
         test = read_series(_open_table(test_path, same), same)
-        short = set(table.notes.get("short_series", {}).get("first", ()))
+        short = set(table.notes.get("short_series", {}).get("names", ()))
         test = replace(test, series=tuple(each for each in test.series if each.unique_id not in short))
     defaults = dict(source.info.settings) if source.info else {}
     if test is not None:

@@ -351,8 +351,8 @@ def _read_model_columns(
     names = [name for name in features if name not in calendar_names]
     if channels_as_series and CHANNEL not in table.columns:
         # A wide table: all of its other columns are series for the model's one channel.
-        known = collapse_names((*covariates.columns, *covariates.static), table.repairs.categories)
-        melted_channels = [name for name in table.columns if name not in known]
+        shared_columns = collapse_names((*covariates.columns, *covariates.static), table.repairs.categories)
+        melted_channels = [name for name in table.columns if name not in shared_columns]
         wide = table.read([*melted_channels, *covariates.columns], static=covariates.static)
         series = split_series(wide.series, wide.channels, melted_channels, covariates.columns)
         return replace(wide, series=series, channels=tuple(names))

@@ -113,7 +113,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 def test_run_and_version_record_the_repairs_and_their_counts(place: Workplace) -> None:
     notes = json.loads(place.path("run/data.json").read_text())["notes"]
     assert (notes["local_times_converted"], notes["repeated_hour_rows"]) == (1929, 8)
-    assert notes["short_series"] == {"count": 1, "first": ["m9"]}
+    assert notes["short_series"] == {"count": 1, "names": ["m9"]}
     version = Registry(place.registry).get("meters")
     repairs = version.manifest.preprocessing["repairs"]
     assert repairs == {

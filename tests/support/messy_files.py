@@ -239,7 +239,7 @@ MESSY_FILES = (
     MessyFile("unsorted rows", _unsorted, {"sort": True}),
     MessyFile("three frequencies", _three_frequencies, {"resample": "3h", "aggregate": "mean"}),
     MessyFile(
-        "one short series", _one_short, {"min_length": 240}, facts={"short_series": {"count": 1, "first": ["m5"]}}
+        "one short series", _one_short, {"min_length": 240}, facts={"short_series": {"count": 1, "names": ["m5"]}}
     ),
     MessyFile("Unix seconds", _unix_seconds, {"stamps": "unix-s"}),
     MessyFile("codes for missing values", _codes, {"missing": [-9999]}),
@@ -271,7 +271,7 @@ MESSY_FILES = (
         "local times, a short series, text",
         _short_local_categories,
         {"timezone": "Europe/Berlin", "min_length": 240, "categories": {"region": []}, "static": ["region"]},
-        facts={"short_series": {"count": 1, "first": ["m9"]}, "repeated_hour_rows": 8},
+        facts={"short_series": {"count": 1, "names": ["m9"]}, "repeated_hour_rows": 8},
     ),
 )
 

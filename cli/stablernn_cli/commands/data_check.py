@@ -14,7 +14,7 @@ from stablernn_cli.commands.data_fix import check_fixed, check_path, fixed_setti
 from stablernn_cli.config_options import KEYS, flag, model_option, options_in_use
 from stablernn_cli.errors import FAILED, Reported, UsageError, exit_code_of
 from stablernn_cli.options import JsonOption
-from stablernn_cli.output import Output, count_of, figure
+from stablernn_cli.output import Output, count_of, figure, format_names
 from stablernn_cli.settings import check_cell, read_settings
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def _facts(report: DataReport) -> dict[str, object]:
     if repairs := repair_counts(data_counts(notes)):
         facts["repaired"] = format_counts(repairs)
     if "short_series" in notes:
-        facts["set aside"] = ", ".join(notes["short_series"]["first"])
+        facts["set aside"] = format_names(notes["short_series"]["names"])
     if "outputs" in content:
         inputs, outputs = content["inputs"], content["outputs"]
         facts["inputs"] = f"{inputs['size']} {'tokens' if inputs['tokens'] else 'channels'}"

@@ -121,6 +121,15 @@ def _inspect_table(
         inspect_cells(test_path, findings, **roles)
     if inspection is None:
         return Inspection()
+    data, assumed = _load_mended(
+        _with_files(options, path, test_path), _guesses(inspection, options, task), refusal, findings
+    )
+    findings.attach(assumed)
+    settings = _with_settings(_with_files(options, path, test_path), assumed)
+    if data is not None:
+        columns, content = inspect_data(data, settings, findings)
+        columns = _merge_columns(inspection.columns, list_file_columns(path, columns, data, settings))
+        return Inspection(columns=columns, content=content, assumed=assumed, data=data)
     if task == "classify":
         reader_options = {
             **table_options(options),
@@ -134,30 +143,23 @@ def _inspect_table(
         if inspection.has_times:
             content = _inspect_sequence_files(path, test_path, reader_options, findings).content
         return Inspection(columns=inspection.columns, content=content)
-    return _inspect_series_table(path, test_path, options, inspection, refusal, findings)
+    return replace(_inspect_series_of_file(path, settings, inspection, findings), assumed=assumed)
 
 
-def _inspect_series_table(
-    path: Path,
-    test_path: Path | None,
-    options: LoadOptions,
-    inspection: TableInspection,
-    refusal: errors.StableRNNError,
-    findings: Findings,
+def _guesses(inspection: TableInspection, options: LoadOptions, task: str) -> Notes:
+    """Return guessed settings that apply to the task; none if the times of a table are not known."""
+    if not inspection.has_times:
+        return {}
+    if task == "classify":
+        # Sequences have no values besides their steps.
+        return {name: value for name, value in inspection.guessed_settings.items() if name != "static"}
+    return {**inspection.guessed_settings, **_guess_target(inspection, options)}
+
+
+def _inspect_series_of_file(
+    path: Path, settings: LoadOptions, inspection: TableInspection, findings: Findings
 ) -> Inspection:
-    """Inspect the series as guessed settings would load them, else as they are in the file, else only the columns."""
-    guesses: Notes = {}
-    if inspection.has_times:
-        guesses = {**inspection.guessed_settings, **_guess_target(inspection, options)}
-    data, assumed = _load_mended(_with_files(options, path, test_path), guesses, refusal, findings)
-    findings.attach(assumed)
-    settings = _with_settings(_with_files(options, path, test_path), assumed)
-    if data is not None:
-        columns, content = inspect_data(data, settings, findings)
-        columns = list_file_columns(path, columns, data, settings)
-        return Inspection(
-            columns=_merge_columns(inspection.columns, columns), content=content, assumed=assumed, data=data
-        )
+    """Inspect the series as they are in the file, without a common time grid; else only the columns."""
     try:
         table = open_table(path, **table_options(settings)).read(settings.channels)
     except errors.StableRNNError:
@@ -166,7 +168,7 @@ def _inspect_series_table(
     known_targets = tuple(name for name in targets if name in table.channels)
     notes = {**table.notes, **_grid_notes(table, settings.frequency)}
     columns, content = inspect_series(table.series, table.channels, known_targets, notes, findings)
-    return Inspection(columns=_merge_columns(inspection.columns, columns), content=content, assumed=assumed)
+    return Inspection(columns=_merge_columns(inspection.columns, columns), content=content)
 
 
 def _with_files(options: LoadOptions, path: Path, test_path: Path | None) -> LoadOptions:

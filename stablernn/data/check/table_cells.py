@@ -166,7 +166,7 @@ def _guess_channels(
     """Return settings with which columns that hold no numbers are categories or left out, or their words missing."""
     categories = [name for name in unreadable if _has_categories(cells[name])]
     texts = {name: _missing_texts(cells[name]) for name in unreadable if name not in categories}
-    mended = [name for name, found in texts.items() if found]
+    mended = [name for name in texts if texts[name]]
     left_out = [name for name in unreadable if name not in (*categories, *mended)]
     guess: Notes = {"categories": categories} if categories else {}
     if mended:

@@ -27,7 +27,7 @@ _DECIMAL_COMMA_CELL = r"^\s*[+-]?(?:\d+|\d{1,3}(?:\.\d{3})+)?,\d+(?:[eE][+-]?\d+
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a CSV file is written.
+    """Delimiter and decimal mark of a CSV file.
 
     Attributes:
         delimiter: The character between columns.

@@ -93,9 +93,10 @@ def _read_mat(path: Path, name: str) -> Recording:
     arrays = {key: array for key, array in content.items() if not key.startswith("__") and _is_numeric(array)}
     key = "x" if "x" in arrays else next(iter(arrays), "")
     if not arrays or (len(arrays) > 1 and key != "x"):
-        held = format_names(list(arrays)) or "none"
+        variables = format_names(list(arrays)) or "none"
         raise errors.DataError(
-            f"'{name}' must hold one variable of numbers (time, channels), or 'x' among others, got {held}. Save it so."
+            f"'{name}' must hold one variable of numbers (time, channels), or 'x' among others, got {variables}. "
+            "Save it so."
         )
     array = arrays[key]
     # A vector of MATLAB is a matrix of one row or column.

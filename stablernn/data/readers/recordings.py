@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -84,21 +85,21 @@ def _list_files(path: Path, label_column: str, group_column: str | None) -> _Lis
         for file in path.rglob("*")
         if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
     )
-    found = [file.as_posix() for file in files if file.suffix.lower() in RECORDING_FORMATS]
+    recordings = [file.as_posix() for file in files if file.suffix.lower() in RECORDING_FORMATS]
     others = [file.as_posix() for file in files if file.suffix.lower() not in RECORDING_FORMATS]
     if (path / MANIFEST).is_file():
-        return _read_manifest(path, found, others, label_column, group_column)
+        return _read_manifest(path, recordings, others, label_column, group_column)
     if group_column is not None:
         raise errors.ConfigError(
             f"group_column of a folder names a column of its {MANIFEST}, and '{path}' has none. Write one with the "
             f"columns {FILE_COLUMN}, {label_column} and {group_column}."
         )
-    labels = [file.partition("/")[0] if "/" in file else "" for file in found]
-    return _Listing(found, labels if any(labels) else None, None, {"ignored_files": others} if others else {})
+    labels = [file.partition("/")[0] if "/" in file else "" for file in recordings]
+    return _Listing(recordings, labels if any(labels) else None, None, {"ignored_files": others} if others else {})
 
 
 def _read_manifest(
-    path: Path, found: Sequence[str], others: Sequence[str], label_column: str, group_column: str | None
+    path: Path, recordings: Sequence[str], others: Sequence[str], label_column: str, group_column: str | None
 ) -> _Listing:
     manifest = path / MANIFEST
     names = read_column_names(manifest)
@@ -108,15 +109,19 @@ def _read_manifest(
     frame = pl.concat(list(read_chunks(manifest, names, verbatim=names)))
     cells = {name: strip_cells(frame[name], ()).fill_null("").to_list() for name in names}
     files = [str(file) for file in cells[FILE_COLUMN]]
-    repeated = next((file for file in files if files.count(file) > 1), None)
-    if repeated is not None:
+    repeated, count = Counter(files).most_common(1)[0]
+    if count > 1:
         raise errors.DataError(f"'{MANIFEST}' lists '{repeated}' twice. Remove one of the rows.")
-    missing = [file for file in files if file not in found]
+    listed, existing = set(files), set(recordings)
+    missing = [file for file in files if file not in existing]
     if missing:
         raise errors.unknown(
-            "recording", missing[0], found, f"'{MANIFEST}' lists files that the folder must have, as {FILE_COLUMN}."
+            "recording",
+            missing[0],
+            recordings,
+            f"'{MANIFEST}' lists files that the folder must have, as {FILE_COLUMN}.",
         )
-    unlisted = [file for file in found if file not in files and file != MANIFEST]
+    unlisted = [file for file in recordings if file not in listed and file != MANIFEST]
     notes: Notes = {"ignored_files": [*others, *unlisted]} if others or unlisted else {}
     labels = cells.get(label_column)
     groups = None if group_column is None else tuple(cells[group_column])

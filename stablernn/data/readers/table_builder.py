@@ -153,7 +153,7 @@ class TableBuilder:
             **category_notes,
         }
         if categories:
-            notes["categories"] = {name: list(known) for name, known in categories.items()}
+            notes["categories"] = {name: list(vocabulary) for name, vocabulary in categories.items()}
         if self._times.stamps is not None:
             notes["stamps"] = self._times.stamps
         rows, is_utc = self._group(len(names))

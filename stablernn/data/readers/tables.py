@@ -87,10 +87,10 @@ class OpenTable:
             DataError: If a cell is no finite number, a timestamp cannot be read, is repeated or comes too early, or a
                 series has two values where it must have one; or if a repair cannot be made.
         """
-        known = self.repairs.categories
-        others = (*collapse_names(static, known), *texts)
-        names = collapse_names(channels or [name for name in self.columns if name not in others], known)
-        names = (*names, *(name for name in known if name not in (*names, *others)))
+        categories = self.repairs.categories
+        others = (*collapse_names(static, categories), *texts)
+        names = collapse_names(channels or [name for name in self.columns if name not in others], categories)
+        names = (*names, *(name for name in categories if name not in (*names, *others)))
         for name in (*names, *others):
             if name not in self.columns:
                 raise unknown_column_error(self.path, name, self.columns)
@@ -108,7 +108,7 @@ class OpenTable:
         )
         used = [self.time_name, *([self.id_name] if self.id_name else []), *names, *others]
         file_notes: Notes = {}
-        verbatim = (self.id_name, *texts, *known)
+        verbatim = (self.id_name, *texts, *categories)
         for chunk in read_chunks(self.path, list(dict.fromkeys(used)), file_notes, self.repairs, verbatim=verbatim):
             builder.add(chunk)
         built = builder.build()
@@ -206,12 +206,12 @@ def _resample(table: Table, repairs: Repairs) -> Table:
 def _select_long_series(table: Table, repairs: Repairs) -> Table:
     if repairs.min_length is None:
         return table
-    kept, notes = keep_long_series(table.name, table.series, repairs.min_length)
+    positions, notes = keep_long_series(table.name, table.series, repairs.min_length)
     return replace(
         table,
-        series=tuple(table.series[index] for index in kept),
-        texts={name: tuple(texts[index] for index in kept) for name, texts in table.texts.items()},
-        notes={**table.notes, **notes, "series": len(kept)},
+        series=tuple(table.series[index] for index in positions),
+        texts={name: tuple(texts[index] for index in positions) for name, texts in table.texts.items()},
+        notes={**table.notes, **notes, "series": len(positions)},
     )
 
 

@@ -36,7 +36,7 @@ def expand_names(names: Sequence[str], categories: Mapping[str, Sequence[str]]) 
 
 def collapse_names(names: Sequence[str], categories: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Return names with the channels of known categories replaced by their column, each once."""
-    columns = {channel: column for column, known in categories.items() for channel in category_channels(column, known)}
+    columns = {channel: column for column, names in categories.items() for channel in category_channels(column, names)}
     return tuple(dict.fromkeys(columns.get(name, name) for name in names))
 
 
@@ -51,8 +51,10 @@ class CategoryCodes:
 
     def __init__(self, file: str, categories: Mapping[str, Sequence[str]], *, refuses_unknown: bool) -> None:
         self._file, self._refuses_unknown = file, refuses_unknown
-        self._codes = {name: {each: code for code, each in enumerate(known)} for name, known in categories.items()}
-        self._is_open = {name: not known for name, known in categories.items()}
+        self._codes = {
+            name: {each: code for code, each in enumerate(vocabulary)} for name, vocabulary in categories.items()
+        }
+        self._is_open = {name: not vocabulary for name, vocabulary in categories.items()}
         self._unknown: dict[str, Counter[str]] = {name: Counter() for name in categories}
 
     def __contains__(self, column: str) -> bool:
@@ -131,7 +133,7 @@ class CategoryCodes:
 
     def name_of(self, column: str, code: float) -> str:
         """Return the category that a number of :meth:`encode` stands for; of an unknown one its number."""
-        names = {float(known): category for category, known in self._codes[column].items()}
+        names = {float(number): category for category, number in self._codes[column].items()}
         return names.get(float(code), f"{code:g}")
 
     def _ordered(self, name: str) -> tuple[str, ...]:

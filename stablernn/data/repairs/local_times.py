@@ -79,9 +79,11 @@ def find_skipped_time(local: Timestamps, zone: str) -> SkippedTime | None:
     index = int(np.argmax(skipped.to_numpy()))
     # The zone that keeps the time of the day before all year.
     before = (_ticks(local[index : index + 1]) - 24 * _HOUR_NS).view("datetime64[ns]")
-    hours, rest = divmod(int((_ticks(before) - _ticks(to_instants(_localize(before, zone, "earliest"))))[0]), _HOUR_NS)
+    hours, remainder = divmod(
+        int((_ticks(before) - _ticks(to_instants(_localize(before, zone, "earliest"))))[0]), _HOUR_NS
+    )
     advice, settings = "Set data.timezone to the zone in which the times were recorded.", Notes()
-    if not rest and abs(hours) <= _LARGEST_FIXED_OFFSET:
+    if not remainder and abs(hours) <= _LARGEST_FIXED_OFFSET:
         # The sign of these zones is that of POSIX.
         fixed = f"Etc/GMT{-hours:+d}" if hours else "UTC"
         advice = f"If clocks were never changed, set data.timezone={fixed}; else correct the times."
@@ -160,7 +162,7 @@ def _occurrences(local: Timestamps, ends: Int64Array, rows: Int64Array) -> tuple
     """Return, for each of these rows, its number among those of its series and time, and how many those are."""
     series = np.searchsorted(ends, rows, side="right")
     frame = pl.DataFrame({"series": series, "time": local[rows].astype(np.int64)})
-    counted = frame.select(
+    occurrences = frame.select(
         position=pl.int_range(pl.len()).over("series", "time"), count=pl.len().over("series", "time").cast(pl.Int64)
     )
-    return counted["position"].to_numpy(), counted["count"].to_numpy()
+    return occurrences["position"].to_numpy(), occurrences["count"].to_numpy()

@@ -20,7 +20,7 @@ _DAY_NS = 86_400_000_000_000
 
 
 class Resampling(NamedTuple):
-    """How series are resampled.
+    """Step and aggregation of resampling.
 
     Attributes:
         step: The new step.

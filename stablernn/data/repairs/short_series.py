@@ -10,8 +10,6 @@ from stablernn import errors
 from stablernn.data.messages import pluralize
 from stablernn.data.types import Notes, Series
 
-_MAX_LISTED = 100
-
 
 def keep_long_series(file: str, series: Sequence[Series], min_length: int) -> tuple[list[int], Notes]:
     """Return the positions of the series that are long enough, and the note on the others.
@@ -24,15 +22,16 @@ def keep_long_series(file: str, series: Sequence[Series], min_length: int) -> tu
     Raises:
         DataError: If none is.
     """
-    kept = [index for index, each in enumerate(series) if len(each.ds) >= min_length]
-    if not kept:
+    is_long = [len(each.ds) >= min_length for each in series]
+    if not any(is_long):
         longest = max(len(each.ds) for each in series)
         raise errors.DataError(
             f"'{file}' has no series of {pluralize(min_length, 'row')} (data.min_length); the longest has {longest}. "
             "Lower it."
         )
-    short = [each.unique_id for index, each in enumerate(series) if index not in set(kept)]
-    return kept, {"short_series": {"count": len(short), "first": short[:_MAX_LISTED]}} if short else {}
+    short = [each.unique_id for each, is_kept in zip(series, is_long, strict=True) if not is_kept]
+    positions = [index for index, is_kept in enumerate(is_long) if is_kept]
+    return positions, {"short_series": {"count": len(short), "names": short}} if short else {}
 
 
 def suggest_min_length(lengths: Sequence[int], needed: int) -> int | None:

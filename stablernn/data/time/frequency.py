@@ -156,11 +156,11 @@ def is_part_of_days(frequency: Frequency) -> bool:
 
 def coarsest_frequency(frequencies: Collection[Frequency | None]) -> Frequency | None:
     """Return the frequency with the longest steps if they are multiples of those of all others; else None."""
-    known = [frequency for frequency in frequencies if frequency is not None and is_part_of_days(frequency)]
-    if not known or len(known) < len(frequencies):
+    divisible = [frequency for frequency in frequencies if frequency is not None and is_part_of_days(frequency)]
+    if not divisible or len(divisible) < len(frequencies):
         return None
-    coarsest = max(known, key=lambda frequency: frequency.step)
-    return None if any(coarsest.step % frequency.step for frequency in known) else coarsest
+    coarsest = max(divisible, key=lambda frequency: frequency.step)
+    return None if any(coarsest.step % frequency.step for frequency in divisible) else coarsest
 
 
 def infer_frequency(ds: Timestamps) -> Frequency | None:

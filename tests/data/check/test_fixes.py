@@ -36,3 +36,18 @@ def test_what_a_check_proposes_makes_the_data_load(tmp_path: Path, messy: MessyF
     report = check_data(tmp_path / messy.name, **fixes)
     assert report.ok
     assert report.fixes == {}
+
+
+def test_labeled_tables_are_mended_as_series_are(tmp_path: Path) -> None:
+    rows = [
+        f"{name};{step};{step % (3 + kind)},5;{('low', 'high')[step % 2]};{('walk', 'rest')[kind]}"
+        for kind in (0, 1)
+        for name in (f"{kind}{number}" for number in range(6))
+        for step in (0, 2, 1, 3, 3)
+    ]
+    (tmp_path / "d.csv").write_text("\n".join(["unique_id;ds;x;level;label", *rows]) + "\n")
+    report = check_data(tmp_path / "d.csv")
+    assert (report.task, report.fixes) == ("classify", {"categories": ["level"], "sort": True, "on_duplicate": "last"})
+    data = load_data(tmp_path / "d.csv", **report.fixes)
+    assert data.features == ("x", "level=high", "level=low")
+    assert (data.notes["rows_sorted"], data.notes["duplicate_rows"]) == (12, 12)

@@ -27,7 +27,7 @@ def test_short_series_are_set_aside_and_listed(tmp_path: Path) -> None:
     data = load_data(write(tmp_path / "d.csv", {"a": 50, "b": 9, "c": 60}), min_length=10, horizon=2)
     assert isinstance(data, ForecastData)
     assert [series.unique_id for series in data.series] == ["a", "c"]
-    assert (data.notes["short_series"], data.notes["series"]) == ({"count": 1, "first": ["b"]}, 2)
+    assert (data.notes["short_series"], data.notes["series"]) == ({"count": 1, "names": ["b"]}, 2)
 
 
 def test_they_may_be_in_the_test_file(tmp_path: Path) -> None:
