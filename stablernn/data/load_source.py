@@ -334,6 +334,12 @@ def _check_labelled(path: Path, options: LoadOptions) -> None:
 def _load_forecast(source: _Source, options: LoadOptions) -> ForecastData:
     for name in options.changed(("label_column", "group_column")):
         raise errors.ConfigError(f"{name} is for classification; '{source.name}' is read for task 'forecast'.")
+    varying = [name for name in options.categories if name not in (*options.static, *options.future)]
+    if options.channels_as_series and varying:
+        raise errors.ConfigError(
+            f"data.channels_as_series makes channels series of numbers, and data.categories makes channels of "
+            f"'{varying[0]}'. Put it in data.static or data.future, or leave it out."
+        )
     table = read_series(_open_table(source.path, options), options)
     if options.channels_as_series and options.target is None:
         # Each channel becomes a series, so all are forecast but those that are known in advance.

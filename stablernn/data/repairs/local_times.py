@@ -27,6 +27,8 @@ _USUAL_ZONES = (
 )
 _HOUR_NS = 3_600_000_000_000
 _LARGEST_FIXED_OFFSET = 12
+# Shares of times that come twice, in repeated hours and elsewhere, where clocks are the reason.
+_MIN_SHARE_IN_HOUR, _MAX_SHARE_ELSEWHERE = 0.9, 0.5
 
 
 class LocalTimes(NamedTuple):
@@ -102,8 +104,7 @@ def convert_to_utc(local: Timestamps, ends: Int64Array, zone: str) -> LocalTimes
     """
     first = to_instants(_localize(local, zone, "earliest"))
     last = to_instants(_localize(local, zone, "latest"))
-    offsets = _ticks(local) - _ticks(first)
-    if len(np.unique(offsets)) > 1 and len(np.unique(_ticks(local) % (24 * _HOUR_NS))) == 1:
+    if _are_days(local):
         # Days of the calendar in the zone, which are not equally long.
         return LocalTimes(local, False, {"calendar_days": zone})
     ds, repeated, once = first.copy(), np.flatnonzero(first != last), 0
@@ -131,13 +132,20 @@ def to_local(instants: Timestamps, zone: str) -> Timestamps:
 
 
 def suggest_timezone(local: Timestamps, ends: Int64Array) -> str | None:
-    """Return a zone in which nearly all local times of repeated hours come twice, and none is skipped; None without."""
+    """Return a zone whose clocks explain repeated times; None if there is none.
+
+    In its repeated hours nearly all times come twice, elsewhere most do not, as they do where several series have no
+    names, and no time is in an hour that is skipped.
+    """
+    is_twice = _occurrences(local, ends, np.arange(len(local)))[1] >= 2
     for zone in _USUAL_ZONES:
         first = _localize(local, zone, "earliest")
         if first.is_null().any():
             continue
-        repeated = np.flatnonzero(to_instants(first) != to_instants(_localize(local, zone, "latest")))
-        if len(repeated) and np.mean(_occurrences(local, ends, repeated)[1] >= 2) > 0.9:
+        is_repeated = to_instants(first) != to_instants(_localize(local, zone, "latest"))
+        if not is_repeated.any() or is_repeated.all():
+            continue
+        if is_twice[is_repeated].mean() > _MIN_SHARE_IN_HOUR and is_twice[~is_repeated].mean() < _MAX_SHARE_ELSEWHERE:
             return zone
     return None
 
@@ -151,6 +159,12 @@ def to_instants(times: pl.Series) -> npt.NDArray[np.datetime64]:
     """Return times with a zone as datetime64[ns] in UTC."""
     utc = times.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
     return np.asarray(utc.to_numpy().astype("datetime64[ns]"))
+
+
+def _are_days(local: Timestamps) -> bool:
+    """Return True if there are several times, all at one time of the day."""
+    ticks = _ticks(local)
+    return bool((ticks != ticks[0]).any()) and bool((ticks % (24 * _HOUR_NS) == ticks[0] % (24 * _HOUR_NS)).all())
 
 
 def _ticks(times: Timestamps) -> Int64Array:

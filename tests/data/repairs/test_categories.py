@@ -74,6 +74,14 @@ def test_a_setting_for_unknown_categories_needs_categories(tmp_path: Path) -> No
         read(tmp_path, "ds,y\n1,1\n", (), unknown_category="error")
 
 
+def test_channels_of_categories_are_no_series(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text(TEXT)
+    with pytest.raises(
+        ConfigError, match=r"^data\.channels_as_series makes channels series of numbers, and"
+    ):
+        load_data(tmp_path / "d.csv", channels_as_series=True, categories=["wind"], channels=["y", "wind"])
+
+
 def daily(path: Path, steps: int, first: int = 0) -> Path:
     days = [str(np.datetime64("2024-01-01") + first + n) for n in range(steps)]
     kinds = ["work" if (first + n) % 7 < 5 else "rest" for n in range(steps)]

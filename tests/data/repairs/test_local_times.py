@@ -76,6 +76,22 @@ def test_midnights_over_a_change_of_clocks_stay_days(tmp_path: Path) -> None:
     assert table.notes["calendar_days"] == "Europe/Berlin"
 
 
+def test_days_stay_days_whether_clocks_change_or_not(tmp_path: Path) -> None:
+    table = read(tmp_path, ["2024-01-01 00:00,1", "2024-01-02 00:00,1"])
+    assert (str(table.series[0].ds[0])[:10], table.notes["calendar_days"]) == ("2024-01-01", "Europe/Berlin")
+
+
+@pytest.mark.parametrize("doubled", [False, True])
+def test_a_zone_is_proposed_where_only_its_repeated_hour_comes_twice(tmp_path: Path, doubled: bool) -> None:
+    times = local(datetime(2023, 10, 28, tzinfo=UTC), 48, 60)
+    lines = [f"{time},{step}" for step, time in enumerate(times) for _ in range(1 + doubled)]
+    path = tmp_path / "d.csv"
+    path.write_text("\n".join(["ds,y", *lines]) + "\n")
+    with pytest.raises(DataError) as caught:
+        open_table(path).read()
+    assert ("timezone" in caught.value.settings) == (not doubled)
+
+
 def test_times_in_the_hour_that_is_skipped_are_refused_with_the_zone_that_has_them(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         read(tmp_path, ["2024-03-31 01:00,1", "2024-03-31 02:30,2", "2024-03-31 03:00,3"])
