@@ -41,7 +41,7 @@ from stablernn.data.readers.paths import (
     is_text_file,
     require_task,
 )
-from stablernn.data.readers.recordings import read_recordings
+from stablernn.data.readers.recordings.folders import read_recordings
 from stablernn.data.readers.stepwise import check_not_table, load_steps, require_step_file
 from stablernn.data.readers.table_chunks import read_column_names
 from stablernn.data.readers.tables import OpenTable, open_table

@@ -44,7 +44,8 @@ _MAX_ROWS = 40
 def check(
     context: typer.Context,
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="Dataset name (see `data list`) or file.", show_default=False)
+        str,
+        typer.Argument(metavar="SOURCE", help="Dataset name (see `data list`), file or folder.", show_default=False),
     ],
     test: config_options.TestOption = None,
     target: config_options.TargetOption = None,

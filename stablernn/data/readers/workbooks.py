@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import zipfile
+import zlib
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import polars as pl
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _MERGED = re.compile(rb'<(?:\w+:)?mergeCell [^>]*?ref="([^"]+)"')
 _FORMULA = re.compile(rb'<(?:\w+:)?c [^>]*?r="([A-Z]+\d+)"[^>]*>\s*<(?:\w+:)?f[\s>/]')
+# Of archives that are damaged, encrypted, or packed in a way that zipfile does not know.
+_DAMAGE = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, KeyError, OSError)
 _BLOCK_BYTES = 1 << 22
 # Longer than the beginning of any cell, so that none is cut by the end of a block.
 _OVERLAP_BYTES = 1 << 10
@@ -40,7 +43,7 @@ def read_sheet_names(path: Path, sheet: str | None) -> list[str]:
     """
     reader, name = _open(path, sheet)
     # Empty names as in CSV; the package numbers them.
-    frame = reader.load_sheet(name, header_row=None, n_rows=1, dtypes="string").to_polars()
+    frame = _load(path, reader, name, header_row=None, n_rows=1, dtypes="string")
     return ["" if cell is None else " ".join(cell.split()) for cell in (frame.row(0) if len(frame) else [""])]
 
 
@@ -52,8 +55,7 @@ def read_sheet(path: Path, sheet: str | None) -> pl.DataFrame:
     names = read_sheet_names(path, sheet)
     reader, name = _open(path, sheet)
     # Without a limit on the sample, a column of numbers whose last cell is text is text throughout.
-    loaded = reader.load_sheet(name, header_row=None, skip_rows=1, schema_sample_rows=None, column_names=names)
-    frame = loaded.to_polars()
+    frame = _load(path, reader, name, header_row=None, skip_rows=1, schema_sample_rows=None, column_names=names)
     if not len(frame):
         raise errors.DataError(
             f"'{path.name}' sheet '{name}' has a header but no rows. Add a row for each series and time."
@@ -82,11 +84,24 @@ def _open(path: Path, sheet: str | None) -> tuple[ExcelReader, str]:
         with zipfile.ZipFile(path) as archive, archive.open(files[name]) as content:
             _check_cells(path, name, content)
         return fastexcel.read_excel(path), name
-    except (fastexcel.FastExcelError, zipfile.BadZipFile, KeyError, ElementTree.ParseError, OSError) as error:
-        reason = (str(error).splitlines() or ["no reason given"])[0]
-        raise errors.DataError(
-            f"'{path.name}' is damaged or is no .xlsx workbook ({reason}). Save it again."
-        ) from error
+    except (fastexcel.FastExcelError, ElementTree.ParseError, *_DAMAGE) as error:
+        raise _damage_error(path, error) from error
+
+
+def _load(path: Path, reader: ExcelReader, name: str, **options: Any) -> pl.DataFrame:
+    import fastexcel
+
+    try:
+        frame = reader.load_sheet(name, **options).to_polars()
+    except fastexcel.FastExcelError as error:
+        raise _damage_error(path, error) from error
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def _damage_error(path: Path, error: Exception) -> errors.DataError:
+    reason = (str(error).splitlines() or ["no reason given"])[0]
+    return errors.DataError(f"'{path.name}' is damaged or is no .xlsx workbook ({reason}). Save it again.")
 
 
 def _sheet_files(path: Path) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,15 +12,18 @@ import edfio
 import numpy as np
 import polars as pl
 import pytest
-from scipy.io import savemat, wavfile
+from scipy.io import loadmat, savemat, wavfile
 
 from stablernn.data import ClassificationData, load_data, read_inputs
 from stablernn.data.check import check_data
 from stablernn.data.load_source import read_sequences
+from stablernn.data.readers.recordings.formats import read_recording
+from stablernn.data.readers.recordings.matlab import read_matlab_arrays
 from stablernn.errors import ConfigError, DataError, UnknownNameError
 
 Writer = Callable[[Path, np.ndarray], None]
 RATE = 100
+SHARED = os.environ.get("STABLERNN_DATA")
 
 
 def samples(number: int, steps: int = 40) -> np.ndarray:
@@ -223,5 +228,54 @@ def test_what_is_no_folder_of_recordings_is_refused(
 
 def test_a_damaged_recording_is_named(tmp_path: Path) -> None:
     _damaged(tmp_path / "data")
-    with pytest.raises(DataError, match=r"^'rest/0\.wav' is damaged or is no WAV file"):
+    with pytest.raises(DataError, match=r"^'rest/0\.wav' is damaged or is no WAV file\. Write it again\.$"):
         load_data(tmp_path / "data")
+
+
+@pytest.mark.parametrize("ending", [".wav", ".npy", ".mat", ".edf"])
+def test_a_recording_with_random_damage_is_read_or_refused(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"a{ending}"
+    WRITERS[ending](path, samples(0))
+    content = path.read_bytes()
+    random = np.random.default_rng(0)
+    for number in range(150):
+        damaged = bytearray(content)
+        if number % 3:
+            for position in random.integers(len(damaged), size=1 + number % 5):
+                damaged[position] = random.integers(256)
+        else:
+            del damaged[random.integers(len(damaged)) :]
+        path.write_bytes(damaged)
+        with contextlib.suppress(DataError):
+            read_recording(path, path.name)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_arrays_of_matlab_are_read_as_scipy_reads_them(tmp_path: Path, compressed: bool) -> None:
+    arrays = {
+        "x": samples(0),
+        "weights": np.linspace(0, 1, 6).reshape(2, 3),
+        "flag": np.array([[True, False]]),
+        "small": np.uint8([[3]]),
+    }
+    others = {"words": "text", "cells": np.array([1, "a"], dtype=object), "complex": np.array([[1 + 2j]])}
+    savemat(tmp_path / "a.mat", arrays | others, do_compression=compressed)
+    found = read_matlab_arrays("a.mat", (tmp_path / "a.mat").read_bytes())
+    expected = loadmat(tmp_path / "a.mat")
+    assert set(found) == set(arrays)
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
+def test_matlab_files_of_other_levels_are_refused() -> None:
+    with pytest.raises(DataError, match=r"^'a\.mat' is a file of MATLAB 7\.3\. Save it by save\('-v7', \.\.\.\)\.$"):
+        read_matlab_arrays("a.mat", b"MATLAB 7.3 MAT-file".ljust(512, b" "))
+    with pytest.raises(DataError, match=r"^'a\.mat' is no MATLAB file of level 5\."):
+        read_matlab_arrays("a.mat", bytes(200))
+
+
+@pytest.mark.skipif(SHARED is None, reason="STABLERNN_DATA is not set")
+def test_a_published_file_of_cells_has_no_arrays() -> None:
+    assert SHARED is not None
+    content = (Path(SHARED) / "polyphonic/JSB_Chorales.mat").read_bytes()
+    assert read_matlab_arrays("JSB_Chorales.mat", content) == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -130,3 +131,19 @@ def test_a_damaged_workbook_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "d.xlsx").write_bytes(content)
     with pytest.raises(DataError, match=r"^'d\.xlsx' is "):
         load_data(tmp_path / "d.xlsx")
+
+
+def test_a_workbook_with_random_damage_is_read_or_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.xlsx", lambda book: rows(book) and None)
+    content = path.read_bytes()
+    random = np.random.default_rng(0)
+    for number in range(150):
+        damaged = bytearray(content)
+        if number % 3:
+            for position in random.integers(len(damaged), size=1 + number % 5):
+                damaged[position] = random.integers(256)
+        else:
+            del damaged[random.integers(len(damaged)) :]
+        path.write_bytes(damaged)
+        with contextlib.suppress(StableRNNError):
+            read(path, channels=["y"])

@@ -76,9 +76,7 @@ def test_a_setting_for_unknown_categories_needs_categories(tmp_path: Path) -> No
 
 def test_channels_of_categories_are_no_series(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text(TEXT)
-    with pytest.raises(
-        ConfigError, match=r"^data\.channels_as_series makes channels series of numbers, and"
-    ):
+    with pytest.raises(ConfigError, match=r"^data\.channels_as_series makes channels series of numbers, and"):
         load_data(tmp_path / "d.csv", channels_as_series=True, categories=["wind"], channels=["y", "wind"])
 
 

@@ -13,7 +13,7 @@ from stablernn import errors
 from stablernn.data.messages import format_names
 from stablernn.data.options import LABEL_COLUMN
 from stablernn.data.readers.cells import strip_cells
-from stablernn.data.readers.recording_formats import RECORDING_FORMATS, Recording, read_recording
+from stablernn.data.readers.recordings.formats import RECORDING_FORMATS, Recording, read_recording
 from stablernn.data.readers.table_chunks import read_chunks, read_column_names
 from stablernn.data.sequences import Sequences, plain_labels
 from stablernn.data.types import Notes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,9 @@ from stablernn import errors
 from stablernn.data.arrays import Float32Array, finite_float32
 from stablernn.data.messages import format_names
 from stablernn.data.readers.cells import MISSING_CELLS, strip_cells
+from stablernn.data.readers.npz import parse_array
 from stablernn.data.readers.paths import read_bytes
+from stablernn.data.readers.recordings.matlab import read_matlab_arrays
 from stablernn.data.readers.table_chunks import read_chunks, read_column_names
 from stablernn.data.sequences import default_channel_names
 
@@ -65,32 +68,20 @@ def _read_wav(path: Path, name: str) -> Recording:
             # Of chunks besides the samples, such as the name of a program.
             warnings.simplefilter("ignore", wavfile.WavFileWarning)
             rate, samples = wavfile.read(io.BytesIO(read_bytes(path)))
-    except (ValueError, EOFError, TypeError) as error:
-        raise errors.DataError(f"'{name}' is damaged or is no WAV file ({error}). Write it again.") from error
+    # What scipy raises for damaged headers and parts that are missing.
+    except (ValueError, EOFError, TypeError, UnboundLocalError, ZeroDivisionError, struct.error) as error:
+        raise errors.DataError(f"'{name}' is damaged or is no WAV file. Write it again.") from error
     values = _as_matrix(name, samples)
     return Recording(values, default_channel_names(values.shape[1]), float(rate))
 
 
 def _read_npy(path: Path, name: str) -> Recording:
-    try:
-        array = np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise errors.DataError(f"'{name}' is no array of numbers ({error}). Write it by numpy.save.") from error
-    values = _as_matrix(name, array)
+    values = _as_matrix(name, parse_array(path, path.stem, read_bytes(path)))
     return Recording(values, default_channel_names(values.shape[1]))
 
 
 def _read_mat(path: Path, name: str) -> Recording:
-    from scipy.io import loadmat
-    from scipy.io.matlab import MatReadError
-
-    try:
-        content = loadmat(io.BytesIO(read_bytes(path)))
-    except NotImplementedError as error:
-        raise errors.DataError(f"'{name}' is a file of MATLAB 7.3. Save it by save('-v7', ...).") from error
-    except (MatReadError, ValueError, TypeError, EOFError, OSError) as error:
-        raise errors.DataError(f"'{name}' is damaged or is no MATLAB file ({error}). Save it again.") from error
-    arrays = {key: array for key, array in content.items() if not key.startswith("__") and _is_numeric(array)}
+    arrays = {key: array for key, array in read_matlab_arrays(name, read_bytes(path)).items() if array.size}
     key = "x" if "x" in arrays else next(iter(arrays), "")
     if not arrays or (len(arrays) > 1 and key != "x"):
         variables = format_names(list(arrays)) or "none"
@@ -138,10 +129,14 @@ def _read_edf(path: Path, name: str) -> Recording:
         ) from error
     reader = edfio.read_bdf if path.suffix.lower() == ".bdf" else edfio.read_edf
     try:
-        signals = reader(path).signals
-        data = [np.asarray(signal.data) for signal in signals]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            signals = reader(path).signals
+            data = [np.asarray(signal.data) for signal in signals]
     except (ValueError, OSError, KeyError, IndexError) as error:
         raise errors.DataError(f"'{name}' is damaged or is no EDF file ({error}). Write it again.") from error
+    if any("truncated" in str(warning.message) for warning in caught):
+        raise errors.DataError(f"'{name}' is cut off within a data record. Write it again.")
     rates = sorted({float(signal.sampling_frequency) for signal in signals})
     if len(rates) > 1:
         listed = format_names([f"{rate:g} Hz" for rate in rates])
@@ -150,10 +145,6 @@ def _read_edf(path: Path, name: str) -> Recording:
         raise errors.DataError(f"'{name}' has no signals. Leave it out.")
     values = _as_matrix(name, np.stack(data, axis=1))
     return Recording(values, tuple(signal.label for signal in signals), rates[0])
-
-
-def _is_numeric(array: Any) -> bool:
-    return isinstance(array, np.ndarray) and array.dtype.kind in "biuf" and array.size > 0
 
 
 def _as_matrix(name: str, array: npt.NDArray[Any]) -> Float32Array:
