@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,6 +115,32 @@ class Target:
         ):
             raise step_mismatch_error(f"'{data.name}'", frequency, self.frequency)
         return data
+
+    def with_repairs(self, source: str, overrides: Sequence[str] | None) -> Target:
+        """Return the target with other repairs of the table that is read than those of training.
+
+        Args:
+            source: The file.
+            overrides: ``data.sort=true`` and the like; None or empty for those of training.
+
+        Raises:
+            UsageError: If the source is no table, or one is no repair that another file may need.
+            stablernn.errors.ConfigError: If a value is not allowed.
+        """
+        if not overrides:
+            return self
+        from stablernn.data.options import FILE_REPAIRS
+        from stablernn.data.readers.paths import is_table
+        from stablernn.training import load_config
+
+        if not is_table(source):
+            raise UsageError(f"--set is for tables of series, got '{overrides[0]}'. Leave it out.")
+        allowed = [f"data.{name}" for name in FILE_REPAIRS]
+        for override in overrides:
+            key = override.partition("=")[0].strip()
+            if key not in allowed:
+                raise UsageError(f"--set takes repairs of the file here ({', '.join(allowed)}), got '{override}'.")
+        return replace(self, config=load_config(None, overrides, self.config.tree()))
 
     def check_sample_rate(self, source: str, notes: Mapping[str, Any]) -> None:
         """Refuse recordings of another sampling rate than those of training.

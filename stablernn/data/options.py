@@ -27,6 +27,8 @@ REPAIR_OPTIONS = (
     *("sheet", "decimal_mark", "missing", "timezone", "sort", "on_duplicate", "categories", "unknown_category"),
     *("resample", "aggregate", "min_length"),
 )
+#: Those of them that a file to predict may need though the training data did not; the others make the model's inputs.
+FILE_REPAIRS = tuple(name for name in REPAIR_OPTIONS if name not in ("categories", "min_length"))
 #: Roles of a table's columns, how its timestamps are read, and what is repaired.
 TABLE_OPTIONS = ("id_column", "time_column", "label_column", "stamps", *REPAIR_OPTIONS)
 #: Options that only files of some task take, in the order in which the first misplaced one is reported.

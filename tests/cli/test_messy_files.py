@@ -148,6 +148,31 @@ def test_a_category_that_training_did_not_have_is_counted(place: Workplace) -> N
     assert "480 cells with a category that training did not have" in result.err
 
 
+def test_another_file_may_need_other_repairs(place: Workplace) -> None:
+    header, *rows = place.path("d.csv").read_text().splitlines()
+    place.path("swapped.csv").write_text("\n".join([header, *reversed(rows)]) + "\n")
+    refused = place("predict", "meters", "--input", "swapped.csv")
+    assert (refused.code, "set data.sort=true" in refused.sentence) == (1, True)
+    repaired = place.ok("predict", "meters", "--input", "swapped.csv", "--set", "data.sort=true")
+    assert "rows out of order, sorted" in repaired.err
+    # Rows of the repeated hour are told apart by their order, which is reversed here.
+    straight = place.ok("predict", "meters", "--input", "d.csv").out.splitlines()
+    assert sorted(line[:25] for line in repaired.out.splitlines()) == sorted(line[:25] for line in straight)
+    scores = place.ok("eval", "meters", "--data", "swapped.csv", "--set", "data.sort=true", "--json").json
+    assert scores["data_notes"]["counts"]["rows_sorted"] > 0
+
+
+@pytest.mark.parametrize("command", [("predict", "meters", "--input", "d.csv"), ("eval", "meters")])
+@pytest.mark.parametrize("override", ["data.categories=[region]", "data.min_length=3", "training.lr=1"])
+def test_what_makes_the_inputs_of_a_model_stays(place: Workplace, command: tuple[str, ...], override: str) -> None:
+    result = place(*command, "--set", override)
+    assert result.code == 2
+    assert result.sentence == (
+        "--set takes repairs of the file here (data.sheet, data.decimal_mark, data.missing, data.timezone, data.sort, "
+        f"data.on_duplicate, data.unknown_category, data.resample, data.aggregate), got '{override}'."
+    )
+
+
 def test_a_check_names_every_repair_and_writes_nothing_without_fix(tmp_path: Path) -> None:
     place = Workplace(tmp_path)
     BY_DEFECT["local times, duplicates, semicolons"].write(tmp_path)

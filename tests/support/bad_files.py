@@ -127,7 +127,8 @@ BAD_FILES = (
         "d.csv",
         table("d.csv", _two_frequencies(), "unique_id,ds,y"),
         "'d.csv' mixes frequencies: series 'b' is 'h', most are 'D'. Split the file by frequency, give the "
-        "frequency that all of them share, or aggregate their rows to the longest step with data.resample=D.",
+        "frequency that all of them share, or aggregate their rows to the longest step with data.resample=D, to "
+        "their mean, or with data.aggregate=sum to their sum.",
         more=(
             (
                 "refused_next",

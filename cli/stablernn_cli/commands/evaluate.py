@@ -17,6 +17,7 @@ from stablernn_cli.options import (
     DeviceOption,
     EngineOption,
     JsonOption,
+    RepairsOption,
     ScoredDataOption,
     ScoredStampsOption,
     Split,
@@ -73,6 +74,7 @@ def evaluate(
     target: TargetArgument,
     data: ScoredDataOption = None,
     stamps: ScoredStampsOption = None,
+    repairs: RepairsOption = None,
     split: SplitOption = "test",
     predictions: Annotated[
         Path | None,
@@ -165,7 +167,17 @@ def evaluate(
         attack_random_start,
     )
     extras = Extras(by, tables, backtest, soak, early, stability, attacks, predictions)
-    document = score(output, target, data=data, stamps=stamps, split=split, device=device, engine=engine, extras=extras)
+    document = score(
+        output,
+        target,
+        data=data,
+        stamps=stamps,
+        repairs=repairs,
+        split=split,
+        device=device,
+        engine=engine,
+        extras=extras,
+    )
     if as_json:
         output.document(document)
     else:
@@ -178,6 +190,7 @@ def score(
     *,
     data: str | None = None,
     stamps: Stamps | None = None,
+    repairs: Sequence[str] | None = None,
     split: Split = "test",
     device: Device = "auto",
     engine: str | None = None,
@@ -190,6 +203,7 @@ def score(
         from stablernn.training.tasks import task_for
 
         model = open_target(target, device, engine)
+        model = model.with_repairs(data or model.config.data.source, repairs)
         # Options that do not fit the task are rejected before the data is read.
         _check(model, extras)
         score_extras = _score_extras(model, extras)

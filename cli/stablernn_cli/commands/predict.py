@@ -13,7 +13,7 @@ import typer
 from stablernn_cli.commands.predict_steps import Rows, read_step_file, step_rows
 from stablernn_cli.config_options import flag
 from stablernn_cli.errors import UsageError
-from stablernn_cli.options import DeviceOption, EngineOption, JsonOption, Stamps, TargetArgument
+from stablernn_cli.options import DeviceOption, EngineOption, JsonOption, RepairsOption, Stamps, TargetArgument
 from stablernn_cli.output import Output, drop_none, plain
 from stablernn_cli.prediction_files import check_format, csv_text, write_predictions
 from stablernn_cli.targets import Target, open_target
@@ -93,6 +93,7 @@ def predict(
         Stamps | None,
         typer.Option(help="Meaning of whole numbers as times; default: that of the training data.", show_default=False),
     ] = None,
+    repairs: RepairsOption = None,
     device: DeviceOption = "auto",
     engine: EngineOption = None,
     as_json: JsonOption = False,
@@ -120,7 +121,7 @@ def predict(
         check_format(file)
     table_options = {"id_column": id_column, "time_column": time_column, "stamps": stamps}
     with output.status(f"Running {target} on {source} ..."):
-        model = open_target(target, device, engine)
+        model = open_target(target, device, engine).with_repairs(source, repairs)
         predictions = predict_file(model, source, horizon, table_options)
     _report_notes(output, predictions.notes)
     document: dict[str, Any] = {

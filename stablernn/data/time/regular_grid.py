@@ -83,7 +83,7 @@ def _infer_common_grid(name: str, series: Sequence[Series]) -> Frequency | None:
             raise errors.DataError(
                 f"'{name}' mixes frequencies: series '{each.unique_id}' is {other}, most are {usual}. "
                 "Split the file by frequency, give the frequency that all of them share, or aggregate their rows to "
-                f"the longest step with data.resample{advice}.",
+                f"the longest step with data.resample{advice}, to their mean, or with data.aggregate=sum to their sum.",
                 settings=None if coarsest is None else {"resample": coarsest.alias},
             )
     return grid

@@ -243,7 +243,7 @@ def test_series_of_different_frequencies_are_refused(tmp_path: Path) -> None:
     assert str(caught.value) == (
         "'d.csv' mixes frequencies: series 'c' is 'h', most are 'D'. "
         "Split the file by frequency, give the frequency that all of them share, or aggregate their rows to the "
-        "longest step with data.resample=D."
+        "longest step with data.resample=D, to their mean, or with data.aggregate=sum to their sum."
     )
 
 
