@@ -18,11 +18,19 @@ UntrainedWarning     (UserWarning)   a model whose training left out a call that
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class StableRNNError(Exception):
-    """Base class of all errors that this library raises on purpose."""
+    """Base class of all errors that this library raises on purpose.
+
+    Attributes:
+        settings: Settings of the section ``data`` with which the cause would be mended, by name; empty if there are
+            none. `stablernn data check` proposes them.
+    """
+
+    settings: Mapping[str, Any] = {}
 
 
 class ConfigError(StableRNNError, ValueError):
@@ -30,9 +38,10 @@ class ConfigError(StableRNNError, ValueError):
 
 
 class DataError(StableRNNError, ValueError):
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, settings: Mapping[str, Any] | None = None) -> None:
         # Names that a file gives may have line breaks in them; a message is one line.
         super().__init__(" ".join(message.splitlines()))
+        self.settings = settings or {}
 
 
 class UnknownNameError(StableRNNError, LookupError):

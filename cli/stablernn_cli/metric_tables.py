@@ -30,6 +30,8 @@ def data_notes(notes: Mapping[str, Any]) -> str | None:
     # Files of a named dataset that are missing, and those without a checksum to verify.
     labels = {"partial": "only in part, missing or short:", "unchecked": "with no published checksum to compare with:"}
     parts = [f"{labels[key]} {', '.join(notes[key])}" for key in labels if key in notes]
+    if "read_as" in notes:
+        parts.append(f"read as {notes['read_as']}")
     if "counts" in notes:
         from stablernn.data.notes import format_counts
 

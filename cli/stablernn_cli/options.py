@@ -146,4 +146,14 @@ ScoredStampsOption = Annotated[
         show_default=False,
     ),
 ]
+RepairsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A repair of the table, such as data.sort=true (see docs/data.md); default: those of the training data. "
+        "May be repeated.",
+        show_default=False,
+    ),
+]
 SplitOption = Annotated[Split, typer.Option("--split", help="Split of the data.")]

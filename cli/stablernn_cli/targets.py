@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ class Target:
         fingerprint: Fingerprint of the training data.
         output: Type of the output at each step; None for other tasks than ``predict-next``.
         engine: Name of the engine that was asked for a run, or of the one that runs a version.
+        sample_rate: Samples in a second of the recordings of training; None where it is not known.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Target:
     fingerprint: str
     output: Output | None = None
     engine: str = "auto"
+    sample_rate: float | None = None
 
     @property
     def takes_tokens(self) -> bool:
@@ -103,6 +105,7 @@ class Target:
                 raise UsageError(f"--stamps is for tables of series, got '{stamps}'. Leave it out.")
             config = config.model_copy(update={"data": config.data.model_copy(update={"stamps": stamps})})
         data = load_run_data(config, source, features=self.features, targets=self.targets)
+        self.check_sample_rate(source or config.data.source, data.notes)
         frequency = data.frequency
         # Steps of another length would be forecast without an error, and be wrong.
         if (
@@ -112,6 +115,51 @@ class Target:
         ):
             raise step_mismatch_error(f"'{data.name}'", frequency, self.frequency)
         return data
+
+    def with_repairs(self, source: str, overrides: Sequence[str] | None) -> Target:
+        """Return the target with other repairs of the table that is read than those of training.
+
+        Args:
+            source: The file.
+            overrides: ``data.sort=true`` and the like; None or empty for those of training.
+
+        Raises:
+            UsageError: If the source is no table, or one is no repair that another file may need.
+            stablernn.errors.ConfigError: If a value is not allowed.
+        """
+        if not overrides:
+            return self
+        from stablernn.data.options import FILE_REPAIRS
+        from stablernn.data.readers.paths import is_table
+        from stablernn.training import load_config
+
+        if not is_table(source):
+            raise UsageError(f"--set is for tables of series, got '{overrides[0]}'. Leave it out.")
+        allowed = [f"data.{name}" for name in FILE_REPAIRS]
+        for override in overrides:
+            key = override.partition("=")[0].strip()
+            if key not in allowed:
+                raise UsageError(f"--set takes repairs of the file here ({', '.join(allowed)}), got '{override}'.")
+        return replace(self, config=load_config(None, overrides, self.config.tree()))
+
+    def check_sample_rate(self, source: str, notes: Mapping[str, Any]) -> None:
+        """Refuse recordings of another sampling rate than those of training.
+
+        Args:
+            source: The file or folder.
+            notes: Notes of reading it.
+
+        Raises:
+            stablernn.errors.DataError: If the rates differ.
+        """
+        from stablernn.errors import DataError
+
+        rate = notes.get("sample_rate")
+        if rate is not None and self.sample_rate is not None and rate != self.sample_rate:
+            raise DataError(
+                f"'{source}' has recordings of {rate:g} Hz, and {self.name} was trained on {self.sample_rate:g} Hz. "
+                "Resample them to that rate."
+            )
 
     def _check_training_files(self) -> None:
         """Raise UsageError if a file of the training data is missing."""
@@ -244,7 +292,8 @@ def _target(name: str, predictor: TorchPredictor | ServedModel, facts: Mapping[s
     def names(key: str) -> tuple[str, ...]:
         return tuple(facts.get(key) or ())
 
-    # The data.json of a run and the manifest of a version have the same keys.
+    # The data.json of a run and the manifest of a version have the same keys, but for the notes.
+    notes = facts.get("notes") or ((facts.get("lineage") or {}).get("data") or {}).get("notes") or {}
     return Target(
         name=name,
         predictor=predictor,
@@ -260,6 +309,7 @@ def _target(name: str, predictor: TorchPredictor | ServedModel, facts: Mapping[s
         config=config,
         fingerprint=facts["fingerprint"],
         output=facts.get("output"),
+        sample_rate=notes.get("sample_rate"),
     )
 
 

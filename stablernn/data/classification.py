@@ -31,7 +31,9 @@ _LABEL_ADVICE = {
     ".arff": "Declare the classes in braces as the last attribute.",
     ".csv": "Add a column 'label', or name it by label_column.",
     ".parquet": "Add a column 'label', or name it by label_column.",
+    ".xlsx": "Add a column 'label', or name it by label_column.",
 }
+_FOLDER_ADVICE = "Put the recordings into a subfolder for each class, or list them with their labels in manifest.csv."
 
 
 def require_labels(sequences: Sequences) -> list[str]:
@@ -42,7 +44,7 @@ def require_labels(sequences: Sequences) -> list[str]:
     """
     if sequences.labels is None:
         # The ending may be followed by one of a compression.
-        advice = next((advice for ending, advice in _LABEL_ADVICE.items() if ending in sequences.name), "Add them.")
+        advice = next((advice for ending, advice in _LABEL_ADVICE.items() if ending in sequences.name), _FOLDER_ADVICE)
         raise errors.DataError(
             f"'{sequences.name}' has no labels; training and scoring need one for each sequence. {advice}"
         )

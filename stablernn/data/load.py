@@ -2,78 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from stablernn import errors
-from stablernn.data.catalog import dataset_info, is_dataset, load_named
-from stablernn.data.classification import classification_data, fixed_splits
-from stablernn.data.forecasting.build import forecast_data, read_series
-from stablernn.data.forecasting.channels_as_series import channels_to_series
-from stablernn.data.messages import format_names
-from stablernn.data.named.entry import DatasetInfo
-from stablernn.data.notes import data_counts, format_counts
-from stablernn.data.options import (
-    ID_COLUMN,
-    LABEL_COLUMN,
-    LARGEST_SEED,
-    NAMED_OPTIONS,
-    TABLE_OPTIONS,
-    TARGET_COLUMN,
-    TASK_OPTIONS,
-    TIME_COLUMN,
-    VALIDATION_FRACTION,
-    LoadOptions,
-    TaskName,
-)
-from stablernn.data.readers.arff import read_arff
-from stablernn.data.readers.labelled_tables import read_labelled
-from stablernn.data.readers.npz import read_npz
-from stablernn.data.readers.paths import (
-    FORMAT_TASKS,
-    TABLE_FORMATS,
-    TEXT_FORMAT,
-    Task,
-    detect_format,
-    find_test_file,
-    is_text_file,
-    require_task,
-)
-from stablernn.data.readers.stepwise import check_not_table, load_steps, require_step_file
-from stablernn.data.readers.table_chunks import read_column_names
-from stablernn.data.readers.tables import OpenTable, open_table
-from stablernn.data.readers.ts import read_ts
-from stablernn.data.readers.ucr_tsv import read_tsv
-from stablernn.data.sequences import Sequences, has_feature_names, match_features
-from stablernn.data.step_data import Data, StepData
-from stablernn.data.types import ClassificationData, ForecastData
-
-TASKS: tuple[Task, ...] = ("classify", "forecast")
-
-_SEQUENCE_READERS: dict[str, Callable[[Path], Sequences]] = {
-    ".npz": read_npz,
-    ".ts": read_ts,
-    ".tsv": read_tsv,
-    ".arff": read_arff,
-}
-
-_LOG = logging.getLogger("stablernn.data")
-
-
-class _Source(NamedTuple):
-    """A located source.
-
-    Attributes:
-        name: Its name in messages.
-        path: The file; of no meaning for a named dataset with a loader of its own.
-        info: The named dataset; None for a file of the user.
-    """
-
-    name: str
-    path: Path
-    info: DatasetInfo | None
+from stablernn.data.load_source import load_source
+from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN, VALIDATION_FRACTION, LoadOptions
+from stablernn.data.step_data import Data
 
 
 def load_data(
@@ -105,12 +39,23 @@ def load_data(
     permutation: str | None = None,
     length: int | None = None,
     channels_as_series: bool = False,
+    sheet: str | None = None,
+    decimal_mark: str | None = None,
+    missing: float | str | Sequence[float | str] = (),
+    timezone: str | None = None,
+    sort: bool = False,
+    on_duplicate: str = "error",
+    categories: Sequence[str] | Mapping[str, Sequence[str]] = (),
+    unknown_category: str = "zeros",
+    resample: str | None = None,
+    aggregate: str = "mean",
+    min_length: int | None = None,
 ) -> Data:
     """Read a named dataset or a file and split it into training, validation and test.
 
-    Classification comes from ``.npz``, ``.ts``, ``.tsv`` and ``.arff``, forecasting from ``.csv`` and ``.parquet``,
-    which serve classification, too, where they have a column of labels and no column ``y``, or the task says so. Text
-    may be ``.gz`` or ``.xz``. A file ``NAME_TRAIN`` brings the ``NAME_TEST`` of its folder as its test split.
+    Classification comes from ``.npz``, ``.ts``, ``.tsv`` and ``.arff``, forecasting from ``.csv``, ``.parquet`` and
+    ``.xlsx``, which serve classification, too, where they have a column of labels and no column ``y``, or the task says
+    so. Text may be ``.gz`` or ``.xz``. A file ``NAME_TRAIN`` brings the ``NAME_TEST`` of its folder as its test split.
 
     Args:
         source: Name of a dataset (see :func:`list_datasets`) or path of a file.
@@ -144,6 +89,18 @@ def load_data(
         permutation: Named datasets: order of the pixels.
         length: Named datasets: steps of a sequence.
         channels_as_series: Forecast: whether each of the targets, by default each channel, is a series of its own.
+        sheet: Workbooks: the sheet. Default: the only one.
+        decimal_mark: Tables: mark of decimals in CSV, ``,`` or ``.``. Default: recognized.
+        missing: Tables: values that stand for a missing one, such as -9999.
+        timezone: Tables: zone of times that state none, such as ``Europe/Berlin``. They are converted to UTC.
+        sort: Tables: whether to sort the rows of each series by time.
+        on_duplicate: Tables: what becomes of rows that repeat a time of their series: ``error``, ``mean`` or ``last``.
+        categories: Tables: columns of text that become a channel for each category, or a value of each series where
+            they are also in ``static``; as a mapping with the categories of each column, in their order.
+        unknown_category: Tables: what becomes of a category that is not in such a mapping: ``zeros`` or ``error``.
+        resample: Tables: step to which rows are aggregated, a multiple of ``s``, ``min``, ``h`` or ``D``.
+        aggregate: Tables: how: ``mean``, ``sum`` or ``last``.
+        min_length: Tables: rows that a series must have; shorter ones are set aside.
 
     Raises:
         UnknownNameError: If the source is neither a dataset nor a file, or a task or column is not there.
@@ -178,257 +135,16 @@ def load_data(
         permutation=permutation,
         length=length,
         channels_as_series=channels_as_series,
+        sheet=sheet,
+        decimal_mark=decimal_mark,
+        missing=missing,
+        timezone=timezone,
+        sort=sort,
+        on_duplicate=on_duplicate,
+        categories=categories,
+        unknown_category=unknown_category,
+        resample=resample,
+        aggregate=aggregate,
+        min_length=min_length,
     )
     return load_source(options)
-
-
-def load_source(options: LoadOptions) -> Data:
-    """Read the source of these options and split it, see :func:`load_data`."""
-    data = _load(options)
-    counts = data_counts(data.notes)
-    if counts:
-        _LOG.info("Data: %s.", format_counts(counts))
-    return data
-
-
-def _load(options: LoadOptions) -> Data:
-    # These hold for any source, so they are checked before a file is opened.
-    if not 0 < options.validation_fraction < 1:
-        raise errors.ConfigError(f"validation_fraction must be between 0 and 1, got {options.validation_fraction:g}.")
-    if not 0 <= options.seed <= LARGEST_SEED:
-        raise errors.ConfigError(f"seed must be from 0 to {LARGEST_SEED}, got {options.seed}.")
-    source = _locate(options.source)
-    task = _detect_source_task(source, options)
-    _check_task(source.name, task, options.task)
-    _check_named_options(source, options)
-    if source.info is not None and source.info.load is not None:
-        _check_fixed_splits(source.info, options)
-        data = load_named(source.info, options)
-        return _split_channels(data, options) if options.channels_as_series else data
-    if task == "predict-next":
-        return _load_steps(source, options)
-    if options.channels_as_series and task != "forecast":
-        raise errors.ConfigError(f"channels_as_series is for forecasting; '{source.name}' is read for task '{task}'.")
-    if task == "classify":
-        return _load_classification(source, options)
-    series = _load_forecast(source, options)
-    return _split_channels(series, options) if options.channels_as_series else series
-
-
-def _split_channels(data: Data, options: LoadOptions) -> ForecastData:
-    """Return series of their own for the targets that are named, else for all channels."""
-    if not isinstance(data, ForecastData):
-        raise errors.ConfigError(
-            f"channels_as_series is for forecasting; '{data.name}' is read for task '{data.task}'."
-        )
-    return channels_to_series(data, data.targets if options.target else None)
-
-
-def read_sequences(
-    path: Path,
-    *,
-    channels: Sequence[str] | None = None,
-    timed: bool | None = None,
-    group_column: str | None = None,
-    **columns: Any,
-) -> Sequences:
-    """Read a file of sequences by its ending.
-
-    Args:
-        path: The file.
-        channels: Features, in their order; all when omitted.
-        timed: Of tables, see :func:`stablernn.data.readers.labelled_tables.read_labelled`.
-        group_column: Column of a table, or array of an ``.npz`` file, with the group of each sequence.
-        columns: Of tables: their :data:`~stablernn.data.options.TABLE_OPTIONS`.
-
-    Raises:
-        UnknownNameError: If there is no such file, or a table lacks a column that is named.
-        ConfigError: If groups are asked for and the format has no place for them.
-        DataError: If it is no file of sequences, or its content cannot be read.
-    """
-    file_format = require_task(path, "classify")
-    if file_format in TABLE_FORMATS:
-        return read_labelled(path, channels=channels, timed=timed, group_column=group_column, **columns)
-    if group_column is None:
-        sequences = _SEQUENCE_READERS[file_format](path)
-    elif file_format == ".npz":
-        sequences = read_npz(path, group=group_column)
-    else:
-        raise errors.ConfigError(
-            f"group_column is for tables and .npz files, which have a place for groups; '{path.name}' has none. Write "
-            "the sequences as one of these."
-        )
-    return sequences if channels is None else match_features(sequences, channels)
-
-
-def detect_task(path: Path, task: str | None, label_column: str) -> Task:
-    """Return the task that a file is read for: the one asked for, where its format serves several.
-
-    Raises:
-        DataError: If it is a folder, or no reader takes it.
-    """
-    if path.is_dir():
-        raise errors.DataError(f"'{path}' is a folder. Give one of the files in it.")
-    tasks = FORMAT_TASKS[detect_format(path)]
-    if len(tasks) == 1:
-        return tasks[0]
-    if task in tasks:
-        return task
-    # A table serves both tasks; its columns tell which one is meant.
-    names = read_column_names(path)
-    return "classify" if label_column in names and TARGET_COLUMN not in names else "forecast"
-
-
-def _locate(source: str | Path) -> _Source:
-    # A Path is a file even if a dataset has its name.
-    if isinstance(source, str) and is_dataset(source):
-        info = dataset_info(source)
-        return _Source(info.key, info.file or Path(info.key), info)
-    path = Path(source)
-    if not path.exists():
-        if isinstance(source, str) and not _is_path(source):
-            # Raises, with the datasets of similar names.
-            dataset_info(source)
-        raise errors.UnknownNameError(f"No file '{path}'. Check the path.{_suggest_file(path)}")
-    return _Source(path.name, path, None)
-
-
-def _is_path(source: str) -> bool:
-    """Return True if a name that is no dataset was meant as a file."""
-    endings = (*FORMAT_TASKS, TEXT_FORMAT)
-    return any(mark in source for mark in "/\\") or any(kind in endings for kind in Path(source.lower()).suffixes)
-
-
-def _suggest_file(path: Path) -> str:
-    try:
-        return errors.did_you_mean(path.name, [file.name for file in path.parent.iterdir()])
-    except OSError:
-        # The folder does not exist or may not be listed.
-        return ""
-
-
-def _detect_source_task(source: _Source, options: LoadOptions) -> TaskName:
-    if source.info is not None:
-        return source.info.task
-    if is_text_file(source.path) or options.task == "predict-next":
-        return "predict-next"
-    return detect_task(source.path, options.task, options.label_column)
-
-
-def _check_task(name: str, task: str, requested: str | None) -> None:
-    if requested is None or requested == task:
-        return
-    if requested not in (*TASKS, "predict-next"):
-        tasks = "Tasks are classify, forecast and predict-next."
-        raise errors.unknown("task", requested, (*TASKS, "predict-next"), tasks)
-    raise errors.ConfigError(f"'{name}' is read for task '{task}', got task '{requested}'.")
-
-
-def _check_named_options(source: _Source, options: LoadOptions) -> None:
-    """Refuse options of named datasets that this source does not take."""
-    for name in options.changed(NAMED_OPTIONS):
-        if source.info is None:
-            raise errors.ConfigError(f"{name} is for named datasets; '{source.name}' is a file.")
-        if name not in source.info.takes:
-            takes = f"; of {', '.join(NAMED_OPTIONS)} it takes {', '.join(source.info.takes) or 'none'}"
-            raise errors.ConfigError(f"{name} is not for '{source.name}'{takes}.")
-
-
-def _check_fixed_splits(info: DatasetInfo, options: LoadOptions) -> None:
-    if options.test is not None or options.validation_fraction != VALIDATION_FRACTION:
-        name = "test" if options.test is not None else "validation_fraction"
-        raise errors.ConfigError(f"{name} is for files; '{info.key}' has fixed splits ({info.splits}).")
-
-
-def _check_no_forecast_options(source: _Source, options: LoadOptions, task: str, allowed: Sequence[str]) -> None:
-    unused = next((name for name in options.changed(TASK_OPTIONS) if name not in allowed), None)
-    if unused is not None:
-        raise errors.ConfigError(f"{unused} is for forecasting; '{source.name}' is read for task '{task}'.")
-
-
-def _load_steps(source: _Source, options: LoadOptions) -> StepData:
-    if options.task is None:
-        # Only a task that is asked for makes a text of numbers in columns a text.
-        check_not_table(source.path)
-    _check_no_forecast_options(source, options, "predict-next", ("channels",))
-    return load_steps(
-        require_step_file(source.path),
-        test=None if options.test is None else require_step_file(Path(options.test)),
-        features=options.channels,
-        validation_fraction=options.validation_fraction,
-        seed=options.seed,
-    )
-
-
-def _load_classification(source: _Source, options: LoadOptions) -> ClassificationData:
-    _check_no_forecast_options(source, options, "classify", (*TABLE_OPTIONS, "channels", "group_column"))
-    path, info = source.path, source.info
-    is_table = detect_format(path) in TABLE_FORMATS
-    table_options = options.changed(TABLE_OPTIONS)
-    if table_options and not is_table:
-        raise errors.ConfigError(f"{table_options[0]} is for tables; '{source.name}' is none.")
-    # The columns of a bundled dataset are known to be there.
-    if info is None and is_table:
-        _check_labelled(path, options)
-    columns = {name: getattr(options, name) for name in TABLE_OPTIONS}
-    pool = read_sequences(path, channels=options.channels, group_column=options.group_column, **columns)
-    if info is not None and info.members is not None:
-        _check_fixed_splits(info, options)
-        return fixed_splits(source.name, pool, info.members(len(pool.values)), how=info.splits)
-    test_path = Path(options.test) if options.test is not None else find_test_file(path)
-    test = None if test_path is None else _read_test_sequences(test_path, pool, columns)
-    return classification_data(
-        source.name, pool, test, validation_fraction=options.validation_fraction, seed=options.seed
-    )
-
-
-def _read_test_sequences(path: Path, train: Sequences, columns: dict[str, Any]) -> Sequences:
-    if detect_format(path) not in TABLE_FORMATS:
-        # All features are read; they are put into the order of the training file later.
-        return read_sequences(path)
-    # A feature without a name is the column that has no other role; one of groups would be taken for another feature.
-    is_named = has_feature_names(train.features) or train.groups is not None
-    channels = train.features if is_named else None
-    return read_sequences(path, channels=channels, timed=train.times is not None, **columns)
-
-
-def _check_labelled(path: Path, options: LoadOptions) -> None:
-    names = read_column_names(path)
-    if options.label_column not in names:
-        raise errors.DataError(
-            f"'{path.name}' has no column '{options.label_column}' with the class of each series. Name it by "
-            f"label_column; there are {format_names(names)}."
-        )
-    if options.id_column not in names:
-        raise errors.DataError(
-            f"'{path.name}' has no column '{options.id_column}', so all of its rows are one sequence. Name the column "
-            f"that tells sequences apart by id_column; there are {format_names(names)}."
-        )
-
-
-def _load_forecast(source: _Source, options: LoadOptions) -> ForecastData:
-    for name in options.changed(("label_column", "group_column")):
-        raise errors.ConfigError(f"{name} is for classification; '{source.name}' is read for task 'forecast'.")
-    table = read_series(_open_table(source.path, options), options)
-    if options.channels_as_series and options.target is None:
-        # Each channel becomes a series, so all are forecast but those that are known in advance.
-        options = options.with_options(target=tuple(name for name in table.channels if name not in options.future))
-    test_path = None
-    if options.test is not None:
-        test_path = Path(options.test)
-    elif source.info is None:
-        # A bundled dataset has a single file.
-        test_path = find_test_file(source.path)
-    test = None
-    if test_path is not None:
-        # The channels of the training file, whatever else the test file has.
-        test = read_series(_open_table(test_path, options), options.with_options(channels=table.channels))
-    defaults = dict(source.info.settings) if source.info else {}
-    if test is not None:
-        # "test_steps" of a named dataset gives way to a test file, as every default gives way to an option.
-        defaults.pop("test_steps", None)
-    return forecast_data(source.name, table, options.with_defaults(defaults), test=test)
-
-
-def _open_table(path: Path, options: LoadOptions) -> OpenTable:
-    return open_table(path, id_column=options.id_column, time_column=options.time_column, stamps=options.stamps)

@@ -8,7 +8,22 @@ from typing import Any
 from stablernn.data.messages import pluralize
 
 # Each count of the notes as a noun and a description that follows it.
+_REPAIRS = {
+    "rows_sorted": ("row", " out of order, sorted"),
+    "duplicate_rows": ("row", " with a repeated time merged"),
+    "duplicate_rows_differing": ("row", " of them with other values"),
+    "local_times_converted": ("local time", " converted to UTC"),
+    "repeated_hour_rows": ("row", " in an hour that comes twice"),
+    "repeated_hour_once": ("row", " of such an hour that is there once only"),
+    "skipped_hours": ("hour", " skipped by clocks"),
+    "missing_codes": ("cell", " with a code for a missing value"),
+    "unknown_categories": ("cell", " with a category that training did not have"),
+    "resampled": ("row", " aggregated into others"),
+    "incomplete_sums": ("sum", " missing for want of a value"),
+    "short_series": ("series", " set aside as too short"),
+}
 _DESCRIPTIONS = {
+    **_REPAIRS,
     "short_rows": ("row", " with too few cells"),
     "blank_rows_skipped": ("blank row", " skipped"),
     "missing_values": ("missing value", ""),
@@ -32,6 +47,7 @@ _DESCRIPTIONS = {
     "header_contradicted": ("line", " of the header not borne out"),
     "ignored_columns": ("column", " ignored"),
     "ignored_arrays": ("array", " ignored"),
+    "ignored_files": ("file", " ignored"),
 }
 
 
@@ -48,6 +64,17 @@ def data_counts(notes: Mapping[str, Any]) -> dict[str, int]:
     }
     # In the order of the table, whatever the order of the notes.
     return {key: counts[key] for key in _DESCRIPTIONS if counts.get(key)}
+
+
+def repair_counts(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return those of the counts of :func:`data_counts` that stand for repairs that options ask for."""
+    return {key: count for key, count in counts.items() if key in _REPAIRS}
+
+
+def describe_reading(notes: Mapping[str, Any]) -> str:
+    """Return how a text was recognized to be written, such as ``semicolons, decimal commas``; empty if as usual."""
+    decimals = ["decimal commas"] if notes.get("decimal_mark") == "comma" else []
+    return ", ".join([*(notes[key] for key in ("encoding", "delimiter") if key in notes), *decimals])
 
 
 def format_counts(counts: Mapping[str, int]) -> str:

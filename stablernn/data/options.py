@@ -22,8 +22,15 @@ VALIDATION_FRACTION = 0.2
 #: Numpy's generator, which draws the validation sequences, takes 32 bits.
 LARGEST_SEED = 2**32 - 1
 
-#: Roles of a table's columns, and how its timestamps are read.
-TABLE_OPTIONS = ("id_column", "time_column", "label_column", "stamps")
+#: Repairs of a table, in the order in which they are made; :class:`Repairs` describes them.
+REPAIR_OPTIONS = (
+    *("sheet", "decimal_mark", "missing", "timezone", "sort", "on_duplicate", "categories", "unknown_category"),
+    *("resample", "aggregate", "min_length"),
+)
+#: Those of them that a file to predict may need though the training data did not; the others make the model's inputs.
+FILE_REPAIRS = tuple(name for name in REPAIR_OPTIONS if name not in ("categories", "min_length"))
+#: Roles of a table's columns, how its timestamps are read, and what is repaired.
+TABLE_OPTIONS = ("id_column", "time_column", "label_column", "stamps", *REPAIR_OPTIONS)
 #: Options that only files of some task take, in the order in which the first misplaced one is reported.
 TASK_OPTIONS = (
     *("target", "channels", "horizon", "context_length", "season", "frequency", "validation_steps", "test_steps"),
@@ -50,15 +57,66 @@ def names_as_tuple(value: object) -> object:
     return (value,) if isinstance(value, str) else as_tuple(value)
 
 
+def codes_as_tuple(value: object) -> object:
+    """Return one code or a list of codes as a tuple, anything else as it is."""
+    return (value,) if isinstance(value, str | int | float) else as_tuple(value)
+
+
+def categories_as_mapping(value: object) -> object:
+    """Return names of columns as a mapping to no categories, those of a mapping as tuples, anything else as it is."""
+    names = names_as_tuple(value)
+    if isinstance(names, tuple):
+        return dict.fromkeys(names, ())
+    return {name: names_as_tuple(entry) for name, entry in value.items()} if isinstance(value, Mapping) else value
+
+
 Names = Annotated[tuple[str, ...], BeforeValidator(names_as_tuple)]
+Codes = Annotated[tuple[int | float | str, ...], BeforeValidator(codes_as_tuple)]
+Categories = Annotated[dict[str, tuple[str, ...]], BeforeValidator(categories_as_mapping)]
 
 
-class DataOptions(BaseModel):
-    """Options of reading and splitting a source that every task has."""
-
+class _Options(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+
+class Repairs(_Options):
+    """Options that make a table readable: what is converted, merged, replaced or set aside. Each repair is counted."""
+
+    sheet: str | None = None
+    """Sheet of a workbook (.xlsx); None: the only one."""
+    decimal_mark: Literal[",", "."] | None = None
+    """Mark of decimals in CSV; None: recognized."""
+    missing: Codes = ()
+    """Values that stand for a missing one, such as -9999 or '-'."""
+    timezone: str | None = None
+    """Zone of local times, such as 'Europe/Berlin', which are converted to UTC; times that state a zone need none."""
+    sort: bool = False
+    """Sort the rows of each series by time."""
+    on_duplicate: Literal["error", "mean", "last"] = "error"
+    """What to do with rows that repeat a time of their series: refuse them, or keep their mean or the last one."""
+    categories: Categories = {}
+    """Columns of text that become a channel for each category, 1 in its rows and 0 elsewhere; a run stores the
+    categories of each column. Columns that are also in static or future have that role."""
+    unknown_category: Literal["zeros", "error"] = "zeros"
+    """What to do with a category that training did not have: count it and set all channels of its column to 0, or
+    refuse it."""
+    resample: str | None = None
+    """Step to which the rows of each series are aggregated, a multiple of s, min, h or D, such as '15min'."""
+    aggregate: Literal["mean", "sum", "last"] = "mean"
+    """Aggregation by resample. A sum is missing if any of its rows or values is."""
+    min_length: Count | None = None
+    """Rows that a series must have, after resampling, to be trained and scored on; shorter ones are set aside."""
+
+    @property
+    def without_selection(self) -> Repairs:
+        """The repairs of a file for prediction, where no series is set aside."""
+        return self.model_copy(update={"min_length": None})
+
+
+class _SourceOptions(_Options):
+    """Options of reading and splitting a source, without repairs."""
 
     source: str | Path
     """Name of a dataset or path of a file."""
@@ -110,6 +168,16 @@ class DataOptions(BaseModel):
     """Steps of a sequence of a named dataset that has no fixed length; None: its default, see docs/datasets.md."""
 
 
+# The fields of the last base come first.
+class DataOptions(Repairs, _SourceOptions):
+    """Options of reading and splitting a source that every task has."""
+
+    @property
+    def repairs(self) -> Repairs:
+        """The options that make a table readable."""
+        return Repairs.model_construct(**{name: getattr(self, name) for name in Repairs.model_fields})
+
+
 class LoadOptions(DataOptions):
     """Options of reading and splitting a source, with those of the task."""
 
@@ -145,6 +213,8 @@ class LoadOptions(DataOptions):
                 options[name] = _tuple_of(options[name])
         for name in ("future", "static", "calendar"):
             options[name] = _tuple_of(options.get(name) or ())
+        options["missing"] = codes_as_tuple(() if options.get("missing") is None else options["missing"])
+        options["categories"] = categories_as_mapping(options.get("categories") or {})
         return cls.model_construct(source=source, **options)
 
     def changed(self, names: Sequence[str]) -> tuple[str, ...]:

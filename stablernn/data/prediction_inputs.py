@@ -13,12 +13,13 @@ from stablernn import errors
 from stablernn.data.arrays import Float32Array, Int64Array, Samples, Timestamps
 from stablernn.data.forecasting.channels_as_series import CHANNEL, split_series
 from stablernn.data.forecasting.covariates import Covariates, calendar_channels, calendar_values
-from stablernn.data.load import TASKS, read_sequences
+from stablernn.data.load_source import TASKS, read_sequences
 from stablernn.data.messages import format_names, pluralize
-from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN
+from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN, Repairs
 from stablernn.data.readers.labelled_tables import read_labelled
 from stablernn.data.readers.paths import TABLE_FORMATS, Task, require_task
 from stablernn.data.readers.tables import OpenTable, Table, open_table, unknown_column_error
+from stablernn.data.repairs.categories import collapse_names
 from stablernn.data.sequences import compute_dt, pad_sequences, wrong_features_error
 from stablernn.data.time.frequency import Frequency, infer_frequency, parse_frequency
 from stablernn.data.time.regular_grid import align_to_grid
@@ -119,11 +120,12 @@ def read_inputs(
     channels_as_series: bool = False,
     targets: Sequence[str] = (),
     stamps: str | None = None,
+    repairs: Repairs | None = None,
 ) -> InputSet:
     """Read a file for prediction.
 
     Args:
-        path: A file as for :func:`load_data`; labels are not needed.
+        path: A file or a folder as for :func:`load_data`; labels are not needed.
         task: ``classify`` or ``forecast``: the task of the model.
         features: Names of the model's features. Columns of a table are matched by name, in this order; columns that the
             model does not have are listed in ``notes["ignored_columns"]``. Files of sequences must have as many
@@ -147,6 +149,7 @@ def read_inputs(
         targets: Forecast: features that are forecast, of which a context must hold a value; when omitted any feature
             that is not known in advance will do.
         stamps: Tables: what whole numbers in the column of timestamps are, as for :func:`load_data`.
+        repairs: Tables: what is converted, merged or replaced, as in training, with the categories of training.
 
     Raises:
         UnknownNameError: If the file, the task or a named column does not exist.
@@ -155,13 +158,19 @@ def read_inputs(
     if task not in TASKS:
         raise errors.unknown("task", task, TASKS, "Tasks are classify and forecast.")
     path = Path(path)
-    columns: dict[str, Any] = {"id_column": id_column, "time_column": time_column, "stamps": stamps}
+    repairs = (repairs or Repairs()).without_selection
+    columns: dict[str, Any] = {
+        "id_column": id_column,
+        "time_column": time_column,
+        "stamps": stamps,
+        "repairs": repairs,
+    }
     if task == "classify":
         return _read_sequences(path, features, time_step, label_column, columns)
     require_task(path, "forecast")
     if context_length is not None and context_length < 1:
         raise errors.ConfigError(f"context_length must be 1 or more, got {context_length}.")
-    covariates = Covariates.of(future, static, calendar)
+    covariates = Covariates.of(future, static, calendar).expanded(repairs.categories)
     if covariates.future and (horizon is None or horizon < 1):
         raise errors.ConfigError(
             f"horizon must be 1 or more where a model takes what is known in advance, got {horizon}."
@@ -198,7 +207,9 @@ class _ModelInputs(NamedTuple):
 def _read_sequences(
     path: Path, features: Sequence[str], time_step: float | None, label_column: str, columns: dict[str, Any]
 ) -> InputSet:
-    if require_task(path, "classify") in TABLE_FORMATS:
+    if path.is_dir():
+        sequences = read_sequences(path, channels=features, label_column=label_column)
+    elif require_task(path, "classify") in TABLE_FORMATS:
         table = open_table(path, **columns)
         _check_columns(table, features, [name for name in table.columns if name != label_column])
         sequences = read_labelled(
@@ -351,15 +362,19 @@ def _read_model_columns(
     names = [name for name in features if name not in calendar_names]
     if channels_as_series and CHANNEL not in table.columns:
         # A wide table: all of its other columns are series for the model's one channel.
-        melted_channels = [name for name in table.columns if name not in (*covariates.columns, *covariates.static)]
+        shared_columns = collapse_names((*covariates.columns, *covariates.static), table.repairs.categories)
+        melted_channels = [name for name in table.columns if name not in shared_columns]
         wide = table.read([*melted_channels, *covariates.columns], static=covariates.static)
         series = split_series(wide.series, wide.channels, melted_channels, covariates.columns)
         return replace(wide, series=series, channels=tuple(names))
-    _check_columns(table, names, [name for name in table.columns if name not in covariates.static])
+    static_columns = collapse_names(covariates.static, table.repairs.categories)
+    _check_columns(table, names, [name for name in table.columns if name not in static_columns])
     return table.read(names, static=covariates.static)
 
 
 def _check_columns(table: OpenTable, features: Sequence[str], columns: Sequence[str]) -> None:
+    # Channels of categories come from one column of text.
+    features = collapse_names(features, table.repairs.categories)
     missing = [name for name in features if name not in columns]
     # With as many columns as features one is probably misspelled; otherwise it is another table.
     if missing and len(columns) == len(features):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,6 +36,7 @@ class Sequences:
         names: Name of each sequence; None when the file has none.
         locations: Position of each sequence in the file, such as ``line 4``, for messages.
         groups: Name of the group of each sequence, such as a person, empty where it has none; None without groups.
+        categories: Columns of text that became channels, each with its categories.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Sequences:
     names: tuple[str, ...] | None = None
     locations: tuple[str, ...] | None = None
     groups: tuple[str, ...] | None = None
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def default_channel_names(count: int) -> tuple[str, ...]:

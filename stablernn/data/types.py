@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from stablernn import errors
 from stablernn.data.arrays import SPLITS, Float32Array, Int64Array, Samples, SplitName, Timestamps
-from stablernn.data.notes import data_counts
+from stablernn.data.notes import data_counts, describe_reading
 from stablernn.data.windows import WindowSet, build_windows, target_range
 
 Notes = dict[str, Any]
@@ -378,11 +378,13 @@ def score_notes(notes: Notes) -> Notes:
     """Return the notes that must accompany every score.
 
     Returns:
-        ``partial``, files that were missing or short, ``unchecked``, files that could not be checked, and ``counts`` of
-        what was filled, cut or skipped, each where there is any.
+        ``partial``, files that were missing or short, ``unchecked``, files that could not be checked, ``read_as``, how
+        a text was recognized to be written, and ``counts`` of what was filled, cut or skipped, each where there is any.
     """
-    counts = data_counts(notes)
+    counts, reading = data_counts(notes), describe_reading(notes)
     file_notes: Notes = {key: notes[key] for key in ("partial", "unchecked") if key in notes}
+    if reading:
+        file_notes["read_as"] = reading
     return {**file_notes, "counts": counts} if counts else file_notes
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stablernn.data.catalog import is_dataset
-from stablernn.data.load import load_source
+from stablernn.data.load_source import load_source
 from stablernn.data.options import NAMED_OPTIONS, TABLE_OPTIONS
 from stablernn.data.readers.paths import is_table
 from stablernn.data.step_data import Data
@@ -41,8 +41,9 @@ def load_run_data(
         # Options of one named dataset mean nothing to another, and what is only scored is drawn from by no group.
         options = options.with_options(source=source).reset(("test", "group_column", *NAMED_OPTIONS))
         if not is_table(source):
-            # Roles of a table's columns mean nothing to a file without columns.
-            options = options.reset(TABLE_OPTIONS)
+            # Roles of a table's columns mean nothing to a file without columns; a folder may have a manifest.
+            has_manifest = Path(source).is_dir()
+            options = options.reset([name for name in TABLE_OPTIONS if name != "label_column" or not has_manifest])
     # Where columns were made into series, the model's one channel is no column of the file.
     if not config.data.channels_as_series:
         # Before a run has begun, its settings may leave the task to the data.
@@ -104,6 +105,6 @@ def locate_files(config: Config, run_dir: Path, description: Mapping[str, Any]) 
         if relative is None or relative == relative_path(path, run_dir):
             continue
         location = Path(os.path.normpath(run_dir.resolve() / relative))
-        if location.is_file() or not Path(path).is_file():
+        if location.exists() or not Path(path).exists():
             located[key] = str(location)
     return config.model_copy(update={"data": config.data.model_copy(update=located)})

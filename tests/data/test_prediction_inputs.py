@@ -186,7 +186,7 @@ def test_single_row_without_frequency_has_no_future(tmp_path: Path) -> None:
             "1\t2\n",
             {"features": ["y"]},
             DataError,
-            "'d.tsv' is for task 'classify'; task 'forecast' reads .csv, .parquet.",
+            "'d.tsv' is for task 'classify'; task 'forecast' reads .csv, .parquet, .xlsx.",
         ),
         (
             "d.csv",

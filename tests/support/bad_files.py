@@ -115,33 +115,42 @@ BAD_FILES = (
     BadFile(
         "unparsable dates",
         "d.csv",
-        table("d.csv", replaced({10: "31.01.2024,3", 20: "yesterday,2"})),
-        "'d.csv' row 12, column 'ds': '31.01.2024' is not a time. Write dates with the year first, then month and day, "
+        table("d.csv", replaced({10: "31/01/2024,3", 20: "yesterday,2"})),
+        "'d.csv' row 12, column 'ds': '31/01/2024' is not a time. Write dates with the year first, then month and day, "
         "as 2024-01-31.",
         more=(
-            ("not_a_time", "'d.csv' column 'ds': 2 of 60 cells are not times; the first is '31.01.2024' in row 12."),
+            ("not_a_time", "'d.csv' column 'ds': 2 of 60 cells are not times; the first is '31/01/2024' in row 12."),
         ),
     ),
     BadFile(
         "mixed frequencies",
         "d.csv",
         table("d.csv", _two_frequencies(), "unique_id,ds,y"),
-        "'d.csv' mixes frequencies: series 'b' is 'h', most are 'D'. Split the file by frequency, or give the "
-        "frequency that all of them share.",
+        "'d.csv' mixes frequencies: series 'b' is 'h', most are 'D'. Split the file by frequency, give the "
+        "frequency that all of them share, or aggregate their rows to the longest step with data.resample=D, to "
+        "their mean, or with data.aggregate=sum to their sum.",
+        more=(
+            (
+                "refused_next",
+                "With the settings so far: 'd.csv': series 'b' has 3 steps, 22 are needed: context_length 1 + horizon "
+                "7 + validation 7 + test 7. Shorten these, or set shorter series aside with data.min_length=22.",
+            ),
+        ),
     ),
     BadFile(
         "duplicate time stamps",
         "d.csv",
         table("d.csv", [*ROWS[:5], ROWS[4], *ROWS[5:9], ROWS[8], *ROWS[9:]]),
-        "'d.csv' has the time 2024-01-05 twice, in rows 6 and 7. Remove one of them, or name the column that tells "
-        "series apart.",
+        "'d.csv' has the time 2024-01-05 twice, in rows 6 and 7. Name the column that tells series "
+        "apart by id_column, or set data.on_duplicate=last.",
         more=(("time_twice", "'d.csv' has 2 rows with a time that their series already has."),),
     ),
     BadFile(
         "unsorted rows",
         "d.csv",
         table("d.csv", _swapped()),
-        "'d.csv' is not sorted by time: row 6 has 2024-01-05 after 2024-01-31 in row 5. Sort the rows.",
+        "'d.csv' is not sorted by time: row 6 has 2024-01-05 after 2024-01-31 in row 5. Sort the rows, or set "
+        "data.sort=true.",
         more=(("not_sorted", "'d.csv' has 2 rows that are earlier than the row of their series before."),),
     ),
     BadFile(

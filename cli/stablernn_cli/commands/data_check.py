@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stablernn_cli import config_options
-from stablernn_cli.config_options import flag, model_option, options_in_use
+from stablernn_cli.commands.data_fix import check_fixed, check_path, fixed_settings, format_value, write_config
+from stablernn_cli.config_options import KEYS, flag, model_option, options_in_use
 from stablernn_cli.errors import FAILED, Reported, UsageError, exit_code_of
 from stablernn_cli.options import JsonOption
-from stablernn_cli.output import Output, count_of, figure
+from stablernn_cli.output import Output, count_of, figure, format_names
 from stablernn_cli.settings import check_cell, read_settings
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ _MAX_ROWS = 40
 def check(
     context: typer.Context,
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="Dataset name (see `data list`) or file.", show_default=False)
+        str,
+        typer.Argument(metavar="SOURCE", help="Dataset name (see `data list`), file or folder.", show_default=False),
     ],
     test: config_options.TestOption = None,
     target: config_options.TargetOption = None,
@@ -62,6 +64,14 @@ def check(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Also draw the data into a PNG file.", show_default=False)
     ] = None,
+    fix: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.yaml",
+            help="Write a configuration for `train --config` with the settings that mend the data.",
+            show_default=False,
+        ),
+    ] = None,
     no_plan: Annotated[
         bool, typer.Option("--no-plan", help="Omit what `train` would do, which takes seconds: it needs torch.")
     ] = False,
@@ -71,7 +81,8 @@ def check(
 
     Prints the content of a file or a named dataset, what is wrong with it, and what `train` would do with the same
     options: columns and their roles, series or sequences, lengths, gaps, missing values, duplicates, classes, leakage
-    between splits. Nothing is trained and nothing is written.
+    between splits. Nothing is trained, and nothing is written without --fix or --plot. Below each finding stands the
+    option that mends it, if there is one; --fix writes all of them into a file.
 
     Exit code 1 when `train` would refuse, 2 when an option is wrong, as there; every problem that can be found is
     listed, not only the first. Warnings leave it at 0. With --no-plan, options of the cell are not checked.
@@ -82,6 +93,8 @@ def check(
     # Before the data is read.
     if plot is not None and plot.suffix.lower() != ".png":
         raise UsageError(f"--plot must end in .png, got '{plot}'.")
+    if fix is not None:
+        check_path(fix)
     with output.status(f"Checking {source} ..."):
         from stablernn.catalog import get_cell_facts
         from stablernn.training.data_report import check_run_data
@@ -95,14 +108,39 @@ def check(
         show_report(output, report)
     if plot is not None:
         _draw(output, plot, report)
+    if fix is not None:
+        # Without the defaults of this command, which are no settings of the user.
+        stated = read_settings(options, config, overrides or ())
+        settings, report = _write_fixed(output, fix, report, stated)
+        settings = settings.model_copy(update={"model": settings.model.model_copy(update={"cell": cell or _CELL})})
     # Only after the findings are printed, since importing torch takes seconds.
     planned, plan = (report, None) if no_plan else _plan(output, report, settings)
     if as_json:
-        output.document({**planned.as_json(), "train": plan, "plot": plot})
+        output.document({**planned.as_json(), "train": plan, "plot": plot, "fix": fix})
     else:
         show_plan(output, planned, plan, new_problems=planned.problems[len(report.problems) :])
     if not planned.ok:
         raise Reported(FAILED if planned.refusal is None else exit_code_of(planned.refusal) or FAILED)
+
+
+def _write_fixed(output: Output, path: Path, report: DataReport, stated: Config) -> tuple[Config, DataReport]:
+    """Write settings with which the data can be read, and return them with the report on the data so read.
+
+    Raises:
+        CommandError: If no settings mend all problems, or the file cannot be written.
+    """
+    from stablernn.data.notes import data_counts, format_counts, repair_counts
+    from stablernn.training.data_report import check_run_data
+
+    settings = fixed_settings(stated, report)
+    with output.status("Checking with the settings that mend the data ..."):
+        fixed = check_run_data(settings)
+    check_fixed(path, report, fixed)
+    write_config(path, settings, report)
+    output.note(f"Wrote {path}. Train with: stablernn train --config {shlex.quote(str(path))}")
+    if fixed.data is not None and (repairs := repair_counts(data_counts(fixed.data.notes))):
+        output.note(f"Repaired with it: {format_counts(repairs)}.")
+    return settings, fixed
 
 
 def _plan(output: Output, report: DataReport, settings: Config) -> tuple[DataReport, dict[str, Any] | None]:
@@ -145,13 +183,14 @@ def show_report(output: Output, report: DataReport) -> None:
         for line in report.preview:
             output.text(f"    {line}")
     if report.assumed:
-        flags = " ".join(_shell_option(key, value) for key, value in report.assumed.items())
-        output.text(f"\nRead with guessed options, without which `train` refuses:\n    {flags}")
+        output.text(f"\nRead with guessed options, without which `train` refuses:\n    {_options(report.assumed)}")
     if report.problems or report.warnings:
         output.text()
     for label, findings in (("problem", report.problems), ("warning", report.warnings)):
         for finding in findings:
             output.text(f"{label}: {finding.text} [{finding.code}]")
+            if finding.settings:
+                output.text(f"    mend: {_options(finding.settings)}")
 
 
 def show_plan(
@@ -168,8 +207,13 @@ def show_plan(
 
 
 def _facts(report: DataReport) -> dict[str, object]:
+    from stablernn.data.notes import data_counts, describe_reading, format_counts, repair_counts
+
     content = report.content
     facts: dict[str, object] = {"source": ", ".join(report.files.values()) or report.source}
+    notes = report.data.notes if report.data is not None else {}
+    if reading := describe_reading(notes):
+        facts["written as"] = reading
     facts["task"] = report.task or "cannot be told"
     if "series" in content:
         facts["series"] = f"{content['series']}, of {_spread(content['steps'])} steps"
@@ -178,6 +222,10 @@ def _facts(report: DataReport) -> dict[str, object]:
     elif "sequences" in content:
         facts["sequences"] = ", ".join(f"{split} {count:,}" for split, count in content["sequences"].items())
         facts["lengths"] = f"{_spread(content['lengths'])} steps"
+    if repairs := repair_counts(data_counts(notes)):
+        facts["repaired"] = format_counts(repairs)
+    if "short_series" in notes:
+        facts["set aside"] = format_names(notes["short_series"]["names"])
     if "outputs" in content:
         inputs, outputs = content["inputs"], content["outputs"]
         facts["inputs"] = f"{inputs['size']} {'tokens' if inputs['tokens'] else 'channels'}"
@@ -265,12 +313,16 @@ def _format_bytes(size: int) -> str:
     return f"{size / 1e3:.0f} kB"
 
 
-def _shell_option(key: str, value: object) -> str:
-    """Return an option, quoted for the shell."""
-    # A list, such as data.channels, has no option of its own.
-    if isinstance(value, list):
-        return "--set " + shlex.quote(f"data.{key}=[{', '.join(map(str, value))}]")
-    return f"{flag(key)} {shlex.quote(str(value))}"
+def _options(settings: Mapping[str, Any]) -> str:
+    """Return settings of the section ``data`` as options, quoted for the shell."""
+    with_option = {key.removeprefix("data."): name for name, key in KEYS.items() if key.startswith("data.")}
+    return " ".join(
+        f"{flag(with_option[key])} {shlex.quote(str(value))}"
+        # A list, such as data.channels, has no option of its own.
+        if key in with_option and not isinstance(value, list)
+        else "--set " + shlex.quote(f"data.{key}={format_value(value)}")
+        for key, value in settings.items()
+    )
 
 
 def _verdict(report: DataReport) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from stablernn_cli.commands import eval_robustness, eval_stability, eval_stream
+from stablernn_cli.commands import eval_predictions, eval_robustness, eval_stability, eval_stream
 from stablernn_cli.errors import UsageError
 from stablernn_cli.metric_tables import data_notes, scalar_metrics, show_metrics
 from stablernn_cli.options import (
@@ -17,6 +17,7 @@ from stablernn_cli.options import (
     DeviceOption,
     EngineOption,
     JsonOption,
+    RepairsOption,
     ScoredDataOption,
     ScoredStampsOption,
     Split,
@@ -55,6 +56,7 @@ class Extras:
         early: True to score a classification on prefixes of the sequences.
         stability: True to certify and observe stability.
         robustness: Options of the attacks on a classification.
+        predictions: File to write what is predicted for each sample to.
     """
 
     by: By | None = None
@@ -64,6 +66,7 @@ class Extras:
     early: bool = False
     stability: bool = False
     robustness: eval_robustness.RobustnessOptions = eval_robustness.RobustnessOptions()
+    predictions: Path | None = None
 
 
 def evaluate(
@@ -71,7 +74,18 @@ def evaluate(
     target: TargetArgument,
     data: ScoredDataOption = None,
     stamps: ScoredStampsOption = None,
+    repairs: RepairsOption = None,
     split: SplitOption = "test",
+    predictions: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            help="Also write what is predicted for each sample, beside the truth: CSV, Parquet or JSON lines by the "
+            "suffix .csv, .parquet, .jsonl.",
+            show_default=False,
+        ),
+    ] = None,
     by: Annotated[
         By | None,
         typer.Option(
@@ -152,8 +166,18 @@ def evaluate(
         attack_clip,
         attack_random_start,
     )
-    extras = Extras(by, tables, backtest, soak, early, stability, attacks)
-    document = score(output, target, data=data, stamps=stamps, split=split, device=device, engine=engine, extras=extras)
+    extras = Extras(by, tables, backtest, soak, early, stability, attacks, predictions)
+    document = score(
+        output,
+        target,
+        data=data,
+        stamps=stamps,
+        repairs=repairs,
+        split=split,
+        device=device,
+        engine=engine,
+        extras=extras,
+    )
     if as_json:
         output.document(document)
     else:
@@ -166,6 +190,7 @@ def score(
     *,
     data: str | None = None,
     stamps: Stamps | None = None,
+    repairs: Sequence[str] | None = None,
     split: Split = "test",
     device: Device = "auto",
     engine: str | None = None,
@@ -178,6 +203,7 @@ def score(
         from stablernn.training.tasks import task_for
 
         model = open_target(target, device, engine)
+        model = model.with_repairs(data or model.config.data.source, repairs)
         # Options that do not fit the task are rejected before the data is read.
         _check(model, extras)
         score_extras = _score_extras(model, extras)
@@ -185,6 +211,9 @@ def score(
         loaded = model.load_data(data, stamps)
         scores = task_for(loaded).score(model.predictor, split, model.names, score_extras)
         results = dict(scores.results)
+        if extras.predictions is not None:
+            rows = eval_predictions.write_split(extras.predictions, model, loaded, split)
+            results |= {"output": str(extras.predictions), "rows": rows}
         if extras.stability:
             results |= eval_stability.observe_stability(output, target, model, loaded, split)
     if attack_settings is not None:
@@ -236,6 +265,8 @@ def _check(model: Target, extras: Extras) -> None:
     Raises:
         UsageError: If an option is for another task.
     """
+    if extras.predictions is not None:
+        eval_predictions.check_output(extras.predictions, model)
     forecast = {
         "--by": extras.by is not None,
         "--tables": extras.tables is not None,
@@ -278,6 +309,8 @@ def show(output: Output, document: Mapping[str, Any]) -> None:
         eval_stability.show(output, document)
     for path in (*document.get("tables", ()), *document.get("plots", ())):
         output.note(f"Wrote {path}.")
+    if "output" in document:
+        output.note(f"Wrote {document['rows']} rows to {document['output']}.")
 
 
 def _metric_columns(name: str, metrics: Mapping[str, Any]) -> dict[str, Any]:

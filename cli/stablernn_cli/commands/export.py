@@ -259,6 +259,12 @@ def _summarize(calibration: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _repairs(run: LoadedRun) -> dict[str, Any]:
+    """Return the repairs of the training data that were asked for, which files of prediction get as well."""
+    repairs = run.config.data.repairs.model_dump(mode="json", exclude_defaults=True)
+    return {"repairs": repairs} if repairs else {}
+
+
 def _fields(run: LoadedRun, report: ExportReport, calibration: Mapping[str, Any] | None) -> ManifestFields:
     """Return the manifest of a run: inputs and outputs, metrics, and lineage."""
     from stablernn_registry import ManifestFields
@@ -288,6 +294,7 @@ def _fields(run: LoadedRun, report: ExportReport, calibration: Mapping[str, Any]
                 "preprocessing": {
                     "scaling": data["scaling"],
                     **({"stamps": data["stamps"]} if data.get("stamps") else {}),
+                    **_repairs(run),
                     **({"resampling": data["resampling"]} if data.get("resampling") else {}),
                     "missing_values": "NaN in the input; the last observed value is held inside the graphs",
                     **({"calibration": _summarize(calibration)} if calibration else {}),

@@ -13,7 +13,7 @@ import typer
 from stablernn_cli.commands.predict_steps import Rows, read_step_file, step_rows
 from stablernn_cli.config_options import flag
 from stablernn_cli.errors import UsageError
-from stablernn_cli.options import DeviceOption, EngineOption, JsonOption, Stamps, TargetArgument
+from stablernn_cli.options import DeviceOption, EngineOption, JsonOption, RepairsOption, Stamps, TargetArgument
 from stablernn_cli.output import Output, drop_none, plain
 from stablernn_cli.prediction_files import check_format, csv_text, write_predictions
 from stablernn_cli.targets import Target, open_target
@@ -60,9 +60,9 @@ def predict(
         str,
         typer.Option(
             "--input",
-            metavar="FILE",
-            help="Sequences (.npz, .ts, .tsv, .arff, or a table) to classify, series (.csv, .parquet) to forecast, or "
-            "steps (.npz, .txt); labels are not needed.",
+            metavar="FILE|FOLDER",
+            help="Sequences (.npz, .ts, .tsv, .arff, a table, or a folder of recordings) to classify, series (.csv, "
+            ".parquet, .xlsx) to forecast, or steps (.npz, .txt); labels are not needed.",
             show_default=False,
         ),
     ],
@@ -93,6 +93,7 @@ def predict(
         Stamps | None,
         typer.Option(help="Meaning of whole numbers as times; default: that of the training data.", show_default=False),
     ] = None,
+    repairs: RepairsOption = None,
     device: DeviceOption = "auto",
     engine: EngineOption = None,
     as_json: JsonOption = False,
@@ -120,11 +121,9 @@ def predict(
         check_format(file)
     table_options = {"id_column": id_column, "time_column": time_column, "stamps": stamps}
     with output.status(f"Running {target} on {source} ..."):
-        model = open_target(target, device, engine)
+        model = open_target(target, device, engine).with_repairs(source, repairs)
         predictions = predict_file(model, source, horizon, table_options)
-    for name, count in predictions.notes.items():
-        if name in _REPORTED_NOTES and count:
-            output.note(f"Note: {name.replace('_', ' ')}: {count}")
+    _report_notes(output, predictions.notes)
     document: dict[str, Any] = {
         "target": model.name,
         "task": model.task,
@@ -135,6 +134,20 @@ def predict(
         "output": None if file is None else destination,
     }
     _write(output, file, predictions, document)
+
+
+def _report_notes(output: Output, notes: Mapping[str, Any]) -> None:
+    """Print how the file was read, what was repaired, and what was filled or ignored."""
+    from stablernn.data.notes import data_counts, describe_reading, format_counts, repair_counts
+
+    reading, repairs = describe_reading(notes), repair_counts(data_counts(notes))
+    if reading:
+        output.note(f"Note: read as {reading}")
+    if repairs:
+        output.note(f"Note: repaired: {format_counts(repairs)}")
+    for name, count in notes.items():
+        if name in _REPORTED_NOTES and count:
+            output.note(f"Note: {name.replace('_', ' ')}: {count}")
 
 
 def _write(output: Output, file: Path | None, predictions: Predictions, document: dict[str, Any]) -> None:
@@ -187,11 +200,11 @@ def _predict_samples(
 ) -> Predictions:
     """Return the predictions of a classification or a forecast."""
     from stablernn.data import read_inputs
-    from stablernn.data.readers.paths import TABLE_FORMATS, detect_format
+    from stablernn.data.readers.paths import is_table
     from stablernn.training import predict as run
 
     # Other files have no columns to name.
-    if detect_format(Path(source)) not in TABLE_FORMATS:
+    if not is_table(source):
         _reject_table_options(table_options)
     inputs = read_inputs(
         source,
@@ -201,6 +214,7 @@ def _predict_samples(
         time_step=model.config.model.time_step,
         **_reading_options(model) | drop_none(table_options),
     )
+    model.check_sample_rate(source, inputs.notes)
     outputs = run(model.predictor, inputs)
     columns, rows = (
         _forecast_rows(model, inputs, outputs, steps)
@@ -231,7 +245,12 @@ def _forecast_steps(model: Target, horizon: int | None) -> int | None:
 def _reading_options(model: Target) -> dict[str, Any]:
     """Return the options of :func:`stablernn.data.read_inputs` that the training data was read with."""
     data = model.config.data
-    columns = {"id_column": data.id_column, "time_column": data.time_column, "stamps": data.stamps}
+    columns = {
+        "id_column": data.id_column,
+        "time_column": data.time_column,
+        "stamps": data.stamps,
+        "repairs": data.repairs,
+    }
     if model.task == "classify":
         return {**columns, "label_column": data.label_column}
     return {
@@ -266,7 +285,7 @@ def _forecast_rows(model: Target, inputs: InputSet, outputs: dict[str, Array], s
     ]
     rows: Rows = []
     for number, name in enumerate(inputs.ids):
-        stamps = _format_times(inputs.future_ds(number, steps), inputs.notes.get("time_zone") == "UTC")
+        stamps = format_times(inputs.future_ds(number, steps), inputs.notes.get("time_zone") == "UTC")
         for position, target in enumerate(model.targets):
             # (series, horizon, targets), and (series, horizon, targets, levels) for quantiles.
             mean = outputs["mean"][number, :steps, position]
@@ -278,7 +297,7 @@ def _forecast_rows(model: Target, inputs: InputSet, outputs: dict[str, Array], s
     return columns, rows
 
 
-def _format_times(ds: npt.NDArray[np.datetime64] | npt.NDArray[np.int64], in_utc: bool) -> Sequence[int | str]:
+def format_times(ds: npt.NDArray[np.datetime64] | npt.NDArray[np.int64], in_utc: bool) -> Sequence[int | str]:
     """Format timestamps as in files: dates if none has a time of day; with a Z if they are in UTC."""
     import numpy as np
 

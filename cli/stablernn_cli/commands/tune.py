@@ -31,7 +31,10 @@ def tune(
     context: typer.Context,
     data: Annotated[
         str | None,
-        data_option("Dataset name (see `data list`) or file: .csv, .parquet, .npz, .ts, .tsv, .arff, .txt."),
+        data_option(
+            "Dataset name (see `data list`), file (.csv, .parquet, .xlsx, .npz, .ts, .tsv, .arff, .txt) or folder of "
+            "recordings."
+        ),
     ] = None,
     test: config_options.TestOption = None,
     target: config_options.TargetOption = None,

@@ -83,14 +83,14 @@ def _count_outliers(values: Sequence[Float32Array], training: Sequence[Float32Ar
     """Count the values of each channel that are far from the training median."""
     stride = max(1, sum(map(len, training)) // _MAX_ROWS)
     rows = np.concatenate([array[::stride] for array in training]).astype(np.float64)
-    median, deviation = np.array([_robust_scale(column[~np.isnan(column)]) for column in rows.T]).T
+    median, deviation = np.array([robust_scale(column[~np.isnan(column)]) for column in rows.T]).T
     counts = np.zeros(len(median), np.int64)
     for chunk in _chunks(values):
         counts += (np.abs(chunk - median) > OUTLIER_DEVIATIONS * deviation).sum(axis=0)
     return counts
 
 
-def _robust_scale(values: npt.NDArray[np.float64]) -> tuple[float, float]:
+def robust_scale(values: npt.NDArray[np.float64]) -> tuple[float, float]:
     """Return the median and the robust deviation from it.
 
     If nearly all values are equal, the deviation is the median distance of the others.

@@ -11,11 +11,11 @@ from typing import Any
 
 from stablernn import errors
 from stablernn.data.check.loaded_data import inspect_data, list_file_columns, table_options
-from stablernn.data.check.report import Column, Findings
+from stablernn.data.check.report import Column, Findings, merge_settings
 from stablernn.data.check.sequences import SplitSequences, check_test_labels, inspect_sequences
 from stablernn.data.check.series import inspect_series
 from stablernn.data.check.table_cells import TableInspection, inspect_cells
-from stablernn.data.load import detect_task, load_source, read_sequences
+from stablernn.data.load_source import detect_task, load_source, read_sequences
 from stablernn.data.options import TARGET_COLUMN, LoadOptions
 from stablernn.data.readers.paths import TABLE_FORMATS, open_file
 from stablernn.data.readers.tables import Table, open_table
@@ -40,27 +40,34 @@ class Inspection:
     data: Data | None = None
 
 
-def inspect_rejected_data(path: Path, test_path: Path | None, options: LoadOptions, findings: Findings) -> Inspection:
+def inspect_rejected_data(
+    path: Path,
+    test_path: Path | None,
+    options: LoadOptions,
+    refusal: errors.StableRNNError,
+    findings: Findings,
+) -> Inspection:
     """Inspect the parts of data that cannot be loaded.
 
     Args:
         path: The file.
         test_path: The file of its test split; None without one.
         options: All other settings of :func:`load_data`.
+        refusal: The error of loading.
         findings: Gets problems and warnings.
     """
     task = options.task
     is_table = any(kind in path.suffixes for kind in TABLE_FORMATS)
     try:
         if task is None:
-            task = detect_task(path, None, options.label_column)
+            task = detect_task(path, None, options.label_column, options.repairs)
     except errors.StableRNNError:
         if not is_table:
             warn_about_separators(path, findings)
         return Inspection(task, preview=read_preview(path))
     inspection = Inspection()
     if is_table:
-        inspection = _inspect_table(path, test_path, options, task, findings)
+        inspection = _inspect_table(path, test_path, options, task, refusal, findings)
     elif task == "classify":
         inspection = _inspect_sequence_files(path, test_path, {}, findings)
     return replace(inspection, task=task, preview=() if inspection.columns else read_preview(path))
@@ -94,7 +101,12 @@ def read_preview(path: Path) -> tuple[str, ...]:
 
 
 def _inspect_table(
-    path: Path, test_path: Path | None, options: LoadOptions, task: str, findings: Findings
+    path: Path,
+    test_path: Path | None,
+    options: LoadOptions,
+    task: str,
+    refusal: errors.StableRNNError,
+    findings: Findings,
 ) -> Inspection:
     roles: dict[str, Any] = {
         **table_options(options),
@@ -109,6 +121,15 @@ def _inspect_table(
         inspect_cells(test_path, findings, **roles)
     if inspection is None:
         return Inspection()
+    data, assumed = _load_mended(
+        _with_files(options, path, test_path), _guesses(inspection, options, task), refusal, findings
+    )
+    findings.attach(assumed)
+    settings = _with_settings(_with_files(options, path, test_path), assumed)
+    if data is not None:
+        columns, content = inspect_data(data, settings, findings)
+        columns = _merge_columns(inspection.columns, list_file_columns(path, columns, data, settings))
+        return Inspection(columns=columns, content=content, assumed=assumed, data=data)
     if task == "classify":
         reader_options = {
             **table_options(options),
@@ -122,28 +143,23 @@ def _inspect_table(
         if inspection.has_times:
             content = _inspect_sequence_files(path, test_path, reader_options, findings).content
         return Inspection(columns=inspection.columns, content=content)
-    return _inspect_series_table(path, test_path, options, inspection, findings)
+    return replace(_inspect_series_of_file(path, settings, inspection, findings), assumed=assumed)
 
 
-def _inspect_series_table(
-    path: Path, test_path: Path | None, options: LoadOptions, inspection: TableInspection, findings: Findings
+def _guesses(inspection: TableInspection, options: LoadOptions, task: str) -> Notes:
+    """Return guessed settings that apply to the task; none if the times of a table are not known."""
+    if not inspection.has_times:
+        return {}
+    if task == "classify":
+        # Sequences have no values besides their steps.
+        return {name: value for name, value in inspection.guessed_settings.items() if name != "static"}
+    return {**inspection.guessed_settings, **_guess_target(inspection, options)}
+
+
+def _inspect_series_of_file(
+    path: Path, settings: LoadOptions, inspection: TableInspection, findings: Findings
 ) -> Inspection:
-    """Inspect the series as guessed settings would load them, else as they are in the file, else only the columns."""
-    assumed: Notes = {}
-    if inspection.has_times:
-        assumed = {**inspection.guessed_settings, **_guess_target(inspection, options)}
-    settings = LoadOptions.unchecked(**{**dict(options), "source": path, "test": test_path, **assumed})
-    if assumed:
-        try:
-            data = load_source(settings)
-        except errors.StableRNNError as error:
-            findings.problem("refused_next", f"With the guessed settings: {error}")
-        else:
-            columns, content = inspect_data(data, findings)
-            columns = list_file_columns(path, columns, data, settings)
-            return Inspection(
-                columns=_merge_columns(inspection.columns, columns), content=content, assumed=assumed, data=data
-            )
+    """Inspect the series as they are in the file, without a common time grid; else only the columns."""
     try:
         table = open_table(path, **table_options(settings)).read(settings.channels)
     except errors.StableRNNError:
@@ -152,7 +168,47 @@ def _inspect_series_table(
     known_targets = tuple(name for name in targets if name in table.channels)
     notes = {**table.notes, **_grid_notes(table, settings.frequency)}
     columns, content = inspect_series(table.series, table.channels, known_targets, notes, findings)
-    return Inspection(columns=_merge_columns(inspection.columns, columns), content=content, assumed=assumed)
+    return Inspection(columns=_merge_columns(inspection.columns, columns), content=content)
+
+
+def _with_files(options: LoadOptions, path: Path, test_path: Path | None) -> LoadOptions:
+    """Return options with these files."""
+    return options.with_options(source=path, test=test_path)
+
+
+def _with_settings(options: LoadOptions, settings: Notes) -> LoadOptions:
+    return LoadOptions.unchecked(**{**dict(options), **settings})
+
+
+def _load_mended(
+    options: LoadOptions, guesses: Notes, refusal: errors.StableRNNError, findings: Findings
+) -> tuple[Data | None, Notes]:
+    """Load rejected data with guessed settings and those that each error proposes, until nothing new is proposed.
+
+    Args:
+        options: The options with which loading fails.
+        guesses: Settings that are tried first.
+        refusal: Its error.
+        findings: Gets the errors that remain.
+
+    Returns:
+        The data, None if no settings lead to any, and the settings.
+    """
+    assumed: Notes = guesses or dict(refusal.settings)
+    if not assumed:
+        return None, {}
+    # Each error proposes at least one setting that was not set before.
+    for _ in range(len(LoadOptions.model_fields)):
+        try:
+            return load_source(_with_settings(options, assumed)), assumed
+        except errors.StableRNNError as error:
+            proposed = merge_settings(assumed, error.settings)
+            if str(error) != str(refusal):
+                findings.problem("refused_next", f"With the settings so far: {error}", error.settings)
+            if proposed == assumed:
+                return None, assumed
+            assumed = proposed
+    return None, assumed
 
 
 def _guess_target(inspection: TableInspection, options: LoadOptions) -> Notes:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from stablernn.data.step_data import Data
 from stablernn.data.types import Notes
 from stablernn.errors import StableRNNError
+
+# Settings that may mend problems of these codes. That of a refusal is in its error, if it is not a guess.
+_SETTINGS_BY_CODE: dict[str, tuple[str, ...]] = {
+    "refused": ("id_column", "time_column", "categories", "static", "channels", "missing", "target"),
+    "time_twice": ("id_column", "timezone", "on_duplicate"),
+    "not_sorted": ("timezone", "sort"),
+    "words": ("categories", "static", "channels"),
+    "dates": ("channels",),
+    "not_a_number": ("missing", "channels"),
+}
 
 Role = Literal["id", "time", "target", "channel", "future", "static", "label", "group", "ignored"]
 Kind = Literal["numbers", "dates", "words", "mixed", "empty"]
@@ -20,10 +31,12 @@ class Finding:
     Attributes:
         code: Stable identifier for programs.
         text: Message for people.
+        settings: Settings of the section ``data`` that mend it, by name; empty if none is known.
     """
 
     code: str
     text: str
+    settings: Notes = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,7 +80,7 @@ class DataReport:
         content: Number of series or sequences, lengths, gaps, classes, duplicates.
         problems: Reasons for which training would reject the data; the first one is the error of ``train``.
         warnings: Properties of the data that training accepts but that may be unintended.
-        assumed: Guessed settings with which rejected data were read.
+        assumed: Settings with which rejected data were read: guesses, and those that their errors propose.
         preview: The first lines of a text file about which nothing else can be reported.
         data: The data, loaded with ``assumed`` if needed; None if they cannot be loaded.
         refusal: The error that loading raised; None if it raised none.
@@ -84,6 +97,14 @@ class DataReport:
     preview: tuple[str, ...]
     data: Data | None
     refusal: StableRNNError | None = None
+
+    @property
+    def fixes(self) -> Notes:
+        """Settings of the section ``data`` that mend problems and warnings, as far as any are known."""
+        fixes: Notes = {}
+        for finding in self.warnings:
+            fixes = merge_settings(fixes, finding.settings)
+        return merge_settings(fixes, self.assumed)
 
     @property
     def ok(self) -> bool:
@@ -108,6 +129,17 @@ class DataReport:
         }
 
 
+def merge_settings(first: Mapping[str, Any], second: Mapping[str, Any]) -> Notes:
+    """Return settings of both; lists, such as names of columns, are joined."""
+    merged = dict(first)
+    for name, value in second.items():
+        before = merged.get(name)
+        if isinstance(value, list) and isinstance(before, list):
+            value = [*before, *(entry for entry in value if entry not in before)]
+        merged[name] = value
+    return merged
+
+
 @dataclass
 class Findings:
     """Collects problems and warnings; a message that is listed already is not added again."""
@@ -115,14 +147,21 @@ class Findings:
     problems: list[Finding] = field(default_factory=list)
     warnings: list[Finding] = field(default_factory=list)
 
-    def problem(self, code: str, text: str) -> None:
+    def problem(self, code: str, text: str, settings: Mapping[str, Any] | None = None) -> None:
         if all(text != finding.text for finding in self.problems):
-            self.problems.append(Finding(code, text))
+            self.problems.append(Finding(code, text, dict(settings or {})))
 
     def refusal_contains(self, phrase: str) -> bool:
         """Return True if the error of loading contains a phrase, so that its problem is listed already."""
         return any(phrase in problem.text for problem in self.problems if problem.code == "refused")
 
-    def warn(self, code: str, text: str) -> None:
+    def warn(self, code: str, text: str, settings: Mapping[str, Any] | None = None) -> None:
         if all(text != finding.text for finding in self.warnings):
-            self.warnings.append(Finding(code, text))
+            self.warnings.append(Finding(code, text, dict(settings or {})))
+
+    def attach(self, assumed: Mapping[str, Any]) -> None:
+        """Give problems without a setting of their own the settings of their kind with which the data were read."""
+        for index, finding in enumerate(self.problems):
+            names = _SETTINGS_BY_CODE.get(finding.code, ()) if not finding.settings else ()
+            settings = {name: assumed[name] for name in names if name in assumed}
+            self.problems[index] = replace(finding, settings={**finding.settings, **settings})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,16 @@ from stablernn import errors
 from stablernn.data.catalog import dataset_info, is_dataset
 from stablernn.data.check.loaded_data import inspect_data, list_file_columns
 from stablernn.data.check.rejected_data import Inspection, inspect_rejected_data, warn_about_separators
-from stablernn.data.check.report import DataReport, Findings
+from stablernn.data.check.report import DataReport, Finding, Findings
 from stablernn.data.check.table_cells import warn_about_header
-from stablernn.data.load import load_source
+from stablernn.data.load_source import load_source
 from stablernn.data.options import LoadOptions
 from stablernn.data.readers.paths import find_test_file
 from stablernn.data.step_data import Data, StepData
 from stablernn.data.types import ForecastData
+
+# Settings without which no cell of a file is known.
+_READING_OPTIONS = ("sheet", "decimal_mark")
 
 
 def check_data(source: str | Path, *, test: str | Path | None = None, **options: Any) -> DataReport:
@@ -48,14 +52,16 @@ def check_source(options: LoadOptions) -> DataReport:
     try:
         data = load_source(options)
     except errors.StableRNNError as error:
-        if path is not None and not path.is_file():
+        if path is not None and not path.exists():
             raise
+        if set(error.settings) & set(_READING_OPTIONS):
+            return _check_with(options, error)
         refusal = error
-        findings.problem("refused", str(error))
+        findings.problem("refused", str(error), error.settings)
     if data is not None:
         inspection = _inspect_loaded(path, data, options, findings)
-    elif path is not None:
-        inspection = inspect_rejected_data(path, test_path, options, findings)
+    elif path is not None and refusal is not None:
+        inspection = inspect_rejected_data(path, test_path, options, refusal, findings)
     else:
         inspection = Inspection(dataset_info(str(source)).task)
     return DataReport(
@@ -73,8 +79,22 @@ def check_source(options: LoadOptions) -> DataReport:
     )
 
 
+def _check_with(options: LoadOptions, refusal: errors.StableRNNError) -> DataReport:
+    """Report on a file that cannot be read at all without the settings that an error proposes."""
+    report = check_source(options.with_options(**refusal.settings))
+    problems = tuple(
+        replace(finding, code="refused_next") if finding.code == "refused" else finding for finding in report.problems
+    )
+    return replace(
+        report,
+        problems=(Finding("refused", str(refusal), dict(refusal.settings)), *problems),
+        assumed={**refusal.settings, **report.assumed},
+        refusal=refusal,
+    )
+
+
 def _inspect_loaded(path: Path | None, data: Data, options: LoadOptions, findings: Findings) -> Inspection:
-    columns, content = inspect_data(data, findings)
+    columns, content = inspect_data(data, options, findings)
     if path is not None:
         columns = list_file_columns(path, columns, data, options)
         if isinstance(data, ForecastData):

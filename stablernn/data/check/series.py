@@ -14,9 +14,11 @@ from stablernn.data.check.channel_statistics import (
     content_hash,
     warn_about_statistics,
 )
+from stablernn.data.check.missing_codes import warn_about_missing_codes
 from stablernn.data.check.report import Column, Findings, Role
 from stablernn.data.forecasting.covariates import calendar_channels
 from stablernn.data.messages import format_names, format_timestamp, pluralize
+from stablernn.data.repairs.short_series import suggest_min_length
 from stablernn.data.types import ForecastData, Notes, Series
 
 #: Two columns are the same in different units if the unexplained share of their variance is below this.
@@ -74,6 +76,7 @@ def inspect_series(
     }
     num_calendar = len(calendar_channels(data.calendar)) if data is not None else 0
     warn_about_statistics(statistics, channels, findings, num_computed=num_calendar)
+    warn_about_missing_codes(values, channels, findings)
     _warn_about_series(content, constant, findings)
     _warn_about_intervals(content, findings)
     _warn_about_target_leakage(max(training, key=len), channels, targets, data.horizon if data else 1, findings)
@@ -131,6 +134,7 @@ def _warn_about_splits(data: ForecastData, findings: Findings) -> None:
             "cut_for_the_shortest",
             f"Series '{shortest['series']}' has {shortest['steps']} steps only, which shortens the defaults for all: "
             f"{defaults}. Leave it out, or set them.",
+            _settings_without_short_series(data),
         )
     dropped = {split: count["dropped_without_target"] for split, count in data.notes["windows"].items()}
     if any(dropped.values()):
@@ -141,6 +145,12 @@ def _warn_about_splits(data: ForecastData, findings: Findings) -> None:
         )
     if data.series[0].ds.dtype.kind == "M" and data.test_steps:
         _warn_about_ends(data, findings)
+
+
+def _settings_without_short_series(data: ForecastData) -> Notes:
+    """Return the setting that sets series aside of less than half the median length; none if there are none."""
+    least = suggest_min_length([len(series.ds) for series in data.series], 1)
+    return {} if least is None else {"min_length": least}
 
 
 def _warn_about_ends(data: ForecastData, findings: Findings) -> None:

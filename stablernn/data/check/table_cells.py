@@ -13,11 +13,13 @@ import polars as pl
 from stablernn import errors
 from stablernn.data.arrays import Int64Array, Resolution, Timestamps, finite_float32
 from stablernn.data.check.report import Column, Findings, Kind, Role
+from stablernn.data.check.row_order import check_row_order
 from stablernn.data.messages import format_names, format_timestamp, pluralize, quote
-from stablernn.data.options import TIME_COLUMN
+from stablernn.data.options import TIME_COLUMN, Repairs
+from stablernn.data.readers.cells import MISSING_CELLS, strip_cells
 from stablernn.data.readers.table_chunks import first_row_number, read_chunks, read_column_names
-from stablernn.data.readers.tables import MISSING_CELLS, strip_cells
 from stablernn.data.readers.timestamps import date_format_advice, normalize_times, parse_dates
+from stablernn.data.repairs.missing_codes import MissingCodes
 from stablernn.data.time.numeric_timestamps import UNIX_NS, ambiguous_numbers_error, find_resemblance, unix_instants
 from stablernn.data.types import Notes
 
@@ -26,8 +28,10 @@ _TIME_PARTS = ("year", "month", "day", "hour", "minute", "second")
 _MIN_COLUMNS_OF_SERIES_IN_ROWS = 20
 #: Only so many rows of a rejected file are inspected; errors behind them appear once the earlier ones are fixed.
 _MAX_ROWS = 2_000_000
-# A column may name the series only if at least one of so many rows repeats a time.
-_MAX_ROWS_PER_REPEATED_TIME = 4
+#: A column of text has categories if it has at most so many different ones, and each comes twice on average.
+_MAX_CATEGORIES = 20
+#: A cell that is no number may stand for a missing one if it is one of few, and no word that is there once.
+_MAX_MISSING_TEXTS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +82,7 @@ def inspect_cells(
     id_column: str,
     time_column: str,
     stamps: str | None,
+    repairs: Repairs,
     label_column: str | None,
     group_column: str | None,
     channels: Sequence[str] | None,
@@ -92,6 +97,7 @@ def inspect_cells(
         id_column: Name of the column that distinguishes series.
         time_column: Name of the column of times.
         stamps: Format of integers in the column of times; None if it is not set.
+        repairs: Repairs that are asked for already.
         label_column: Name of the column of labels; None if the task is not ``classify``.
         group_column: Name of the column of groups; None without one.
         channels: Names of the channels; None for all columns without another role.
@@ -102,7 +108,7 @@ def inspect_cells(
         None if the file cannot be split into cells; the error of the reader is among the findings then.
     """
     try:
-        cells = _read(path, id_column)
+        cells = _read(path, id_column, repairs)
     except errors.StableRNNError as error:
         findings.problem("unreadable", str(error))
         return None
@@ -121,7 +127,9 @@ def inspect_cells(
         guessed_settings |= guess
     if times is not None:
         ids = cells[id_column] if id_column in cells.names else None
-        guessed_settings |= _check_order(cells, times, ids, (time_name or "", *targets), findings)
+        guessed_settings |= check_row_order(
+            path.name, cells.frame, times, ids, repairs, (time_name or "", *targets), findings
+        )
     roles: dict[str | None, Role] = {
         label_column: "label",
         group_column: "group",
@@ -132,7 +140,10 @@ def inspect_cells(
     for name in cells.names:
         role: Role = "channel" if channels is None or name in channels else "ignored"
         role = "static" if name in static else roles.get(name, role)
-        column = _inspect_column(cells, name, role, findings)
+        if name in repairs.categories:
+            columns.append(Column(name, role, "words", cells[name].null_count() / max(len(cells[name]), 1)))
+            continue
+        column = _inspect_column(cells, name, role, repairs, findings)
         if role == "time":
             column = _add_times(column, cells, name, times)
         columns.append(column)
@@ -141,9 +152,54 @@ def inspect_cells(
     if time_name is None or guessed_settings.get("time_column"):
         _warn_about_time_parts(cells.names, findings)
     unreadable = [column.name for column in columns if column.role == "channel" and column.name not in readable]
-    if unreadable and readable and channels is None:
-        guessed_settings["channels"] = readable
+    guessed_settings |= _guess_channels(cells, unreadable, readable, channels)
+    id_name = guessed_settings.get("id_column", id_column)
+    if "categories" in guessed_settings and id_name in cells.names:
+        constant = [name for name in guessed_settings["categories"] if _is_constant(cells[id_name], cells[name])]
+        guessed_settings |= {"static": [*static, *constant]} if constant else {}
     return TableInspection(tuple(columns), tuple(readable), guessed_settings)
+
+
+def _guess_channels(
+    cells: _TableCells, unreadable: Sequence[str], readable: Sequence[str], channels: Sequence[str] | None
+) -> Notes:
+    """Return settings with which columns that hold no numbers are categories or left out, or their words missing."""
+    categories = [name for name in unreadable if _has_categories(cells[name])]
+    texts = {name: _missing_texts(cells[name]) for name in unreadable if name not in categories}
+    mended = [name for name in texts if texts[name]]
+    left_out = [name for name in unreadable if name not in (*categories, *mended)]
+    guess: Notes = {"categories": categories} if categories else {}
+    if mended:
+        guess["missing"] = sorted({text for name in mended for text in texts[name]})
+    if left_out and channels is None and readable:
+        names = (*readable, *categories, *mended)
+        guess["channels"] = [name for name in cells.names if name in names]
+    return guess
+
+
+def _has_categories(column: pl.Series) -> bool:
+    """Return True if a column of words has few different ones."""
+    words = column.drop_nulls()
+    if column.dtype != pl.String or _as_numbers(words).count() or parse_dates(normalize_times(words)).count():
+        return False
+    return 2 <= words.n_unique() <= min(_MAX_CATEGORIES, len(words) // 2)
+
+
+def _is_constant(ids: pl.Series, column: pl.Series) -> bool:
+    """Return True if a column has one value for each of several series, and values for all of them."""
+    pairs = pl.DataFrame({"id": ids, "value": column})
+    counts = pairs.group_by("id").agg(pl.col("value").n_unique(), has_missing=pl.col("value").is_null().any())
+    return len(counts) > 1 and bool((counts["value"] == 1).all()) and not bool(counts["has_missing"].any())
+
+
+def _missing_texts(column: pl.Series) -> list[str]:
+    """Return the cells of a column of numbers that are none, if they may all stand for missing values."""
+    invalid = column.filter(_as_numbers(column).is_null() & column.is_not_null())
+    if invalid.dtype != pl.String or 2 * len(invalid) > column.count():
+        return []
+    counts = invalid.value_counts()
+    is_code = [count > 1 or not any(map(str.isalnum, text)) for text, count in counts.iter_rows()]
+    return sorted(invalid.unique()) if all(is_code) and len(is_code) <= _MAX_MISSING_TEXTS else []
 
 
 def warn_about_header(names: Sequence[str], findings: Findings) -> None:
@@ -156,17 +212,19 @@ def warn_about_header(names: Sequence[str], findings: Findings) -> None:
         )
 
 
-def _read(path: Path, id_column: str) -> _TableCells:
+def _read(path: Path, id_column: str, repairs: Repairs) -> _TableCells:
     """Read the rows that are not blank, of the first two million."""
     chunks, num_rows = [], 0
-    for chunk in read_chunks(path, read_column_names(path)):
+    names = read_column_names(path, repairs)
+    for chunk in read_chunks(path, names, repairs=repairs, verbatim=(id_column, *repairs.categories)):
         chunks.append(chunk)
         num_rows += len(chunk)
         if num_rows >= _MAX_ROWS:
             break
     frame = pl.concat(chunks)
+    missing = [code for code in repairs.missing if isinstance(code, str)]
     cleaned = frame.with_columns(
-        strip_cells(frame[name], () if name == id_column else MISSING_CELLS) for name in frame.columns
+        strip_cells(frame[name], () if name == id_column else (*MISSING_CELLS, *missing)) for name in frame.columns
     )
     has_values = ~cleaned.select(pl.all_horizontal(pl.all().is_null())).to_series()
     rows = np.flatnonzero(has_values.to_numpy()).astype(np.int64) + first_row_number(path)
@@ -271,14 +329,14 @@ def _add_times(column: Column, cells: _TableCells, name: str, times: Timestamps 
     return replace(column, kind=kind, low=format_timestamp(times.min()), high=format_timestamp(times.max()))
 
 
-def _inspect_column(cells: _TableCells, name: str, role: Role, findings: Findings) -> Column:
+def _inspect_column(cells: _TableCells, name: str, role: Role, repairs: Repairs, findings: Findings) -> Column:
     column = cells[name]
-    numbers = _as_numbers(column)
+    numbers = MissingCodes(cells.path.name, repairs.missing).replace(_as_numbers(column))
     num_filled = column.count()
     kind = _kind(column, numbers)
     unreadable = 0
     if role in ("channel", "static"):
-        unreadable = num_filled - numbers.count()
+        unreadable = num_filled - _as_numbers(column).count()
         _check_numbers(cells, name, kind, numbers, findings)
     low = high = None
     if kind == "numbers":
@@ -298,9 +356,9 @@ def _kind(column: pl.Series, numbers: pl.Series) -> Kind:
     return "mixed" if num_numbers or num_dates else "words"
 
 
-def infer_column_kinds(path: Path, names: Sequence[str]) -> dict[str, Kind]:
+def infer_column_kinds(path: Path, names: Sequence[str], repairs: Repairs) -> dict[str, Kind]:
     """Return the kind of each column, inferred from the first chunk of the file."""
-    frame = next(iter(read_chunks(path, names)))
+    frame = next(iter(read_chunks(path, names, repairs=repairs)))
     columns = {name: strip_cells(frame[name], MISSING_CELLS) for name in names}
     return {name: _kind(column, _as_numbers(column)) for name, column in columns.items()}
 
@@ -308,13 +366,13 @@ def infer_column_kinds(path: Path, names: Sequence[str]) -> dict[str, Kind]:
 def _check_numbers(cells: _TableCells, name: str, kind: Kind, numbers: pl.Series, findings: Findings) -> None:
     """Report every reason for which a column cannot be a channel."""
     column, location = cells[name], f"'{cells.path.name}' column '{name}'"
-    is_invalid = numbers.is_null() & column.is_not_null()
+    is_invalid = _as_numbers(column).is_null() & column.is_not_null()
     if kind in ("words", "dates"):
         examples = [quote(str(cell)) for cell in column.drop_nulls().unique(maintain_order=True)[:3]]
         findings.problem(
             kind,
-            f"{location} holds {kind} ({format_names(examples)}) and no numbers. Name the columns to read by "
-            "'channels', or write it as numbers.",
+            f"{location} holds {kind} ({format_names(examples)}) and no numbers. Name it by data.categories, name the "
+            "columns to read by 'channels', or write it as numbers.",
         )
         return
     if is_invalid.sum() > 1 or (is_invalid.any() and not findings.refusal_contains(f"column '{name}'")):
@@ -333,66 +391,8 @@ def _check_numbers(cells: _TableCells, name: str, kind: Kind, numbers: pl.Series
         findings.problem("not_a_number", str(error))
 
 
-def _check_order(
-    cells: _TableCells, times: Timestamps, ids: pl.Series | None, other_roles: Sequence[str], findings: Findings
-) -> Notes:
-    """Report rows that repeat a time of their series or are out of order; return a guess at the column of series."""
-    repeated, unsorted = _count_unordered(times, ids)
-    if repeated and ids is None:
-        for name in cells.names:
-            column = cells[name]
-            if name in other_roles or not _may_name_series(column, repeated):
-                continue
-            if _count_unordered(times, column) == (0, 0):
-                findings.warn("unnamed_series", f"Column '{name}' seems to tell series apart: name it by id_column.")
-                return {"id_column": name}
-    if repeated > 1 or (repeated and not findings.refusal_contains(" twice, in rows ")):
-        series = "its series" if repeated == 1 else "their series"
-        findings.problem(
-            "time_twice", f"'{cells.path.name}' has {pluralize(repeated, 'row')} with a time that {series} already has."
-        )
-    if unsorted > 1 or (unsorted and not findings.refusal_contains(" is not sorted by time: ")):
-        verb = "row that is" if unsorted == 1 else "rows that are"
-        findings.problem(
-            "not_sorted", f"'{cells.path.name}' has {unsorted} {verb} earlier than the row of their series before."
-        )
-    return {}
-
-
 def _format_invalid(count: int, total: int, noun: str) -> str:
     return f"{count} of {total} cells {f'is no {noun}' if count == 1 else f'are not {noun}s'}"
-
-
-def _may_name_series(column: pl.Series, repeated: int) -> bool:
-    """Return True if a column contains text or integers, each more than once, and enough rows repeat a time.
-
-    Parallel series share most of their times. A channel that merely differs in some repeated rows does not name series.
-
-    Args:
-        column: The column.
-        repeated: Number of rows that repeat a time.
-    """
-    numbers = _as_numbers(column)
-    has_fractions = column.dtype.is_float() or bool((numbers.drop_nulls() % 1 != 0).any())
-    if column.null_count() or column.dtype.is_temporal() or has_fractions:
-        return False
-    if repeated * _MAX_ROWS_PER_REPEATED_TIME < len(column):
-        return False
-    return column.n_unique() > 1 and not bool(column.is_unique().any())
-
-
-def _count_unordered(times: Timestamps, ids: pl.Series | None) -> tuple[int, int]:
-    """Count the rows that repeat a time of their series, and those that are earlier than the previous row of it."""
-    codes = np.zeros(len(times), np.int64)
-    if ids is not None:
-        codes = np.unique(ids.cast(pl.String).fill_null("").to_numpy().astype(str), return_inverse=True)[1]
-    ticks = times.astype(np.int64)
-    rows = np.argsort(codes, kind="stable")
-    is_same_series = np.diff(codes[rows]) == 0
-    unsorted = int((is_same_series & (np.diff(ticks[rows]) < 0)).sum())
-    order = np.lexsort((ticks, codes))
-    repeated = int(((np.diff(codes[order]) == 0) & (np.diff(ticks[order]) == 0)).sum())
-    return repeated, unsorted
 
 
 def _warn_about_time_parts(names: Sequence[str], findings: Findings) -> None:

@@ -14,7 +14,8 @@ from stablernn.data.forecasting.covariates import Covariates
 from stablernn.data.messages import format_names, format_timestamp, pluralize
 from stablernn.data.options import TARGET_COLUMN, LoadOptions
 from stablernn.data.readers.tables import OpenTable, Table
-from stablernn.data.time.frequency import Frequency
+from stablernn.data.repairs.short_series import suggest_min_length
+from stablernn.data.time.frequency import Frequency, parse_frequency
 from stablernn.data.time.regular_grid import align_to_grid
 from stablernn.data.types import ForecastData, Notes, Series, add_notes, lengths_of_time
 
@@ -52,7 +53,7 @@ def forecast_data(name: str, table: Table, options: LoadOptions, *, test: Table 
     targets = _select_targets(table, options.target, covariates)
     # One grid over training and test rows: rows that are missing between the files become steps, too.
     series, grid, notes = align_to_grid(
-        table.name, _append_test_rows(table, test, covariates.static), options.frequency
+        table.name, _append_test_rows(table, test, covariates.static), _frequency(options)
     )
     channels, series = covariates.with_calendar(table.name, table.channels, series, options.channels)
     if test is not None:
@@ -112,6 +113,18 @@ def read_series(table: OpenTable, options: LoadOptions) -> Table:
     return table.read(covariates.columns_to_read(table.columns, options.channels), static=covariates.static)
 
 
+def _frequency(options: LoadOptions) -> str | None:
+    """Return the frequency alias of the grid: that of resampled rows is their step."""
+    if options.resample is None or options.frequency is None:
+        return options.resample or options.frequency
+    if parse_frequency(options.frequency) != parse_frequency(options.resample):
+        raise errors.ConfigError(
+            f"data.resample={options.resample} makes steps of that length, and data.frequency={options.frequency} asks "
+            "for others. Leave data.frequency out."
+        )
+    return options.resample
+
+
 def series_fingerprint(channels: tuple[str, ...], series: Sequence[Series]) -> str:
     """Hash timestamps, channels and values; not what is forecast from them."""
     parts: list[FingerprintPart] = ["forecast", channels, len(series)]
@@ -129,7 +142,7 @@ def _measure_time(data: ForecastData) -> ForecastData:
 
 
 def _check_covariates(name: str, table: Table, options: LoadOptions) -> Covariates:
-    covariates = Covariates.of(options.future, options.static, options.calendar)
+    covariates = Covariates.of(options.future, options.static, options.calendar).expanded(table.categories)
     for column in covariates.columns:
         if column not in table.channels:
             channels = format_names(table.channels)
@@ -261,8 +274,10 @@ def _fit_steps(
     """
     shortest = min(series, key=lambda each: len(each.ds))
     steps = _default_steps(len(shortest.ds), options, season, horizon)
-    _check_lengths(name, series, horizon, steps)
     median_steps = _default_steps(int(np.median([len(each.ds) for each in series])), options, season, horizon)
+    # Of the steps that series of usual length allow, with the shortest context that may be taken.
+    usual_steps = median_steps._replace(context_length=options.context_length or 1)
+    _check_lengths(name, series, horizon, steps, usual_steps)
     usual = median_steps._asdict()
     shortened = {key: count for key, count in steps._asdict().items() if count < usual[key]}
     return steps, {"series": shortest.unique_id, "steps": len(shortest.ds), **shortened} if shortened else {}
@@ -280,7 +295,9 @@ def _default_steps(length: int, options: LoadOptions, season: int, horizon: int)
     return _WindowSteps(context_length, validation_steps, test_steps)
 
 
-def _check_lengths(name: str, series: Sequence[Series], horizon: int, steps: _WindowSteps) -> None:
+def _check_lengths(
+    name: str, series: Sequence[Series], horizon: int, steps: _WindowSteps, usual_steps: _WindowSteps
+) -> None:
     # One training window with its context and horizon, before both held-out splits.
     needed = horizon + sum(steps)
     short = [each for each in series if len(each.ds) < needed]
@@ -288,10 +305,14 @@ def _check_lengths(name: str, series: Sequence[Series], horizon: int, steps: _Wi
         return
     first, *others = short
     more = f" (too short as well: {format_names([each.unique_id for each in others])})" if others else ""
+    least = suggest_min_length([len(each.ds) for each in series], horizon + sum(usual_steps))
+    advice = "leave the series out" if least is None else f"set shorter series aside with data.min_length={least}"
+    settings = None if least is None else {"min_length": least}
     raise errors.DataError(
         f"'{name}': series '{first.unique_id}' has {pluralize(len(first.ds), 'step')}{more}, {needed} are needed: "
         f"context_length {steps.context_length} + horizon {horizon} + validation {steps.validation_steps} + "
-        f"test {steps.test_steps}. Shorten these, or leave the series out."
+        f"test {steps.test_steps}. Shorten these, or {advice}.",
+        settings=settings,
     )
 
 

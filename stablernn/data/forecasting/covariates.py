@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from stablernn import errors
 from stablernn.data.arrays import Float32Array, Timestamps
+from stablernn.data.repairs.categories import expand_names
 from stablernn.data.types import Series
 
 _DAY = 86_400.0
@@ -74,6 +75,10 @@ class Covariates:
         if both:
             raise errors.ConfigError(f"'{both[0]}' is in future and in static; a column that never changes is static.")
         return cls(columns, tuple(static), tuple(calendar))
+
+    def expanded(self, categories: Mapping[str, Sequence[str]]) -> Covariates:
+        """Return the covariates with the channels of categories in place of their columns."""
+        return Covariates(expand_names(self.columns, categories), expand_names(self.static, categories), self.calendar)
 
     @property
     def future(self) -> tuple[str, ...]:

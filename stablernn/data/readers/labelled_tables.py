@@ -7,17 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN
+from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN, Repairs
 from stablernn.data.readers.tables import open_table
 from stablernn.data.sequences import Sequences, plain_labels
 from stablernn.data.time.regular_grid import align_to_grid
 from stablernn.data.types import Notes, lengths_of_time
 
-#: Notes of a table that those of its sequences do not contain.
-_TABLE_NOTES = (
-    *("rows", "blank_rows_skipped", "short_rows", "ignored_columns", "gap_steps_filled", "irregular_intervals"),
-    "stamps",
-)
+#: Notes of a table that its sequences do not have.
+_UNUSED_NOTES = ("series", "missing_values", "time_zone")
 
 
 def read_labelled(
@@ -30,6 +27,7 @@ def read_labelled(
     group_column: str | None = None,
     timed: bool | None = None,
     stamps: str | None = None,
+    repairs: Repairs | None = None,
 ) -> Sequences:
     """Read a long table as sequences with names and, where it has a column of them, labels.
 
@@ -45,28 +43,30 @@ def read_labelled(
         group_column: Column with the group of the sequence, the same in all its rows.
         timed: Whether the result has the times of its steps, with rows as steps; if they are on no grid when omitted.
         stamps: As for :func:`stablernn.data.readers.tables.open_table`.
+        repairs: As there.
 
     Raises:
         UnknownNameError: If the file, or a column that was named, does not exist.
         DataError: If the content cannot be read, or a sequence has two labels, or groups.
     """
-    source = open_table(path, id_column=id_column, time_column=time_column, stamps=stamps)
+    source = open_table(path, id_column=id_column, time_column=time_column, stamps=stamps, repairs=repairs)
     texts = [label_column] if label_column in source.columns else []
     table = source.read(channels, texts=texts if group_column is None else [*texts, group_column])
     labels = table.texts.get(label_column)
     series, counts = table.series, Notes()
     if not timed:
-        series, grid, counts = align_to_grid(path.name, table.series, None)
+        series, grid, counts = align_to_grid(path.name, table.series, source.repairs.resample)
         timed = timed is None and grid is None and any(len(each.ds) > 1 for each in series)
     return Sequences(
         name=path.name,
         values=[each.values for each in series],
         labels=plain_labels(path.name, labels) if labels is not None else None,
         features=table.channels,
-        notes={key: value for key, value in {**table.notes, **counts}.items() if key in _TABLE_NOTES and value},
+        notes={key: value for key, value in {**table.notes, **counts}.items() if key not in _UNUSED_NOTES and value},
         # From 0, since only their differences are used.
         times=[np.cumsum([0.0, *lengths_of_time(np.diff(each.ds))]) for each in series] if timed else None,
         names=tuple(each.unique_id for each in series),
         locations=tuple(f"series '{each.unique_id}'" for each in series),
         groups=None if group_column is None else table.texts[group_column],
+        categories=table.categories,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -100,16 +101,27 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     # zipfile raises these for compression, encryption and offsets that it cannot read.
     except (NotImplementedError, RuntimeError, EOFError, ValueError, OSError, zlib.error) as error:
         raise errors.DataError(f"'{path.name}' is damaged ({error}). Write it again.") from error
-    return {key: _parse_array(path, key, member) for key, member in members.items()}
+    return {key: parse_array(path, key, member) for key, member in members.items()}
 
 
-def _parse_array(path: Path, key: str, content: bytes) -> npt.NDArray[Any]:
+def parse_array(path: Path, key: str, content: bytes) -> npt.NDArray[Any]:
+    """Return the array of an ``.npy`` file, or of a member of an archive.
+
+    Args:
+        path: The file, for messages.
+        key: Name of the array, for messages.
+        content: Its bytes.
+
+    Raises:
+        DataError: If it is no whole array, or holds Python objects.
+    """
     try:
         _check_size(path, key, content)
         return np.asarray(np.lib.format.read_array(io.BytesIO(content), allow_pickle=False))
     except errors.DataError:
         raise
-    except ValueError as error:
+    # A damaged header may be no Python literal.
+    except (ValueError, EOFError, SyntaxError, tokenize.TokenError) as error:
         # numpy has no class of its own for this; only its message tells it apart.
         if "allow_pickle" not in str(error):
             raise errors.DataError(

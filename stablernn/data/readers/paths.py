@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import io
 import lzma
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import IO, TYPE_CHECKING, Literal, cast
 
 from stablernn import errors
+from stablernn.data.readers.text_encoding import UTF16, TextDecoder, Utf8Stream, is_utf16
+
+if TYPE_CHECKING:
+    from stablernn.data.types import Notes
 
 Task = Literal["classify", "forecast"]
 
@@ -22,14 +27,15 @@ FORMAT_TASKS: dict[str, tuple[Task, ...]] = {
     ".arff": ("classify",),
     ".csv": ("forecast", "classify"),
     ".parquet": ("forecast", "classify"),
+    ".xlsx": ("forecast", "classify"),
 }
 #: Endings of tables: a row for each step of a series.
-TABLE_FORMATS = (".csv", ".parquet")
+TABLE_FORMATS = (".csv", ".parquet", ".xlsx")
 #: Ending of texts, which are read by characters.
 TEXT_FORMAT = ".txt"
 
 # Formats that are not text are compressed already, so they have no compressed variant.
-_BINARY = (".npz", ".parquet")
+_BINARY = (".npz", ".parquet", ".xlsx")
 _COMPRESSIONS = {".gz": "gzip", ".xz": "xz"}
 _BLOCK_BYTES = 1 << 22
 
@@ -44,7 +50,7 @@ _SIGNATURES = (
     (b"\xff\xfe", "UTF-16"),
     (b"\xfe\xff", "UTF-16"),
 )
-_EXPECTED_KINDS = {".npz": "zip", ".parquet": "Parquet", ".gz": "gzip", ".xz": "xz"}
+_EXPECTED_KINDS = {".npz": "zip", ".xlsx": "zip", ".parquet": "Parquet", ".gz": "gzip", ".xz": "xz"}
 # Control characters, without tabs and line breaks.
 _CONTROL_BYTES = frozenset(range(32)) - frozenset(b"\t\n\r\f")
 
@@ -60,7 +66,7 @@ def detect_format(path: Path) -> str:
     ending = Path(plain_name).suffix
     if ending not in FORMAT_TASKS or (ending in _BINARY and plain_name != name):
         raise errors.DataError(
-            f"'{path.name}' has no ending that is read. Known are .npz, .parquet, .ts, .tsv, .arff and .csv; "
+            f"'{path.name}' has no ending that is read. Known are .npz, .parquet, .xlsx, .ts, .tsv, .arff and .csv; "
             "the last four also with .gz or .xz behind them."
         )
     return ending
@@ -154,9 +160,11 @@ def check_signature(path: Path, begin: bytes) -> None:
     # Bytes of no known kind are left to the reader, whose error is more specific.
     if kind in (None, expected):
         return
+    if kind == "UTF-16" and ending == ".csv":
+        return
     descriptions = {
         "Parquet": f"a Parquet file. Rename it to '{path.with_suffix('.parquet').name}'",
-        "zip": "a zip archive, as .npz and .xlsx are. Rename an .npz file; save a spreadsheet as CSV",
+        "zip": "a zip archive, as .npz and .xlsx are. Give it the ending of its format",
         "npy": "a single array (.npy). Write it by numpy.savez, 'x' the values and 'y' the labels",
         "UTF-16": "UTF-16 text. Save it as UTF-8",
         "page": "a web page. Fetch the file again",
@@ -184,10 +192,15 @@ def read_text(path: Path) -> str:
     return normalize_newlines(decode_text(path, read_bytes(path)))
 
 
-def read_text_blocks(path: Path) -> Iterator[str]:
-    """Yield the text of :func:`read_text` in blocks of some megabytes that end at the end of a line.
+def read_text_blocks(path: Path, notes: Notes | None = None) -> Iterator[str]:
+    """Yield the text of a table in blocks of some megabytes that end at the end of a line.
 
-    A line break inside quotes ends no line: a block holds whole rows of a CSV file.
+    A line break inside quotes ends no line: a block holds whole rows of a CSV file. The encoding is recognized, see
+    :class:`~stablernn.data.readers.text_encoding.TextDecoder`.
+
+    Args:
+        path: The file.
+        notes: Gets ``encoding`` if it is not plain UTF-8; complete after the last block.
 
     Raises:
         UnknownNameError: If there is no such file.
@@ -196,16 +209,17 @@ def read_text_blocks(path: Path) -> Iterator[str]:
     # Bytes behind the last whole row, their position in the file, and text that is not yielded yet.
     pending, position, text = b"", 0, ""
     has_content = False
-    with open_file(path) as file:
+    decoder = TextDecoder(path, notes)
+    with open_file(path) as file, _as_utf8(path, file, notes) as stream:
         has_more = True
         while has_more:
-            block = file.read(_BLOCK_BYTES)
+            block = stream.read(_BLOCK_BYTES)
             if block.endswith(b"\r"):
                 # The two characters of a Windows line break must not be in different blocks.
-                block += file.read(1)
+                block += stream.read(1)
             pending, has_more = pending + block, bool(block)
             end = _end_of_rows(pending) if has_more else len(pending)
-            text += normalize_newlines(decode_text(path, pending[:end], position))
+            text += normalize_newlines(decoder.decode(pending[:end], position))
             pending, position = pending[end:], position + end
             # Blank lines at the beginning stay with the header, which is read from the first block.
             has_content = has_content or bool(text.strip())
@@ -214,6 +228,18 @@ def read_text_blocks(path: Path) -> Iterator[str]:
                 text = ""
     if not has_content:
         raise empty_file_error(path)
+
+
+@contextmanager
+def _as_utf8(path: Path, file: IO[bytes], notes: Notes | None) -> Iterator[IO[bytes] | Utf8Stream]:
+    """Yield the bytes of a table, those of UTF-16 text as UTF-8."""
+    begin = cast(io.BufferedReader, file).peek(2)[:2]
+    if not is_utf16(begin):
+        yield file
+        return
+    if notes is not None:
+        notes["encoding"] = UTF16
+    yield Utf8Stream(path, file)
 
 
 def decode_text(path: Path, content: bytes, position: int = 0) -> str:

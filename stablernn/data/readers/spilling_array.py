@@ -123,12 +123,18 @@ def reorder_rows(array: npt.NDArray[Any], order: Int64Array, budget: MemoryBudge
     return result.finish()
 
 
-def find_unordered_row(ds: Timestamps, ends: Int64Array) -> int | None:
-    """Return the first row that the next row of its series does not come after; series end before ``ends``."""
+def find_unordered_row(ds: Timestamps, ends: Int64Array, *, may_repeat: bool = False) -> int | None:
+    """Return the first row that the next row of its series does not come after; None if there is none.
+
+    Args:
+        ds: Timestamps, the rows of each series together.
+        ends: End of each series.
+        may_repeat: Whether the next row may have the same time.
+    """
     for start in _block_starts(len(ds)):
         # Compared as integers: their difference would overflow beyond 292 years.
         block = ds[start : start + _BLOCK_ROWS + 1].view(np.int64)
-        is_late = np.asarray(block[1:] <= block[:-1])
+        is_late = np.asarray(block[1:] < block[:-1] if may_repeat else block[1:] <= block[:-1])
         borders = ends[(ends > start) & (ends <= start + len(is_late))] - 1 - start
         is_late[borders] = False
         if is_late.any():

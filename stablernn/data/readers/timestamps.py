@@ -19,17 +19,21 @@ _FORMATS = (
     "%Y-%m-%d %H:%M",
     "%Y-%m-%d %H:%M:%S%.f%#z",
     "%Y-%m-%d %H:%M%#z",
+    # With points between them, the day comes first everywhere.
+    "%d.%m.%Y",
+    "%d.%m.%Y %H:%M:%S%.f",
+    "%d.%m.%Y %H:%M",
 )
 _ZONE = r"\s*(?:[Zz]|[+-]\d{2}:?\d{2})$"
 _LARGEST_MONTH = 999_999
-_DAY_OR_MONTH_FIRST = re.compile(r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}\b.*")
+_DAY_OR_MONTH_FIRST = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{2,4}\b.*")
 
 
 def parse_dates(cells: pl.Series) -> pl.Series:
     """Parse text as dates in UTC, in microseconds; null where a cell is no date or nanoseconds could not hold it.
 
     Read are ``2024-01-31``, ``2024-01-31 13:00``, also with seconds and their fractions, ``/``, ``T`` or a zone;
-    ``2024-01``, ``202401`` and ``20240131``.
+    ``2024-01``, ``202401`` and ``20240131``; and ``31.01.2024``, also with a time of day.
     """
     return _dates_and_zones(cells)[0]
 

@@ -8,6 +8,7 @@ the step of integer timestamps.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -146,6 +147,20 @@ def parse_frequency(alias: str) -> Frequency:
     raise errors.unknown(
         "frequency", alias, _ALIASES, f"Known are {', '.join(_ALIASES)}, W-MON to W-SUN, and multiples as 15min."
     )
+
+
+def is_part_of_days(frequency: Frequency) -> bool:
+    """Return True if steps are seconds, minutes, hours or days, or multiples of them."""
+    return re.fullmatch(r"\d*(s|min|h|D)", frequency.alias) is not None
+
+
+def coarsest_frequency(frequencies: Collection[Frequency | None]) -> Frequency | None:
+    """Return the frequency with the longest steps if they are multiples of those of all others; else None."""
+    divisible = [frequency for frequency in frequencies if frequency is not None and is_part_of_days(frequency)]
+    if not divisible or len(divisible) < len(frequencies):
+        return None
+    coarsest = max(divisible, key=lambda frequency: frequency.step)
+    return None if any(coarsest.step % frequency.step for frequency in divisible) else coarsest
 
 
 def infer_frequency(ds: Timestamps) -> Frequency | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from stablernn import errors
 from stablernn.data.messages import format_timestamp
-from stablernn.data.time.frequency import Frequency, covers, infer_frequency, parse_frequency
+from stablernn.data.time.frequency import Frequency, coarsest_frequency, covers, infer_frequency, parse_frequency
 from stablernn.data.types import Notes, Series
 
 # A configured frequency may leave far more gaps than an inferred one; a grid of seconds for monthly rows is a mistake.
@@ -77,10 +77,14 @@ def _infer_common_grid(name: str, series: Sequence[Series]) -> Frequency | None:
         if len(each.ds) < 2 or grids[each.unique_id] == grid:
             continue
         if grid is None or not covers(grid, each.ds):
+            coarsest = coarsest_frequency(list(grids.values()))
+            advice = "" if coarsest is None else f"={coarsest.alias}"
             other, usual = (f"'{g.alias}'" if g else "irregular" for g in (grids[each.unique_id], grid))
             raise errors.DataError(
                 f"'{name}' mixes frequencies: series '{each.unique_id}' is {other}, most are {usual}. "
-                "Split the file by frequency, or give the frequency that all of them share."
+                "Split the file by frequency, give the frequency that all of them share, or aggregate their rows to "
+                f"the longest step with data.resample{advice}, to their mean, or with data.aggregate=sum to their sum.",
+                settings=None if coarsest is None else {"resample": coarsest.alias},
             )
     return grid
 

@@ -66,7 +66,8 @@ def resolve(config: Config, task: TaskSettings) -> Config:
     # Copies are not checked, so the whole is.
     return validate(
         {
-            "data": config.data.model_dump(mode="json"),
+            # With the categories that the training data has, by which other files are read.
+            "data": config.data.model_dump(mode="json") | {"categories": task.data.notes.get("categories", {})},
             "task": section.model_dump(mode="json"),
             "model": model.model_dump(mode="json"),
             "training": training.model_dump(mode="json"),

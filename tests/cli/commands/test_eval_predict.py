@@ -244,7 +244,12 @@ BAD_INPUT = {
         "'heat.csv' has 1 feature (heat), the model expects 3 (heat, power, wind).",
     ),
     "unknown column": ("load", "other.csv", 2, "Unknown column 'wind'. 'other.csv' has heat, power, sun."),
-    "wrong kind": ("load", "two.npz", 1, "'two.npz' is for task 'classify'; task 'forecast' reads .csv, .parquet."),
+    "wrong kind": (
+        "load",
+        "two.npz",
+        1,
+        "'two.npz' is for task 'classify'; task 'forecast' reads .csv, .parquet, .xlsx.",
+    ),
 }
 
 

@@ -210,7 +210,11 @@ BAD = {
     "empty": ("empty.csv", "'empty.csv' is empty."),
     "one class": ("one.npz", "'one.npz' has one class only ('0'); classification needs two or more."),
     "too short": ("short.csv", "'short.csv': series 'short' has 10 steps, "),
-    "a folder": ("folder", "'folder' is a folder. Give one of the files in it."),
+    "a folder": (
+        "folder",
+        "'folder' has no recordings; they are .wav, .csv, .parquet, .npy, .mat, .edf, .bdf files. Put them into a "
+        "subfolder for each class, or list them in manifest.csv.",
+    ),
     "no reader": ("text.doc", "'text.doc' has no ending that is read. "),
 }
 

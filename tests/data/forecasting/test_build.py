@@ -239,7 +239,7 @@ def test_short_series_among_long_ones_is_named(tmp_path: Path) -> None:
         load(write(tmp_path / "d.csv", "unique_id,ds,y", rows), **SMALL)
     assert str(caught.value) == (
         "'d.csv': series 'short' has 8 steps, 9 are needed: context_length 3 + horizon 2 + validation 2 + test 2. "
-        "Shorten these, or leave the series out."
+        "Shorten these, or set shorter series aside with data.min_length=10."
     )
 
 
@@ -250,7 +250,8 @@ def test_series_of_different_frequencies_are_refused(tmp_path: Path) -> None:
         load(write(tmp_path / "d.csv", "unique_id,ds,y", rows), **SMALL)
     assert str(caught.value) == (
         "'d.csv' mixes frequencies: series 'c' is 'h', most are 'D'. "
-        "Split the file by frequency, or give the frequency that all of them share."
+        "Split the file by frequency, give the frequency that all of them share, or aggregate their rows to the "
+        "longest step with data.resample=D, to their mean, or with data.aggregate=sum to their sum."
     )
 
 

@@ -60,12 +60,12 @@ def test_what_is_cut_off_is_refused(tmp_path: Path, name: str, packed: str, kind
         ("d.csv", gzip.compress(CSV.encode()), "gzip data. Rename it to 'd.csv.gz'."),
         ("d.csv", lzma.compress(CSV.encode()), "xz data. Rename it to 'd.csv.xz'."),
         ("d.csv.xz", gzip.compress(CSV.encode()), "gzip data and not xz data. Unpack or rename it."),
-        ("d.csv", CSV.encode("utf-16"), "UTF-16 text. Save it as UTF-8."),
+        ("d.ts", CSV.encode("utf-16"), "UTF-16 text. Save it as UTF-8."),
         ("d.csv", b"PAR1\x15\x04", "a Parquet file. Rename it to 'd.parquet'."),
         (
             "d.csv",
             b"PK\x03\x04",
-            "a zip archive, as .npz and .xlsx are. Rename an .npz file; save a spreadsheet as CSV.",
+            "a zip archive, as .npz and .xlsx are. Give it the ending of its format.",
         ),
         ("d.ts", b"<!DOCTYPE html>\n<html>", "a web page. Fetch the file again."),
         ("d.parquet", CSV.encode(), "plain text and not Parquet data. Give it the ending of its format, such as .csv."),
@@ -123,8 +123,10 @@ def test_a_byte_that_is_no_text_is_named_by_its_place_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     path = tmp_path / "d.csv"
-    path.write_bytes(b"ds,y\n1,2\n2,\xff\n")
+    path.write_bytes(b"ds,y\n1,2\n2,\x81\n")
     monkeypatch.setattr("stablernn.data.readers.paths._BLOCK_BYTES", size)
     with pytest.raises(DataError) as caught:
         list(read_text_blocks(path))
-    assert str(caught.value) == "'d.csv' is not UTF-8 text (byte 11 is 0xff). Save it as UTF-8."
+    assert str(caught.value) == (
+        "'d.csv' is neither UTF-8 nor Windows-1252 text (line 3 has the byte 0x81). Save it as UTF-8."
+    )

@@ -147,7 +147,7 @@ def test_pieces_change_nothing(
     whole = open_table(folder / "d.csv").read()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stablernn.data.readers.paths._BLOCK_BYTES", block)
-        patch.setattr("stablernn.data.readers.tables.MemoryBudget", lambda: MemoryBudget(40))
+        patch.setattr("stablernn.data.readers.table_builder.MemoryBudget", lambda: MemoryBudget(40))
         pieces = open_table(folder / "d.csv").read()
     same(whole, pieces)
     assert pieces.notes == whole.notes
@@ -210,7 +210,7 @@ def test_a_full_disk_is_reported_once() -> None:
 
 
 def test_windows_of_a_table_on_disk_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stablernn.data.readers.tables.MemoryBudget", lambda: MemoryBudget(0))
+    monkeypatch.setattr("stablernn.data.readers.table_builder.MemoryBudget", lambda: MemoryBudget(0))
     monkeypatch.setenv("STABLERNN_CACHE", str(tmp_path))
     frame = long_table().sort("unique_id").drop_nulls()
     frame.with_columns(ds=pl.int_range(pl.len()).over("unique_id")).write_parquet(tmp_path / "d.parquet")

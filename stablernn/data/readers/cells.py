@@ -1,0 +1,37 @@
+"""Cells of tables: text without blanks, missing ones, text as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+#: Cells that mean "no value", besides the empty one; in the column of names they are names.
+MISSING_CELLS = ("NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
+#: Number of a cell without text, as :func:`encode_text` gives it.
+NO_TEXT = -1
+
+
+def strip_cells(cells: pl.Series, missing: Sequence[str]) -> pl.Series:
+    """Return text without outer blanks, null where it is one of the missing values; numbers as they are."""
+    if cells.dtype in (pl.Categorical, pl.Enum):
+        cells = cells.cast(pl.String)
+    if cells.dtype != pl.String:
+        return cells
+    stripped = cells.str.strip_chars()
+    is_missing = stripped.is_in(["", *missing])
+    return stripped.set(is_missing, None) if is_missing.any() else stripped
+
+
+def encode_text(cells: pl.Series, codes_of: dict[str, int]) -> Any:
+    """Return a number for each text, new ones being added to ``codes_of``; -1 where a cell is empty."""
+    texts = strip_cells(cells, ()).cast(pl.String)
+    distinct = texts.drop_nulls().unique(maintain_order=True)
+    for text in distinct:
+        codes_of.setdefault(text, len(codes_of))
+    if not len(distinct):
+        return np.full(len(texts), NO_TEXT, dtype=np.int32)
+    codes = pl.Series([codes_of[text] for text in distinct], dtype=pl.Int32)
+    return texts.replace_strict(distinct, codes, default=NO_TEXT, return_dtype=pl.Int32).fill_null(NO_TEXT).to_numpy()

@@ -1,0 +1,77 @@
+"""The order of the rows of a table: errors that name two rows and the option that would mend them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from stablernn import errors
+from stablernn.data.arrays import Float32Array, Int64Array, Timestamps
+from stablernn.data.messages import format_timestamp
+from stablernn.data.readers.spilling_array import find_unordered_row
+from stablernn.data.repairs.duplicate_rows import find_repeats, repeats_differ
+from stablernn.data.repairs.local_times import suggest_timezone
+
+# With more repeated times than this, rows of different values are not proposed to be merged.
+_MAX_SHARE_OF_REPEATS = 0.2
+
+
+def refuse_unordered_rows(
+    file: str,
+    ds: Timestamps,
+    values: Float32Array,
+    ends: Int64Array,
+    *,
+    row_number: Callable[[int], int],
+    series_names: Sequence[str] | None,
+    may_repeat: bool,
+    may_be_local: bool,
+) -> None:
+    """Refuse a row that repeats the time of the row of its series before, or comes earlier.
+
+    Args:
+        file: Name of the file.
+        ds: Timestamps, the rows of each series together.
+        values: float32 (rows, columns).
+        ends: End of each series.
+        row_number: Returns the number in the file of the row at an index.
+        series_names: Names of the series; None where the file does not name them.
+        may_repeat: Whether repeated times are accepted.
+        may_be_local: Whether the times may be those of a zone that is not set.
+
+    Raises:
+        DataError: If there is such a row.
+    """
+    index = find_unordered_row(ds, ends, may_repeat=may_repeat)
+    if index is None:
+        return
+    earlier, later = row_number(index), row_number(index + 1)
+    timestamp = format_timestamp(ds[index + 1])
+    series = ""
+    if series_names is not None:
+        series = f" of series '{series_names[int(np.searchsorted(ends, index, side='right'))]}'"
+    is_repeated = ds[index + 1] == ds[index]
+    problem = (
+        f"'{file}' has the time {timestamp}{series} twice, in rows {earlier} and {later}."
+        if is_repeated
+        else f"'{file}' is not sorted by time: row {later}{series} has {timestamp} after "
+        f"{format_timestamp(ds[index])} in row {earlier}."
+    )
+    zone = suggest_timezone(ds, ends) if may_be_local else None
+    if zone is not None:
+        raise errors.DataError(
+            f"{problem} Clocks in {zone} go back at such times: if they are local, set data.timezone={zone}, or the "
+            "zone in which they were recorded.",
+            settings={"timezone": zone},
+        )
+    if not is_repeated:
+        raise errors.DataError(f"{problem} Sort the rows, or set data.sort=true.", settings={"sort": True})
+    repeats = find_repeats(ds, ends)
+    differ = repeats_differ(values, repeats).any()
+    unnamed = "Name the column that tells series apart by id_column" if series_names is None else "Remove one of them"
+    # Different values at many times are rather those of several series.
+    if differ and repeats.mean() > _MAX_SHARE_OF_REPEATS:
+        raise errors.DataError(f"{problem} {unnamed}.")
+    how = "mean" if differ else "last"
+    raise errors.DataError(f"{problem} {unnamed}, or set data.on_duplicate={how}.", settings={"on_duplicate": how})

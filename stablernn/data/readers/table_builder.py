@@ -1,0 +1,392 @@
+"""The rows of a table, taken in chunk by chunk, as series."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import polars as pl
+
+from stablernn import errors
+from stablernn.data.arrays import Float32Array, Int64Array, Resolution, Timestamps, finite_float32
+from stablernn.data.messages import quote
+from stablernn.data.options import Repairs
+from stablernn.data.readers.cells import MISSING_CELLS, NO_TEXT, encode_text, strip_cells
+from stablernn.data.readers.row_checks import refuse_unordered_rows
+from stablernn.data.readers.spilling_array import GrowingArray, MemoryBudget, group_rows, reorder_rows
+from stablernn.data.readers.table_chunks import first_row_number
+from stablernn.data.readers.timestamps import BadTime, TimeColumn, date_format_advice, normalize_times
+from stablernn.data.repairs.categories import CategoryCodes, expand_names
+from stablernn.data.repairs.duplicate_rows import find_repeats, find_unlike_categories, merge_duplicates
+from stablernn.data.repairs.local_times import convert_to_utc, find_skipped_time
+from stablernn.data.repairs.missing_codes import MissingCodes
+from stablernn.data.repairs.row_order import sort_order
+from stablernn.data.time.numeric_timestamps import ambiguous_numbers_error, find_resemblance
+from stablernn.data.types import Notes, Series
+
+
+class BuiltSeries(NamedTuple):
+    """The series of a table and the facts about them, as :class:`stablernn.data.readers.tables.Table` has them."""
+
+    series: tuple[Series, ...]
+    channels: tuple[str, ...]
+    notes: Notes
+    texts: Mapping[str, tuple[str, ...]]
+    static: tuple[str, ...]
+    categories: Mapping[str, tuple[str, ...]]
+
+
+class _Rows(NamedTuple):
+    """All rows of a table, those of each series together.
+
+    Attributes:
+        ds: Timestamps.
+        values: float32 (rows, columns).
+        order: Index of each row among the rows taken in; None where they are in the order of the file.
+        ends: End of each series.
+    """
+
+    ds: Timestamps
+    values: Float32Array
+    order: Int64Array | None
+    ends: Int64Array
+
+    @property
+    def starts(self) -> Int64Array:
+        """First row of each series."""
+        return np.concatenate(([0], self.ends[:-1]))
+
+
+class TableBuilder:
+    """Collects the rows of a table chunk by chunk and builds its series at the end.
+
+    Args:
+        path: The file.
+        time_name: The column of timestamps.
+        id_name: The column of series names; None without one.
+        repairs: What is converted, merged or replaced.
+        stamps: What whole numbers are in the column of timestamps; None where no option says.
+        columns: Columns of numbers and of categories that vary.
+        static: Columns of numbers and of categories that have one value for each series.
+        texts: Columns of text that have one value for each series.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        time_name: str,
+        id_name: str | None,
+        repairs: Repairs,
+        *,
+        stamps: str | None,
+        columns: tuple[str, ...],
+        static: tuple[str, ...],
+        texts: tuple[str, ...],
+    ) -> None:
+        self._path, self._time_name, self._id_name, self._stamps = path, time_name, id_name, stamps
+        self._repairs, self._columns, self._static = repairs, columns, static
+        self._codes = MissingCodes(path.name, repairs.missing)
+        self._categories = CategoryCodes(
+            path.name, repairs.categories, refuses_unknown=repairs.unknown_category == "error"
+        )
+        # One budget: the columns together must fit into the memory, or those that do not go to disk.
+        budget = MemoryBudget()
+        self._times = TimeColumn(budget, stamps)
+        self._values = GrowingArray(np.float32, len(columns), budget)
+        self._static_values = GrowingArray(np.float32, len(static), budget)
+        # Series names and other text as numbers, which are much smaller than text in every row.
+        self._series_codes = GrowingArray(np.int32, None, budget)
+        self._text_codes = {name: GrowingArray(np.int32, None, budget) for name in texts}
+        self._series_names: dict[str, int] = {}
+        self._texts: dict[str, dict[str, int]] = {name: {} for name in texts}
+        self._resolution = {name: Resolution() for name in columns if name not in self._categories}
+        self._blank_rows: list[int] = []
+        self._num_rows = 0
+        self._num_missing = 0
+
+    def add(self, chunk: pl.DataFrame) -> None:
+        """Take in the next rows."""
+        times = normalize_times(chunk[self._time_name])
+        if times.null_count() or (times.dtype == pl.String and times.is_in(["", *MISSING_CELLS]).any()):
+            times, chunk = self._drop_blank_rows(times, chunk)
+        self._num_rows += len(chunk)
+        bad_time = self._times.add(times)
+        if bad_time is not None:
+            raise self._time_error(bad_time)
+        if self._id_name is not None:
+            codes = self._encode(chunk[self._id_name], self._series_names)
+            if (codes == NO_TEXT).any():
+                row = self._row_number(len(self._series_codes) + int(np.argmax(codes == NO_TEXT)))
+                raise errors.DataError(
+                    f"'{self._path.name}' row {row} has no '{self._id_name}'; each row must name its series."
+                )
+            self._series_codes.append(codes)
+        values = np.empty((len(chunk), len(self._columns)), dtype=np.float32)
+        for index, name in enumerate(self._columns):
+            values[:, index] = self._parse_cells(chunk[name], len(self._values), self._resolution.get(name))
+        self._num_missing += int(np.isnan(values).sum())
+        self._values.append(values)
+        if self._static:
+            static = [self._parse_cells(chunk[name], len(self._static_values), None) for name in self._static]
+            self._static_values.append(np.stack(static, axis=1))
+        for name, codes in self._text_codes.items():
+            codes.append(self._encode(chunk[name], self._texts[name]))
+
+    def build(self) -> BuiltSeries:
+        """Build the series of all rows; to be called once."""
+        if not self._num_rows:
+            raise errors.DataError(f"'{self._path.name}' has a header but no rows. Add a row for each series and time.")
+        # Only now, since the spread of a column is that of all chunks.
+        for name, resolution in self._resolution.items():
+            resolution.check(f"'{self._path.name}' column '{name}'")
+        names = list(self._series_names) or [self._path.name.split(".")[0]]
+        categories, category_notes = self._categories.finish()
+        notes: Notes = {
+            "rows": self._num_rows,
+            "series": len(names),
+            "missing_values": self._num_missing,
+            "blank_rows_skipped": len(self._blank_rows),
+            **self._codes.finish(),
+            **category_notes,
+        }
+        if categories:
+            notes["categories"] = {name: list(vocabulary) for name, vocabulary in categories.items()}
+        if self._times.stamps is not None:
+            notes["stamps"] = self._times.stamps
+        rows, is_utc = self._group(len(names))
+        self._check_numbers(rows)
+        rows, is_utc = self._convert_times(rows, is_utc, names, notes)
+        if is_utc:
+            notes["time_zone"] = "UTC"
+        rows = self._sort(rows, notes)
+        static = self._constant_values(rows, names)
+        texts = {name: self._constant_text(name, rows, names) for name in self._texts}
+        rows = self._merge(rows, names, notes, has_local_times=not is_utc)
+        values = self._categories.expand(rows.values, self._columns) if categories else rows.values
+        static_values = None if static is None else self._categories.expand(static, self._static)
+        series = tuple(
+            Series(name, rows.ds[start:end], values[start:end], *(() if static_values is None else (static_values[i],)))
+            for i, (name, start, end) in enumerate(zip(names, rows.starts, rows.ends, strict=True))
+        )
+        channels, static_names = (expand_names(each, categories) for each in (self._columns, self._static))
+        return BuiltSeries(series, channels, notes, texts, static_names, categories)
+
+    def _group(self, num_series: int) -> tuple[_Rows, bool]:
+        """Return all rows, those of each series together, and whether their times are instants."""
+        ds, is_utc = self._times.finish()
+        values = self._values.finish()
+        codes = self._series_codes.finish() if self._series_names else np.zeros(self._num_rows, dtype=np.int32)
+        order, ends = group_rows(codes, num_series)
+        if order is not None:
+            # A budget of its own: the rows in file order are still there.
+            budget = MemoryBudget()
+            ds, values = reorder_rows(ds, order, budget), reorder_rows(values, order, budget)
+        return _Rows(ds, values, order, ends), is_utc
+
+    def _convert_times(self, rows: _Rows, is_utc: bool, names: list[str], notes: Notes) -> tuple[_Rows, bool]:
+        """Convert local times to UTC; those that state a zone, and whole numbers, are no local times."""
+        zone = self._repairs.timezone
+        if zone is None or is_utc or rows.ds.dtype.kind != "M":
+            return rows, is_utc
+        skipped = find_skipped_time(rows.ds, zone)
+        if skipped is not None:
+            location = f"'{self._path.name}' row {self._number_of(rows, skipped.index)}"
+            raise errors.DataError(f"{location}: {skipped.message}", settings=skipped.settings)
+        converted = convert_to_utc(rows.ds, rows.ends, zone)
+        notes |= converted.notes
+        return rows._replace(ds=converted.ds), converted.is_utc
+
+    def _sort(self, rows: _Rows, notes: Notes) -> _Rows:
+        if not self._repairs.sort:
+            return rows
+        order, notes["rows_sorted"] = sort_order(rows.ds, rows.ends)
+        if order is None:
+            return rows
+        file_order = order if rows.order is None else rows.order[order]
+        budget = MemoryBudget()
+        ds, values = reorder_rows(rows.ds, order, budget), reorder_rows(rows.values, order, budget)
+        return _Rows(cast(Timestamps, ds), values, file_order, rows.ends)
+
+    def _merge(self, rows: _Rows, names: list[str], notes: Notes, *, has_local_times: bool) -> _Rows:
+        """Merge rows that repeat a time, as far as that is asked for, and refuse rows that are not in order."""
+        how = self._repairs.on_duplicate
+        refuse_unordered_rows(
+            self._path.name,
+            rows.ds,
+            rows.values,
+            rows.ends,
+            row_number=lambda index: self._number_of(rows, index),
+            series_names=names if self._series_names else None,
+            may_repeat=how != "error",
+            may_be_local=has_local_times and rows.ds.dtype.kind == "M" and self._repairs.timezone is None,
+        )
+        if how == "error":
+            return rows
+        if how == "mean":
+            self._refuse_mean_of_text(rows)
+        merged = merge_duplicates(rows.ds, rows.values, rows.ends, how)
+        notes |= merged.notes
+        return _Rows(merged.ds, merged.values, None, merged.ends)
+
+    def _refuse_mean_of_text(self, rows: _Rows) -> None:
+        repeats = find_repeats(rows.ds, rows.ends)
+        for column, name in enumerate(self._columns):
+            index = find_unlike_categories(rows.values, repeats, column) if name in self._categories else None
+            if index is not None:
+                numbers = [self._number_of(rows, index - 1), self._number_of(rows, index)]
+                raise errors.DataError(
+                    f"'{self._path.name}' column '{name}' has two categories at one time, in rows {numbers[0]} and "
+                    f"{numbers[1]}, and data.on_duplicate=mean cannot average text. Set data.on_duplicate=last, "
+                    "or correct them.",
+                    settings={"on_duplicate": "last"},
+                )
+
+    def _number_of(self, rows: _Rows, index: int) -> int:
+        """Return the number in the file of a row of the grouped rows."""
+        return self._row_number(int(index if rows.order is None else rows.order[index]))
+
+    def _time_error(self, bad_time: BadTime) -> errors.DataError:
+        row, cell = self._row_number(bad_time.position), quote(bad_time.text)
+        location = f"'{self._path.name}' row {row}, column '{self._time_name}'"
+        if bad_time.mixes_zones:
+            return errors.DataError(
+                f"{location}: some times have a zone and some have none, {cell} unlike those before it. "
+                "Write all of them with a zone, or all without."
+            )
+        if not bad_time.text:
+            return errors.DataError(f"{location} is empty; each row needs its time. Add it, or remove the row.")
+        if bad_time.is_out_of_range:
+            return errors.DataError(
+                f"{location}: {cell} is no time of the years 1678 to 2261 by data.stamps="
+                f"{self._stamps}. Set data.stamps (--stamps) to what the numbers are."
+            )
+        advice = date_format_advice(bad_time.text) or (
+            "Times are dates from 1678 to 2261 as 2024-01-31 or 2024-01-31 13:00:00, or integers."
+            if self._stamps != "yyyymmdd"
+            else "With data.stamps=yyyymmdd times are dates from 1678 to 2261 as 20240131 or 2024-01-31."
+        )
+        return errors.DataError(f"{location}: {cell} is not a time. {advice}")
+
+    def _encode(self, cells: pl.Series, codes_of: dict[str, int]) -> Any:
+        """Return a number for each text, as :func:`encode_text` does; text with a NUL character is refused."""
+        before = len(codes_of)
+        codes = encode_text(cells, codes_of)
+        for text in islice(codes_of, before, None):
+            if "\0" in text:
+                # The rows of this chunk are counted already.
+                row = self._row_number(self._num_rows - len(cells) + int(np.argmax(codes == codes_of[text])))
+                raise errors.DataError(
+                    f"'{self._path.name}' row {row}, column '{cells.name}' holds a NUL character (byte 0). Remove it."
+                )
+        return codes
+
+    def _drop_blank_rows(self, times: pl.Series, chunk: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame]:
+        """Return the rows that have any content; the positions of the others are remembered."""
+        is_blank = pl.Series([True] * len(chunk))
+        for name in chunk.columns:
+            cells = strip_cells(chunk[name], () if name == self._id_name else MISSING_CELLS)
+            is_blank &= cells.is_null()
+        positions = np.flatnonzero(is_blank.to_numpy())
+        self._blank_rows += (positions + self._num_rows + len(self._blank_rows)).tolist()
+        return times.filter(~is_blank), chunk.filter(~is_blank)
+
+    def _row_number(self, index: int) -> int:
+        """Return the number in the file of the row at this index of the rows taken in."""
+        # How many rows were taken in before each blank one.
+        before = np.array(self._blank_rows, dtype=np.int64) - np.arange(len(self._blank_rows))
+        return first_row_number(self._path) + index + int(np.searchsorted(before, index, side="right"))
+
+    def _parse_cells(self, cells: pl.Series, first: int, resolution: Resolution | None) -> Float32Array:
+        """Return the cells as float32, categories as their numbers; ``first`` rows were taken in before them."""
+        location = f"column '{cells.name}'"
+        self._codes.count_texts(cells)
+        cleaned = strip_cells(cells, (*MISSING_CELLS, *self._codes.texts))
+        if cells.name in self._categories:
+            self._codes.count(cells.name, cleaned.count(), 0)
+            return self._categories.encode(cleaned)
+        if not (cleaned.dtype.is_numeric() or cleaned.dtype in (pl.String, pl.Boolean, pl.Null)):
+            raise errors.DataError(
+                f"'{self._path.name}' {location} holds {str(cells.dtype).lower()}, not numbers. "
+                "Name the columns to read by 'channels'."
+            )
+        numbers = cleaned if cleaned.dtype == pl.Float32 else cleaned.cast(pl.Float64, strict=False)
+        is_invalid = (numbers.is_null() & cleaned.is_not_null()).to_numpy()
+        if is_invalid.any():
+            index = int(np.argmax(is_invalid))
+            raise errors.DataError(
+                f"'{self._path.name}' row {self._row_number(first + index)}, {location}: {quote(str(cleaned[index]))} "
+                "is not a number. Correct it, leave it empty if the value is missing, or name the columns to read by "
+                "'channels'."
+            )
+        values = self._codes.replace(numbers).fill_null(float("nan")).to_numpy()
+        finite = finite_float32(
+            values, lambda i: f"'{self._path.name}' row {self._row_number(first + i[0])}, {location}"
+        )
+        if resolution is not None:
+            resolution.add(values)
+        return finite
+
+    def _check_numbers(self, rows: _Rows) -> None:
+        """Refuse integers that are probably dates where no option says what they are."""
+        if self._stamps is not None or rows.ds.dtype.kind == "M":
+            return
+        for start, end in zip(rows.starts, rows.ends, strict=True):
+            numbers = cast(Int64Array, rows.ds[start:end])
+            reading = find_resemblance(numbers)
+            if reading is not None:
+                raise ambiguous_numbers_error(self._path.name, self._time_name, int(numbers[0]), reading)
+
+    def _constant_values(self, rows: _Rows, names: list[str]) -> Float32Array | None:
+        """Return the value of each static column in each series, (series, s)."""
+        if not self._static:
+            return None
+        values = self._static_values.finish()
+        starts = rows.starts
+        grouped = values if rows.order is None else values[rows.order]
+        # fmin and fmax skip NaN: a value in one row of a series is enough.
+        low, high = np.fmin.reduceat(grouped, starts), np.fmax.reduceat(grouped, starts)
+        for column, name in enumerate(self._static):
+            if np.isnan(low[:, column]).any():
+                series = names[int(np.argmax(np.isnan(low[:, column])))]
+                raise errors.DataError(
+                    f"'{self._path.name}' has no value in the static column '{name}' for series '{series}'. Give it in "
+                    "one row or more."
+                )
+            differs = low[:, column] != high[:, column]
+            if differs.any():
+                self._refuse_change(grouped[:, column], int(np.argmax(differs)), rows, names, name)
+        return low
+
+    def _constant_text(self, column: str, rows: _Rows, names: list[str]) -> tuple[str, ...]:
+        codes = self._text_codes[column].finish()
+        grouped = codes if rows.order is None else codes[rows.order]
+        low, high = np.minimum.reduceat(grouped, rows.starts), np.maximum.reduceat(grouped, rows.starts)
+        # The last one is that of the code -1, no text.
+        texts = np.array([*self._texts[column], ""], dtype=object)
+        if (low != high).any():
+            series = int(np.argmax(low != high))
+            self._refuse_change(texts[grouped], series, rows, names, column)
+        return tuple(str(text) for text in texts[low])
+
+    def _refuse_change(self, grouped: Any, series: int, rows: _Rows, names: list[str], column: str) -> None:
+        """Refuse a column that should be constant, with the first two rows that differ in a series."""
+        start = int(rows.starts[series])
+        part = grouped[start : rows.ends[series]]
+        # A missing number is NaN, which differs from itself, and is skipped; a missing text differs from the others.
+        present = np.flatnonzero(part == part)
+        first = int(present[0])
+        other = int(present[np.argmax(part[present] != part[first])])
+        numbers = [self._number_of(rows, start + i) for i in (first, other)]
+        values = [self._describe(column, part[i]) for i in (first, other)]
+        raise errors.DataError(
+            f"'{self._path.name}': column '{column}' must have one value for each series, got {values[0]} in row "
+            f"{numbers[0]} and {values[1]} in row {numbers[1]} of series '{names[series]}'."
+        )
+
+    def _describe(self, column: str, value: Any) -> str:
+        if column in self._categories:
+            return f"'{self._categories.name_of(column, value)}'"
+        return f"'{value}'" if isinstance(value, str) else f"{value:g}"

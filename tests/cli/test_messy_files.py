@@ -1,0 +1,223 @@
+"""From a file as another program wrote it to a served forecast, by what `data check --fix` writes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import yaml
+
+from cli_helpers import NO_PLOTS, Workplace, run_alone
+from messy_files import MESSY_FILES, MessyFile, write_local_spring
+from server_helpers import json_tensor, serve
+from stablernn.data import InputSet, read_inputs
+from stablernn_cli.commands.predict import _reading_options
+from stablernn_cli.targets import open_target
+from stablernn_registry import Registry
+from stablernn_server import Settings, create_app
+
+SMALL = ("--cell", "lipschitz", "--hidden-size", 4, "--max-steps", 2, "--set", "model.scaling=standard")
+BY_DEFECT = {messy.defect: messy for messy in MESSY_FILES}
+QUICK = ("local times, duplicates, semicolons", "local times, a short series, text")
+FORECAST = ("--horizon", 6, "--context-length", 24)
+
+
+def repaired(folder: Path, messy: MessyFile) -> Workplace:
+    """A workplace with a published model ``meters``, trained by what the check wrote."""
+    place = Workplace(folder)
+    messy.write(folder)
+    report = place.ok("data", "check", messy.name, *FORECAST, "--no-plan", "--fix", "config.yaml")
+    assert "Train with: stablernn train --config config.yaml" in report.err
+    settings = yaml.safe_load(place.path("config.yaml").read_text())["data"]
+    categories = {"categories": list(messy.fixes["categories"])} if "categories" in messy.fixes else {}
+    expected = {key: value for key, value in messy.fixes.items() if key != "aggregate"}
+    assert settings == {"source": messy.name, **expected, **categories}
+    place.ok("-q", "train", "--config", "config.yaml", *SMALL, *NO_PLOTS, "--run-dir", "run")
+    place.ok("-q", "export", "run", "--name", "meters")
+    return place
+
+
+@contextmanager
+def served(place: Workplace) -> Iterator[httpx.Client]:
+    app = create_app(Settings(registry=place.registry, models=["meters"]))
+    with closing(serve(app)) as servers:
+        running = next(servers)
+        with httpx.Client(base_url=f"http://127.0.0.1:{running.port}") as client:
+            yield client
+
+
+def model_inputs(place: Workplace, source: str) -> InputSet:
+    """What a client sends: the file read by the settings of the version."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STABLERNN_REGISTRY", str(place.registry))
+        model = open_target("meters", "cpu")
+    return read_inputs(
+        place.path(source),
+        task="forecast",
+        features=model.features,
+        context_length=model.context_length,
+        **_reading_options(model),
+    )
+
+
+def infer(client: httpx.Client, inputs: InputSet) -> np.ndarray:
+    names = {"x": inputs.x, "lengths": inputs.lengths, "static": inputs.static, "future": inputs.future}
+    body = {"inputs": [json_tensor(name, value[:1]) for name, value in names.items() if value is not None]}
+    for tensor in body["inputs"]:
+        tensor["data"] = json.loads(json.dumps(tensor["data"]).replace("NaN", "null"))
+    response = client.post("/v2/models/meters/infer", json=body)
+    assert response.status_code == 200, response.text
+    outputs = {output["name"]: output for output in response.json()["outputs"]}
+    return np.array(outputs["mean"]["data"]).reshape(outputs["mean"]["shape"])
+
+
+def forecasts(place: Workplace, source: str) -> list[dict[str, str]]:
+    place.ok("predict", "meters", "--input", source, "--output", "out.csv")
+    with place.path("out.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def check_chain(folder: Path, messy: MessyFile) -> None:
+    place = repaired(folder, messy)
+    rows = forecasts(place, messy.name)
+    assert all(np.isfinite(float(row["mean"])) for row in rows)
+    with served(place) as client:
+        mean = infer(client, model_inputs(place, messy.name))
+    first = [float(row["mean"]) for row in rows[: mean.shape[1]]]
+    np.testing.assert_allclose(mean[0, :, 0], first, rtol=1e-5)
+
+
+@pytest.mark.parametrize("defect", QUICK)
+def test_a_messy_file_becomes_a_served_forecast(tmp_path: Path, defect: str) -> None:
+    check_chain(tmp_path, BY_DEFECT[defect])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("defect", [defect for defect in BY_DEFECT if defect not in QUICK])
+def test_every_other_messy_file_becomes_a_served_forecast(tmp_path: Path, defect: str) -> None:
+    check_chain(tmp_path, BY_DEFECT[defect])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    return repaired(tmp_path_factory.mktemp("messy"), BY_DEFECT["local times, a short series, text"])
+
+
+def test_run_and_version_record_the_repairs_and_their_counts(place: Workplace) -> None:
+    notes = json.loads(place.path("run/data.json").read_text())["notes"]
+    assert (notes["local_times_converted"], notes["repeated_hour_rows"]) == (1929, 8)
+    assert notes["short_series"] == {"count": 1, "names": ["m9"]}
+    version = Registry(place.registry).get("meters")
+    repairs = version.manifest.preprocessing["repairs"]
+    assert repairs == {
+        "timezone": "Europe/Berlin",
+        "categories": {"region": ["north", "south"]},
+        "min_length": 240,
+    }
+    card = version.read("README.md").decode()
+    for row in ("| repairs.timezone | Europe/Berlin |", "| data.notes.repeated_hour_rows | 8 |"):
+        assert row in card
+
+
+def test_predict_repairs_in_the_same_way_without_torch_and_says_so(place: Workplace) -> None:
+    result, has_torch = run_alone(place, "predict", "meters", "--input", "d.csv", "--output", "alone.csv")
+    assert (result.code, has_torch) == (0, False), result.err
+    assert "Note: repaired: 1929 local times converted to UTC, 8 rows in an hour that comes twice" in result.err
+    lines = place.path("alone.csv").read_text().splitlines()
+    # The last local time is 01:00 in Berlin.
+    assert lines[1].startswith("m0,2023-11-07T00:00:00Z,")
+
+
+def test_eval_reads_the_training_data_as_training_did(place: Workplace) -> None:
+    document = place.ok("eval", "meters", "--json").json
+    assert document["data"]["as_trained"]
+    assert document["data_notes"]["counts"]["short_series"] == 1
+
+
+def test_a_category_that_training_did_not_have_is_counted(place: Workplace) -> None:
+    text = place.path("d.csv").read_text()
+    place.path("e.csv").write_text(text.replace("south", "west"))
+    result = place.ok("predict", "meters", "--input", "e.csv")
+    assert "480 cells with a category that training did not have" in result.err
+
+
+def test_another_file_may_need_other_repairs(place: Workplace) -> None:
+    header, *rows = place.path("d.csv").read_text().splitlines()
+    place.path("swapped.csv").write_text("\n".join([header, *reversed(rows)]) + "\n")
+    refused = place("predict", "meters", "--input", "swapped.csv")
+    assert (refused.code, "set data.sort=true" in refused.sentence) == (1, True)
+    repaired = place.ok("predict", "meters", "--input", "swapped.csv", "--set", "data.sort=true")
+    assert "rows out of order, sorted" in repaired.err
+    # Rows of the repeated hour are told apart by their order, which is reversed here.
+    straight = place.ok("predict", "meters", "--input", "d.csv").out.splitlines()
+    assert sorted(line[:25] for line in repaired.out.splitlines()) == sorted(line[:25] for line in straight)
+    scores = place.ok("eval", "meters", "--data", "swapped.csv", "--set", "data.sort=true", "--json").json
+    assert scores["data_notes"]["counts"]["rows_sorted"] > 0
+
+
+@pytest.mark.parametrize("command", [("predict", "meters", "--input", "d.csv"), ("eval", "meters")])
+@pytest.mark.parametrize("override", ["data.categories=[region]", "data.min_length=3", "training.lr=1"])
+def test_what_makes_the_inputs_of_a_model_stays(place: Workplace, command: tuple[str, ...], override: str) -> None:
+    result = place(*command, "--set", override)
+    assert result.code == 2
+    assert result.sentence == (
+        "--set takes repairs of the file here (data.sheet, data.decimal_mark, data.missing, data.timezone, data.sort, "
+        f"data.on_duplicate, data.unknown_category, data.resample, data.aggregate), got '{override}'."
+    )
+
+
+def test_a_check_names_every_repair_and_writes_nothing_without_fix(tmp_path: Path) -> None:
+    place = Workplace(tmp_path)
+    BY_DEFECT["local times, duplicates, semicolons"].write(tmp_path)
+    result = place("data", "check", "d.csv", "--no-plan")
+    assert result.code == 1
+    for line in (
+        "written as  semicolons, decimal commas",
+        "    mend: --set data.timezone=Europe/Berlin",
+        "    mend: --set data.on_duplicate=last",
+    ):
+        assert line in result.out
+    assert [path.name for path in tmp_path.iterdir()] == ["d.csv"]
+
+
+def test_local_times_over_the_skipped_hour_need_a_zone_that_nobody_can_see(tmp_path: Path) -> None:
+    """The hour is a gap in the file; with the zone it is none."""
+    place = Workplace(tmp_path)
+    write_local_spring(tmp_path)
+    plain: Any = place.ok("data", "check", "d.csv", "--no-plan", "--json").json
+    zoned: Any = place.ok("data", "check", "d.csv", "--no-plan", "--json", "--set", "data.timezone=Europe/Berlin").json
+    assert (plain["content"]["gap_steps_filled"], zoned["content"]["gap_steps_filled"]) == (3, 0)
+    assert zoned["notes"]["skipped_hours"] == 3
+
+
+@pytest.mark.parametrize(
+    ("fix", "code", "sentence"),
+    [
+        ("config.json", 2, "--fix must end in .yaml or .yml, got 'config.json'. Choose another name."),
+        ("old.yaml", 2, "--fix 'old.yaml' exists already. Remove it, or choose another name."),
+    ],
+)
+def test_a_configuration_is_not_written_over_or_beside_its_kind(
+    tmp_path: Path, fix: str, code: int, sentence: str
+) -> None:
+    place = Workplace(tmp_path)
+    (tmp_path / "old.yaml").write_text("data: {source: d.csv}\n")
+    BY_DEFECT["Latin-1"].write(tmp_path)
+    result = place("data", "check", "d.csv", "--fix", fix)
+    assert (result.code, result.sentence) == (code, sentence)
+
+
+def test_what_no_option_mends_is_not_written(tmp_path: Path) -> None:
+    place = Workplace(tmp_path)
+    (tmp_path / "d.csv").write_text("ds,y\n2024-01-01,1\nsoon,2\n")
+    result = place("data", "check", "d.csv", "--no-plan", "--fix", "config.yaml")
+    assert result.code == 1
+    assert result.sentence.startswith("'config.yaml' is not written: no option mends all of 'd.csv'. 'd.csv' row 3")
+    assert not place.path("config.yaml").exists()

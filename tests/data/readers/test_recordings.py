@@ -1,0 +1,281 @@
+"""Folders with a file for each recording, labeled by subfolders or by a manifest."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import edfio
+import numpy as np
+import polars as pl
+import pytest
+from scipy.io import loadmat, savemat, wavfile
+
+from stablernn.data import ClassificationData, load_data, read_inputs
+from stablernn.data.check import check_data
+from stablernn.data.load_source import read_sequences
+from stablernn.data.readers.recordings.formats import read_recording
+from stablernn.data.readers.recordings.matlab import read_matlab_arrays
+from stablernn.errors import ConfigError, DataError, UnknownNameError
+
+Writer = Callable[[Path, np.ndarray], None]
+RATE = 100
+SHARED = os.environ.get("STABLERNN_DATA")
+
+
+def samples(number: int, steps: int = 40) -> np.ndarray:
+    return (100 * np.sin(np.arange(steps * 2).reshape(steps, 2) / (3 + number % 2))).astype(np.int16)
+
+
+def _wav(path: Path, values: np.ndarray) -> None:
+    wavfile.write(path, RATE, values)
+
+
+def _edf(path: Path, values: np.ndarray) -> None:
+    signals = [
+        edfio.EdfSignal(
+            column.astype(float),
+            RATE,
+            label=f"channel_{index}",
+            physical_range=(-32768, 32767),
+            digital_range=(-32768, 32767),
+        )
+        for index, column in enumerate(values.T)
+    ]
+    edfio.Edf(signals, data_record_duration=0.1).write(path)
+
+
+def _csv(path: Path, values: np.ndarray) -> None:
+    frame = pl.DataFrame({"time": np.arange(len(values)) / RATE, "channel_0": values[:, 0], "channel_1": values[:, 1]})
+    frame.write_csv(path, separator=";")
+
+
+WRITERS: dict[str, Writer] = {
+    ".wav": _wav,
+    ".npy": lambda path, values: np.save(path, values),
+    ".mat": lambda path, values: savemat(path, {"x": values, "rate": RATE}),
+    ".csv": _csv,
+    ".parquet": lambda path, values: pl.DataFrame(values, ["channel_0", "channel_1"]).write_parquet(path),
+    ".edf": _edf,
+}
+
+
+def folder(path: Path, ending: str = ".wav", count: int = 8) -> Path:
+    """Recordings of two classes in subfolders."""
+    for number in range(count):
+        file = path / ("rest", "walk")[number % 2] / f"{number}{ending}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        WRITERS[ending](file, samples(number, 40 + 10 * (number % 3)))
+    return path
+
+
+@pytest.mark.parametrize("ending", WRITERS)
+def test_subfolders_are_classes_and_formats_make_no_difference(tmp_path: Path, ending: str) -> None:
+    sequences = read_sequences(folder(tmp_path / "data", ending))
+    assert sequences.names is not None
+    assert (sequences.names[0], sequences.labels) == (f"rest/0{ending}", ["rest"] * 4 + ["walk"] * 4)
+    assert sequences.features == ("channel_0", "channel_1")
+    for name, values in zip(sequences.names, sequences.values, strict=True):
+        number = int(Path(name).stem)
+        np.testing.assert_allclose(values, samples(number, 40 + 10 * (number % 3)), atol=0.51)
+    assert sequences.notes.get("sample_rate") == (RATE if ending in (".wav", ".edf") else None)
+
+
+def test_a_folder_is_classified_and_predicted(tmp_path: Path) -> None:
+    data = load_data(folder(tmp_path / "data"))
+    assert isinstance(data, ClassificationData)
+    assert (data.labels, data.notes["sample_rate"]) == (("rest", "walk"), RATE)
+    new = tmp_path / "new"
+    new.mkdir()
+    _wav(new / "a.wav", samples(0))
+    inputs = read_inputs(new, task="classify", features=data.features)
+    assert (inputs.ids, inputs.y) == (("a.wav",), None)
+
+
+def test_a_manifest_gives_labels_and_groups(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.mkdir()
+    rows = ["file,kind,person"]
+    for number in range(8):
+        _wav(path / f"{number}.wav", samples(number))
+        rows.append(f"{number}.wav,{'ab'[number % 2]},p{number // 2}")
+    _wav(path / "unlisted.wav", samples(0))
+    (path / "notes.txt").write_text("by hand")
+    (path / "manifest.csv").write_text("\n".join(rows) + "\n")
+    data = load_data(path, label_column="kind", group_column="person")
+    assert isinstance(data, ClassificationData)
+    assert data.labels == ("a", "b")
+    assert data.notes["validation"]["groups"] == {"train": 3, "validation": 1}
+    assert sorted(data.notes["ignored_files"]) == ["notes.txt", "unlisted.wav"]
+
+
+def test_a_check_reports_a_folder(tmp_path: Path) -> None:
+    report = check_data(folder(tmp_path / "data"))
+    assert (report.ok, report.task, report.content["sequences"]["train"]) == (True, "classify", 6)
+
+
+def _empty(path: Path) -> None:
+    path.mkdir()
+
+
+def _no_labels(path: Path) -> None:
+    path.mkdir()
+    _wav(path / "a.wav", samples(0))
+
+
+def _two_rates(path: Path) -> None:
+    folder(path)
+    wavfile.write(path / "walk" / "x.wav", 2 * RATE, samples(1))
+
+
+def _other_channels(path: Path) -> None:
+    folder(path)
+    _wav(path / "walk" / "x.wav", samples(1)[:, 0])
+
+
+def _damaged(path: Path) -> None:
+    folder(path)
+    (path / "rest" / "0.wav").write_bytes(b"RIFF and no sound")
+
+
+def _missing_file(path: Path) -> None:
+    folder(path)
+    (path / "manifest.csv").write_text("file,label\nrest/1.wav,rest\n")
+
+
+def _text(path: Path) -> None:
+    folder(path, ".csv")
+    (path / "rest" / "0.csv").write_text("channel_0,channel_1\n1,2\nx,3\n")
+
+
+def _several(path: Path) -> None:
+    (path / "rest").mkdir(parents=True)
+    savemat(path / "rest" / "a.mat", {"left": samples(0), "right": samples(1)})
+
+
+@pytest.mark.parametrize(
+    ("write", "options", "kind", "sentence"),
+    [
+        (
+            _empty,
+            {},
+            DataError,
+            "'{}' has no recordings; they are .wav, .csv, .parquet, .npy, .mat, .edf, .bdf files. Put them into a "
+            "subfolder for each class, or list them in manifest.csv.",
+        ),
+        (
+            _no_labels,
+            {},
+            DataError,
+            "'data' has no labels; training and scoring need one for each sequence. Put the recordings into a "
+            "subfolder for each class, or list them with their labels in manifest.csv.",
+        ),
+        (
+            _two_rates,
+            {},
+            DataError,
+            "'walk/x.wav' has 200 Hz, 'rest/0.wav' has 100 Hz. Resample the recordings to one rate.",
+        ),
+        (
+            _other_channels,
+            {},
+            DataError,
+            "'walk/x.wav' has the channels value, 'rest/0.wav' has channel_0, channel_1. All recordings must have the "
+            "same.",
+        ),
+        (
+            _missing_file,
+            {},
+            UnknownNameError,
+            "Unknown recording 'rest/1.wav'. Did you mean 'rest/6.wav'? 'manifest.csv' lists files that the folder "
+            "must have, as file.",
+        ),
+        (
+            _text,
+            {},
+            DataError,
+            "'rest/0.csv', column 'channel_0': 'x' is not a number. Recordings hold numbers; times stand in a column "
+            "named ds, time, t or timestamp.",
+        ),
+        (
+            _several,
+            {},
+            DataError,
+            "'rest/a.mat' must hold one variable of numbers (time, channels), or 'x' among others, got left, right. "
+            "Save it so.",
+        ),
+        (
+            folder,
+            {"group_column": "person"},
+            ConfigError,
+            "group_column of a folder names a column of its manifest.csv, and '{}' has none. Write one with the "
+            "columns file, label and person.",
+        ),
+        (folder, {"timezone": "UTC"}, ConfigError, "timezone is for tables; 'data' is none."),
+    ],
+)
+def test_what_is_no_folder_of_recordings_is_refused(
+    tmp_path: Path, write: Callable[[Path], Any], options: dict[str, Any], kind: type[Exception], sentence: str
+) -> None:
+    write(tmp_path / "data")
+    with pytest.raises(kind) as caught:
+        load_data(tmp_path / "data", **options)
+    assert str(caught.value) == sentence.format(tmp_path / "data")
+
+
+def test_a_damaged_recording_is_named(tmp_path: Path) -> None:
+    _damaged(tmp_path / "data")
+    with pytest.raises(DataError, match=r"^'rest/0\.wav' is damaged or is no WAV file\. Write it again\.$"):
+        load_data(tmp_path / "data")
+
+
+@pytest.mark.parametrize("ending", [".wav", ".npy", ".mat", ".edf"])
+def test_a_recording_with_random_damage_is_read_or_refused(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"a{ending}"
+    WRITERS[ending](path, samples(0))
+    content = path.read_bytes()
+    random = np.random.default_rng(0)
+    for number in range(150):
+        damaged = bytearray(content)
+        if number % 3:
+            for position in random.integers(len(damaged), size=1 + number % 5):
+                damaged[position] = random.integers(256)
+        else:
+            del damaged[random.integers(len(damaged)) :]
+        path.write_bytes(damaged)
+        with contextlib.suppress(DataError):
+            read_recording(path, path.name)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_arrays_of_matlab_are_read_as_scipy_reads_them(tmp_path: Path, compressed: bool) -> None:
+    arrays = {
+        "x": samples(0),
+        "weights": np.linspace(0, 1, 6).reshape(2, 3),
+        "flag": np.array([[True, False]]),
+        "small": np.uint8([[3]]),
+    }
+    others = {"words": "text", "cells": np.array([1, "a"], dtype=object), "complex": np.array([[1 + 2j]])}
+    savemat(tmp_path / "a.mat", arrays | others, do_compression=compressed)
+    found = read_matlab_arrays("a.mat", (tmp_path / "a.mat").read_bytes())
+    expected = loadmat(tmp_path / "a.mat")
+    assert set(found) == set(arrays)
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
+def test_matlab_files_of_other_levels_are_refused() -> None:
+    with pytest.raises(DataError, match=r"^'a\.mat' is a file of MATLAB 7\.3\. Save it by save\('-v7', \.\.\.\)\.$"):
+        read_matlab_arrays("a.mat", b"MATLAB 7.3 MAT-file".ljust(512, b" "))
+    with pytest.raises(DataError, match=r"^'a\.mat' is no MATLAB file of level 5\."):
+        read_matlab_arrays("a.mat", bytes(200))
+
+
+@pytest.mark.skipif(SHARED is None, reason="STABLERNN_DATA is not set")
+def test_a_published_file_of_cells_has_no_arrays() -> None:
+    assert SHARED is not None
+    content = (Path(SHARED) / "polyphonic/JSB_Chorales.mat").read_bytes()
+    assert read_matlab_arrays("JSB_Chorales.mat", content) == {}

@@ -1,0 +1,149 @@
+"""Sheets of workbooks, as Excel saves them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xlsxwriter
+
+from stablernn.data import load_data
+from stablernn.data.options import Repairs
+from stablernn.data.readers.tables import Table, open_table
+from stablernn.errors import DataError, StableRNNError, UnknownNameError
+
+HEADER = ["unique_id", "ds", "y", "note"]
+
+
+def write(path: Path, fill: Callable[[xlsxwriter.Workbook], None]) -> Path:
+    with xlsxwriter.Workbook(path) as book:
+        fill(book)
+    return path
+
+
+def rows(book: xlsxwriter.Workbook, name: str = "data") -> xlsxwriter.worksheet.Worksheet:
+    """A sheet of two series with dates, numbers and text."""
+    sheet = book.add_worksheet(name)
+    day = book.add_format({"num_format": "dd/mm/yyyy"})
+    sheet.write_row(0, 0, HEADER)
+    for number in range(6):
+        sheet.write_string(number + 1, 0, "ab"[number // 3])
+        sheet.write_datetime(number + 1, 1, datetime(2024, 1, 1 + number % 3), day)
+        if number != 4:
+            sheet.write_number(number + 1, 2, number + 0.25)
+        sheet.write_string(number + 1, 3, ["n/a", "x"][number % 2])
+    return sheet
+
+
+def read(path: Path, sheet: str | None = None, channels: list[str] | None = None) -> Table:
+    return open_table(path, repairs=Repairs(sheet=sheet)).read(channels)
+
+
+def test_dates_numbers_and_missing_cells(tmp_path: Path) -> None:
+    table = read(write(tmp_path / "d.xlsx", lambda book: rows(book) and None), channels=["y"])
+    assert [each.unique_id for each in table.series] == ["a", "b"]
+    np.testing.assert_array_equal(table.series[1].values[:, 0], np.float32([3.25, np.nan, 5.25]))
+    np.testing.assert_array_equal(
+        table.series[0].ds, np.arange("2024-01-01", "2024-01-04", dtype="datetime64[D]").astype("datetime64[ns]")
+    )
+    assert table.notes["ignored_columns"] == ["note"]
+
+
+def test_a_column_of_numbers_with_text_at_its_end_names_the_row(tmp_path: Path) -> None:
+    def fill(book: xlsxwriter.Workbook) -> None:
+        sheet = rows(book)
+        sheet.write_string(6, 2, "broken")
+
+    with pytest.raises(DataError, match=r"^'d\.xlsx' row 7, column 'y': 'broken' is not a number"):
+        read(write(tmp_path / "d.xlsx", fill), channels=["y"])
+
+
+def _formula(book: xlsxwriter.Workbook) -> None:
+    rows(book).write_formula("C3", "=C2*2")
+
+
+def _merged(book: xlsxwriter.Workbook) -> None:
+    rows(book).merge_range("D4:D5", "x")
+
+
+def _two(book: xlsxwriter.Workbook) -> None:
+    rows(book), rows(book, "old")
+
+
+def _no_rows(book: xlsxwriter.Workbook) -> None:
+    book.add_worksheet("data").write_row(0, 0, HEADER)
+
+
+@pytest.mark.parametrize(
+    ("fill", "sheet", "kind", "sentence"),
+    [
+        (
+            _formula,
+            None,
+            DataError,
+            "'d.xlsx' sheet 'data' has a formula in cell C3. Copy the cells and paste them as values, or save the "
+            "sheet as CSV.",
+        ),
+        (
+            _merged,
+            None,
+            DataError,
+            "'d.xlsx' sheet 'data' has merged cells, D4:D5. Unmerge them and fill each cell.",
+        ),
+        (_two, None, DataError, "'d.xlsx' has 2 sheets (data, old). Name the one to read by data.sheet."),
+        (
+            _two,
+            "dat",
+            UnknownNameError,
+            "Unknown sheet 'dat'. Did you mean 'data'? 'd.xlsx' has data, old.",
+        ),
+        (
+            _no_rows,
+            None,
+            DataError,
+            "'d.xlsx' sheet 'data' has a header but no rows. Add a row for each series and time.",
+        ),
+    ],
+    ids=["formula", "merged", "sheets", "unknown sheet", "no rows"],
+)
+def test_what_is_no_table_of_values_is_refused(
+    tmp_path: Path,
+    fill: Callable[[xlsxwriter.Workbook], None],
+    sheet: str | None,
+    kind: type[StableRNNError],
+    sentence: str,
+) -> None:
+    with pytest.raises(kind) as caught:
+        read(write(tmp_path / "d.xlsx", fill), sheet, ["y"])
+    assert str(caught.value) == sentence
+
+
+def test_a_sheet_that_is_named_is_read(tmp_path: Path) -> None:
+    assert len(read(write(tmp_path / "d.xlsx", _two), "old", ["y"]).series) == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and no archive", b"text"])
+def test_a_damaged_workbook_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "d.xlsx").write_bytes(content)
+    with pytest.raises(DataError, match=r"^'d\.xlsx' is "):
+        load_data(tmp_path / "d.xlsx")
+
+
+def test_a_workbook_with_random_damage_is_read_or_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.xlsx", lambda book: rows(book) and None)
+    content = path.read_bytes()
+    random = np.random.default_rng(0)
+    for number in range(150):
+        damaged = bytearray(content)
+        if number % 3:
+            for position in random.integers(len(damaged), size=1 + number % 5):
+                damaged[position] = random.integers(256)
+        else:
+            del damaged[random.integers(len(damaged)) :]
+        path.write_bytes(damaged)
+        with contextlib.suppress(StableRNNError):
+            read(path, channels=["y"])
