@@ -27,7 +27,7 @@ import numpy.typing as npt
 from accuracy import PROBLEMS, problem_file
 from certified import FORECASTS
 
-from stablernn.data.load import read_sequences
+from stablernn.data.load_source import read_sequences
 from stablernn.errors import StableRNNError
 from stablernn.training.loop.environment import code_commit
 from stablernn.training.search.recipes import SMALL

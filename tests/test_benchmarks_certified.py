@@ -65,9 +65,17 @@ def test_the_tables_of_the_documentation_are_those_of_the_stored_runs(certified:
         assert f"\n{table}\n" in page
 
 
-def test_the_table_of_folds_is_that_of_the_stored_scores(certified: Any) -> None:
+@pytest.mark.parametrize(("comparison", "page"), [("certified", "stability.md"), ("channels", "classification.md")])
+def test_the_table_of_folds_is_that_of_the_stored_scores(certified: Any, comparison: str, page: str) -> None:
     cross_validation = importlib.import_module("cross_validation")
     stored = json.loads((ROOT / "benchmarks" / "results" / "cross_validation.json").read_text(encoding="utf-8"))
-    rows = [row for row in stored if row["comparison"] == "certified"]
-    page = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
-    assert f"\n{cross_validation.table('certified', rows)}\n" in page
+    rows = [row for row in stored if row["comparison"] == comparison]
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert f"\n{cross_validation.table(comparison, rows)}\n" in text
+
+
+def test_the_table_of_long_sequences_is_that_of_the_stored_times(certified: Any) -> None:
+    long_sequences = importlib.import_module("long_sequences")
+    rows = json.loads((ROOT / "benchmarks" / "results" / "long_sequences.json").read_text(encoding="utf-8"))
+    text = (ROOT / "docs" / "long_sequences.md").read_text(encoding="utf-8")
+    assert f"\n{long_sequences.format_table(rows)}\n" in text
