@@ -226,10 +226,10 @@ def scan(states: Tensor, decay: Tensor, increment: Tensor, first: Tensor, *, rev
     """Write the states after every step into ``states``; see :class:`LinearScan`."""
     time, is_constant = len(increment), decay.dim() == 2
     length, count = chunk_sizes(time, first.numel() * first.element_size())
-    rest = time - length * count
+    remainder = time - length * count
     last = first
     if count:
-        part = slice(rest, time) if reverse else slice(time - rest)
+        part = slice(remainder, time) if reverse else slice(time - remainder)
         chunks = (count, length)
         last = _scan_chunks(
             torch.unflatten(states[part], 0, chunks),
@@ -238,7 +238,7 @@ def scan(states: Tensor, decay: Tensor, increment: Tensor, first: Tensor, *, rev
             first,
             reverse=reverse,
         )
-    for index in range(rest - 1, -1, -1) if reverse else range(time - rest, time):
+    for index in range(remainder - 1, -1, -1) if reverse else range(time - remainder, time):
         _add_product(increment[index], decay if is_constant else decay[index], last, out=states[index])
         last = states[index]
 

@@ -46,7 +46,7 @@ _PRECISION = 16.0
 
 @dataclass(frozen=True)
 class Convergence:
-    """How the sweeps of a pass converged.
+    """The convergence of the sweeps of a pass.
 
     Attributes:
         contraction: Factor by which a chunk shrinks a change of its start, measured by the second sweep.
@@ -114,10 +114,10 @@ class ShootingEngine:
         if chunks.steps == time:
             return outputs if every_output else None, tuple(last)
         valid_rest = None if valid is None else valid[:, chunks.steps :]
-        rest, end = engine.run(
+        tail_outputs, end = engine.run(
             cell, weights, drive[:, chunks.steps :], tuple(last), valid_rest, every_output=every_output
         )
-        return None if rest is None else torch.cat([outputs, rest], dim=1), end
+        return None if tail_outputs is None else torch.cat([outputs, tail_outputs], dim=1), end
 
     def _report(
         self, cell: StableCell, engine: Engine, chunks: _Chunks | None, convergence: Convergence | None
@@ -312,8 +312,8 @@ class Shooting(torch.autograd.Function):
             # As many sweeps as there are chunks give the gradient in any case.
             for _ in range(chunks.count):
                 by_starts = gradients(first, by_starts, keep=True)
-        by_drive, *rest = gradients([leaves[0], *first, *leaves[1:]], by_starts, keep=False)
-        by_state, by_weights = rest[: ctx.state_count], rest[ctx.state_count :]
+        by_drive, *others = gradients([leaves[0], *first, *leaves[1:]], by_starts, keep=False)
+        by_state, by_weights = others[: ctx.state_count], others[ctx.state_count :]
         ctx.graph = None
         return None, None, None, None, by_drive, *(g[0] for g in by_state), *by_weights
 
