@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -76,7 +77,7 @@ class ShootingEngine:
     name = "shooting"
 
     def __init__(self) -> None:
-        self._reported: set[int] = set()
+        self._reported: WeakSet[StableCell] = WeakSet()
 
     def supports(self, cell: StableCell, drive: Tensor, *, timed: bool = False) -> bool:
         return not timed and not is_transformed()
@@ -123,9 +124,9 @@ class ShootingEngine:
         self, cell: StableCell, engine: Engine, chunks: _Chunks | None, convergence: Convergence | None
     ) -> None:
         """Say once for each cell how its sweeps converged."""
-        if id(cell) in self._reported:
+        if cell in self._reported:
             return
-        self._reported.add(id(cell))
+        self._reported.add(cell)
         if chunks is None or convergence is None:
             _LOG.warning(
                 f"The engine 'shooting' leaves '{cell.key}' to '{engine.name}': it needs {2 * LEAST_CHUNK} steps or "
