@@ -7,6 +7,7 @@ from stablernn.engines.fused import FusedEngine
 from stablernn.engines.scan import ScanEngine
 from stablernn.engines.select import check_engine, list_engines, register_engine, select_engine
 from stablernn.engines.structured import StructuredEngine
+from stablernn.engines.triton.engine import TritonEngine
 
 __all__ = [
     "StructuredEngine",
@@ -14,6 +15,7 @@ __all__ = [
     "EnsembleEngine",
     "FusedEngine",
     "ScanEngine",
+    "TritonEngine",
     "check_engine",
     "list_engines",
     "register_engine",
