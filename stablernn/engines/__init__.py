@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from stablernn.engines.base import Engine, EnsembleEngine
+from stablernn.engines.base import Engine, EnsembleEngine, InputEngine
+
+# Before 'fused', which 'auto' prefers for the cells that both run.
+from stablernn.engines.torch_rnn import TorchRNNEngine  # isort: skip
 from stablernn.engines.fused import FusedEngine
 from stablernn.engines.scan import ScanEngine
 from stablernn.engines.select import check_engine, list_engines, register_engine, select_engine
@@ -14,7 +17,9 @@ __all__ = [
     "Engine",
     "EnsembleEngine",
     "FusedEngine",
+    "InputEngine",
     "ScanEngine",
+    "TorchRNNEngine",
     "TritonEngine",
     "check_engine",
     "list_engines",

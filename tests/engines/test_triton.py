@@ -1,4 +1,4 @@
-"""The engine ``triton`` computes what the loop computes in float64: on a GPU, or in Triton's interpreter without one."""
+"""The engine ``triton`` computes what the loop computes in float64: on a GPU, or in the interpreter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HAS_TRITON = find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed: pip install 'stablernn[gpu]'")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCES = {"triton": 5e-6, "triton-tf32": 5e-3 if DEVICE == "cuda" else 5e-6, "triton-bf16": 5e-2}
-"""Largest difference from the loop in float64, relative to the largest entry of a tensor; the interpreter has no tf32."""
+"""Largest difference from the loop in float64, by the largest entry of a tensor; the interpreter has no tf32."""
 
 
 @pytest.fixture(autouse=True)
@@ -229,7 +229,9 @@ def test_nan_reaches_the_outputs() -> None:
 def test_large_arguments_and_small_ones() -> None:
     z = torch.tensor([-1e30, -20.0, -1e-4, 0.0, 1e-6, 0.3, 5.0, 1e30], device=DEVICE)
     form = StepForm("plain", torch.zeros(8, 8, device=DEVICE))
-    outputs, _ = triton_engine.run_form("ieee", form, z[None, None], torch.zeros(1, 8, device=DEVICE), None, None, 1, every_output=True)
+    outputs, _ = triton_engine.run_form(
+        "ieee", form, z[None, None], torch.zeros(1, 8, device=DEVICE), None, None, 1, every_output=True
+    )
     torch.testing.assert_close(outputs, torch.tanh(z)[None, None], rtol=3e-7, atol=0)
 
 
@@ -364,7 +366,7 @@ def test_a_kernel_that_does_not_fit_is_logged_once(
         assert not plan.fits("tf32", 128, torch.device("cuda"))
         assert not plan.fits("tf32", 128, torch.device("cuda"))
     assert [record.getMessage() for record in caplog.records] == [
-        "The engine 'triton' cannot run 128 units in tf32 on a small GPU: its kernel needs 25600 bytes of shared memory, "
-        "the GPU has 1000 for a block. 'auto' takes the next engine."
+        "The engine 'triton' cannot run 128 units in tf32 on a small GPU: its kernel needs 25600 bytes of shared "
+        "memory, the GPU has 1000 for a block. 'auto' takes the next engine."
     ]
     plan._log_misfit.cache_clear()

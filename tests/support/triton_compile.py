@@ -41,7 +41,6 @@ def compile_case(case: dict[str, Any]) -> dict[str, Any]:
         "IS_TIMED": False,
         "HAS_LENGTHS": False,
         "PRECISION": precision,
-        "RESIDENT": sizes.is_resident,
         "HIDDEN": case["hidden"],
         "BLOCK_B": sizes.rows,
         "BLOCK_N": sizes.columns,
@@ -64,10 +63,11 @@ def compile_case(case: dict[str, Any]) -> dict[str, Any]:
         # As torch allocates them.
         {(index,): [["tt.divisibility", 16]] for index, kind in enumerate(signature.values()) if kind.startswith("*")},
     )
-    compiled = triton.compile(source, target=HOPPER, options={"num_warps": sizes.warps})
+    compiled = triton.compile(source, target=HOPPER, options={"num_warps": sizes.warps, "num_stages": 3})
     return {
         "shared": compiled.metadata.shared,
         "planned": sizes.shared_bytes,
+        "is_resident": sizes.is_resident,
         "tensor_cores": compiled.asm["ptx"].count("mma.sync"),
         "spilled": spilled_bytes(compiled.asm["cubin"]),
     }

@@ -66,9 +66,20 @@ def activate_backward(gradient, value, NONLINEARITY: tl.constexpr):
 
 
 @triton.jit
-def load_matrix(matrix, HIDDEN: tl.constexpr, BLOCK_N: tl.constexpr, RESIDENT: tl.constexpr):
+def load_bias(bias, HIDDEN: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Return the bias, ``(1, BLOCK_N)``, or 0 if there is none."""
+    if HAS_BIAS:
+        column = tl.arange(0, BLOCK_N)
+        result = tl.load(bias + column, mask=column < HIDDEN, other=0.0)[None, :]
+    else:
+        result = 0.0
+    return result
+
+
+@triton.jit
+def load_matrix(matrix, HIDDEN: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     """Return the matrix as a tile that stays on chip, or its address if it does not fit."""
-    if RESIDENT:
+    if BLOCK_K == 0:
         index = tl.arange(0, BLOCK_N)
         is_inside = (index[:, None] < HIDDEN) & (index[None, :] < HIDDEN)
         result = tl.load(matrix + index[:, None] * HIDDEN + index[None, :], mask=is_inside, other=0.0)
@@ -83,10 +94,7 @@ def multiply(
     matrix,
     scratch,
     PRECISION: tl.constexpr,
-    RESIDENT: tl.constexpr,
     HIDDEN: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     """Return ``v @ matrix``.
@@ -96,8 +104,13 @@ def multiply(
         matrix: From :func:`load_matrix`.
         scratch: Memory of this program, ``(BLOCK_B, BLOCK_N)``, through which ``v`` reaches all threads if the matrix
             is read in tiles.
+        PRECISION: Rounding of the operands.
+        HIDDEN: Units.
+        BLOCK_K: Rows of the tiles in which the matrix is read; 0 if it stays on chip.
     """
-    if RESIDENT:
+    BLOCK_B: tl.constexpr = v.shape[0]
+    BLOCK_N: tl.constexpr = v.shape[1]
+    if BLOCK_K == 0:
         if PRECISION == "ieee":
             # One row. Each thread holds entries of the matrix in registers over the whole sequence, and the compiler's
             # tl.dot in float32 would hold whole rows and columns of both operands in each thread.

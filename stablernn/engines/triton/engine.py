@@ -22,8 +22,8 @@ INSTALL = "pip install 'stablernn[gpu]'"
 class TritonEngine:
     """Runs cells of the families ``plain``, ``residual``, ``two-stage`` and ``shared gate`` in float32 on a GPU.
 
-    With ``TRITON_INTERPRET=1`` it runs on the CPU instead, step by step in Python, for tests. A second derivative and the
-    gradient by ``dt`` come from the plain loop.
+    With ``TRITON_INTERPRET=1`` it runs on the CPU instead, step by step in Python, for tests. A second derivative and
+    the gradient by ``dt`` come from the plain loop.
 
     Args:
         precision: How the operands of products are rounded: ``ieee`` for float32 as it is; ``tf32`` and ``bf16`` for

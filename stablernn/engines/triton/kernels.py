@@ -15,8 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stablernn.engines.triton.arithmetic import load_matrix
-from stablernn.engines.triton.steps import backward_step, forward_step
+from stablernn.engines.triton.arithmetic import load_bias, load_matrix
+from stablernn.engines.triton.steps import backward_step, forward_step, pass_on
 
 
 @triton.jit(do_not_specialize=["time", "batch", "members"])
@@ -48,7 +48,6 @@ def forward_kernel(
     KEEPS_STATES: tl.constexpr,
     KEEPS_ACTIVATIONS: tl.constexpr,
     PRECISION: tl.constexpr,
-    RESIDENT: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -67,16 +66,12 @@ def forward_kernel(
     zero = tl.zeros([], tl.int64)
     stride = (zero + members) * batch * HIDDEN
     scratch += (member * tl.num_programs(0) + tl.program_id(0)) * (BLOCK_B * BLOCK_N)
-    recurrent_tile = load_matrix(recurrent + member * HIDDEN * HIDDEN, HIDDEN, BLOCK_N, RESIDENT)
+    recurrent_tile = load_matrix(recurrent + member * HIDDEN * HIDDEN, HIDDEN, BLOCK_N, BLOCK_K)
     linear_tile = recurrent_tile
     if HAS_LINEAR:
-        linear_tile = load_matrix(linear + member * HIDDEN * HIDDEN, HIDDEN, BLOCK_N, RESIDENT)
-    if HAS_BIAS:
-        shift = tl.load(bias + member * HIDDEN + column, mask=column < HIDDEN, other=0.0)[None, :]
-    else:
-        shift = 0.0
-    total = time * SUBSTEPS
-    count = total
+        linear_tile = load_matrix(linear + member * HIDDEN * HIDDEN, HIDDEN, BLOCK_N, BLOCK_K)
+    shift = load_bias(bias + member * HIDDEN, HIDDEN, BLOCK_N, HAS_BIAS)
+    count = time * SUBSTEPS
     if HAS_LENGTHS:
         end = tl.load(lengths + row, mask=in_batch, other=0) * SUBSTEPS
         count = tl.max(end, axis=0)
@@ -114,21 +109,15 @@ def forward_kernel(
             HAS_LINEAR,
             KEEPS_ACTIVATIONS,
             PRECISION,
-            RESIDENT,
             HIDDEN,
-            BLOCK_B,
-            BLOCK_N,
             BLOCK_K,
         )
-        if HAS_LENGTHS:
-            h = tl.where((step < end)[:, None], new, h)
-        else:
-            h = new
+        h = tl.where((step < end)[:, None], new, h) if HAS_LENGTHS else new
         if KEEPS_STATES:
             tl.store(states + slot + stride, h, mask=mask)
     if HAS_LENGTHS and KEEPS_STATES:
         # All rows of the tile have ended and keep their states.
-        for step in range(count, total):
+        for step in range(count, time * SUBSTEPS):
             tl.store(states + (zero + step + 1) * stride + offset, h, mask=mask)
     tl.store(last + offset, h, mask=mask)
 
@@ -161,7 +150,6 @@ def backward_kernel(
     IS_TIMED: tl.constexpr,
     HAS_LENGTHS: tl.constexpr,
     PRECISION: tl.constexpr,
-    RESIDENT: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -181,40 +169,38 @@ def backward_kernel(
     zero = tl.zeros([], tl.int64)
     stride = (zero + members) * batch * HIDDEN
     scratch += (member * tl.num_programs(0) + tl.program_id(0)) * (BLOCK_B * BLOCK_N)
-    recurrent_tile = load_matrix(recurrent + member * HIDDEN * HIDDEN, HIDDEN, BLOCK_N, RESIDENT)
+    recurrent_tile = load_matrix(recurrent + member * HIDDEN * HIDDEN, HIDDEN, BLOCK_N, BLOCK_K)
     linear_tile = recurrent_tile
     if HAS_LINEAR:
-        linear_tile = load_matrix(linear + member * HIDDEN * HIDDEN, HIDDEN, BLOCK_N, RESIDENT)
-    total = time * SUBSTEPS
-    count = total
+        linear_tile = load_matrix(linear + member * HIDDEN * HIDDEN, HIDDEN, BLOCK_N, BLOCK_K)
+    count = time * SUBSTEPS
     g = tl.load(grad_last + offset, mask=mask, other=0.0)
     if HAS_LENGTHS:
         end = tl.load(lengths + row, mask=in_batch, other=0) * SUBSTEPS
         count = tl.max(end, axis=0)
-        # Behind the last step of the tile, states only pass on the gradients of outputs.
-        nothing = tl.zeros([BLOCK_B, BLOCK_N], tl.float32)
-        for step in range(count, total):
-            slot = (zero + step) * stride + offset
-            if HAS_OUTPUTS:
-                has_output = mask & ((step + 1) % SUBSTEPS == 0)
-                g += tl.load(grad_outputs + (zero + step // SUBSTEPS) * stride + offset, mask=has_output, other=0.0)
-            tl.store(arguments_0 + slot, nothing, mask=mask)
-            if FAMILY == "two-stage" or FAMILY == "shared gate":
-                tl.store(arguments_1 + slot, nothing, mask=mask)
-            if HAS_LINEAR:
-                tl.store(velocities_0 + slot, nothing, mask=mask)
-                if FAMILY == "two-stage":
-                    tl.store(velocities_1 + slot, nothing, mask=mask)
+        g = pass_on(
+            g,
+            grad_outputs + offset,
+            arguments_0 + offset,
+            arguments_1 + offset,
+            velocities_0 + offset,
+            velocities_1 + offset,
+            mask,
+            stride,
+            count,
+            time * SUBSTEPS,
+            FAMILY,
+            SUBSTEPS,
+            HAS_LINEAR,
+            HAS_OUTPUTS,
+        )
     for back in tl.range(0, count, num_stages=STAGES):
         step = count - 1 - back
         now = zero + step // SUBSTEPS
         slot = (zero + step) * stride + offset
         if HAS_OUTPUTS:
-            if SUBSTEPS == 1:
-                g += tl.load(grad_outputs + now * stride + offset, mask=mask, other=0.0)
-            else:
-                has_output = mask & ((step + 1) % SUBSTEPS == 0)
-                g += tl.load(grad_outputs + now * stride + offset, mask=has_output, other=0.0)
+            has_output = mask & ((step + 1) % SUBSTEPS == 0)
+            g += tl.load(grad_outputs + now * stride + offset, mask=has_output, other=0.0)
         length = step_size
         if IS_TIMED:
             length = tl.load(step_lengths + now * batch + row, mask=in_batch, other=0.0)[:, None]
@@ -239,14 +225,8 @@ def backward_kernel(
             NONLINEARITY,
             HAS_LINEAR,
             PRECISION,
-            RESIDENT,
             HIDDEN,
-            BLOCK_B,
-            BLOCK_N,
             BLOCK_K,
         )
-        if HAS_LENGTHS:
-            g = tl.where((step < end)[:, None], before, g)
-        else:
-            g = before
+        g = tl.where((step < end)[:, None], before, g) if HAS_LENGTHS else before
     tl.store(grad_first + offset, g, mask=mask)

@@ -164,13 +164,14 @@ def _launch(kernel: Any, batch: Batch, like: Tensor, time: int, *, is_backward: 
 
 def _sizes(plan: Plan, hidden: int) -> dict[str, Any]:
     return {
-        "RESIDENT": plan.is_resident,
         "HIDDEN": hidden,
         "BLOCK_B": plan.rows,
         "BLOCK_N": plan.columns,
         "BLOCK_K": plan.depth,
         "STAGES": plan.stages,
         "num_warps": plan.warps,
+        # Of the loop over the tiles of a matrix; STAGES is that of the loop over steps.
+        "num_stages": 3,
     }
 
 

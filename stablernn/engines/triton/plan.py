@@ -22,6 +22,8 @@ MIN_DOT_ROWS = 16
 """Rows of the smallest tile of the tensor cores."""
 STREAMED_ROWS = 4
 """Rows of a tile in ``ieee`` that share each tile of a matrix. More take more registers than a thread has."""
+STREAMED_DEPTH = 16
+"""Rows of the tiles in which a matrix is read. With 32, kernels of 16 warps spill hundreds of bytes of registers."""
 MAX_STAGES = 3
 """Steps whose drives are read ahead: memory answers within about two steps of 128 units."""
 SMALL_BYTES = 1024
@@ -37,8 +39,7 @@ class Plan:
     Attributes:
         rows: Rows of a tile, ``BLOCK_B``.
         columns: Units, padded to a power of two, ``BLOCK_N``.
-        depth: Rows of the tiles in which a matrix is read if it is not resident, ``BLOCK_K``.
-        is_resident: Whether the matrices stay on chip.
+        depth: Rows of the tiles in which a matrix is read, ``BLOCK_K``; 0 if the matrices stay on chip.
         stages: Steps that are read ahead, ``STAGES``.
         warps: Warps of a program.
         shared_bytes: Shared memory of a program, at most.
@@ -47,10 +48,14 @@ class Plan:
     rows: int
     columns: int
     depth: int
-    is_resident: bool
     stages: int
     warps: int
     shared_bytes: int
+
+    @property
+    def is_resident(self) -> bool:
+        """True if the matrices stay on chip."""
+        return self.depth == 0
 
 
 @functools.lru_cache(maxsize=256)
@@ -86,16 +91,14 @@ def make_plan(
             warps = _warps(precision, columns, matrices)
             shared = _resident_bytes(precision, columns, matrices, warps) + 4 * rows * columns * tiles + SMALL_BYTES
             if limit is None or shared <= limit:
-                return Plan(rows, columns, 16, True, stages, warps, shared)
+                return Plan(rows, columns, 0, stages, warps, shared)
     rows = STREAMED_ROWS if precision == "ieee" else MIN_DOT_ROWS
-    # With 16 warps a thread has 128 registers.
-    depth = 16 if precision == "ieee" or columns > 256 else 32
-    # A tile of the matrix and one of the vectors as operands of tl.dot.
-    shared = 4 * columns * (depth + rows) + SMALL_BYTES
+    # Two tiles of the matrix, of which one is read while the other is multiplied, and the vectors.
+    shared = 4 * columns * (2 * STREAMED_DEPTH + rows) + SMALL_BYTES
     if hidden > MAX_HIDDEN or (limit is not None and shared > limit):
         return None
     # With fewer warps the sums take more registers than a thread has.
-    return Plan(rows, columns, depth, False, 1, 8 if columns <= 256 and precision == "ieee" else 16, shared)
+    return Plan(rows, columns, STREAMED_DEPTH, 1, 8 if columns <= 256 and precision == "ieee" else 16, shared)
 
 
 def _loads(family: Family, is_backward: bool) -> int:

@@ -1,9 +1,9 @@
 """A whole sequence as one node of the autograd graph, run by the kernels.
 
-The gradients of the matrices are products over all time steps after the backward kernel, as in ``fused``. To add them up
-inside the kernel would take registers as large as the matrices, which the matrices themselves fill, and atomic additions
-whose order, and with it the last bits of a run, would change from run to run. One product of all steps runs at the speed
-of the library's matrix product.
+The gradients of the matrices are products over all time steps after the backward kernel, as in ``fused``. To add them
+up inside the kernel would take registers as large as the matrices, which the matrices themselves fill, and atomic
+additions, whose order changes the last bits from run to run. One product over all steps is as fast as the library's
+matrix product.
 """
 
 from __future__ import annotations
