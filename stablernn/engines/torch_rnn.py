@@ -21,9 +21,9 @@ from stablernn.engines.select import register_engine
 from stablernn.transforms import is_transformed
 
 _KERNELS: dict[type[StableCell], Callable[..., tuple[Tensor, ...]]] = {
-    LSTMCell: torch._VF.lstm,  # type: ignore[attr-defined]
-    GRUCell: torch._VF.gru,  # type: ignore[attr-defined]
-    ElmanRNNCell: torch._VF.rnn_tanh,  # type: ignore[attr-defined]
+    LSTMCell: torch._VF.lstm,
+    GRUCell: torch._VF.gru,
+    ElmanRNNCell: torch._VF.rnn_tanh,
 }
 """The kernel of each cell; a subclass may compute something else."""
 
@@ -146,7 +146,7 @@ def _call(kernel: Callable[..., tuple[Tensor, ...]], inputs: list[Tensor], is_tr
     x, *parameters = inputs[:5]
     # cuDNN reads all weights from one block, in this order, and copies them at every call if they are not.
     block = torch.cat([parameter.reshape(-1) for parameter in parameters])
-    parts = block.split([parameter.numel() for parameter in parameters])
+    parts = torch.split(block, [parameter.numel() for parameter in parameters])
     flat = [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
     state = [tensor[None] for tensor in inputs[5:]]
     first = state[0] if len(state) == 1 else state

@@ -401,7 +401,7 @@ def _run_layer(
     if drives[0].dtype != inputs[0].dtype:
         engine = select_engine(first.engine, cells[0], drives[0], timed=dt is not None)
     if len(cells) > 1 and isinstance(engine, EnsembleEngine):
-        return engine.run_ensemble(cells, weights, drives, states, valid, dt, substeps, every_output=every_output)
+        return engine.run_ensemble(cells, weights, drives, list(states), valid, dt, substeps, every_output=every_output)
     return [
         engine.run(*member, valid, dt, substeps, every_output=every_output)
         for member in zip(cells, weights, drives, states, strict=True)

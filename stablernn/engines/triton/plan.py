@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -153,7 +153,9 @@ def shared_limit(device: torch.device) -> int | None:
 
 @functools.cache
 def _limit_of(index: int) -> int:
-    return int(torch.cuda.get_device_properties(index).shared_memory_per_block_optin)
+    # torch has the first one for NVIDIA's GPUs only, and does not declare it.
+    properties: Any = torch.cuda.get_device_properties(index)
+    return int(getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block))
 
 
 @functools.cache
