@@ -260,8 +260,8 @@ def differentiable_gradients(
         if step_lengths is not None:
             length = step_lengths[time, :active]
         for _ in range(sequence.substeps):
-            moved = form.step(moving, drive[..., :active, :], length)
-            moving = moved if valid is None else torch.where(valid[time, :active, None], moved, moving)
+            after = form.step(moving, drive[..., :active, :], length)
+            moving = after if valid is None else torch.where(valid[time, :active, None], after, moving)
         state = torch.cat([moving, ended], dim=-2)
         outputs.append(state)
     results, gradients = [state], [grad_last]

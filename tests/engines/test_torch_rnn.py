@@ -14,7 +14,8 @@ from stablernn.errors import ConfigError
 from stablernn.nn.ensemble import Ensemble
 
 KEYS = ["lstm", "gru", "rnn"]
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]
+DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 
 
 def create_rnn(key: str, device: str, layers: int = 2) -> srn.StableRNN:

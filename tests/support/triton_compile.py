@@ -67,7 +67,6 @@ def compile_case(case: dict[str, Any]) -> dict[str, Any]:
     return {
         "shared": compiled.metadata.shared,
         "planned": sizes.shared_bytes,
-        "is_resident": sizes.is_resident,
         "tensor_cores": compiled.asm["ptx"].count("mma.sync"),
         "spilled": spilled_bytes(compiled.asm["cubin"]),
     }

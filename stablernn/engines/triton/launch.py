@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from stablernn.cells._step_form import StepForm
@@ -136,7 +135,7 @@ def _launch(kernel: Any, batch: Batch, like: Tensor, time: int, *, is_backward: 
     if plan is None:
         raise RuntimeError(f"No kernel of the engine 'triton' runs {hidden} units; 'supports' must be asked first.")
     members = len(like) if like.dim() == 3 else 1
-    grid = (triton.cdiv(like.shape[-2], plan.rows), members)
+    grid = (-(-like.shape[-2] // plan.rows), members)
     tensors = {
         **arguments,
         "step_lengths": batch.step_lengths,
