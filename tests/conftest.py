@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gc
 import os
+from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 
@@ -10,6 +12,13 @@ import pytest
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import torch
+
+if find_spec("triton") is not None and not torch.cuda.is_available():
+    # Triton decides for its own functions when it is imported whether they run in the interpreter; importing a part of
+    # torch may import it. The tests of kernels set the variable again.
+    os.environ["TRITON_INTERPRET"] = "1"
+    import_module("triton")
+    del os.environ["TRITON_INTERPRET"]
 
 from exports import keep_in
 

@@ -18,8 +18,7 @@ from stablernn_cli.bench.timing import Times
 
 ROOT = Path(__file__).parents[1]
 TINY = Sizes("antisymmetric", 4, 2, 8)
-# That of large matrices does not run the sizes here.
-ENGINES = [f"engine {name}" for name in list_engines() if name != "structured"]
+ENGINES = [f"engine {name}" for name in list_engines() if name in ("fused", "loop", "native")]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -112,12 +111,12 @@ def test_a_run_that_was_stopped_goes_on_behind_its_last_table(tmp_path: Path, mo
 ONE_BY_ONE = "engine NAME, one member after the other"
 ROWS: dict[str, tuple[Sizes, list[str]]] = {
     "train": (TINY, ["limit", *ENGINES, "hand-written loop", "nn.LSTM", "nn.GRU", "nn.RNN", "torchrecurrent"]),
-    "cells": (Sizes("lstm", 4, 2, 8), ["limit", "engine loop", "nn.LSTM"]),
+    "cells": (Sizes("lstm", 4, 2, 8), ["limit", "engine loop", "engine torch-rnn", "nn.LSTM"]),
     "layers": (
         Sizes("lipschitz", 4, 2, 8, num_layers=2),
         ["limit", *ENGINES, "hand-written loop", "nn.LSTM", "nn.GRU", "nn.RNN"],
     ),
-    "members": (Sizes("rnn", 4, 2, 8, members=3), ["limit", *ENGINES, ONE_BY_ONE]),
+    "members": (Sizes("rnn", 4, 2, 8, members=3), ["limit", *ENGINES, "engine torch-rnn", ONE_BY_ONE]),
     "lengths": (
         TINY,
         ["limit", *(f"{e}{s}" for e in ENGINES for s in ("", ", mixed lengths", ", very unequal lengths", ", dt"))],

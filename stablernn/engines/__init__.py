@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from stablernn.engines.base import Engine, EnsembleEngine
+from stablernn.engines.base import Engine, EnsembleEngine, InputEngine
+
+# Before 'fused', which 'auto' prefers for the cells that both run.
+from stablernn.engines.torch_rnn import TorchRNNEngine  # isort: skip
 from stablernn.engines.fused import FusedEngine
 from stablernn.engines.scan import ScanEngine
 from stablernn.engines.select import check_engine, list_engines, register_engine, select_engine
 from stablernn.engines.shooting import ShootingEngine
 from stablernn.engines.structured import StructuredEngine
+from stablernn.engines.triton.engine import TritonEngine
 
 __all__ = [
     "StructuredEngine",
     "Engine",
     "EnsembleEngine",
     "FusedEngine",
+    "InputEngine",
     "ScanEngine",
     "ShootingEngine",
+    "TorchRNNEngine",
+    "TritonEngine",
     "check_engine",
     "list_engines",
     "register_engine",

@@ -19,7 +19,7 @@ class Engine(Protocol):
 
         Args:
             cell: The cell.
-            drive: Its device, dtype and shape count.
+            drive: Its device and dtype count; it may be the input of the layer, or empty.
             timed: Whether the steps take ``dt``.
         """
         ...
@@ -52,6 +52,33 @@ class Engine(Protocol):
         Returns:
             The first state tensor after every step, ``(batch, time, hidden)``, None if they are not needed; and the
             state after the last.
+        """
+        ...
+
+
+@runtime_checkable
+class InputEngine(Engine, Protocol):
+    """An engine whose kernels contain the product with the inputs, so that no drive is computed for it."""
+
+    def run_inputs(
+        self,
+        cell: StableCell,
+        weights: tuple[Tensor, ...],
+        x: Tensor,
+        state: State,
+        valid: Tensor | None,
+        *,
+        every_output: bool = True,
+    ) -> tuple[Tensor | None, State]:
+        """Return what :meth:`run` returns for regular steps.
+
+        Args:
+            cell: As for :meth:`run`.
+            weights: Likewise.
+            x: The input of the layer, ``(batch, time, input_size)``.
+            state: As for :meth:`run`.
+            valid: Likewise.
+            every_output: Likewise.
         """
         ...
 

@@ -230,9 +230,22 @@ def grad_of_drives(sequence: Sequence, arguments: list[Tensor]) -> Tensor:
 
 
 def differentiable_gradients(
-    sequence: Sequence, inputs: tuple[Tensor | None, ...], grad_outputs: Tensor, grad_last: Tensor
+    sequence: Sequence,
+    inputs: tuple[Tensor | None, ...],
+    grad_outputs: Tensor,
+    grad_last: Tensor,
+    valid: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients by drives, first state, K, A and bias as functions that autograd can differentiate."""
+    """Return the gradients by drives, first state, K, A and bias as functions that autograd can differentiate.
+
+    Args:
+        sequence: The batch.
+        inputs: Drives, first state, K, A, bias and the lengths of sub-steps.
+        grad_outputs: The gradient by the outputs.
+        grad_last: The gradient by the last state.
+        valid: ``(time, batch)``, in which steps a row that is not sorted by its length moves; None if ``sequence``
+            says where rows end.
+    """
     drives, h, recurrent, linear, bias, step_lengths = inputs
     assert drives is not None
     assert h is not None
@@ -247,7 +260,8 @@ def differentiable_gradients(
         if step_lengths is not None:
             length = step_lengths[time, :active]
         for _ in range(sequence.substeps):
-            moving = form.step(moving, drive[..., :active, :], length)
+            after = form.step(moving, drive[..., :active, :], length)
+            moving = after if valid is None else torch.where(valid[time, :active, None], after, moving)
         state = torch.cat([moving, ended], dim=-2)
         outputs.append(state)
     results, gradients = [state], [grad_last]

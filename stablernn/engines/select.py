@@ -17,26 +17,39 @@ GROUP = "stablernn.training_engines"
 """Entry points of other distributions: callables without arguments that return an :class:`Engine` of their name."""
 
 _ENGINES: dict[str, Engine] = {}
-_BY_NAME_ONLY: set[str] = set()
-"""Engines that ``auto`` does not take."""
 _BROKEN: dict[str, str] = {}
 """Engines of other distributions that could not be loaded, and why."""
+_MISSING: dict[str, str] = {}
+"""Engines whose packages are not installed, and the sentence that says so."""
+_AUTO_DEVICES: dict[str, tuple[str, ...]] = {}
+"""The types of device on which ``auto`` considers an engine; any for an engine that is not in it."""
 _lock = threading.RLock()
 _is_loaded = False
 
 
-def register_engine(engine: Engine, *, automatic: bool = True) -> None:
-    """Add an engine.
+def register_engine(engine: Engine, *, auto_devices: tuple[str, ...] | None = None) -> None:
+    """Add an engine; ``auto`` prefers the one registered last among those that support the cell.
 
     Args:
         engine: The engine.
-        automatic: Whether ``auto`` may take it; of those that support a cell it prefers the one registered last.
+        auto_devices: The types of device, such as ``cuda``, on which ``auto`` considers it; elsewhere it runs only when
+            it is named. None for all.
     """
     if engine.name in _ENGINES:
         raise ValueError(f"The engine '{engine.name}' is registered twice.")
     _ENGINES[engine.name] = engine
-    if not automatic:
-        _BY_NAME_ONLY.add(engine.name)
+    if auto_devices is not None:
+        _AUTO_DEVICES[engine.name] = auto_devices
+
+
+def register_missing(name: str, reason: str) -> None:
+    """Let an error say why an engine is not there.
+
+    Args:
+        name: The name of the engine.
+        reason: A sentence that says which package is missing and how to install it.
+    """
+    _MISSING[name] = reason
 
 
 def load_plugins() -> None:
@@ -79,13 +92,16 @@ def check_engine(name: str) -> None:
 
     Raises:
         UnknownNameError: If it is neither.
-        ConfigError: If it is an engine of another distribution that could not be loaded.
+        ConfigError: If it is an engine of another distribution that could not be loaded, or one whose packages are not
+            installed.
     """
     if name == "auto" or name in _ENGINES:
         return
     load_plugins()
     if name in _BROKEN:
         raise ConfigError(f"{_BROKEN[name]} Repair or remove that distribution, or take engine='auto'.")
+    if name in _MISSING:
+        raise ConfigError(f"{_MISSING[name]} Or take engine='auto'.")
     if name not in _ENGINES:
         raise unknown("engine", name, [*_ENGINES, "auto"], f"It is auto or one of {', '.join(list_engines())}.")
 
@@ -99,11 +115,12 @@ def select_engine(name: str, cell: StableCell, drive: Tensor, *, timed: bool = F
     """
     if name == "auto":
         load_plugins()
+        device = drive.device.type
         # The loop is registered first and runs any cell, so that there always is one.
         return next(
             engine
             for engine in reversed(_ENGINES.values())
-            if engine.name not in _BY_NAME_ONLY and engine.supports(cell, drive, timed=timed)
+            if device in _AUTO_DEVICES.get(engine.name, (device,)) and engine.supports(cell, drive, timed=timed)
         )
     check_engine(name)
     engine = _ENGINES[name]

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from stablernn.cells import StableCell, State
-from stablernn.engines.base import Engine
+from stablernn.engines.base import Engine, InputEngine
+from stablernn.engines.loop import LoopEngine
 from stablernn.engines.select import register_engine, select_engine
 from stablernn.errors import ConfigError
 from stablernn.transforms import is_transformed
@@ -70,8 +71,7 @@ class ShootingEngine:
     """Runs any cell on long sequences; ``auto`` does not take it.
 
     Values and gradients equal those of the other engines up to rounding. Where a chunk does not shrink a change of its
-    start enough, or the sequence is shorter than two chunks, steps run one after the other by the engine that ``auto``
-    takes, and a warning says so once for each cell. There is no second derivative.
+    start enough, or the sequence is shorter than two chunks, steps run one after the other by another engine, and a warning says so once for each cell. There is no second derivative.
     """
 
     name = "shooting"
@@ -94,7 +94,7 @@ class ShootingEngine:
         *,
         every_output: bool = True,
     ) -> tuple[Tensor | None, State]:
-        engine, time = select_engine("auto", cell, drive), drive.shape[1]
+        engine, time = _engine_of_chunks(cell, drive), drive.shape[1]
         length = max(LEAST_CHUNK, time // MOST_CHUNKS)
         chunks, convergence, starts = None, None, state
         while 2 * length <= time:
@@ -144,6 +144,12 @@ class ShootingEngine:
                 f"The engine 'shooting' leaves '{cell.key}' to '{engine.name}': {shrinks}, so that more than "
                 f"{MOST_SWEEPS} sweeps are needed. Certified training keeps cells contracting (--certified)."
             )
+
+
+def _engine_of_chunks(cell: StableCell, drive: Tensor) -> Engine:
+    """Return the engine that ``auto`` takes, of those that take drives; the loop runs any cell."""
+    engine = select_engine("auto", cell, drive)
+    return LoopEngine() if isinstance(engine, InputEngine) else engine
 
 
 class _Chunks:
@@ -319,4 +325,4 @@ class Shooting(torch.autograd.Function):
         return None, None, None, None, by_drive, *(g[0] for g in by_state), *by_weights
 
 
-register_engine(ShootingEngine(), automatic=False)
+register_engine(ShootingEngine(), auto_devices=())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stablernn.cells import StableCell, State, cell_info, create_cell
 from stablernn.cells._base import check_at_least, check_dt, longest_step
-from stablernn.engines import EnsembleEngine, check_engine, select_engine
+from stablernn.engines import EnsembleEngine, InputEngine, check_engine, select_engine
 from stablernn.errors import ConfigError
 from stablernn.nn.segments import Batch, run_segments, valid_steps
 
@@ -343,32 +343,69 @@ def _run_layers(
     for depth, cell in enumerate(first.cells):
         end = start + len(cell.state_names)
         cells = [stack.cells[depth] for stack in stacks]
-        drives = []
-        for member, x in zip(cells, outputs, strict=True):
+        members_inputs = []
+        for x in outputs:
             assert x is not None
             if depth and first.dropout:
                 x = nn.functional.dropout(x, first.dropout, first.training)
-            # One product over all steps, outside of the recurrence. Time comes first in memory, so that each step
-            # reads one block.
-            drives.append(member.drive(x.transpose(0, 1).contiguous()).transpose(0, 1))
-        engine = select_engine(first.engine, cell, drives[0], timed=dt is not None)
+            members_inputs.append(x)
         matrices = [member_weights[depth] for member_weights in weights]
-        parts = [state[start:end] for state in states]
-        substeps, needs_outputs = cell.substeps(longest), every_output or depth < first.num_layers - 1
-        if len(stacks) > 1 and isinstance(engine, EnsembleEngine):
-            results = engine.run_ensemble(
-                cells, matrices, drives, parts, valid, dt, substeps, every_output=needs_outputs
-            )
-        else:
-            results = [
-                engine.run(*member, valid, dt, substeps, every_output=needs_outputs)
-                for member in zip(cells, matrices, drives, parts, strict=True)
-            ]
+        results = _run_layer(
+            first,
+            cells,
+            matrices,
+            Batch(members_inputs, [state[start:end] for state in states], valid, dt),
+            cell.substeps(longest),
+            every_output=every_output or depth < first.num_layers - 1,
+        )
         outputs = [output for output, _ in results]
         for member_final, (_, last) in zip(final, results, strict=True):
             member_final.extend(last)
         start = end
     return [(output, tuple(tensors)) for output, tensors in zip(outputs, final, strict=True)]
+
+
+def _run_layer(
+    first: StableRNN,
+    cells: list[StableCell],
+    weights: list[tuple[Tensor, ...]],
+    batch: Batch,
+    substeps: int,
+    *,
+    every_output: bool,
+) -> list[tuple[Tensor | None, State]]:
+    """Run the layer of each member by the engine for it.
+
+    Args:
+        first: The stack of the first member, whose settings are those of all.
+        cells: The cell of each member.
+        weights: Its matrices.
+        batch: Its inputs and states.
+        substeps: Equal parts of each irregular step.
+        every_output: Whether all outputs are needed.
+
+    Returns:
+        The outputs and the last state of each member.
+    """
+    inputs, states, valid, dt = batch
+    engine = select_engine(first.engine, cells[0], inputs[0], timed=dt is not None)
+    if isinstance(engine, InputEngine):
+        return [
+            engine.run_inputs(*member, valid, every_output=every_output)
+            for member in zip(cells, weights, inputs, states, strict=True)
+        ]
+    # One product over all steps, outside of the recurrence. Time comes first in memory, so that each step reads one
+    # block.
+    drives = [cell.drive(x.transpose(0, 1).contiguous()).transpose(0, 1) for cell, x in zip(cells, inputs, strict=True)]
+    # Under autocast the dtype of a drive is another one than that of the input.
+    if drives[0].dtype != inputs[0].dtype:
+        engine = select_engine(first.engine, cells[0], drives[0], timed=dt is not None)
+    if len(cells) > 1 and isinstance(engine, EnsembleEngine):
+        return engine.run_ensemble(cells, weights, drives, list(states), valid, dt, substeps, every_output=every_output)
+    return [
+        engine.run(*member, valid, dt, substeps, every_output=every_output)
+        for member in zip(cells, weights, drives, states, strict=True)
+    ]
 
 
 def group_parameters(module: nn.Module) -> dict[str, list[nn.Parameter]]:

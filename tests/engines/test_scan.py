@@ -129,7 +129,7 @@ def test_only_the_last_output_is_computed_where_no_other_is_needed() -> None:
 def test_auto_takes_it_for_recurrences_that_are_linear_in_the_state() -> None:
     drive = torch.zeros(2, 9, 12)
     engines = {key: select_engine("auto", create_cell(key, 3, 4), drive).name for key in ("lru", "mingru", "gru")}
-    assert engines == {"lru": "scan", "mingru": "scan", "gru": "loop"}
+    assert engines == {"lru": "scan", "mingru": "scan", "gru": "torch-rnn"}
     with pytest.raises(ConfigError, match="The engine 'scan' cannot run the cell 'gru'"):
         select_engine("scan", create_cell("gru", 3, 4), drive)
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import stablernn as srn
-from stablernn.engines import list_engines
 from stablernn.nn.ensemble import Ensemble
 from stablernn.nn.segments import MAX_SEGMENTS, MIN_STEPS, Batch, Results, run_segments, segment_ends
+from step_forms import needs_native
 
 TIME = 100
 LENGTHS = torch.tensor([7, 100, 0, 41, 41, 63, 22, 90, 1, 55])
@@ -46,7 +46,7 @@ def alone(rnn: srn.StableRNN, x: Tensor, state: Tensor, dt: Tensor | None) -> li
 @pytest.mark.parametrize("recompute_every", [None, 13])
 @pytest.mark.parametrize("timed", [False, True], ids=["regular", "dt"])
 @pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("engine", [name for name in list_engines() if name not in ("structured", "scan", "shooting")])
+@pytest.mark.parametrize("engine", ["fused", "loop", pytest.param("native", marks=needs_native)])
 def test_each_sequence_gives_what_it_gives_alone(
     engine: str, layers: int, timed: bool, recompute_every: int | None
 ) -> None:

@@ -72,10 +72,10 @@ def bench(
 
     All rows of a table are timed in turn, round after round, so that a slow moment of the machine affects each of them.
     The limit is the time of the cell's matrix products alone, by torch: those of each step with the state, and those
-    between layers. A cell without a step form, which only the engine loop runs, counts as one product a step. A ratio
-    is the time of a row divided by that of the limit in the same round, a median with its quartiles; it is below 1
-    where an engine has faster products. With one thread, times are processor time; with more, wall time. Denormal
-    numbers are flushed to zero for all rows where the processor can do that; the conditions say so.
+    between layers. A cell without a step form counts as one product a step. A ratio is the time of a row divided by
+    that of the limit in the same round, a median with its quartiles; it is below 1 where an engine has faster products.
+    With one thread, times are processor time; with more, wall time. Denormal numbers are flushed to zero for all rows
+    where the processor can do that; the conditions say so.
 
     Example: stablernn bench --cell lipschitz --hidden-size 64 --part train
     """

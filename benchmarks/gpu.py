@@ -1,0 +1,150 @@
+"""Checks and times the engines of training, whole runs and ONNX Runtime on a GPU.
+
+    STABLERNN_DATA=... python benchmarks/gpu.py          # all of it, under eight minutes on one H100
+    python benchmarks/gpu.py --only checks --only steps
+    python benchmarks/gpu.py --page                      # writes docs/gpu.md from the results
+
+Each part runs in a process of its own, so that a failure, even one that leaves the GPU unusable, is recorded with its
+message and the next part runs. What a part lacks, such as the package triton, a dataset or a provider of ONNX Runtime,
+is recorded as not measured. Without CUDA the same parts run at small sizes, the kernels in Triton's interpreter and
+ONNX Runtime on the CPU, and the results say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results" / "gpu.json"
+PARTS = {"checks": 150, "steps": 150, "training": 100, "onnx": 60}
+"""The parts, and the seconds after which each is stopped."""
+PACKAGES = ("torch", "triton", "onnxruntime-gpu", "numpy")
+
+
+class NotMeasured(Exception):
+    """Something that a part needs is missing."""
+
+
+def run_part(name: str) -> dict[str, Any]:
+    """Return what a part gives, by a process of its own; its failure is a result too."""
+    started = time.perf_counter()
+    command = [sys.executable, str(Path(__file__)), "--part", name]
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, timeout=PARTS[name])
+    except subprocess.TimeoutExpired:
+        result: dict[str, Any] = {"error": f"It took longer than {PARTS[name]} seconds and was stopped."}
+    else:
+        # The last line; libraries may print above it.
+        lines = process.stdout.strip().splitlines()
+        if process.returncode or not lines:
+            message = process.stderr.strip().splitlines()
+            result = {"error": message[-1] if message else f"It ended with status {process.returncode}."}
+        else:
+            result = json.loads(lines[-1])
+    return {"seconds": round(time.perf_counter() - started, 1), **result}
+
+
+def measure_part(name: str) -> dict[str, Any]:
+    """Return what a part gives, in this process."""
+    import torch
+
+    has_cuda = torch.cuda.is_available()
+    try:
+        return dict(importlib.import_module(f"gpu_{name}").measure(has_cuda))
+    except NotMeasured as error:
+        return {"not_measured": str(error)}
+    # Whatever goes wrong is a result, and the other parts run.
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def environment() -> dict[str, Any]:
+    """Return what the figures depend on."""
+    import torch
+
+    gpu = None
+    if torch.cuda.is_available():
+        facts: Any = torch.cuda.get_device_properties(0)
+        gpu = {
+            "name": facts.name,
+            "memory_gib": round(facts.total_memory / 2**30, 1),
+            "processors": facts.multi_processor_count,
+            "shared_memory": getattr(facts, "shared_memory_per_block_optin", None),
+            "driver": _driver(),
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+        }
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": "python benchmarks/gpu.py",
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "gpu": gpu,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _driver() -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
+    # The driver works without its command.
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", action="append", choices=PARTS, help="a part; can be given several times")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the file to write")
+    parser.add_argument("--page", action="store_true", help="write docs/gpu.md from the results, and measure nothing")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part:
+        import torch
+
+        if not torch.cuda.is_available():
+            # Before triton is imported, which decides then how kernels run.
+            os.environ["TRITON_INTERPRET"] = "1"
+        print(json.dumps(measure_part(options.part)))
+        return
+    from gpu_page import goals, write_page
+
+    if options.page:
+        write_page(json.loads(options.results.read_text(encoding="utf-8")))
+        return
+    stored = (
+        json.loads(options.results.read_text(encoding="utf-8")) if options.only and options.results.exists() else {}
+    )
+    results = {"environment": environment(), "parts": dict(stored.get("parts", {}))}
+    if stored.get("environment", results["environment"])["gpu"] != results["environment"]["gpu"]:
+        raise SystemExit(f"{options.results} has the results of another machine; give --results another file.")
+    for name in options.only or PARTS:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        results["parts"][name] = run_part(name)
+        options.results.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        print(json.dumps(results["parts"][name], indent=1))
+    for goal in goals(results):
+        print(f"goal: {goal.what}: {goal.wanted}; {goal.reached}")
+
+
+if __name__ == "__main__":
+    main()

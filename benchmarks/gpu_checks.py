@@ -1,0 +1,87 @@
+"""Every kernel of the engine ``triton`` against the loop in float64 on the CPU, for ``benchmarks/gpu.py``."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from gpu import NotMeasured
+from torch import Tensor
+
+import stablernn as srn
+from stablernn.engines import list_engines
+
+CELLS = ("rnn", "antisymmetric", "lipschitz", "lipschitz_rk2", "antisymmetric_g")
+"""A cell of each kind of kernel."""
+TOLERANCES = {"triton": 2e-5, "triton-tf32": 2e-2, "triton-bf16": 1e-1}
+"""Largest difference, relative to the largest entry of a tensor, by outputs, last state or any gradient."""
+SIZES = ((128, 19, 50), (33, 5, 9), (200, 17, 9))
+INTERPRETED_SIZES = ((17, 5, 3),)
+"""Units, sequences and steps; matrices of 200 units do not stay on chip in float32."""
+
+
+def measure(has_cuda: bool) -> dict[str, Any]:
+    """Return the largest error of each kernel."""
+    if "triton" not in list_engines():
+        raise NotMeasured("The package triton is not installed: pip install 'stablernn[gpu]'.")
+    device = "cuda" if has_cuda else "cpu"
+    rows = [
+        check(cell, engine, *sizes, kind, device)
+        for cell in CELLS
+        for sizes in (SIZES if has_cuda else INTERPRETED_SIZES)
+        for kind in ("equal", "lengths", "dt")
+        for engine in TOLERANCES
+        if not (kind == "dt" and cell == "rnn")
+    ]
+    return {"is_interpreted": not has_cuda, "passed": all(row["passed"] for row in rows), "rows": rows}
+
+
+def check(cell: str, engine: str, hidden: int, batch: int, time: int, kind: str, device: str) -> dict[str, Any]:
+    """Compare values and all gradients of a layer.
+
+    Args:
+        cell: Its cell.
+        engine: The engine.
+        hidden: Units.
+        batch: Sequences.
+        time: Steps.
+        kind: ``equal`` or unequal ``lengths``, or irregular steps, ``dt``.
+        device: Where the engine runs.
+    """
+    torch.manual_seed(0)
+    rnn = srn.StableRNN(cell, 3, hidden, max_dt=3.0 if kind == "dt" else None)
+    x, dt = torch.randn(batch, time, 3), 3 * torch.rand(batch, time)
+    lengths = torch.randint(0, time + 1, (batch,)) if kind == "lengths" else None
+    row: dict[str, Any] = {"cell": cell, "engine": engine, "N": hidden, "B": batch, "T": time, "kind": kind}
+    try:
+        expected = _run(rnn, "loop", "cpu", torch.float64, x, lengths, dt if kind == "dt" else None)
+        actual = _run(rnn, engine, device, torch.float32, x, lengths, dt if kind == "dt" else None)
+    # One kernel that does not run says nothing of the next.
+    except Exception as error:
+        return {**row, "error": None, "passed": False, "message": f"{type(error).__name__}: {error}"[:500]}
+    error = max(
+        float((value - reference).abs().max() / reference.abs().max().clamp(min=1e-30))
+        for value, reference in zip(actual, expected, strict=True)
+    )
+    return {**row, "error": float(f"{error:.2g}"), "passed": error <= TOLERANCES[engine]}
+
+
+def _run(
+    rnn: srn.StableRNN,
+    engine: str,
+    device: str,
+    dtype: torch.dtype,
+    x: Tensor,
+    lengths: Tensor | None,
+    dt: Tensor | None,
+) -> list[Tensor]:
+    """Return outputs, last state and all gradients, in float64 on the CPU."""
+    rnn = copy.deepcopy(rnn).to(device, dtype)
+    rnn.engine = engine
+    x = x.to(device, dtype).requires_grad_()
+    outputs, last = rnn(x, lengths=None if lengths is None else lengths.to(device), dt=None if dt is None else dt.to(x))
+    weights = torch.linspace(-1, 1, outputs.numel(), dtype=dtype, device=device).view_as(outputs)
+    loss = (outputs * weights).sum() + last.square().sum()
+    gradients = torch.autograd.grad(loss, [x, *rnn.parameters()], materialize_grads=True)
+    return [tensor.detach().cpu().double() for tensor in (outputs, last, *gradients)]

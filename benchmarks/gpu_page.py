@@ -1,0 +1,160 @@
+"""``docs/gpu.md``, from what ``gpu.py`` measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PAGE = Path(__file__).parents[1] / "docs" / "gpu.md"
+MAIN = "antisymmetric B=128 T=784 N=128"
+"""The table that the goals are about."""
+NOT_MEASURED = "not measured"
+INTRODUCTION = """\
+On a GPU the engine `triton` trains cells of the families plain, residual, two-stage and shared gate: a whole sequence
+is one kernel, forward and back, in which the recurrent matrices stay on chip, in registers or shared memory. `auto`
+takes it. Install it with `pip install 'stablernn[gpu]'` (Linux, an NVIDIA GPU of compute capability 8 or higher).
+
+| engine | operands of products | matrices stay on chip up to |
+| --- | --- | --- |
+| `triton` | float32 as it is; `auto` takes this one | 128 units |
+| `triton-tf32` | rounded to tf32, 10 bits after the point, for the tensor cores | 128 units |
+| `triton-bf16` | rounded to bfloat16, 7 bits after the point, for the tensor cores | 256 units |
+
+States, activations, sums and gradients are float32 in each. `--engine triton-tf32` of `train` selects one, or
+`model.engine` in a configuration. Larger matrices are read again at every step, up to 512 units; beyond that `auto`
+takes the loop. `lstm`, `gru` and, without the package triton, `rnn` run by cuDNN (engine `torch-rnn`), in float32
+without the rounding to tf32 that torch allows there by default. Second derivatives and gradients by `dt` come from the
+loop, and so do padded batches of `lstm` and `gru`.
+
+A kernel is compiled when it is first used, in about a second. Triton keeps it in `~/.triton`, or in
+`TRITON_CACHE_DIR`."""
+
+
+class Goal(NamedTuple):
+    """A goal: what is compared, what is wanted, and what was reached, in words."""
+
+    what: str
+    wanted: str
+    reached: str
+
+
+def goals(results: dict[str, Any]) -> list[Goal]:
+    """Return the goals with what the results say of them."""
+    parts = results["parts"]
+    rows = parts.get("steps", {}).get("tables", {}).get(MAIN, {}).get("rows", {})
+    epochs = parts.get("training", {}).get("seconds_of_epochs", [])
+    # The first epoch contains the compilation, the last one the end of the run.
+    epoch = f"{epochs[1]:.2f} s" if results["environment"]["gpu"] is not None and len(epochs) > 2 else NOT_MEASURED
+    return [
+        Goal(f"{MAIN}: nn.LSTM in float32 / triton", "at least 1", _ratio(rows, "nn.LSTM, float32")),
+        Goal(f"{MAIN}: loop / triton", "at least 20", _ratio(rows, "engine loop")),
+        Goal("an epoch of MNIST pixel by pixel", "under 3 s", epoch),
+    ]
+
+
+def _ratio(rows: dict[str, Any], name: str) -> str:
+    if name not in rows or "engine triton" not in rows:
+        return NOT_MEASURED
+    return f"{rows[name]['ms'] / rows['engine triton']['ms']:.2f}"
+
+
+def write_page(results: dict[str, Any]) -> None:
+    """Write the page."""
+    lines = [
+        "# GPUs",
+        "",
+        INTRODUCTION,
+        "",
+        "## Measured",
+        "",
+        "Written by `python benchmarks/gpu.py --page` from `benchmarks/results/gpu.json`; do not edit. "
+        "`python benchmarks/gpu.py` checks and measures, in under eight minutes on one H100.",
+        "",
+        _conditions(results["environment"]),
+        "",
+        "| goal | wanted | reached |",
+        "| --- | --- | --- |",
+        *(f"| {' | '.join(goal)} |" for goal in goals(results)),
+        *_parts(results["parts"], has_gpu=results["environment"]["gpu"] is not None),
+    ]
+    PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _conditions(environment: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {number}" for name, number in environment["packages"].items() if number is not None)
+    gpu = environment["gpu"]
+    common = f"{environment['date']}, `{environment['command']}`, Python {environment['python']}, {versions}"
+    if gpu is None:
+        return (
+            f"**Nothing on this page was measured on a GPU.** {common}, {environment['machine']} without a GPU: the "
+            "kernels ran in Triton's interpreter and ONNX Runtime on the CPU, at small sizes. That the kernels compile "
+            "for Hopper, what they take of registers and shared memory, is tested without a GPU "
+            "(`tests/engines/test_triton_compile.py`)."
+        )
+    return (
+        f"{common}; {gpu['name']} with {gpu['memory_gib']} GiB, driver {gpu['driver']}, CUDA {gpu['cuda']}, cuDNN "
+        f"{gpu['cudnn']}; {environment['cores']} CPU cores."
+    )
+
+
+def _parts(parts: dict[str, Any], *, has_gpu: bool) -> Iterator[str]:
+    titles = {
+        "checks": "Kernels against the loop in float64",
+        "steps": "Forward and backward",
+        "training": "Training",
+        "onnx": "ONNX Runtime",
+    }
+    tables = {"checks": _checks, "steps": _steps, "training": _training, "onnx": _onnx}
+    for name, title in titles.items():
+        part = parts.get(name, {"not_measured": "It was left out."})
+        yield from ("", f"### {title}", "")
+        if "error" in part:
+            yield f"Failed: {part['error']}"
+        elif "not_measured" in part:
+            yield f"Not measured: {part['not_measured']}"
+        elif name != "checks" and not has_gpu:
+            yield "Not measured: without a GPU this part only ran, at sizes whose times mean nothing."
+        else:
+            yield from tables[name](part)
+
+
+def _checks(part: dict[str, Any]) -> Iterator[str]:
+    yield "Largest difference of outputs, last state or any gradient, relative to the largest entry of the tensor."
+    yield from ("", "| cell | engine | N, B, T | equal lengths | unequal lengths | dt |", "| --- " * 6 + "|")
+    rows: dict[tuple[str, str, str], dict[str, str]] = {}
+    for row in part["rows"]:
+        text = row.get("message") or f"{row['error']:.1e}{'' if row['passed'] else ', failed'}"
+        rows.setdefault((row["cell"], row["engine"], f"{row['N']}, {row['B']}, {row['T']}"), {})[row["kind"]] = text
+    for key, errors in rows.items():
+        yield f"| {' | '.join([*key, *(errors.get(kind, '') for kind in ('equal', 'lengths', 'dt'))])} |"
+
+
+def _steps(part: dict[str, Any]) -> Iterator[str]:
+    yield f"Milliseconds, the median of {part['rounds']} rounds in turn and the range."
+    for name, table in part["tables"].items():
+        yield from ("", f"**{name}**", "")
+        if "not_measured" in table:
+            yield f"Not measured: {table['not_measured']}"
+            continue
+        yield from ("| row | ms | range |", "| --- | --- | --- |")
+        for row, figures in table["rows"].items():
+            yield f"| {row} | {figures['ms']:.2f} | {figures['ms_low']:.2f} to {figures['ms_high']:.2f} |"
+        for row, reason in table["missing"].items():
+            yield f"| {row} | not measured | {reason.splitlines()[0]} |"
+
+
+def _training(part: dict[str, Any]) -> Iterator[str]:
+    seconds = ", ".join(f"{value:.2f}" for value in part["seconds_of_epochs"])
+    yield (
+        f"`{part['cell']}` on {part['data']}, engine `{part['engine']}`, {part['epochs']} epochs of "
+        f"{part['steps'] // part['epochs']} steps: {seconds} seconds, the last with the end of the run; test accuracy "
+        f"{part['accuracy']:.4f}."
+    )
+
+
+def _onnx(part: dict[str, Any]) -> Iterator[str]:
+    yield f"`sequence.onnx` by `{part['provider']}` with bound buffers; the error is relative to torch on the CPU."
+    yield from ("", "| B, T | ms | error |", "| --- | --- | --- |")
+    for row in part["rows"]:
+        yield f"| {row['B']}, {row['T']} | {row['ms']:.2f} | {row['error']:.1e} |"

@@ -1,0 +1,1 @@
+"""The training engine ``triton``: a whole sequence in one GPU kernel."""
