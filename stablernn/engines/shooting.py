@@ -71,7 +71,8 @@ class ShootingEngine:
     """Runs any cell on long sequences; ``auto`` does not take it.
 
     Values and gradients equal those of the other engines up to rounding. Where a chunk does not shrink a change of its
-    start enough, or the sequence is shorter than two chunks, steps run one after the other by another engine, and a warning says so once for each cell. There is no second derivative.
+    start enough, or the sequence is shorter than two chunks, steps run one after the other by another engine, and a
+    warning says so once for each cell. There is no second derivative.
     """
 
     name = "shooting"
