@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from stablernn_registry import GraphSignature, StateSignature
-from stablernn_runtime.engines.session import RUNTIME_ERRORS, Session
-from stablernn_runtime.errors import NotReadyError
+from stablernn_runtime.engines.out_of_memory import RunSize, describe, fitting_size, is_out_of_memory
+from stablernn_runtime.engines.session import RUN_ERRORS, Session, create_run_options
+from stablernn_runtime.errors import NotReadyError, OutOfMemoryError
 from stablernn_runtime.state_guard import StateGuard
-from stablernn_runtime.step_buffers import MAX_ROWS, StepBuffers, create_pool
+from stablernn_runtime.step_buffers import StepBuffers, create_pool
 
 Array = NDArray[Any]
 
@@ -29,7 +29,7 @@ class CancellationToken:
 
     def __init__(self) -> None:
         self.is_set = False
-        self.options = _run_options()
+        self.options = create_run_options()
 
     def set(self) -> None:
         """End the run that has :attr:`options`, and every later one."""
@@ -46,11 +46,13 @@ class Graph:
         outputs: The outputs by name.
         session: The session that runs the graph.
         states: The states that the graph takes and gives.
+        output_by_state: Names of the outputs that are states, by the name of the input that each feeds.
         state_outputs: Names of the outputs that are states.
         guard: The balls in which the certificate says that the states stay.
         guarded: The outputs that are states with a ball, with the input that each feeds.
         ref: ``NAME:VERSION`` of the model.
         last_run: When the graph was last run, on the monotonic clock.
+        memory_limit: Bytes that its runs may take on a GPU; None without a limit.
     """
 
     def __init__(
@@ -60,20 +62,30 @@ class Graph:
         states: Sequence[StateSignature],
         guard: StateGuard,
         ref: str,
-        device: str = "cpu",
+        memory_limit: int | None = None,
     ) -> None:
         self.signature = signature
         self.inputs = {tensor.name: tensor for tensor in signature.inputs}
         self.outputs = {tensor.name: tensor for tensor in signature.outputs}
         self.session = session
         self.states = tuple(states)
+        self.output_by_state = {state.input: state.output for state in states}
         self.state_outputs = frozenset(state.output for state in states)
         self.guard = guard
         self.guarded = {state.output: state.input for state in states if state.input in guard.balls}
         self.ref = ref
         self.last_run = time.monotonic()
-        self._buffers = create_pool(session, signature, states, device)
-        self._run_options = _run_options()
+        self.memory_limit = memory_limit
+        # An input that has both axes of a run's size, such as x (batch, time, features); of a step, any input.
+        self._sized_input = next(
+            (tensor.name for tensor in signature.inputs if tensor.shape[1:2] == ["time"]), signature.inputs[0].name
+        )
+        self._is_timed = self.inputs[self._sized_input].shape[1:2] == ["time"]
+        # The size of the largest run that had enough memory, and the numbers in its input.
+        self._largest_fit: RunSize | None = None
+        self._largest_count = 0
+        self._buffers = create_pool(session, signature, states)
+        self._run_options = create_run_options()
 
     def run(
         self, feeds: Mapping[str, Array], names: Sequence[str], cancellation: CancellationToken | None
@@ -87,6 +99,7 @@ class Graph:
 
         Raises:
             NotReadyError: If the run was ended.
+            OutOfMemoryError: If there is too little memory for it.
             RUNTIME_ERRORS: If it fails.
         """
         names = [*names, *(name for name in self.guarded if name not in names)]
@@ -95,9 +108,13 @@ class Graph:
         self.last_run = time.monotonic()
         try:
             values: Sequence[Any] = self.session.run(names, feeds, options)
-        except RUNTIME_ERRORS as error:
+        except RUN_ERRORS as error:
             _raise_if_ended(error, cancellation)
+            self._raise_if_out_of_memory(error, self._size_of(feeds))
             raise
+        # Threads may overwrite each other's; it is an estimate.
+        if (count := feeds[self._sized_input].size) > self._largest_count:
+            self._largest_count, self._largest_fit = count, self._size_of(feeds)
         # Sessions return values only, in the order of the names.
         return dict(zip(names, values, strict=True))
 
@@ -106,8 +123,18 @@ class Graph:
 
         None where the graph takes whole sequences, the engine cannot bind buffers, or the streams are too many for them
         to save time.
+
+        Raises:
+            OutOfMemoryError: If there is too little memory for them.
+            RUNTIME_ERRORS: If they cannot be created.
         """
-        return None if self._buffers is None or rows > MAX_ROWS else self._buffers.take(rows)
+        if self._buffers is None or rows > self._buffers.max_rows:
+            return None
+        try:
+            return self._buffers.take(rows)
+        except RUN_ERRORS as error:
+            self._raise_if_out_of_memory(error, RunSize(rows, None))
+            raise
 
     def put_back(self, buffers: StepBuffers) -> None:
         """Let other runs use buffers; those of a run that failed are dropped instead."""
@@ -119,25 +146,26 @@ class Graph:
 
         Raises:
             NotReadyError: If the run was ended.
+            OutOfMemoryError: If there is too little memory for it.
             RUNTIME_ERRORS: If it fails.
         """
         self.last_run = time.monotonic()
         try:
             buffers.run(self._run_options if cancellation is None else cancellation.options)
-        except RUNTIME_ERRORS as error:
+        except RUN_ERRORS as error:
             _raise_if_ended(error, cancellation)
+            self._raise_if_out_of_memory(error, RunSize(buffers.rows, None))
             raise
 
+    def _size_of(self, feeds: Mapping[str, Array]) -> RunSize:
+        shape = feeds[self._sized_input].shape
+        return RunSize(shape[0], shape[1] if self._is_timed else None)
 
-def _run_options() -> ort.RunOptions:
-    """Return options for a run that can be ended, and whose end is not logged as an error."""
-    options = ort.RunOptions()
-    # ONNX Runtime would log every run that is ended as an error.
-    options.log_severity_level = 4
-    # Captured graphs are a matter of GPUs. Python's binding looks this entry up in every run with bound buffers, and
-    # without it raises and catches an exception, which takes longer than the run.
-    options.add_run_config_entry("gpu_graph_id", "-1")
-    return options
+    def _raise_if_out_of_memory(self, error: Exception, size: RunSize) -> None:
+        """Raise a failed allocation as an error with the size of a run that should fit."""
+        if is_out_of_memory(error):
+            fit = fitting_size(error, size, self.memory_limit, self._largest_fit)
+            raise OutOfMemoryError(describe(error, f"model '{self.ref}'", size, fit, self.memory_limit)) from error
 
 
 def _raise_if_ended(error: Exception, cancellation: CancellationToken | None) -> None:

@@ -258,17 +258,23 @@ def _advance_in_buffers(
     steps: int,
     cancellation: CancellationToken | None,
 ) -> dict[str, Array]:
-    """Run the steps of streams in buffers, as :func:`_advance`; all streams have every step."""
+    """Run the steps of streams in buffers, as :func:`_advance`; all streams have every step.
+
+    States on a GPU are looked at where they have a ball or are asked for, and all of them after the last step.
+    """
     buffers.set_states(states)
     sources = [(buffers.inputs[name], value) for name, value in inputs]
+    outputs = graph.output_by_state
+    observed = [name for name, output in outputs.items() if output in graph.guarded or output in record.names]
+    next_states: Mapping[str, Array] = {}
     for step in range(steps):
         for buffer, value in sources:
             buffer[...] = value[:, step]
         graph.run_buffers(buffers, cancellation)
-        next_states = buffers.states
-        values = {**buffers.outputs, **{state.output: next_states[state.input] for state in graph.states}}
+        next_states = buffers.read_states(observed if step < steps - 1 else outputs)
+        values = {**buffers.outputs, **{outputs[name]: value for name, value in next_states.items()}}
         record.add(step, values, next_states, copy=True)
-    return {name: value.copy() for name, value in buffers.states.items()}
+    return {name: value.copy() for name, value in next_states.items()}
 
 
 def _collect_outputs(history: dict[int, dict[str, Array]], batch_item: BatchItem, span: slice) -> dict[str, Array]:

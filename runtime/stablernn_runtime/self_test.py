@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stablernn_registry import Manifest
 from stablernn_runtime.engines.session import RUNTIME_ERRORS
-from stablernn_runtime.errors import InputError
+from stablernn_runtime.errors import InputError, OutOfMemoryError
 from stablernn_runtime.rollout import Model
 from stablernn_runtime.validation import format_tensors
 
@@ -23,7 +23,7 @@ Array = NDArray[Any]
 _STEPS = 3
 _TOLERANCE = 1e-3
 """Relative and absolute; what rounding can make of a difference lies below."""
-_RUN_ERRORS: tuple[type[Exception], ...] = (InputError, *RUNTIME_ERRORS)
+_RUN_ERRORS: tuple[type[Exception], ...] = (InputError, OutOfMemoryError, *RUNTIME_ERRORS)
 
 
 class SelfTestError(Exception):
