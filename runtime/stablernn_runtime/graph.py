@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_registry import GraphSignature, StateSignature
-from stablernn_runtime.engines.out_of_memory import RunSize, describe, fitting_size, is_out_of_memory
+from stablernn_runtime.engines.out_of_memory import RunSize, describe, is_out_of_memory
 from stablernn_runtime.engines.session import RUN_ERRORS, Session, create_run_options
 from stablernn_runtime.errors import NotReadyError, OutOfMemoryError
 from stablernn_runtime.state_guard import StateGuard
@@ -81,9 +82,8 @@ class Graph:
             (tensor.name for tensor in signature.inputs if tensor.shape[1:2] == ["time"]), signature.inputs[0].name
         )
         self._is_timed = self.inputs[self._sized_input].shape[1:2] == ["time"]
-        # The size of the largest run that had enough memory, and the numbers in its input.
-        self._largest_fit: RunSize | None = None
-        self._largest_count = 0
+        # A size that was too large, and the one that was found to fit in its place.
+        self._fit: tuple[RunSize, RunSize] | None = None
         self._buffers = create_pool(session, signature, states)
         self._run_options = create_run_options()
 
@@ -112,11 +112,54 @@ class Graph:
             _raise_if_ended(error, cancellation)
             self._raise_if_out_of_memory(error, self._size_of(feeds))
             raise
-        # Threads may overwrite each other's; it is an estimate.
-        if (count := feeds[self._sized_input].size) > self._largest_count:
-            self._largest_count, self._largest_fit = count, self._size_of(feeds)
         # Sessions return values only, in the order of the names.
         return dict(zip(names, values, strict=True))
+
+    def explain_out_of_memory(
+        self,
+        error: OutOfMemoryError,
+        feeds: Mapping[str, Array],
+        names: Sequence[str],
+        cancellation: CancellationToken | None,
+    ) -> OutOfMemoryError:
+        """Find a size that fits by runs of half of it and less, and return the error with that size.
+
+        A run fails as soon as it asks for too much, so all of them together take about as long as one that fits.
+
+        Args:
+            error: The error of :meth:`run`.
+            feeds: The inputs of that run.
+            names: Its outputs.
+            cancellation: Ends the search from another thread.
+
+        Raises:
+            NotReadyError: If the search was ended.
+            RUNTIME_ERRORS: If a run fails for another reason.
+        """
+        size = self._size_of(feeds)
+        # A client that repeats its request does not repeat the search.
+        fit = self._fit[1] if self._fit is not None and self._fit[0] == size else None
+        candidate = size.halve()
+        while fit is None and candidate is not None:
+            try:
+                self.run(self._cut(feeds, candidate), names, cancellation)
+            except OutOfMemoryError:
+                candidate = candidate.halve()
+            else:
+                fit = candidate
+                self._fit = size, fit
+        return OutOfMemoryError(describe(error.__cause__ or error, self.ref, size, self.memory_limit, fit))
+
+    def _cut(self, feeds: Mapping[str, Array], size: RunSize) -> dict[str, Array]:
+        """Return the first sequences of inputs, cut to a number of time steps."""
+        cut = {}
+        for name, value in feeds.items():
+            rows = value[: size.rows]
+            if size.steps is not None:
+                rows = np.minimum(rows, size.steps) if name == "lengths" else rows
+                rows = rows[:, : size.steps] if self.inputs[name].shape[1:2] == ["time"] else rows
+            cut[name] = np.ascontiguousarray(rows)
+        return cut
 
     def take_buffers(self, rows: int) -> StepBuffers | None:
         """Return buffers for steps of ``rows`` streams, which nobody else uses until :meth:`put_back` is called.
@@ -164,8 +207,7 @@ class Graph:
     def _raise_if_out_of_memory(self, error: Exception, size: RunSize) -> None:
         """Raise a failed allocation as an error with the size of a run that should fit."""
         if is_out_of_memory(error):
-            fit = fitting_size(error, size, self.memory_limit, self._largest_fit)
-            raise OutOfMemoryError(describe(error, f"model '{self.ref}'", size, fit, self.memory_limit)) from error
+            raise OutOfMemoryError(describe(error, self.ref, size, self.memory_limit)) from error
 
 
 def _raise_if_ended(error: Exception, cancellation: CancellationToken | None) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_registry import TensorSignature
-from stablernn_runtime.errors import InputError
+from stablernn_runtime.errors import InputError, OutOfMemoryError
 from stablernn_runtime.graph import CancellationToken, Graph
 from stablernn_runtime.step_buffers import StepBuffers
 from stablernn_runtime.validation import COVARIATES
@@ -73,13 +73,21 @@ def run_items(
 
     Raises:
         NotReadyError: If the run was ended.
+        OutOfMemoryError: If there is too little memory for it; that of a single item says how many of its sequences
+            fit.
         RUNTIME_ERRORS: If it fails.
     """
     rows = sum(batch_item.rows for batch_item in items)
     time = max(batch_item.time for batch_item in items)
     feeds = {name: _stack(name, spec, items, rows, time) for name, spec in graph.inputs.items()}
     names = dict.fromkeys(name for batch_item in items for name in batch_item.names)
-    values = graph.run(feeds, list(names), cancellation)
+    try:
+        values = graph.run(feeds, list(names), cancellation)
+    except OutOfMemoryError as error:
+        # Requests that share a run are run one by one after it.
+        if len(items) > 1:
+            raise
+        raise graph.explain_out_of_memory(error, feeds, list(names), cancellation) from error
     violations = graph.guard.find_violations(
         {graph.guarded[name]: value for name, value in values.items() if name in graph.guarded}, graph.ref
     )

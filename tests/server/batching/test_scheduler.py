@@ -499,8 +499,8 @@ def test_requests_whose_batch_needs_too_much_memory_are_run_one_by_one(
                 if len(x) == 3:
                     assert isinstance(answer, OutOfMemoryError)
                     assert str(answer) == (
-                        "Model 'animals:1' has too little memory for 3 sequences of 10 time steps; send about 2 "
-                        "sequences of 10 time steps at a time."
+                        "Model 'animals:1' has too little memory for 3 sequences of 10 time steps; one sequence of 10 "
+                        "time steps fits: send fewer or shorter series at a time."
                     )
                 else:
                     assert isinstance(answer, InferenceResult)
