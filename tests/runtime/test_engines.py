@@ -24,6 +24,7 @@ from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.benchmark import BATCH
 from stablernn_runtime.engines.plugins import entry_points
 from stablernn_runtime.engines.select import Request, candidates_for, open_fastest, open_version, select_fastest
+from stablernn_runtime.engines.session import GpuOptions
 from stablernn_runtime.errors import DeviceError, ModelLoadError, NotReadyError, SettingsError
 from stablernn_runtime.graph import CancellationToken
 
@@ -296,6 +297,15 @@ def test_an_engine_of_another_package_runs(zoo: Published) -> None:
     assert (plain.engine, plain.engine_reason) == ("plain", "plugin 1.0")
     inputs, _ = random_inputs(zoo.torch_models["covariates:1"], seed=7)
     assert max_errors(sequence(onnx, inputs, {}), sequence(plain, inputs, {}))[1] <= allowed(onnx)
+
+
+@pytest.mark.usefixtures("plugin")
+def test_an_engine_that_takes_no_settings_of_a_gpu_refuses_them(zoo: Published) -> None:
+    with pytest.raises(SettingsError) as caught:
+        ServedModel.load(zoo.registry.get("rotations"), "auto", engine="plain", gpu=GpuOptions(memory_limit=2**20))
+    assert str(caught.value) == (
+        "The engine 'plain' does not take gpu_mem_limit 1048576. Leave it out, or use --engine onnx or torch."
+    )
 
 
 @pytest.mark.usefixtures("plugin")

@@ -205,12 +205,19 @@ def open_session(content: bytes, label: str, placement: Placement, threads: int)
             f"{label} cannot be opened by ONNX Runtime {ort.__version__}: {_first_line(error)}"
         ) from error
     if placement.device == "cuda" and session.get_providers()[0] != CUDA:
-        missing = ", ".join(missing_libraries()) or "its CUDA libraries"
-        raise DeviceError(
-            f"The device 'cuda' cannot be used: ONNX Runtime could not load {missing}. Install CUDA 13 and cuDNN 9 "
-            f"with {INSTALL}, or use --device cpu or auto."
-        )
+        raise DeviceError(f"The device 'cuda' cannot be used: {_explain_fallback()}, or use --device cpu or auto.")
     return session
+
+
+def _explain_fallback() -> str:
+    """Return why a session came up on the CPU, and what helps, as the middle of a sentence."""
+    if names := ", ".join(missing_libraries()):
+        return f"ONNX Runtime could not load {names}. Install CUDA 13 and cuDNN 9 with {INSTALL}"
+    # All libraries load: the driver or the GPU does not fit them.
+    return (
+        "ONNX Runtime fell back to the CPU although its CUDA libraries load. Its lines in the log say why; install a "
+        "newer NVIDIA driver"
+    )
 
 
 def _missing_for_cuda() -> str:
