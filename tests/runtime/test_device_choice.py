@@ -29,7 +29,7 @@ from stablernn_runtime.engines.device_choice import DeviceChoice, SessionByRows,
 from stablernn_runtime.engines.loaded_graphs import LoadedGraphs
 from stablernn_runtime.engines.select import Request, candidates_for, open_fastest, open_version, select_fastest
 from stablernn_runtime.engines.session import EngineFailure, GpuOptions, Placement, Session
-from stablernn_runtime.errors import DeviceError
+from stablernn_runtime.errors import DeviceError, ModelLoadError
 from stablernn_runtime.served_model import ServedModel
 
 Array = np.ndarray[Any, Any]
@@ -54,6 +54,7 @@ class Repeating:
 
     def __init__(self, session: Session, times: int | None) -> None:
         self.session, self.times = session, times
+        self.error = np.float32(0)
         self.rows: list[int] = []
 
     def run(
@@ -133,6 +134,29 @@ def test_each_kind_of_work_gets_its_device_and_runs_there(
         for name, value in expected.run_sequence(x).items():
             assert np.array_equal(outputs[name], value), name
     assert (cpu.rows, gpu.rows) == ([few], [many])
+
+
+@pytest.mark.parametrize("kind", ["classes", "covariates"])
+def test_devices_that_disagree_are_not_served(zoo: Published, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = zoo.registry.get(kind)
+    graphs = open_version(version, signature_of(version), "cpu", "onnx", 1)
+
+    class Wrong(Repeating):
+        def run(self, *arguments: Any) -> Sequence[Any]:
+            first, *others = super().run(*arguments)
+            return [first + self.error, *others]
+
+    large = Wrong(graphs.sequence, 1)
+    monkeypatch.setattr(
+        "stablernn_runtime.served_model.open_version",
+        lambda *arguments: replace(graphs, sequence=SessionByRows(graphs.sequence, large, 6)),
+    )
+    large.error = np.float32(0)
+    ServedModel.load(version, "auto")
+    assert large.rows == [6]
+    large.error = np.float32(1e4)
+    with pytest.raises(ModelLoadError, match="of a sequence on the GPU is not that on the CPU"):
+        ServedModel.load(version, "auto")
 
 
 def test_a_device_that_fails_gets_nothing_and_is_named(version: Version, graphs: LoadedGraphs) -> None:
