@@ -325,9 +325,7 @@ def test_a_gpu_that_fails_later_is_measured_again(
     graphs = open_fastest(request, rivals)
     assert graphs.placement.device == "cpu"
     assert "classes:1 is measured again: The device 'cuda' cannot be used: it fell off the bus." in caplog.messages
-    assert graphs.placement.reason == (
-        "auto: CPU, because onnx cannot be used on cuda (The device 'cuda' cannot be used: it fell off the bus)"
-    )
+    assert graphs.placement.reason == ("auto: CPU, because onnx cannot be used on cuda (it fell off the bus)")
 
 
 def test_torch_competes_on_the_gpu_alone(version: Version) -> None:

@@ -158,7 +158,7 @@ def open_fastest(request: Request, candidates: Sequence[Candidate]) -> LoadedGra
             logger.warning("%s is measured again: %s", request.version.ref, error)
     opened, failures = _open_all(request, candidates)
     if len(opened) == 1:
-        return _explain_only(opened[0], failures)
+        return _explain_only(opened[0], failures, request.gpu)
     selection = _select(opened, request.signature, sequence_steps(request.version.manifest), request.gpu.batch)
     if failures:
         notes = "; ".join(_explain_failure(candidate, error) for candidate, error in failures.items())
@@ -213,22 +213,26 @@ def _open_all(
     return opened, failures
 
 
-def _explain_only(graphs: LoadedGraphs, failures: Mapping[Candidate, Exception]) -> LoadedGraphs:
+def _explain_only(graphs: LoadedGraphs, failures: Mapping[Candidate, Exception], gpu: GpuOptions) -> LoadedGraphs:
     """Return the only graphs that could be opened, with the reason why there was nothing to measure."""
     notes = "; ".join(_explain_failure(candidate, error) for candidate, error in failures.items())
-    is_other_engine = any(engine != graphs.engine for engine, _ in failures)
-    is_other_device = any(device != graphs.placement.device for _, device in failures)
-    if is_other_engine:
-        graphs = replace(graphs, reason=f"auto: {graphs.reason}, because {notes}")
-    if is_other_device:
+    if any(engine != graphs.engine for engine, _ in failures):
+        reason = "as always on the CPU" if graphs.placement.device == "cpu" else f"because {notes}"
+        graphs = replace(graphs, reason=f"auto: {graphs.reason}, {reason}")
+    if any(device != graphs.placement.device for _, device in failures):
         name = "CPU" if graphs.placement.device == "cpu" else "CUDA"
-        graphs = replace(graphs, placement=replace(graphs.placement, reason=f"auto: {name}, because {notes}"))
+        unused = f"; {gpu} has no effect" if name == "CPU" and str(gpu) else ""
+        graphs = replace(graphs, placement=replace(graphs.placement, reason=f"auto: {name}, because {notes}{unused}"))
     return graphs
 
 
 def _explain_failure(candidate: Candidate, error: Exception) -> str:
     engine, device = candidate
-    return f"{engine} cannot be used on {device} ({first_line(error).rstrip('.')})"
+    # What the sentence of a failed `--device cuda` adds to the reason.
+    reason = first_line(error).removeprefix("The device 'cuda' cannot be used: ").rstrip(".")
+    for advice in (". Use --device cpu or auto", ", or use --device cpu or auto"):
+        reason = reason.removesuffix(advice)
+    return f"{engine} cannot be used on {device} ({reason})"
 
 
 def _select(

@@ -149,9 +149,9 @@ def check_gpu_options(device: Device, gpu: GpuOptions) -> None:
         return
     names = ", ".join(str(each) for each in driver.gpus)
     if gpu.device_id is not None and not 0 <= gpu.device_id < len(driver.gpus):
+        allowed = f"a --device-id from 0 to {len(driver.gpus) - 1}" if len(driver.gpus) > 1 else "--device-id 0"
         raise SettingsError(
-            f"There is no GPU with the number {gpu.device_id}: the NVIDIA driver reports {names}. Use a --device-id "
-            f"from 0 to {len(driver.gpus) - 1}."
+            f"There is no GPU with the number {gpu.device_id}: the NVIDIA driver reports {names}. Use {allowed}."
         )
     selected = driver.gpus[gpu.device_id or 0]
     if gpu.memory_limit is not None and gpu.memory_limit > selected.memory_bytes:

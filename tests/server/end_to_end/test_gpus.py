@@ -166,5 +166,7 @@ def test_processes_on_different_gpus_are_logged(published: Published, tmp_path: 
     assert f"The GPUs differ ({names}): processes differ in speed, " in log
     if facts["device"] == "cpu":
         # The driver is there, the CUDA libraries are not.
-        assert facts["device_note"].startswith("auto: CPU, because onnx cannot be used on cuda (The device 'cuda' ")
+        assert facts["device_note"].startswith("auto: CPU, because onnx cannot be used on cuda (ONNX Runtime ")
+        # The number that its process was given.
+        assert facts["device_note"].partition("); ")[2] in ("device_id 0 has no effect", "device_id 1 has no effect")
         assert (facts["device_by_work"], facts["measured_ms"], facts["device_id"]) == (None, None, None)
