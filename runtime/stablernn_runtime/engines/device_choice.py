@@ -1,7 +1,7 @@
 """The device of each kind of work of a version, chosen by measurement.
 
-A GPU launches a kernel for every node of every time step, which takes longer than the arithmetic of one sequence on the
-CPU; with many sequences at a time it is the other way round. Which one is faster depends on the model and the machine.
+A GPU launches a kernel for every node of every time step, which may take longer than one sequence on the CPU; with
+many sequences at a time it is the other way round. Which one is faster depends on the model and the machine.
 """
 
 from __future__ import annotations
