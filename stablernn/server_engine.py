@@ -81,13 +81,15 @@ class TorchEngine:
         step: The function of ``step.onnx``; None for a model of complete sequences.
     """
 
-    def __init__(self, model: SequenceModel, device: Literal["cpu", "cuda"], device_note: str = "") -> None:
+    def __init__(
+        self, model: SequenceModel, device: Literal["cpu", "cuda"], device_note: str = "", device_id: int = 0
+    ) -> None:
         """Take ownership of a model in evaluation mode and move it to the device."""
         self.version = f"torch {torch.__version__}"
         self.device = device
         self.device_note = device_note
         self.signature: Mapping[str, Any] = model_signature(model)
-        torch_device = torch.device(device)
+        torch_device = torch.device(device, device_id) if device == "cuda" else torch.device(device)
         self._model = model.to(torch_device)
         self._states = [] if model.resampling is not None else state_names(model)
         takes_dt = model.max_dt is not None
@@ -134,16 +136,25 @@ class TorchEngine:
         return {f"{name}_out": tensor for name, tensor in zip(self._states, state, strict=True)}
 
 
-def torch_engine(folder: Path, device: Literal["auto", "cpu", "cuda"]) -> TorchEngine:
+def torch_engine(
+    folder: Path,
+    device: Literal["auto", "cpu", "cuda"],
+    *,
+    device_id: int | None = None,
+    memory_limit: int | None = None,
+) -> TorchEngine:
     """Build the engine from the files of a version; this factory is registered as ``torch``.
 
     Args:
         folder: Folder with ``config.json`` and ``weights.safetensors``, which are read now and not later. No code in it
             is executed.
         device: ``auto`` is CUDA if torch can use it, else the CPU.
+        device_id: Number of the GPU; None for the first one.
+        memory_limit: Bytes that torch may take on the GPU, in this process as a whole; None for all of its memory.
 
     Raises:
-        DeviceError: If CUDA is requested and torch cannot use it; the message says what is missing.
+        DeviceError: If CUDA is requested and torch cannot use it, or the GPU does not exist; the message says what is
+            missing.
         CheckpointError: If no model can be built from the files.
         OSError: If a file cannot be read.
     """
@@ -151,11 +162,25 @@ def torch_engine(folder: Path, device: Literal["auto", "cpu", "cuda"]) -> TorchE
     if device == "cuda" and missing:
         raise DeviceError(f"The device 'cuda' cannot be used: {missing}. Use --device cpu or auto.")
     selected_device: Literal["cpu", "cuda"] = "cpu" if device == "cpu" or missing else "cuda"
+    if selected_device == "cuda":
+        _check_gpu(device_id or 0)
+        if memory_limit is not None:
+            total = torch.cuda.get_device_properties(device_id or 0).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, memory_limit / total), device_id or 0)
     note = ""
     if device == "auto":
         note = f"auto: CPU, because {missing}" if missing else "auto: CUDA was found"
     model = reload((folder / "config.json").read_bytes(), (folder / "weights.safetensors").read_bytes())
-    return TorchEngine(model, selected_device, note)
+    return TorchEngine(model, selected_device, note, device_id or 0)
+
+
+def _check_gpu(device_id: int) -> None:
+    """Raise if torch sees no GPU with a number."""
+    count = torch.cuda.device_count()
+    if device_id >= count:
+        raise DeviceError(
+            f"There is no GPU with the number {device_id}: torch sees {count}. Use a --device-id from 0 to {count - 1}."
+        )
 
 
 def missing_for_cuda() -> str:

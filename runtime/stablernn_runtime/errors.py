@@ -10,6 +10,7 @@ ServingError
 │   └── MissingStepsError                  a time before which regular steps are missing
 ├── NotReadyError         (RuntimeError)   the version is not open yet, or is being closed
 ├── ModelLoadError        (RuntimeError)   a registry version that cannot be served
+├── OutOfMemoryError      (MemoryError)    a run for which the device has too little memory
 ├── DeviceError           (RuntimeError)   a device that was asked for and is not there
 └── SettingsError         (ValueError)     a setting that does not exist, or a value it cannot take
 
@@ -79,6 +80,10 @@ class NotReadyError(ServingError, RuntimeError):
 
 class ModelLoadError(ServingError, RuntimeError):
     """A registry version that cannot be served."""
+
+
+class OutOfMemoryError(ServingError, MemoryError):
+    """A run for which the device has too little memory; smaller ones work."""
 
 
 class DeviceError(ServingError, RuntimeError):

@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-import onnxruntime as ort
+import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_registry import GraphSignature, StateSignature
-from stablernn_runtime.engines.session import RUNTIME_ERRORS, Session
-from stablernn_runtime.errors import NotReadyError
+from stablernn_runtime.engines.out_of_memory import RunSize, describe, is_out_of_memory
+from stablernn_runtime.engines.session import RUN_ERRORS, Session, create_run_options
+from stablernn_runtime.errors import NotReadyError, OutOfMemoryError
 from stablernn_runtime.state_guard import StateGuard
-from stablernn_runtime.step_buffers import MAX_ROWS, StepBuffers, create_pool
+from stablernn_runtime.step_buffers import StepBuffers, create_pool
 
 Array = NDArray[Any]
 
@@ -29,7 +30,7 @@ class CancellationToken:
 
     def __init__(self) -> None:
         self.is_set = False
-        self.options = _run_options()
+        self.options = create_run_options()
 
     def set(self) -> None:
         """End the run that has :attr:`options`, and every later one."""
@@ -46,11 +47,13 @@ class Graph:
         outputs: The outputs by name.
         session: The session that runs the graph.
         states: The states that the graph takes and gives.
+        output_by_state: Names of the outputs that are states, by the name of the input that each feeds.
         state_outputs: Names of the outputs that are states.
         guard: The balls in which the certificate says that the states stay.
         guarded: The outputs that are states with a ball, with the input that each feeds.
         ref: ``NAME:VERSION`` of the model.
         last_run: When the graph was last run, on the monotonic clock.
+        memory_limit: Bytes that its runs may take on a GPU; None without a limit.
     """
 
     def __init__(
@@ -60,20 +63,29 @@ class Graph:
         states: Sequence[StateSignature],
         guard: StateGuard,
         ref: str,
-        device: str = "cpu",
+        memory_limit: int | None = None,
     ) -> None:
         self.signature = signature
         self.inputs = {tensor.name: tensor for tensor in signature.inputs}
         self.outputs = {tensor.name: tensor for tensor in signature.outputs}
         self.session = session
         self.states = tuple(states)
+        self.output_by_state = {state.input: state.output for state in states}
         self.state_outputs = frozenset(state.output for state in states)
         self.guard = guard
         self.guarded = {state.output: state.input for state in states if state.input in guard.balls}
         self.ref = ref
         self.last_run = time.monotonic()
-        self._buffers = create_pool(session, signature, states, device)
-        self._run_options = _run_options()
+        self.memory_limit = memory_limit
+        # An input that has both axes of a run's size, such as x (batch, time, features); of a step, any input.
+        self._sized_input = next(
+            (tensor.name for tensor in signature.inputs if tensor.shape[1:2] == ["time"]), signature.inputs[0].name
+        )
+        self._is_timed = self.inputs[self._sized_input].shape[1:2] == ["time"]
+        # A size that was too large, and the one that was found to fit in its place.
+        self._fit: tuple[RunSize, RunSize] | None = None
+        self._buffers = create_pool(session, signature, states)
+        self._run_options = create_run_options()
 
     def run(
         self, feeds: Mapping[str, Array], names: Sequence[str], cancellation: CancellationToken | None
@@ -87,6 +99,7 @@ class Graph:
 
         Raises:
             NotReadyError: If the run was ended.
+            OutOfMemoryError: If there is too little memory for it.
             RUNTIME_ERRORS: If it fails.
         """
         names = [*names, *(name for name in self.guarded if name not in names)]
@@ -95,19 +108,76 @@ class Graph:
         self.last_run = time.monotonic()
         try:
             values: Sequence[Any] = self.session.run(names, feeds, options)
-        except RUNTIME_ERRORS as error:
+        except RUN_ERRORS as error:
             _raise_if_ended(error, cancellation)
+            self._raise_if_out_of_memory(error, self._size_of(feeds))
             raise
         # Sessions return values only, in the order of the names.
         return dict(zip(names, values, strict=True))
+
+    def explain_out_of_memory(
+        self,
+        error: OutOfMemoryError,
+        feeds: Mapping[str, Array],
+        names: Sequence[str],
+        cancellation: CancellationToken | None,
+    ) -> OutOfMemoryError:
+        """Find a size that fits by runs of half of it and less, and return the error with that size.
+
+        A run fails as soon as it asks for too much, so all of them together take about as long as one that fits.
+
+        Args:
+            error: The error of :meth:`run`.
+            feeds: The inputs of that run.
+            names: Its outputs.
+            cancellation: Ends the search from another thread.
+
+        Raises:
+            NotReadyError: If the search was ended.
+            RUNTIME_ERRORS: If a run fails for another reason.
+        """
+        size = self._size_of(feeds)
+        # A client that repeats its request does not repeat the search.
+        fit = self._fit[1] if self._fit is not None and self._fit[0] == size else None
+        candidate = size.halve()
+        while fit is None and candidate is not None:
+            try:
+                self.run(self._cut(feeds, candidate), names, cancellation)
+            except OutOfMemoryError:
+                candidate = candidate.halve()
+            else:
+                fit = candidate
+                self._fit = size, fit
+        return OutOfMemoryError(describe(error.__cause__ or error, self.ref, size, self.memory_limit, fit))
+
+    def _cut(self, feeds: Mapping[str, Array], size: RunSize) -> dict[str, Array]:
+        """Return the first sequences of inputs, cut to a number of time steps."""
+        cut = {}
+        for name, value in feeds.items():
+            rows = value[: size.rows]
+            if size.steps is not None:
+                rows = np.minimum(rows, size.steps) if name == "lengths" else rows
+                rows = rows[:, : size.steps] if self.inputs[name].shape[1:2] == ["time"] else rows
+            cut[name] = np.ascontiguousarray(rows)
+        return cut
 
     def take_buffers(self, rows: int) -> StepBuffers | None:
         """Return buffers for steps of ``rows`` streams, which nobody else uses until :meth:`put_back` is called.
 
         None where the graph takes whole sequences, the engine cannot bind buffers, or the streams are too many for them
         to save time.
+
+        Raises:
+            OutOfMemoryError: If there is too little memory for them.
+            RUNTIME_ERRORS: If they cannot be created.
         """
-        return None if self._buffers is None or rows > MAX_ROWS else self._buffers.take(rows)
+        if self._buffers is None or rows > self._buffers.max_rows:
+            return None
+        try:
+            return self._buffers.take(rows)
+        except RUN_ERRORS as error:
+            self._raise_if_out_of_memory(error, RunSize(rows, None))
+            raise
 
     def put_back(self, buffers: StepBuffers) -> None:
         """Let other runs use buffers; those of a run that failed are dropped instead."""
@@ -119,25 +189,25 @@ class Graph:
 
         Raises:
             NotReadyError: If the run was ended.
+            OutOfMemoryError: If there is too little memory for it.
             RUNTIME_ERRORS: If it fails.
         """
         self.last_run = time.monotonic()
         try:
             buffers.run(self._run_options if cancellation is None else cancellation.options)
-        except RUNTIME_ERRORS as error:
+        except RUN_ERRORS as error:
             _raise_if_ended(error, cancellation)
+            self._raise_if_out_of_memory(error, RunSize(buffers.rows, None))
             raise
 
+    def _size_of(self, feeds: Mapping[str, Array]) -> RunSize:
+        shape = feeds[self._sized_input].shape
+        return RunSize(shape[0], shape[1] if self._is_timed else None)
 
-def _run_options() -> ort.RunOptions:
-    """Return options for a run that can be ended, and whose end is not logged as an error."""
-    options = ort.RunOptions()
-    # ONNX Runtime would log every run that is ended as an error.
-    options.log_severity_level = 4
-    # Captured graphs are a matter of GPUs. Python's binding looks this entry up in every run with bound buffers, and
-    # without it raises and catches an exception, which takes longer than the run.
-    options.add_run_config_entry("gpu_graph_id", "-1")
-    return options
+    def _raise_if_out_of_memory(self, error: Exception, size: RunSize) -> None:
+        """Raise a failed allocation as an error with the size of a run that should fit."""
+        if is_out_of_memory(error):
+            raise OutOfMemoryError(describe(error, self.ref, size, self.memory_limit)) from error
 
 
 def _raise_if_ended(error: Exception, cancellation: CancellationToken | None) -> None:

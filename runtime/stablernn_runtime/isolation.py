@@ -314,12 +314,6 @@ def _run_limited(
             signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error is a failed allocation, for which ONNX Runtime has no class of its own."""
-    text = str(error)
-    return isinstance(error, MemoryError) or "bad_alloc" in text or "Failed to allocate memory" in text
-
-
 @contextmanager
 def _limited_memory(size: int) -> Iterator[None]:
     """Let the process grow by ``size`` bytes of address space; without a limit where the system has none."""

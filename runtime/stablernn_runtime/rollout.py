@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stablernn_registry import Manifest
+from stablernn_registry import Manifest, Version
 from stablernn_runtime.errors import InputError
 from stablernn_runtime.graph import CancellationToken, Graph
 
@@ -65,6 +65,17 @@ class Rollout:
     target_indices: list[int]
     future_indices: list[int]
     offsets: Array | None
+
+    @classmethod
+    def from_version(cls, version: Version) -> Rollout:
+        """Return the rollout of a version, with its calibration if it has one.
+
+        Raises:
+            RegistryError: If a file is damaged.
+            ValueError: As :meth:`from_manifest`.
+        """
+        has_calibration = "calibration.json" in version.manifest.files
+        return cls.from_manifest(version.manifest, version.read("calibration.json") if has_calibration else None)
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, calibration: bytes | None) -> Rollout:

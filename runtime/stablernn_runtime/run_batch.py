@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_registry import TensorSignature
-from stablernn_runtime.errors import InputError
+from stablernn_runtime.errors import InputError, OutOfMemoryError
 from stablernn_runtime.graph import CancellationToken, Graph
 from stablernn_runtime.step_buffers import StepBuffers
 from stablernn_runtime.validation import COVARIATES
@@ -73,13 +73,21 @@ def run_items(
 
     Raises:
         NotReadyError: If the run was ended.
+        OutOfMemoryError: If there is too little memory for it; that of a single item says how many of its sequences
+            fit.
         RUNTIME_ERRORS: If it fails.
     """
     rows = sum(batch_item.rows for batch_item in items)
     time = max(batch_item.time for batch_item in items)
     feeds = {name: _stack(name, spec, items, rows, time) for name, spec in graph.inputs.items()}
     names = dict.fromkeys(name for batch_item in items for name in batch_item.names)
-    values = graph.run(feeds, list(names), cancellation)
+    try:
+        values = graph.run(feeds, list(names), cancellation)
+    except OutOfMemoryError as error:
+        # Requests that share a run are run one by one after it.
+        if len(items) > 1:
+            raise
+        raise graph.explain_out_of_memory(error, feeds, list(names), cancellation) from error
     violations = graph.guard.find_violations(
         {graph.guarded[name]: value for name, value in values.items() if name in graph.guarded}, graph.ref
     )
@@ -258,17 +266,23 @@ def _advance_in_buffers(
     steps: int,
     cancellation: CancellationToken | None,
 ) -> dict[str, Array]:
-    """Run the steps of streams in buffers, as :func:`_advance`; all streams have every step."""
+    """Run the steps of streams in buffers, as :func:`_advance`; all streams have every step.
+
+    States on a GPU are looked at where they have a ball or are asked for, and all of them after the last step.
+    """
     buffers.set_states(states)
     sources = [(buffers.inputs[name], value) for name, value in inputs]
+    outputs = graph.output_by_state
+    observed = [name for name, output in outputs.items() if output in graph.guarded or output in record.names]
+    next_states: Mapping[str, Array] = {}
     for step in range(steps):
         for buffer, value in sources:
             buffer[...] = value[:, step]
         graph.run_buffers(buffers, cancellation)
-        next_states = buffers.states
-        values = {**buffers.outputs, **{state.output: next_states[state.input] for state in graph.states}}
+        next_states = buffers.read_states(observed if step < steps - 1 else outputs)
+        values = {**buffers.outputs, **{outputs[name]: value for name, value in next_states.items()}}
         record.add(step, values, next_states, copy=True)
-    return {name: value.copy() for name, value in buffers.states.items()}
+    return {name: value.copy() for name, value in next_states.items()}
 
 
 def _collect_outputs(history: dict[int, dict[str, Array]], batch_item: BatchItem, span: slice) -> dict[str, Array]:

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_registry import Manifest
+from stablernn_runtime.engines.device_choice import SessionByRows
 from stablernn_runtime.engines.session import RUNTIME_ERRORS
-from stablernn_runtime.errors import InputError
+from stablernn_runtime.errors import InputError, OutOfMemoryError
 from stablernn_runtime.rollout import Model
 from stablernn_runtime.validation import format_tensors
 
@@ -23,7 +24,7 @@ Array = NDArray[Any]
 _STEPS = 3
 _TOLERANCE = 1e-3
 """Relative and absolute; what rounding can make of a difference lies below."""
-_RUN_ERRORS: tuple[type[Exception], ...] = (InputError, *RUNTIME_ERRORS)
+_RUN_ERRORS: tuple[type[Exception], ...] = (InputError, OutOfMemoryError, *RUNTIME_ERRORS)
 
 
 class SelfTestError(Exception):
@@ -53,12 +54,14 @@ def check_model(model: TestableModel) -> None:
 
     Raises:
         SelfTestError: If a run fails, an output is not finite or not of the shape that the manifest promises, or the
-            two graphs differ by more than rounding.
+            two graphs, or two devices of the same graph, differ by more than rounding.
     """
     try:
         _warm_up(model)
         if model.resample_steps is None:
             _compare_graphs(model)
+        if isinstance(model.sequence.session, SessionByRows):
+            _compare_devices(model, model.sequence.session.min_rows)
     except _RUN_ERRORS as error:
         raise SelfTestError(str(error)) from error
 
@@ -138,4 +141,21 @@ def _compare_graphs(model: TestableModel) -> None:
             raise SelfTestError(
                 f"the output '{name}' of its step graph is not that of its sequence graph after {_STEPS} "
                 f"steps (they differ by {float(np.abs(value - last).max()):.3g}); export it again."
+            )
+
+
+def _compare_devices(model: TestableModel, min_rows: int) -> None:
+    """Run a sequence alone and as part of a batch, which run on different devices, and compare the outputs."""
+    graph, noise = model.sequence, np.random.default_rng(0)
+    sizes = {"batch": min_rows, "time": _STEPS}
+    shape = [sizes[size] if isinstance(size, str) else size for size in graph.inputs[model.input_name].shape]
+    x: Array = noise.normal(size=shape).astype(np.float32)
+    if model.input_name == "tokens":
+        x = noise.integers(len(model.manifest.features), size=shape)
+    together = model.run(graph, {model.input_name: x})
+    for name, value in model.run(graph, {model.input_name: x[:1]}).items():
+        if not np.allclose(together[name][:1], value, rtol=_TOLERANCE, atol=_TOLERANCE):
+            raise SelfTestError(
+                f"the output '{name}' of a sequence on the GPU is not that on the CPU (they differ by "
+                f"{float(np.abs(together[name][:1] - value).max()):.3g}); name one by --device."
             )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stablernn_registry import Manifest, RegistryError, Signature, StateSignature, Version
 from stablernn_runtime.engines.loaded_graphs import ONNX, has_graphs
 from stablernn_runtime.engines.select import open_version
-from stablernn_runtime.engines.session import Device, Placement
+from stablernn_runtime.engines.session import NO_GPU_OPTIONS, Device, GpuOptions, Placement
 from stablernn_runtime.errors import InputError, ModelLoadError, NoStreamsError
 from stablernn_runtime.graph import CancellationToken, Graph, count_row_elements, count_step_elements
 from stablernn_runtime.rollout import Rollout
@@ -55,7 +55,7 @@ class ServedModel:
         aliases: The aliases that pointed at the version when it was opened.
         digest: ``sha256:...`` of the version's manifest.
         manifest: The manifest.
-        placement: The device that the graphs run on, and the reason.
+        placement: The device that the graphs run on, the reason, and what ``auto`` measured.
         engine: Name of the engine that runs both graphs: ``onnx``, or one that a package registers.
         engine_reason: Version of the engine and, where ``auto`` chose it, why.
         sequence: The graph over whole sequences.
@@ -72,7 +72,7 @@ class ServedModel:
         request_patterns: Kept by the server: the common part of like requests that have passed the checks.
     """
 
-    def __init__(self, version: Version, device: Device, threads: int, engine: str) -> None:
+    def __init__(self, version: Version, device: Device, threads: int, engine: str, gpu: GpuOptions) -> None:
         self.name: str = version.name
         self.ref: str = version.ref
         self.version: int = version.version
@@ -86,13 +86,13 @@ class ServedModel:
         self.resample_steps: int | None = signature.resample_steps
         self.max_dt: float | None = signature.max_dt
         self.input_name: str = find_main_input(signature.sequence)
-        self.rollout: Rollout | None = self._read_rollout(version) if self.manifest.head == "recursive" else None
         # Before the graphs are opened, which takes much longer.
         try:
+            self.rollout: Rollout | None = Rollout.from_version(version) if self.manifest.head == "recursive" else None
             check_signature(signature.sequence, signature.step, self.states, self.manifest, self.input_name)
-        except ValueError as error:
+        except (RegistryError, ValueError) as error:
             raise self._refusal(str(error)) from error
-        graphs = open_version(version, signature, device, engine, threads)
+        graphs = open_version(version, signature, device, engine, threads, gpu)
         self.placement: Placement = graphs.placement
         self.engine: str = graphs.engine
         self.engine_reason: str = graphs.reason
@@ -101,12 +101,13 @@ class ServedModel:
             self.guard = StateGuard(self.manifest.certificate, states if self.resample_steps is None else None)
         except ValueError as error:
             raise self._refusal(str(error)) from error
-        self.sequence = Graph(signature.sequence, graphs.sequence, self.states, self.guard, self.ref)
+        limit = graphs.placement.memory_limit
+        self.sequence = Graph(signature.sequence, graphs.sequence, self.states, self.guard, self.ref, limit)
         self._step: Graph | None = None
         self.patch_stride: int = 1
         self.step_elements: int = 0
         if (step := signature.step) is not None and graphs.step is not None:
-            self._step = Graph(step, graphs.step, self.states, self.guard, self.ref, device=graphs.placement.device)
+            self._step = Graph(step, graphs.step, self.states, self.guard, self.ref, limit)
             self.patch_stride = find_patch_stride(step, self.input_name)
             self.step_elements = count_step_elements(step)
         self._row_elements = count_row_elements(self.sequence, self.rollout.horizon if self.rollout else 1)
@@ -120,24 +121,31 @@ class ServedModel:
         self.last_requested: float = time.monotonic()
 
     @classmethod
-    def load(cls, version: Version, device: Device = "auto", threads: int = 1, engine: str = ONNX) -> Self:
+    def load(
+        cls,
+        version: Version,
+        device: Device = "auto",
+        threads: int = 1,
+        engine: str = ONNX,
+        gpu: GpuOptions = NO_GPU_OPTIONS,
+    ) -> Self:
         """Open a registry version; every byte that is used is checked against the manifest's hash first.
 
         Both graphs are run once, and compared with each other on a short series.
 
         Args:
             version: From ``stablernn_registry.Registry.get``.
-            device: ``"cpu"``, ``"cuda"``, or ``"auto"``: CUDA where it loads, else the CPU, which is logged.
+            device: ``"cpu"``, ``"cuda"``, or ``"auto"``: the faster of both for each kind of work, which is logged.
             threads: Threads inside one run. With 1, a batch, a single sequence and a stream give the same bits.
-            engine: ``"onnx"``, the name of an engine that a package registers, or ``"auto"``, see
-                :func:`~stablernn_runtime.engines.select.open_version`.
+            engine: See :func:`~stablernn_runtime.engines.select.open_version`.
+            gpu: Settings of the GPU.
 
         Raises:
-            SettingsError: If there is no such engine.
+            SettingsError: If there is no such engine, or settings of a GPU do not fit the engine or the device.
             ModelLoadError: If a file is damaged, the graph is not one that is served, or the engine cannot run it.
-            DeviceError: If ``cuda`` was asked for and does not load.
+            DeviceError: If the GPU that was asked for does not exist or cannot be used.
         """
-        model = cls(version, device, threads, engine)
+        model = cls(version, device, threads, engine, gpu)
         try:
             check_model(model)
         except SelfTestError as error:
@@ -156,14 +164,6 @@ class ServedModel:
         if self._step is None:
             raise NoStreamsError(self.ref, self.resample_steps)
         return self._step
-
-    def _read_rollout(self, version: Version) -> Rollout:
-        try:
-            has_calibration = "calibration.json" in self.manifest.files
-            return Rollout.from_manifest(self.manifest, version.read("calibration.json") if has_calibration else None)
-        except (RegistryError, ValueError) as error:
-            # A damaged file, or a calibration that does not fit the manifest.
-            raise self._refusal(str(error)) from error
 
     def _refusal(self, reason: str) -> ModelLoadError:
         return ModelLoadError(f"'{self.name}:{self.version}' cannot be served: {reason}")

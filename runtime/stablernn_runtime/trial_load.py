@@ -12,6 +12,7 @@ from typing import Any
 
 from stablernn_registry import Registry, Version
 from stablernn_runtime.engines.loaded_graphs import ONNX
+from stablernn_runtime.engines.out_of_memory import is_out_of_memory
 from stablernn_runtime.errors import ModelLoadError, NotReadyError, ServingError
 from stablernn_runtime.isolation import (
     Abort,
@@ -19,7 +20,6 @@ from stablernn_runtime.isolation import (
     IsolatedProcess,
     IsolationError,
     answer_requests,
-    is_out_of_memory,
 )
 from stablernn_runtime.served_model import ServedModel
 

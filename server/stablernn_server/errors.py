@@ -28,6 +28,7 @@ ServerError
 ├── NotReadyError         (RuntimeError)   the server is starting or draining
 ├── BusyError             (RuntimeError)   the server is overloaded
 ├── ModelLoadError        (RuntimeError)   a registry version that cannot be served
+├── OutOfMemoryError      (MemoryError)    a run for which the device has too little memory
 ├── DeviceError           (RuntimeError)   a requested device that is not available
 └── SettingsError         (ValueError)     a setting that does not exist, or a value that is not valid
 
@@ -50,6 +51,7 @@ from stablernn_runtime.errors import MissingStepsError as MissingStepsError
 from stablernn_runtime.errors import ModelLoadError as ModelLoadError
 from stablernn_runtime.errors import NoStreamsError as NoStreamsError
 from stablernn_runtime.errors import NotReadyError as NotReadyError
+from stablernn_runtime.errors import OutOfMemoryError as OutOfMemoryError
 from stablernn_runtime.errors import ServingError
 from stablernn_runtime.errors import SettingsError as SettingsError
 from stablernn_runtime.errors import TimeOrderError as TimeOrderError
@@ -160,6 +162,7 @@ STATUS_AND_CODE: dict[type[Exception], tuple[int, str]] = {
     ModelLoadError: (409, "load_failed"),
     DeviceError: (409, "load_failed"),
     TooLargeError: (413, "too_large"),
+    OutOfMemoryError: (413, "too_large"),
     TooManyError: (429, "too_many"),
     HeadTooLargeError: (431, "head_too_large"),
     # nginx's status for it. Nobody reads such a response: it is for logs and metrics.

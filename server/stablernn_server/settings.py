@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from stablernn_runtime.engines.session import GpuOptions
 from stablernn_runtime.online.online_streams import OnlineOptions
 from stablernn_server.errors import SettingsError, TooLargeError, format_validation_error
 from stablernn_server.transport.connections import parse_networks
@@ -33,7 +34,18 @@ class Settings(BaseSettings):
         "Default: the highest version of every model in the registry.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="auto, cpu or cuda; auto: CUDA where it loads, else the CPU."
+        "auto",
+        description="auto, cpu or cuda; auto: where a GPU can be used, the faster of both for each kind of work, by "
+        "measurement; else the CPU.",
+    )
+    device_id: int | None = Field(
+        None,
+        ge=0,
+        description="Number of the GPU; default: the first one, with several processes process i takes GPU i modulo "
+        "their number.",
+    )
+    gpu_mem_limit: int | None = Field(
+        None, ge=2**20, description="Bytes that each graph may take on the GPU; default: all of its memory."
     )
     engine: str = Field(
         "auto",
@@ -194,6 +206,11 @@ class Settings(BaseSettings):
     def online_options(self) -> OnlineOptions:
         """Return the estimates that streams update with each sample."""
         return OnlineOptions(self.adaptive_intervals, self.drift_false_alarms)
+
+    @cached_property
+    def gpu_options(self) -> GpuOptions:
+        """Return the settings of the GPU."""
+        return GpuOptions(self.device_id, self.gpu_mem_limit, self.max_batch_size)
 
     @cached_property
     def json_limit(self) -> int:

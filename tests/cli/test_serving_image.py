@@ -76,7 +76,11 @@ def test_doctor_reports_it(image: Workplace, tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert done.returncode == 1
     assert document["torch"] == {"works": False}
-    assert document["onnxruntime"]["devices"]["cpu"] == {"usable": True, "reason": None}
+    assert document["onnxruntime"]["devices"]["cpu"] == {
+        "usable": True,
+        "reason": None,
+        "provider": "CPUExecutionProvider",
+    }
     assert {
         "what": "torch is not installed; train, eval of runs and export need it.",
         "fix": "Install stablernn again; a serving image leaves torch out on purpose",

@@ -23,7 +23,8 @@ from stablernn_registry import Registry, Signature
 from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.benchmark import BATCH
 from stablernn_runtime.engines.plugins import entry_points
-from stablernn_runtime.engines.select import _open_auto, open_faster, open_version, select_faster
+from stablernn_runtime.engines.select import Request, candidates_for, open_fastest, open_version, select_fastest
+from stablernn_runtime.engines.session import GpuOptions
 from stablernn_runtime.errors import DeviceError, ModelLoadError, NotReadyError, SettingsError
 from stablernn_runtime.graph import CancellationToken
 
@@ -191,7 +192,7 @@ def test_the_faster_of_two_is_taken_with_the_figures_of_both(
     version = zoo.registry.get("rotations")
     signature = Signature.model_validate(version.manifest.signature)
     rivals = [open_version(version, signature, "cpu", name, 1) for name in ("sleepy", "onnx")]
-    chosen = select_faster(*(rivals if order == "the slow one first" else rivals[::-1]), signature, steps=7)
+    chosen = select_fastest(rivals if order == "the slow one first" else rivals[::-1], signature, steps=7)
     assert chosen.engine == "onnx"
     assert chosen.reason.startswith(f"auto: {ONNX_RUNTIME}, measured on cpu: one sequence of 7 steps ")
     assert "; plugin 1.0: one sequence of 7 steps " in chosen.reason
@@ -202,7 +203,8 @@ def test_the_faster_of_two_is_taken_with_the_figures_of_both(
 def test_the_choice_between_onnx_and_torch_is_measured_once(zoo: Published) -> None:
     version = zoo.registry.get("covariates")
     signature = Signature.model_validate(version.manifest.signature)
-    first, second = (open_faster(version, signature, "cpu", 1) for _ in range(2))
+    rivals = [("onnx", "cpu"), ("torch", "cpu")]
+    first, second = (open_fastest(Request(version, signature), rivals) for _ in range(2))
     names = {"onnx": ONNX_RUNTIME, "torch": f"torch {torch.__version__}"}
     other = names[{"onnx": "torch", "torch": "onnx"}[first.engine]]
     assert first.reason.startswith(f"auto: {names[first.engine]}, measured on cpu: one sequence of 12 steps ")
@@ -216,11 +218,11 @@ def test_auto_without_a_usable_gpu_ends_on_the_cpu_or_says_what_is_missing(zoo: 
     version = zoo.registry.get("rotations")
     signature = Signature.model_validate(version.manifest.signature)
     # What auto does once a driver reports a GPU, which then cannot be used.
-    opened = _open_auto(version, signature, "auto", 1)
+    opened = open_fastest(Request(version, signature), candidates_for("auto", "auto"))
     assert (opened.engine, opened.placement.device) == ("onnx", "cpu")
     assert opened.placement.reason.startswith("auto: CPU, because ")
     with pytest.raises(DeviceError, match=r"^The device 'cuda' cannot be used: .+\. Use --device cpu or auto\.$"):
-        _open_auto(version, signature, "cuda", 1)
+        open_fastest(Request(version, signature), candidates_for("auto", "cuda"))
 
 
 # Devices, packages and files that are not there.
@@ -295,6 +297,15 @@ def test_an_engine_of_another_package_runs(zoo: Published) -> None:
     assert (plain.engine, plain.engine_reason) == ("plain", "plugin 1.0")
     inputs, _ = random_inputs(zoo.torch_models["covariates:1"], seed=7)
     assert max_errors(sequence(onnx, inputs, {}), sequence(plain, inputs, {}))[1] <= allowed(onnx)
+
+
+@pytest.mark.usefixtures("plugin")
+def test_an_engine_that_takes_no_settings_of_a_gpu_refuses_them(zoo: Published) -> None:
+    with pytest.raises(SettingsError) as caught:
+        ServedModel.load(zoo.registry.get("rotations"), "auto", engine="plain", gpu=GpuOptions(memory_limit=2**20))
+    assert str(caught.value) == (
+        "The engine 'plain' does not take gpu_mem_limit 1048576. Leave it out, or use --engine onnx or torch."
+    )
 
 
 @pytest.mark.usefixtures("plugin")

@@ -68,6 +68,7 @@ def test_only_what_routes_raise_has_a_status() -> None:
         "ModelLoadError": (409, "load_failed"),
         "DeviceError": (409, "load_failed"),
         "TooLargeError": (413, "too_large"),
+        "OutOfMemoryError": (413, "too_large"),
         "HeadTooLargeError": (431, "head_too_large"),
         "TooManyError": (429, "too_many"),
         "NotReadyError": (503, "not_ready"),

@@ -20,11 +20,11 @@ from stablernn.export.parity import _draw_known_inputs, draw_inputs
 from stablernn.nn.models import SequenceModel, SequencePredictor
 from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
-from stablernn_runtime.engines.session import cuda_devices
+from stablernn_runtime.engines.gpus import count_gpus
 
 Arrays = dict[str, np.ndarray]
 
-_GPUS = cuda_devices()
+_GPUS = count_gpus()
 NEEDS_GPU = [
     pytest.mark.gpu,
     pytest.mark.skipif(

@@ -6,9 +6,10 @@ import importlib
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -44,7 +45,20 @@ class Findings:
         return not any(problem["essential"] for problem in self.problems)
 
 
-def doctor(context: typer.Context, as_json: JsonOption = False) -> None:
+def doctor(
+    context: typer.Context,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            metavar="REF",
+            help="Version to open as `serve` does, to see the engine and the devices that it gets and what was "
+            "measured for them; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
     """Check versions, devices and folders
 
     Prints what is missing and how to install it. Exit code 1: something that every user needs is broken.
@@ -53,7 +67,7 @@ def doctor(context: typer.Context, as_json: JsonOption = False) -> None:
     """
     output = Output.of(context, as_json)
     with output.status("Checking the installation ..."):
-        document = examine()
+        document = examine(models or ())
     if as_json:
         output.document(document)
     else:
@@ -62,13 +76,21 @@ def doctor(context: typer.Context, as_json: JsonOption = False) -> None:
         raise Reported(FAILED)
 
 
-def examine() -> dict[str, Any]:
-    """Return the document that ``doctor --json`` prints."""
+def examine(models: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the document that ``doctor --json`` prints.
+
+    Args:
+        models: Versions to open.
+
+    Raises:
+        RegistryError: If the registry has no such version.
+    """
     findings = Findings()
     packages = _packages(findings)
     torch = _torch(findings)
     runtime = _onnxruntime(findings)
     folders = _folders(findings)
+    opened = [_open_model(ref, findings) for ref in models]
     return {
         "ok": findings.ok,
         "stablernn": installed_version(),
@@ -81,6 +103,7 @@ def examine() -> dict[str, Any]:
         "torch": torch,
         "onnxruntime": runtime,
         "folders": folders,
+        "models": opened,
         "problems": findings.problems,
     }
 
@@ -166,17 +189,8 @@ def _onnxruntime(findings: Findings) -> dict[str, Any]:
     if runtime is None:
         return {"works": False}
     from stablernn_runtime.engines.cuda_libraries import INSTALL, missing_libraries
-    from stablernn_runtime.engines.session import choose_device, open_session
-    from stablernn_server.errors import ServerError
 
-    usable: dict[str, dict[str, Any]] = {}
-    for device in ("cpu", "cuda"):
-        # A build lists CUDA also where its libraries or the GPU are missing; only a session shows it.
-        try:
-            open_session(TINY_GRAPH, "the test graph", choose_device(device), threads=1)
-            usable[device] = {"usable": True, "reason": None}
-        except ServerError as error:
-            usable[device] = {"usable": False, "reason": str(error)}
+    usable = {"cpu": _try_device("cpu"), "cuda": _try_device("cuda")}
     if not usable["cpu"]["usable"]:
         findings.add(str(usable["cpu"]["reason"]), "Install stablernn again", essential=True)
     missing = missing_libraries()
@@ -191,6 +205,73 @@ def _onnxruntime(findings: Findings) -> dict[str, Any]:
         "providers": runtime.get_available_providers(),
         "devices": usable,
         "missing_libraries": list(missing),
+        "gpus": _gpus(findings),
+    }
+
+
+def _try_device(device: Literal["cpu", "cuda"], device_id: int | None = None) -> dict[str, Any]:
+    """Run a graph on a device: a build lists CUDA also where its libraries or the GPU are missing."""
+    import numpy as np
+
+    from stablernn_runtime.engines.session import RUN_ERRORS, GpuOptions, choose_device, open_session
+    from stablernn_runtime.errors import ServingError
+
+    errors: tuple[type[Exception], ...] = (ServingError, *RUN_ERRORS)
+    try:
+        session = open_session(TINY_GRAPH, "the test graph", choose_device(device, GpuOptions(device_id)), threads=1)
+        session.run(None, {"x": np.zeros(1, np.float32)})
+    except errors as error:
+        return {"usable": False, "reason": str(error), "provider": None}
+    return {"usable": True, "reason": None, "provider": session.get_providers()[0]}
+
+
+def _gpus(findings: Findings) -> list[dict[str, Any]]:
+    """Return the GPUs that the driver reports, and whether ONNX Runtime can use each."""
+    from stablernn_runtime.engines.gpus import read_driver
+
+    driver = read_driver()
+    gpus = () if driver is None else driver.gpus
+    if len({(gpu.name, gpu.memory_bytes) for gpu in gpus}) > 1:
+        findings.add(
+            f"The GPUs differ: {', '.join(map(str, gpus))}; processes of `serve --workers` that are spread over them "
+            "differ in speed, and in the last bits of what they compute.",
+            "Select one kind with --device-id or CUDA_VISIBLE_DEVICES",
+        )
+    return [
+        {
+            "device_id": gpu.device_id,
+            "name": gpu.name,
+            "memory_bytes": gpu.memory_bytes,
+            "compute_capability": gpu.compute_capability,
+            **_try_device("cuda", gpu.device_id),
+        }
+        for gpu in gpus
+    ]
+
+
+def _open_model(ref: str, findings: Findings) -> dict[str, Any]:
+    """Open a version with the settings of `serve`, and return where each kind of work runs and why."""
+    from stablernn_registry import Registry
+    from stablernn_runtime import ServedModel
+    from stablernn_runtime.errors import ServingError
+    from stablernn_server import Settings
+
+    settings, version = Settings(), Registry().get(ref)
+    options = settings.device, settings.threads, settings.engine, settings.gpu_options
+    try:
+        model = ServedModel.load(version, *options)
+    except ServingError as error:
+        findings.add(str(error), "See docs/serving.md on engines and GPUs")
+        return {"ref": version.ref, "error": str(error)}
+    placement = model.placement
+    return {
+        "ref": model.ref,
+        "engine": model.engine,
+        "engine_note": model.engine_reason,
+        "device": placement.device,
+        "device_note": placement.reason,
+        "device_by_work": placement.by_work or None,
+        "measured_ms": placement.measured_ms or None,
     }
 
 
@@ -261,8 +342,19 @@ def _show(output: Output, document: dict[str, Any]) -> None:
             if runtime["works"]
             else "does not work",
             **{
-                f"  {device}": "usable" if state["usable"] else state["reason"]
+                f"  {device}": f"usable ({state['provider']})" if state["usable"] else state["reason"]
                 for device, state in runtime.get("devices", {}).items()
+            },
+            **{
+                f"  GPU {gpu['device_id']}": f"{gpu['name']}, {gpu['memory_bytes'] / 2**30:.0f} GiB, "
+                + ("usable" if gpu["usable"] else str(gpu["reason"]))
+                for gpu in runtime.get("gpus", ())
+            },
+            **{
+                model["ref"]: model["error"]
+                if "error" in model
+                else f"{model['engine']} on {model['device']}. {model['engine_note']}. {model['device_note']}"
+                for model in document["models"]
             },
             **{f"{name}": f"{folder['path']} ({_folder_text(folder)})" for name, folder in document["folders"].items()},
         }

@@ -45,8 +45,32 @@ def serve(
     ] = 8080,
     device: Annotated[
         Device,
-        typer.Option(envvar="STABLERNN_DEVICE", help="Device to compute on; auto uses a GPU if one is available."),
+        typer.Option(
+            envvar="STABLERNN_DEVICE",
+            help="Device to compute on; auto measures a GPU, if one is available, against the CPU.",
+        ),
     ] = "auto",
+    device_id: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            envvar="STABLERNN_DEVICE_ID",
+            min=0,
+            help="Number of the GPU; default: the first one, with several workers worker i takes GPU i modulo their "
+            "number.",
+            show_default=False,
+        ),
+    ] = None,
+    gpu_mem_limit: Annotated[
+        int | None,
+        typer.Option(
+            metavar="BYTES",
+            envvar="STABLERNN_GPU_MEM_LIMIT",
+            min=2**20,
+            help="Bytes that each graph may take on the GPU; default: all of its memory.",
+            show_default=False,
+        ),
+    ] = None,
     engine: Annotated[
         str,
         typer.Option(
@@ -151,6 +175,8 @@ def serve(
         "host": host,
         "port": port,
         "device": device,
+        "device_id": device_id,
+        "gpu_mem_limit": gpu_mem_limit,
         "engine": engine,
         "workers": workers,
         "state_key_file": state_key_file,

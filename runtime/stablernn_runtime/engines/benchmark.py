@@ -1,73 +1,163 @@
-"""Measures how long an engine takes for typical inputs of a model on this machine."""
+"""Measures how long engines and devices take for the kinds of work of a model on this machine.
+
+All candidates run in turn, so that a machine that becomes slower meanwhile slows all of them.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
+import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 from numpy.typing import NDArray
 
-from stablernn_registry import GraphSignature
-from stablernn_runtime.engines.session import Session
+from stablernn_registry import GraphSignature, Manifest, Signature
+from stablernn_runtime.engines.loaded_graphs import LoadedGraphs, first_line
+from stablernn_runtime.engines.session import NO_GPU_OPTIONS, RUN_ERRORS, Session, create_run_options
 
 Array = NDArray[Any]
-BATCH = 16
+Candidate = Callable[[ort.RunOptions], object]
+"""One run; the options end it from another thread."""
+
+BATCH = NO_GPU_OPTIONS.batch
+"""Sequences of a measured batch where no other number is given."""
 STEPS = 128
-"""Time steps of the measured sequences; fewer where the context of a model is shorter."""
-_WARM_UP_RUNS, _TIMED_RUNS = 2, 5
+"""Time steps of the measured sequences where the version does not tell its own."""
+MAX_STEPS = 1000
+"""Time steps of the measured sequences at most."""
+LIMIT_SECONDS = 10.0
+"""Time for all measurements of a version together. A graph can be built to run for years."""
+_TIMED_RUNS = 5
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One kind of work of a model.
+
+    Attributes:
+        is_step: Whether it is one step of streams, and not whole sequences.
+        rows: Number of sequences or streams.
+        steps: Time steps of the sequences; 1 for a step.
+    """
+
+    is_step: bool
+    rows: int
+    steps: int = 1
+
+    def __str__(self) -> str:
+        if self.is_step:
+            return "one step" if self.rows == 1 else f"one step of {self.rows} streams"
+        return f"one sequence of {self.steps} steps" if self.rows == 1 else f"{self.rows} sequences"
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Median milliseconds of one run.
+    """Median milliseconds of a run of each kind of work.
 
     Attributes:
-        steps: Time steps of the sequences.
-        single_ms: One sequence.
-        batch_ms: A batch of :data:`BATCH` sequences.
-        step_ms: One step of one stream; None for a version without streams.
+        milliseconds: By kind of work; infinite where no run ended within the time limit, or one failed.
+        failure: The first failure of a run, as a sentence; empty without one.
     """
 
-    steps: int
-    single_ms: float
-    batch_ms: float
-    step_ms: float | None
+    milliseconds: Mapping[Workload, float]
+    failure: str = ""
 
     @property
     def mean_ms(self) -> float:
         """The geometric mean: a factor in any of them counts the same, whatever its size."""
-        times = [time for time in (self.single_ms, self.batch_ms, self.step_ms) if time is not None]
-        return float(prod(times) ** (1 / len(times)))
+        return geometric_mean(self.milliseconds.values())
 
     def __str__(self) -> str:
-        step = "" if self.step_ms is None else f", one step {self.step_ms:.3g} ms"
-        return (
-            f"one sequence of {self.steps} steps {self.single_ms:.3g} ms, {BATCH} sequences {self.batch_ms:.3g} ms"
-            f"{step}"
+        figures = ", ".join(
+            f"{workload} {time:.3g} ms" if math.isfinite(time) else f"{workload} not finished"
+            for workload, time in self.milliseconds.items()
         )
+        return f"{figures} ({self.failure.rstrip('.')})" if self.failure else figures
+
+
+@dataclass
+class _Runs:
+    """The runs of one candidate: milliseconds of the first one, which also sets things up, and of those after it."""
+
+    first_ms: float = math.inf
+    timed_ms: list[float] = field(default_factory=list)
+    failure: str = ""
+
+    @property
+    def median_ms(self) -> float:
+        if self.failure:
+            return math.inf
+        return statistics.median(self.timed_ms) if self.timed_ms else self.first_ms
+
+
+def sequence_steps(manifest: Manifest) -> int:
+    """Return the time steps of a typical sequence of a version: those that it was trained or exported for."""
+    steps = manifest.context_length or manifest.parity.get("longest")
+    return min(steps, MAX_STEPS) if isinstance(steps, int) and steps > 0 else STEPS
+
+
+def workloads(signature: Signature, steps: int, batch: int = BATCH) -> list[Workload]:
+    """Return the kinds of work of a version: sequences and steps, alone and in a batch."""
+    shapes = [(is_step, rows) for is_step in (False, True) for rows in sorted({1, batch})]
+    return [
+        Workload(is_step, rows, 1 if is_step else steps)
+        for is_step, rows in shapes
+        if not is_step or signature.step is not None
+    ]
 
 
 def measure(
-    sequence: tuple[Session, GraphSignature], step: tuple[Session, GraphSignature] | None, steps: int = STEPS
-) -> Timing:
-    """Run the graphs of a version on typical shapes a few times, and return the medians.
+    candidates: Mapping[str, LoadedGraphs],
+    signature: Signature,
+    kinds: Sequence[Workload],
+    limit_seconds: float = LIMIT_SECONDS,
+) -> dict[str, Timing]:
+    """Measure each kind of work with each of several engines or devices.
 
     Args:
-        sequence: The session that runs whole sequences, and its signature.
-        step: The session that runs one step, likewise; None for a version without streams.
-        steps: Time steps of the sequences.
-
-    Raises:
-        RUNTIME_ERRORS: If a run fails.
+        candidates: The open graphs of one version, by name.
+        signature: Signature of the version.
+        kinds: The kinds of work.
+        limit_seconds: Time for all of it. Each kind gets the same share of what the kinds before it left.
     """
-    # The waits of a single request, of a full batch and of a stream.
-    step_ms = None if step is None else _median_ms(*step, 1, 1)
-    return Timing(steps, _median_ms(*sequence, 1, steps), _median_ms(*sequence, BATCH, steps), step_ms)
+    deadline = time.monotonic() + limit_seconds
+    by_kind: dict[Workload, dict[str, _Runs]] = {}
+    for index, kind in enumerate(kinds):
+        runs = {name: _candidate(graphs, signature, kind) for name, graphs in candidates.items()}
+        by_kind[kind] = _run_in_turn(runs, max(0.0, deadline - time.monotonic()) / (len(kinds) - index))
+    return {
+        name: Timing(
+            {kind: runs[name].median_ms for kind, runs in by_kind.items()},
+            next((runs[name].failure for runs in by_kind.values() if runs[name].failure), ""),
+        )
+        for name in candidates
+    }
+
+
+def measure_in_turn(candidates: Mapping[str, Candidate], limit_seconds: float) -> dict[str, float]:
+    """Run candidates in turn a few times, and return the median milliseconds of each.
+
+    Args:
+        candidates: A function that runs once, by name.
+        limit_seconds: Time for all of it. A candidate whose first run has not ended after an equal share of it is
+            stopped, if its run can be, and is not run again.
+
+    Returns:
+        Milliseconds by name; infinite where the first run did not end in time, or a run failed.
+    """
+    return {name: runs.median_ms for name, runs in _run_in_turn(candidates, limit_seconds).items()}
+
+
+def geometric_mean(times: Iterable[float]) -> float:
+    """Return the geometric mean of positive numbers, which may be infinite."""
+    return math.exp(statistics.fmean(math.log(max(time, 1e-9)) for time in times))
 
 
 def typical_feeds(graph: GraphSignature, batch: int, steps: int) -> dict[str, Array]:
@@ -84,15 +174,60 @@ def typical_feeds(graph: GraphSignature, batch: int, steps: int) -> dict[str, Ar
     }
 
 
-def _median_ms(session: Session, graph: GraphSignature, batch: int, steps: int) -> float:
-    names, feeds = [spec.name for spec in graph.outputs], typical_feeds(graph, batch, steps)
-    # The first runs set up what later ones use again.
-    for _ in range(_WARM_UP_RUNS):
-        session.run(names, feeds)
-    return 1e3 * statistics.median(_seconds(session, names, feeds) for _ in range(_TIMED_RUNS))
+def _candidate(graphs: LoadedGraphs, signature: Signature, kind: Workload) -> Candidate:
+    """Return a function that runs a kind of work once."""
+    graph, session = (signature.step, graphs.step) if kind.is_step else (signature.sequence, graphs.sequence)
+    # The signature and the open graphs belong to one version.
+    assert graph is not None
+    assert session is not None
+    return _runner(session, [spec.name for spec in graph.outputs], typical_feeds(graph, kind.rows, kind.steps))
 
 
-def _seconds(session: Session, names: list[str], feeds: Mapping[str, Array]) -> float:
+def _runner(session: Session, names: list[str], feeds: dict[str, Array]) -> Candidate:
+    return lambda options: session.run(names, feeds, options)
+
+
+def _run_in_turn(candidates: Mapping[str, Candidate], limit_seconds: float) -> dict[str, _Runs]:
+    deadline = time.monotonic() + limit_seconds
+    results = {name: _Runs() for name in candidates}
+    for index, (name, candidate) in enumerate(candidates.items()):
+        share = (deadline - time.monotonic()) / (len(candidates) - index)
+        with _options_until(share) as options:
+            results[name].first_ms = _run_once(candidate, options, results[name])
+    active = [name for name, runs in results.items() if math.isfinite(runs.first_ms)]
+    with _options_until(deadline - time.monotonic()) as options:
+        for _ in range(_TIMED_RUNS):
+            # Every candidate gets the same number of runs, as far as the first runs tell how long one takes.
+            if sum(results[name].first_ms for name in active) / 1e3 > deadline - time.monotonic():
+                break
+            for name in active:
+                elapsed = _run_once(candidates[name], options, results[name])
+                if math.isfinite(elapsed):
+                    results[name].timed_ms.append(elapsed)
+    return results
+
+
+@contextmanager
+def _options_until(seconds: float) -> Iterator[ort.RunOptions]:
+    """Give options that end a run after some time."""
+    options = create_run_options()
+    timer = threading.Timer(max(0.0, seconds), setattr, (options, "terminate", True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield options
+    finally:
+        timer.cancel()
+
+
+def _run_once(candidate: Candidate, options: ort.RunOptions, runs: _Runs) -> float:
+    """Return the milliseconds of a run; infinite if it does not end in time or fails, which is noted."""
     started = time.perf_counter()
-    session.run(names, feeds)
-    return time.perf_counter() - started
+    try:
+        candidate(options)
+    except RUN_ERRORS as error:
+        # Such as too little memory for a batch, or a kernel that this GPU does not have.
+        if not options.terminate:
+            runs.failure = first_line(error)
+        return math.inf
+    return 1e3 * (time.perf_counter() - started)

@@ -30,10 +30,9 @@ def missing_libraries() -> tuple[str, ...]:
 
     The result is empty where this build of ONNX Runtime has no CUDA provider, and on systems other than Linux.
     """
-    provider = Path(ort.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
-    if sys.platform != "linux" or not provider.is_file():
+    names = _provider_libraries()
+    if not names:
         return ()
-    names = [name for name in needed_libraries(provider) if name.startswith("libcu")]
     # pip could not install the driver.
     missing = [name for name in (*names, *_LOADED_LATER) if not name.startswith(_DRIVER)]
     # In rounds: some need each other (cublas needs cublasLt), and load once the other one is loaded.
@@ -42,6 +41,25 @@ def missing_libraries() -> tuple[str, ...]:
             break
         missing = failed
     return tuple(failed)
+
+
+@functools.cache
+def required_cuda_version() -> int | None:
+    """Return the major version of CUDA that the provider is built for; None where its libraries do not tell."""
+    for name in _provider_libraries():
+        # Such as libcublas.so.13. The version of cuFFT, for one, is not that of CUDA.
+        stem, _, version = name.partition(".so.")
+        if stem in ("libcudart", "libcublas") and version.isdecimal():
+            return int(version)
+    return None
+
+
+def _provider_libraries() -> list[str]:
+    """Return the CUDA libraries that the provider links to, in its order; none where there is no such file."""
+    provider = Path(ort.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
+    if sys.platform != "linux" or not provider.is_file():
+        return []
+    return [name for name in needed_libraries(provider) if name.startswith("libcu")]
 
 
 def needed_libraries(path: Path) -> list[str]:

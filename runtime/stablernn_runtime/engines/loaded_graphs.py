@@ -22,7 +22,7 @@ class LoadedGraphs:
     Attributes:
         engine: ``onnx``, or the name of an entry point.
         reason: Version of the engine and, where ``auto`` chose it, why.
-        placement: The device.
+        placement: The device; CUDA if any kind of work runs there.
         sequence: Runs whole sequences.
         step: Runs single steps; None for a version of complete sequences.
     """

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-
 import onnxruntime as ort
 
 from stablernn_registry import Signature, Version
+from stablernn_runtime.engines.bound_session import BoundSession
 from stablernn_runtime.engines.loaded_graphs import (
     ONNX,
     LoadedGraphs,
@@ -15,42 +14,39 @@ from stablernn_runtime.engines.loaded_graphs import (
     graphs_of,
     read_file,
 )
-from stablernn_runtime.engines.session import Device, Placement, choose_device, open_session
-from stablernn_runtime.errors import DeviceError, ModelLoadError
+from stablernn_runtime.engines.session import (
+    NO_GPU_OPTIONS,
+    Device,
+    GpuOptions,
+    Session,
+    choose_device,
+    open_session,
+)
+from stablernn_runtime.errors import ModelLoadError
 from stablernn_runtime.graph_safety import check_graph
-
-logger = logging.getLogger(__name__)
 
 ONNX_RUNTIME = f"ONNX Runtime {ort.__version__}"
 
 
-def open_onnx(version: Version, signature: Signature, device: Device, threads: int) -> LoadedGraphs:
+def open_onnx(
+    version: Version, signature: Signature, device: Device, threads: int, gpu: GpuOptions = NO_GPU_OPTIONS
+) -> LoadedGraphs:
     """Open the graphs of a version, whose inputs and outputs must agree with the manifest.
 
     Args:
         version: The version.
         signature: Signature of its manifest, which must have its graphs.
-        device: ``"auto"`` is CUDA where it loads, else the CPU, which is logged.
+        device: ``"auto"`` is CUDA where nothing is known to be missing, else the CPU.
         threads: Threads inside one run.
+        gpu: Settings of the GPU.
 
     Raises:
         ModelLoadError: If a file is damaged, or a graph is not one that is served.
-        DeviceError: If ``cuda`` was asked for and does not load.
+        DeviceError: If CUDA does not load.
+        SettingsError: If there are settings of a GPU for the CPU.
     """
-    placement = choose_device(device)
-    try:
-        return _open_on(version, signature, placement, threads)
-    except DeviceError as error:
-        # CUDA seemed to be there, but its libraries did not load.
-        if device != "auto":
-            raise
-        logger.warning("%s falls back to the CPU: %s", version.ref, error)
-        placement = Placement("cpu", "auto: CPU, because ONNX Runtime could not load its CUDA libraries")
-        return _open_on(version, signature, placement, threads)
-
-
-def _open_on(version: Version, signature: Signature, placement: Placement, threads: int) -> LoadedGraphs:
-    sessions = {}
+    placement = choose_device(device, gpu)
+    sessions: dict[str, Session] = {}
     for kind, graph in graphs_of(signature):
         label = f"{kind}.onnx of '{version.ref}'"
         content = read_file(version, f"{kind}.onnx", "cannot be served")
@@ -66,5 +62,6 @@ def _open_on(version: Version, signature: Signature, placement: Placement, threa
                 raise ModelLoadError(
                     f"{label} has the {side} {tensors}, but the manifest's signature states {expected}."
                 )
-        sessions[kind] = session
+        # On the CPU, arrays are read in place, and bound buffers save time for steps of few streams alone.
+        sessions[kind] = session if placement.device == "cpu" else BoundSession(session, placement)
     return LoadedGraphs(ONNX, ONNX_RUNTIME, placement, sessions["sequence"], sessions.get("step"))

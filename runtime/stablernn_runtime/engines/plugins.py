@@ -7,9 +7,10 @@ import torch.
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -30,7 +31,7 @@ from stablernn_runtime.engines.loaded_graphs import (
     has_graphs,
     read_file,
 )
-from stablernn_runtime.engines.session import Device, EngineFailure, Placement
+from stablernn_runtime.engines.session import NO_GPU_OPTIONS, Device, EngineFailure, GpuOptions, Placement
 from stablernn_runtime.errors import DeviceError, ModelLoadError, SettingsError, cut
 
 Array = NDArray[Any]
@@ -163,6 +164,10 @@ class EngineStepBuffers:
         """The buffers of the states, by the name of their input: those that the last run wrote."""
         return self._buffers.states
 
+    def read_states(self, names: Collection[str]) -> Mapping[str, Array]:
+        """Return all states, which need no copy."""
+        return self._buffers.states
+
     def set_states(self, states: Mapping[str, Array]) -> None:
         """Copy the states from which the next run goes on, ``(rows, ...)`` by the name of their input."""
         for name, buffer in self._buffers.states.items():
@@ -184,7 +189,14 @@ class EngineStepBuffers:
             raise EngineFailure(f"{self._label} failed: {first_line(error)}") from error
 
 
-def open_named(version: Version, signature: Signature, device: Device, name: str, threads: int) -> LoadedGraphs:
+def open_named(
+    version: Version,
+    signature: Signature,
+    device: Device,
+    name: str,
+    threads: int,
+    gpu: GpuOptions = NO_GPU_OPTIONS,
+) -> LoadedGraphs:
     """Open the graphs of a version with the engine ``name``.
 
     Args:
@@ -193,18 +205,20 @@ def open_named(version: Version, signature: Signature, device: Device, name: str
         device: Device for the factory.
         name: Name of an entry point.
         threads: CPU threads inside one run.
+        gpu: Settings of the GPU, as keyword arguments of the factory.
 
     Raises:
-        SettingsError: If there is no such engine.
+        SettingsError: If there is no such engine, or its factory does not take a setting of the GPU.
         ModelLoadError: If a package is missing, a file is damaged, or the files do not make the model of the signature.
         DeviceError: If the engine cannot use the device.
     """
     factory = _load_factory(name)
+    gpu_arguments = _gpu_arguments(factory, name, gpu)
     refusal = f"cannot be served by the engine '{name}'"
     with _unpacked(version, refusal) as folder:
         # The exceptions of a factory and their meaning are documented in docs/serving.md.
         try:
-            engine: Engine = factory(folder, device)
+            engine: Engine = factory(folder, device, **gpu_arguments)
         except RuntimeError as error:
             raise DeviceError(_reason(error)) from error
         except ImportError as error:
@@ -230,7 +244,12 @@ def open_named(version: Version, signature: Signature, device: Device, name: str
     return LoadedGraphs(
         name,
         engine.version,
-        Placement(engine.device, engine.device_note),
+        Placement(
+            engine.device,
+            engine.device_note,
+            (gpu.device_id or 0) if engine.device == "cuda" else 0,
+            gpu.memory_limit if engine.device == "cuda" else None,
+        ),
         EngineSession(engine.sequence, f"the engine '{name}' over sequences of '{version.ref}'"),
         None
         if signature.step is None or engine.step is None
@@ -262,6 +281,18 @@ def _load_factory(name: str) -> Any:
             f"The engine '{name}' cannot be loaded: its entry point '{entry_point.value}' names nothing. Install its "
             "package again."
         ) from error
+
+
+def _gpu_arguments(factory: Callable[..., Any], name: str, gpu: GpuOptions) -> dict[str, int]:
+    """Return the settings of the GPU that are set, as the factory takes them."""
+    values = {"device_id": gpu.device_id, "memory_limit": gpu.memory_limit}
+    arguments = {key: value for key, value in values.items() if value is not None}
+    parameters = inspect.signature(factory).parameters if arguments else {}
+    if any(key not in parameters for key in arguments):
+        raise SettingsError(
+            f"The engine '{name}' does not take {gpu}. Leave it out, or use --engine {ONNX} or {TORCH}."
+        )
+    return arguments
 
 
 def entry_points() -> dict[str, importlib.metadata.EntryPoint]:

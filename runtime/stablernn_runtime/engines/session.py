@@ -7,11 +7,10 @@ compared with the requested one.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import onnxruntime as ort
@@ -20,8 +19,9 @@ from numpy.typing import NDArray
 # A compiled module, which type checkers cannot look into.
 from onnxruntime.capi import onnxruntime_pybind11_state as binding  # pyright: ignore[reportAttributeAccessIssue]
 
-from stablernn_runtime.engines.cuda_libraries import INSTALL, missing_libraries
-from stablernn_runtime.errors import DeviceError, ModelLoadError
+from stablernn_runtime.engines.cuda_libraries import INSTALL, missing_libraries, required_cuda_version
+from stablernn_runtime.engines.gpus import read_driver
+from stablernn_runtime.errors import DeviceError, ModelLoadError, SettingsError
 
 
 class EngineFailure(RuntimeError):
@@ -39,6 +39,9 @@ RUNTIME_ERRORS: tuple[type[Exception], ...] = (
     binding.NotImplemented,
     binding.RuntimeException,
 )
+
+RUN_ERRORS: tuple[type[Exception], ...] = (MemoryError, *RUNTIME_ERRORS)
+"""The exceptions of a run that fails, too little memory included."""
 
 Device = Literal["auto", "cpu", "cuda"]
 CUDA = "CUDAExecutionProvider"
@@ -65,37 +68,97 @@ class Session(Protocol):
 
 
 @dataclass(frozen=True)
+class GpuOptions:
+    """Settings of a GPU.
+
+    Attributes:
+        device_id: Number of the GPU; None for the first one.
+        memory_limit: Bytes that each graph may take on it; None for all of its memory.
+        batch: Sequences and streams of the batch with which ``auto`` compares it with the CPU.
+    """
+
+    device_id: int | None = None
+    memory_limit: int | None = None
+    batch: int = 16
+
+    def __str__(self) -> str:
+        names = {"device_id": self.device_id, "gpu_mem_limit": self.memory_limit}
+        return " and ".join(f"{name} {value}" for name, value in names.items() if value is not None)
+
+
+NO_GPU_OPTIONS = GpuOptions()
+
+
+@dataclass(frozen=True)
 class Placement:
     """The device that a session runs on.
 
     Attributes:
         device: ``"cpu"`` or ``"cuda"``.
         reason: Why ``auto`` chose it, for people; empty when the device was named.
+        device_id: Number of the GPU; 0 on the CPU.
+        memory_limit: Bytes that a graph may take on the GPU; None for all of its memory.
+        by_work: The device of each kind of work, where ``auto`` chose it by measurement, as JSON types; else empty.
+        measured_ms: By candidate and kind of work, the measured milliseconds, None where no run succeeded in time.
     """
 
     device: Literal["cpu", "cuda"]
     reason: str = ""
+    device_id: int = 0
+    memory_limit: int | None = None
+    by_work: Mapping[str, Any] = field(default_factory=dict)
+    measured_ms: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
 
-def choose_device(device: Device) -> Placement:
+def choose_device(device: Device, gpu: GpuOptions = NO_GPU_OPTIONS) -> Placement:
     """Return the device to try, from what this machine has.
 
     Args:
         device: ``"cpu"``, ``"cuda"``, or ``"auto"``: CUDA if nothing is known to be missing, else the CPU.
+        gpu: Settings of the GPU.
 
     Raises:
         DeviceError: If ``cuda`` was asked for and something that it needs is missing, which the message names.
+        SettingsError: As :func:`check_gpu_options`.
     """
+    check_gpu_options(device, gpu)
     if device == "cpu":
         return Placement("cpu")
     missing = _missing_for_cuda()
-    if device == "cuda":
-        if missing:
-            raise DeviceError(f"The device 'cuda' cannot be used: {missing}. Use --device cpu or auto.")
-        return Placement("cuda")
+    if missing and device == "cuda":
+        raise DeviceError(f"The device 'cuda' cannot be used: {missing}. Use --device cpu or auto.")
     if missing:
-        return Placement("cpu", f"auto: CPU, because {missing}")
-    return Placement("cuda", "auto: CUDA was found")
+        unused = f"; {gpu} has no effect" if str(gpu) else ""
+        return Placement("cpu", f"auto: CPU, because {missing}{unused}")
+    reason = "auto: CUDA was found" if device == "auto" else ""
+    return Placement("cuda", reason, gpu.device_id or 0, gpu.memory_limit)
+
+
+def check_gpu_options(device: Device, gpu: GpuOptions) -> None:
+    """Check settings of a GPU against the device and against the GPUs of this machine, if it has any.
+
+    Raises:
+        SettingsError: If the GPU does not exist or has less memory than the limit, or if the device is the CPU.
+    """
+    if device == "cpu" and str(gpu):
+        raise SettingsError(
+            f"The setting {gpu} is for a GPU, but the device is 'cpu'. Leave it out, or use --device cuda or auto."
+        )
+    driver = read_driver()
+    if driver is None or not driver.gpus:
+        return
+    names = ", ".join(str(each) for each in driver.gpus)
+    if gpu.device_id is not None and not 0 <= gpu.device_id < len(driver.gpus):
+        allowed = f"a --device-id from 0 to {len(driver.gpus) - 1}" if len(driver.gpus) > 1 else "--device-id 0"
+        raise SettingsError(
+            f"There is no GPU with the number {gpu.device_id}: the NVIDIA driver reports {names}. Use {allowed}."
+        )
+    selected = driver.gpus[gpu.device_id or 0]
+    if gpu.memory_limit is not None and gpu.memory_limit > selected.memory_bytes:
+        raise SettingsError(
+            f"The memory limit of {gpu.memory_limit} bytes is above the {selected.memory_bytes} bytes of {selected}. "
+            "Use a smaller --gpu-mem-limit, or leave it out."
+        )
 
 
 def open_session(content: bytes, label: str, placement: Placement, threads: int) -> ort.InferenceSession:
@@ -129,7 +192,12 @@ def open_session(content: bytes, label: str, placement: Placement, threads: int)
     if placement.device == "cuda":
         _preload_cuda_libraries()
         # TF32, the default of the provider, cuts mantissas to 10 bits: the results would be far from those of the CPU.
-        providers = [(CUDA, {"use_tf32": "0"}), CPU]
+        cuda_options = {"use_tf32": "0", "device_id": str(placement.device_id)}
+        if placement.memory_limit is not None:
+            # Of the arena, which every session has for itself. Doubling its size would exceed a limit too early.
+            cuda_options |= {"gpu_mem_limit": str(placement.memory_limit)}
+            cuda_options |= {"arena_extend_strategy": "kSameAsRequested"}
+        providers = [(CUDA, cuda_options), CPU]
     try:
         session = ort.InferenceSession(content, options, providers=providers)
     except RUNTIME_ERRORS as error:
@@ -137,38 +205,35 @@ def open_session(content: bytes, label: str, placement: Placement, threads: int)
             f"{label} cannot be opened by ONNX Runtime {ort.__version__}: {_first_line(error)}"
         ) from error
     if placement.device == "cuda" and session.get_providers()[0] != CUDA:
-        missing = ", ".join(missing_libraries()) or "its CUDA libraries"
-        raise DeviceError(
-            f"The device 'cuda' cannot be used: ONNX Runtime could not load {missing}. Install CUDA 13 and cuDNN 9 "
-            f"with {INSTALL}, or use --device cpu or auto."
-        )
+        raise DeviceError(f"The device 'cuda' cannot be used: {_explain_fallback()}, or use --device cpu or auto.")
     return session
+
+
+def _explain_fallback() -> str:
+    """Return why a session came up on the CPU, and what helps, as the middle of a sentence."""
+    if names := ", ".join(missing_libraries()):
+        return f"ONNX Runtime could not load {names}. Install CUDA 13 and cuDNN 9 with {INSTALL}"
+    # All libraries load: the driver or the GPU does not fit them.
+    return (
+        "ONNX Runtime fell back to the CPU although its CUDA libraries load. Its lines in the log say why; install a "
+        "newer NVIDIA driver"
+    )
 
 
 def _missing_for_cuda() -> str:
     """Return what CUDA lacks here, as the end of a sentence; empty when nothing is known to be missing."""
     if CUDA not in ort.get_available_providers():
         return f"this build of ONNX Runtime ({ort.__version__}) has no CUDA provider; install onnxruntime-gpu"
-    count = cuda_devices()
-    if count is None:
+    driver = read_driver()
+    if driver is None:
         return "no NVIDIA driver was found on this machine"
-    return "" if count else "the NVIDIA driver sees no GPU"
-
-
-@functools.cache
-def cuda_devices() -> int | None:
-    """Return the number of GPUs that the driver reports; None without a driver.
-
-    To ask the driver first avoids the log messages of a session that fails.
-    """
-    try:
-        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except OSError:
-        return None
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return 0
-    return count.value
+    required, supported = required_cuda_version(), driver.cuda_version
+    if required is not None and supported[0] < required:
+        return (
+            f"the NVIDIA driver supports CUDA {supported[0]}.{supported[1]}, and ONNX Runtime {ort.__version__} is "
+            f"built for CUDA {required}; install a newer driver"
+        )
+    return driver.problem or ("" if driver.gpus else "the NVIDIA driver sees no GPU")
 
 
 @functools.cache
@@ -177,6 +242,17 @@ def _preload_cuda_libraries() -> None:
     # The function prints what it cannot find, and standard output is for the results of the command line.
     with contextlib.redirect_stdout(sys.stderr):
         ort.preload_dlls(directory="")
+
+
+def create_run_options() -> ort.RunOptions:
+    """Return options for a run that can be ended, and whose end is not logged as an error."""
+    options = ort.RunOptions()
+    # ONNX Runtime would log every run that is ended as an error.
+    options.log_severity_level = 4
+    # Captured graphs are a matter of GPUs. Python's binding looks this entry up in every run with bound buffers, and
+    # without it raises and catches an exception, which takes longer than the run.
+    options.add_run_config_entry("gpu_graph_id", "-1")
+    return options
 
 
 def _first_line(error: Exception) -> str:

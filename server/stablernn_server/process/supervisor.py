@@ -22,6 +22,9 @@ from types import FrameType
 from pydantic import SecretStr
 
 from stablernn_registry import RegistryError
+from stablernn_runtime.engines.gpus import count_gpus, read_driver
+from stablernn_runtime.engines.loaded_graphs import ONNX
+from stablernn_runtime.engines.plugins import AUTO, TORCH
 from stablernn_server.errors import ServerError
 from stablernn_server.observability.multiprocess import prepare_metrics_dir, remove_worker_gauges
 from stablernn_server.settings import Settings
@@ -93,6 +96,36 @@ class _Worker:
         return self.is_ready and now - self.started_at > EARLY_SECONDS
 
 
+def place_worker(settings: Settings, number: int, gpu_count: int) -> Settings:
+    """Return the settings of one process: process i takes GPU i modulo their number, unless a GPU is named.
+
+    Args:
+        settings: Settings of all processes.
+        number: Number of the process, from 0.
+        gpu_count: Number of GPUs; 0 without any.
+    """
+    is_named = settings.device == "cpu" or settings.device_id is not None
+    # Engines of packages choose their GPU themselves.
+    if is_named or gpu_count < 2 or settings.engine not in (ONNX, TORCH, AUTO):
+        return settings
+    return settings.model_copy(update={"device_id": number % gpu_count})
+
+
+def _log_gpus(settings: Settings) -> None:
+    """Log how the processes are spread over the GPUs, and warn if those differ."""
+    driver = read_driver()
+    if driver is None or place_worker(settings, 0, len(driver.gpus)) is settings:
+        return
+    names = ", ".join(str(gpu) for gpu in driver.gpus)
+    logger.info("%d processes are spread over %s.", settings.workers, names)
+    if len({(gpu.name, gpu.memory_bytes) for gpu in driver.gpus}) > 1:
+        logger.warning(
+            "The GPUs differ (%s): processes differ in speed, and a stream that continues in another process may "
+            "differ in its last bits. Give --device-id or CUDA_VISIBLE_DEVICES to use one kind.",
+            names,
+        )
+
+
 class Supervisor:
     """Starts the worker processes, restarts those that end, and stops them all."""
 
@@ -119,6 +152,8 @@ class Supervisor:
         self._settings = settings.model_copy(update=fields)
         self._listener = listener
         self._quiet = quiet
+        self._gpu_count = count_gpus() or 0
+        _log_gpus(settings)
         self._multiprocessing = multiprocessing.get_context("spawn")
         self._slots = [WorkerSlot() for _ in range(settings.workers)]
         # By number of the slot; a slot between two processes has no entry.
@@ -156,10 +191,10 @@ class Supervisor:
             if self._temporary_dir is not None:
                 shutil.rmtree(self._temporary_dir, ignore_errors=True)
 
-    def _start_worker(self) -> _Worker:
+    def _start_worker(self, settings: Settings) -> _Worker:
         receiver, sender = self._multiprocessing.Pipe(duplex=False)
         process = self._multiprocessing.Process(
-            target=run_worker, args=(self._settings, self._listener, self._quiet, sender), daemon=True
+            target=run_worker, args=(settings, self._listener, self._quiet, sender), daemon=True
         )
         process.start()
         # With the process's end alone open, the receiver sees EOF when the process ends.
@@ -212,7 +247,7 @@ class Supervisor:
         now = time.monotonic()
         for number, slot in enumerate(self._slots):
             if number not in self._workers and slot.start_at <= now:
-                self._workers[number] = self._start_worker()
+                self._workers[number] = self._start_worker(place_worker(self._settings, number, self._gpu_count))
 
     def _stop_workers(self) -> None:
         for worker in self._workers.values():

@@ -224,7 +224,7 @@ class VersionLoader:
     def _load(self, version: Version) -> ServedModel:
         try:
             settings = self._settings
-            model = ServedModel.load(version, settings.device, settings.threads, settings.engine)
+            model = ServedModel.load(version, settings.device, settings.threads, settings.engine, settings.gpu_options)
             # Before any stream begins, whose format they are part of.
             online = create_online_streams(model.manifest, model.patch_stride, settings.online_options)
             if online is not None:

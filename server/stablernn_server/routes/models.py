@@ -97,6 +97,9 @@ async def model_metadata(request: Request, model: str) -> ModelMetadata:
             "engine_note": served.engine_reason,
             "device": served.placement.device,
             "device_note": served.placement.reason,
+            "device_id": served.placement.device_id if served.placement.device == "cuda" else None,
+            "device_by_work": served.placement.by_work or None,
+            "measured_ms": served.placement.measured_ms or None,
         },
     )
 

@@ -63,7 +63,8 @@ def test_each_part_is_a_table_with_its_rows_and_conditions(empty: Workplace) -> 
         ("sequence", "ms"),
         ("step", "us"),
     ]
-    engines = [f"engine {name}" for name in list_engines() if name not in ("scan", "shooting", "structured")]
+    others = ("scan", "shooting", "structured", "torch-rnn")
+    engines = [f"engine {name}" for name in list_engines() if name not in others]
     assert names(train) == ["limit", *engines, "hand-written loop", *PEERS]
     native = ["engine native of serve"] if HAS_NATIVE else []
     peers = ["engine auto of torch", "nn.LSTM", "ONNX Runtime's LSTM"]
@@ -91,9 +92,9 @@ def test_a_part_can_be_chosen_and_is_printed_as_a_table(empty: Workplace) -> Non
     assert result.err == ""
 
 
-def test_a_cell_without_a_step_form_has_the_engine_loop_alone(empty: Workplace) -> None:
+def test_a_cell_without_a_step_form_has_the_engines_that_run_it(empty: Workplace) -> None:
     (table,) = empty.ok("bench", *TINY, "--cell", "lstm", "--part", "train", "--json").json["tables"]
-    assert names(table) == ["limit", "engine loop", *PEERS]
+    assert names(table) == ["limit", "engine loop", "engine torch-rnn", *PEERS]
 
 
 @needs_native

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from cli_helpers import Workplace
+from fake_driver import write_driver
 from stablernn.cells import list_cells
 from stablernn_cli.commands import doctor
 from stablernn_runtime.engines import cuda_libraries
@@ -65,7 +70,8 @@ def test_doctor_finds_what_is_there(empty: Workplace) -> None:
     runtime = document["onnxruntime"]
     assert runtime["version"] == onnxruntime.__version__
     assert runtime["providers"] == onnxruntime.get_available_providers()
-    assert runtime["devices"]["cpu"] == {"usable": True, "reason": None}
+    assert runtime["devices"]["cpu"] == {"usable": True, "reason": None, "provider": "CPUExecutionProvider"}
+    assert {state["provider"] for state in runtime["devices"].values()} - {None} <= set(runtime["providers"])
     # Named by the build is one thing, usable here another: without a GPU the reason must be given.
     assert runtime["devices"]["cuda"]["usable"] or runtime["devices"]["cuda"]["reason"]
     folders = document["folders"]
@@ -151,6 +157,55 @@ def test_doctor_names_the_missing_libraries_and_the_command_that_brings_them(
         "fix": "Only if this machine has an NVIDIA GPU: pip install 'stablernn[cuda]'",
         "essential": False,
     } in document["problems"]
+
+
+def test_doctor_agrees_with_onnx_runtime_about_providers(empty: Workplace) -> None:
+    import onnxruntime
+
+    available = onnxruntime.get_available_providers()
+    document = empty.ok("doctor", "--json").json["onnxruntime"]
+    assert document["providers"] == available
+    for device, provider in (("cpu", "CPUExecutionProvider"), ("cuda", "CUDAExecutionProvider")):
+        state = document["devices"][device]
+        assert state["provider"] == (provider if state["usable"] else None)
+        # A provider that is not in the build is not usable; one that is may lack a driver, a GPU or libraries.
+        assert provider in available or not state["usable"]
+        assert f"usable ({provider})" in empty.ok("doctor").out or not state["usable"]
+    if "CUDAExecutionProvider" not in available:
+        assert "has no CUDA provider" in document["devices"]["cuda"]["reason"]
+
+
+def test_doctor_lists_the_gpus_of_the_driver(empty: Workplace, tmp_path: Path) -> None:
+    driver = write_driver(tmp_path, [("NVIDIA Alpha", 24 * 2**30), ("NVIDIA Beta", 80 * 2**30)])
+    done = subprocess.run(
+        [sys.executable, "-m", "stablernn_cli", "doctor", "--json"],
+        env={**os.environ, **driver},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    document = json.loads(done.stdout)
+    gpus = document["onnxruntime"]["gpus"]
+    assert [(gpu["device_id"], gpu["name"], gpu["memory_bytes"]) for gpu in gpus] == [
+        (0, "NVIDIA Alpha", 24 * 2**30),
+        (1, "NVIDIA Beta", 80 * 2**30),
+    ]
+    assert all(gpu["usable"] or gpu["reason"] for gpu in gpus)
+    assert any(problem["what"].startswith("The GPUs differ: GPU 0 (NVIDIA Alpha") for problem in document["problems"])
+
+
+def test_doctor_opens_a_model_as_serve_does(trained: Workplace) -> None:
+    import onnxruntime
+
+    (model,) = trained.ok("doctor", "--model", "digits", "--json").json["models"]
+    assert (model["ref"], model["engine"]) == ("digits:1", "onnx")
+    if model["device"] == "cpu" and model["measured_ms"] is None:
+        assert model["device_note"].startswith("auto: CPU, because ")
+        assert model["engine_note"] == f"auto: ONNX Runtime {onnxruntime.__version__}, as always on the CPU"
+        assert model["device_by_work"] is None
+    assert "digits:1 " in trained.ok("doctor", "--model", "digits").out
+    result = trained("doctor", "--model", "nothing")
+    assert (result.code, result.sentence[:27]) == (2, "Unknown model 'nothing' in ")
 
 
 def installed(folder: Path, name: str, version: str) -> None:

@@ -19,9 +19,10 @@ from scheduler_helpers import PATIENT, Blocker, Desk, scheduling, turns, until
 from server_helpers import Published
 from stablernn_runtime import ServedModel
 from stablernn_runtime.cpus import available_cpus
+from stablernn_runtime.errors import OutOfMemoryError
 from stablernn_runtime.graph import CancellationToken
 from stablernn_runtime.run_batch import BatchResult
-from stablernn_server import InputError, NotReadyError, TooLargeError
+from stablernn_server import InputError, NotReadyError
 from stablernn_server.batching import dispatch
 from stablernn_server.batching.dispatch import WAIT_BUDGET_RUNS, WAIT_BUDGET_SECONDS
 from stablernn_server.batching.types import Caller, InferenceResult
@@ -496,7 +497,11 @@ def test_requests_whose_batch_needs_too_much_memory_are_run_one_by_one(
             assert desk.sizes(model) == {7: 1}
             for x, answer in zip(requests, answers, strict=True):
                 if len(x) == 3:
-                    assert isinstance(answer, TooLargeError)
+                    assert isinstance(answer, OutOfMemoryError)
+                    assert str(answer) == (
+                        "Model 'animals:1' has too little memory for 3 sequences of 10 time steps; one sequence of 10 "
+                        "time steps fits: send fewer or shorter series at a time."
+                    )
                 else:
                     assert isinstance(answer, InferenceResult)
                     assert np.array_equal(answer.outputs["logits"], model.run_numpy(x)["logits"])

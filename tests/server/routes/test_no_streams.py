@@ -17,7 +17,7 @@ from server_helpers import json_tensor, serve, torch_answer
 from stablernn.nn.models import Classifier
 from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
-from stablernn_runtime.engines.select import select_faster
+from stablernn_runtime.engines.select import select_fastest
 from stablernn_server import Settings, create_app
 from stablernn_server.errors import NoStreamsError
 
@@ -148,5 +148,5 @@ def test_engines_are_compared_without_steps(registry: Registry) -> None:
     version = registry.get("gestures")
     signature = Signature.model_validate(version.manifest.signature)
     graphs = [open_version(version, signature, "cpu", engine, 1) for engine in ("onnx", "torch")]
-    faster = select_faster(graphs[0], graphs[1], signature, 16)
+    faster = select_fastest(graphs, signature, 16)
     assert "one step" not in faster.reason

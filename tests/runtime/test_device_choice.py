@@ -1,0 +1,346 @@
+"""The device of each kind of work: measured on real sessions of the CPU, of which some have more work."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from engine_helpers import publish
+from published_models import Published
+from stablernn_registry import Signature, Version
+from stablernn_runtime.engines import select
+from stablernn_runtime.engines.benchmark import (
+    MAX_STEPS,
+    STEPS,
+    Timing,
+    Workload,
+    measure_in_turn,
+    sequence_steps,
+    workloads,
+)
+from stablernn_runtime.engines.device_choice import DeviceChoice, SessionByRows, choose_devices
+from stablernn_runtime.engines.loaded_graphs import LoadedGraphs
+from stablernn_runtime.engines.select import Request, candidates_for, open_fastest, open_version, select_fastest
+from stablernn_runtime.engines.session import EngineFailure, GpuOptions, Placement, Session
+from stablernn_runtime.errors import DeviceError, ModelLoadError
+from stablernn_runtime.served_model import ServedModel
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    return publish(tmp_path_factory.mktemp("zoo"), tmp_path_factory.mktemp("exports"), ["classes", "covariates"])
+
+
+@pytest.fixture(scope="module")
+def version(zoo: Published) -> Version:
+    return zoo.registry.get("classes")
+
+
+def signature_of(version: Version) -> Signature:
+    return Signature.model_validate(version.manifest.signature)
+
+
+class Repeating:
+    """A session that runs its graph several times: a fixed number, or as many as there are rows."""
+
+    def __init__(self, session: Session, times: int | None) -> None:
+        self.session, self.times = session, times
+        self.error = np.float32(0)
+        self.rows: list[int] = []
+
+    def run(
+        self, names: Sequence[str], feeds: Mapping[str, Array], options: ort.RunOptions | None = None, /
+    ) -> Sequence[Any]:
+        rows = len(next(iter(feeds.values())))
+        self.rows.append(rows)
+        for _ in range(self.times or rows):
+            outputs = self.session.run(names, feeds, options)
+        return outputs
+
+
+class Failing:
+    def run(
+        self, names: Sequence[str], feeds: Mapping[str, Array], options: ort.RunOptions | None = None, /
+    ) -> Sequence[Any]:
+        raise EngineFailure("no kernel image is available for execution on the device")
+
+
+def on(device: str, graphs: LoadedGraphs, sequence: Session | None = None, step: Session | None = None) -> LoadedGraphs:
+    """Open graphs as if they ran on a device, with other sessions."""
+    placement = Placement("cuda" if device == "cuda" else "cpu")
+    return replace(graphs, placement=placement, sequence=sequence or graphs.sequence, step=step or graphs.step)
+
+
+@pytest.fixture
+def graphs(version: Version) -> LoadedGraphs:
+    return open_version(version, signature_of(version), "cpu", "onnx", 1)
+
+
+def test_the_faster_device_gets_everything(version: Version, graphs: LoadedGraphs) -> None:
+    assert graphs.step is not None
+    slow = on("cuda", graphs, Repeating(graphs.sequence, 10), Repeating(graphs.step, 10))
+    chosen = select_fastest([on("cpu", graphs), slow], signature_of(version), steps=20, batch=8)
+    assert chosen.placement.by_work == {"single": "cpu", "batch": "cpu", "min_batch_rows": 1, "step": "cpu"}
+    assert (chosen.placement.device, chosen.sequence, chosen.step) == ("cpu", graphs.sequence, graphs.step)
+    name = graphs.reason
+    assert chosen.placement.reason.startswith(
+        f"auto: sequences on cpu, steps on cpu; measured: {name} on cpu: one sequence of 20 steps "
+    )
+    assert f"; {name} on cuda: one sequence of 20 steps " in chosen.placement.reason
+    assert list(chosen.placement.measured_ms) == [f"{name} on cpu", f"{name} on cuda"]
+    for times in chosen.placement.measured_ms.values():
+        assert list(times) == ["one sequence of 20 steps", "8 sequences", "one step", "one step of 8 streams"]
+    # And the other way round.
+    slow = on("cpu", graphs, Repeating(graphs.sequence, 10), Repeating(graphs.step, 10))
+    chosen = select_fastest([slow, on("cuda", graphs)], signature_of(version), steps=20, batch=8)
+    assert chosen.placement.by_work == {"single": "cuda", "batch": "cuda", "min_batch_rows": 1, "step": "cuda"}
+    assert chosen.placement.device == "cuda"
+
+
+def test_each_kind_of_work_gets_its_device_and_runs_there(
+    version: Version, graphs: LoadedGraphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert graphs.step is not None
+    # As many runs as rows on the one, eight runs whatever the rows on the other: as a CPU and a GPU behave.
+    cpu, gpu = Repeating(graphs.sequence, None), Repeating(graphs.sequence, 8)
+    cpu_step, gpu_step = Repeating(graphs.step, 1), Repeating(graphs.step, 50)
+    rivals = [on("cpu", graphs, cpu, cpu_step), on("cuda", graphs, gpu, gpu_step)]
+    chosen = select_fastest(rivals, signature_of(version), steps=40, batch=32)
+    by_work = chosen.placement.by_work
+    assert (by_work["single"], by_work["batch"], by_work["step"]) == ("cpu", "cuda", "cpu")
+    assert 2 <= by_work["min_batch_rows"] <= 20
+    assert chosen.placement.device == "cuda"
+    assert isinstance(chosen.sequence, SessionByRows)
+    assert chosen.step is cpu_step
+    # The numbers are those of the session for as many rows, whichever runs.
+    expected = ServedModel.load(version, "cpu")
+    monkeypatch.setattr("stablernn_runtime.served_model.open_version", lambda *arguments: chosen)
+    model = ServedModel.load(version, "auto")
+    cpu.rows.clear()
+    gpu.rows.clear()
+    few, many = by_work["min_batch_rows"] - 1, by_work["min_batch_rows"]
+    for rows in (few, many):
+        x = np.random.default_rng(rows).uniform(100, 600, (rows, 9, 2)).astype(np.float32)
+        outputs = model.run_sequence(x)
+        for name, value in expected.run_sequence(x).items():
+            assert np.array_equal(outputs[name], value), name
+    assert (cpu.rows, gpu.rows) == ([few], [many])
+
+
+@pytest.mark.parametrize("kind", ["classes", "covariates"])
+def test_devices_that_disagree_are_not_served(zoo: Published, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = zoo.registry.get(kind)
+    graphs = open_version(version, signature_of(version), "cpu", "onnx", 1)
+
+    class Wrong(Repeating):
+        def run(self, *arguments: Any) -> Sequence[Any]:
+            first, *others = super().run(*arguments)
+            return [first + self.error, *others]
+
+    large = Wrong(graphs.sequence, 1)
+    monkeypatch.setattr(
+        "stablernn_runtime.served_model.open_version",
+        lambda *arguments: replace(graphs, sequence=SessionByRows(graphs.sequence, large, 6)),
+    )
+    large.error = np.float32(0)
+    ServedModel.load(version, "auto")
+    assert large.rows == [6]
+    large.error = np.float32(1e4)
+    with pytest.raises(ModelLoadError, match="of a sequence on the GPU is not that on the CPU"):
+        ServedModel.load(version, "auto")
+
+
+def test_a_device_that_fails_gets_nothing_and_is_named(version: Version, graphs: LoadedGraphs) -> None:
+    broken = on("cuda", graphs, Failing(), Failing())
+    chosen = select_fastest([broken, on("cpu", graphs)], signature_of(version), steps=5, batch=4)
+    assert chosen.placement.by_work["single"] == chosen.placement.by_work["step"] == "cpu"
+    assert "(no kernel image is available for execution on the device)" in chosen.placement.reason
+    assert set(chosen.placement.measured_ms[f"{graphs.reason} on cuda"].values()) == {None}
+
+
+def test_measuring_keeps_its_time_limit(version: Version, graphs: LoadedGraphs) -> None:
+    class Endless:
+        """A real run again and again, until its options end it."""
+
+        def run(
+            self, names: Sequence[str], feeds: Mapping[str, Array], options: ort.RunOptions | None = None, /
+        ) -> Sequence[Any]:
+            while True:
+                graphs.sequence.run(names, feeds, options)
+
+    started = time.monotonic()
+    chosen = select_fastest(
+        [on("cuda", graphs, Endless()), on("cpu", graphs)], signature_of(version), 5, 4, limit_seconds=1.0
+    )
+    assert time.monotonic() - started < 3
+    assert (chosen.placement.by_work["single"], chosen.placement.by_work["batch"]) == ("cpu", "cpu")
+    assert "one sequence of 5 steps not finished, 4 sequences not finished, one step " in chosen.placement.reason
+
+
+def test_candidates_run_in_turn() -> None:
+    order: list[str] = []
+    times = measure_in_turn({name: lambda options, name=name: order.append(name) for name in ("a", "b")}, 5.0)
+    # The first run of each, then rounds of both.
+    assert order == ["a", "b"] * (len(order) // 2)
+    assert len(order) == 12
+    assert all(0 <= time < 100 for time in times.values())
+
+
+def test_a_candidate_without_memory_is_infinitely_slow() -> None:
+    def allocate(options: ort.RunOptions) -> None:
+        raise MemoryError
+
+    times = measure_in_turn({"large": allocate, "small": lambda options: None}, 5.0)
+    assert times["large"] == math.inf
+    assert times["small"] < 100
+
+
+ONE, MANY = Workload(False, 1, 50), Workload(False, 101, 50)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "gpu", "rows"),
+    [
+        # Equal at 51 sequences: 1 + 100 * 10 / (10 + 10).
+        ((1.0, 101.0), (11.0, 91.0), 51),
+        ((1.0, 1000.0), (1.001, 2.0), 2),
+        ((1.0, 12.0), (1000.0, 11.9), 101),
+        # Only one of them runs a batch, or a single sequence.
+        ((1.0, math.inf), (2.0, 3.0), 2),
+        ((1.0, 9.0), (math.inf, 3.0), 101),
+    ],
+)
+def test_the_number_of_sequences_from_which_the_gpu_is_faster(
+    cpu: tuple[float, float], gpu: tuple[float, float], rows: int
+) -> None:
+    timings = {name: Timing({ONE: times[0], MANY: times[1]}) for name, times in (("cpu", cpu), ("cuda", gpu))}
+    assert choose_devices(timings) == DeviceChoice("cpu", "cuda", rows, None)
+
+
+def test_the_first_device_wins_a_tie_and_where_nothing_ends() -> None:
+    for time_ms in (1.0, math.inf):
+        times = dict.fromkeys((ONE, MANY, Workload(True, 1)), time_ms)
+        timings = {"cpu": Timing(times), "cuda": Timing(times)}
+        assert choose_devices(timings) == DeviceChoice("cpu", "cpu", 1, "cpu")
+
+
+def test_the_measured_sequences_are_as_long_as_those_of_the_model(zoo: Published) -> None:
+    forecasts = zoo.registry.get("covariates").manifest
+    assert sequence_steps(forecasts) == forecasts.context_length == 12
+    classes = zoo.registry.get("classes").manifest
+    assert sequence_steps(classes) == classes.parity["longest"]
+    assert sequence_steps(classes.model_copy(update={"parity": {}})) == STEPS
+    assert sequence_steps(classes.model_copy(update={"parity": {"longest": 9999}})) == MAX_STEPS
+
+
+def test_a_batch_of_one_is_measured_once(version: Version) -> None:
+    kinds = workloads(signature_of(version), steps=9, batch=1)
+    assert list(map(str, kinds)) == ["one sequence of 9 steps", "one step"]
+
+
+# The choice of a version, by the entry that serve uses.
+
+
+def test_a_named_device_is_not_measured(version: Version, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(select, "measure", lambda *arguments: pytest.fail("measured"))
+    model = ServedModel.load(version, "cpu", engine="auto")
+    assert (model.placement.by_work, model.placement.measured_ms, model.placement.reason) == ({}, {}, "")
+
+
+@pytest.mark.skipif(bool(select.count_gpus()), reason="this machine has a GPU")
+def test_one_device_is_not_measured(version: Version, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(select, "measure", lambda *arguments: pytest.fail("measured"))
+    model = ServedModel.load(version, "auto", engine="auto")
+    assert model.placement.measured_ms == {}
+    assert model.placement.reason.startswith("auto: CPU, because ")
+
+
+@pytest.fixture
+def two_devices(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A machine with a GPU, whose sessions are real ones of the CPU that run everything three times."""
+    opened: list[str] = []
+
+    def open_onnx(version: Version, signature: Signature, device: str, threads: int, gpu: GpuOptions) -> LoadedGraphs:
+        opened.append(device)
+        graphs = real(version, signature, "cpu", threads)
+        if device == "cpu":
+            return graphs
+        assert graphs.step is not None
+        return on("cuda", graphs, Repeating(graphs.sequence, 3), Repeating(graphs.step, 3))
+
+    real = select.open_onnx
+    monkeypatch.setattr(select, "open_onnx", open_onnx)
+    monkeypatch.setattr(select, "count_gpus", lambda: 1)
+    monkeypatch.setattr(select, "_SELECTIONS", {})
+    return opened
+
+
+def test_a_version_is_measured_once(version: Version, two_devices: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "stablernn_runtime"):
+        first = ServedModel.load(version, "auto", gpu=GpuOptions(batch=4))
+    assert two_devices == ["cpu", "cuda"]
+    assert first.placement.by_work["single"] == "cpu"
+    assert f"classes:1 runs on cpu. {first.placement.reason}" in caplog.messages
+    second = ServedModel.load(version, "auto", gpu=GpuOptions(batch=4))
+    # Only the chosen device is opened again.
+    assert two_devices == ["cpu", "cuda", "cpu"]
+    assert second.placement == first.placement
+    # Another GPU, or another batch, is another measurement.
+    ServedModel.load(version, "auto", gpu=GpuOptions(1, batch=4))
+    assert two_devices == ["cpu", "cuda", "cpu", "cpu", "cuda"]
+
+
+def test_a_forced_device_is_opened_alone(version: Version, two_devices: list[str]) -> None:
+    model = ServedModel.load(version, "cuda")
+    assert two_devices == ["cuda"]
+    assert (model.placement.device, model.placement.measured_ms) == ("cuda", {})
+
+
+def test_a_gpu_that_fails_later_is_measured_again(
+    version: Version, two_devices: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rivals = candidates_for("onnx", "auto")
+    request = Request(version, signature_of(version))
+    open_fastest(request, rivals)
+    (key,) = select._SELECTIONS
+    gpu_only = replace(select._SELECTIONS[key], choice=DeviceChoice("cuda", "cuda", 1, "cuda"))
+    monkeypatch.setitem(select._SELECTIONS, key, gpu_only)
+    real = select.open_onnx
+
+    def without_gpu(version: Version, signature: Signature, device: str, *rest: Any) -> LoadedGraphs:
+        if device == "cuda":
+            raise DeviceError("The device 'cuda' cannot be used: it fell off the bus.")
+        return real(version, signature, "cpu", *rest)
+
+    monkeypatch.setattr(select, "open_onnx", without_gpu)
+    graphs = open_fastest(request, rivals)
+    assert graphs.placement.device == "cpu"
+    assert "classes:1 is measured again: The device 'cuda' cannot be used: it fell off the bus." in caplog.messages
+    assert graphs.placement.reason == ("auto: CPU, because onnx cannot be used on cuda (it fell off the bus)")
+
+
+def test_torch_competes_on_the_gpu_alone(version: Version) -> None:
+    assert candidates_for("auto", "auto") == [("onnx", "cpu"), ("onnx", "cuda"), ("torch", "cuda")]
+    assert candidates_for("auto", "cuda") == [("onnx", "cuda"), ("torch", "cuda")]
+    assert candidates_for("torch", "auto") == [("torch", "cpu"), ("torch", "cuda")]
+    assert candidates_for("onnx", "cuda") == [("onnx", "cuda")]
+
+
+def test_kinds_of_work_of_one_engine_stay_together(version: Version, graphs: LoadedGraphs) -> None:
+    # Torch on the GPU is best at batches alone; over all kinds of work ONNX Runtime is faster.
+    assert graphs.step is not None
+    other = on("cuda", replace(graphs, engine="torch", reason="torch 9"), None, Repeating(graphs.step, 200))
+    slower = on("cpu", graphs, Repeating(graphs.sequence, 2))
+    chosen = select_fastest([slower, other], signature_of(version), steps=10, batch=4)
+    assert (chosen.engine, chosen.placement.device) == ("onnx", "cpu")
+    assert chosen.reason.startswith(f"auto: {graphs.reason}, measured: {graphs.reason} on cpu: one sequence of 10 ")
+    assert "; torch 9 on cuda: one sequence of 10 steps " in chosen.reason

@@ -1,0 +1,90 @@
+"""The engine torch on a device other than the CPU: all tensors are moved there, and outputs come back."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from engine_helpers import KINDS, publish, random_inputs
+from published_models import Published
+from simulated_device import DEVICE, SimulatedTensor, simulated_device
+from stablernn.export.parity import _split_steps
+from stablernn.server_engine import TorchEngine, TorchGraph
+from stablernn_registry import GraphSignature, Signature
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    return publish(tmp_path_factory.mktemp("zoo"), tmp_path_factory.mktemp("exports"), list(KINDS))
+
+
+def with_states(graph: GraphSignature | None, inputs: dict[str, np.ndarray], batch: int) -> dict[str, np.ndarray]:
+    """Fill in zeros for the states of a graph."""
+    assert graph is not None
+    zeros = {
+        spec.name: np.zeros([batch if size == "batch" else int(size) for size in spec.shape], spec.dtype)
+        for spec in graph.inputs
+        if spec.name not in inputs and "time" not in spec.shape
+    }
+    return {**zeros, **inputs}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sequences_and_steps_run_on_another_device(zoo: Published, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = zoo.torch_models[f"{kind}:1"]
+    inputs, known = random_inputs(model, seed=1)
+    engine = TorchEngine(copy_of(zoo, kind), "cpu")
+    signature = Signature.model_validate(engine.signature)
+    sequence = with_states(signature.sequence, inputs, 5)
+    step_inputs = {name: value for name, value in inputs.items() if name not in (*known, "lengths")}
+    step = with_states(signature.step, {**_split_steps(model, step_inputs)[0], **known}, 5)
+    expected = {}
+    for name, graph, feeds in (("sequence", engine.sequence, sequence), ("step", engine.step, step)):
+        outputs = [spec.name for spec in getattr(signature, name).outputs]
+        assert graph is not None
+        expected[name] = dict(zip(outputs, graph.run(outputs, feeds), strict=True))
+    with simulated_device(monkeypatch):
+        moved = TorchEngine(copy_of(zoo, kind), cast(Any, DEVICE.type))
+        for name, graph, feeds in (("sequence", moved.sequence, sequence), ("step", moved.step, step)):
+            assert graph is not None
+            values = graph.run(list(expected[name]), feeds)
+            for output, value in zip(expected[name], values, strict=True):
+                assert isinstance(value, np.ndarray)
+                # Beside the CPU, other engines run the cells.
+                np.testing.assert_allclose(value, expected[name][output], rtol=1e-5, atol=1e-5, err_msg=output)
+
+
+def copy_of(zoo: Published, kind: str) -> Any:
+    """The model as the engine builds it from the files of its version."""
+    from stablernn.export.load_exported import reload
+
+    version = zoo.registry.get(kind)
+    return reload(version.read("config.json"), version.read("weights.safetensors"))
+
+
+def test_a_tensor_that_was_left_on_the_cpu_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with simulated_device(monkeypatch) as device:
+        weights = torch.ones(3)
+        graph = TorchGraph(lambda inputs: {"y": inputs["x"] * weights}, device)
+        with pytest.raises(RuntimeError, match="got a tensor of the CPU"):
+            graph.run(["y"], {"x": np.ones((2, 3), np.float32)})
+        moved = weights.to(device)
+        assert isinstance(moved, SimulatedTensor)
+        graph = TorchGraph(lambda inputs: {"y": inputs["x"] * moved}, device)
+        (y,) = graph.run(["y"], {"x": np.ones((2, 3), np.float32)})
+        assert np.array_equal(y, np.ones((2, 3)))
+
+
+def test_lengths_stay_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = {}
+
+    def look(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        devices.update({name: tensor.device.type for name, tensor in inputs.items()})
+        return {"y": inputs["x"]}
+
+    with simulated_device(monkeypatch) as device:
+        TorchGraph(look, device).run(["y"], {"x": np.ones((1, 2), np.float32), "lengths": np.array([2])})
+    assert devices == {"x": "meta", "lengths": "cpu"}
