@@ -31,8 +31,14 @@ def _problem(error: typer.TyperException, arguments: Sequence[str]) -> str:
         # Typer knows options of the command only, and would suggest a similar one.
         if option in GLOBAL_OPTIONS:
             return f"'{option}' goes before the command: stablernn {option} ..."
-        similar = sorted(getattr(error, "possibilities", None) or ())
-        return f"Unknown option '{option}'" + (f". Did you mean '{similar[0]}'?" if similar else "")
+        from stablernn.errors import did_you_mean
+
+        # Typer's own list of similar options is not sorted by how similar they are.
+        if suggestion := did_you_mean(option, getattr(error, "possibilities", None) or ()):
+            return f"Unknown option '{option}'.{suggestion}"
+        if key := _setting_key(option, getattr(error, "ctx", None)):
+            return f"Unknown option '{option}'. This command takes it as --set {key}=VALUE."
+        return f"Unknown option '{option}'"
     parameter = getattr(error, "param", None)
     if parameter is None or type(error).__name__ == "MissingParameter":
         return error.format_message().replace("No such command", "Unknown command").replace("\n\t", " ")
@@ -40,6 +46,17 @@ def _problem(error: typer.TyperException, arguments: Sequence[str]) -> str:
     value = _typed_value(parameter, arguments)
     got = f", got '{value}'" if value is not None else ""
     return f"{name} {_rule(error.message)}{got}"
+
+
+def _setting_key(option: str, context: typer.Context | None) -> str | None:
+    """Return the setting that an option of `train` stands for; None where the command has no --set of that kind."""
+    from stablernn_cli.config_options import KEYS, flag
+
+    parameters = context.command.params if context is not None else ()
+    # `predict` and `eval` have a --set, but no --config: theirs takes repairs of data only.
+    if not {"overrides", "config"} <= {parameter.name for parameter in parameters}:
+        return None
+    return next((key for name, key in KEYS.items() if flag(name) == option), None)
 
 
 def _rule(message: str) -> str:

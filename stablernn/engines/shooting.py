@@ -106,9 +106,9 @@ class ShootingEngine:
                 break
             length *= LONGER
         if chunks is None or convergence is None or not convergence.is_converged:
-            self._report(cell, engine, chunks, convergence)
+            self._report(cell, engine, time, chunks, convergence)
             return engine.run(cell, weights, drive, state, valid, every_output=every_output)
-        self._report(cell, engine, chunks, convergence)
+        self._report(cell, engine, time, chunks, convergence)
         outputs, *last = cast(
             "tuple[Tensor, ...]",
             Shooting.apply(chunks, starts, every_output, len(state), drive, *state, *weights),  # type: ignore[no-untyped-call]
@@ -122,7 +122,7 @@ class ShootingEngine:
         return None if tail_outputs is None else torch.cat([outputs, tail_outputs], dim=1), end
 
     def _report(
-        self, cell: StableCell, engine: Engine, chunks: _Chunks | None, convergence: Convergence | None
+        self, cell: StableCell, engine: Engine, time: int, chunks: _Chunks | None, convergence: Convergence | None
     ) -> None:
         """Say once for each cell how its sweeps converged."""
         if cell in self._reported:
@@ -131,7 +131,7 @@ class ShootingEngine:
         if chunks is None or convergence is None:
             _LOG.warning(
                 f"The engine 'shooting' leaves '{cell.key}' to '{engine.name}': it needs {2 * LEAST_CHUNK} steps or "
-                "more."
+                f"more, got {time}. A layer takes one step for each patch of samples: model.patch_stride says how many."
             )
             return
         shrinks = f"a chunk of {chunks.length} steps shrinks a change of its start to {convergence.contraction:.1e}"

@@ -214,10 +214,26 @@ def test_a_configuration_is_not_written_over_or_beside_its_kind(
     assert (result.code, result.sentence) == (code, sentence)
 
 
+def test_a_target_that_is_guessed_is_named_in_the_configuration(tmp_path: Path) -> None:
+    """The problem that is found first, here a repeated time, says nothing of the target."""
+    place = Workplace(tmp_path)
+    rows = [f"2024-01-{day:02d},{day % 7},{day % 5}" for day in range(1, 31)]
+    (tmp_path / "wide.csv").write_text("\n".join(["ds,south,north", *rows, rows[-1]]) + "\n")
+    place.ok("data", "check", "wide.csv", "--no-plan", "--fix", "config.yaml")
+    text = (tmp_path / "config.yaml").read_text()
+    assert yaml.safe_load(text)["data"]["target"] == ["north"]
+    (comment,) = [line for line in text.splitlines() if line.startswith("# data.target: ")]
+    assert comment == (
+        "# data.target: guessed, and `train` refuses the data without it. Replace it if you mean another. Where each "
+        "column is a series to forecast, set data.channels_as_series=true in its place."
+    )
+
+
 def test_what_no_option_mends_is_not_written(tmp_path: Path) -> None:
     place = Workplace(tmp_path)
     (tmp_path / "d.csv").write_text("ds,y\n2024-01-01,1\nsoon,2\n")
     result = place("data", "check", "d.csv", "--no-plan", "--fix", "config.yaml")
     assert result.code == 1
     assert result.sentence.startswith("'config.yaml' is not written: no option mends all of 'd.csv'. 'd.csv' row 3")
+    assert place("data", "check", "d.csv", "--no-plan").out.endswith("refuse this: 1 problem, 0 warnings.\n")
     assert not place.path("config.yaml").exists()

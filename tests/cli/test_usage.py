@@ -16,6 +16,19 @@ ROWS = {
         ["train", "--epoch", "3"],
         "Unknown option '--epoch'. Did you mean '--epochs'? See 'stablernn train --help'.",
     ),
+    "unknown option with several similar ones": (
+        ["train", "--hiden-size", "3"],
+        "Unknown option '--hiden-size'. Did you mean '--hidden-size'? See 'stablernn train --help'.",
+    ),
+    "option of another command": (
+        ["compare", "--hidden-size", "3"],
+        "Unknown option '--hidden-size'. This command takes it as --set model.hidden_size=VALUE. See "
+        "'stablernn compare --help'.",
+    ),
+    "option of another command, without settings": (
+        ["serve", "--hidden-size", "3"],
+        "Unknown option '--hidden-size'. See 'stablernn serve --help'.",
+    ),
     "global option behind": (
         ["train", "-q"],
         "'-q' goes before the command: stablernn -q ... See 'stablernn train --help'.",

@@ -109,7 +109,10 @@ def test_short_sequences_are_left_to_another_engine(caplog: pytest.LogCaptureFix
     rnn = contracting("gru")
     rnn.engine = "shooting"
     rnn(torch.randn(2, 31, 3).double())
-    assert caplog.messages == ["The engine 'shooting' leaves 'gru' to 'loop': it needs 32 steps or more."]
+    assert caplog.messages == [
+        "The engine 'shooting' leaves 'gru' to 'loop': it needs 32 steps or more, got 31. A layer takes one step for "
+        "each patch of samples: model.patch_stride says how many."
+    ]
 
 
 def test_auto_does_not_take_it() -> None:

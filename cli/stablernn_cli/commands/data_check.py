@@ -328,5 +328,8 @@ def _options(settings: Mapping[str, Any]) -> str:
 def _verdict(report: DataReport) -> str:
     warnings = count_of(len(report.warnings), "warning")
     if report.problems:
-        return f"`train` would refuse this: {count_of(len(report.problems), 'problem')}, {warnings}."
+        sentence = f"`train` would refuse this: {count_of(len(report.problems), 'problem')}, {warnings}."
+        if all(finding.settings for finding in report.problems):
+            sentence += " --fix FILE.yaml writes the settings that mend it."
+        return sentence
     return f"`train` would accept this; {warnings}." if report.warnings else "Nothing is wrong."

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stablernn.training import Config
 
 _LINE_WIDTH = 100
+_COLUMNS_AS_SERIES = "Where each column is a series to forecast, set data.channels_as_series=true in its place."
 
 
 def check_path(path: Path) -> None:
@@ -71,6 +72,13 @@ def write_config(path: Path, settings: Config, report: DataReport) -> None:
         f"{', '.join(f'data.{name}' for name in finding.settings)}: {finding.text}"
         for finding in (*report.problems, *report.warnings)
         if finding.settings
+    ]
+    explained = {name for finding in (*report.problems, *report.warnings) for name in finding.settings}
+    comments += [
+        f"data.{name}: guessed, and `train` refuses the data without it. Replace it if you mean another."
+        + (f" {_COLUMNS_AS_SERIES}" if name == "target" else "")
+        for name in report.assumed
+        if name not in explained
     ]
     lines = [f"# {' '.join(comment.split())}" for comment in comments]
     tree = settings.model_dump(mode="json", exclude_unset=True)

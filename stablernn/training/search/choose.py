@@ -29,7 +29,7 @@ from stablernn.training.search.candidates import (
     open_settings,
     select,
 )
-from stablernn.training.search.plan import LEAST_SHARE, SEARCH_SHARE, Plan, count_trainings, halving_rounds, make_plan
+from stablernn.training.search.plan import SEARCH_SHARE, Plan, count_trainings, halving_rounds, least_share, make_plan
 from stablernn.training.search.resampling import resample
 from stablernn.training.search.trial import Trial, load_all
 from stablernn.training.search.workers import MOST_WORKERS, Workers, available_cores, open_workers
@@ -57,6 +57,8 @@ _TRIAL_SHARE = 0.2
 """Share of the search's time that one training may take: a recipe that needs more cannot be compared on five parts."""
 _SLOWEST_TRIAL = 5.0
 """Planned time of a training of the first recipe that one may take in any case, in multiples of it."""
+_USED_SHARE = 0.6
+"""Share of the processes' time that a search uses: the last trainings of a round leave processes idle."""
 _RESERVE = 0.9
 """Share of the time that is left which the last training may take by its prediction."""
 
@@ -164,6 +166,9 @@ class _Search:
         self._parts = parts
         self._began = began
         self._steps = 0
+        # Loading and measuring, which come before a plan.
+        self._preparation_seconds = 0.0
+        self._processes = 1
         self._most_seconds: float | None = None
 
     def run(self, workers: Workers, stop: Event) -> Choice:
@@ -235,9 +240,10 @@ class _Search:
             affordable = SEARCH_SHARE * self._budget.steps / whole_steps
         else:
             assert self._budget.seconds is not None
-            left = SEARCH_SHARE * self._budget.seconds - (time.monotonic() - self._began)
-            # The first recipe is among the fast ones, and the last trainings of a round leave processes idle.
-            affordable = 0.6 * workers.count * left / (step_seconds * whole_steps)
+            self._preparation_seconds, self._processes = time.monotonic() - self._began, workers.count
+            left = SEARCH_SHARE * self._budget.seconds - self._preparation_seconds
+            # The first recipe is among the fast ones.
+            affordable = _USED_SHARE * self._processes * left / (step_seconds * whole_steps)
         return make_plan(len(self._networks), self._parts, affordable, whole_steps)
 
     def _run_round(
@@ -359,7 +365,7 @@ class _Search:
                 "with a head that is solved for in one pass over the data."
             )
         else:
-            needed = _needed(self._budget, step_seconds, whole_steps, self._parts)
+            needed = self._describe_least_budget(step_seconds, whole_steps)
             reason = f"the budget of {self._budget} compares no recipes on this data; that needs {needed}"
             _LOG.warning(
                 f"Nothing was compared: {reason}. The recipe '{first.recipe.name}' is trained for as many steps as fit."
@@ -386,6 +392,18 @@ class _Search:
             return f"{whole_steps + self._steps:,} steps"
         return f"about {math.ceil(time.monotonic() - self._began + whole_steps * step_seconds / _RESERVE)} s"
 
+    def _describe_least_budget(self, step_seconds: float, whole_steps: int) -> str:
+        """Return the budget with which two recipes can be compared."""
+        steps = least_share(whole_steps) * whole_steps * count_trainings(halving_rounds(2, self._parts))
+        if self._budget.seconds is None:
+            return f"{math.ceil(steps / SEARCH_SHARE):,} steps"
+        search_seconds = steps * step_seconds / (_USED_SHARE * self._processes)
+        seconds = (self._preparation_seconds + search_seconds) / SEARCH_SHARE
+        if seconds <= self._budget.seconds:
+            # A search was planned, and its trainings took longer than the measured step predicts.
+            seconds = 2 * self._budget.seconds
+        return f"about {math.ceil(seconds / 10) * 10} s"
+
     def _nothing_compared(self, plan: Plan, step_seconds: float, whole_steps: int) -> Choice:
         failed = [candidate for candidate in self._candidates if candidate.status == "failed"]
         if len(failed) == len(self._candidates):
@@ -410,11 +428,3 @@ def _best(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     """Return the best candidates and the first, the default, against which they have to hold their own."""
     first, *others = candidates
     return [first, *sorted(others, key=lambda candidate: candidate.rank)[: max(1, count - 1)]]
-
-
-def _needed(budget: Budget, step_seconds: float, whole_steps: int, parts: int) -> str:
-    steps = LEAST_SHARE * whole_steps * count_trainings(halving_rounds(2, parts)) / SEARCH_SHARE
-    if budget.steps is not None:
-        return f"{math.ceil(steps):,} steps"
-    seconds = steps * step_seconds / (0.6 * min(MOST_WORKERS, available_cores()))
-    return f"about {math.ceil(seconds / 10) * 10} s"

@@ -43,13 +43,18 @@ def make_plan(recipes: int, parts: int, affordable: float, whole_steps: int) -> 
         affordable: Whole trainings that the budget of the search pays for.
         whole_steps: Optimizer steps of a whole training.
     """
-    least = max(LEAST_SHARE, min(1.0, _FEWEST_STEPS / whole_steps))
+    least = least_share(whole_steps)
     for count in range(recipes, 1, -1):
         rounds = halving_rounds(count, parts)
         share = min(1.0, affordable / count_trainings(rounds))
         if share >= least:
             return Plan(count, rounds, share)
     return None
+
+
+def least_share(whole_steps: int) -> float:
+    """Return the least share of a whole training after which recipes are compared."""
+    return max(LEAST_SHARE, min(1.0, _FEWEST_STEPS / whole_steps))
 
 
 def halving_rounds(recipes: int, parts: int) -> tuple[tuple[int, int], ...]:

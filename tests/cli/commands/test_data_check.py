@@ -95,7 +95,9 @@ def test_guessed_options_are_printed_so_that_they_can_be_copied(empty: Workplace
     result = empty("data", "check", "wide.csv")
     assert result.code == 1
     assert "    --set 'data.channels=[a, b c]' --target 'b c'\n" in result.out
-    assert "`train` would refuse this: 2 problems, 0 warnings." in result.out
+    assert result.out.endswith(
+        "`train` would refuse this: 2 problems, 0 warnings. --fix FILE.yaml writes the settings that mend it.\n"
+    )
     empty.ok("-q", "data", "check", "wide.csv", "--set", "data.channels=[a, b c]", "--target", "b c")
 
 

@@ -122,8 +122,17 @@ def test_an_error_of_the_server_is_shown(served: tuple[str, str], name: str) -> 
 
 
 @pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
-def test_the_programs_of_the_page(served: tuple[str, str], block: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_programs_of_the_page(
+    served: tuple[str, str],
+    block: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     url, kind = served
+    monkeypatch.chdir(tmp_path)
+    weeks = [f"{date},{369 + week % 5}" for week, date in enumerate(np.arange("2024-01-06", "2024-06-01", 7, "M8[D]"))]
+    (tmp_path / "weeks.csv").write_text("\n".join(["ds,co2", *weeks]) + "\n")
     if kind == "patches" and "stream" in block:
         pytest.skip("the page gives samples of one number each")
     program = re.sub(r'"http://localhost:8080"', f'"{url}", "{TOKEN}"', block)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from threading import Event
@@ -375,12 +377,14 @@ class ScoringWorkers:
 
     Args:
         whole_steps: Optimizer steps of a network.
+        step_seconds: Seconds of a step.
     """
 
     count = 1
 
-    def __init__(self, whole_steps: int) -> None:
+    def __init__(self, whole_steps: int, *, step_seconds: float = 0.0) -> None:
         self._whole_steps = whole_steps
+        self._step_seconds = step_seconds
 
     def run(
         self, trials: Sequence[Trial], deadline: float | None, most_seconds: float | None = None
@@ -396,6 +400,7 @@ class ScoringWorkers:
                 tie=0.5,
                 steps=round(whole_steps * trial.share),
                 whole_steps=whole_steps,
+                step_seconds=self._step_seconds,
             )
 
 
@@ -424,3 +429,21 @@ def test_the_baseline_is_chosen_over_networks_that_got_half_of_their_steps(
     assert ("is better than 'first' after" in caplog.text) is has_warning
     assert (choice.document["recipes"][-1]["status"] == "chosen") is (chosen != "first")
     assert choice.config.training.method == ("gradient" if chosen == "first" else "closed-form")
+
+
+def test_a_budget_that_compares_nothing_is_told_a_larger_one(caplog: pytest.LogCaptureFixture) -> None:
+    """What loading took counts, too: of 20 s, 12 are for the search, of which 11 are over."""
+    networks = [candidate(name, "contracting", []) for name in ("first", "second")]
+    user = validate({"data": {"source": "toy"}})
+    workers = ScoringWorkers(1000, step_seconds=0.01)
+    search = _Search(user, "classify", Budget(20.0), networks, None, 5, time.monotonic() - 11.0)
+    search.run(cast(Workers, workers), Event())
+    found = re.search(r"the budget of 20 s compares no recipes on this data; that needs about (\d+) s", caplog.text)
+    assert found is not None
+    needed = float(found[1])
+    assert needed > 20
+    # With that budget, recipes are compared.
+    caplog.clear()
+    search = _Search(user, "classify", Budget(needed), networks, None, 5, time.monotonic() - 11.0)
+    search.run(cast(Workers, workers), Event())
+    assert "Nothing was compared" not in caplog.text
