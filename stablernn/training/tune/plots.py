@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stablernn.plotting import BLACK, BLUE, ORANGE, _integer_ticks, _legend_below, _save, _style, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def plot_history(path: Path, trials: Sequence[Mapping[str, Any]], metric: str, better: str) -> None:
@@ -19,6 +22,11 @@ def plot_history(path: Path, trials: Sequence[Mapping[str, Any]], metric: str, b
         metric: Name of the score.
         better: ``higher`` or ``lower``.
     """
+    _save(history_figure(trials, metric, better), path)
+
+
+def history_figure(trials: Sequence[Mapping[str, Any]], metric: str, better: str) -> Figure:
+    """Return the figure of :func:`plot_history`."""
     figure = new_figure(7, 4)
     axes = figure.subplots()
     _style(axes, f"trials of the search, {better} is better")
@@ -36,7 +44,7 @@ def plot_history(path: Path, trials: Sequence[Mapping[str, Any]], metric: str, b
     axes.set_ylabel(f"validation {metric.replace('_', ' ')}")
     _integer_ticks(axes.xaxis)
     _legend_below(figure, ncols=3)
-    _save(figure, path)
+    return figure
 
 
 def plot_importances(path: Path, importances: Mapping[str, float], trials: int) -> None:
