@@ -14,6 +14,7 @@ from stablernn.atomic_files import write_bytes
 
 # matplotlib takes half a second to load, so it is imported when the first figure is drawn.
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
@@ -29,6 +30,8 @@ _MIN_RATE = 1e-6
 """The smallest contraction rate that is drawn; smaller ones would have an exponent near minus infinity."""
 _THEOREM_1_TERMS = (("mu2_A",), ("norm_W",), ("mu2_A", "norm_W"))
 """The damping term, the recurrent term and their sum, which theorem 1 requires to be negative."""
+_LOG_RATIO = 20
+"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
 _MAX_LABELED_CLASSES = 25
 """Larger confusion matrices have no labels and counts, which would not be legible."""
 
@@ -41,8 +44,7 @@ def plot_loss(path: Path, records: Sequence[Record], *, title: str) -> None:
     _style(axes, title)
     losses = [record["train_loss"] for record in records]
     axes.plot(epochs, losses, color=BLUE, marker="o", markersize=3)
-    # A logarithmic axis once the losses span more than a factor of 20.
-    if min(losses) > 0 and max(losses) > 20 * min(losses):
+    if min(losses) > 0 and max(losses) > _LOG_RATIO * min(losses):
         axes.set_yscale("log")
     axes.set_ylabel("training loss")
     _style(below, "")
@@ -75,40 +77,61 @@ def plot_metric(path: Path, records: Sequence[Record], name: str, *, best_epoch:
 
 
 def plot_stability(path: Path, records: Sequence[Record], *, best_epoch: int, title: str) -> None:
-    """Plot the certified exponent after each epoch and, for cells with a linear term, the terms of theorem 1.
+    """Plot the proved contraction rate of each epoch and, for cells with a linear term, the terms of theorem 1.
 
-    The exponent is the logarithm of the contraction rate, which no Lyapunov exponent of the layers exceeds. The right
-    panel shows the largest figures over layers and ensemble members.
+    Args:
+        path: PNG file.
+        records: Lines of ``metrics.jsonl`` with a contraction rate; the smallest one that is drawn is 1e-6.
+        best_epoch: The epoch of the best weights, which is marked.
+        title: Title of the figure.
     """
-    rates = {record["epoch"]: record["stability"]["contraction_rate"] for record in records}
+    _save(stability_figure(records, best_epoch=best_epoch, title=title), path)
+
+
+def stability_figure(records: Sequence[Record], *, best_epoch: int, title: str) -> Figure:
+    """Return the figure of :func:`plot_stability`.
+
+    The right panel shows the largest figures over layers and ensemble members.
+    """
     linear = [record for record in records if any("mu2_A" in name for name in record["stability"]["figures"])]
-    figure = new_figure(10 if linear else 7, 4)
+    figure = new_figure(11 if linear else 7, 4.4)
     left, *right = figure.subplots(1, 2 if linear else 1, squeeze=False)[0]
-    exponents = {epoch: float(np.log(max(rate, _MIN_RATE))) for epoch, rate in rates.items()}
-    _style(left, title)
-    left.plot(list(exponents), list(exponents.values()), color=BLUE, marker="o", markersize=3)
-    lowest, highest = min(exponents.values()), max(exponents.values())
-    # Keep zero visible, with a margin even if all exponents are equal.
-    margin = 0.08 * max(highest - lowest, abs(lowest), abs(highest), 1e-3)
-    left.set_ylim(min(lowest, 0) - margin, max(highest, 0) + margin)
-    _mark_zero(left, best_epoch if best_epoch in rates else None)
-    if best_epoch in rates:
-        rate_title = f"rate {rates[best_epoch]:.5g} in epoch {best_epoch}"
-        left.set_title(rate_title, loc="right", color=ORANGE, fontsize=9)
-    left.set_ylabel("bound of all exponents, per step")
+    _draw_rates(left, records, best_epoch, title)
     for axes in right:
-        _style(axes, "of the differential equation")
-        epochs = [record["epoch"] for record in linear]
-        damping, recurrence, total = ([_largest_sum(record, *names) for record in linear] for names in _THEOREM_1_TERMS)
-        axes.plot(epochs, recurrence, color=GREY, linewidth=1.2, linestyle="--", label="norm(W)")
-        axes.plot(epochs, damping, color=GREY, linewidth=1.2, label="mu2(A)")
-        axes.plot(epochs, total, color=BLUE, marker="o", markersize=3, label="their sum: theorem 1 (a) below 0")
-        _mark_zero(axes, best_epoch if best_epoch in rates else None)
-        axes.set_ylabel("1 / unit of time")
-        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+        _draw_theorem_1(axes, linear, best_epoch)
     for axes in (left, *right):
         _epochs_axis(axes)
-    _save(figure, path)
+    _legend_below(figure, ncols=3 if linear else 2)
+    return figure
+
+
+def _draw_rates(axes: Axes, records: Sequence[Record], best_epoch: int, title: str) -> None:
+    rates = {record["epoch"]: record["stability"]["contraction_rate"] for record in records}
+    _style(axes, title)
+    drawn = [max(rate, _MIN_RATE) for rate in rates.values()]
+    axes.plot(list(rates), drawn, color=BLUE, marker="o", markersize=3, label="proved rate, quick check of each epoch")
+    if max(1.0, *drawn) > _LOG_RATIO * min(1.0, *drawn):
+        axes.set_yscale("log")
+    else:
+        # Ticks such as 0.9965, not differences from a number above the axis.
+        axes.ticklabel_format(axis="y", useOffset=False)
+    _mark_limit(axes, 1.0, best_epoch if best_epoch in rates else None, "below 1: disturbances of the state fade")
+    if best_epoch in rates:
+        best = f"rate {rates[best_epoch]:.5g} in the best epoch, {best_epoch}"
+        axes.set_title(best, loc="right", color=ORANGE, fontsize=9)
+    axes.set_ylabel("a disturbance grows per step\nby at most this factor")
+
+
+def _draw_theorem_1(axes: Axes, records: Sequence[Record], best_epoch: int) -> None:
+    _style(axes, "damping against recurrent weights")
+    epochs = [record["epoch"] for record in records]
+    damping, recurrence, total = ([_largest_sum(record, *names) for record in records] for names in _THEOREM_1_TERMS)
+    axes.plot(epochs, recurrence, color=GREY, linewidth=1.2, linestyle="--", label="recurrent weights, norm(W)")
+    axes.plot(epochs, damping, color=GREY, linewidth=1.2, label="damping, mu2(A)")
+    axes.plot(epochs, total, color=GREEN, marker="s", markersize=3, label="their sum, theorem 1 (a)")
+    marked = best_epoch if best_epoch in epochs else None
+    _mark_limit(axes, 0.0, marked, "below 0: the differential equation is stable")
+    axes.set_ylabel("growth rate, 1 / unit of time")
 
 
 def _largest_sum(record: Record, *names: str) -> float:
@@ -120,12 +143,16 @@ def _largest_sum(record: Record, *names: str) -> float:
     return float(max(sum(figures[prefix + name] for name in (first, *others)) for prefix in prefixes))
 
 
-def _mark_zero(axes: Axes, best_epoch: int | None) -> None:
-    """Shade the area below zero, where differences decay, and mark the best epoch."""
+def _mark_limit(axes: Axes, limit: float, best_epoch: int | None, label: str) -> None:
+    """Shade the area below a limit, which stays visible, name it in the legend, and mark the best epoch."""
     axes.margins(x=0.02)
-    axes.axhline(0, color=BLACK, linewidth=1)
+    axes.axhline(limit, color=BLACK, linewidth=1)
     low, high = axes.get_ylim()
-    axes.axhspan(min(low, 0), 0, color=GREEN, alpha=0.08, linewidth=0)
+    if axes.get_yscale() == "linear":
+        # Room on both sides of the limit even if all values are on one side, or equal.
+        margin = 0.08 * max(high - low, 1e-3)
+        low, high = min(low, limit - margin), max(high, limit + margin)
+    axes.axhspan(low, limit, color=GREEN, alpha=0.08, linewidth=0, label=label)
     axes.set_ylim(low, high)
     if best_epoch is not None:
         axes.axvline(best_epoch, color=ORANGE, linewidth=0.8, linestyle=":")
@@ -164,27 +191,35 @@ def plot_reliability(path: Path, table: dict[str, Array], *, ece: float, title: 
         ece: Expected calibration error, shown above the plot.
         title: Title of the figure.
     """
-    figure = new_figure(5.4, 6)
+    _save(reliability_figure(table, ece=ece, title=title), path)
+
+
+def reliability_figure(table: dict[str, Array], *, ece: float, title: str) -> Figure:
+    """Return the figure of :func:`plot_reliability`."""
+    figure = new_figure(6.4, 6.4)
     axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     bins = len(table["samples"])
     middle = (np.arange(bins) + 0.5) / bins
     _style(axes, title)
-    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":", label="stated = right")
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":", label="perfect calibration")
     filled = table["samples"] > 0
     accuracy, confidence = table["accuracy"][filled], table["confidence"][filled]
     axes.bar(middle[filled], accuracy, width=0.92 / bins, color=BLUE, alpha=0.35, linewidth=0)
     axes.plot(confidence, accuracy, color=BLUE, marker="o", markersize=5, label="measured")
-    axes.set_ylabel("share that is right")
+    axes.set_ylabel("accuracy")
     axes.set_ylim(0, 1.02)
-    axes.set_title(f"ECE {ece:.3f}", loc="right", color=ORANGE, fontsize=9)
-    axes.legend(loc="upper left", frameon=False, fontsize=9)
+    axes.set_title(f"expected calibration error {ece:.3f}", loc="right", color=ORANGE, fontsize=9)
     _style(below, "")
-    below.bar(middle, table["samples"], width=0.92 / bins, color=GREY, linewidth=0)
+    bars = below.bar(middle, table["samples"], width=0.92 / bins, color=GREY, linewidth=0)
+    # A point above that stands for one sample says little; its bar is too low to be seen.
+    below.bar_label(bars, [f"{count:,}" if count else "" for count in table["samples"]], fontsize=7, padding=1)
+    below.margins(y=0.2)
     below.set_ylabel("samples")
     _integer_ticks(below.yaxis, max_ticks=3)
     below.set_xlabel("probability of the predicted class")
     below.set_xlim(0, 1)
-    _save(figure, path)
+    _legend_below(figure, ncols=2)
+    return figure
 
 
 def plot_early(path: Path, rows: Sequence[Record], *, majority: float | None, title: str) -> None:
@@ -200,18 +235,18 @@ def plot_early(path: Path, rows: Sequence[Record], *, majority: float | None, ti
     axes = figure.subplots()
     _style(axes, title)
     shares = [100 * row["share"] for row in rows]
-    for name, color, marker in (("accuracy", BLUE, "o"), ("macro_f1", GREEN, "s")):
-        axes.plot(
-            shares, [row[name] for row in rows], color=color, marker=marker, markersize=4, label=_format_name(name)
-        )
+    # Dashed, because both are often equal.
+    for name, color, marker, dash in (("accuracy", BLUE, "o", "-"), ("macro_f1", GREEN, "s", "--")):
+        scores = [row[name] for row in rows]
+        axes.plot(shares, scores, color=color, marker=marker, markersize=4, linestyle=dash, label=_format_name(name))
     if majority is not None:
         axes.axhline(majority, color=GREY, linewidth=1, linestyle=":", label="most frequent class")
     axes.set_xlabel("share of the sequence seen, %")
     axes.set_ylabel("score")
     axes.set_xlim(0, 102)
-    axes.set_ylim(0, 1.15)  # room for the legend
+    axes.set_ylim(0, 1.02)
     axes.set_yticks(np.arange(6) / 5)
-    axes.legend(loc="upper left", frameon=False, ncols=3, fontsize=9)
+    _legend_below(figure, ncols=3)
     _save(figure, path)
 
 
@@ -242,7 +277,34 @@ def plot_forecast(
         ylabel: Name of the target.
         title: Title of the figure.
     """
-    figure = new_figure(9, 4)
+    figure = forecast_figure(
+        history=history,
+        truth=truth,
+        mean=mean,
+        naive=naive,
+        times=times,
+        interval=interval,
+        coverage=coverage,
+        ylabel=ylabel,
+        title=title,
+    )
+    _save(figure, path)
+
+
+def forecast_figure(
+    *,
+    history: Array,
+    truth: Array,
+    mean: Array,
+    naive: Array,
+    times: Array,
+    interval: tuple[Array, Array] | None,
+    coverage: float | None,
+    ylabel: str,
+    title: str,
+) -> Figure:
+    """Return the figure of :func:`plot_forecast`."""
+    figure = new_figure(9, 4.2)
     axes = figure.subplots()
     past, future = times[: len(history)], times[len(history) :]
     _style(axes, title)
@@ -253,13 +315,12 @@ def plot_forecast(
         label = "interval" if coverage is None else f"{coverage:.0%} interval"
         axes.fill_between(future, *interval, color=BLUE, alpha=0.18, linewidth=0, label=label)
     axes.plot(future, mean, color=BLUE, linewidth=1.8, label="forecast")
-    axes.axvline(future[0], color=GREY, linewidth=0.8, linestyle=":")
+    axes.axvline(future[0], color=GREY, linewidth=0.8, linestyle=":", label="first forecast step")
     axes.set_ylabel(ylabel)
     axes.margins(x=0.01)
-    axes.legend(loc="upper left", frameon=False, ncols=5, fontsize=9, bbox_to_anchor=(0, 1.0))
-    lower, upper = axes.get_ylim()
-    axes.set_ylim(lower, upper + 0.12 * (upper - lower))  # room for the legend
-    _save(figure, path)
+    _time_axis(axes, times)
+    _legend_below(figure, ncols=6)
+    return figure
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -291,6 +352,41 @@ def line_styles(count: int) -> list[tuple[str, str]]:
 def _epochs_axis(axes: Axes) -> None:
     axes.set_xlabel("epoch")
     _integer_ticks(axes.xaxis)
+
+
+def _time_axis(axes: Axes, times: Array) -> None:
+    """Name the axis of times, and label dates with all that is needed to read them, the year once."""
+    if not np.issubdtype(times.dtype, np.datetime64):
+        axes.set_xlabel("time, whole numbers")
+        return
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    locator = AutoDateLocator(maxticks=9)  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
+    axes.set_xlabel("time")
+
+
+def _legend_below(figure: Figure, *, ncols: int, handles: Sequence[Artist] = ()) -> None:
+    """Put one legend of all panels below them, where it covers no data.
+
+    Args:
+        figure: The figure.
+        ncols: Columns, fewer if they are wider than the figure.
+        handles: What the legend shows; default: everything with a label in any panel, each label once.
+    """
+    entries: dict[str, Any] = {str(handle.get_label()): handle for handle in handles}
+    if not entries:
+        for axes in figure.axes:
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+                entries.setdefault(label, handle)
+    for columns in range(ncols, 0, -1):
+        legend = figure.legend(
+            entries.values(), list(entries), loc="outside lower center", ncols=columns, frameon=False, fontsize=9
+        )
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def _integer_ticks(axis: Axis, max_ticks: int = 10) -> None:

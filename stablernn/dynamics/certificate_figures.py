@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn.dynamics.drawn_trajectories import DrawnTrajectories
-from stablernn.plotting import BLACK, BLUE, GREY, ORANGE, _style, new_figure
+from stablernn.plotting import BLACK, BLUE, GREY, ORANGE, _legend_below, _style, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ def ball_figure(trajectories: DrawnTrajectories, ball: Mapping[str, Any] | None)
         trajectories: The observations.
         ball: The first ball of the certificate, to which the plane belongs; None if there is none.
     """
-    figure = new_figure(9.6, 4.0)
+    figure = new_figure(9.6, 4.3)
     plane, norms = figure.subplots(1, 2, width_ratios=(1, 1.35))
     _style(plane, "states, two coordinates")
     for row in trajectories.plane:
@@ -59,13 +59,13 @@ def ball_figure(trajectories: DrawnTrajectories, ball: Mapping[str, Any] | None)
             norms.set_yscale("log")
     norms.set_xlabel("step")
     norms.set_ylabel(f"{ball['norm']} norm of {ball['state']}" if ball is not None else "2-norm of both coordinates")
-    norms.legend(loc="best", frameon=True, framealpha=0.85, edgecolor="none", fontsize=9)
+    _legend_below(figure, ncols=2)
     return figure
 
 
 def forgetting_figure(trajectories: DrawnTrajectories) -> Figure:
     """Draw the distance of two drawn starts under the same inputs over time, with the proved bound."""
-    figure = new_figure(9.6, 3.6)
+    figure = new_figure(9.6, 3.9)
     axes = figure.subplots()
     _style(axes, "distance of two states under the same inputs, as a share of the first distance")
     shares = np.maximum(trajectories.distances, _SMALLEST_SHARE)
@@ -75,11 +75,11 @@ def forgetting_figure(trajectories: DrawnTrajectories) -> Figure:
         bound = np.maximum(trajectories.bound, _SMALLEST_SHARE)
         label = f"proved: at most {trajectories.bound[1]:.4g} times per step"
         axes.plot(bound, color=ORANGE, linestyle=_DASHES, linewidth=1.6, label=label)
-    axes.axhline(0.01, color=GREY, linewidth=0.8, linestyle=":", label="1 %")
+    axes.axhline(0.01, color=GREY, linewidth=0.8, linestyle=":", label="1 % of the first distance")
     axes.set_yscale("log")
     axes.set_xlabel("step")
     axes.set_ylabel(f"share ({trajectories.norm} norm)")
-    axes.legend(loc="best", frameon=True, framealpha=0.85, edgecolor="none", fontsize=9)
+    _legend_below(figure, ncols=3)
     return figure
 
 

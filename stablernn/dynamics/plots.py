@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from stablernn.dynamics.gradients import Gradients
 from stablernn.dynamics.report import DynamicsReport
 from stablernn.dynamics.spectra import Spectra
-from stablernn.plotting import BLACK, BLUE, GREY, ORANGE, _save, _style
+from stablernn.plotting import BLACK, BLUE, GREY, ORANGE, _legend_below, _save, _style
 
 Array = npt.NDArray[Any]
 
@@ -96,7 +96,7 @@ def spectrum_figure(spectra: Spectra, *, radius: float | None, title: str) -> Fi
     if drawn_radius is not None:
         label = f"certified rate {drawn_radius:.4g}"
         handles.append(Line2D([], [], color=ORANGE, linewidth=1.4, linestyle=_DASHES, label=label))
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    _legend_below(figure, ncols=3, handles=handles)
     return figure
 
 
@@ -108,7 +108,7 @@ def plot_gradients(path: Path, gradients: Gradients, *, title: str) -> None:
         gradients: Ratios of each sequence.
         title: Name of the data.
     """
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     _style(axes, f"Gradient norms: {title}")
     ratios = np.maximum(gradients.ratios, _SMALLEST_SHARE)
@@ -132,7 +132,7 @@ def plot_gradients(path: Path, gradients: Gradients, *, title: str) -> None:
     slope = float(np.nanmedian(gradients.slopes)) if np.isfinite(gradients.slopes).any() else math.nan
     if math.isfinite(slope):
         axes.set_title(f"median slope {slope:+.3g} a step back", loc="right", color=BLUE, fontsize=9)
-    axes.legend(loc="best", frameon=True, framealpha=0.85, edgecolor="none", fontsize=9)
+    _legend_below(figure, ncols=3)
     _save(figure, path)
 
 

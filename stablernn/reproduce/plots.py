@@ -11,8 +11,22 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from stablernn.plotting import BLACK, BLUE, GREEN, GREY, ORANGE, _epochs_axis, _save, _style, line_styles
+from stablernn.plotting import (
+    _LOG_RATIO,
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    _epochs_axis,
+    _format_name,
+    _legend_below,
+    _save,
+    _style,
+    line_styles,
+)
 from stablernn.reproduce.progress import data_states
 from stablernn.reproduce.table import FULL, Table
 
@@ -22,8 +36,7 @@ Reader = Callable[[Sequence[Mapping[str, Any]]], tuple[Sequence[float], Array]]
 """Returns the levels of a disturbance and the accuracies under it, ``(seeds, levels)``."""
 
 _LINES = ((BLUE, "o"), (GREEN, "s"), (ORANGE, "D"), ("#CC79A7", "v"), (BLACK, "^"), ("#E69F00", "P"))
-_LOG_RATIO = 20
-"""Largest over smallest value from which an axis is logarithmic."""
+_SEEDS = "mean over the seeds, with their range"
 _TITLES = {"whole": "after all epochs", "matched": "at equal clean accuracy"}
 
 
@@ -56,8 +69,8 @@ def plot_robustness(path: Path, results: Results) -> None:
             axes.set_xlim(left=0)
             axes.set_ylim(0, 1.02)
         line[0].set_ylabel("test accuracy")
-    handles = panels[0, 0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=6, frameon=False, fontsize=9)
+    figure.suptitle(_SEEDS, x=0.01, ha="left", fontsize=9, color=GREY)
+    _legend_below(figure, ncols=6)
     _save(figure, path)
 
 
@@ -106,6 +119,7 @@ def plot_trajectories(path: Path, results: Results) -> None:
     figure, panels = _panels(len(runs), columns=4, size=3.0)
     for axes, run in zip(panels, runs, strict=True):
         _style(axes, run["row"])
+        axes.locator_params(nbins=5)
         for target in run.get("targets", ()):
             points = np.array(target)
             axes.plot(points[:, 0], points[:, 1], color=GREY, linewidth=1.0, linestyle="--")
@@ -113,6 +127,18 @@ def plot_trajectories(path: Path, results: Results) -> None:
             points = np.array(trajectory)
             axes.plot(points[:, 0], points[:, 1], color=color, linewidth=1.2)
             axes.plot(*points[-1], color=color, marker="o", markersize=4)
+    # Labels of panels: one of the whole figure would be under the legend.
+    for axes in panels[-4:]:
+        axes.set_xlabel("first number of the state")
+    for axes in panels[::4]:
+        axes.set_ylabel("second number of the state")
+    handles = [
+        Line2D([], [], color=BLACK, linewidth=1.2, label="trajectory, one color for each start"),
+        Line2D([], [], color=BLACK, marker="o", markersize=4, linewidth=0, label="its end"),
+    ]
+    if any(run.get("targets") for run in runs):
+        handles.append(Line2D([], [], color=GREY, linewidth=1.0, linestyle="--", label="trajectory to learn"))
+    _legend_below(figure, ncols=3, handles=handles)
     _save(figure, path)
 
 
@@ -134,18 +160,15 @@ def plot_sweeps(path: Path, table: Table, results: Results) -> None:
                 )
         axes.set_xlabel(label)
     panels[0].set_ylabel("test accuracy")
-    # A data set may have points in one panel only.
-    handles = {
-        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    figure.suptitle(_SEEDS, x=0.01, ha="left", fontsize=9, color=GREY)
+    _legend_below(figure, ncols=4)
     _save(figure, path)
 
 
 def plot_curves(path: Path, table: Table, results: Results) -> None:
     """Plot the validation score of each row after each epoch, by data set: mean and range over the seeds.
 
-    Where every run has a single epoch, the rows stand side by side.
+    Where every run has a single epoch, the rows are next to each other.
 
     Args:
         path: PNG file.
@@ -157,6 +180,9 @@ def plot_curves(path: Path, table: Table, results: Results) -> None:
         data for data in table.data_sets(results["protocol"]["name"]) if any(run["data"] == data.key for run in runs)
     ]
     states = data_states(table, results)
+    # A row looks the same in all panels, which have one legend.
+    every_row = list(dict.fromkeys(row.key for data in data_sets for row in table.rows_on(data)))
+    styles = dict(zip(every_row, line_styles(len(every_row)), strict=True))
     figure, panels = _panels(len(data_sets), columns=min(2, len(data_sets)), size=5.0)
     for axes, data in zip(panels, data_sets, strict=True):
         _style(axes, data.key if states[data.key] == FULL else f"{data.key} (not the full protocol)")
@@ -166,18 +192,21 @@ def plot_curves(path: Path, table: Table, results: Results) -> None:
             for row in rows
         }
         present = [curve for of_row in curves.values() for curve in of_row]
-        axes.set_ylabel(f"validation {present[0]['metric']}")
+        axes.set_ylabel(f"validation {_format_name(present[0]['metric'])}")
         if all(len(curve["epochs"]) == 1 for curve in present):
             _plot_single_epochs(axes, curves)
             continue
-        for (color, dash), (row, of_row) in zip(line_styles(len(curves)), curves.items(), strict=True):
+        for row, of_row in curves.items():
             if of_row:
+                color, dash = styles[row]
                 # Seeds that stopped earlier end the common part.
                 length = min(len(curve["epochs"]) for curve in of_row)
                 values = np.array([curve["values"][:length] for curve in of_row])
                 _plot_band(axes, of_row[0]["epochs"][:length], values, color=color, dash=dash, label=row)
         _epochs_axis(axes)
-        axes.legend(frameon=False, fontsize=8)
+    figure.suptitle(_SEEDS, x=0.01, ha="left", fontsize=9, color=GREY)
+    if any(axes.get_legend_handles_labels()[1] for axes in panels):
+        _legend_below(figure, ncols=4)
     _save(figure, path)
 
 
@@ -230,18 +259,24 @@ def plot_spectra(path: Path, results: Results) -> None:
         results: Results of a table of spectra.
     """
     runs = [run for run in results["runs"] if run["seed"] == results["runs"][0]["seed"]]
-    figure, panels = _panels(len(runs), columns=min(4, len(runs)), size=3.2)
+    columns = min(4, len(runs))
+    figure, panels = _panels(len(runs), columns=columns, size=3.2)
     # Fine enough for panels that show a thousandth of the circle.
     angles = np.linspace(0, 2 * np.pi, 20_001)
     for axes, run in zip(panels, runs, strict=True):
         real, imaginary = np.array(run["eigenvalues"]).T
-        _style(axes, run["row"] if results["state"] == FULL else f"{run['row']} (partial)")
-        axes.plot(np.cos(angles), np.sin(angles), color=GREY, linewidth=0.8)
-        axes.scatter(real, imaginary, s=4, color=BLUE, alpha=0.4, linewidths=0)
+        _style(axes, run["row"])
+        axes.plot(np.cos(angles), np.sin(angles), color=GREY, linewidth=0.8, label="unit circle")
+        axes.scatter(real, imaginary, s=4, color=BLUE, alpha=0.4, linewidths=0, label="eigenvalues of single steps")
         _zoom(axes, real, imaginary)
-    for axes in panels[:: min(4, len(runs))]:
+    for axes in panels[::columns]:
         axes.set_ylabel("imaginary part")
-    figure.supxlabel("real part", fontsize=10)
+    # Labels of panels: one of the whole figure would be under the legend.
+    for axes in panels[-columns:]:
+        axes.set_xlabel("real part")
+    if results["state"] != FULL:
+        figure.suptitle("not the full protocol", x=0.01, ha="left", fontsize=9, color=GREY)
+    _legend_below(figure, ncols=2)
     _save(figure, path)
 
 

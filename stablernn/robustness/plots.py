@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from stablernn.atomic_files import write_json
-from stablernn.plotting import BLACK, BLUE, GREEN, GREY, ORANGE, _save, _style
+from stablernn.plotting import BLACK, BLUE, GREEN, GREY, ORANGE, _legend_below, _save, _style
 
 Report = Mapping[str, Any]
 
@@ -22,10 +22,10 @@ _UNITS = {
 }
 _ATTACKS = {"pgd": ("PGD", ORANGE, "o", "-"), "deepfool": ("DeepFool", BLACK, "s", "--")}
 _NOISE = {
-    "white": ("white noise", "standard deviation"),
+    "white": ("white noise", "in standard deviations of a feature"),
     "salt_and_pepper": ("salt and pepper", "share of the values"),
     "missing": ("missing samples", "share of the steps"),
-    "jitter": ("time jitter", "standard deviation, steps"),
+    "jitter": ("time jitter", "standard deviation in steps"),
 }
 _MIN_SHARE = 1e-4
 """Smallest position on the logarithmic axis, as a share of the largest budget."""
@@ -65,9 +65,7 @@ def plot_robustness(path: Path, report: Report, *, title: str) -> None:
         axes.set_xlabel(f"{_UNITS[norm]}, standard deviations")
         axes.set_ylim(0, 1.02)
     panels[0].set_ylabel("accuracy")
-    figure.legend(
-        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=9
-    )
+    _legend_below(figure, ncols=4)
     _save(figure, path)
 
 
@@ -79,21 +77,24 @@ def plot_noise(path: Path, report: Report, *, title: str) -> None:
         report: Result of :func:`stablernn.robustness.report.robustness`.
         title: Title of the figure.
     """
-    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    figure = Figure(figsize=(10.8, 3.7), layout="constrained")
     panels = figure.subplots(1, len(_NOISE), sharey=True)
     for axes, (kind, (name, unit)) in zip(panels, _NOISE.items(), strict=True):
         curve = report["noise"][kind]
         levels, accuracy = np.array(curve["levels"]), np.array(curve["accuracy"])
         error = 2 * np.array(curve["standard_error"])
         _style(axes, name)
-        axes.fill_between(levels, accuracy - error, accuracy + error, color=BLUE, alpha=0.2, linewidth=0)
-        axes.plot(levels, accuracy, color=BLUE, marker="o", markersize=4)
-        axes.axhline(report["accuracy"], color=GREY, linewidth=1, linestyle=":")
+        axes.fill_between(
+            levels, accuracy - error, accuracy + error, color=BLUE, alpha=0.2, linewidth=0, label="two standard errors"
+        )
+        axes.plot(levels, accuracy, color=BLUE, marker="o", markersize=4, label="mean over the draws")
+        axes.axhline(report["accuracy"], color=GREY, linewidth=1, linestyle=":", label="without noise")
         axes.set_xlabel(unit)
         axes.set_ylim(0, 1.02)
         axes.set_xlim(left=0)
     panels[0].set_ylabel("accuracy")
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    _legend_below(figure, ncols=3)
     _save(figure, path)
 
 
@@ -109,7 +110,15 @@ def _plot_attacks(axes: Axes, report: Report, norm: str, attacks: list[Mapping[s
         # A step function with the certified share at the right end of each step, so that it never claims too much.
         share = report["accuracy"] * (1 - np.arange(len(radii)) / (len(radii) - 1))
         x, y = np.append(smallest / 4, radii), np.append(report["accuracy"], share)
-        axes.fill_between(x, y, step="pre", color=GREEN, alpha=0.3, linewidth=0, label="certified: none can flip these")
+        axes.fill_between(
+            x,
+            y,
+            step="pre",
+            color=GREEN,
+            alpha=0.3,
+            linewidth=0,
+            label="certified: no change of this size alters the answer",
+        )
         axes.step(x, y, color=GREEN, linewidth=1, where="pre")
     for attack in attacks:
         label, color, marker, line = _ATTACKS[attack["name"]]

@@ -16,7 +16,8 @@ PROSE: tuple[tuple[str, str], ...] = (
         "listed with its value, its limit, and the slack between them; a bound with little slack holds just as well, "
         "but a small change of the weights may end it. Observed means that something was measured on particular data: "
         "it may be larger or smaller elsewhere. An observation can refute a proof, never replace one. Throughout the "
-        "document, what is proved has a solid orange mark and what is observed a dashed blue one.",
+        "document, what is proved has a solid orange mark and what is observed a dashed blue one. In figures, proved "
+        "bounds are dashed orange lines and observations are blue.",
     ),
     (
         "Contraction",

@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stablernn.errors import ConfigError
-from stablernn.plotting import GREY, _epochs_axis, _format_name, _save, _style, line_styles, new_figure
+from stablernn.plotting import (
+    _LOG_RATIO,
+    GREY,
+    _epochs_axis,
+    _format_name,
+    _legend_below,
+    _save,
+    _style,
+    line_styles,
+    new_figure,
+)
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.stored_runs.stored_run import StoredRun
 
@@ -15,8 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _LEGEND_COLUMNS = 3
-_LOG_RATIO = 20
-"""Largest over smallest loss from which the axis is logarithmic, as in the figure of a single run."""
 
 
 def plot_runs(path: Path, runs: Sequence[StoredRun], names: Sequence[str]) -> None:
@@ -45,7 +53,7 @@ def plot_runs(path: Path, runs: Sequence[StoredRun], names: Sequence[str]) -> No
         _draw_metric(panels[1], runs, metric)
     for axes in panels:
         _epochs_axis(axes)
-    figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS, frameon=False, fontsize=9)
+    _legend_below(figure, ncols=_LEGEND_COLUMNS)
     _save(figure, path)
 
 

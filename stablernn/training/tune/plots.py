@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stablernn.plotting import BLUE, GREY, ORANGE, _integer_ticks, _save, _style, new_figure
+from stablernn.plotting import BLACK, BLUE, ORANGE, _integer_ticks, _legend_below, _save, _style, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def plot_history(path: Path, trials: Sequence[Mapping[str, Any]], metric: str, better: str) -> None:
@@ -19,9 +22,14 @@ def plot_history(path: Path, trials: Sequence[Mapping[str, Any]], metric: str, b
         metric: Name of the score.
         better: ``higher`` or ``lower``.
     """
+    _save(history_figure(trials, metric, better), path)
+
+
+def history_figure(trials: Sequence[Mapping[str, Any]], metric: str, better: str) -> Figure:
+    """Return the figure of :func:`plot_history`."""
     figure = new_figure(7, 4)
     axes = figure.subplots()
-    _style(axes, "trials of the search")
+    _style(axes, f"trials of the search, {better} is better")
     done = [(trial["number"], trial["value"]) for trial in trials if trial["value"] is not None]
     numbers, values = [number for number, _ in done], [value for _, value in done]
     axes.plot(numbers, values, color=BLUE, marker="o", markersize=4, linestyle="none", label="done")
@@ -29,14 +37,14 @@ def plot_history(path: Path, trials: Sequence[Mapping[str, Any]], metric: str, b
     axes.step(numbers, best, where="post", color=ORANGE, linewidth=1.4, label="best so far")
     ended = [trial["number"] for trial in trials if trial["value"] is None]
     if ended:
-        # They have no score; their place is the lower edge.
+        # They have no score; their place is above the lower edge, where no tick covers them.
         edge = axes.get_xaxis_transform()
-        axes.plot(ended, [0.0] * len(ended), "|", color=GREY, markersize=9, transform=edge, label="pruned or failed")
+        axes.plot(ended, [0.03] * len(ended), "x", color=BLACK, markersize=6, transform=edge, label="pruned or failed")
     axes.set_xlabel("trial")
     axes.set_ylabel(f"validation {metric.replace('_', ' ')}")
     _integer_ticks(axes.xaxis)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    _save(figure, path)
+    _legend_below(figure, ncols=3)
+    return figure
 
 
 def plot_importances(path: Path, importances: Mapping[str, float], trials: int) -> None:
@@ -52,6 +60,6 @@ def plot_importances(path: Path, importances: Mapping[str, float], trials: int) 
     axes = figure.subplots()
     _style(axes, f"importance of the parameters, PED-ANOVA of {trials} trials")
     axes.barh(names, [importances[name] for name in names], color=BLUE, height=0.6)
-    axes.set_xlabel("share")
+    axes.set_xlabel("share of the total importance")
     axes.set_xlim(left=0)
     _save(figure, path)
