@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from stablernn_cli.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -96,8 +94,13 @@ def write_config(path: Path, settings: Config, report: DataReport) -> None:
 
 def format_value(value: object) -> str:
     """Return a value as YAML on one line, as ``--set`` takes it."""
+    # Imported here, since a serving image lists datasets without it.
+    import yaml
+
     return yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6).removesuffix("...\n").strip()
 
 
 def _dump(tree: Mapping[str, Any]) -> str:
+    import yaml
+
     return yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True, width=_LINE_WIDTH)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import polars as pl
 
 from stablernn import errors
 from stablernn.data.arrays import Float32Array
 from stablernn.data.messages import format_names, quote
 from stablernn.data.sequences import plain_label
 from stablernn.data.types import Notes
+
+if TYPE_CHECKING:
+    import polars as pl
 
 #: More categories than this are names or free text, from which nothing is learned.
 MAX_CATEGORIES = 100
@@ -67,6 +70,9 @@ class CategoryCodes:
             DataError: If there are too many categories.
         """
         codes = self._codes[texts.name]
+        # Imported here: covariates, which need no tables, expand the names of columns.
+        import polars as pl
+
         cells = texts.cast(pl.String)
         counts = cells.drop_nulls().value_counts()
         by_text: dict[str, float] = {}
