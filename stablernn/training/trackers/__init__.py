@@ -50,7 +50,7 @@ def open_trackers(names: Sequence[str]) -> list[Callback]:
         tracker = TRACKERS[name]
         if find_spec(tracker.module) is None:
             raise ConfigError(
-                f"The tracker '{name}' needs {tracker.library}, which is not installed. Install it with pip install "
+                f"Logging to '{name}' needs {tracker.library}, which is missing here; run pip install "
                 f"'stablernn[{name}]'."
             )
         module = importlib.import_module(f"{__name__}.{name}")

@@ -200,6 +200,6 @@ def test_a_missing_library_is_an_error_with_its_extra(tmp_path: Path, monkeypatc
     result = Workplace(tmp_path)("train", *ALIKE, "--cell", "gru", "--track", "mlflow")
     assert result.code == 2
     assert result.sentence == (
-        "The tracker 'mlflow' needs MLflow, which is not installed. Install it with pip install 'stablernn[mlflow]'."
+        "Logging to 'mlflow' needs MLflow, which is missing here; run pip install 'stablernn[mlflow]'."
     )
     assert not (tmp_path / "runs").exists()
