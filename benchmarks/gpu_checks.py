@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -18,6 +21,7 @@ TOLERANCES = {"triton": 2e-5, "triton-tf32": 2e-2, "triton-bf16": 1e-1}
 """Largest difference, relative to the largest entry of a tensor, by outputs, last state or any gradient."""
 SIZES = ((128, 19, 50), (33, 5, 9), (200, 17, 9))
 INTERPRETED_SIZES = ((17, 5, 3),)
+MOST_PROCESSES = 14
 """Units, sequences and steps; matrices of 200 units do not stay on chip in float32."""
 
 
@@ -26,15 +30,29 @@ def measure(has_cuda: bool) -> dict[str, Any]:
     if "triton" not in list_engines():
         raise NotMeasured("The package triton is not installed: pip install 'stablernn[gpu]'.")
     device = "cuda" if has_cuda else "cpu"
-    rows = [
-        check(cell, engine, *sizes, kind, device)
+    jobs = [
+        (cell, engine, *sizes, kind, device)
         for cell in CELLS
         for sizes in (SIZES if has_cuda else INTERPRETED_SIZES)
         for kind in ("equal", "lengths", "dt")
         for engine in TOLERANCES
         if not (kind == "dt" and cell == "rnn")
     ]
+    if has_cuda:
+        # Nearly all of the time goes to compiling kernels, one of each kind.
+        with ProcessPoolExecutor(_processes(), get_context("spawn"), _use_one_thread) as pool:
+            rows = list(pool.map(check, *zip(*jobs, strict=True)))
+    else:
+        rows = [check(*job) for job in jobs]
     return {"is_interpreted": not has_cuda, "passed": all(row["passed"] for row in rows), "rows": rows}
+
+
+def _processes() -> int:
+    return max(1, min(MOST_PROCESSES, len(os.sched_getaffinity(0)) - 1))
+
+
+def _use_one_thread() -> None:
+    torch.set_num_threads(1)
 
 
 def check(cell: str, engine: str, hidden: int, batch: int, time: int, kind: str, device: str) -> dict[str, Any]:

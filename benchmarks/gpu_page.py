@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +10,8 @@ from typing import Any, NamedTuple
 PAGE = Path(__file__).parents[1] / "docs" / "gpu.md"
 MAIN = "antisymmetric B=128 T=784 N=128"
 """The table that the goals are about."""
+LONG = "rnn B=1 T=65,536 N=64"
+"""The long sequence that the goals are about."""
 NOT_MEASURED = "not measured"
 INTRODUCTION = """\
 On a GPU the engine `triton` trains cells of the families plain, residual, two-stage and shared gate: a whole sequence
@@ -50,6 +53,8 @@ def goals(results: dict[str, Any]) -> list[Goal]:
         Goal(f"{MAIN}: nn.LSTM in float32 / triton", "at least 1", _ratio(rows, "nn.LSTM, float32")),
         Goal(f"{MAIN}: loop / triton", "at least 20", _ratio(rows, "engine loop")),
         Goal("an epoch of MNIST pixel by pixel", "under 3 s", epoch),
+        Goal(f"{LONG}: loop / shooting", "at least 10", _long_ratio(parts, "loop")),
+        Goal(f"{LONG}: triton / shooting", "above 1", _long_ratio(parts, "triton")),
     ]
 
 
@@ -57,6 +62,14 @@ def _ratio(rows: dict[str, Any], name: str) -> str:
     if name not in rows or "engine triton" not in rows:
         return NOT_MEASURED
     return f"{rows[name]['ms'] / rows['engine triton']['ms']:.2f}"
+
+
+def _long_ratio(parts: dict[str, Any], name: str) -> str:
+    for row in parts.get("long", {}).get("rows", []):
+        times = row["ms"]
+        if f"{row['cell']} B=1 T={row['T']:,} N={row['N']}" == LONG and times.keys() >= {name, "shooting"}:
+            return f"{statistics.median(times[name]) / statistics.median(times['shooting']):.1f}"
+    return NOT_MEASURED
 
 
 def write_page(results: dict[str, Any]) -> None:
@@ -102,10 +115,19 @@ def _parts(parts: dict[str, Any], *, has_gpu: bool) -> Iterator[str]:
     titles = {
         "checks": "Kernels against the loop in float64",
         "steps": "Forward and backward",
+        "long": "Long sequences",
         "training": "Training",
         "onnx": "ONNX Runtime",
+        "serving": "Serving",
     }
-    tables = {"checks": _checks, "steps": _steps, "training": _training, "onnx": _onnx}
+    tables = {
+        "checks": _checks,
+        "steps": _steps,
+        "long": _long,
+        "training": _training,
+        "onnx": _onnx,
+        "serving": _serving,
+    }
     for name, title in titles.items():
         part = parts.get(name, {"not_measured": "It was left out."})
         yield from ("", f"### {title}", "")
@@ -144,6 +166,20 @@ def _steps(part: dict[str, Any]) -> Iterator[str]:
             yield f"| {row} | not measured | {reason.splitlines()[0]} |"
 
 
+def _long(part: dict[str, Any]) -> Iterator[str]:
+    yield "One sequence, forward and backward, in milliseconds: the median of the rounds in turn and the range."
+    yield from ("", "| cell | N | T | engine | ms | range |", "| --- " * 6 + "|")
+    for row in part["rows"]:
+        size = f"| {row['cell']} | {row['N']} | {row['T']:,}"
+        for engine, times in row["ms"].items():
+            yield f"{size} | {engine} | {statistics.median(times):.1f} | {min(times):.1f} to {max(times):.1f} |"
+        for engine, reason in row["missing"].items():
+            yield f"{size} | {engine} | not measured | {reason.splitlines()[0]} |"
+    if part["sweeps"]:
+        yield ""
+        yield from (f"- {message}" for message in part["sweeps"])
+
+
 def _training(part: dict[str, Any]) -> Iterator[str]:
     seconds = ", ".join(f"{value:.2f}" for value in part["seconds_of_epochs"])
     yield (
@@ -158,3 +194,15 @@ def _onnx(part: dict[str, Any]) -> Iterator[str]:
     yield from ("", "| B, T | ms | error |", "| --- | --- | --- |")
     for row in part["rows"]:
         yield f"| {row['B']}, {row['T']} | {row['ms']:.2f} | {row['error']:.1e} |"
+
+
+def _serving(part: dict[str, Any]) -> Iterator[str]:
+    auto = part["auto"]
+    yield f"A server with {part['model']}. What `--device auto` takes, as `stablernn doctor --model` says:"
+    yield f"{auto['device_note']}."
+    yield from ("", "| device | sequences | ms of a request |", "| --- | --- | --- |")
+    for device, times in part["request_ms"].items():
+        yield from (f"| {device} | {rows} | {time:.2f} |" for rows, time in times.items())
+    if part["difference"] is not None:
+        yield ""
+        yield f"Largest difference of a probability between the devices: {part['difference']:.1e}."

@@ -49,7 +49,7 @@ def test_the_kernels_are_checked(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_every_part_runs(tmp_path: Path) -> None:
     results = measured(tmp_path)
-    assert list(results["parts"]) == ["checks", "steps", "training", "onnx"]
+    assert list(results["parts"]) == ["checks", "steps", "long", "training", "onnx", "serving"]
     for part in results["parts"].values():
         assert "error" not in part, part
     if results["environment"]["gpu"] is None:
@@ -102,9 +102,27 @@ def test_goals_and_tables_of_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     results = stored(
         steps={"rounds": 7, "tables": {page.MAIN: table, "another": {"not_measured": "130 seconds had passed."}}},
         training={**training, "seconds_of_epochs": [9.0, 2.5, 7.0], "accuracy": 0.5},
+        long={
+            "rows": [
+                {
+                    "cell": "rnn",
+                    "N": 64,
+                    "T": 65536,
+                    "ms": {"shooting": [4.0, 2.0, 3.0], "triton": [9.0], "loop": [60.0]},
+                    "missing": {"torch-rnn": "E: no"},
+                }
+            ],
+            "sweeps": ["there were 2."],
+        },
         onnx={"error": "RuntimeError: no CUDA"},
+        serving={
+            "model": "a model",
+            "auto": {"device_note": "auto: steps on cpu"},
+            "request_ms": {"cpu": {"1": 2.5}},
+            "difference": 1e-6,
+        },
     )
-    assert [goal.reached for goal in page.goals(results)] == ["2.50", "30.00", "2.50 s"]
+    assert [goal.reached for goal in page.goals(results)] == ["2.50", "30.00", "2.50 s", "20.0", "3.0"]
     monkeypatch.setattr(page, "PAGE", tmp_path / "gpu.md")
     page.write_page(results)
     text = page.PAGE.read_text(encoding="utf-8")
@@ -114,7 +132,11 @@ def test_goals_and_tables_of_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         "| engine triton-bf16 | not measured | E: no |",
         "Not measured: 130 seconds had passed.",
         "3 epochs of 430 steps: 9.00, 2.50, 7.00 seconds",
+        "| rnn | 64 | 65,536 | shooting | 3.0 | 2.0 to 4.0 |",
+        "| rnn | 64 | 65,536 | torch-rnn | not measured | E: no |",
         "Failed: RuntimeError: no CUDA",
+        "auto: steps on cpu.",
+        "| cpu | 1 | 2.50 |",
     ):
         assert part in text
     assert "Nothing on this page was measured on a GPU" not in text
