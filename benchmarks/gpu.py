@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "gpu.json"
-PARTS = {"checks": 120, "steps": 120, "long": 60, "training": 60, "onnx": 40, "serving": 60}
+PARTS = {"checks": 120, "steps": 110, "long": 80, "training": 60, "onnx": 50, "serving": 80}
 """The parts, and the seconds after which each is stopped."""
 PACKAGES = ("torch", "triton", "onnxruntime-gpu", "numpy")
 

@@ -13,13 +13,16 @@ from gpu import NotMeasured
 from torch import Tensor
 
 import stablernn as srn
-from stablernn.engines import list_engines
+from stablernn.engines import CUDAGraphEngine, list_engines, select_engine
+from stablernn.engines.cuda_graph import LOOPED_RUNS
 
 CELLS = ("rnn", "antisymmetric", "lipschitz", "lipschitz_rk2", "antisymmetric_g")
 """A cell of each kind of kernel."""
-TOLERANCES = {"triton": 2e-5, "triton-tf32": 2e-2, "triton-bf16": 1e-1}
+TOLERANCES = {"triton": 2e-5, "triton-tf32": 2e-2, "triton-bf16": 1e-1, "cuda-graph": 1e-4}
 """Largest difference, relative to the largest entry of a tensor, by outputs, last state or any gradient."""
 SIZES = ((128, 19, 50), (33, 5, 9), (200, 17, 9))
+GRAPH_SIZES = (33, 5, 9)
+"""Sizes at which every cell is run by the engine ``cuda-graph``."""
 INTERPRETED_SIZES = ((17, 5, 3),)
 MOST_PROCESSES = 14
 """Units, sequences and steps; matrices of 200 units do not stay on chip in float32."""
@@ -35,10 +38,12 @@ def measure(has_cuda: bool) -> dict[str, Any]:
         for cell in CELLS
         for sizes in (SIZES if has_cuda else INTERPRETED_SIZES)
         for kind in ("equal", "lengths", "dt")
-        for engine in TOLERANCES
+        for engine in ("triton", "triton-tf32", "triton-bf16")
         if not (kind == "dt" and cell == "rnn")
     ]
     if has_cuda:
+        jobs += [(cell, "cuda-graph", *GRAPH_SIZES, "equal", device) for cell in srn.list_cells()]
+        jobs += [("lem", "cuda-graph", *GRAPH_SIZES, kind, device) for kind in ("lengths", "dt")]
         # Nearly all of the time goes to compiling kernels, one of each kind.
         with ProcessPoolExecutor(_processes(), get_context("spawn"), _use_one_thread) as pool:
             rows = list(pool.map(check, *zip(*jobs, strict=True)))
@@ -98,8 +103,15 @@ def _run(
     rnn = copy.deepcopy(rnn).to(device, dtype)
     rnn.engine = engine
     x = x.to(device, dtype).requires_grad_()
-    outputs, last = rnn(x, lengths=None if lengths is None else lengths.to(device), dt=None if dt is None else dt.to(x))
-    weights = torch.linspace(-1, 1, outputs.numel(), dtype=dtype, device=device).view_as(outputs)
-    loss = (outputs * weights).sum() + last.square().sum()
-    gradients = torch.autograd.grad(loss, [x, *rnn.parameters()], materialize_grads=True)
+    lengths, dt = None if lengths is None else lengths.to(device), None if dt is None else dt.to(x)
+    # The engine 'cuda-graph' replays what it recorded from the next run on.
+    for _ in range(LOOPED_RUNS + 2 if engine == "cuda-graph" else 1):
+        outputs, last = rnn(x, lengths=lengths, dt=dt)
+        weights = torch.linspace(-1, 1, outputs.numel(), dtype=dtype, device=device).view_as(outputs)
+        loss = (outputs * weights).sum() + last.square().sum()
+        gradients = torch.autograd.grad(loss, [x, *rnn.parameters()], materialize_grads=True)
+    if engine == "cuda-graph":
+        selected = select_engine(engine, rnn.cells[0], x)
+        if not (isinstance(selected, CUDAGraphEngine) and selected.count_recordings(rnn.cells[0])):
+            raise RuntimeError("It could not be recorded.")
     return [tensor.detach().cpu().double() for tensor in (outputs, last, *gradients)]

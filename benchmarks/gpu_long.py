@@ -19,6 +19,8 @@ ENGINES = {
 }
 """Engines of each cell. ``rnn`` and ``gru`` contract with the weights that they start from."""
 LENGTHS = (4096, 65536)
+LOOPED = {"rnn": 65536, "gru": 4096, "lru": 4096}
+"""Steps up to which the loop is timed; it takes half a minute for 65,536 steps of a cell with gates."""
 HIDDEN = 64
 SMALL_LENGTHS, SMALL_HIDDEN = (256,), 8
 ROUNDS = 5
@@ -56,6 +58,8 @@ def _row(cell: str, length: int, hidden: int, device: torch.device) -> dict[str,
     x = torch.randn(1, length, 1, device=device)
     # The interpreter of triton takes minutes for what other engines do in milliseconds.
     names = [name for name in ENGINES[cell] if name in list_engines() and (name != "triton" or device.type == "cuda")]
+    if length > LOOPED[cell]:
+        names.remove("loop")
     models, missing = {}, {}
     times: dict[str, list[float]] = {}
     for name in names:

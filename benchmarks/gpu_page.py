@@ -26,9 +26,11 @@ takes it. Install it with `pip install 'stablernn[gpu]'` (Linux, an NVIDIA GPU o
 
 States, activations, sums and gradients are float32 in each. `--engine triton-tf32` of `train` selects one, or
 `model.engine` in a configuration. Larger matrices are read again at every step, up to 512 units; beyond that `auto`
-takes the loop. `lstm`, `gru` and, without the package triton, `rnn` run by cuDNN (engine `torch-rnn`), in float32
-without the rounding to tf32 that torch allows there by default. Second derivatives and gradients by `dt` come from the
-loop, and so do padded batches of `lstm` and `gru`.
+takes the engine of all other cells. `lstm`, `gru` and, without the package triton, `rnn` run by cuDNN (engine
+`torch-rnn`), in float32 without the rounding to tf32 that torch allows there by default. All other cells, and padded
+batches of `lstm` and `gru`, run by the engine `cuda-graph`: the loop, recorded once for each shape of a batch, so that
+the GPU gets all kernels of a sequence at once. It records a shape in its third run, up to eight of a cell, of up to
+4,096 steps. Second derivatives and, with `triton`, gradients by `dt` come from the loop.
 
 A kernel is compiled when it is first used, in about a second. Triton keeps it in `~/.triton`, or in
 `TRITON_CACHE_DIR`."""

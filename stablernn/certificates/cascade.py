@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from stablernn.bounds.intervals import Box
 from stablernn.bounds.linalg import EPSILON, Matrix, norm_upper_bound
@@ -250,14 +251,17 @@ def cascade(
         norms: Of each layer, to take in place of a search (:func:`stablernn.bounds.lure.given_norms`); None to search.
     """
     bounds: tuple[StepBound, ...] = ()
-    for number, cell in enumerate(cells):
-        if norms is None:
-            bound = _layer_bound(cell, max_dt, inputs)
-        else:
-            with given_norms(norms[number]):
+    # Searches decompose thousands of small matrices, which takes several times as long on many threads as on one. On
+    # one, the last digits of a bound do not depend on the machine's cores either.
+    with threadpool_limits(1, user_api="blas"):
+        for number, cell in enumerate(cells):
+            if norms is None:
                 bound = _layer_bound(cell, max_dt, inputs)
-        bounds = (*bounds, bound)
-        inputs = None if inputs is None else _output_range(cell, bound)
+            else:
+                with given_norms(norms[number]):
+                    bound = _layer_bound(cell, max_dt, inputs)
+            bounds = (*bounds, bound)
+            inputs = None if inputs is None else _output_range(cell, bound)
     # Norms end with the plainest. A layer of which no search found a better one has fewer, and keeps its first.
     others = [
         tuple(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from stablernn.engines.base import Engine, EnsembleEngine, InputEngine
 
-# Before 'fused', which 'auto' prefers for the cells that both run.
+# 'auto' prefers the one registered last of those that run a cell.
+from stablernn.engines.cuda_graph import CUDAGraphEngine  # isort: skip
 from stablernn.engines.torch_rnn import TorchRNNEngine  # isort: skip
 from stablernn.engines.fused import FusedEngine
 from stablernn.engines.scan import ScanEngine
@@ -15,6 +16,7 @@ from stablernn.engines.triton.engine import TritonEngine
 
 __all__ = [
     "StructuredEngine",
+    "CUDAGraphEngine",
     "Engine",
     "EnsembleEngine",
     "FusedEngine",

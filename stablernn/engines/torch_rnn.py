@@ -16,6 +16,7 @@ from stablernn.cells import StableCell, State
 from stablernn.cells.elman import ElmanRNNCell
 from stablernn.cells.gru import GRUCell
 from stablernn.cells.lstm import LSTMCell
+from stablernn.engines.cuda_graph import CUDAGraphEngine
 from stablernn.engines.loop import LoopEngine
 from stablernn.engines.select import register_engine
 from stablernn.transforms import is_transformed
@@ -28,14 +29,16 @@ _KERNELS: dict[type[StableCell], Callable[..., tuple[Tensor, ...]]] = {
 """The kernel of each cell; a subclass may compute something else."""
 
 
+_GRAPHS = CUDAGraphEngine()
+
 _keeps_graph = getattr(getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", None)
 
 
 class TorchRNNEngine:
     """Runs the cells ``lstm``, ``gru`` and ``rnn`` by the kernels of ``torch.nn.LSTM``, ``GRU`` and ``RNN``.
 
-    Padded batches and second derivatives come from the plain loop. Products are float32 as it is on a GPU too, where
-    torch lets cuDNN round operands to tf32 unless it is told not to.
+    Padded batches and second derivatives come from the plain loop, on a GPU from its CUDA graphs. Products are float32
+    as it is on a GPU too, where torch lets cuDNN round operands to tf32 unless it is told not to.
     """
 
     name = "torch-rnn"
@@ -77,7 +80,9 @@ class TorchRNNEngine:
         every_output: bool = True,
     ) -> tuple[Tensor | None, State]:
         if valid is not None or x.numel() == 0:
-            return LoopEngine().run(cell, weights, cell.drive(x), state, valid, every_output=every_output)
+            drive = cell.drive(x)
+            engine = _GRAPHS if _GRAPHS.supports(cell, drive) else LoopEngine()
+            return engine.run(cell, weights, drive, state, valid, every_output=every_output)
         hidden = len(weights[0].mT)
         bias = cast("Tensor", cell.bias_ih)
         second = torch.zeros_like(bias)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from threadpoolctl import threadpool_limits
 
 from stablernn.errors import DeviceError
 
@@ -28,10 +29,13 @@ def pick_device(name: str) -> torch.device:
 def torch_settings(device: torch.device, *, seed: int, threads: int) -> Iterator[None]:
     """Set seed, threads and deterministic algorithms for the time of a run, then restore those of the caller.
 
-    Deterministic algorithms are asked for on the CPU only: on a GPU torch refuses some operations without them.
+    The threads are those of torch and of NumPy's linear algebra: scores of baselines depend in their last digits on how
+    many there are. Deterministic algorithms are asked for on the CPU only: on a GPU torch refuses some operations
+    without them.
     """
     before = torch.get_num_threads(), torch.get_deterministic_debug_mode()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), threadpool_limits(threads, user_api="blas"):
         try:
             torch.set_num_threads(threads)
             # use_deterministic_algorithms does the same, and imports torch's compiler, which takes seconds.

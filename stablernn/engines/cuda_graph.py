@@ -1,0 +1,287 @@
+"""The plain loop as CUDA graphs: a GPU gets all kernels of a sequence at once, and not one after the other from Python.
+
+A step of a cell is some ten small kernels. Launched from Python they take ten times as long as the GPU needs for them.
+The loop is recorded once for each shape of its tensors, forward and backward, and replayed from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from stablernn.cells import StableCell, State
+from stablernn.engines.loop import LoopEngine, run_steps
+from stablernn.engines.select import register_engine
+from stablernn.transforms import is_transformed
+
+_LOG = logging.getLogger("stablernn.engines")
+
+LOOPED_RUNS = 2
+"""Runs of the loop before a shape is recorded: to record takes as long as some runs, and many shapes come once."""
+MOST_RECORDINGS = 8
+"""Recordings of a cell; other shapes run in the loop. Each keeps the activations of a batch."""
+MOST_STEPS = 4_096
+"""Steps of the longest sequence that is recorded: a graph takes memory for each kernel."""
+_WARM_UPS = 3
+"""Runs on a stream of their own before a recording, in which libraries allocate their workspaces."""
+
+Replay = Callable[[], None]
+
+
+class Capture(Protocol):
+    """Records what a function does."""
+
+    def __call__(self, function: Callable[[], list[Tensor]], pool: Any, /) -> tuple[list[Tensor], Replay, Any]:
+        """Run the function, and return its tensors, what computes them again in place, and the memory that it uses.
+
+        Args:
+            function: It reads and writes tensors whose places in memory stay the same.
+            pool: The memory of an earlier recording that is to be shared; None for new memory.
+        """
+        ...
+
+
+def capture_on_gpu(function: Callable[[], list[Tensor]], pool: Any, /) -> tuple[list[Tensor], Replay, Any]:
+    """Record a function as a CUDA graph; see :class:`Capture`."""
+    stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    current = torch.cuda.current_stream()
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UPS):
+            function()
+    current.wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        results = function()
+    return results, graph.replay, graph.pool()
+
+
+class CUDAGraphEngine:
+    """Runs any cell by CUDA graphs of the plain loop; ``auto`` takes it on a GPU where no kernel runs the cell.
+
+    The first two runs of a shape are the loop itself, and so are shapes beyond eight of a cell, sequences of more than
+    4,096 steps, and second derivatives.
+
+    Args:
+        capture: Records a function.
+        device_type: The type of device on which it does.
+    """
+
+    name = "cuda-graph"
+
+    def __init__(self, capture: Capture = capture_on_gpu, device_type: str = "cuda") -> None:
+        self._capture, self._device_type = capture, device_type
+        self._recordings: WeakKeyDictionary[StableCell, dict[Any, _Recording | int | None]] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def supports(self, cell: StableCell, drive: Tensor, *, timed: bool = False) -> bool:
+        return (
+            drive.device.type == self._device_type
+            and not torch.is_autocast_enabled(drive.device.type)
+            and not is_transformed()
+            and torch._C._len_torch_dispatch_stack() == 0
+        )
+
+    def run(
+        self,
+        cell: StableCell,
+        weights: tuple[Tensor, ...],
+        drive: Tensor,
+        state: State,
+        valid: Tensor | None,
+        dt: Tensor | None = None,
+        substeps: int = 1,
+        *,
+        every_output: bool = True,
+    ) -> tuple[Tensor | None, State]:
+        steps = _Steps(cell, len(state), len(weights), valid is not None, dt is not None, substeps, every_output)
+        tensors = [drive, *state, *weights, *(tensor for tensor in (valid, dt) if tensor is not None)]
+        recording = self._recording(steps, tensors)
+        if recording is None:
+            return LoopEngine().run(cell, weights, drive, state, valid, dt, substeps, every_output=every_output)
+        results = list(
+            cast("tuple[Tensor, ...]", _Replayed.apply(recording, steps, *tensors))  # type: ignore[no-untyped-call]
+            if recording.is_training
+            else recording.forward(tensors)[0]
+        )
+        return results.pop(0) if every_output else None, tuple(results)
+
+    def count_recordings(self, cell: StableCell) -> int:
+        """Return how many shapes of a cell are recorded."""
+        return sum(isinstance(value, _Recording) for value in self._recordings.get(cell, {}).values())
+
+    def _recording(self, steps: _Steps, tensors: list[Tensor]) -> _Recording | None:
+        """Return the recording for such tensors; None where the loop is to run."""
+        drive = tensors[0]
+        if drive.numel() == 0 or drive.shape[1] > MOST_STEPS or self._is_capturing():
+            return None
+        needs_grad = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
+        key = (steps.options, *((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors), *needs_grad)
+        with self._lock:
+            of_cell = self._recordings.setdefault(steps.cell, {})
+            known = of_cell.get(key, 0)
+            if isinstance(known, int):
+                if known < LOOPED_RUNS or self.count_recordings(steps.cell) >= MOST_RECORDINGS:
+                    of_cell[key] = known + 1
+                    return None
+                of_cell[key] = known = self._record(steps, tensors, needs_grad)
+            return known
+
+    def _record(self, steps: _Steps, tensors: list[Tensor], needs_grad: list[bool]) -> _Recording | None:
+        try:
+            return _Recording(steps, tensors, needs_grad, self._capture)
+        # What a cell does may not be recordable, such as an operation that waits for the GPU.
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            _LOG.warning(f"The engine 'cuda-graph' cannot record '{steps.cell.key}', and the loop runs it: {reason}")
+            return None
+
+    def _is_capturing(self) -> bool:
+        """Return whether somebody else records what this engine does."""
+        return self._device_type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The loop as a function of a list of tensors: drive, state, weights, ``valid`` and ``dt``, which may be missing.
+
+    Attributes:
+        cell: The cell.
+        states: Number of the tensors of its state.
+        weights: Number of its weights.
+        has_valid: Whether there is ``valid``.
+        has_dt: Whether there is ``dt``.
+        substeps: As for :meth:`Engine.run`.
+        every_output: Likewise.
+    """
+
+    cell: StableCell
+    states: int
+    weights: int
+    has_valid: bool
+    has_dt: bool
+    substeps: int
+    every_output: bool
+
+    @property
+    def options(self) -> tuple[object, ...]:
+        """All but the cell."""
+        return (self.states, self.weights, self.has_valid, self.has_dt, self.substeps, self.every_output)
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the outputs, if they are needed, and the tensors of the last state."""
+        drive, *others = tensors
+        state, others = tuple(others[: self.states]), others[self.states :]
+        weights, others = tuple(others[: self.weights]), others[self.weights :]
+        valid = others.pop(0) if self.has_valid else None
+        dt = others.pop(0) if self.has_dt else None
+        outputs, last = run_steps(
+            self.cell, weights, drive, state, valid, dt, self.substeps, every_output=self.every_output
+        )
+        return [*last] if outputs is None else [outputs, *last]
+
+
+class _Recording:
+    """The loop for tensors of one shape, recorded.
+
+    It does not keep the cell, so that it ends with it.
+
+    Args:
+        steps: The loop.
+        tensors: Its arguments.
+        needs_grad: Which of them need gradients.
+        capture: Records a function.
+    """
+
+    def __init__(self, steps: _Steps, tensors: list[Tensor], needs_grad: list[bool], capture: Capture) -> None:
+        self.is_training = any(needs_grad)
+        self._needs_grad = needs_grad
+        self._lock = threading.Lock()
+        self._run = 0
+        self._graph: list[Tensor] = []
+        self._inputs = [
+            tensor.detach().clone().requires_grad_(needed) for tensor, needed in zip(tensors, needs_grad, strict=True)
+        ]
+        with torch.set_grad_enabled(self.is_training):
+            self._results, self._replay, pool = capture(partial(self._call, steps), None)
+        if self.is_training:
+            self._grads = [torch.zeros_like(result) for result in self._results]
+            self._gradients, self._replay_backward, _ = capture(self._differentiate, pool)
+
+    def _call(self, steps: _Steps) -> list[Tensor]:
+        self._graph = steps(self._inputs)
+        return [result.detach() for result in self._graph]
+
+    def _differentiate(self) -> list[Tensor]:
+        pairs = [(result, grad) for result, grad in zip(self._graph, self._grads, strict=True) if result.requires_grad]
+        results, grads = zip(*pairs, strict=True)
+        arguments = [tensor for tensor, needed in zip(self._inputs, self._needs_grad, strict=True) if needed]
+        # The graph is kept, since its activations must not be overwritten: a replay may be differentiated twice.
+        return list(torch.autograd.grad(results, arguments, grads, retain_graph=True, materialize_grads=True))
+
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], int]:
+        """Return the results for some tensors, and the number of this run."""
+        with self._lock, torch.no_grad():
+            self._replay_with(tensors)
+            return [result.clone() for result in self._results], self._run
+
+    def backward(self, tensors: Sequence[Tensor], run: int, grads: Sequence[Tensor]) -> list[Tensor | None]:
+        """Return the gradients by the arguments of a run, None where none is needed."""
+        with self._lock, torch.no_grad():
+            if run != self._run:
+                # A later run has overwritten the activations.
+                self._replay_with(tensors)
+            for mine, grad in zip(self._grads, grads, strict=True):
+                mine.copy_(grad)
+            self._replay_backward()
+            gradients = iter([gradient.clone() for gradient in self._gradients])
+        return [next(gradients) if needed else None for needed in self._needs_grad]
+
+    def _replay_with(self, tensors: Sequence[Tensor]) -> None:
+        for mine, tensor in zip(self._inputs, tensors, strict=True):
+            mine.copy_(tensor)
+        self._replay()
+        self._run += 1
+
+
+class _Replayed(torch.autograd.Function):
+    """A run of a recording as one node of the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, recording: _Recording, steps: _Steps, *tensors: Tensor) -> tuple[Tensor, ...]:
+        results, ctx.run = recording.forward(tensors)
+        ctx.recording, ctx.steps = recording, steps
+        ctx.save_for_backward(*tensors)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return None, None, *ctx.recording.backward(tensors, ctx.run, grads)
+        # create_graph=True: a second derivative is taken of the steps themselves.
+        needed = ctx.needs_input_grad[2:]
+        results = [
+            (result, grad) for result, grad in zip(ctx.steps(tensors), grads, strict=True) if result.requires_grad
+        ]
+        gradients = iter(
+            torch.autograd.grad(
+                [result for result, _ in results],
+                [tensor for tensor, is_needed in zip(tensors, needed, strict=True) if is_needed],
+                [grad for _, grad in results],
+                create_graph=True,
+                allow_unused=True,
+            )
+        )
+        return None, None, *(next(gradients) if is_needed else None for is_needed in needed)
+
+
+register_engine(CUDAGraphEngine(), auto_devices=("cuda",))

@@ -1,0 +1,196 @@
+"""The engine ``cuda-graph`` computes what the loop computes; without a GPU, recordings are functions that run again."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import stablernn as srn
+from stablernn.engines import CUDAGraphEngine, cuda_graph
+from stablernn.errors import ConfigError
+
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]
+DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
+
+
+def run_again(function: Callable[[], list[Tensor]], pool: Any, /) -> tuple[list[Tensor], Callable[[], None], Any]:
+    """A capture without a GPU: what is replayed runs again, and its results go to the same places in memory."""
+    results, has_grad = function(), torch.is_grad_enabled()
+
+    def replay() -> None:
+        with torch.set_grad_enabled(has_grad):
+            again = function()
+        for result, value in zip(results, again, strict=True):
+            result.copy_(value)
+
+    return results, replay, pool
+
+
+def engine_for(device: str) -> CUDAGraphEngine:
+    return CUDAGraphEngine() if device == "cuda" else CUDAGraphEngine(run_again, "cpu")
+
+
+@pytest.fixture
+def select(monkeypatch: pytest.MonkeyPatch) -> Callable[[CUDAGraphEngine], None]:
+    """What lets layers with the engine ``cuda-graph`` run an instance of it."""
+    from stablernn.engines import select as table
+
+    return lambda engine: monkeypatch.setitem(table._ENGINES, "cuda-graph", engine)
+
+
+def run(rnn: srn.StableRNN, engine: str, x: Tensor, **options: Any) -> list[Tensor]:
+    """Outputs, last state and gradients."""
+    rnn.engine = engine
+    x = x.clone().requires_grad_()
+    outputs, last = rnn.run(x, rnn.initial_state(len(x)), **options)
+    loss = (outputs * torch.linspace(-1, 1, outputs.numel()).to(x).view_as(outputs)).sum()
+    loss = loss + torch.stack([tensor.square().sum() for tensor in last]).sum()
+    return [outputs, *last, *torch.autograd.grad(loss, [x, *rnn.parameters()], materialize_grads=True)]
+
+
+def assert_equal(actual: list[Tensor], expected: list[Tensor]) -> None:
+    for value, reference in zip(actual, expected, strict=True):
+        torch.testing.assert_close(value, reference, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("key", srn.list_cells())
+def test_every_cell_equals_the_loop(key: str, device: str, select: Callable[[CUDAGraphEngine], None]) -> None:
+    engine = engine_for(device)
+    select(engine)
+    rnn = srn.StableRNN(key, 3, 8).to(device, torch.float64).eval()
+    for _ in range(cuda_graph.LOOPED_RUNS + 2):
+        x = torch.randn(4, 5, 3, dtype=torch.float64, device=device)
+        assert_equal(run(rnn, "cuda-graph", x), run(rnn, "loop", x))
+    assert engine.count_recordings(rnn.cells[0]) == 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_padded_batches_and_irregular_time(device: str, select: Callable[[CUDAGraphEngine], None]) -> None:
+    select(engine_for(device))
+    rnn = srn.StableRNN("lem", 3, 8, num_layers=2, max_dt=3.0).to(device, torch.float64)
+    for lengths in ([5, 0, 4, 1], [2, 5, 5, 3], [1, 1, 1, 1], [5, 5, 5, 5]):
+        x = torch.randn(4, 5, 3, dtype=torch.float64, device=device)
+        options = {"lengths": torch.tensor(lengths, device=device), "dt": 3 * torch.rand(4, 5).to(x)}
+        assert_equal(run(rnn, "cuda-graph", x, **options), run(rnn, "loop", x, **options))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_runs_before_a_backward_pass(device: str, select: Callable[[CUDAGraphEngine], None]) -> None:
+    """A later run overwrites the activations of an earlier one, which is run again."""
+    select(engine_for(device))
+    rnn = srn.StableRNN("gru", 3, 8).to(device, torch.float64)
+    results: dict[str, list[Tensor]] = {}
+    batches = [torch.randn(4, 5, 3, dtype=torch.float64, device=device) for _ in range(4)]
+    for name in ("loop", "cuda-graph"):
+        rnn.engine = name
+        losses = [rnn(x)[0].square().sum() for x in batches]
+        results[name] = [
+            gradient
+            for loss in losses
+            for _ in range(2)
+            for gradient in torch.autograd.grad(loss, list(rnn.parameters()), retain_graph=True)
+        ]
+    assert_equal(results["cuda-graph"], results["loop"])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_second_derivatives(device: str, select: Callable[[CUDAGraphEngine], None]) -> None:
+    select(engine_for(device))
+    rnn = srn.StableRNN("lstm", 3, 8).to(device, torch.float64)
+    results: dict[str, list[Tensor]] = {}
+    x = torch.randn(4, 5, 3, dtype=torch.float64, device=device)
+    for name in ("loop", *["cuda-graph"] * (cuda_graph.LOOPED_RUNS + 1)):
+        rnn.engine = name
+        first = torch.autograd.grad(rnn(x)[0].square().sum(), list(rnn.parameters()), create_graph=True)
+        size = torch.stack([gradient.square().sum() for gradient in first]).sum()
+        results[name] = list(torch.autograd.grad(size, list(rnn.parameters())))
+    assert_equal(results["cuda-graph"], results["loop"])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_without_gradients(device: str, select: Callable[[CUDAGraphEngine], None]) -> None:
+    select(engine_for(device))
+    rnn, results = srn.StableRNN("lem", 3, 8).to(device, torch.float64), []
+    x = torch.randn(4, 4, 5, 3, dtype=torch.float64, device=device)
+    with torch.no_grad():
+        for name in ("cuda-graph", "loop"):
+            rnn.engine = name
+            # The results of one run must not change with the next.
+            results.append([tensor for batch in x for tensor in rnn(batch)])
+    assert_equal(*results)
+
+
+def captures(monkeypatch: pytest.MonkeyPatch, rnn: srn.StableRNN, shapes: list[tuple[int, int, int]]) -> int:
+    """How many functions are recorded in runs without gradients."""
+    from stablernn.engines import select as table
+
+    count = 0
+
+    def capture(function: Callable[[], list[Tensor]], pool: Any, /) -> tuple[list[Tensor], Callable[[], None], Any]:
+        nonlocal count
+        count += 1
+        return run_again(function, pool)
+
+    monkeypatch.setitem(table._ENGINES, "cuda-graph", CUDAGraphEngine(capture, "cpu"))
+    rnn.engine = "cuda-graph"
+    with torch.no_grad():
+        for shape in shapes:
+            rnn(torch.randn(*shape))
+    return count
+
+
+def test_what_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    rnn = srn.StableRNN("lem", 3, 8)
+    assert captures(monkeypatch, rnn, [(2, 5, 3)] * cuda_graph.LOOPED_RUNS) == 0
+    assert captures(monkeypatch, rnn, [(2, 5, 3)] * 9) == 1
+    many = [(rows, 5, 3) for rows in range(1, 12)] * (cuda_graph.LOOPED_RUNS + 1)
+    assert captures(monkeypatch, rnn, many) == cuda_graph.MOST_RECORDINGS
+    monkeypatch.setattr(cuda_graph, "MOST_STEPS", 4)
+    assert captures(monkeypatch, rnn, [(2, 5, 3)] * 9) == 0
+
+
+def test_what_cannot_be_recorded_runs_in_the_loop(
+    caplog: pytest.LogCaptureFixture, select: Callable[[CUDAGraphEngine], None]
+) -> None:
+    def fail(function: Callable[[], list[Tensor]], pool: Any, /) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    select(CUDAGraphEngine(fail, "cpu"))
+    rnn = srn.StableRNN("lem", 3, 8).double()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(cuda_graph.LOOPED_RUNS + 3):
+            x = torch.randn(4, 5, 3, dtype=torch.float64)
+            assert_equal(run(rnn, "cuda-graph", x), run(rnn, "loop", x))
+    assert [record.message for record in caplog.records] == [
+        "The engine 'cuda-graph' cannot record 'lem', and the loop runs it: "
+        "operation not permitted when stream is capturing"
+    ]
+
+
+def test_recordings_end_with_their_cell(select: Callable[[CUDAGraphEngine], None]) -> None:
+    # The function is not kept, as it is not by a graph on a GPU.
+    engine = CUDAGraphEngine(lambda function, pool, /: (function(), lambda: None, pool), "cpu")
+    select(engine)
+    rnn = srn.StableRNN("lem", 3, 8, engine="cuda-graph")
+    for _ in range(cuda_graph.LOOPED_RUNS + 1):
+        rnn(torch.randn(4, 5, 3))
+    assert len(engine._recordings) == 1
+    del rnn
+    gc.collect()
+    assert len(engine._recordings) == 0
+
+
+def test_auto_takes_it_on_gpus_only() -> None:
+    from stablernn.engines.select import select_engine
+
+    cell = srn.StableRNN("lem", 3, 8).cells[0]
+    assert select_engine("auto", cell, torch.empty(0)).name == "loop"
+    with pytest.raises(ConfigError, match="cannot run the cell 'lem' on cpu"):
+        select_engine("cuda-graph", cell, torch.empty(0))
