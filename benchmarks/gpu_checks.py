@@ -100,7 +100,8 @@ def _run(
     dt: Tensor | None,
 ) -> list[Tensor]:
     """Return outputs, last state and all gradients, in float64 on the CPU."""
-    rnn = copy.deepcopy(rnn).to(device, dtype)
+    # In evaluation mode, in which noise is not drawn.
+    rnn = copy.deepcopy(rnn).to(device, dtype).eval()
     rnn.engine = engine
     x = x.to(device, dtype).requires_grad_()
     lengths, dt = None if lengths is None else lengths.to(device), None if dt is None else dt.to(x)
@@ -108,10 +109,11 @@ def _run(
     for _ in range(LOOPED_RUNS + 2 if engine == "cuda-graph" else 1):
         outputs, last = rnn(x, lengths=lengths, dt=dt)
         weights = torch.linspace(-1, 1, outputs.numel(), dtype=dtype, device=device).view_as(outputs)
-        loss = (outputs * weights).sum() + last.square().sum()
+        state = (last,) if isinstance(last, Tensor) else tuple(last)
+        loss = (outputs * weights).sum() + torch.stack([tensor.square().sum() for tensor in state]).sum()
         gradients = torch.autograd.grad(loss, [x, *rnn.parameters()], materialize_grads=True)
     if engine == "cuda-graph":
         selected = select_engine(engine, rnn.cells[0], x)
         if not (isinstance(selected, CUDAGraphEngine) and selected.count_recordings(rnn.cells[0])):
             raise RuntimeError("It could not be recorded.")
-    return [tensor.detach().cpu().double() for tensor in (outputs, last, *gradients)]
+    return [tensor.detach().cpu().double() for tensor in (outputs, *state, *gradients)]

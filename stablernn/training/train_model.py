@@ -80,6 +80,8 @@ def train(
     """
     resumed = directory_to_resume(run_dir) if resume else None
     stored = stored_settings(resumed) if resumed is not None else None
+    # A resumed run keeps its engine where that runs, unless another one is named.
+    keeps_engine = stored is not None and (config is None or config.model.engine is None)
     if stored is not None:
         config = stored if config is None else merge_settings(stored, config)
     if config is None:
@@ -107,7 +109,7 @@ def train(
     with torch_settings(device, seed=settings.training.seed, threads=settings.training.threads):
         # The model is created on the CPU, so that a seed gives the same first weights on every device.
         model = create_model(settings, data)
-        settings = with_engine(settings, model, device)
+        settings = with_engine(settings, model, device, may_change=keeps_engine)
         model.rnn.recompute_every(settings.training.recompute_every)
         directory = _open_directory(run_dir, settings, data, model, device, resume=resume)
         if choice is not None:

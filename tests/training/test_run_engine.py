@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,24 @@ def test_a_resumed_run_keeps_its_engine_or_changes_it(tmp_path: Path) -> None:
     assert engine_of(tmp_path / "run") == "loop"
     train(load_config(None, [*longer, "training.max_steps=6", "model.engine=fused"]), tmp_path / "run", resume=True)
     assert engine_of(tmp_path / "run") == "fused"
+
+
+def test_a_run_goes_on_where_its_engine_cannot_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = [*TINY, "model.cell=lipschitz", "training.schedule=constant"]
+    train(load_config(None, settings), tmp_path / "run")
+    engine = engine_of(tmp_path / "run")
+    # As a GPU leaves it.
+    stored = tmp_path / "run" / "config.yaml"
+    stored.write_text(stored.read_text().replace(f"engine: {engine}", "engine: cuda-graph"))
+    longer = [*settings, "training.max_steps=4"]
+    with pytest.raises(ConfigError, match="The engine 'cuda-graph' cannot run"):
+        train(load_config(None, [*longer, "model.engine=cuda-graph"]), tmp_path / "run", resume=True)
+    with caplog.at_level(logging.INFO):
+        train(load_config(None, longer), tmp_path / "run", resume=True)
+    assert engine_of(tmp_path / "run") == engine
+    assert f"The run began with the engine 'cuda-graph', which cannot run on cpu here; it goes on with '{engine}'" in (
+        caplog.text
+    )
 
 
 def test_an_engine_that_cannot_run_the_cell(tmp_path: Path) -> None:
