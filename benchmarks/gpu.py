@@ -1,6 +1,6 @@
 """Checks and times the engines of training, whole runs and ONNX Runtime on a GPU.
 
-    STABLERNN_DATA=... python benchmarks/gpu.py          # all of it, under eight minutes on one H100
+    STABLERNN_DATA=... python benchmarks/gpu.py          # all of it, about three minutes on one H200
     python benchmarks/gpu.py --only checks --only steps
     python benchmarks/gpu.py --page                      # writes docs/gpu.md from the results
 

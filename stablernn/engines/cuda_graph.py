@@ -19,6 +19,7 @@ from torch import Tensor
 
 from stablernn.cells import StableCell, State
 from stablernn.engines.loop import LoopEngine, run_steps
+from stablernn.engines.second_derivatives import differentiate_again
 from stablernn.engines.select import register_engine
 from stablernn.transforms import is_transformed
 
@@ -176,9 +177,9 @@ class _Steps:
         """All but the cell."""
         return (self.states, self.weights, self.has_valid, self.has_dt, self.substeps, self.every_output)
 
-    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def __call__(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
         """Return the outputs, if they are needed, and the tensors of the last state."""
-        drive, *others = tensors
+        drive, *others = cast("Sequence[Tensor]", tensors)
         state, others = tuple(others[: self.states]), others[self.states :]
         weights, others = tuple(others[: self.weights]), others[self.weights :]
         valid = others.pop(0) if self.has_valid else None
@@ -268,20 +269,7 @@ class _Replayed(torch.autograd.Function):
         if not torch.is_grad_enabled():
             return None, None, *ctx.recording.backward(tensors, ctx.run, grads)
         # create_graph=True: a second derivative is taken of the steps themselves.
-        needed = ctx.needs_input_grad[2:]
-        results = [
-            (result, grad) for result, grad in zip(ctx.steps(tensors), grads, strict=True) if result.requires_grad
-        ]
-        gradients = iter(
-            torch.autograd.grad(
-                [result for result, _ in results],
-                [tensor for tensor, is_needed in zip(tensors, needed, strict=True) if is_needed],
-                [grad for _, grad in results],
-                create_graph=True,
-                allow_unused=True,
-            )
-        )
-        return None, None, *(next(gradients) if is_needed else None for is_needed in needed)
+        return None, None, *differentiate_again(ctx.steps, tensors, grads)
 
 
 register_engine(CUDAGraphEngine(), auto_devices=("cuda",))

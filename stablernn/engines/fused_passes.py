@@ -12,6 +12,7 @@ from torch import Tensor
 from stablernn.buffers import BufferPool
 from stablernn.cells._step_form import Family, StepForm
 from stablernn.engines.fused_families import FusedSteps
+from stablernn.engines.second_derivatives import differentiate_again
 
 CHUNK_ROWS = 1 << 12
 """States, over steps and sequences, of which the backward pass adds the products to the gradients of the matrices."""
@@ -246,28 +247,27 @@ def differentiable_gradients(
         valid: ``(time, batch)``, in which steps a row that is not sorted by its length moves; None if ``sequence``
             says where rows end.
     """
-    drives, h, recurrent, linear, bias, step_lengths = inputs
-    assert drives is not None
-    assert h is not None
-    assert recurrent is not None
-    # The lengths of the sub-steps contain the step size.
-    size = sequence.form.step_size if step_lengths is None else 1.0
-    form = replace(sequence.form, recurrent=recurrent, linear=linear, bias=bias, step_size=size)
-    outputs, state = [], h
-    for time, drive in enumerate(drives.unbind()):
-        active = next((rows for rows, end in sequence.ends if time < end), 0)
-        moving, ended, length = state[..., :active, :], state[..., active:, :], None
-        if step_lengths is not None:
-            length = step_lengths[time, :active]
-        for _ in range(sequence.substeps):
-            after = form.step(moving, drive[..., :active, :], length)
-            moving = after if valid is None else torch.where(valid[time, :active, None], after, moving)
-        state = torch.cat([moving, ended], dim=-2)
-        outputs.append(state)
-    results, gradients = [state], [grad_last]
-    if sequence.every_output:
-        results.append(torch.stack(outputs))
-        gradients.append(grad_outputs)
-    arguments = [tensor for tensor in inputs[:5] if tensor is not None and tensor.requires_grad]
-    remaining = iter(torch.autograd.grad(results, arguments, gradients, create_graph=True, allow_unused=True))
-    return tuple(next(remaining) if tensor is not None and tensor.requires_grad else None for tensor in inputs[:5])
+
+    def compute(views: list[Tensor | None]) -> list[Tensor]:
+        drives, h, recurrent, linear, bias, step_lengths = views
+        assert drives is not None
+        assert h is not None
+        assert recurrent is not None
+        # The lengths of the sub-steps contain the step size.
+        size = sequence.form.step_size if step_lengths is None else 1.0
+        form = replace(sequence.form, recurrent=recurrent, linear=linear, bias=bias, step_size=size)
+        outputs, state = [], h
+        for time, drive in enumerate(drives.unbind()):
+            active = next((rows for rows, end in sequence.ends if time < end), 0)
+            moving, ended, length = state[..., :active, :], state[..., active:, :], None
+            if step_lengths is not None:
+                length = step_lengths[time, :active]
+            for _ in range(sequence.substeps):
+                after = form.step(moving, drive[..., :active, :], length)
+                moving = after if valid is None else torch.where(valid[time, :active, None], after, moving)
+            state = torch.cat([moving, ended], dim=-2)
+            outputs.append(state)
+        return [state, torch.stack(outputs)] if sequence.every_output else [state]
+
+    grads = [grad_last, grad_outputs] if sequence.every_output else [grad_last]
+    return tuple(differentiate_again(compute, inputs, grads)[:5])

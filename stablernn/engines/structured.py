@@ -15,6 +15,7 @@ from torch import Tensor
 from stablernn.buffers import BufferPool, pool_of
 from stablernn.cells import StableCell, State
 from stablernn.cells._complex import FLOOR, ComplexCell, StructuredStep
+from stablernn.engines.second_derivatives import differentiate_again
 from stablernn.engines.select import register_engine
 from stablernn.parametrizations import complex_modrelu
 from stablernn.transforms import is_transformed
@@ -165,19 +166,18 @@ def _differentiable(
     ctx: Any, inputs: list[Tensor], grad_outputs: Tensor | None, grad_last: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients by drives, first state, bias and the tensors of the product, with a graph of their own."""
-    drives, h, bias, *tensors = inputs
-    product, outputs = ctx.step.product.replace(tensors), []
-    for drive, mask in zip(drives.unbind(), ctx.masks, strict=True):
-        new = complex_modrelu(product.apply(h, drive), bias, ctx.step.offset)
-        h = new if mask is None else torch.where(mask, new, h)
-        outputs.append(h)
-    results, gradients = [h], [grad_last]
-    if grad_outputs is not None:
-        results.append(torch.stack(outputs))
-        gradients.append(grad_outputs)
-    wanted = [tensor for tensor in inputs if tensor.requires_grad]
-    remaining = iter(torch.autograd.grad(results, wanted, gradients, create_graph=True, allow_unused=True))
-    return tuple(next(remaining) if tensor.requires_grad else None for tensor in inputs)
+
+    def compute(views: list[Tensor | None]) -> list[Tensor]:
+        drives, h, bias, *tensors = cast("list[Tensor]", views)
+        product, outputs = ctx.step.product.replace(tensors), []
+        for drive, mask in zip(drives.unbind(), ctx.masks, strict=True):
+            new = complex_modrelu(product.apply(h, drive), bias, ctx.step.offset)
+            h = new if mask is None else torch.where(mask, new, h)
+            outputs.append(h)
+        return [h] if grad_outputs is None else [h, torch.stack(outputs)]
+
+    grads = [grad_last] if grad_outputs is None else [grad_last, grad_outputs]
+    return tuple(differentiate_again(compute, inputs, grads))
 
 
 def _modulus(z: Tensor, *, out: Tensor) -> Tensor:

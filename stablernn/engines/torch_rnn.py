@@ -7,6 +7,7 @@ take the inputs of a layer and not its drive: the product with the inputs is a p
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -18,6 +19,7 @@ from stablernn.cells.gru import GRUCell
 from stablernn.cells.lstm import LSTMCell
 from stablernn.engines.cuda_graph import CUDAGraphEngine
 from stablernn.engines.loop import LoopEngine
+from stablernn.engines.second_derivatives import differentiate_again
 from stablernn.engines.select import register_engine
 from stablernn.transforms import is_transformed
 
@@ -30,6 +32,8 @@ _KERNELS: dict[type[StableCell], Callable[..., tuple[Tensor, ...]]] = {
 
 
 _GRAPHS = CUDAGraphEngine()
+_MOST_STEPS = {"cuda": 32_768}
+"""Steps of a call by the type of device: cuDNN refuses 65,536."""
 
 _keeps_graph = getattr(getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", None)
 
@@ -83,6 +87,13 @@ class TorchRNNEngine:
             drive = cell.drive(x)
             engine = _GRAPHS if _GRAPHS.supports(cell, drive) else LoopEngine()
             return engine.run(cell, weights, drive, state, valid, every_output=every_output)
+        most = _MOST_STEPS.get(x.device.type, x.shape[1])
+        if x.shape[1] > most:
+            parts = []
+            for part in torch.split(x, most, dim=1):
+                outputs, state = self.run_inputs(cell, weights, part, state, None, every_output=every_output)
+                parts.append(outputs)
+            return torch.cat([part for part in parts if part is not None], dim=1) if every_output else None, state
         hidden = len(weights[0].mT)
         bias = cast("Tensor", cell.bias_ih)
         second = torch.zeros_like(bias)
@@ -122,21 +133,13 @@ class _TorchSequence(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             # create_graph=True: a second derivative is taken of what the plain steps compute.
-            inputs, results = ctx.saved_tensors, _plain_steps(ctx.cell, ctx.saved_tensors)
-        else:
-            inputs, results = ctx.leaves, ctx.results
-        arguments = [tensor for tensor, needed in zip(inputs, ctx.needs_input_grad[2:], strict=True) if needed]
+            with _in_full_precision():
+                again = differentiate_again(partial(_plain_steps, ctx.cell), ctx.saved_tensors, grads)
+            return None, None, *again
+        arguments = [tensor for tensor, needed in zip(ctx.leaves, ctx.needs_input_grad[2:], strict=True) if needed]
+        keep = _keeps_graph is None or _keeps_graph()
         with _in_full_precision():
-            gradients = iter(
-                torch.autograd.grad(
-                    results,
-                    arguments,
-                    grads,
-                    retain_graph=_keeps_graph is None or _keeps_graph(),
-                    create_graph=torch.is_grad_enabled(),
-                    allow_unused=True,
-                )
-            )
+            gradients = iter(torch.autograd.grad(ctx.results, arguments, grads, retain_graph=keep, allow_unused=True))
         return None, None, *(next(gradients) if needed else None for needed in ctx.needs_input_grad[2:])
 
 
@@ -160,9 +163,9 @@ def _call(kernel: Callable[..., tuple[Tensor, ...]], inputs: list[Tensor], is_tr
     return [outputs, *(tensor[0] for tensor in last)]
 
 
-def _plain_steps(cell: StableCell, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+def _plain_steps(cell: StableCell, inputs: list[Tensor | None]) -> list[Tensor]:
     """Return what :func:`_call` returns, by the steps of the cell as functions of the same tensors."""
-    x, weight_ih, recurrent, bias, second, *state = inputs
+    x, weight_ih, recurrent, bias, second, *state = cast("list[Tensor]", inputs)
     weights: tuple[Tensor, ...] = (recurrent,)
     if isinstance(cell, GRUCell):
         # The second bias of r and z is zero, that of n a weight of the step.

@@ -12,24 +12,12 @@ import torch
 from torch import Tensor
 
 import stablernn as srn
+from cuda_graphs import run_again
 from stablernn.engines import CUDAGraphEngine, cuda_graph
 from stablernn.errors import ConfigError
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
-
-
-def run_again(function: Callable[[], list[Tensor]], pool: Any, /) -> tuple[list[Tensor], Callable[[], None], Any]:
-    """A capture without a GPU: what is replayed runs again, and its results go to the same places in memory."""
-    results, has_grad = function(), torch.is_grad_enabled()
-
-    def replay() -> None:
-        with torch.set_grad_enabled(has_grad):
-            again = function()
-        for result, value in zip(results, again, strict=True):
-            result.copy_(value)
-
-    return results, replay, pool
 
 
 def engine_for(device: str) -> CUDAGraphEngine:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import stablernn as srn
-from stablernn.engines import select_engine
+from stablernn.engines import select_engine, torch_rnn
 from stablernn.errors import ConfigError
 from stablernn.nn.ensemble import Ensemble
 
@@ -65,6 +65,19 @@ def test_values_and_derivatives_are_those_of_the_loop(
     sizes = None if lengths is None else torch.tensor(lengths, device=device)
     expected = run(rnn, "loop", x, sizes, every_output=every_output)
     assert_equal(run(rnn, "torch-rnn", x, sizes, every_output=every_output), expected)
+
+
+@pytest.mark.parametrize("every_output", [True, False])
+def test_long_sequences_run_in_parts(every_output: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rnn, x = create_rnn("lstm", "cpu"), torch.randn(4, 11, 3, dtype=torch.float64)
+    expected = run(rnn, "torch-rnn", x, None, every_output=every_output)
+    calls = []
+    call = torch_rnn._call
+    monkeypatch.setattr(torch_rnn, "_call", lambda *arguments: calls.append(1) or call(*arguments))
+    monkeypatch.setattr(torch_rnn, "_MOST_STEPS", {"cpu": 4})
+    assert_equal(run(rnn, "torch-rnn", x, None, every_output=every_output), expected)
+    # Of each of the two layers.
+    assert len(calls) == 6
 
 
 @pytest.mark.parametrize("key", KEYS)
