@@ -43,6 +43,15 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     plan.make_plan.cache_clear()
 
 
+@pytest.fixture(autouse=True)
+def unwritten_memory_is_nan() -> Iterator[None]:
+    """Let torch fill new memory with NaN, so that a read of what no kernel wrote shows."""
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")
+    yield
+    torch.set_deterministic_debug_mode(before)
+
+
 def perturb(module: torch.nn.Module) -> None:
     """Make all parameters of use."""
     with torch.no_grad():

@@ -116,9 +116,17 @@ def forward_kernel(
         if KEEPS_STATES:
             tl.store(states + slot + stride, h, mask=mask)
     if HAS_LENGTHS and KEEPS_STATES:
-        # All rows of the tile have ended and keep their states.
+        # All rows of the tile have ended and keep their states. Products over all steps read the rest, times zero.
+        nothing = tl.zeros(h.shape, tl.float32)
         for step in range(count, time * SUBSTEPS):
-            tl.store(states + (zero + step + 1) * stride + offset, h, mask=mask)
+            slot = (zero + step) * stride + offset
+            tl.store(states + slot + stride, h, mask=mask)
+            if KEEPS_ACTIVATIONS and FAMILY != "plain":
+                tl.store(saved_0 + slot, nothing, mask=mask)
+                if FAMILY != "residual":
+                    tl.store(saved_1 + slot, nothing, mask=mask)
+                if FAMILY == "two-stage":
+                    tl.store(saved_2 + slot, nothing, mask=mask)
     tl.store(last + offset, h, mask=mask)
 
 
