@@ -157,6 +157,19 @@ def test_what_was_done_in_part_is_said() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("short", "verdict"), [("antisymmetric", "not tested"), ("lipschitz-64", "held")], ids=["the worse", "the better"]
+)
+def test_a_shorter_training_is_no_reason_to_be_worse(short: str, verdict: str) -> None:
+    results = scores("mnist-pixel", "mnist", {"lipschitz-64": (0.98,), "antisymmetric": (0.5,)})
+    for run in results["runs"]:
+        if run["row"] == short:
+            run["length"] = {**run["length"], "share": 0.2}
+    found, figures = judge("lipschitz-beats-antisymmetric-mnist", results)
+    assert found == verdict
+    assert ("the training of antisymmetric on mnist beyond 20 %" in figures) == (verdict == "not tested")
+
+
 def test_ten_seeds_lie_no_further_apart_than_printed() -> None:
     rows = ("lipschitz-64", "lipschitz_rk2-64", "lipschitz-128", "lipschitz_rk2-128")
     near = {row: (0.989, *[0.99] * 9) for row in rows}

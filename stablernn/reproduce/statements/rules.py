@@ -41,6 +41,20 @@ class _Findings:
             self.missing.append(f"the training of {sample.row} on {figure.data} beyond {done}")
         return is_short
 
+    def fairly_trained(
+        self, figure: Figure, sample: Sample, others: Sequence[Sample], compare: Comparison
+    ) -> list[Sample]:
+        """Return the others without those of which a shorter training may be the reason of the result, and note it."""
+        fair = []
+        for other in others:
+            holds, _ = compare(figure, sample, other)
+            loser, winner = (other, sample) if holds else (sample, other)
+            if loser.share is not None and winner.share is not None and loser.share < winner.share:
+                self.miss_training(figure, loser)
+            else:
+                fair.append(other)
+        return fair
+
     def verdict(self) -> Verdict:
         # One counterexample refutes a statement on all rows; only all of them confirm it.
         state: State = "not held" if self.failed else "held" if self.passed and not self.missing else "not tested"
@@ -118,6 +132,9 @@ def _compare_rows(
         findings.miss(figure, [*missing, *missing_rivals])
         for sample in samples:
             compared = [other for other in rivals if other.row != sample.row]
+            if not compared:
+                continue
+            compared = findings.fairly_trained(figure, sample, compared, compare)
             if not compared:
                 continue
             results = [compare(figure, sample, other) for other in compared]
