@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,7 @@ class Target:
         output: Type of the output at each step; None for other tasks than ``predict-next``.
         engine: Name of the engine that was asked for a run, or of the one that runs a version.
         sample_rate: Samples in a second of the recordings of training; None where it is not known.
+        digest: ``sha256:`` and the hash of the version's manifest, or of the weights of a run.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Target:
     output: Output | None = None
     engine: str = "auto"
     sample_rate: float | None = None
+    digest: str = ""
 
     @property
     def takes_tokens(self) -> bool:
@@ -264,7 +267,10 @@ def _open_run(path: Path, device: Device, engine: str | None) -> Target:
 
     run = load_run(path)
     run.model.to(pick_device(device)).rnn.use_engine(engine or "auto")
-    return replace(_target(str(path), run.predictor(), run.data, run.located), engine=engine or "auto")
+    with (path / "checkpoints" / "best.safetensors").open("rb") as file:
+        digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+    target = _target(str(path), run.predictor(), run.data, run.located)
+    return replace(target, engine=engine or "auto", digest=digest)
 
 
 def _open_version(version: Version, device: Device, engine: str) -> Target:
@@ -285,7 +291,7 @@ def _open_version(version: Version, device: Device, engine: str) -> Target:
         ) from error
     facts = {**manifest.model_dump(mode="json"), "fingerprint": (lineage.get("data") or {}).get("fingerprint", "")}
     model = ServedModel.load(version, device, engine=engine)
-    return replace(_target(version.ref, model, facts, config), engine=model.engine)
+    return replace(_target(version.ref, model, facts, config), engine=model.engine, digest=version.digest)
 
 
 def _target(name: str, predictor: TorchPredictor | ServedModel, facts: Mapping[str, Any], config: Config) -> Target:

@@ -35,8 +35,8 @@ What each table measures, and how to run it, is in [reproduce.md](reproduce.md).
 compared with the paper but what the columns say; `not run`: no stored result. Where data sets differ, each has its own
 state; those that the papers do not have count for themselves alone. "Ours" is the mean over the seeds with
 the smallest and the largest, at the weights that are best by validation; "difference" is ours minus the published
-figure, in the same unit. Hours are the seconds of training times its threads, on a machine that was not idle; of runs on
-a GPU they are those of the GPU.
+figure, in the same unit. Hours are the seconds of training times its threads, on a machine that was not idle; of runs
+on a GPU they are those of the GPU.
 """
 
 _STATEMENTS_HEAD = """
@@ -45,8 +45,8 @@ _STATEMENTS_HEAD = """
 Sentences of the papers in our words, judged by the stored results: `held` where every comparison that the sentence
 needs was made and came out so, `not held` where one did not, `not tested` where one is missing and none contradicts it.
 One mean is better than another if it is so by more than the larger of both ranges over the seeds, and the worse one was
-not trained for a smaller share of its published training; a limit is judged after whole trainings alone. The last column also says which rows are missing, and where runs were cut short or are
-single ones.
+not trained for a smaller share of its published training; a limit is judged after whole trainings alone. The last
+column also says which rows are missing, and where runs were cut short or are single ones.
 
 """
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stablernn_cli.errors import UsageError
-from stablernn_cli.prediction_files import check_format, write_table
+from stablernn_cli.prediction.files import check_format, write_table
 from stablernn_cli.targets import Target
 
 if TYPE_CHECKING:
@@ -91,6 +91,6 @@ def _forecast_table(model: Target, data: ForecastData, split: str, outputs: Mapp
 
 def _times(ds: Array, *, in_utc: bool) -> Any:
     """Return timestamps as `predict` writes them: text, with a Z in UTC, or whole numbers."""
-    from stablernn_cli.commands.predict import format_times
+    from stablernn_cli.prediction.answers import format_times
 
     return format_times(ds, in_utc)

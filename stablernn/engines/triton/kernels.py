@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from stablernn.engines.triton.arithmetic import load_bias, load_matrix
-from stablernn.engines.triton.steps import backward_step, forward_step, pass_on
+from stablernn.engines.triton.steps import backward_step, forward_step, hold, pass_on
 
 
 @triton.jit(do_not_specialize=["time", "batch", "members"])
@@ -116,17 +116,8 @@ def forward_kernel(
         if KEEPS_STATES:
             tl.store(states + slot + stride, h, mask=mask)
     if HAS_LENGTHS and KEEPS_STATES:
-        # All rows of the tile have ended and keep their states. Products over all steps read the rest, times zero.
-        nothing = tl.zeros(h.shape, tl.float32)
-        for step in range(count, time * SUBSTEPS):
-            slot = (zero + step) * stride + offset
-            tl.store(states + slot + stride, h, mask=mask)
-            if KEEPS_ACTIVATIONS and FAMILY != "plain":
-                tl.store(saved_0 + slot, nothing, mask=mask)
-                if FAMILY != "residual":
-                    tl.store(saved_1 + slot, nothing, mask=mask)
-                if FAMILY == "two-stage":
-                    tl.store(saved_2 + slot, nothing, mask=mask)
+        n = time * SUBSTEPS
+        hold(h, states + stride, saved_0, saved_1, saved_2, offset, mask, stride, count, n, FAMILY, KEEPS_ACTIVATIONS)
     tl.store(last + offset, h, mask=mask)
 
 

@@ -61,6 +61,38 @@ def forward_step(
 
 
 @triton.jit
+def hold(
+    h,
+    states,
+    saved_0,
+    saved_1,
+    saved_2,
+    offset,
+    mask,
+    stride,
+    start,
+    end,
+    FAMILY: tl.constexpr,
+    KEEPS_ACTIVATIONS: tl.constexpr,
+):
+    """Write the state behind the last step of all rows of a tile.
+
+    What else the backward pass reads is 0 there: the products over all steps take it times zero.
+    """
+    nothing = tl.zeros(h.shape, tl.float32)
+    zero = tl.zeros([], tl.int64)
+    for step in range(start, end):
+        slot = (zero + step) * stride + offset
+        tl.store(states + slot, h, mask=mask)
+        if KEEPS_ACTIVATIONS and FAMILY != "plain":
+            tl.store(saved_0 + slot, nothing, mask=mask)
+            if FAMILY != "residual":
+                tl.store(saved_1 + slot, nothing, mask=mask)
+            if FAMILY == "two-stage":
+                tl.store(saved_2 + slot, nothing, mask=mask)
+
+
+@triton.jit
 def backward_step(
     gradient,
     length,

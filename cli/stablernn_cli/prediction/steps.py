@@ -43,12 +43,17 @@ def read_step_file(model: Target, source: str) -> StepFile:
     return file
 
 
-def step_rows(model: Target, file: StepFile) -> tuple[list[str], Rows]:
-    """Return columns and a row for each step.
+def step_table(model: Target, file: StepFile) -> dict[str, list[Any]]:
+    """Return a table with a row for each step.
 
     A row has the most likely class and its probability, or the probability of each binary output, or each number.
-    Classes are followed by the actual one, ``target``, and its ``nll`` in nats, both empty where the file has none.
+    Classes are followed by the actual one, ``target``, and its ``nll`` in nats, both missing where the file has none.
     """
+    columns, rows = _step_rows(model, file)
+    return {name: [row[number] for row in rows] for number, name in enumerate(columns)}
+
+
+def _step_rows(model: Target, file: StepFile) -> tuple[list[str], Rows]:
     import numpy as np
 
     from stablernn.data.step_data import NO_TARGET
@@ -66,7 +71,7 @@ def step_rows(model: Target, file: StepFile) -> tuple[list[str], Rows]:
             for step, (predicted, target) in enumerate(zip(best, y, strict=True)):
                 has_target = has_targets and target != NO_TARGET
                 prediction = [model.labels[predicted], np.float32(np.exp(logs[step, predicted]))]
-                actual = [model.labels[target], np.float32(-logs[step, target])] if has_target else ["", ""]
+                actual = [model.labels[target], np.float32(-logs[step, target])] if has_target else [None, None]
                 rows.append([number, step, *prediction, *actual])
         return columns, rows
     if model.output == "bernoulli":

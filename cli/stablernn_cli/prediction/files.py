@@ -1,4 +1,7 @@
-"""Files of predictions: CSV, Parquet or JSON lines, by the suffix of the file name."""
+"""Files of predictions: CSV, Parquet or JSON lines, by the suffix of the file name.
+
+A table is its columns by name, lists or arrays of one length; None is a missing cell.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,14 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from stablernn_cli.errors import CommandError, UsageError
 from stablernn_cli.output import plain
 
-Rows = Sequence[Sequence[Any]]
+Table = Mapping[str, Any]
 FORMATS = (".csv", ".parquet", ".jsonl")
 
 
@@ -31,24 +34,31 @@ def check_format(path: Path) -> None:
         )
 
 
-def csv_text(columns: Sequence[str], rows: Rows) -> str:
-    """Return the rows as CSV with a header."""
-    # str of a numpy float32 is the shortest text that reads back to the same number.
+def table_rows(table: Table) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table as JSON types."""
+    for row in zip(*table.values(), strict=True):
+        yield dict(zip(table, map(plain, row), strict=True))
+
+
+def csv_text(table: Table) -> str:
+    """Return a table as CSV with a header."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([str(value) for value in row] for row in rows)
+    writer.writerow(table)
+    # str of a numpy float32 is the shortest text that reads back to the same number.
+    rows = zip(*table.values(), strict=True)
+    writer.writerows(["" if value is None else str(value) for value in row] for row in rows)
     return buffer.getvalue()
 
 
-def write_predictions(path: Path, columns: Sequence[str], rows: Rows) -> None:
-    """Write the rows in the format of the suffix; a file that cannot be written whole is not replaced.
+def write_predictions(path: Path, table: Table) -> None:
+    """Write a table in the format of the suffix; a file that cannot be written whole is not replaced.
 
     Raises:
         CommandError: If the folder does not exist or cannot be written to.
     """
     encode = {".csv": _csv, ".parquet": _parquet, ".jsonl": _json_lines}[path.suffix.lower()]
-    _write_bytes(path, encode(columns, rows))
+    _write_bytes(path, encode(table))
 
 
 def write_table(path: Path, table: Mapping[str, Any]) -> None:
@@ -91,26 +101,25 @@ def _write_bytes(path: Path, content: bytes) -> None:
         raise CommandError(f"Cannot write '{path}': {error.strerror}. Choose another --output.") from error
 
 
-def _csv(columns: Sequence[str], rows: Rows) -> bytes:
-    return csv_text(columns, rows).encode()
+def _csv(table: Table) -> bytes:
+    return csv_text(table).encode()
 
 
-def _json_lines(columns: Sequence[str], rows: Rows) -> bytes:
-    lines = (json.dumps(dict(zip(columns, map(plain, row), strict=True)), ensure_ascii=False) for row in rows)
-    return "".join(f"{line}\n" for line in lines).encode()
+def _json_lines(table: Table) -> bytes:
+    return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in table_rows(table)).encode()
 
 
-def _parquet(columns: Sequence[str], rows: Rows) -> bytes:
+def _parquet(table: Table) -> bytes:
     import numpy as np
     import polars as pl
 
-    def column(index: int) -> pl.Series:
-        values = [row[index] for row in rows]
+    def column(name: str, values: Any) -> pl.Series:
+        if isinstance(values, np.ndarray):
+            return pl.Series(name, values)
         if values and all(isinstance(value, np.generic) for value in values):
-            return pl.Series(columns[index], np.array(values))
-        # Rows have an empty text in place of a missing number, as CSV needs it; in Parquet it is null.
-        return pl.Series(columns[index], [None if value == "" else plain(value) for value in values])
+            return pl.Series(name, np.array(values))
+        return pl.Series(name, [plain(value) for value in values])
 
     buffer = io.BytesIO()
-    pl.DataFrame([column(index) for index in range(len(columns))]).write_parquet(buffer)
+    pl.DataFrame([column(*item) for item in table.items()]).write_parquet(buffer)
     return buffer.getvalue()

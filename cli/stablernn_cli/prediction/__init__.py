@@ -1,0 +1,1 @@
+"""Predictions as files: of one file, and of a folder of them by several processes."""

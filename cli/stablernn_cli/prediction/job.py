@@ -1,0 +1,316 @@
+"""Predictions for a folder of files: a file of answers for each, by several processes, in a job that can be resumed.
+
+The answers to a file are written whole or not at all; then a line of the record of the job says so. A job that was
+killed at any moment goes on with the files that its record does not have.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stablernn_cli.errors import CommandError, UsageError
+from stablernn_cli.options import Device
+from stablernn_cli.prediction.answers import FileOptions, predict_file
+from stablernn_cli.prediction.files import write_predictions
+
+if TYPE_CHECKING:
+    from stablernn_cli.targets import Target
+
+JOB = "_job.json"
+"""What a job answers with which version; all shards have the same."""
+RECORD = "_done.jsonl"
+"""A line for each file that is done or failed; of a shard ``_done-I-of-N.jsonl``."""
+
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a process opens.
+
+    Attributes:
+        target: Run directory, or NAME:VERSION: an alias could move during the job.
+        digest: Digest of the target; a process that finds another one refuses.
+        device: Device to compute on.
+        engine: Name of the engine; None for the default.
+    """
+
+    target: str
+    digest: str
+    device: Device
+    engine: str | None
+
+    def open(self) -> Target:
+        """Open it.
+
+        Raises:
+            CommandError: If it is not what the job began with.
+        """
+        from stablernn_cli.targets import open_target
+
+        target = open_target(self.target, self.device, self.engine)
+        if target.digest != self.digest:
+            raise CommandError(
+                f"'{self.target}' has changed: the job has {self.digest}, and here it is {target.digest}. Start "
+                "another job in another folder."
+            )
+        return target
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A share of the files of a job.
+
+    Attributes:
+        number: Its number, from 0 on.
+        count: Number of the shards.
+    """
+
+    number: int = 0
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Read ``I/N``, with I from 0 to N - 1.
+
+        Raises:
+            UsageError: If it is something else.
+        """
+        number, slash, count = text.partition("/")
+        if slash and number.isdecimal() and count.isdecimal() and int(number) < int(count):
+            return cls(int(number), int(count))
+        raise UsageError(f"--shard must be I/N with I from 0 to N - 1, such as 0/4, got '{text}'.")
+
+    @property
+    def record(self) -> str:
+        return RECORD if self.count == 1 else f"_done-{self.number}-of-{self.count}.jsonl"
+
+
+@dataclass(frozen=True)
+class Job:
+    """The predictions of a model for the files of a folder.
+
+    Attributes:
+        source: The folder.
+        destination: The folder of the answers.
+        model: The model.
+        options: How files are read and answered.
+        shard: The share of the files.
+    """
+
+    source: Path
+    destination: Path
+    model: Model
+    options: FileOptions
+    shard: Shard
+
+    def files(self) -> list[Path]:
+        """Return the files of the shard, sorted by name; those that begin with a dot or an underscore are left out.
+
+        Raises:
+            UsageError: If the folder has none.
+        """
+        names = sorted(entry.name for entry in os.scandir(self.source) if entry.is_file() and entry.name[0] not in "._")
+        if not names:
+            raise UsageError(f"There are no files in the folder '{self.source}'.")
+        return [self.source / name for name in names[self.shard.number :: self.shard.count]]
+
+    def output(self, source: Path) -> Path:
+        """Return the file of the answers to a file."""
+        is_parquet = source.suffix.lower() == ".parquet"
+        return self.destination / (source.name if is_parquet else f"{source.name}.parquet")
+
+    def begin(self, *, resume: bool) -> dict[str, Entry]:
+        """Make the folder, and return the entries of the record by file.
+
+        Raises:
+            UsageError: If there is a job in the folder and ``resume`` is not set, or it is another job.
+            CommandError: If the folder cannot be written to.
+        """
+        document = {"target": self.model.target, "digest": self.model.digest, **self.options.document()}
+        text = json.dumps(document, indent=2) + "\n"
+        path = self.destination / JOB
+        try:
+            self.destination.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                _create(path, text)
+            # What a process that was killed had begun to write.
+            for source in self.files():
+                for part in self.destination.glob(f".{glob.escape(self.output(source).name)}.*"):
+                    part.unlink(missing_ok=True)
+            stored = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise CommandError(f"Cannot write to the folder '{self.destination}': {error.strerror}.") from error
+        if stored != text:
+            before = json.loads(stored)
+            key = next(key for key in document if before.get(key) != document[key])
+            raise UsageError(
+                f"The folder '{self.destination}' is that of another job: '{key}' was {before.get(key)!r}, and is now "
+                f"{document[key]!r}. Choose another --output."
+            )
+        entries = self._entries()
+        if entries and not resume:
+            raise UsageError(
+                f"There are answers of this job in '{self.destination}' already. Go on with --resume, or choose "
+                "another --output."
+            )
+        return entries
+
+    def _entries(self) -> dict[str, Entry]:
+        try:
+            lines = (self.destination / self.shard.record).read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return {}
+        entries = {}
+        for line in lines:
+            try:
+                entry = json.loads(line)
+            # The last line of a job that was killed.
+            except ValueError:
+                continue
+            entries[entry["file"]] = entry
+        return entries
+
+    def is_done(self, source: Path, entry: Entry | None) -> bool:
+        """Return whether the record has the answers to a file as it is now, and they are there."""
+        if entry is None or "error" in entry:
+            return False
+        try:
+            return bool(
+                entry["input_sha256"] == _sha256(source) and entry["output_sha256"] == _sha256(self.output(source))
+            )
+        except OSError:
+            return False
+
+    def record(self, entry: Entry) -> None:
+        """Append an entry to the record."""
+        with (self.destination / self.shard.record).open("a", encoding="utf-8") as file:
+            # A half line of a job that was killed must not swallow this one.
+            file.write(("\n" if file.tell() else "") + json.dumps(entry, ensure_ascii=False))
+
+    def answer(self, target: Target, source: Path) -> Entry:
+        """Write the answers to a file, and return its entry: what it holds, or why it cannot be answered.
+
+        Raises:
+            CommandError: If the answers cannot be written.
+        """
+        from stablernn.errors import StableRNNError
+
+        entry: Entry = {"file": source.name}
+        try:
+            predictions = predict_file(target, str(source), self.options)
+        except (StableRNNError, UsageError) as error:
+            return {**entry, "error": str(error)}
+        output = self.output(source)
+        write_predictions(output, predictions.table)
+        return {
+            **entry,
+            "output": output.name,
+            "samples": predictions.samples,
+            "rows": len(predictions),
+            "input_sha256": _sha256(source),
+            "output_sha256": _sha256(output),
+        }
+
+
+def run_job(job: Job, target: Target, files: Sequence[Path], workers: int) -> Iterator[Entry]:
+    """Answer files, and yield the entry of each, which is in the record then.
+
+    Args:
+        job: The job.
+        target: The opened model, which answers if there is one worker.
+        files: The files.
+        workers: Processes; with one the files are answered in this one.
+
+    Raises:
+        CommandError: If answers cannot be written, or a process died.
+    """
+    if workers == 1 or len(files) <= 1:
+        for source in files:
+            entry = job.answer(target, source)
+            job.record(entry)
+            yield entry
+        return
+    # A new interpreter instead of a fork, which the threads of ONNX Runtime would not survive.
+    pool = ProcessPoolExecutor(min(workers, len(files)), get_context("spawn"), _start, (job,))
+    try:
+        waiting: set[Future[Entry]] = {pool.submit(_answer, source) for source in files}
+        while waiting:
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                entry = future.result()
+                job.record(entry)
+                yield entry
+    except BrokenProcessPool:
+        raise CommandError(
+            "A process of the job ended without an answer; memory that ran out is the usual reason. What was done is "
+            "kept: repeat the command with --resume, and with fewer --workers."
+        ) from None
+    finally:
+        # Those that still run must not go on after Ctrl-C.
+        processes = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()
+
+
+_worker: tuple[Job, Target | Exception] | None = None
+"""The job and the opened model of a process, or why it could not be opened."""
+
+
+def _start(job: Job) -> None:
+    """Open the model in a new process."""
+    global _worker
+    # Ctrl-C reaches every process of a terminal; the one that started this one ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        _worker = (job, job.model.open())
+    # Raised again by the first file, since a pool tells nothing of an error here.
+    except Exception as error:
+        _worker = (job, error)
+
+
+def _end_with_parent() -> None:
+    """End this process as soon as the one that started it was killed."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _answer(source: Path) -> Entry:
+    assert _worker is not None
+    job, target = _worker
+    if isinstance(target, Exception):
+        raise target
+    return job.answer(target, source)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _create(path: Path, text: str) -> None:
+    """Write a file that another shard may write at the same moment; the first one stays."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink()

@@ -1,0 +1,243 @@
+"""`predict` for a folder: the answers of single files, once each, whatever stops the job."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from cli_helpers import Workplace, run_alone
+
+FILES, SEQUENCES, STEPS = 5, 40, 20
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sequences in Parquet files, and files that are none of the job."""
+    folder, rng = tmp_path_factory.mktemp("meters"), np.random.default_rng(0)
+    for number in range(FILES):
+        names = [f"{number}-{row:03d}" for row in range(SEQUENCES)]
+        columns = {
+            "unique_id": np.repeat(names, STEPS),
+            "ds": np.tile(np.arange(STEPS), SEQUENCES),
+            "pixel": rng.normal(size=SEQUENCES * STEPS),
+        }
+        pl.DataFrame(columns).write_parquet(folder / f"part-{number}.parquet")
+    (folder / "_SUCCESS").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(trained: Workplace, source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The answers to each file alone."""
+    folder = tmp_path_factory.mktemp("alone")
+    for number in range(FILES):
+        name = f"part-{number}.parquet"
+        trained.ok("-q", "predict", "digits:1", "--input", source / name, "--output", folder / name)
+    return contents(folder)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.glob("*.parquet"))}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_answers_are_those_of_single_files(
+    trained: Workplace, source: Path, expected: dict[str, bytes], tmp_path: Path, workers: int
+) -> None:
+    words = ("predict", "digits:1", "--input", source, "--output", tmp_path / "answers", "--workers", workers, "--json")
+    document = trained.ok("-q", *words).json
+    assert contents(tmp_path / "answers") == expected
+    assert document["rows"] == document["samples"] == FILES * SEQUENCES
+    assert (document["files"], document["done"], document["failed"]) == (FILES, FILES, {})
+    frame = pl.read_parquet(tmp_path / "answers" / "*.parquet")
+    assert frame["id"].is_unique().all()
+    assert frame.columns[:2] == ["id", "label"]
+
+
+def test_forecasts_and_other_formats(trained: Workplace, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "load.csv").write_bytes(trained.path("load.csv").read_bytes())
+    trained.ok("-q", "predict", "load:1", "--input", tmp_path / "in", "--output", tmp_path / "out", "--horizon", 2)
+    trained.ok(
+        "-q",
+        "predict",
+        "load:1",
+        "--input",
+        trained.path("load.csv"),
+        "--output",
+        tmp_path / "a.parquet",
+        "--horizon",
+        2,
+    )
+    assert (tmp_path / "out" / "load.csv.parquet").read_bytes() == (tmp_path / "a.parquet").read_bytes()
+
+
+def test_it_needs_no_torch(trained: Workplace, source: Path, tmp_path: Path) -> None:
+    result, has_torch = run_alone(trained, "predict", "digits:1", "--input", source, "--output", tmp_path / "answers")
+    assert result.code == 0, result.err
+    assert not has_torch
+
+
+def test_shards_share_the_files(trained: Workplace, source: Path, expected: dict[str, bytes], tmp_path: Path) -> None:
+    words = ("-q", "predict", "digits:1", "--input", source, "--output", tmp_path, "--json")
+    counts = [trained.ok(*words, "--shard", f"{number}/3").json["files"] for number in range(3)]
+    assert counts == [2, 2, 1]
+    assert contents(tmp_path) == expected
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_file_that_cannot_be_answered_is_named(
+    trained: Workplace, source: Path, expected: dict[str, bytes], tmp_path: Path, workers: int
+) -> None:
+    folder, answers = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    for file in source.glob("*.parquet"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    (folder / "part-1.parquet").write_text("no table")
+    pl.DataFrame({"unique_id": ["a"], "ds": [0], "volume": [1.0]}).write_parquet(folder / "part-2.parquet")
+    words = ("predict", "digits:1", "--input", folder, "--output", answers, "--workers", workers)
+    result = trained(*words, "--json")
+    assert result.code == 3
+    assert result.json["failed"].keys() == {"part-1.parquet", "part-2.parquet"}
+    assert "not Parquet" in result.json["failed"]["part-1.parquet"]
+    assert "pixel" in result.json["failed"]["part-2.parquet"]
+    assert contents(answers).keys() == expected.keys() - result.json["failed"].keys()
+    for name in result.json["failed"]:
+        (folder / name).write_bytes((source / name).read_bytes())
+    document = trained.ok(*words, "--resume", "--json").json
+    assert (document["done"], document["done_before"]) == (2, 3)
+    assert contents(answers) == expected
+
+
+def test_strict_stops_at_the_first(trained: Workplace, source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("a.parquet", "b.parquet"):
+        (folder / name).write_text("no table")
+    result = trained("predict", "digits:1", "--input", folder, "--output", tmp_path / "out", "--strict", "--json")
+    assert result.code == 3
+    assert list(result.json["failed"]) == ["a.parquet"]
+
+
+def test_changed_files_are_answered_again(trained: Workplace, source: Path, tmp_path: Path) -> None:
+    folder, answers = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    for name in ("part-0.parquet", "part-1.parquet"):
+        (folder / name).write_bytes((source / name).read_bytes())
+    words = ("-q", "predict", "digits:1", "--input", folder, "--output", answers, "--resume", "--json")
+    trained.ok(*words)
+    before = contents(answers)
+    (folder / "part-0.parquet").write_bytes((source / "part-2.parquet").read_bytes())
+    (answers / "part-1.parquet").write_bytes(b"damaged")
+    assert trained.ok(*words).json["done"] == 2
+    assert contents(answers)["part-0.parquet"] != before["part-0.parquet"]
+    assert contents(answers)["part-1.parquet"] == before["part-1.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("digits:1",), "There are answers of this job in"),
+        (("digits-run", "--resume"), "'target' was 'digits:1', and is now 'digits-run'"),
+        (("digits:1", "--id-column", "meter", "--resume"), "'id_column' was None, and is now 'meter'"),
+        (("digits:1", "--shard", "4/4"), "--shard must be I/N with I from 0 to N - 1, such as 0/4, got '4/4'"),
+    ],
+)
+def test_another_job_is_refused(
+    trained: Workplace, source: Path, tmp_path: Path, words: tuple[str, ...], expected: str
+) -> None:
+    trained.ok("-q", "predict", "digits:1", "--input", source, "--output", tmp_path)
+    before = contents(tmp_path)
+    result = trained("predict", *words, "--input", source, "--output", tmp_path)
+    assert result.code == 2
+    assert expected in result.err
+    assert contents(tmp_path) == before
+
+
+def test_options_of_folders_are_refused_for_a_file(trained: Workplace, source: Path) -> None:
+    result = trained("predict", "digits:1", "--input", source / "part-0.parquet", "--workers", 2)
+    assert result.code == 2
+    assert "--workers is for a folder of files" in result.err
+
+
+def test_the_input_is_no_output(trained: Workplace, source: Path) -> None:
+    result = trained("predict", "digits:1", "--input", source, "--output", source)
+    assert result.code == 2
+    assert "is the input itself" in result.err
+
+
+def members(session: int) -> list[int]:
+    """The processes of a session, the first one left out, and those that have ended."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != session:
+            with contextlib.suppress(OSError):
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                if os.getsid(int(entry.name)) == session and state != "Z":
+                    found.append(int(entry.name))
+    return sorted(found)
+
+
+def stopped(
+    trained: Workplace, source: Path, answers: Path, seconds: float, stop: Callable[[int], None]
+) -> tuple[int, str]:
+    """Run a job with two workers, stop it after a time, and return its exit code and what it printed."""
+    words = ("predict", "digits:1", "--input", source, "--output", answers, "--workers", 2, "--resume")
+    process = trained.start(*words, start_new_session=True)
+    time.sleep(seconds)
+    stop(process.pid)
+    _, err = process.communicate(timeout=30)
+    deadline = time.monotonic() + 10
+    while members(process.pid):
+        assert time.monotonic() < deadline, "processes of the job are left"
+        time.sleep(0.05)
+    return process.returncode, err
+
+
+def test_ctrl_c(trained: Workplace, source: Path, expected: dict[str, bytes], tmp_path: Path) -> None:
+    code, err = stopped(trained, source, tmp_path, 1.5, lambda job: os.killpg(job, signal.SIGINT))
+    assert code in (0, 130)
+    assert "Traceback" not in err
+    trained.ok("-q", "predict", "digits:1", "--input", source, "--output", tmp_path, "--resume")
+    assert contents(tmp_path) == expected
+
+
+def kill_job(job: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(job, signal.SIGKILL)
+
+
+def kill_worker(job: int) -> None:
+    # The first one is the tracker of resources.
+    for worker in members(job)[1:2]:
+        kill_job(worker)
+
+
+KILLS = [pytest.param(count, marks=[] if count < 3 else pytest.mark.slow) for count in (2, 20)]
+
+
+@pytest.mark.parametrize("count", KILLS)
+def test_kills_at_any_moment(
+    trained: Workplace, source: Path, expected: dict[str, bytes], tmp_path: Path, count: int
+) -> None:
+    moments = random.Random(count)
+    for number in range(count):
+        stop = kill_worker if number % 2 else kill_job
+        _, err = stopped(trained, source, tmp_path, moments.uniform(0.3, 3.0), stop)
+        assert "Traceback" not in err, err
+    (tmp_path / ".part-0.parquet.abc").write_bytes(b"half a file")
+    trained.ok("-q", "predict", "digits:1", "--input", source, "--output", tmp_path, "--resume")
+    assert contents(tmp_path) == expected
+    assert {file.name for file in tmp_path.iterdir()} == {*expected, "_job.json", "_done.jsonl"}
+    record = [json.loads(line) for line in (tmp_path / "_done.jsonl").read_text().splitlines()]
+    assert {entry["file"] for entry in record} == expected.keys()
