@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FileOptions:
-    """How a file is read and answered, as far as it differs from the training data.
+    """Options of reading and answering a file, where it differs from the training data.
 
     Attributes:
         horizon: Steps to forecast; None for all that the model was trained for.

@@ -38,7 +38,7 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True)
 class Model:
-    """What a process opens.
+    """The model of a job, which each process opens.
 
     Attributes:
         target: Run directory, or NAME:VERSION: an alias could move during the job.

@@ -164,7 +164,10 @@ class TimeColumn:
     def _add_dates(self, cells: pl.Series) -> BadTime | None:
         if self._dates is None:
             return None
-        dates, has_zone = _dates_and_zones(cells)
+        # All formats are tried on all cells that none fits, so that the first cell, of a column of numbers, is tried
+        # alone before.
+        first, _ = _dates_and_zones(cells.head(1))
+        dates, has_zone = (first, first) if first.null_count() else _dates_and_zones(cells)
         if dates.null_count():
             # The column may still be one of integers; the cell is reported if it is not.
             index = int(np.argmax(dates.is_null().to_numpy()))

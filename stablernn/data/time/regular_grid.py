@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
 from stablernn import errors
+from stablernn.data.arrays import Int64Array, Timestamps
 from stablernn.data.messages import format_timestamp
-from stablernn.data.time.frequency import Frequency, coarsest_frequency, covers, infer_frequency, parse_frequency
+from stablernn.data.time.frequency import (
+    Frequency,
+    Int64Array,
+    Timestamps,
+    coarsest_frequency,
+    covers,
+    infer_frequency,
+    parse_frequency,
+)
 from stablernn.data.types import Notes, Series
+
+_Result = TypeVar("_Result")
 
 # A configured frequency may leave far more gaps than an inferred one; a grid of seconds for monthly rows is a mistake.
 _MAX_STEPS_PER_ROW = 100
@@ -38,7 +50,8 @@ def align_to_grid(
     grid = _parse_grid(name, series, frequency) if frequency is not None else _infer_common_grid(name, series)
     if grid is None:
         return tuple(series), None, {"gap_steps_filled": 0, "irregular_intervals": sum(map(_count_irregular, series))}
-    filled = tuple(_fill_gaps(grid, each) for each in series)
+    positions_of = _for_equal_stamps(grid.positions)
+    filled = tuple(_fill_gaps(grid, each, positions_of(each.ds)) for each in series)
     added = sum(len(after.ds) - len(before.ds) for after, before in zip(filled, series, strict=True))
     return filled, grid, {"gap_steps_filled": added, "irregular_intervals": 0}
 
@@ -69,7 +82,8 @@ def _parse_grid(name: str, series: Sequence[Series], frequency: str) -> Frequenc
 def _infer_common_grid(name: str, series: Sequence[Series]) -> Frequency | None:
     """Return the grid of most series, which the others must share."""
     # One row has no step, and fits any grid.
-    grids = {each.unique_id: infer_frequency(each.ds) for each in series if len(each.ds) > 1}
+    infer = _for_equal_stamps(infer_frequency)
+    grids = {each.unique_id: infer(each.ds) for each in series if len(each.ds) > 1}
     if not grids:
         return None
     grid = Counter(grids.values()).most_common(1)[0][0]
@@ -89,8 +103,20 @@ def _infer_common_grid(name: str, series: Sequence[Series]) -> Frequency | None:
     return grid
 
 
-def _fill_gaps(grid: Frequency, series: Series) -> Series:
-    positions = grid.positions(series.ds)
+def _for_equal_stamps(function: Callable[[Timestamps], _Result]) -> Callable[[Timestamps], _Result]:
+    """Return a function that computes once what holds for several series in a row with the same stamps."""
+    last: tuple[Timestamps, _Result] | None = None
+
+    def remembered(ds: Timestamps) -> _Result:
+        nonlocal last
+        if last is None or not np.array_equal(ds, last[0]):
+            last = (ds, function(ds))
+        return last[1]
+
+    return remembered
+
+
+def _fill_gaps(grid: Frequency, series: Series, positions: Int64Array | None) -> Series:
     if positions is None:
         raise AssertionError(f"series {series.unique_id} passed the check of its grid")
     steps = int(positions[-1]) + 1
