@@ -14,8 +14,6 @@ from stablernn.data.arrays import Int64Array, Timestamps
 from stablernn.data.messages import format_timestamp
 from stablernn.data.time.frequency import (
     Frequency,
-    Int64Array,
-    Timestamps,
     coarsest_frequency,
     covers,
     infer_frequency,
