@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stablernn_cli.commands import registry_policy
+from stablernn_cli.commands.registry_copy import copy
 from stablernn_cli.errors import REFUSED, Reported, UsageError
 from stablernn_cli.metric_tables import show_metrics
 from stablernn_cli.options import JsonOption, RefArgument
@@ -22,6 +23,7 @@ app = typer.Typer(
     help="Manage trained models: versions, aliases, integrity", no_args_is_help=True, add_completion=False
 )
 app.add_typer(registry_policy.app, name="policy")
+app.command()(copy)
 
 WhyOption = Annotated[str | None, typer.Option(help="Reason, stored in the model's log.", show_default=False)]
 ForceOption = Annotated[bool, typer.Option("--force", help="Move the alias even if a check refuses; needs --why.")]
