@@ -47,6 +47,7 @@ class Target:
         engine: Name of the engine that was asked for a run, or of the one that runs a version.
         sample_rate: Samples in a second of the recordings of training; None where it is not known.
         digest: ``sha256:`` and the hash of the version's manifest, or of the weights of a run.
+        device: The device that a version runs on; None where each kind of work has its own.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Target:
     engine: str = "auto"
     sample_rate: float | None = None
     digest: str = ""
+    device: Device | None = None
 
     @property
     def takes_tokens(self) -> bool:
@@ -291,7 +293,10 @@ def _open_version(version: Version, device: Device, engine: str) -> Target:
         ) from error
     facts = {**manifest.model_dump(mode="json"), "fingerprint": (lineage.get("data") or {}).get("fingerprint", "")}
     model = ServedModel.load(version, device, engine=engine)
-    return replace(_target(version.ref, model, facts, config), engine=model.engine, digest=version.digest)
+    # Where both devices are used, 'by_work' says for what.
+    chosen = None if model.placement.by_work else model.placement.device
+    target = _target(version.ref, model, facts, config)
+    return replace(target, engine=model.engine, digest=version.digest, device=chosen)
 
 
 def _target(name: str, predictor: TorchPredictor | ServedModel, facts: Mapping[str, Any], config: Config) -> Target:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, cast
@@ -28,7 +29,9 @@ _LOG = logging.getLogger("stablernn.engines")
 LOOPED_RUNS = 2
 """Runs of the loop before a shape is recorded: to record takes as long as some runs, and many shapes come once."""
 MOST_RECORDINGS = 8
-"""Recordings of a cell; other shapes run in the loop. Each keeps the activations of a batch."""
+"""Recordings of a cell, each of which keeps the activations of a batch; the one not used for the longest time goes."""
+MOST_SHAPES = 64
+"""Shapes of a cell that are counted before they are recorded."""
 MOST_STEPS = 4_096
 """Steps of the longest sequence that is recorded: a graph takes memory for each kernel."""
 _WARM_UPS = 3
@@ -60,7 +63,8 @@ def capture_on_gpu(function: Callable[[], list[Tensor]], pool: Any, /) -> tuple[
             function()
     current.wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    # Other threads may go on with the GPU meanwhile.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         results = function()
     return results, graph.replay, graph.pool()
 
@@ -68,8 +72,8 @@ def capture_on_gpu(function: Callable[[], list[Tensor]], pool: Any, /) -> tuple[
 class CUDAGraphEngine:
     """Runs any cell by CUDA graphs of the plain loop; ``auto`` takes it on a GPU where no kernel runs the cell.
 
-    The first two runs of a shape are the loop itself, and so are shapes beyond eight of a cell, sequences of more than
-    4,096 steps, and second derivatives.
+    The first two runs of a shape are the loop itself, and so are sequences of more than 4,096 steps and second
+    derivatives. A cell has up to eight recordings.
 
     Args:
         capture: Records a function.
@@ -108,11 +112,12 @@ class CUDAGraphEngine:
         recording = self._recording(steps, tensors)
         if recording is None:
             return LoopEngine().run(cell, weights, drive, state, valid, dt, substeps, every_output=every_output)
-        results = list(
-            cast("tuple[Tensor, ...]", _Replayed.apply(recording, steps, *tensors))  # type: ignore[no-untyped-call]
-            if recording.is_training
-            else recording.forward(tensors)[0]
-        )
+        with _device_of(drive):
+            results = list(
+                cast("tuple[Tensor, ...]", _Replayed.apply(recording, steps, *tensors))  # type: ignore[no-untyped-call]
+                if recording.is_training
+                else recording.forward(tensors)[0]
+            )
         return results.pop(0) if every_output else None, tuple(results)
 
     def count_recordings(self, cell: StableCell) -> int:
@@ -125,20 +130,33 @@ class CUDAGraphEngine:
         if drive.numel() == 0 or drive.shape[1] > MOST_STEPS or self._is_capturing():
             return None
         needs_grad = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
-        key = (steps.options, *((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors), *needs_grad)
+        # Precisions are those of the recording.
+        precision = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+        key = (
+            steps.options,
+            *precision,
+            *((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors),
+            *needs_grad,
+        )
         with self._lock:
             of_cell = self._recordings.setdefault(steps.cell, {})
-            known = of_cell.get(key, 0)
+            # The one that was used last is at the end.
+            known = of_cell.pop(key, 0)
             if isinstance(known, int):
-                if known < LOOPED_RUNS or self.count_recordings(steps.cell) >= MOST_RECORDINGS:
+                if known < LOOPED_RUNS:
                     of_cell[key] = known + 1
+                    _forget(of_cell, int, MOST_SHAPES)
                     return None
-                of_cell[key] = known = self._record(steps, tensors, needs_grad)
+                _forget(of_cell, _Recording, MOST_RECORDINGS - 1)
+                known = self._record(steps, tensors, needs_grad)
+            of_cell[key] = known
             return known
 
     def _record(self, steps: _Steps, tensors: list[Tensor], needs_grad: list[bool]) -> _Recording | None:
         try:
-            return _Recording(steps, tensors, needs_grad, self._capture)
+            # The buffers outlive the mode of this run.
+            with _device_of(tensors[0]), torch.inference_mode(False):
+                return _Recording(steps, tensors, needs_grad, self._capture)
         # What a cell does may not be recordable, such as an operation that waits for the GPU.
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
@@ -148,6 +166,18 @@ class CUDAGraphEngine:
     def _is_capturing(self) -> bool:
         """Return whether somebody else records what this engine does."""
         return self._device_type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _forget(of_cell: dict[Any, Any], kind: type, most: int) -> None:
+    """Forget the shapes of a kind that were not used for the longest time, up to a number of them."""
+    keys = [key for key, value in of_cell.items() if isinstance(value, kind)]
+    for key in keys[: max(0, len(keys) - most)]:
+        del of_cell[key]
+
+
+def _device_of(tensor: Tensor) -> AbstractContextManager[object]:
+    """Return a context in which the GPU of a tensor is the current one, of which graphs are."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -223,8 +253,10 @@ class _Recording:
 
     def _differentiate(self) -> list[Tensor]:
         pairs = [(result, grad) for result, grad in zip(self._graph, self._grads, strict=True) if result.requires_grad]
-        results, grads = zip(*pairs, strict=True)
+        results, grads = [result for result, _ in pairs], [grad for _, grad in pairs]
         arguments = [tensor for tensor, needed in zip(self._inputs, self._needs_grad, strict=True) if needed]
+        if not results:
+            return [torch.zeros_like(argument) for argument in arguments]
         # The graph is kept, since its activations must not be overwritten: a replay may be differentiated twice.
         return list(torch.autograd.grad(results, arguments, grads, retain_graph=True, materialize_grads=True))
 
@@ -267,9 +299,11 @@ class _Replayed(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
         if not torch.is_grad_enabled():
-            return None, None, *ctx.recording.backward(tensors, ctx.run, grads)
+            with _device_of(tensors[0]):
+                return None, None, *ctx.recording.backward(tensors, ctx.run, grads)
         # create_graph=True: a second derivative is taken of the steps themselves.
         return None, None, *differentiate_again(ctx.steps, tensors, grads)
 
 
-register_engine(CUDAGraphEngine(), auto_devices=("cuda",))
+GRAPHS = CUDAGraphEngine()
+register_engine(GRAPHS, auto_devices=("cuda",))

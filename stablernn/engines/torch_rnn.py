@@ -17,7 +17,7 @@ from stablernn.cells import StableCell, State
 from stablernn.cells.elman import ElmanRNNCell
 from stablernn.cells.gru import GRUCell
 from stablernn.cells.lstm import LSTMCell
-from stablernn.engines.cuda_graph import CUDAGraphEngine
+from stablernn.engines.cuda_graph import GRAPHS
 from stablernn.engines.loop import LoopEngine
 from stablernn.engines.second_derivatives import differentiate_again
 from stablernn.engines.select import register_engine
@@ -31,7 +31,6 @@ _KERNELS: dict[type[StableCell], Callable[..., tuple[Tensor, ...]]] = {
 """The kernel of each cell; a subclass may compute something else."""
 
 
-_GRAPHS = CUDAGraphEngine()
 _MOST_STEPS = {"cuda": 32_768}
 """Steps of a call by the type of device: cuDNN refuses 65,536."""
 
@@ -85,7 +84,7 @@ class TorchRNNEngine:
     ) -> tuple[Tensor | None, State]:
         if valid is not None or x.numel() == 0:
             drive = cell.drive(x)
-            engine = _GRAPHS if _GRAPHS.supports(cell, drive) else LoopEngine()
+            engine = GRAPHS if GRAPHS.supports(cell, drive) else LoopEngine()
             return engine.run(cell, weights, drive, state, valid, every_output=every_output)
         most = _MOST_STEPS.get(x.device.type, x.shape[1])
         if x.shape[1] > most:

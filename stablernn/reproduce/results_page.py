@@ -44,9 +44,9 @@ _STATEMENTS_HEAD = """
 
 Sentences of the papers in our words, judged by the stored results: `held` where every comparison that the sentence
 needs was made and came out so, `not held` where one did not, `not tested` where one is missing and none contradicts it.
-One mean is better than another if it is so by more than the larger of both ranges over the seeds, and the worse one was
-not trained for a smaller share of its published training; a limit is judged after whole trainings alone. The last
-column also says which rows are missing, and where runs were cut short or are single ones.
+One mean is better than another if it is so by more than the larger of both ranges over the seeds. Rows are compared
+where the worse one was not trained for a smaller share of its published training; a limit is judged after whole
+trainings alone. The last column also says which rows are missing, and where runs were cut short or are single ones.
 
 """
 

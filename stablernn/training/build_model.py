@@ -8,7 +8,7 @@ import torch
 
 from stablernn.data.step_data import Data
 from stablernn.engines import select_engine
-from stablernn.errors import ConfigError
+from stablernn.errors import ConfigError, UnknownNameError
 from stablernn.nn.models import SequenceModel
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.resolve import enough_memory
@@ -51,7 +51,7 @@ def with_engine(config: Config, model: SequenceModel, device: torch.device, *, m
     wanted, is_timed = config.model.engine or "auto", model.max_dt is not None
     try:
         names = {select_engine(wanted, cell, drive, timed=is_timed).name for cell in model.rnn.cells}
-    except ConfigError:
+    except (ConfigError, UnknownNameError):
         if not may_change:
             raise
         names = {select_engine("auto", cell, drive, timed=is_timed).name for cell in model.rnn.cells}

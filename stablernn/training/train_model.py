@@ -80,8 +80,9 @@ def train(
     """
     resumed = directory_to_resume(run_dir) if resume else None
     stored = stored_settings(resumed) if resumed is not None else None
-    # A resumed run keeps its engine where that runs, unless another one is named.
-    keeps_engine = stored is not None and (config is None or config.model.engine is None)
+    # A resumed run keeps its engine where that runs, unless another one is named. The command line gives the stored
+    # settings with those that were typed.
+    keeps_engine = stored is not None and (config is None or config.model.engine in (None, stored.model.engine))
     if stored is not None:
         config = stored if config is None else merge_settings(stored, config)
     if config is None:

@@ -115,8 +115,24 @@ def test_without_gradients(device: str, select: Callable[[CUDAGraphEngine], None
     assert_equal(*results)
 
 
-def captures(monkeypatch: pytest.MonkeyPatch, rnn: srn.StableRNN, shapes: list[tuple[int, int, int]]) -> int:
-    """How many functions are recorded in runs without gradients."""
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_recording_outlives_inference_mode(device: str, select: Callable[[CUDAGraphEngine], None]) -> None:
+    engine = engine_for(device)
+    select(engine)
+    rnn = srn.StableRNN("lem", 3, 8, engine="cuda-graph").to(device, torch.float64)
+    x = torch.randn(4, 5, 3, dtype=torch.float64, device=device)
+    with torch.inference_mode():
+        for _ in range(cuda_graph.LOOPED_RUNS + 1):
+            expected = rnn(x)[0]
+    assert engine.count_recordings(rnn.cells[0]) == 1
+    with torch.no_grad():
+        torch.testing.assert_close(rnn(x)[0], expected)
+
+
+def captures(
+    monkeypatch: pytest.MonkeyPatch, rnn: srn.StableRNN, shapes: list[tuple[int, int, int]]
+) -> tuple[int, int]:
+    """How many functions are recorded in runs without gradients, and how many are kept."""
     from stablernn.engines import select as table
 
     count = 0
@@ -126,22 +142,26 @@ def captures(monkeypatch: pytest.MonkeyPatch, rnn: srn.StableRNN, shapes: list[t
         count += 1
         return run_again(function, pool)
 
-    monkeypatch.setitem(table._ENGINES, "cuda-graph", CUDAGraphEngine(capture, "cpu"))
+    engine = CUDAGraphEngine(capture, "cpu")
+    monkeypatch.setitem(table._ENGINES, "cuda-graph", engine)
     rnn.engine = "cuda-graph"
     with torch.no_grad():
         for shape in shapes:
             rnn(torch.randn(*shape))
-    return count
+    return count, engine.count_recordings(rnn.cells[0])
 
 
 def test_what_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     rnn = srn.StableRNN("lem", 3, 8)
-    assert captures(monkeypatch, rnn, [(2, 5, 3)] * cuda_graph.LOOPED_RUNS) == 0
-    assert captures(monkeypatch, rnn, [(2, 5, 3)] * 9) == 1
+    assert captures(monkeypatch, rnn, [(2, 5, 3)] * cuda_graph.LOOPED_RUNS) == (0, 0)
+    assert captures(monkeypatch, rnn, [(2, 5, 3)] * 9) == (1, 1)
+    # The recordings that were not used for the longest time make room.
     many = [(rows, 5, 3) for rows in range(1, 12)] * (cuda_graph.LOOPED_RUNS + 1)
-    assert captures(monkeypatch, rnn, many) == cuda_graph.MOST_RECORDINGS
+    assert captures(monkeypatch, rnn, many) == (11, cuda_graph.MOST_RECORDINGS)
+    assert captures(monkeypatch, rnn, [*many, (11, 5, 3)]) == (11, cuda_graph.MOST_RECORDINGS)
+    assert captures(monkeypatch, rnn, [(rows, 5, 3) for rows in range(1, 99)] * 3) == (0, 0)
     monkeypatch.setattr(cuda_graph, "MOST_STEPS", 4)
-    assert captures(monkeypatch, rnn, [(2, 5, 3)] * 9) == 0
+    assert captures(monkeypatch, rnn, [(2, 5, 3)] * 9) == (0, 0)
 
 
 def test_what_cannot_be_recorded_runs_in_the_loop(

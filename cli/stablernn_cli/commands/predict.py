@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,18 +12,9 @@ from stablernn_cli.commands.predict_folder import predict_folder
 from stablernn_cli.errors import UsageError
 from stablernn_cli.options import DeviceOption, EngineOption, JsonOption, RepairsOption, Stamps, TargetArgument
 from stablernn_cli.output import Output
-from stablernn_cli.prediction.answers import FileOptions, Predictions, predict_file
+from stablernn_cli.prediction.answers import FileOptions, Predictions, describe_notes, predict_file
 from stablernn_cli.prediction.files import FORMATS, check_format, csv_text, table_rows, write_predictions
 from stablernn_cli.targets import open_target
-
-_REPORTED_NOTES = (
-    "ignored_columns",
-    "gap_steps_filled",
-    "short_contexts",
-    "future_values_missing",
-    "future_rows_unused",
-)
-"""Counts of reading a file that are printed."""
 
 
 def predict(
@@ -136,7 +126,8 @@ def predict(
     with output.status(f"Running {target} on {source} ..."):
         model = open_target(target, device, engine)
         predictions = predict_file(model, source, options)
-    _report_notes(output, predictions.notes)
+    for note in describe_notes(predictions.notes):
+        output.note(f"Note: {note}")
     document: dict[str, Any] = {
         "target": model.name,
         "task": model.task,
@@ -152,20 +143,6 @@ def predict(
 def is_job(source: str, destination: str) -> bool:
     """Return whether a folder of files is to be answered by a folder; a folder of recordings is one file of answers."""
     return destination != "-" and Path(source).is_dir() and Path(destination).suffix.lower() not in FORMATS
-
-
-def _report_notes(output: Output, notes: Mapping[str, Any]) -> None:
-    """Print how the file was read, what was repaired, and what was filled or ignored."""
-    from stablernn.data.notes import data_counts, describe_reading, format_counts, repair_counts
-
-    reading, repairs = describe_reading(notes), repair_counts(data_counts(notes))
-    if reading:
-        output.note(f"Note: read as {reading}")
-    if repairs:
-        output.note(f"Note: repaired: {format_counts(repairs)}")
-    for name, count in notes.items():
-        if name in _REPORTED_NOTES and count:
-            output.note(f"Note: {name.replace('_', ' ')}: {count}")
 
 
 def _write(output: Output, file: Path | None, predictions: Predictions, document: dict[str, Any]) -> None:

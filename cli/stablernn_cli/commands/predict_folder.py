@@ -36,25 +36,36 @@ def predict_folder(
     """
     if destination.exists() and destination.samefile(source):
         raise UsageError(f"--output '{destination}' is the input itself. Choose another folder.")
-    job = Job(source, destination, Model(target, "", device, engine), options, Shard.parse(shard or "0/1"))
+    job = Job(
+        source,
+        destination,
+        Model(target, "", device, engine),
+        options,
+        Shard() if shard is None else Shard.parse(shard),
+    )
     files = job.files()
+    folders = sum(entry.is_dir() for entry in source.iterdir())
+    if folders:
+        output.warn(f"{folders} folders in '{source}' are left out: files are answered, not what folders hold.")
     with output.status(f"Opening {target} ..."):
         model = open_target(target, device, engine)
-    # NAME:VERSION, where the words were an alias.
-    job = replace(job, model=replace(job.model, target=model.name, digest=model.digest))
-    entries = job.begin(resume=resume)
-    left = [file for file in files if not job.is_done(file, entries.get(file.name))]
+    # What the words stand for here: an alias could move, and two processes could choose two devices.
+    device = model.device or device
+    job = replace(job, model=Model(model.name, model.digest, device, model.engine))
     failed: dict[str, str] = {}
     samples = rows = done = 0
-    for number, entry in enumerate(run_job(job, model, left, workers), 1):
-        if "error" in entry:
-            failed[entry["file"]] = entry["error"]
-            output.warn(f"{entry['file']}: {entry['error']}")
-            if strict:
-                break
-            continue
-        done, samples, rows = done + 1, samples + entry["samples"], rows + entry["rows"]
-        output.note(f"{number} of {len(left)}: {entry['file']}, {entry['rows']} rows")
+    with job.begun(resume=resume) as entries:
+        left = [file for file in files if not job.is_done(file, entries.get(file.name))]
+        for number, entry in enumerate(run_job(job, model, left, workers), 1):
+            if "error" in entry:
+                failed[entry["file"]] = entry["error"]
+                output.warn(f"{entry['file']}: {entry['error']}")
+                if strict:
+                    break
+                continue
+            done, samples, rows = done + 1, samples + entry["samples"], rows + entry["rows"]
+            notes = f" ({'; '.join(entry['notes'])})" if entry["notes"] else ""
+            output.note(f"{number} of {len(left)}: {entry['file']}, {entry['rows']} rows{notes}")
     document: dict[str, Any] = {
         "target": model.name,
         "digest": model.digest,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     from stablernn.data import InputSet
 
     Array = npt.NDArray[Any]
+
+
+_REPORTED_NOTES = (
+    "ignored_columns",
+    "gap_steps_filled",
+    "short_contexts",
+    "future_values_missing",
+    "future_rows_unused",
+)
+"""Counts of reading a file that are printed."""
 
 
 @dataclass(frozen=True)
@@ -205,3 +215,17 @@ def format_times(ds: npt.NDArray[np.datetime64] | npt.NDArray[np.int64], in_utc:
     elif (stamps == stamps.astype("datetime64[s]")).all():
         unit = "s"
     return [f"{text}Z" if in_utc else str(text) for text in np.datetime_as_string(stamps, unit=unit)]
+
+
+def describe_notes(notes: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how a file was read, what was repaired, and what was filled or ignored."""
+    from stablernn.data.notes import data_counts, describe_reading, format_counts, repair_counts
+
+    reading, repairs = describe_reading(notes), repair_counts(data_counts(notes))
+    if reading:
+        yield f"read as {reading}"
+    if repairs:
+        yield f"repaired: {format_counts(repairs)}"
+    for name, count in notes.items():
+        if name in _REPORTED_NOTES and count:
+            yield f"{name.replace('_', ' ')}: {count}"

@@ -11,18 +11,22 @@ import hashlib
 import json
 import os
 import signal
+import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock, Timeout
+
 from stablernn_cli.errors import CommandError, UsageError
 from stablernn_cli.options import Device
-from stablernn_cli.prediction.answers import FileOptions, predict_file
+from stablernn_cli.prediction.answers import FileOptions, describe_notes, predict_file
 from stablernn_cli.prediction.files import write_predictions
 
 if TYPE_CHECKING:
@@ -30,8 +34,8 @@ if TYPE_CHECKING:
 
 JOB = "_job.json"
 """What a job answers with which version; all shards have the same."""
-RECORD = "_done.jsonl"
-"""A line for each file that is done or failed; of a shard ``_done-I-of-N.jsonl``."""
+RECORDS = "_done*.jsonl"
+"""The records of all shards: a line for each file that is done or failed."""
 
 Entry = dict[str, Any]
 
@@ -44,7 +48,7 @@ class Model:
         target: Run directory, or NAME:VERSION: an alias could move during the job.
         digest: Digest of the target; a process that finds another one refuses.
         device: Device to compute on.
-        engine: Name of the engine; None for the default.
+        engine: Name of the engine that runs it.
     """
 
     target: str
@@ -73,6 +77,9 @@ class Model:
 class Shard:
     """A share of the files of a job.
 
+    A file belongs to a shard by the hash of its name, so that files which come or go between the starts of two shards
+    change nothing for the others.
+
     Attributes:
         number: Its number, from 0 on.
         count: Number of the shards.
@@ -95,7 +102,12 @@ class Shard:
 
     @property
     def record(self) -> str:
-        return RECORD if self.count == 1 else f"_done-{self.number}-of-{self.count}.jsonl"
+        """The name of the file with a line for each file of the shard."""
+        return "_done.jsonl" if self.count == 1 else f"_done-{self.number}-of-{self.count}.jsonl"
+
+    def has(self, name: str) -> bool:
+        """Return whether a file belongs to the shard."""
+        return int(hashlib.sha256(os.fsencode(name)).hexdigest(), 16) % self.count == self.number
 
 
 @dataclass(frozen=True)
@@ -120,67 +132,93 @@ class Job:
         """Return the files of the shard, sorted by name; those that begin with a dot or an underscore are left out.
 
         Raises:
-            UsageError: If the folder has none.
+            UsageError: If the folder has none, or two whose answers would have the same name.
         """
         names = sorted(entry.name for entry in os.scandir(self.source) if entry.is_file() and entry.name[0] not in "._")
         if not names:
             raise UsageError(f"There are no files in the folder '{self.source}'.")
-        return [self.source / name for name in names[self.shard.number :: self.shard.count]]
+        outputs: dict[str, str] = {}
+        for name in names:
+            other = outputs.setdefault(self.output(Path(name)).name, name)
+            if other != name:
+                raise UsageError(f"The answers to '{other}' and to '{name}' would be one file. Rename one of them.")
+        return [self.source / name for name in names if self.shard.has(name)]
 
     def output(self, source: Path) -> Path:
         """Return the file of the answers to a file."""
         is_parquet = source.suffix.lower() == ".parquet"
         return self.destination / (source.name if is_parquet else f"{source.name}.parquet")
 
-    def begin(self, *, resume: bool) -> dict[str, Entry]:
-        """Make the folder, and return the entries of the record by file.
+    @contextmanager
+    def begun(self, *, resume: bool) -> Iterator[dict[str, Entry]]:
+        """Make the folder, and keep other processes from the shard; the value has the entries of all records by file.
 
         Raises:
-            UsageError: If there is a job in the folder and ``resume`` is not set, or it is another job.
+            UsageError: If there are answers in the folder and ``resume`` is not set, it is that of another job, or
+                another process answers the shard.
             CommandError: If the folder cannot be written to.
         """
-        document = {"target": self.model.target, "digest": self.model.digest, **self.options.document()}
-        text = json.dumps(document, indent=2) + "\n"
-        path = self.destination / JOB
+        document = {
+            "target": self.model.target,
+            "digest": self.model.digest,
+            "engine": self.model.engine,
+            "device": self.model.device,
+            "input": self.source.resolve().name,
+            **self.options.document(),
+        }
+        lock = FileLock(self.destination / f".{self.shard.record}.lock", timeout=0)
         try:
             self.destination.mkdir(parents=True, exist_ok=True)
-            if not path.exists():
-                _create(path, text)
+            _create(self.destination / JOB, json.dumps(document, indent=2) + "\n")
+            self._check(document)
+            lock.acquire()
+        except Timeout:
+            raise UsageError(
+                f"Another process answers this folder to '{self.destination}'. Wait for it, or take another --shard."
+            ) from None
+        except OSError as error:
+            raise CommandError(f"Cannot write to the folder '{self.destination}': {error.strerror}.") from error
+        try:
+            entries = self._entries()
+            answered = [file for file in map(self.output, self.files()) if file.exists()]
+            if answered and not resume:
+                raise UsageError(
+                    f"There are answers in '{self.destination}' already, such as '{answered[0].name}'. Go on with "
+                    "--resume, or choose another --output."
+                )
             # What a process that was killed had begun to write.
             for source in self.files():
                 for part in self.destination.glob(f".{glob.escape(self.output(source).name)}.*"):
                     part.unlink(missing_ok=True)
-            stored = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise CommandError(f"Cannot write to the folder '{self.destination}': {error.strerror}.") from error
-        if stored != text:
-            before = json.loads(stored)
-            key = next(key for key in document if before.get(key) != document[key])
-            raise UsageError(
-                f"The folder '{self.destination}' is that of another job: '{key}' was {before.get(key)!r}, and is now "
-                f"{document[key]!r}. Choose another --output."
-            )
-        entries = self._entries()
-        if entries and not resume:
-            raise UsageError(
-                f"There are answers of this job in '{self.destination}' already. Go on with --resume, or choose "
-                "another --output."
-            )
-        return entries
+            yield entries
+        finally:
+            lock.release()
+
+    def _check(self, document: Mapping[str, Any]) -> None:
+        """Refuse a folder that is that of another job."""
+        try:
+            before = json.loads((self.destination / JOB).read_text(encoding="utf-8"))
+        except ValueError:
+            before = None
+        if not isinstance(before, dict):
+            raise CommandError(f"'{self.destination / JOB}' is damaged. Choose another --output.")
+        for key in sorted({*before, *document}):
+            if before.get(key) != document.get(key):
+                raise UsageError(
+                    f"The folder '{self.destination}' is that of another job: '{key}' was {before.get(key)!r}, and is "
+                    f"now {document.get(key)!r}. Choose another --output."
+                )
 
     def _entries(self) -> dict[str, Entry]:
-        try:
-            lines = (self.destination / self.shard.record).read_text(encoding="utf-8").splitlines()
-        except FileNotFoundError:
-            return {}
         entries = {}
-        for line in lines:
-            try:
-                entry = json.loads(line)
-            # The last line of a job that was killed.
-            except ValueError:
-                continue
-            entries[entry["file"]] = entry
+        for path in sorted(self.destination.glob(RECORDS)):
+            for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+                try:
+                    entry = json.loads(line)
+                # The last line of a job that was killed.
+                except ValueError:
+                    continue
+                entries[entry["file"]] = entry
         return entries
 
     def is_done(self, source: Path, entry: Entry | None) -> bool:
@@ -195,10 +233,17 @@ class Job:
             return False
 
     def record(self, entry: Entry) -> None:
-        """Append an entry to the record."""
-        with (self.destination / self.shard.record).open("a", encoding="utf-8") as file:
-            # A half line of a job that was killed must not swallow this one.
-            file.write(("\n" if file.tell() else "") + json.dumps(entry, ensure_ascii=False))
+        """Append an entry to the record.
+
+        Raises:
+            CommandError: If it cannot be written.
+        """
+        try:
+            with (self.destination / self.shard.record).open("a", encoding="utf-8") as file:
+                # A half line of a job that was killed must not swallow this one.
+                file.write(("\n" if file.tell() else "") + json.dumps(entry))
+        except OSError as error:
+            raise CommandError(f"Cannot write to the folder '{self.destination}': {error.strerror}.") from error
 
     def answer(self, target: Target, source: Path) -> Entry:
         """Write the answers to a file, and return its entry: what it holds, or why it cannot be answered.
@@ -210,8 +255,11 @@ class Job:
 
         entry: Entry = {"file": source.name}
         try:
+            before = _sha256(source)
             predictions = predict_file(target, str(source), self.options)
-        except (StableRNNError, UsageError) as error:
+            if _sha256(source) != before:
+                return {**entry, "error": "It changed while it was read."}
+        except (StableRNNError, UsageError, OSError) as error:
             return {**entry, "error": str(error)}
         output = self.output(source)
         write_predictions(output, predictions.table)
@@ -220,7 +268,8 @@ class Job:
             "output": output.name,
             "samples": predictions.samples,
             "rows": len(predictions),
-            "input_sha256": _sha256(source),
+            "notes": list(describe_notes(predictions.notes)),
+            "input_sha256": before,
             "output_sha256": _sha256(output),
         }
 
@@ -244,26 +293,47 @@ def run_job(job: Job, target: Target, files: Sequence[Path], workers: int) -> It
             yield entry
         return
     # A new interpreter instead of a fork, which the threads of ONNX Runtime would not survive.
-    pool = ProcessPoolExecutor(min(workers, len(files)), get_context("spawn"), _start, (job,))
+    with _one_thread():
+        pool = ProcessPoolExecutor(min(workers, len(files)), get_context("spawn"), _start, (job,))
+        try:
+            # All processes start with the first files, so that they get the limits of threads.
+            waiting: set[Future[Entry]] = {pool.submit(_answer, source) for source in files}
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in done:
+                    entry = future.result()
+                    job.record(entry)
+                    yield entry
+        except BrokenProcessPool:
+            raise CommandError(
+                "A process of the job ended without an answer; memory that ran out is the usual reason. What was done "
+                "is kept: repeat the command with --resume, and with fewer --workers."
+            ) from None
+        except BaseException:
+            # After Ctrl-C nothing goes on.
+            processes = list((pool._processes or {}).values())
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in processes:
+                process.terminate()
+            raise
+        else:
+            pool.shutdown()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let processes that are started meanwhile compute and read with one thread each."""
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "POLARS_MAX_THREADS")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, "1"))
     try:
-        waiting: set[Future[Entry]] = {pool.submit(_answer, source) for source in files}
-        while waiting:
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                entry = future.result()
-                job.record(entry)
-                yield entry
-    except BrokenProcessPool:
-        raise CommandError(
-            "A process of the job ended without an answer; memory that ran out is the usual reason. What was done is "
-            "kept: repeat the command with --resume, and with fewer --workers."
-        ) from None
+        yield
     finally:
-        # Those that still run must not go on after Ctrl-C.
-        processes = list((pool._processes or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.terminate()
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 _worker: tuple[Job, Target | Exception] | None = None
@@ -305,12 +375,19 @@ def _sha256(path: Path) -> str:
 
 
 def _create(path: Path, text: str) -> None:
-    """Write a file that another shard may write at the same moment; the first one stays."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
+    """Write a file whole that another shard may write at the same moment; the first one stays."""
+    if path.exists():
+        return
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        os.link(temporary, path)
-    except FileExistsError:
-        pass
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            pass
+        # Some network file systems have no links; shards of one job write the same text.
+        except OSError:
+            os.replace(temporary, path)
     finally:
-        temporary.unlink()
+        Path(temporary).unlink(missing_ok=True)

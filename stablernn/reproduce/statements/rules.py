@@ -199,7 +199,12 @@ def _judge_series(
     for figure in figures:
         samples, missing = evidence.samples(figure, rows)
         findings.miss(figure, missing)
-        if not missing:
+        # Rows that were trained for different shares cannot be put in an order.
+        shares = {sample.share for sample in samples}
+        if len(shares) > 1:
+            for sample in samples:
+                findings.miss_training(figure, sample)
+        elif not missing:
             series = ", ".join(f"{sample.row} {figure.format(sample.mean)}" for sample in samples)
             findings.add(holds(figure, samples), f"{figure.title}: {series}", samples)
     return findings.verdict()

@@ -6,16 +6,20 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
+from filelock import FileLock
 
 from cli_helpers import Workplace, run_alone
+from stablernn_cli.prediction import job
 
 FILES, SEQUENCES, STEPS = 5, 40, 20
 
@@ -89,10 +93,73 @@ def test_it_needs_no_torch(trained: Workplace, source: Path, tmp_path: Path) -> 
 
 
 def test_shards_share_the_files(trained: Workplace, source: Path, expected: dict[str, bytes], tmp_path: Path) -> None:
-    words = ("-q", "predict", "digits:1", "--input", source, "--output", tmp_path, "--json")
-    counts = [trained.ok(*words, "--shard", f"{number}/3").json["files"] for number in range(3)]
-    assert counts == [2, 2, 1]
-    assert contents(tmp_path) == expected
+    folder, answers = tmp_path / "in", tmp_path / "out"
+    shutil.copytree(source, folder)
+    words = ("predict", "digits:1", "--input", folder, "--output", answers)
+    # All at once; then a file comes that is before the others by name.
+    processes = [trained.start("-q", *words, "--shard", f"{number}/3") for number in range(3)]
+    for process in processes:
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+    assert contents(answers) == expected
+    shutil.copy(folder / "part-0.parquet", folder / "a.parquet")
+    done = [trained.ok("-q", *words, "--shard", f"{number}/3", "--resume", "--json").json for number in range(3)]
+    assert sum(document["done"] for document in done) == 1
+    assert sum(document["done_before"] for document in done) == FILES
+    assert contents(answers)["a.parquet"] == expected["part-0.parquet"]
+    # Another number of shards goes on with all records.
+    assert trained.ok("-q", *words, "--resume", "--json").json["done_before"] == FILES + 1
+
+
+def test_two_processes_on_one_shard(trained: Workplace, source: Path, tmp_path: Path) -> None:
+    words = ("-q", "predict", "digits:1", "--input", source, "--output", tmp_path, "--resume")
+    tmp_path.mkdir(exist_ok=True)
+    with FileLock(tmp_path / "._done.jsonl.lock"):
+        process = trained.start(*words)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "Another process answers this folder" in err
+    trained.ok(*words)
+
+
+def test_answers_of_two_files_are_never_one(trained: Workplace, source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("a.csv", "a.csv.parquet"):
+        shutil.copy(source / "part-0.parquet", folder / name)
+    result = trained("predict", "digits:1", "--input", folder, "--output", tmp_path / "out")
+    assert result.code == 2
+    assert "The answers to 'a.csv' and to 'a.csv.parquet' would be one file" in result.err
+
+
+def test_a_file_that_changes_meanwhile_is_answered_again(
+    trained: Workplace, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    shutil.copy(source / "part-0.parquet", folder / "a.parquet")
+    predict_file = job.predict_file
+
+    def change(*arguments: Any) -> Any:
+        answers = predict_file(*arguments)
+        shutil.copy(source / "part-1.parquet", folder / "a.parquet")
+        return answers
+
+    words = ("predict", "digits:1", "--input", folder, "--output", tmp_path / "out", "--json")
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "predict_file", change)
+        assert trained(*words).json["failed"] == {"a.parquet": "It changed while it was read."}
+    assert trained.ok(*words, "--resume").json["done"] == 1
+
+
+def test_notes_of_reading_are_printed(trained: Workplace, source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    (folder / "nested").mkdir(parents=True)
+    frame = pl.read_parquet(source / "part-0.parquet").with_columns(volume=1.0)
+    frame.write_parquet(folder / "a.parquet")
+    result = trained.ok("predict", "digits:1", "--input", folder, "--output", tmp_path / "out")
+    assert "ignored columns: ['volume']" in result.err
+    assert "1 folders in" in result.err
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -147,10 +214,12 @@ def test_changed_files_are_answered_again(trained: Workplace, source: Path, tmp_
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("digits:1",), "There are answers of this job in"),
-        (("digits-run", "--resume"), "'target' was 'digits:1', and is now 'digits-run'"),
+        (("digits:1",), "There are answers in"),
+        (("digits-run", "--resume"), "is that of another job"),
         (("digits:1", "--id-column", "meter", "--resume"), "'id_column' was None, and is now 'meter'"),
+        (("digits:1", "--engine", "torch", "--resume"), "'engine' was 'onnx', and is now 'torch'"),
         (("digits:1", "--shard", "4/4"), "--shard must be I/N with I from 0 to N - 1, such as 0/4, got '4/4'"),
+        (("digits:1", "--shard", ""), "--shard must be I/N with I from 0 to N - 1, such as 0/4, got ''"),
     ],
 )
 def test_another_job_is_refused(
@@ -206,7 +275,8 @@ def stopped(
 
 def test_ctrl_c(trained: Workplace, source: Path, expected: dict[str, bytes], tmp_path: Path) -> None:
     code, err = stopped(trained, source, tmp_path, 1.5, lambda job: os.killpg(job, signal.SIGINT))
-    assert code in (0, 130)
+    # The signal may come before the command can catch it, or after its end.
+    assert code in (0, 130, -signal.SIGINT)
     assert "Traceback" not in err
     trained.ok("-q", "predict", "digits:1", "--input", source, "--output", tmp_path, "--resume")
     assert contents(tmp_path) == expected
@@ -238,6 +308,7 @@ def test_kills_at_any_moment(
     (tmp_path / ".part-0.parquet.abc").write_bytes(b"half a file")
     trained.ok("-q", "predict", "digits:1", "--input", source, "--output", tmp_path, "--resume")
     assert contents(tmp_path) == expected
-    assert {file.name for file in tmp_path.iterdir()} == {*expected, "_job.json", "_done.jsonl"}
+    left = {file.name for file in tmp_path.iterdir()}
+    assert left == {*expected, "_job.json", "_done.jsonl", "._done.jsonl.lock"}
     record = [json.loads(line) for line in (tmp_path / "_done.jsonl").read_text().splitlines()]
     assert {entry["file"] for entry in record} == expected.keys()
