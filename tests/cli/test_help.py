@@ -46,6 +46,7 @@ COMMANDS = {
     "registry list",
     "registry show",
     "registry alias",
+    "registry copy",
     "registry rollback",
     "registry log",
     "registry verify",

@@ -46,7 +46,7 @@ ENTRIES = (
     Entry("eval", MAIN_JOB, "Score a run or a registry version", "evaluate", "evaluate"),
     Entry("export", MAIN_JOB, "Export a run into the registry", "export", "export"),
     Entry("certify", MAIN_JOB, "Compute a model's stability certificate", "certify", "certify"),
-    Entry("predict", MAIN_JOB, "Classify or forecast a file", "predict", "predict"),
+    Entry("predict", MAIN_JOB, "Classify or forecast a file, or a folder of files", "predict", "predict"),
     Entry("plot", MAIN_JOB, "Draw a forecast, scores or the curves of a run", "plot", "plot"),
     Entry("serve", MAIN_JOB, "Serve models over REST", "serve", "serve"),
     Entry("dockerize", MAIN_JOB, "Write the build context of a container image", "dockerize", "dockerize"),
