@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from stablernn_cli.options import JsonOption, RefArgument
-from stablernn_cli.output import Output
+from stablernn_cli.output import Output, count_of
 
 
 def copy(
@@ -44,4 +44,4 @@ def copy(
     if as_json:
         output.document({"ref": version.ref, "digest": version.digest, "folder": str(folder), "files": names})
     else:
-        output.note(f"Copied {len(names)} files of {version.ref} to {folder}: {', '.join(names)}.")
+        output.note(f"Copied {count_of(len(names), 'file')} of {version.ref} to {folder}: {', '.join(names)}.")
