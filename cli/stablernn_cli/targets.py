@@ -294,9 +294,9 @@ def _open_version(version: Version, device: Device, engine: str) -> Target:
     facts = {**manifest.model_dump(mode="json"), "fingerprint": (lineage.get("data") or {}).get("fingerprint", "")}
     model = ServedModel.load(version, device, engine=engine)
     # Where both devices are used, 'by_work' says for what.
-    chosen = None if model.placement.by_work else model.placement.device
+    single_device = None if model.placement.by_work else model.placement.device
     target = _target(version.ref, model, facts, config)
-    return replace(target, engine=model.engine, digest=version.digest, device=chosen)
+    return replace(target, engine=model.engine, digest=version.digest, device=single_device)
 
 
 def _target(name: str, predictor: TorchPredictor | ServedModel, facts: Mapping[str, Any], config: Config) -> Target:

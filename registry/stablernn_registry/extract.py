@@ -36,8 +36,8 @@ def extract_files(version: Version, folder: str | Path, filenames: Sequence[str]
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise StorageError(f"{target} is not an empty folder. Copy the files to a new or empty one.")
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as place:
-            staging = Path(place) / target.name
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as temporary:
+            staging = Path(temporary) / target.name
             staging.mkdir()
             for name in names:
                 version.check(name)

@@ -141,16 +141,16 @@ class CUDAGraphEngine:
         with self._lock:
             of_cell = self._recordings.setdefault(steps.cell, {})
             # The one that was used last is at the end.
-            known = of_cell.pop(key, 0)
-            if isinstance(known, int):
-                if known < LOOPED_RUNS:
-                    of_cell[key] = known + 1
+            entry = of_cell.pop(key, 0)
+            if isinstance(entry, int):
+                if entry < LOOPED_RUNS:
+                    of_cell[key] = entry + 1
                     _forget(of_cell, int, MOST_SHAPES)
                     return None
                 _forget(of_cell, _Recording, MOST_RECORDINGS - 1)
-                known = self._record(steps, tensors, needs_grad)
-            of_cell[key] = known
-            return known
+                entry = self._record(steps, tensors, needs_grad)
+            of_cell[key] = entry
+            return entry
 
     def _record(self, steps: _Steps, tensors: list[Tensor], needs_grad: list[bool]) -> _Recording | None:
         try:
@@ -168,10 +168,10 @@ class CUDAGraphEngine:
         return self._device_type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def _forget(of_cell: dict[Any, Any], kind: type, most: int) -> None:
+def _forget(of_cell: dict[Any, Any], kind: type, limit: int) -> None:
     """Forget the shapes of a kind that were not used for the longest time, up to a number of them."""
     keys = [key for key, value in of_cell.items() if isinstance(value, kind)]
-    for key in keys[: max(0, len(keys) - most)]:
+    for key in keys[: max(0, len(keys) - limit)]:
         del of_cell[key]
 
 

@@ -86,10 +86,10 @@ class TorchRNNEngine:
             drive = cell.drive(x)
             engine = GRAPHS if GRAPHS.supports(cell, drive) else LoopEngine()
             return engine.run(cell, weights, drive, state, valid, every_output=every_output)
-        most = _MOST_STEPS.get(x.device.type, x.shape[1])
-        if x.shape[1] > most:
+        limit = _MOST_STEPS.get(x.device.type, x.shape[1])
+        if x.shape[1] > limit:
             parts = []
-            for part in torch.split(x, most, dim=1):
+            for part in torch.split(x, limit, dim=1):
                 outputs, state = self.run_inputs(cell, weights, part, state, None, every_output=every_output)
                 parts.append(outputs)
             return torch.cat([part for part in parts if part is not None], dim=1) if every_output else None, state

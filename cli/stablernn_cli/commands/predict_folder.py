@@ -54,7 +54,7 @@ def predict_folder(
     job = replace(job, model=Model(model.name, model.digest, device, model.engine))
     failed: dict[str, str] = {}
     samples = rows = done = 0
-    with job.begun(resume=resume) as entries:
+    with job.open_destination(resume=resume) as entries:
         left = [file for file in files if not job.is_done(file, entries.get(file.name))]
         for number, entry in enumerate(run_job(job, model, left, workers), 1):
             if "error" in entry:

@@ -121,5 +121,5 @@ def _parquet(table: Table) -> bytes:
         return pl.Series(name, [plain(value) for value in values])
 
     buffer = io.BytesIO()
-    pl.DataFrame([column(*item) for item in table.items()]).write_parquet(buffer)
+    pl.DataFrame([column(name, values) for name, values in table.items()]).write_parquet(buffer)
     return buffer.getvalue()

@@ -150,7 +150,7 @@ class Job:
         return self.destination / (source.name if is_parquet else f"{source.name}.parquet")
 
     @contextmanager
-    def begun(self, *, resume: bool) -> Iterator[dict[str, Entry]]:
+    def open_destination(self, *, resume: bool) -> Iterator[dict[str, Entry]]:
         """Make the folder, and keep other processes from the shard; the value has the entries of all records by file.
 
         Raises:

@@ -50,8 +50,7 @@ def open_trackers(names: Sequence[str]) -> list[Callback]:
         tracker = TRACKERS[name]
         if find_spec(tracker.module) is None:
             raise ConfigError(
-                f"Logging to '{name}' needs {tracker.library}, which is missing here; run pip install "
-                f"'stablernn[{name}]'."
+                f"Logging to '{name}' needs the package of {tracker.library}: pip install 'stablernn[{name}]'."
             )
         module = importlib.import_module(f"{__name__}.{name}")
         callbacks.append(getattr(module, tracker.callback)())
