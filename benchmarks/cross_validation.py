@@ -45,6 +45,7 @@ SERIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Files in the folder ``forecasting`` of the data, and what they are read with."""
 SOLVED = {"training.method": "closed-form"}
+UNCHANGED = {"training.time_warp": 0.0, "training.jitter": 0.0, "training.rescale": 0.0}
 Array = npt.NDArray[Any]
 Settings = dict[str, Any]
 Row = dict[str, Any]
@@ -93,6 +94,24 @@ COMPARISONS = {
             "magnitude_warp 0.2": {"training.magnitude_warp": 0.2},
             "channel_dropout 0.1": {"training.channel_dropout": 0.1},
         },
+    ),
+    "many-classes": Comparison(
+        ("Adiac",),
+        {"model.cell": "lru", "training.refit": True},
+        {
+            "500 steps": {"training.max_steps": 500},
+            "50 steps a class": {},
+            "unchanged, 500 steps": {**UNCHANGED, "training.max_steps": 500},
+            "unchanged, 50 a class": UNCHANGED,
+        },
+        seeds=(0,),
+    ),
+    "unchanged": Comparison(
+        (*SMALL_SETS, "ArrowHead", "JapaneseVowels", "Adiac", "Crop"),
+        {"model.cell": "lru"},
+        {"default": {}, "unchanged": UNCHANGED},
+        seeds=(0,),
+        refits_small=True,
     ),
     "channels": Comparison(
         ("ECG200", "ItalyPowerDemand", "GunPoint", "ArrowHead", "JapaneseVowels"),

@@ -307,9 +307,9 @@ def test_sets_that_defaults_were_chosen_on_are_counted_apart() -> None:
         row("Adiac", 0.84, 0.80, 0.62),
         row("Broken", "The loss is not finite.", 0.80),
     )
-    assert "| no default was chosen on | 3 | 1 | 0 | 2 | 0.7700 | 0.7800 | 0.6100 | 1.50 | 1.50 | 3.00 |\n" in text
-    assert "| defaults were chosen on | 1 | 0 | 1 | 0 | 0.9900 | 0.9900 | 0.8300 | 1.50 | 1.50 | 3.00 |\n" in text
-    others, _, development = text.partition("### Sets that defaults were chosen on")
+    assert "| are not among the nine | 3 | 1 | 0 | 2 | 0.7700 | 0.7800 | 0.6100 | 1.50 | 1.50 | 3.00 |\n" in text
+    assert "| are among the nine | 1 | 0 | 1 | 0 | 0.9900 | 0.9900 | 0.8300 | 1.50 | 1.50 | 3.00 |\n" in text
+    others, _, development = text.partition("### Sets that are among the nine")
     adiac = "| Adiac | 1,200 | 100 | 7 to 29 | 2 | 3 | 0.8400 | 0.8000 | 0.6200 | win | lru | contracting |\n"
     assert adiac in others
     assert "| Broken | 1,200 | 100 | 7 to 29 | 2 | 3 | - | 0.8000 | - | loss | - | - |\n" in others

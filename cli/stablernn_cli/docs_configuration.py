@@ -96,6 +96,7 @@ def _classification_rows() -> list[tuple[str, str, str]]:
         LEAST_STEPS,
         PATCH_STEPS,
         PATCHES,
+        STEPS_OF_A_CLASS,
     )
 
     # Numbers are read from the code; only the reasons are written here.
@@ -126,7 +127,11 @@ def _classification_rows() -> list[tuple[str, str, str]]:
             "a small set is memorized otherwise; `time_warp` is 0 if the steps have times",
         ),
         ("`batch_size`", "the cell's, at most a quarter of the sequences, at least 8", "small sets need steps"),
-        ("`epochs`", f"the cell's, at least as many as make {LEAST_STEPS} steps", "as above"),
+        (
+            "`epochs`",
+            f"the cell's, at least as many as make {LEAST_STEPS} steps, and {STEPS_OF_A_CLASS} for each class",
+            "as above",
+        ),
         ("`calibrate`", "true: one temperature", "networks are overconfident"),
     ]
 

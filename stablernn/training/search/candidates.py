@@ -58,6 +58,16 @@ class Candidate:
     def scores(self) -> list[float]:
         return [float(result.score) for _, result in sorted(self.results.items()) if result.score is not None]
 
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of an optimizer step in its trainings, the median."""
+        return float(np.median([result.step_seconds for result in self.results.values()]))
+
+    @property
+    def whole_steps(self) -> int:
+        """Optimizer steps of its whole training."""
+        return next(iter(self.results.values())).whole_steps
+
     def document(self) -> dict[str, Any]:
         """Return the candidate as JSON types."""
         scores = self.scores
@@ -91,6 +101,12 @@ def comparable(candidates: Sequence[Candidate]) -> list[Candidate]:
     for candidate in compared:
         candidate.results = {part: candidate.results[part] for part in range(parts)}
     return compared
+
+
+def leading(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
+    """Return the best candidates and the first, the default, against which they have to hold their own."""
+    first, *others = candidates
+    return [first, *sorted(others, key=lambda candidate: candidate.rank)[: max(1, count - 1)]]
 
 
 def _first_parts(candidate: Candidate) -> int:

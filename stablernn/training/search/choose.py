@@ -25,12 +25,21 @@ from stablernn.training.search.candidates import (
     find_candidates,
     held_out_temperature,
     is_clearly_better,
+    leading,
     merged,
     open_settings,
     select,
 )
-from stablernn.training.search.plan import SEARCH_SHARE, Plan, count_trainings, halving_rounds, least_share, make_plan
-from stablernn.training.search.resampling import resample
+from stablernn.training.search.plan import (
+    SEARCH_SHARE,
+    Plan,
+    count_trainings,
+    first_parts,
+    halving_rounds,
+    least_share,
+    make_plan,
+)
+from stablernn.training.search.resampling import alike_sequences, resample
 from stablernn.training.search.trial import Trial, load_all
 from stablernn.training.search.workers import MOST_WORKERS, Workers, available_cores, open_workers
 from stablernn.training.settings.closed_form import CLOSED_FORM
@@ -99,7 +108,8 @@ def choose_settings(config: Config, budget: Budget | None = None) -> Choice:
     budget = budget or Budget()
     networks = find_candidates(config, data)
     parts = len(resample(data, PARTS, seed=config.training.seed, refit=networks[0].config.training.refit))
-    search = _Search(config, data.task, budget, networks, _baseline_or_none(config, data), parts, began)
+    first = first_parts(alike_sequences(data), parts)
+    search = _Search(config, data.task, budget, networks, _baseline_or_none(config, data), (parts, first), began)
     with stop_signals() as stop, open_workers(_worker_count(config), stop) as workers:
         return search.run(workers, stop)
 
@@ -153,7 +163,7 @@ class _Search:
         budget: Budget,
         networks: list[Candidate],
         baseline: Candidate | None,
-        parts: int,
+        parts: tuple[int, int],
         began: float,
     ) -> None:
         self._config = config
@@ -163,7 +173,8 @@ class _Search:
         self._baseline = baseline
         # The baseline comes last: a network that is as good goes before it.
         self._candidates = [*networks, *([] if baseline is None else [baseline])]
-        self._parts = parts
+        # Of the data, and those on which all recipes are compared.
+        self._parts, self._first_parts = parts
         self._began = began
         self._steps = 0
         # Loading and measuring, which come before a plan.
@@ -177,7 +188,7 @@ class _Search:
         if plan is None:
             return self._without_search(step_seconds, whole_steps)
         _LOG.info(
-            f"Comparing {plan.recipes} recipes on up to {self._parts} parts of the training data, "
+            f"Comparing {plan.recipes} recipes on up to {plan.rounds[-1][1]} parts of the training data, "
             + ("each trained in full" if plan.share == 1 else f"each for {plan.share:.0%} of its steps")
             + f"; budget {self._budget}."
         )
@@ -188,7 +199,7 @@ class _Search:
         survivors, done = self._networks[: plan.recipes], 0
         for recipes, upto in plan.rounds:
             if done:
-                survivors = _best(survivors, recipes)
+                survivors = leading(survivors, recipes)
             self._run_round(workers, stop, plan, survivors, range(done, upto))
             done = upto
             if stop.is_set():
@@ -202,15 +213,16 @@ class _Search:
         """Return the choice among the networks that are left, and the baseline where it can be compared with them."""
         baseline = self._comparable_baseline(survivors[0])
         stopped = [candidate for candidate in self._networks if candidate not in survivors]
-        contenders = survivors
-        # Networks get all their steps in the end, and a baseline has nothing more to learn.
-        is_fair = plan.share >= LEAST_TRAINED
+        # In the order of the recipes again, by which equals are told apart.
+        contenders = sorted(survivors, key=self._candidates.index)
+        network, _ = select(contenders)
+        # A baseline has nothing more to learn; a network that gets more steps now than in the comparison has.
+        is_fair = plan.share >= LEAST_TRAINED or self._final_share(network) < LEAST_TRAINED
         if baseline is not None and is_fair:
-            contenders = [*survivors, baseline]
+            contenders.append(baseline)
         for candidate in [*survivors, *([] if baseline is None else [baseline])]:
             candidate.status = "compared"
-        # In the order of the recipes again, by which equals are told apart.
-        selected, reason = select(sorted(contenders, key=self._candidates.index), stopped)
+        selected, reason = select(contenders, stopped)
         selected.status = "chosen"
         if baseline is not None and not is_fair and is_clearly_better(baseline, selected):
             scores = f"{np.mean(baseline.scores):.4g} against {np.mean(selected.scores):.4g}"
@@ -244,7 +256,7 @@ class _Search:
             left = SEARCH_SHARE * self._budget.seconds - self._preparation_seconds
             # The first recipe is among the fast ones.
             affordable = _USED_SHARE * self._processes * left / (step_seconds * whole_steps)
-        return make_plan(len(self._networks), self._parts, affordable, whole_steps)
+        return make_plan(len(self._networks), self._parts, self._first_parts, affordable, whole_steps)
 
     def _run_round(
         self, workers: Workers, stop: Event, plan: Plan, survivors: Sequence[Candidate], parts: Sequence[int]
@@ -287,10 +299,7 @@ class _Search:
 
     def _choice(self, candidate: Candidate, reason: str, plan: Plan) -> Choice:
         metric = next(iter(candidate.results.values())).metric
-        # The speed of whole trainings is that of the search.
-        step_seconds = float(np.median([result.step_seconds for result in candidate.results.values()]))
-        whole_steps = next(iter(candidate.results.values())).whole_steps
-        config, length = self._final_settings(candidate, step_seconds, whole_steps)
+        config, length = self._final_settings(candidate, candidate.step_seconds, candidate.whole_steps)
         return Choice(
             config,
             {
@@ -308,6 +317,12 @@ class _Search:
             },
         )
 
+    def _final_share(self, candidate: Candidate) -> float:
+        """Return the share of its optimizer steps that a network would get in the training that follows."""
+        if self._has_length:
+            return 1.0
+        return min(1.0, self._affordable_steps(candidate.step_seconds) / candidate.whole_steps)
+
     def _final_settings(
         self, candidate: Candidate, step_seconds: float, whole_steps: int
     ) -> tuple[Config, dict[str, Any]]:
@@ -319,9 +334,7 @@ class _Search:
         if (temperature := held_out_temperature(candidate)) is not None:
             changes["training.temperature"] = temperature
         has_members = "members" in self._config.model.model_fields_set or self._task == "predict-next"
-        # A length that the user sets is kept, whatever it takes.
-        has_length = not self._config.training.model_fields_set.isdisjoint({"epochs", "max_steps"})
-        if affordable < whole_steps and not has_length:
+        if affordable < whole_steps and not self._has_length:
             steps = changes["training.max_steps"] = max(1, int(affordable))
             _LOG.warning(
                 f"The budget of {self._budget} leaves {steps:,} of the {whole_steps:,} optimizer steps of "
@@ -334,6 +347,11 @@ class _Search:
             if members > 1:
                 changes["model.members"] = members
         return merged(candidate.config, changes), changes
+
+    @property
+    def _has_length(self) -> bool:
+        """True if the user sets a length, which is kept, whatever it takes."""
+        return not self._config.training.model_fields_set.isdisjoint({"epochs", "max_steps"})
 
     def _describe_excess(self, steps: int, step_seconds: float) -> str:
         return f"{steps:,} steps" if self._budget.seconds is None else f"about {math.ceil(steps * step_seconds)} s"
@@ -394,7 +412,9 @@ class _Search:
 
     def _describe_least_budget(self, step_seconds: float, whole_steps: int) -> str:
         """Return the budget with which two recipes can be compared."""
-        steps = least_share(whole_steps) * whole_steps * count_trainings(halving_rounds(2, self._parts))
+        steps = (
+            least_share(whole_steps) * whole_steps * count_trainings(halving_rounds(2, self._parts, self._first_parts))
+        )
         if self._budget.seconds is None:
             return f"{math.ceil(steps / SEARCH_SHARE):,} steps"
         search_seconds = steps * step_seconds / (_USED_SHARE * self._processes)
@@ -422,9 +442,3 @@ class _Search:
         return InterruptedRun(
             f"Stopped while recipes were compared. The best so far, '{best.recipe.name}', is trained with {settings}"
         )
-
-
-def _best(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
-    """Return the best candidates and the first, the default, against which they have to hold their own."""
-    first, *others = candidates
-    return [first, *sorted(others, key=lambda candidate: candidate.rank)[: max(1, count - 1)]]

@@ -64,6 +64,8 @@ AUGMENTATION = {"time_warp": 0.03, "jitter": 0.1, "rescale": 0.1}
 LABEL_SMOOTHING = 0.1
 LEAST_STEPS = 500
 """Optimizer steps of a training, at least."""
+STEPS_OF_A_CLASS = 50
+"""Optimizer steps for each class, at least (`python benchmarks/cross_validation.py many-classes`)."""
 _LEAST_BATCH = 8
 
 
@@ -143,7 +145,8 @@ class ClassifyTask(Task):
         samples = len(self.data.train)
         batch = min(defaults.batch_size, max(_LEAST_BATCH, power_of_two(samples / 4)))
         steps = self.steps_per_epoch(config.training.batch_size or batch, 0)
-        return replace(defaults, batch_size=batch, epochs=max(defaults.epochs, math.ceil(LEAST_STEPS / steps)))
+        least = max(LEAST_STEPS, STEPS_OF_A_CLASS * len(self.data.labels))
+        return replace(defaults, batch_size=batch, epochs=max(defaults.epochs, math.ceil(least / steps)))
 
     def training_settings(self, config: Config, model: ModelConfig, defaults: TrainingDefaults) -> TrainingDefaults:
         refuse_settings_of_other_tasks(config, "training", self.data)

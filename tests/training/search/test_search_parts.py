@@ -27,8 +27,8 @@ from stablernn.training.search.candidates import (
     open_settings,
     select,
 )
-from stablernn.training.search.choose import _Search
-from stablernn.training.search.plan import LEAST_SHARE, count_trainings, halving_rounds, make_plan
+from stablernn.training.search.choose import LEAST_TRAINED, _Search
+from stablernn.training.search.plan import LEAST_SHARE, count_trainings, first_parts, halving_rounds, make_plan
 from stablernn.training.search.recipes import Recipe, recipes
 from stablernn.training.search.resampling import resample
 from stablernn.training.search.trial import Trial, TrialResult
@@ -72,16 +72,37 @@ def test_other_budgets_are_refused(text: str) -> None:
 
 
 def test_a_plan_takes_fewer_recipes_where_the_budget_is_small() -> None:
-    whole = make_plan(8, 5, affordable=1000, whole_steps=500)
+    whole = make_plan(8, 5, 3, affordable=1000, whole_steps=500)
     assert whole is not None
     assert (whole.recipes, whole.share) == (8, 1.0)
     assert whole.trainings == 8 * 3 + 4 * 2
-    smaller = make_plan(8, 5, affordable=LEAST_SHARE * count_trainings(halving_rounds(4, 5)), whole_steps=500)
+    smaller = make_plan(8, 5, 3, affordable=LEAST_SHARE * count_trainings(halving_rounds(4, 5, 3)), whole_steps=500)
     assert smaller is not None
     assert (smaller.recipes, smaller.share) == (4, pytest.approx(LEAST_SHARE))
-    assert make_plan(8, 5, affordable=1, whole_steps=500) is None
+    assert make_plan(8, 5, 3, affordable=1, whole_steps=500) is None
     # A training of a few steps says nothing, whatever share of the whole they are.
-    assert make_plan(8, 5, affordable=LEAST_SHARE * count_trainings(halving_rounds(2, 5)), whole_steps=10) is None
+    few = LEAST_SHARE * count_trainings(halving_rounds(2, 5, 3))
+    assert make_plan(8, 5, 3, affordable=few, whole_steps=10) is None
+
+
+@pytest.mark.parametrize(
+    ("sequences", "parts", "first", "last"),
+    [
+        (40, 5, 3, 5),
+        (1600, 5, 3, 5),
+        (2500, 5, 2, 4),
+        (7200, 5, 1, 3),
+        (7200, 1, 1, 1),
+        (None, 5, 3, 5),
+        (None, 2, 2, 2),
+    ],
+)
+def test_many_sequences_are_compared_on_fewer_parts(sequences: int | None, parts: int, first: int, last: int) -> None:
+    assert first_parts(sequences, parts) == first
+    plan = make_plan(4, parts, first, affordable=1000, whole_steps=500)
+    assert plan is not None
+    assert plan.rounds[0] == (4, first)
+    assert plan.rounds[-1][1] == last
 
 
 @pytest.mark.parametrize("count", [2, 5])
@@ -378,13 +399,15 @@ class ScoringWorkers:
     Args:
         whole_steps: Optimizer steps of a network.
         step_seconds: Seconds of a step.
+        slowdown: Factor of these while recipes are compared, as where other work begins.
     """
 
     count = 1
 
-    def __init__(self, whole_steps: int, *, step_seconds: float = 0.0) -> None:
+    def __init__(self, whole_steps: int, *, step_seconds: float = 0.0, slowdown: float = 1.0) -> None:
         self._whole_steps = whole_steps
         self._step_seconds = step_seconds
+        self._slowdown = slowdown
 
     def run(
         self, trials: Sequence[Trial], deadline: float | None, most_seconds: float | None = None
@@ -400,7 +423,7 @@ class ScoringWorkers:
                 tie=0.5,
                 steps=round(whole_steps * trial.share),
                 whole_steps=whole_steps,
-                step_seconds=self._step_seconds,
+                step_seconds=self._step_seconds * (1.0 if trial.most_steps else self._slowdown),
             )
 
 
@@ -423,7 +446,7 @@ def test_the_baseline_is_chosen_over_networks_that_got_half_of_their_steps(
     config = validate({"data": {"source": "toy"}, "model": {"cell": "lru"}, "training": method})
     baseline = Candidate(Recipe("closed form, toy", {}, ""), config, "contracting")
     user = validate({"data": {"source": "toy"}})
-    search = _Search(user, "classify", Budget(None, steps), networks, baseline, 5, 0.0)
+    search = _Search(user, "classify", Budget(None, steps), networks, baseline, (5, 3), 0.0)
     choice = search.run(cast(Workers, ScoringWorkers(whole_steps)), Event())
     assert choice.document["chosen"] == chosen
     assert ("is better than 'first' after" in caplog.text) is has_warning
@@ -431,12 +454,25 @@ def test_the_baseline_is_chosen_over_networks_that_got_half_of_their_steps(
     assert choice.config.training.method == ("gradient" if chosen == "first" else "closed-form")
 
 
+@pytest.mark.parametrize(("slowdown", "chosen"), [(1.0, "first"), (20.0, "closed form, toy")])
+def test_a_network_that_gets_few_steps_in_the_end_yields_to_a_better_baseline(slowdown: float, chosen: str) -> None:
+    networks = [candidate(name, "contracting", []) for name in ("first", "second")]
+    config = validate({"data": {"source": "toy"}, "training": {"method": "closed-form"}, "model": {"cell": "lru"}})
+    baseline = Candidate(Recipe("closed form, toy", {}, ""), config, "contracting")
+    user = validate({"data": {"source": "toy"}})
+    search = _Search(user, "classify", Budget(60.0), networks, baseline, (5, 3), time.monotonic())
+    workers = ScoringWorkers(1000, step_seconds=0.01, slowdown=slowdown)
+    choice = search.run(cast(Workers, workers), Event())
+    assert choice.document["share_of_steps"] < LEAST_TRAINED
+    assert choice.document["chosen"] == chosen
+
+
 def test_a_budget_that_compares_nothing_is_told_a_larger_one(caplog: pytest.LogCaptureFixture) -> None:
     """What loading took counts, too: of 20 s, 12 are for the search, of which 11 are over."""
     networks = [candidate(name, "contracting", []) for name in ("first", "second")]
     user = validate({"data": {"source": "toy"}})
     workers = ScoringWorkers(1000, step_seconds=0.01)
-    search = _Search(user, "classify", Budget(20.0), networks, None, 5, time.monotonic() - 11.0)
+    search = _Search(user, "classify", Budget(20.0), networks, None, (5, 3), time.monotonic() - 11.0)
     search.run(cast(Workers, workers), Event())
     found = re.search(r"the budget of 20 s compares no recipes on this data; that needs about (\d+) s", caplog.text)
     assert found is not None
@@ -444,6 +480,6 @@ def test_a_budget_that_compares_nothing_is_told_a_larger_one(caplog: pytest.LogC
     assert needed > 20
     # With that budget, recipes are compared.
     caplog.clear()
-    search = _Search(user, "classify", Budget(needed), networks, None, 5, time.monotonic() - 11.0)
+    search = _Search(user, "classify", Budget(needed), networks, None, (5, 3), time.monotonic() - 11.0)
     search.run(cast(Workers, workers), Event())
     assert "Nothing was compared" not in caplog.text
