@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -115,8 +116,10 @@ def _first_parts(candidate: Candidate) -> int:
 
 
 def select(compared: Sequence[Candidate], stopped: Sequence[Candidate] = ()) -> tuple[Candidate, str]:
-    """Return the candidate to train, and why: the best one, or one that is as good within one standard error.
+    """Return the candidate to train, and why: the best one, or one that is as good within its standard errors.
 
+    The best of many is expected to lie above its equals by chance, so that the more were compared, the more standard
+    errors count as equal: those by which the best of as many normal variables exceeds their mean, and at least one.
     Of those that are as good, it is one that streams if any does, of these one of which most is proved, and among these
     the first recipe: what a few parts cannot tell apart is not worth streams, a weaker proof, or a larger model.
 
@@ -125,7 +128,9 @@ def select(compared: Sequence[Candidate], stopped: Sequence[Candidate] = ()) -> 
         stopped: Those with results on fewer parts, of which the reason names any that might have kept the streams.
     """
     best = min(compared, key=lambda candidate: candidate.rank)
-    close = [candidate for candidate in compared if candidate is best or _is_close(best, candidate)]
+    errors = _equal_within(len(compared) + sum(bool(candidate.results) for candidate in stopped))
+    close = [candidate for candidate in compared if candidate is best or _is_close(best, candidate, errors)]
+    distance = "one standard error" if errors == 1 else f"{errors:.1f} standard errors"
     if streaming := [candidate for candidate in close if candidate.recipe.streams]:
         close = streaming
     strongest = max(_STRENGTH[candidate.proof] for candidate in close)
@@ -135,8 +140,8 @@ def select(compared: Sequence[Candidate], stopped: Sequence[Candidate] = ()) -> 
     if selected is best:
         parts = len(best.results)
         reason = "the best score" if parts == 1 else f"the best mean over {parts} parts"
-        return selected, reason if selected.recipe.streams else reason + _loss_of_streams(selected, stopped)
-    reason = f"as good as '{best.recipe.name}' within one standard error, and "
+        return selected, reason if selected.recipe.streams else reason + _loss_of_streams(selected, stopped, distance)
+    reason = f"as good as '{best.recipe.name}' within {distance}, and "
     if not best.recipe.streams:
         return selected, f"{reason}it streams, which that does not"
     if _STRENGTH[best.proof] < strongest:
@@ -144,11 +149,18 @@ def select(compared: Sequence[Candidate], stopped: Sequence[Candidate] = ()) -> 
     return selected, f"{reason}before it in the order of the recipes"
 
 
-def _loss_of_streams(selected: Candidate, stopped: Sequence[Candidate]) -> str:
+def _equal_within(candidates: int) -> float:
+    """Return the standard errors within which the best of some candidates and another one are equal."""
+    # Blom's approximation of the expected largest of normal variables (Statistical Estimates and Transformed
+    # Beta-Variables, 1958).
+    return max(1.0, NormalDist().inv_cdf((candidates - 0.375) / (candidates + 0.25)))
+
+
+def _loss_of_streams(selected: Candidate, stopped: Sequence[Candidate], distance: str) -> str:
     """Return the end of the reason for a recipe that cannot stream."""
     parts = len(selected.results)
-    distance = ", by more than one standard error from the recipes that stream and were compared" if parts > 1 else ""
-    end = f"{distance}; it needs complete sequences and cannot stream"
+    lead = f", by more than {distance} from the recipes that stream and were compared" if parts > 1 else ""
+    end = f"{lead}; it needs complete sequences and cannot stream"
     for candidate in stopped:
         shared = sorted(selected.results.keys() & candidate.results.keys())
         if not (candidate.recipe.streams and shared):
@@ -173,11 +185,11 @@ def held_out_temperature(candidate: Candidate) -> float | None:
 
 def is_clearly_better(candidate: Candidate, other: Candidate) -> bool:
     """Return True if a candidate is better than another by more than one standard error over the parts of both."""
-    return candidate.rank < other.rank and not _is_close(candidate, other)
+    return candidate.rank < other.rank and not _is_close(candidate, other, 1.0)
 
 
-def _is_close(best: Candidate, other: Candidate) -> bool:
-    """Return True if a candidate is as good as the best one within one standard error.
+def _is_close(best: Candidate, other: Candidate, errors: float) -> bool:
+    """Return True if a candidate is as good as the best one within some standard errors.
 
     Over several parts it is that of the mean difference. On a single part it is that of the best accuracy, a share of
     so many sequences (with one more right and one more wrong, so that 1 has an error, too); other metrics have none
@@ -189,11 +201,11 @@ def _is_close(best: Candidate, other: Candidate) -> bool:
         if result.score is None or score is None or not result.samples:
             return False
         share = (result.score * result.samples + 1) / (result.samples + 2)
-        return result.score - score <= math.sqrt(share * (1 - share) / result.samples)
+        return result.score - score <= errors * math.sqrt(share * (1 - share) / result.samples)
     if len(parts) < 2:
         return False
     differences = np.array([other.results[part].rank[0] - best.results[part].rank[0] for part in parts])
-    return float(differences.mean()) <= float(differences.std(ddof=1)) / math.sqrt(len(parts))
+    return float(differences.mean()) <= errors * float(differences.std(ddof=1)) / math.sqrt(len(parts))
 
 
 def find_candidates(config: Config, data: Data) -> list[Candidate]:

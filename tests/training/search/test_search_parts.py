@@ -256,6 +256,20 @@ def test_what_is_as_good_within_one_standard_error_is_chosen_by_proof_and_order(
     assert (selected.recipe.name, why) == (chosen, reason)
 
 
+@pytest.mark.parametrize(("stopped", "chosen"), [(0, "second"), (8, "first")])
+def test_the_best_of_many_has_to_be_better_by_more(stopped: int, chosen: str) -> None:
+    """By 1.25 standard errors of the difference, which the best of ten equal recipes exceeds as a rule."""
+    rows = [candidate("first", "none", [0.8, 0.8, 0.8]), candidate("second", "none", [0.83, 0.83, 0.79])]
+    others = [candidate(f"other {number}", "none", [0.7]) for number in range(stopped)]
+    selected, reason = select(rows, others)
+    assert selected.recipe.name == chosen
+    if stopped:
+        assert reason == "as good as 'second' within 1.5 standard errors, and before it in the order of the recipes"
+    # Recipes that no part was trained of are no comparison.
+    unseen = [candidate(f"other {number}", "none", []) for number in range(8)]
+    assert select(rows, unseen)[0].recipe.name == "second"
+
+
 @pytest.mark.parametrize(("samples", "chosen"), [(20, "first"), (2000, "second"), (0, "second")])
 def test_a_single_part_tells_apart_what_its_sequences_do(samples: int, chosen: str) -> None:
     rows = [candidate("first", "none", [0.85]), candidate("second", "none", [0.9])]
