@@ -176,29 +176,24 @@ def _reading_options(model: Target) -> dict[str, Any]:
 
 
 def _class_table(model: Target, inputs: InputSet, probabilities: Array) -> Table:
-    # (sequences, classes)
-    best = probabilities.argmax(axis=1)
-    shares = {f"probability_{label}": probabilities[:, number] for number, label in enumerate(model.labels)}
-    return {"id": inputs.ids, "label": [model.labels[predicted] for predicted in best], **shares}
+    from stablernn_runtime.scoring.columns import class_columns
+
+    return {"id": inputs.ids, **class_columns(model.labels, probabilities)}
 
 
 def _forecast_table(model: Target, inputs: InputSet, outputs: dict[str, Array], steps: int) -> Table:
+    from stablernn_runtime.scoring.columns import forecast_columns
+
     targets = len(model.targets)
     in_utc = inputs.notes.get("time_zone") == "UTC"
     stamps = [format_times(inputs.future_ds(number, steps), in_utc) for number in range(len(inputs.ids))]
-    # Rows go by series, then by target, then by step; outputs are (series, horizon, targets), and for quantiles
-    # (series, horizon, targets, levels).
-    table: dict[str, Any] = {
+    return {
         "unique_id": [name for name in inputs.ids for _ in range(targets * steps)],
         "ds": [stamp for times in stamps for _ in range(targets) for stamp in times],
+        **forecast_columns(
+            model.targets, model.quantiles, {name: values[:, :steps] for name, values in outputs.items()}
+        ),
     }
-    # One target needs no column to distinguish it.
-    if targets > 1:
-        table["target"] = [target for _ in inputs.ids for target in model.targets for _ in range(steps)]
-    table["mean"] = outputs["mean"][:, :steps].swapaxes(1, 2).reshape(-1)
-    for number, level in enumerate(model.quantiles):
-        table[f"q{level:g}"] = outputs["quantiles"][:, :steps, :, number].swapaxes(1, 2).reshape(-1)
-    return table
 
 
 def format_times(ds: npt.NDArray[np.datetime64] | npt.NDArray[np.int64], in_utc: bool) -> Sequence[int | str]:
