@@ -199,9 +199,9 @@ def _value_errors(
     values: Array, starts: Array, lengths: Array, features: Sequence[str], most_steps: int
 ) -> dict[int, str]:
     """Return why sequences cannot be answered, by their number."""
-    is_missing = np.asarray(np.isnan(values), dtype=bool)
-    is_wrong = np.asarray(np.abs(values) > _FLOAT32_MAX, dtype=bool)
-    wrong_before, missing_before = (_count_before(mask) for mask in (is_wrong, is_missing.all(axis=1)[:, None]))
+    is_missing = np.isnan(values)
+    is_wrong = np.abs(values) > _FLOAT32_MAX
+    wrong_before, missing_before = (_count_before(mask) for mask in (is_wrong, is_missing.all(axis=1, keepdims=True)))
     ends = starts + lengths
     errors = {int(number): "It has no steps." for number in np.flatnonzero(lengths == 0)}
     for number in np.flatnonzero(lengths > most_steps):
