@@ -201,7 +201,8 @@ def _value_errors(
     """Return why sequences cannot be answered, by their number."""
     is_missing = np.isnan(values)
     is_wrong = np.abs(values) > _FLOAT32_MAX
-    wrong_before, missing_before = (_count_before(mask) for mask in (is_wrong, is_missing.all(axis=1, keepdims=True)))
+    wrong_before = _count_before(is_wrong.any(axis=1))
+    missing_before = _count_before(is_missing.all(axis=1))
     ends = starts + lengths
     errors = {int(number): "It has no steps." for number in np.flatnonzero(lengths == 0)}
     for number in np.flatnonzero(lengths > most_steps):
@@ -214,9 +215,9 @@ def _value_errors(
     return errors
 
 
-def _count_before(mask: Array) -> Array:
-    """Return how many rows before each one have a True, and how many all have."""
-    return np.concatenate([[0], np.cumsum(mask.any(axis=1))])
+def _count_before(mask: Any) -> Array:
+    """Return how many Trues lie before each place of a mask, and how many there are."""
+    return np.concatenate([[0], np.cumsum(mask)])
 
 
 def _names(names: Sequence[str]) -> str:
