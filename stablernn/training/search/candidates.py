@@ -191,9 +191,11 @@ def is_clearly_better(candidate: Candidate, other: Candidate) -> bool:
 def _is_close(best: Candidate, other: Candidate, errors: float) -> bool:
     """Return True if a candidate is as good as the best one within some standard errors.
 
-    Over several parts it is that of the mean difference. On a single part it is that of the best accuracy, a share of
-    so many sequences (with one more right and one more wrong, so that 1 has an error, too); other metrics have none
-    there, and nothing is close.
+    Over several parts it is that of the mean difference. A few parts may agree by chance, so that the error of a
+    difference of accuracies is at least that of McNemar's test, the square root of the number of sequences that one of
+    the two has right and the other one wrong. On a single part it is that of the best accuracy, a share of so many
+    sequences (with one more right and one more wrong, so that 1 has an error, too); other metrics have none there, and
+    nothing is close.
     """
     parts = sorted(best.results.keys() & other.results.keys())
     if len(parts) == 1 and best.results[parts[0]].metric == "accuracy":
@@ -205,7 +207,27 @@ def _is_close(best: Candidate, other: Candidate, errors: float) -> bool:
     if len(parts) < 2:
         return False
     differences = np.array([other.results[part].rank[0] - best.results[part].rank[0] for part in parts])
-    return float(differences.mean()) <= errors * float(differences.std(ddof=1)) / math.sqrt(len(parts))
+    standard_error = float(differences.std(ddof=1)) / math.sqrt(len(parts))
+    return float(differences.mean()) <= errors * max(standard_error, _mcnemar_error(best, other, parts))
+
+
+def _mcnemar_error(best: Candidate, other: Candidate, parts: Sequence[int]) -> float:
+    """Return the standard error of a difference of accuracies by the sequences that one of two has right; 0 for other
+    metrics.
+
+    Where it is not known which sequences these are, they are as few as the difference allows.
+    """
+    pairs = [(best.results[part], other.results[part]) for part in parts]
+    if any(result.metric != "accuracy" or not result.samples for pair in pairs for result in pair):
+        return 0.0
+    disagreements = 0.0
+    for first, second in pairs:
+        if first.held_out is not None and second.held_out is not None:
+            hits = [logits.argmax(axis=1) == truth for logits, truth in (first.held_out, second.held_out)]
+            disagreements += float((hits[0] != hits[1]).sum())
+        else:
+            disagreements += abs((first.score or 0.0) - (second.score or 0.0)) * first.samples
+    return math.sqrt(disagreements) / sum(first.samples for first, _ in pairs)
 
 
 def find_candidates(config: Config, data: Data) -> list[Candidate]:
