@@ -66,7 +66,7 @@ def test_the_python_blocks_of_a_page_run_in_order(
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
     named = re.findall(
-        r"`((?:docs|tests|stablernn|registry|server|cli|benchmarks|requirements)/[\w./-]*)`", page.read_text()
+        r"`((?:docs|tests|stablernn|registry|server|cli|benchmarks|deploy|requirements)/[\w./-]*)`", page.read_text()
     )
     assert [name for name in named if not (ROOT / name).exists()] == []
 
