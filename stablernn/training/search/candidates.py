@@ -120,7 +120,8 @@ def select(compared: Sequence[Candidate], stopped: Sequence[Candidate] = ()) -> 
 
     The best of many is expected to lie above its equals by chance, so that the more were compared, the more standard
     errors count as equal: those by which the best of as many normal variables exceeds their mean, and at least one.
-    Of those that are as good, it is one that streams if any does, of these one of which most is proved, and among these
+    If the first recipe, the default, is not among those that are as good, they have to be better than it, too. Of those
+    that are left, it is one that streams if any does, of these one of which most is proved, and among these
     the first recipe: what a few parts cannot tell apart is not worth streams, a weaker proof, or a larger model.
 
     Args:
@@ -130,6 +131,10 @@ def select(compared: Sequence[Candidate], stopped: Sequence[Candidate] = ()) -> 
     best = min(compared, key=lambda candidate: candidate.rank)
     errors = _equal_within(len(compared) + sum(bool(candidate.results) for candidate in stopped))
     close = [candidate for candidate in compared if candidate is best or _is_close(best, candidate, errors)]
+    first = compared[0]
+    if first not in close:
+        # What is no better than the default is no reason to leave it.
+        close = [each for each in close if each is best or not _is_close(each, first, errors)]
     distance = "one standard error" if errors == 1 else f"{errors:.1f} standard errors"
     if streaming := [candidate for candidate in close if candidate.recipe.streams]:
         close = streaming

@@ -292,6 +292,17 @@ def test_recipes_that_err_on_different_sequences_differ_by_chance(shared: int, c
     assert select(rows, [candidate(f"other {number}", "none", [0.7]) for number in range(8)])[0].recipe.name == chosen
 
 
+def test_what_is_as_good_as_the_best_has_to_be_better_than_the_default() -> None:
+    rows = [
+        candidate("default", "none", [0.80, 0.80, 0.80]),
+        candidate("lucky", "contracting", [0.75, 0.93, 0.88]),
+        candidate("best", "none", [0.89, 0.90, 0.91]),
+    ]
+    assert select([rows[1], rows[2]])[0].recipe.name == "lucky"
+    selected, reason = select(rows)
+    assert (selected.recipe.name, reason) == ("best", "the best mean over 3 parts")
+
+
 @pytest.mark.parametrize(("samples", "chosen"), [(20, "first"), (2000, "second"), (0, "second")])
 def test_a_single_part_tells_apart_what_its_sequences_do(samples: int, chosen: str) -> None:
     rows = [candidate("first", "none", [0.85]), candidate("second", "none", [0.9])]
