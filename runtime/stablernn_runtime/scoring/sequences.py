@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,8 +127,8 @@ def read_sequences(
 def _frame(table: Any) -> pl.DataFrame:
     import polars as pl
 
-    # polars reads a frame of pandas by pyarrow, which may not be there.
-    if type(table).__module__.split(".")[0] == "pandas":
+    # By pyarrow polars keeps the types of a frame of pandas, which has objects for strings and lists.
+    if type(table).__module__.split(".")[0] == "pandas" and find_spec("pyarrow") is None:
         return pl.DataFrame({str(name): column.to_list() for name, column in table.items()}, strict=False)
     return pl.DataFrame(table)
 
