@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -315,7 +316,8 @@ def main() -> None:
     if not arguments.table:
         known = {_key(row) for row in rows}
         missing = [job for job in jobs(arguments.comparison) if job not in known]
-        with ProcessPoolExecutor(arguments.jobs) as pool:
+        # Not a fork, in which the threads of polars that read the data before would be missing.
+        with ProcessPoolExecutor(arguments.jobs, get_context("spawn")) as pool:
             try:
                 for future in as_completed([pool.submit(score, *job) for job in missing]):
                     rows.append(future.result())
