@@ -57,7 +57,7 @@ def test_engines_give_the_bits_of_one_process(
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     words = [str(published.registry.root), "animals@production", str(tmp_path / "in"), str(tmp_path / "out")]
-    program = ROOT / "examples" / f"score_with_{engine}.py"
+    program = ROOT / "examples" / "engines" / f"score_with_{engine}.py"
     done = subprocess.run([interpreter, program, *words], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     answers = pl.read_parquet(tmp_path / "out" / "*.parquet").sort("id")
