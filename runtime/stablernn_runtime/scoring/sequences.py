@@ -133,10 +133,10 @@ def _frame(table: Any) -> pl.DataFrame:
     return pl.DataFrame(table)
 
 
-def _id_column(frame: pl.DataFrame, asked: str | None) -> str:
-    names = [name for name in ([asked] if asked is not None else ID_COLUMNS) if name in frame.columns]
+def _id_column(frame: pl.DataFrame, column: str | None) -> str:
+    names = [name for name in ([column] if column is not None else ID_COLUMNS) if name in frame.columns]
     if not names:
-        wanted = _names([asked]) if asked is not None else " or ".join(map(repr, ID_COLUMNS))
+        wanted = _names([column]) if column is not None else " or ".join(map(repr, ID_COLUMNS))
         raise InputError(
             f"The table has no column {wanted} to name its sequences by. Its columns are: {_names(frame.columns)}."
         )
