@@ -20,7 +20,7 @@ def score(frame: pd.DataFrame, scorer: Scorer) -> pd.DataFrame:
 
 
 def main(registry: str, model: str, source: str, destination: str) -> None:
-    scorer = Scorer.find(registry, model)
+    scorer = Scorer.find(model, registry=registry)
     with Client(n_workers=2, threads_per_worker=1, dashboard_address=None):
         steps = dd.read_parquet(source, split_row_groups=False)
         # The columns, which Dask has to know before it computes.

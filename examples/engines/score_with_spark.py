@@ -25,7 +25,7 @@ def _is_text(kind: pa.DataType) -> bool:
 def main(registry: str, model: str, source: str, destination: str) -> None:
     # The executors need the packages of this interpreter.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    scorer = Scorer.find(registry, model)
+    scorer = Scorer.find(model, registry=registry)
     features = scorer.open().manifest.features
 
     def score(table: pa.Table | pa.RecordBatch) -> pa.Table:

@@ -4,7 +4,7 @@ A :class:`Scorer` is a reference to a version, not an open one. It pickles into 
 opens the version once, when it first scores. No torch, no server.
 
 >>> from stablernn_runtime.scoring import Scorer
->>> scorer = Scorer.find("registry", "animals@production")
+>>> scorer = Scorer.find("animals@production")
 >>> answers = scorer.score({"id": ["a", "b"], "loudness": [[0.1, 0.4, 0.3], [0.2]]})
 >>> answers.columns
 ['id', 'label', 'probability_cat', 'probability_dog', 'probability_owl', 'probability_rat', 'error']

@@ -59,9 +59,9 @@ class Scorer:
     @classmethod
     def find(
         cls,
-        registry: str | Path,
         model: str,
         *,
+        registry: str | Path | None = None,
         device: Device = "cpu",
         engine: str = "onnx",
         wait_seconds: float = 60.0,
@@ -69,8 +69,8 @@ class Scorer:
         """Return the scorer of a version.
 
         Args:
-            registry: Folder of the registry.
             model: ``NAME``, ``NAME:VERSION`` or ``NAME@ALIAS``, which is looked up once, here.
+            registry: Folder of the registry; None for that of the command line, ``STABLERNN_REGISTRY``.
             device: See :class:`Scorer`.
             engine: Likewise.
             wait_seconds: Likewise.
@@ -78,7 +78,7 @@ class Scorer:
         Raises:
             RegistryError: If the registry has no such version, or cannot be read for ``wait_seconds``.
         """
-        root = Path(registry).absolute()
+        root = Registry(registry).root
         version = _wait_for(root, model, wait_seconds)
         return cls(str(root), version.ref, version.digest, device, engine, wait_seconds)
 

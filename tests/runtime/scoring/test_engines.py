@@ -61,7 +61,7 @@ def test_engines_give_the_bits_of_one_process(
     done = subprocess.run([interpreter, program, *words], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     answers = pl.read_parquet(tmp_path / "out" / "*.parquet").sort("id")
-    scorer = Scorer.find(published.registry.root, "animals:1")
+    scorer = Scorer.find("animals:1", registry=published.registry.root)
     alone = pl.concat(
         [scorer.score(pl.read_parquet(tmp_path / "in" / f"{number}.parquet")) for number in range(3)]
     ).sort("id")

@@ -28,7 +28,7 @@ LOUDNESS = [[0.1, 0.4, 0.3], [0.2], [1.5, -0.5]]
 
 @pytest.fixture
 def animals(published: Published) -> Scorer:
-    return Scorer.find(published.registry.root, "animals@production")
+    return Scorer.find("animals@production", registry=published.registry.root)
 
 
 def long_table(sequences: list[list[float]], names: list[str], feature: str = "loudness") -> pl.DataFrame:
@@ -141,7 +141,7 @@ def test_all_sequences_may_fail_or_be_none(animals: Scorer) -> None:
 
 
 def test_forecasts_have_a_row_for_each_target_and_step(published: Published) -> None:
-    scorer = Scorer.find(published.registry.root, "flow:1")
+    scorer = Scorer.find("flow:1", registry=published.registry.root)
     x = np.random.default_rng(0).normal(size=(2, 12, 3)).astype(np.float32)
     names = ("flow", "rain", "level")
     table = {"unique_id": ["n", "s"], **{name: list(x[:, :, number]) for number, name in enumerate(names)}}
@@ -163,7 +163,7 @@ def test_forecasts_have_a_row_for_each_target_and_step(published: Published) -> 
 
 
 def test_a_forecast_reads_the_context_of_training_alone(published: Published) -> None:
-    scorer = Scorer.find(published.registry.root, "co2:1")
+    scorer = Scorer.find("co2:1", registry=published.registry.root)
     values = np.random.default_rng(0).normal(size=40).tolist()
     long, short = (scorer.score({"id": ["a"], "co2": [part]}) for part in (values, values[-6:]))
     assert long.equals(short)
@@ -231,10 +231,15 @@ def test_a_scorer_is_small_and_opens_its_version_once_in_another_process(animals
     assert done.stdout.strip() == animals.score({"id": ["a"], "loudness": [[0.1, 0.4]]}).write_json()
 
 
+def test_the_registry_is_that_of_the_command_line(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STABLERNN_REGISTRY", str(published.registry.root))
+    assert Scorer.find("animals:1") == Scorer.find("animals:1", registry=published.registry.root)
+
+
 def test_an_alias_that_moves_moves_nothing_and_other_files_are_refused(published: Published, tmp_path: Path) -> None:
     shutil.copytree(published.registry.root, tmp_path / "registry")
     registry = Registry(tmp_path / "registry")
-    scorer = Scorer.find(registry.root, "animals@production")
+    scorer = Scorer.find("animals@production", registry=registry.root)
     registry.set_alias("animals", "production", 2)
     assert scorer.model == "animals:1"
     assert scorer.open().ref == "animals:1"
@@ -244,7 +249,7 @@ def test_an_alias_that_moves_moves_nothing_and_other_files_are_refused(published
 
 
 def test_a_registry_that_is_away_is_waited_for(published: Published, tmp_path: Path) -> None:
-    scorer = Scorer.find(published.registry.root, "animals:1")
+    scorer = Scorer.find("animals:1", registry=published.registry.root)
     away = Scorer(str(tmp_path / "share"), "animals:1", scorer.digest, wait_seconds=20)
     mount = threading.Timer(0.5, lambda: shutil.copytree(published.registry.root, tmp_path / "share"))
     mount.start()
@@ -252,11 +257,11 @@ def test_a_registry_that_is_away_is_waited_for(published: Published, tmp_path: P
     mount.join()
     began = time.monotonic()
     with pytest.raises(RegistryError):
-        Scorer.find(tmp_path / "nowhere", "animals:1", wait_seconds=0.3)
+        Scorer.find("animals:1", registry=tmp_path / "nowhere", wait_seconds=0.3)
     assert time.monotonic() - began >= 0.3
     # A version that is not there is not waited for.
     with pytest.raises(UnknownRefError):
-        Scorer.find(published.registry.root, "animals:9", wait_seconds=600)
+        Scorer.find("animals:9", registry=published.registry.root, wait_seconds=600)
 
 
 def test_many_streams_advance_with_the_bits_of_whole_sequences(animals: Scorer) -> None:
