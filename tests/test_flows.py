@@ -89,6 +89,8 @@ def model(source: Path, config: Config) -> SequenceModel:
     # As training leaves it: a certified model has balls that its states are compared with.
     for cell in model.rnn.cells:
         project(cell, 1e-3)
+    # Which engines are asked before it depends on whether the one of `native` is installed.
+    model.rnn.use_engine("fused")
     return model
 
 
