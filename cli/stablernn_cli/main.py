@@ -125,4 +125,6 @@ def _is_third_party(module: str | None) -> bool:
 
 
 def _print_error(sentence: str) -> None:
-    print(f"Error: {sentence}", file=sys.stderr)
+    # torchrun mixes what its processes print.
+    process = f" in process {os.environ.get('RANK')}" if os.environ.get("RANK", "0") != "0" else ""
+    print(f"Error{process}: {sentence}", file=sys.stderr)

@@ -18,6 +18,7 @@ from stablernn.estimators.notebook import fit_as_html
 from stablernn.estimators.stream import Stream
 from stablernn.export import ExportReport, export
 from stablernn.nn.models import SequenceModel
+from stablernn.training.loop.launch import refuse_several_processes
 from stablernn.training.run_directory import new_directory
 from stablernn.training.search.budget import Budget
 from stablernn.training.settings.config import AUTO, Config
@@ -220,6 +221,7 @@ class RunEstimator(BaseEstimator):  # type: ignore[misc]
         """
         # A fit that fails leaves none, instead of an earlier one that does not go with the parameters.
         self.__dict__.pop("run_", None)
+        refuse_several_processes("An estimator", "Call `stablernn.training.train` on a file to share it by processes.")
         self._check_length()
         budget = self._check_budget()
         with tempfile.TemporaryDirectory(prefix="stablernn-fit-") as temporary:

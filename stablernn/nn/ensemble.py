@@ -14,6 +14,7 @@ from stablernn.engines import check_engine
 from stablernn.errors import ConfigError
 from stablernn.nn.convolutions import ConvolutionShape, DilatedConvolutions
 from stablernn.nn.layers import StableRNN, run_stacks
+from stablernn.nn.shared_dropout import shared_dropout
 
 
 class Ensemble(nn.Module):
@@ -223,7 +224,7 @@ class Heads(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         if self.dropout:
-            features = nn.functional.dropout(features, self.dropout, self.training)
+            features = shared_dropout(features, self.dropout, self.training)
         parts = features.chunk(len(self.maps), dim=-1)
         # (batch, members, outputs)
         return torch.stack([linear(part) for linear, part in zip(self.maps, parts, strict=True)], dim=1)

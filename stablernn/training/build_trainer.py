@@ -6,6 +6,7 @@ from stablernn.nn.models import SequenceModel
 from stablernn.training.describe import certified_range
 from stablernn.training.loop.base_trainer import BaseTrainer, RunRecorder
 from stablernn.training.loop.closed_form import ClosedFormTrainer
+from stablernn.training.loop.process_group import ProcessGroup
 from stablernn.training.loop.trainer import Trainer
 from stablernn.training.settings.closed_form import CLOSED_FORM
 from stablernn.training.settings.config import Config
@@ -13,7 +14,13 @@ from stablernn.training.tasks import Task
 
 
 def create_trainer(
-    recorder: RunRecorder, config: Config, task: Task, model: SequenceModel, *, certify_epochs: bool = True
+    recorder: RunRecorder,
+    config: Config,
+    task: Task,
+    model: SequenceModel,
+    *,
+    certify_epochs: bool = True,
+    processes: ProcessGroup | None = None,
 ) -> BaseTrainer:
     """Return the trainer of a model.
 
@@ -23,6 +30,7 @@ def create_trainer(
         task: The task, with the data.
         model: With its scaling fitted, on the device on which it is to be trained.
         certify_epochs: Whether the figures of an epoch say what is proved of the model.
+        processes: The processes that train the model together; only this one when omitted.
     """
     training = config.training
     inputs = certified_range(task.data, model) if training.certified else None
@@ -47,4 +55,5 @@ def create_trainer(
         recorder,
         inputs=inputs,
         certify_epochs=certify_epochs,
+        processes=processes,
     )

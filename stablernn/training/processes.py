@@ -12,6 +12,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from stablernn.errors import InterruptedRun, StableRNNError, TrainingError
+from stablernn.training.loop.launch import refuse_several_processes
 from stablernn.training.loop.stop_signals import stop_signals
 
 _POLL_SECONDS = 0.2
@@ -45,7 +46,9 @@ def run_jobs(jobs: Sequence[Job], max_processes: int, on_done: Callable[[Job], N
         StableRNNError: The first error of a job; the other running jobs are terminated.
         TrainingError: If a process died.
         InterruptedRun: If the user stopped it (SIGINT, SIGTERM).
+        ConfigError: If torchrun has started this process as one of several.
     """
+    refuse_several_processes("A series of jobs", "Run it without torchrun; it starts its own processes.")
     if max_processes == 1 or len(jobs) <= 1:
         for job in jobs:
             try:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from stablernn.errors import ConfigError, TrainingError
 from stablernn.training.build_model import create_model, with_engine
 from stablernn.training.build_trainer import create_trainer
-from stablernn.training.loop.base_trainer import Progress
-from stablernn.training.loop.checkpoint import Checkpoint
+from stablernn.training.loop.base_trainer import NoRecorder, Progress
 from stablernn.training.loop.device import pick_device, torch_settings
 from stablernn.training.run_data import load_run_data, with_time
 from stablernn.training.settings.closed_form import CLOSED_FORM
@@ -39,16 +37,6 @@ class Speed:
     def seconds(self) -> float:
         """Processor time of the whole training."""
         return self.step_seconds * self.steps
-
-
-class NoRecorder:
-    """A recorder that keeps nothing: the trainer itself has the best weights."""
-
-    def record(self, line: dict[str, Any]) -> None:
-        pass
-
-    def save(self, name: str, checkpoint: Checkpoint) -> None:
-        pass
 
 
 def training_steps(settings: Config, task: Task) -> int:

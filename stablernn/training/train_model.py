@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,16 +20,19 @@ from stablernn.training.callbacks import Callback, CallbackRecorder
 from stablernn.training.describe import describe_data
 from stablernn.training.finish import finish
 from stablernn.training.loaded_run import Summary
-from stablernn.training.loop.base_trainer import BaseTrainer, Progress
+from stablernn.training.loop.base_trainer import BaseTrainer, NoRecorder, Progress
 from stablernn.training.loop.checkpoint import load_checkpoint
 from stablernn.training.loop.device import pick_device, torch_settings
 from stablernn.training.loop.environment import environment
+from stablernn.training.loop.launch import read_launch
+from stablernn.training.loop.process_group import ProcessGroup, open_group
 from stablernn.training.resume import check_resumable, directory_to_resume
 from stablernn.training.run_data import data_files, load_run_data, locate_files, relative_path, with_time
 from stablernn.training.run_directory import RunDirectory, new_directory
 from stablernn.training.settings.config import AUTO, Config
 from stablernn.training.settings.load import merge_settings
 from stablernn.training.settings.resolve import resolve
+from stablernn.training.several_processes import check_processes, refuse_settings_of_one_process
 from stablernn.training.stored_runs.run_lock import mark_running
 from stablernn.training.stored_runs.stored_settings import stored_settings
 from stablernn.training.tasks import Task, task_for
@@ -50,6 +54,9 @@ def train(
 
     With the cell ``auto``, cell and other settings are chosen first, by cross-validation on the training data.
 
+    Processes that torchrun has started train one model together: each takes its share of every minibatch, and the first
+    one writes the run directory and calls ``progress`` and ``callbacks``. All of them return the summary.
+
     Args:
         config: The settings; None with ``resume``: those of the run, which also stand for all that it leaves out.
         run_dir: Directory of the run; None: ``runs/<dataset>-<cell>-<number>`` below the working directory.
@@ -70,12 +77,13 @@ def train(
 
     Raises:
         ConfigError: If a setting is wrong, the model does not fit into memory, there is a run in ``run_dir`` already,
-            or none to resume.
+            or none to resume, or the settings do not go with several processes.
         UnknownNameError: If the dataset or the cell does not exist.
         DataError: If the data cannot be used, or is not that with which the run began.
         DeviceError: If the device is missing.
-        TrainingError: If the loss is not finite, no epoch left weights that give finite answers, the loss diverged and
-            the best weights are of no use, or less is proved of them than ``training.certified`` asks for.
+        TrainingError: If another process ended, the loss is not finite, no epoch left weights that give finite
+            answers, the loss diverged and the best weights are of no use, or less is proved of them than
+            ``training.certified`` asks for.
         InterruptedRun: If the user stopped it; it can be resumed.
     """
     resumed = directory_to_resume(run_dir) if resume else None
@@ -89,7 +97,9 @@ def train(
         raise ConfigError("train needs settings: give a config, or resume a run.")
     if not resume and run_dir is not None and RunDirectory(Path(run_dir)).has_run:
         raise ConfigError(f"There is a run in '{run_dir}' already. Resume it with --resume, or name another directory.")
-    device = pick_device(config.training.device)
+    launch = read_launch()
+    refuse_settings_of_one_process(config)
+    device = pick_device(config.training.device, launch)
     if budget is not None and config.model.cell != AUTO:
         raise ConfigError(
             f"A budget is for choosing a cell, and '{config.model.cell}' is given. Leave one of them out."
@@ -107,16 +117,23 @@ def train(
     data = with_time(data, settings)
     if stored is not None:
         check_resumable(stored, settings)
-    with torch_settings(device, seed=settings.training.seed, threads=settings.training.threads):
+    with (
+        torch_settings(device, seed=settings.training.seed, threads=settings.training.threads),
+        open_group(launch, device) as processes,
+    ):
         # The model is created on the CPU, so that a seed gives the same first weights on every device.
         model = create_model(settings, data)
         settings = with_engine(settings, model, device, may_change=keeps_engine)
+        check_processes(processes, settings, data, device)
         model.rnn.recompute_every(settings.training.recompute_every)
-        directory = _open_directory(run_dir, settings, data, model, device, resume=resume)
+        # All processes have read a run that is resumed before its files are replaced.
+        directory = processes.from_main(lambda: _open_directory(run_dir, settings, data, model, device, resume=resume))
         if choice is not None:
             write_json(directory.choice, choice.document)
-        with mark_running(directory.path):
-            return _fit(directory, settings, task_for(data), model.to(device), progress, callbacks)
+        if not processes.is_main:
+            progress, callbacks = None, ()
+        with mark_running(directory.path) if processes.is_main else nullcontext():
+            return _fit(directory, settings, task_for(data), model.to(device), progress, callbacks, processes)
 
 
 def _open_directory(
@@ -161,11 +178,12 @@ def _fit(
     model: SequenceModel,
     progress: Callable[[Progress], None] | None,
     callbacks: Sequence[Callback],
+    processes: ProcessGroup,
 ) -> Summary:
     for callback in callbacks:
         callback.on_start(config.by_key(), directory.path)
     try:
-        summary = _fit_and_finish(directory, config, task, model, progress, callbacks)
+        summary = _fit_and_finish(directory, config, task, model, progress, callbacks, processes)
     except BaseException as error:
         for callback in callbacks:
             callback.on_failure(error)
@@ -182,17 +200,20 @@ def _fit_and_finish(
     model: SequenceModel,
     progress: Callable[[Progress], None] | None,
     callbacks: Sequence[Callback],
+    processes: ProcessGroup,
 ) -> Summary:
     # Taken before the last checkpoint is restored: a resumed run compares with the same first weights.
     reference = task.calibration_reference(model)
-    trainer = create_trainer(CallbackRecorder(directory, callbacks), config, task, model)
+    recorder = CallbackRecorder(directory, callbacks) if processes.is_main else NoRecorder()
+    trainer = create_trainer(recorder, config, task, model, certify_epochs=processes.is_main, processes=processes)
     if directory.checkpoint("last").is_file():
         trainer.restore(load_checkpoint(directory.checkpoint("last")))
-    directory.drop_records_after(trainer.position.epoch)
+    if processes.is_main:
+        directory.drop_records_after(trainer.position.epoch)
     try:
         if not trainer.fit(progress):
             raise _interrupted(directory, trainer)
-        return finish(directory, config, task, trainer, reference)
+        return processes.from_main(lambda: finish(directory, config, task, trainer, reference))
     except KeyboardInterrupt:
         # A second signal during training, or one while the run is scored; the last checkpoint is from before.
         raise _interrupted(directory, trainer) from None

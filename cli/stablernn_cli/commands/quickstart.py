@@ -12,6 +12,7 @@ from typing import IO, Annotated, Any
 
 import typer
 
+from stablernn.training.loop.launch import refuse_several_processes
 from stablernn_cli import config_options
 from stablernn_cli.commands import evaluate, export, train
 from stablernn_cli.errors import CommandError
@@ -43,6 +44,7 @@ def quickstart(
 
     Example: stablernn quickstart
     """
+    refuse_several_processes("The quickstart", "Run it without torchrun, which is for `stablernn train`.")
     output = Output.of(context, as_json)
     document = _run(output, name, epochs, run_dir)
     if as_json:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from stablernn.training.loop.launch import read_launch
 from stablernn_cli import config_options
 from stablernn_cli.config_options import data_option, model_option, option_words, options_in_use, training_option
 from stablernn_cli.errors import UsageError
@@ -144,21 +145,26 @@ def train(
 
     Ctrl-C stops with exit code 130 and leaves a run that --resume continues to the same numbers.
 
+    Started by torchrun, several processes share each minibatch; docs/scaling.md describes it.
+
     Example: stablernn train --data digits
     """
     options = options_in_use(context)
     output = Output.of(context, as_json)
     _check_usage(options, has_file=bool(config or overrides), run_dir=run_dir, resume=resume)
+    is_main = read_launch().is_main
     summary = fit(
-        output,
+        output if is_main else Output(quiet=True),
         options,
         config=config,
         overrides=overrides or (),
         run_dir=run_dir,
         resume=resume,
         budget=budget,
-        track=track or (),
+        track=(track or ()) if is_main else (),
     )
+    if not is_main:
+        return
     if as_json:
         output.document(summary)
     else:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stablernn.data.step_data import NO_TARGET
 from stablernn.nn.models import Classifier, Forecaster, SequenceModel, SequencePredictor, States
 from stablernn.training.batches.augmentation import Augmentation
-from stablernn.training.batches.mixup import MixedBatch, Mixup
+from stablernn.training.batches.mixup import Mixup
 
 
 class Batch(NamedTuple):
@@ -29,6 +29,10 @@ class Batch(NamedTuple):
     """``(batch, covariates)`` float32, constants of each series; None where there are none."""
     future: Tensor | None = None
     """``(batch, horizon, channels)`` float32, known values of the steps ahead; None where there are none."""
+    partner_y: Tensor | None = None
+    """``(batch,)`` int64, the label of the sequence that was mixed in; None where none was."""
+    y_weight: Tensor | None = None
+    """``(batch,)``, the share of ``y`` in a mixture, 0 to 1; the rest is that of ``partner_y``."""
 
     @property
     def covariates(self) -> dict[str, Tensor]:
@@ -46,22 +50,33 @@ class Objective(ABC):
 
     headline: str
 
-    @abstractmethod
     def loss(self, model: SequenceModel, batch: Batch) -> Tensor:
-        """Return the mean training loss of a batch, the cells' penalties included."""
+        """Return the mean training loss of a batch, the cells' penalties and random changes of the batch included."""
+        return self.advance(model, self.prepare(model, batch), None)[0]
 
+    def prepare(self, model: SequenceModel, batch: Batch) -> Batch:
+        """Return a whole batch with its random changes, drawn before the batch is shared by several processes."""
+        return batch
+
+    @abstractmethod
     def advance(self, model: SequenceModel, batch: Batch, state: States | None) -> tuple[Tensor, States | None]:
-        """Return the loss of a minibatch that goes on from a state, and the state after it.
+        """Return the mean loss of a minibatch that goes on from a state, and the state after it.
 
-        Samples are whole sequences, so no state is carried from one minibatch to the next; objectives of segments
-        override this.
+        Samples are whole sequences, so no state is carried from one minibatch to the next; objectives of segments carry
+        one.
 
         Args:
             model: The model.
-            batch: The minibatch.
+            batch: The minibatch, or some of its rows, as :meth:`prepare` returned it.
             state: State after the minibatch before; None to start from zero.
         """
-        return self.loss(model, batch), None
+
+    @abstractmethod
+    def normalizer(self, model: SequenceModel, batch: Batch) -> float:
+        """Return the number that the sum of losses is divided by for the mean of :meth:`advance`, up to a factor.
+
+        The mean over a batch is that of the means over its parts, weighted by this number.
+        """
 
 
 class ClassifyObjective(Objective):
@@ -88,37 +103,54 @@ class ClassifyObjective(Objective):
         self._augmentation = augmentation
         self._mixup = mixup
 
-    def loss(self, model: SequenceModel, batch: Batch) -> Tensor:
+    def prepare(self, model: SequenceModel, batch: Batch) -> Batch:
+        if self._augmentation is None and self._mixup is None:
+            return batch
+        scaling = model.scaling
+        # In the units of the mean and the scale, which may be logarithms.
+        x = scaling.transform(batch.x)
+        if self._augmentation is not None:
+            x = self._augmentation(x, batch.lengths, *model.feature_scaling())
+        if self._mixup is None:
+            return batch._replace(x=scaling.inverse(x))
+        mixture = self._mixup(x, batch.lengths)
+        return batch._replace(
+            x=scaling.inverse(mixture.x),
+            lengths=mixture.lengths,
+            partner_y=batch.y[mixture.partners],
+            y_weight=mixture.weights,
+        )
+
+    def advance(self, model: SequenceModel, batch: Batch, state: States | None) -> tuple[Tensor, None]:
         assert isinstance(model, Classifier)
-        x, lengths, scaling = batch.x, batch.lengths, model.scaling
-        mixture = None
-        if self._augmentation is not None or self._mixup is not None:
-            # In the units of the mean and the scale, which may be logarithms.
-            x = scaling.transform(x)
-            if self._augmentation is not None:
-                x = self._augmentation(x, lengths, *model.feature_scaling())
-            if self._mixup is not None:
-                mixture = self._mixup(x, lengths)
-                x, lengths = mixture.x, mixture.lengths
-            x = scaling.inverse(x)
         # (batch, members, classes): every member learns from its own loss, not from that of the averaged answer.
-        logits = model.member_logits(model.final_state(x, lengths, dt=batch.dt))
-        if mixture is not None:
-            return _with_penalty(self._mixed_loss(logits, batch.y, mixture), model)
+        logits = model.member_logits(model.final_state(batch.x, batch.lengths, dt=batch.dt))
+        if batch.partner_y is not None:
+            return _with_penalty(self._mixed_loss(logits, batch), model), None
         weights = None if self._weights is None else self._weights.to(logits)
         truth = batch.y[:, None].expand(-1, logits.shape[1]).flatten()
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), truth, weight=weights, label_smoothing=self._smoothing)
-        return _with_penalty(loss, model)
+        return _with_penalty(loss, model), None
 
-    def _mixed_loss(self, logits: Tensor, y: Tensor, mixture: MixedBatch) -> Tensor:
+    def normalizer(self, model: SequenceModel, batch: Batch) -> float:
+        if self._weights is None:
+            return len(batch.y)
+        weights = self._weights.to(batch.y.device, torch.float64)
+        if batch.partner_y is None or batch.y_weight is None:
+            return float(weights[batch.y].sum())
+        return float((batch.y_weight * weights[batch.y] + (1 - batch.y_weight) * weights[batch.partner_y]).sum())
+
+    def _mixed_loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the mean over mixtures of the losses against both labels, each in its share.
 
         With class weights it is the weighted mean, as that of unmixed sequences: a mixture weighs what its labels do.
         ``cross_entropy`` of targets that are probabilities would divide by the number of sequences instead.
         """
+        assert batch.partner_y is not None
+        assert batch.y_weight is not None
         class_weights = logits.new_ones(logits.shape[2]) if self._weights is None else self._weights.to(logits)
         total, weight = logits.new_zeros(()), logits.new_zeros(())
-        for labels, shares in ((y, mixture.weights), (y[mixture.partners], 1 - mixture.weights)):
+        for labels, shares in ((batch.y, batch.y_weight), (batch.partner_y, 1 - batch.y_weight)):
             # Classes are the second dimension of the logits: (batch, classes, members).
             losses = nn.functional.cross_entropy(
                 logits.transpose(1, 2),
@@ -145,7 +177,7 @@ class ForecastObjective(Objective):
     def __init__(self, headline: str = "mae") -> None:
         self.headline = headline
 
-    def loss(self, model: SequenceModel, batch: Batch) -> Tensor:
+    def advance(self, model: SequenceModel, batch: Batch, state: States | None) -> tuple[Tensor, None]:
         assert isinstance(model, Forecaster)
         final = model.final_state(batch.x, batch.lengths, dt=batch.dt)
         if model.head_kind == "direct":
@@ -158,7 +190,10 @@ class ForecastObjective(Objective):
             ]
             loss, count = (torch.stack(numbers).sum() for numbers in zip(*parts, strict=True))
         # A batch may have no observed target at all.
-        return _with_penalty(loss / count.clamp_min(1), model)
+        return _with_penalty(loss / count.clamp_min(1), model), None
+
+    def normalizer(self, model: SequenceModel, batch: Batch) -> float:
+        return float((~torch.isnan(batch.y)).sum())
 
 
 class PredictNextObjective(Objective):
@@ -174,9 +209,6 @@ class PredictNextObjective(Objective):
 
     def __init__(self, headline: str) -> None:
         self.headline = headline
-
-    def loss(self, model: SequenceModel, batch: Batch) -> Tensor:
-        return self.advance(model, batch, None)[0]
 
     def advance(self, model: SequenceModel, batch: Batch, state: States | None) -> tuple[Tensor, States]:
         """Return the loss of a segment of sequences from a state on, and the state after it.
@@ -208,6 +240,13 @@ class PredictNextObjective(Objective):
         if not bool(count):
             return answers.new_zeros(()), carried
         return _with_penalty(total / count, model), carried
+
+    def normalizer(self, model: SequenceModel, batch: Batch) -> float:
+        assert isinstance(model, SequencePredictor)
+        if model.output == "categorical":
+            return float((batch.y != NO_TARGET).sum())
+        is_observed = ~torch.isnan(batch.y)
+        return float((is_observed.all(dim=-1) if model.output == "bernoulli" else is_observed).sum())
 
 
 def _quantile_loss(

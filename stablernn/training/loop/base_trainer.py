@@ -18,6 +18,7 @@ from stablernn.training.evaluation.scorers import Scorer
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop.certificate_log import StabilityLog
 from stablernn.training.loop.checkpoint import Checkpoint
+from stablernn.training.loop.process_group import ProcessGroup
 from stablernn.training.settings.config import TrainingConfig
 
 
@@ -48,6 +49,16 @@ class RunRecorder(Protocol):
 
     def save(self, name: str, checkpoint: Checkpoint) -> None:
         """Store a checkpoint called ``last`` or ``best``, or ``epoch-1`` and so on."""
+
+
+class NoRecorder:
+    """A recorder that keeps nothing: the trainer itself has the best weights."""
+
+    def record(self, line: dict[str, Any]) -> None:
+        pass
+
+    def save(self, name: str, checkpoint: Checkpoint) -> None:
+        pass
 
 
 @dataclass
@@ -90,6 +101,7 @@ class BaseTrainer(ABC):
         settings: Resolved settings.
         recorder: Receives epochs and checkpoints.
         certify_epochs: Whether the figures of an epoch say what is proved of the model.
+        processes: The processes that train the model together; only this one when omitted.
     """
 
     total_steps: int
@@ -104,6 +116,7 @@ class BaseTrainer(ABC):
         recorder: RunRecorder,
         *,
         certify_epochs: bool = True,
+        processes: ProcessGroup | None = None,
     ) -> None:
         self.model = model
         self.settings = settings
@@ -112,6 +125,7 @@ class BaseTrainer(ABC):
         self._recorder = recorder
         self._scorer = scorer
         self._best: dict[str, Tensor] = {}
+        self._processes = processes or ProcessGroup()
         self.stability = StabilityLog(model, certify_epochs=certify_epochs)
 
     @abstractmethod
@@ -147,7 +161,7 @@ class BaseTrainer(ABC):
         position, name = self.position, self.objective.headline
         scores: dict[str, Any] = {}
         if self._scorer.samples:
-            scores = self._scorer.score_of(TorchPredictor(self.model))
+            scores = self._processes.from_main(lambda: self._scorer.score_of(TorchPredictor(self.model)))
         position.metric = scores.get(name)
         if self._is_best(position.metric):
             position.best = position.metric

@@ -9,20 +9,37 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from stablernn.errors import DeviceError
+from stablernn.training.loop.launch import Launch
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str, launch: Launch | None = None) -> torch.device:
     """Return the device called ``auto``, ``cpu`` or ``cuda``; ``auto`` is a GPU if torch sees one.
 
+    Args:
+        name: The name.
+        launch: The place of this process among several, of which each on a machine has a GPU of its own.
+
     Raises:
-        DeviceError: If ``cuda`` is asked for and torch sees no GPU.
+        DeviceError: If ``cuda`` is asked for and torch sees no GPU, or there are more processes than GPUs.
     """
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         built = torch.version.cuda
         reason = f"torch {torch.__version__} is built without CUDA" if built is None else "torch sees no GPU"
         raise DeviceError(f"The device 'cuda' is not there: {reason}. Allowed here are 'cpu' and 'auto'.")
-    return torch.device("cuda" if available and name != "cpu" else "cpu")
+    if not available or name == "cpu":
+        return torch.device("cpu")
+    if launch is None or launch.size == 1:
+        return torch.device("cuda")
+    if launch.local_rank >= torch.cuda.device_count():
+        raise DeviceError(
+            f"Each process trains on a GPU of its own, and torch sees {torch.cuda.device_count()} for process number "
+            f"{launch.local_rank} of this machine. Give torchrun a smaller --nproc-per-node, or train on the CPU "
+            "(--device cpu)."
+        )
+    # NCCL and the libraries of CUDA use the current device.
+    torch.cuda.set_device(launch.local_rank)
+    return torch.device("cuda", launch.local_rank)
 
 
 @contextmanager

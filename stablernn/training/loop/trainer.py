@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 import torch
-from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from stablernn.cells import recommended_training
@@ -21,12 +20,13 @@ from stablernn.certificates.input_range import InputRange
 from stablernn.certificates.projection import project_model
 from stablernn.errors import ConfigError, TrainingError
 from stablernn.nn.models import SequenceModel, States
-from stablernn.training.batches.losses import Objective
+from stablernn.training.batches.losses import Batch, Objective
 from stablernn.training.batches.minibatches import Minibatch, Minibatches
 from stablernn.training.evaluation.scorers import Scorer
 from stablernn.training.loop.base_trainer import BaseTrainer, Position, Progress, RunRecorder
 from stablernn.training.loop.checkpoint import Checkpoint, optimizer_state, restore_optimizer
 from stablernn.training.loop.optim import Plateau, build_optimizer, build_schedule
+from stablernn.training.loop.process_group import ProcessGroup
 from stablernn.training.loop.stop_signals import stop_signals
 from stablernn.training.settings.config import TrainingConfig
 from stablernn.training.settings.defaults import FALLBACK_LR, FALLBACK_OPTIMIZER
@@ -50,6 +50,7 @@ class Trainer(BaseTrainer):
         recorder: Receives epochs and checkpoints.
         inputs: Range of the raw inputs, on which the certified region of some cells depends; None if there is none.
         certify_epochs: Whether the figures of an epoch say what is proved of the model.
+        processes: The processes that train the model together; only this one when omitted.
 
     Raises:
         ConfigError: If early stopping or the schedule ``plateau`` is asked for and there is nothing to validate on.
@@ -66,6 +67,7 @@ class Trainer(BaseTrainer):
         *,
         inputs: InputRange | None = None,
         certify_epochs: bool = True,
+        processes: ProcessGroup | None = None,
     ) -> None:
         for name in ("patience", "patience_steps"):
             value = getattr(settings, name)
@@ -73,14 +75,17 @@ class Trainer(BaseTrainer):
                 raise ConfigError(f"training.{name} needs a validation split and there is none, got {name}={value}.")
         if settings.schedule == "plateau" and not scorer.samples:
             raise ConfigError("training.schedule='plateau' needs a validation split and there is none.")
-        super().__init__(model, objective, scorer, settings, recorder, certify_epochs=certify_epochs)
+        super().__init__(
+            model, objective, scorer, settings, recorder, certify_epochs=certify_epochs, processes=processes
+        )
         self._inputs = inputs
         self._device = next(model.parameters()).device
         self._minibatches = minibatches
-        # State after the last minibatch, which the next one may go on from.
+        # State after the last minibatch, of this process's rows, which the next one may go on from.
         self._carried: States | None = None
         self.epoch_steps = minibatches.steps
         self.total_steps = settings.max_steps or (settings.epochs or 0) * self.epoch_steps
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         # Gradients of each ensemble member are clipped alone: they are independent networks.
         self._member_parameters = model.member_parameters()
         self._optimizer = build_optimizer(model.parameter_groups(), settings)
@@ -126,10 +131,11 @@ class Trainer(BaseTrainer):
         """
         report = progress or (lambda _: None)
         self._saved_at = time.monotonic()
+        self._processes.align(self.model.state_dict().values())
         with stop_signals() as stop:
             while not self.is_done:
                 self._train_epoch(report, stop)
-                if stop.is_set():
+                if self._processes.any(stop.is_set()):
                     return False
         if self.position.batch:
             # max_steps ended inside an epoch. ``last`` was saved before this validation, so that a resumed run with
@@ -161,9 +167,10 @@ class Trainer(BaseTrainer):
             now = time.monotonic()
             position.seconds += now - started
             started = now
-            if stop.is_set() or now - self._saved_at > SAVE_SECONDS:
+            is_stopped, is_save_due = self._processes.vote(stop.is_set(), now - self._saved_at > SAVE_SECONDS)
+            if is_stopped or is_save_due:
                 self._save_last()
-            if stop.is_set():
+            if is_stopped:
                 return
         if position.batch < self.epoch_steps:
             self._save_last()
@@ -182,17 +189,17 @@ class Trainer(BaseTrainer):
         if not self.model.training:
             self.model.train()
         self._optimizer.zero_grad(set_to_none=True)
-        loss = self._loss(minibatch)
-        value = float(loss.detach())
+        # Of the whole minibatch, so that the draws do not depend on the number of processes.
+        batch = self.objective.prepare(self.model, minibatch.batch)
+        with self._processes.own_draws(len(batch.x), self.settings.seed, self.position.step):
+            value = self._backward(batch, minibatch)
+        value = self._processes.sum_gradients(self._parameters, value)
         if not math.isfinite(value):
             raise TrainingError(self._not_finite(value))
         self.position.lr = float(self._optimizer.param_groups[0]["lr"])
-        # A segment of sequences without any target only moves the state.
-        if minibatch.weight:
-            loss.backward()  # type: ignore[no-untyped-call]
-            if self.settings.clip_norm:
-                for parameters in self._member_parameters:
-                    clip_grad_norm_(parameters, self.settings.clip_norm)
+        if minibatch.weight and self.settings.clip_norm:
+            for parameters in self._member_parameters:
+                clip_grad_norm_(parameters, self.settings.clip_norm)
         self._optimizer.step()
         self.model.after_step(self.position.step + 1, self.total_steps)
         self._project()
@@ -204,14 +211,31 @@ class Trainer(BaseTrainer):
         if self.settings.certified:
             project_model(self.model, self.settings.certified_margin or 0.0, self._inputs)
 
-    def _loss(self, minibatch: Minibatch) -> Tensor:
-        rows = len(minibatch.batch.x)
+    def _backward(self, batch: Batch, minibatch: Minibatch) -> float:
+        """Add this process's share of a minibatch to the gradients, and return its share of the mean loss."""
+        own, total = self._processes.share(batch), len(batch.x)
         state = None
         if not minibatch.is_first and self._carried is not None:
             # Sequences fall by length, so those that have ended are the last rows.
-            state = tuple(tensor[:rows] for tensor in self._carried)
-        loss, self._carried = self.objective.advance(self.model, minibatch.batch, state)
-        return loss
+            state = tuple(tensor[: len(own.x)] for tensor in self._carried)
+        loss, self._carried = self.objective.advance(self.model, own, state)
+        share = self._share(batch, own)
+        # The last minibatch of an epoch may have fewer rows than there are processes.
+        if self._processes.is_spare(total):
+            share, self._carried = 0.0, None
+        value = share * float(loss.detach())
+        # A segment of sequences without any target only moves the state.
+        if minibatch.weight and share and math.isfinite(value):
+            loss.backward(torch.full_like(loss.detach(), share))  # type: ignore[no-untyped-call]
+        return value
+
+    def _share(self, batch: Batch, own: Batch) -> float:
+        """Return the weight of the mean over this process's rows in the mean over all."""
+        if self._processes.is_alone:
+            return 1.0
+        whole = self.objective.normalizer(self.model, batch)
+        # A batch without any target has no loss but the penalty.
+        return self.objective.normalizer(self.model, own) / whole if whole else len(own.x) / len(batch.x)
 
     def _not_finite(self, value: float) -> str:
         position, rate = self.position, self._optimizer.param_groups[0]["lr"]
@@ -240,6 +264,7 @@ class Trainer(BaseTrainer):
         return f"a lower training.lr, such as {min((self.settings.lr or usual) / 10, usual):g}, or {clip}"
 
     def _validate(self, report: Callable[[Progress], None]) -> None:
+        self._processes.align(self.model.state_dict().values())
         self.position.last_loss = self.position.loss_sum / max(1, self.position.seen)
         self._score()
         if self.settings.keep_epochs:
@@ -266,12 +291,13 @@ class Trainer(BaseTrainer):
         self._saved_at = time.monotonic()
 
     def checkpoint(self) -> Checkpoint:
-        """Return everything that the steps to come depend on."""
+        """Return everything that the steps to come depend on; all processes must call it."""
         moments, optimizer = optimizer_state(self._optimizer)
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         tensors |= {f"best.{name}": value for name, value in self._best.items()}
         tensors |= {f"optimizer.{name}": value for name, value in moments.items()}
-        tensors |= {f"carried.{number}": state for number, state in enumerate(self._carried or ())}
+        carried = self._processes.gather_states(self._carried) or ()
+        tensors |= {f"carried.{number}": state for number, state in enumerate(carried)}
         tensors |= {"random.shuffle": self._shuffle_start, "random.cpu": torch.get_rng_state()}
         if self._device.type == "cuda":
             tensors["random.cuda"] = torch.cuda.get_rng_state(self._device)
@@ -293,7 +319,7 @@ class Trainer(BaseTrainer):
         carried = checkpoint.group("carried")
         # Copied, since a product may round in another way where a tensor lies at an address of the file's.
         states = (carried[str(number)].to(self._device, copy=True) for number in range(len(carried)))
-        self._carried = tuple(states) or None
+        self._carried = self._processes.share_states(tuple(states) or None)
         random = checkpoint.group("random")
         self._shuffle_start = random["shuffle"]
         torch.set_rng_state(random["cpu"])

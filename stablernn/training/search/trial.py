@@ -21,14 +21,14 @@ from stablernn.training.build_trainer import create_trainer
 from stablernn.training.calibration.temperature import uncalibrated_logits
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
-from stablernn.training.loop.base_trainer import BaseTrainer, Progress
+from stablernn.training.loop.base_trainer import BaseTrainer, NoRecorder, Progress
 from stablernn.training.loop.device import pick_device, torch_settings
 from stablernn.training.run_data import load_run_data, with_time
 from stablernn.training.search.resampling import resample
 from stablernn.training.settings.closed_form import CLOSED_FORM
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.resolve import resolve
-from stablernn.training.speed import WARM_UP_STEPS, NoRecorder, training_steps
+from stablernn.training.speed import WARM_UP_STEPS, training_steps
 from stablernn.training.tasks import task_for
 
 _TIE_BREAKERS = {"accuracy": "log_loss"}

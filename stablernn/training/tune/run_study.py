@@ -13,6 +13,7 @@ from optuna.exceptions import StorageInternalError
 from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError, InterruptedRun, TrainingError
 from stablernn.training.evaluation.metric_catalog import direction
+from stablernn.training.loop.launch import refuse_several_processes
 from stablernn.training.loop.stop_signals import stop_signals
 from stablernn.training.search.recipes import recipes
 from stablernn.training.search.trial import load_all
@@ -76,6 +77,7 @@ def tune(config: Config, options: TuneOptions, note: Callable[[str], None]) -> R
         TrainingError: If no trial was successful.
         InterruptedRun: If the user stopped the search; its message has the best trial so far.
     """
+    refuse_several_processes("A search for settings", "Run it without torchrun; --workers gives it more processes.")
     if config.training.refit:
         raise ConfigError("A search compares models by the validation split, which training.refit trains on.")
     data = load_all(combined(config, {CELL: AUTO}))

@@ -18,10 +18,11 @@ from stablernn.training.build_model import create_model
 from stablernn.training.build_trainer import create_trainer
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop import ridge_head
+from stablernn.training.loop.base_trainer import NoRecorder
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import load_config
 from stablernn.training.settings.resolve import resolve
-from stablernn.training.speed import NoRecorder, measure_speed
+from stablernn.training.speed import measure_speed
 from stablernn.training.tasks import task_for
 
 Data = ClassificationData | ForecastData | StepData
