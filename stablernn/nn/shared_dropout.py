@@ -28,11 +28,11 @@ class SharedDraws:
 
     def dropout(self, features: Tensor, probability: float) -> Tensor:
         """Return features, ``(batch, ...)``, with some set to 0 and the others scaled."""
-        own = self._get_states()
+        before = self._get_states()
         self._set_states(self._states)
         mask = nn.functional.dropout(features.new_ones(self._total, *features.shape[1:]), probability)
         self._states = self._get_states()
-        self._set_states(own)
+        self._set_states(before)
         return features * mask[self._rows]
 
     def restore(self) -> None:

@@ -7,7 +7,6 @@ step gives all of them the gradient of the whole minibatch, bit for bit the same
 from __future__ import annotations
 
 import pickle
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -28,11 +27,6 @@ T = TypeVar("T")
 TIMEOUT = timedelta(hours=1)
 """Longest wait for another process. The first process validates, scores and draws alone while the others wait. The
 death of a process does not take this long: its connections close, and torchrun ends the others."""
-
-
-_SENT: deque[Tensor] = deque(maxlen=16)
-"""The last tensors that were sent, kept so that this thread frees them. A thread of gloo drops a tensor a moment after
-the operation has returned; if it had to free it while the interpreter ends, it could abort the process."""
 
 
 class ProcessGroup:
@@ -81,8 +75,8 @@ class ProcessGroup:
         if self.is_alone:
             return batch
         rows = self.rows(len(batch.x))
-        own = {name: tensor[rows].contiguous() for name, tensor in batch._asdict().items() if tensor is not None}
-        return batch._replace(**own)
+        tensors = {name: tensor[rows].contiguous() for name, tensor in batch._asdict().items() if tensor is not None}
+        return batch._replace(**tensors)
 
     def share_states(self, states: tuple[Tensor, ...] | None) -> tuple[Tensor, ...] | None:
         """Return this process's rows of states of a whole batch; None if it has none."""
@@ -96,8 +90,8 @@ class ProcessGroup:
         """Return the states of the whole batch, from the rows that each process has."""
         if self.is_alone:
             return states
-        own = None if states is None else tuple(state.cpu() for state in states)
-        parts = [part for part in self.gather(own) if part is not None]
+        on_cpu = None if states is None else tuple(state.cpu() for state in states)
+        parts = [part for part in self.gather(on_cpu) if part is not None]
         if not parts:
             return None
         whole = tuple(first.new_empty(sum(len(part[0]) for part in parts), *first.shape[1:]) for first in parts[0])
@@ -201,7 +195,6 @@ class ProcessGroup:
         Raises:
             TrainingError: If another process ended, or does not answer within ``TIMEOUT``.
         """
-        _SENT.append(tensor)
         try:
             operation(tensor, **options)
         except RuntimeError as error:
@@ -225,6 +218,10 @@ def open_group(launch: Launch, device: torch.device) -> Iterator[ProcessGroup]:
     if launch.size == 1 or dist.is_initialized():
         yield ProcessGroup(launch, device)
         return
+    # Optimizers import this module, whose functions have the group that is open then as a default argument. It would
+    # never be closed, and a thread of gloo that frees a tensor while the interpreter ends would abort the process.
+    import torch.distributed.nn.functional  # noqa: F401
+
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
     try:
         yield ProcessGroup(launch, device)

@@ -213,13 +213,13 @@ class Trainer(BaseTrainer):
 
     def _backward(self, batch: Batch, minibatch: Minibatch) -> float:
         """Add this process's share of a minibatch to the gradients, and return its share of the mean loss."""
-        own, total = self._processes.share(batch), len(batch.x)
+        part, total = self._processes.share(batch), len(batch.x)
         state = None
         if not minibatch.is_first and self._carried is not None:
             # Sequences fall by length, so those that have ended are the last rows.
-            state = tuple(tensor[: len(own.x)] for tensor in self._carried)
-        loss, self._carried = self.objective.advance(self.model, own, state)
-        share = self._share(batch, own)
+            state = tuple(tensor[: len(part.x)] for tensor in self._carried)
+        loss, self._carried = self.objective.advance(self.model, part, state)
+        share = self._share(batch, part)
         # The last minibatch of an epoch may have fewer rows than there are processes.
         if self._processes.is_spare(total):
             share, self._carried = 0.0, None
@@ -229,13 +229,13 @@ class Trainer(BaseTrainer):
             loss.backward(torch.full_like(loss.detach(), share))  # type: ignore[no-untyped-call]
         return value
 
-    def _share(self, batch: Batch, own: Batch) -> float:
+    def _share(self, batch: Batch, part: Batch) -> float:
         """Return the weight of the mean over this process's rows in the mean over all."""
         if self._processes.is_alone:
             return 1.0
         whole = self.objective.normalizer(self.model, batch)
         # A batch without any target has no loss but the penalty.
-        return self.objective.normalizer(self.model, own) / whole if whole else len(own.x) / len(batch.x)
+        return self.objective.normalizer(self.model, part) / whole if whole else len(part.x) / len(batch.x)
 
     def _not_finite(self, value: float) -> str:
         position, rate = self.position, self._optimizer.param_groups[0]["lr"]
