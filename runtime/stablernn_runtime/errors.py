@@ -4,7 +4,8 @@ ServingError
 ├── InputError            (ValueError)     a request that cannot be answered in this form
 │   ├── NoStreamsError                     a stream of a model that needs complete sequences
 │   ├── BadTokenError                      a state token that was not signed with this key, or was changed
-│   └── ExpiredTokenError                  a state token that has expired
+│   ├── ExpiredTokenError                  a state token that has expired
+│   └── CheckpointError                    a checkpoint that is cut, or of streams of another version
 ├── ConflictError         (RuntimeError)   a request that does not fit the state it meets
 │   ├── TimeOrderError                     a time that does not lie after the one before, or on no regular step
 │   └── MissingStepsError                  a time before which regular steps are missing
@@ -58,6 +59,10 @@ class BadTokenError(InputError):
 
 class ExpiredTokenError(InputError):
     """A state token that has expired."""
+
+
+class CheckpointError(InputError):
+    """A checkpoint of streams that is cut or damaged, or that another version made."""
 
 
 class ConflictError(ServingError, RuntimeError):

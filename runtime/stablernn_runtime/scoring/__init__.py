@@ -13,5 +13,7 @@ opens the version once, when it first scores. No torch, no server.
 from __future__ import annotations
 
 from stablernn_runtime.scoring.scorer import Scorer
+from stablernn_runtime.scoring.stream_answers import StreamAnswers, StreamCounts
+from stablernn_runtime.scoring.stream_shard import StreamShard
 
-__all__ = ["Scorer"]
+__all__ = ["Scorer", "StreamAnswers", "StreamCounts", "StreamShard"]

@@ -1,0 +1,276 @@
+"""Events of streams: a sample each, checked one by one, so that a wrong one costs no other its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stablernn_runtime.covariates import observed_features
+from stablernn_runtime.errors import InputError
+from stablernn_runtime.served_model import ServedModel
+from stablernn_runtime.stream_spec import stream_spec
+
+Array = NDArray[Any]
+
+MAX_NUMBER = 2**62
+"""Numbers of events lie below it, so that one more is an int64 too."""
+
+
+class WaitingEvent(NamedTuple):
+    """An event that came before its turn.
+
+    Attributes:
+        sample: Its sample; zeros where there is an error.
+        dt: Time from the sample before; None for models without.
+        error: Why the sample cannot be taken.
+    """
+
+    sample: Array
+    dt: Array | None
+    error: str | None
+
+
+@dataclass
+class Events:
+    """Events in the order in which they are processed.
+
+    Attributes:
+        rows: Row of the stream of each event in the shard's arrays, ``(events,)``.
+        numbers: Number of each event within its stream, ``(events,)``.
+        gaps: Numbers that are skipped right before it, ``(events,)``.
+        samples: As the step graph takes them, ``(events, ...)``.
+        dt: Likewise; None for models without.
+        errors: Why a sample cannot be taken, by the position of its event.
+    """
+
+    rows: Array
+    numbers: Array
+    gaps: Array
+    samples: Array
+    dt: Array | None
+    errors: dict[int, str]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def select(self, positions: Array) -> Events:
+        """Return the events at some positions, in their order."""
+        errors = {}
+        if self.errors:
+            errors = {
+                place: self.errors[position]
+                for place, position in enumerate(positions.tolist())
+                if position in self.errors
+            }
+        dt = None if self.dt is None else self.dt[positions]
+        return Events(
+            self.rows[positions], self.numbers[positions], self.gaps[positions], self.samples[positions], dt, errors
+        )
+
+    def waiting_event(self, position: int) -> WaitingEvent:
+        """Return a copy of an event that does not keep the others alive."""
+        dt = None if self.dt is None else self.dt[position].copy()
+        return WaitingEvent(np.array(self.samples[position]), dt, self.errors.get(position))
+
+    @classmethod
+    def of_waiting(cls, events: Sequence[tuple[int, int, int, WaitingEvent]]) -> Events:
+        """Return events that have waited: row, number, gap and event of each."""
+        rows, numbers, gaps, waiting = zip(*events, strict=True)
+        times = [event.dt for event in waiting if event.dt is not None]
+        return cls(
+            np.array(rows, np.int64),
+            np.array(numbers, np.int64),
+            np.array(gaps, np.int64),
+            np.stack([event.sample for event in waiting]),
+            np.stack(times) if times else None,
+            {position: event.error for position, event in enumerate(waiting) if event.error is not None},
+        )
+
+
+def check_model(model: ServedModel) -> None:
+    """Refuse a model whose streams need more than samples, ``dt`` and static values.
+
+    Raises:
+        NoStreamsError: If it needs complete sequences.
+        InputError: If it reads values of later steps or the calendar, or answers more steps than its graph.
+    """
+    reasons = ["future values"] if "future" in model.step.inputs else []
+    if len(observed_features(model.manifest)) < len(model.manifest.features or ()):
+        reasons.append("the calendar")
+    if reasons:
+        raise InputError(
+            f"{model.label} reads {' and '.join(reasons)} beside its samples, which a shard does not fill in: use the "
+            "streams of a server."
+        )
+    if model.rollout is not None:
+        raise InputError(
+            f"{model.label} has a recursive head, which runs its own forecasts through the model after each sample; a "
+            "shard does not. Train it with model.head=direct, or use the streams of a server."
+        )
+
+
+class SampleReader:
+    """Reads the samples of events for one model.
+
+    Attributes:
+        shape: Shape of a sample.
+        dtype: Type of samples.
+        dt_shape: Shape of the times of a sample; None for models without ``dt``.
+    """
+
+    def __init__(self, model: ServedModel) -> None:
+        spec = stream_spec(model)
+        self.shape: tuple[int, ...] = spec.graph_shape
+        self.dtype: np.dtype[Any] = spec.dtype
+        inputs = model.step.inputs
+        self.dt_shape: tuple[int, ...] | None = None
+        if "dt" in inputs:
+            self.dt_shape = tuple(int(size) for size in inputs["dt"].shape[1:])
+        self._label = model.label
+        self._features = list(model.manifest.features or ())
+        # In float32 a dt may lie just above the number that it was written as.
+        self._max_dt = np.inf if model.max_dt is None else model.max_dt * (1 + 1e-6)
+
+    def read(self, samples: Any, dt: Any, count: int) -> tuple[Array, Array | None, dict[int, str]]:
+        """Return samples as the step graph takes them, their times, and the errors by position.
+
+        Args:
+            samples: ``(count, ...)``, an array or nested lists; None is a missing value.
+            dt: ``(count, ...)``, 1 where it is None.
+            count: Number of events.
+
+        Raises:
+            InputError: If there are not ``count`` samples, or ``dt`` does not fit the model.
+        """
+        if len(samples) != count:
+            raise InputError(f"There are {count} keys and {len(samples)} samples; each event has one of both.")
+        errors: dict[int, str] = {}
+        values = self._as_array(samples)
+        if values is None:
+            values = self._read_one_by_one(samples, errors)
+        x = self._check_values(values, errors)
+        return x, self._read_dt(dt, count, errors), errors
+
+    def _as_array(self, samples: Any) -> Array | None:
+        """Return samples that all have the right shape and kind; None otherwise."""
+        try:
+            values = np.asarray(samples)
+            if values.dtype.kind == "O" and self.dtype.kind == "f":
+                values = np.array(samples, np.float64)
+        except (ValueError, TypeError):
+            # Of different shapes, or no numbers.
+            return None
+        kinds = "iu" if self.dtype.kind == "i" else "iuf"
+        is_right = values.shape[1:] == self.shape and values.dtype.kind in kinds
+        return values if is_right or len(values) == 0 else None
+
+    def _read_one_by_one(self, samples: Any, errors: dict[int, str]) -> Array:
+        x = np.zeros((len(samples), *self.shape), np.int64 if self.dtype.kind == "i" else np.float64)
+        for position, sample in enumerate(samples):
+            value = self._as_array([sample])
+            if value is not None:
+                x[position] = value[0]
+                continue
+            try:
+                shape: Any = np.shape(sample)
+            except ValueError:
+                shape = "no shape"
+            kind = "whole numbers" if self.dtype.kind == "i" else "numbers"
+            errors[position] = (
+                f"The sample must hold {kind} in the shape {self.shape} for {self._label}, got {shape} of "
+                f"{type(sample).__name__}."
+            )
+        return x
+
+    def _check_values(self, values: Array, errors: dict[int, str]) -> Array:
+        if self.dtype.kind == "i":
+            is_unknown = (values < 0) | (values >= len(self._features))
+            for position in np.flatnonzero(is_unknown):
+                errors[int(position)] = (
+                    f"The token must be from 0 to {len(self._features) - 1} for {self._label}, got {values[position]}."
+                )
+            # Tokens that are not taken must not reach the graph.
+            return np.where(is_unknown, 0, values).astype(self.dtype)
+        values = values.reshape(len(values), *self.shape)
+        # float64 beyond float32 becomes infinite.
+        with np.errstate(over="ignore"):
+            x = values.astype(self.dtype)
+        is_infinite = np.isinf(x)
+        if is_infinite.any():
+            for position in np.flatnonzero(is_infinite.reshape(len(x), -1).any(axis=1)):
+                feature = self._features[int(np.argwhere(is_infinite[position])[0][-1])]
+                errors[int(position)] = f"{feature} is infinite or beyond float32."
+        return x
+
+    def _read_dt(self, dt: Any, count: int, errors: dict[int, str]) -> Array | None:
+        if self.dt_shape is None:
+            if dt is not None:
+                raise InputError(f"{self._label} takes no dt; its samples are one regular step apart.")
+            return None
+        shape = (count, *self.dt_shape)
+        if dt is None:
+            return np.ones(shape, np.float32)
+        values = np.asarray(dt)
+        if values.shape != shape or values.dtype.kind not in "iuf":
+            raise InputError(f"dt must hold numbers in the shape {shape} for {self._label}, got {values.shape}.")
+        times = values.astype(np.float32)
+        # NaN compares as false.
+        is_wrong = ~((times >= 0) & (times <= self._max_dt) & np.isfinite(times))
+        for position in np.flatnonzero(is_wrong.reshape(count, -1).any(axis=1)):
+            limit = "" if np.isinf(self._max_dt) else f" and at most {self._max_dt:g}"
+            errors.setdefault(int(position), f"dt must be 0 or more{limit}, got {times[position].tolist()}.")
+        return np.where(is_wrong, np.float32(1), times)
+
+
+def read_numbers(numbers: Any, count: int) -> Array:
+    """Return the numbers of events as int64.
+
+    Raises:
+        InputError: If they are not ``count`` whole numbers from 0 on.
+    """
+    values = np.asarray(numbers)
+    if values.size == 0 and count == 0:
+        return np.zeros(0, np.int64)
+    if values.shape != (count,) or values.dtype.kind not in "iu":
+        raise InputError(
+            f"numbers must hold {count} whole numbers, one for each key, got {values.dtype} of the shape "
+            f"{values.shape}."
+        )
+    if values.min() < 0 or values.max() >= MAX_NUMBER:
+        raise InputError(f"Numbers of events are from 0 to 2**62 - 1, got {values.min()} to {values.max()}.")
+    return values.astype(np.int64)
+
+
+def read_keys(keys: Any) -> list[Any]:
+    """Return keys as a list.
+
+    Raises:
+        InputError: If one is not text, bytes or a whole number.
+    """
+    values = keys.tolist() if isinstance(keys, np.ndarray) else list(keys)
+    # In Python, True is 1, and would be the same key.
+    wrong = set(map(type, values)) - {str, bytes, int}
+    if wrong:
+        names = ", ".join(sorted(kind.__name__ for kind in wrong))
+        raise InputError(f"Keys are str, bytes or int, got {names}.")
+    return values
+
+
+def split_rounds(rows: Array, numbers: Array) -> list[Array]:
+    """Return positions of events in rounds, each with at most one event of a stream, in the order of their numbers."""
+    count = len(rows)
+    if count == 0:
+        return []
+    order = np.lexsort((numbers, rows))
+    sorted_rows = rows[order]
+    begins = np.flatnonzero(np.concatenate([[True], sorted_rows[1:] != sorted_rows[:-1]]))
+    if len(begins) == count:
+        return [np.arange(count)]
+    # Place of each event among those of its stream.
+    places = np.arange(count) - np.repeat(begins, np.diff(np.append(begins, count)))
+    by_place = order[np.argsort(places, kind="stable")]
+    return [np.sort(part) for part in np.split(by_place, np.cumsum(np.bincount(places))[:-1])]

@@ -1,0 +1,423 @@
+"""Many streams of one version with state by key, advanced together.
+
+A step of 1,000 streams takes little longer than a step of one, so a program that reads events of many keys should
+advance all keys that have one at once. A shard holds the states, orders the events of each key by their numbers, and
+answers what comes again without a second step. It runs in any process: engines of streams call it with the events of
+their partition and store its checkpoints.
+
+>>> from stablernn_runtime.scoring import Scorer, StreamShard
+>>> shard = StreamShard(Scorer.find("registry", "animals@production"))
+>>> answers = shard.add(["hall", "yard"], [0, 0], [[0.1], [0.7]])
+>>> answers.outputs["probabilities"].shape
+(2, 4)
+>>> shard.add(["yard"], [0], [[0.7]]).is_again
+array([ True])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stablernn_runtime.errors import BadTokenError, CheckpointError, ConflictError, InputError
+from stablernn_runtime.scoring.scorer import Scorer
+from stablernn_runtime.scoring.shard_checkpoint import (
+    check_arrays,
+    pack_checkpoint,
+    pack_keys,
+    unpack_checkpoint,
+    unpack_keys,
+)
+from stablernn_runtime.scoring.stream_answers import Key, StreamAnswers, StreamCounts
+from stablernn_runtime.scoring.stream_events import (
+    MAX_NUMBER,
+    Events,
+    SampleReader,
+    WaitingEvent,
+    check_model,
+    read_keys,
+    read_numbers,
+    split_rounds,
+)
+from stablernn_runtime.scoring.stream_table import StreamTable
+from stablernn_runtime.state_token import StateTokens, StreamSnapshot
+from stablernn_runtime.stream_clock import Clock
+from stablernn_runtime.stream_spec import stream_spec
+
+Array = NDArray[Any]
+
+STEP_ROWS = 4096
+"""Streams that are advanced at once. Answers do not depend on it."""
+_MOVED = "This event was answered before its stream moved here."
+
+
+class StreamShard:
+    """Streams of one version by key. For one thread at a time.
+
+    Each event has a number within its key: 0, 1, 2 and so on. An event is processed when its number is the next one of
+    its key. One that comes early waits for those before it, until an event of its key comes that is more than
+    ``lateness`` numbers ahead of the next one: then the missing numbers are skipped, and the answer that follows says
+    how many. The event that was processed last is answered again when it comes again; what is older is dropped and
+    counted. A sample that cannot be taken has an error for an answer; its number is taken all the same, and the state
+    stays as it was: the same sample would fail each time it comes, and those behind it would wait in vain.
+
+    After an error other than :class:`.InputError` a part of the events may have been processed: go on from a
+    checkpoint.
+
+    Attributes:
+        scorer: The version.
+        lateness: Numbers by which an event may be ahead of the next one of its key without a gap.
+        counts: What has come so far.
+    """
+
+    def __init__(self, scorer: Scorer, *, lateness: int = 16) -> None:
+        """Open the version.
+
+        Args:
+            scorer: The version.
+            lateness: Numbers by which an event may be ahead; 0 to wait for none.
+
+        Raises:
+            InputError: If the version reads future values or the calendar, or has a recursive head.
+            NoStreamsError: If it needs complete sequences.
+            RegistryError: As :meth:`Scorer.open`.
+            ModelLoadError: Likewise.
+        """
+        if lateness < 0:
+            raise InputError(f"lateness must be 0 or more, got {lateness}.")
+        self.scorer = scorer
+        self.lateness = lateness
+        self.counts = StreamCounts()
+        self._model = scorer.open()
+        check_model(self._model)
+        self._spec = stream_spec(self._model)
+        self._reader = SampleReader(self._model)
+        self._table = StreamTable(self._model)
+        # Events before their turn, by row and number.
+        self._waiting: dict[int, dict[int, WaitingEvent]] = {}
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __contains__(self, key: Key) -> bool:
+        return self._table.find(key) is not None
+
+    def __repr__(self) -> str:
+        return f"StreamShard('{self.scorer.model}', keys={len(self)}, waiting={self.waiting})"
+
+    @property
+    def keys(self) -> list[Key]:
+        """The keys of all streams."""
+        return list(self._table.keys)
+
+    @property
+    def waiting(self) -> int:
+        """Number of events that wait for those before them."""
+        return sum(map(len, self._waiting.values()))
+
+    def next_number(self, key: Key) -> int:
+        """Return the number after the highest one that has come for a key; 0 for a new key."""
+        row = self._table.find(key)
+        if row is None:
+            return 0
+        return max(int(self._table.last_numbers[row]), *self._waiting.get(row, {-1: None})) + 1
+
+    def add(self, keys: Any, numbers: Any, samples: Any, *, dt: Any = None, static: Any = None) -> StreamAnswers:
+        """Take events, and return the answers to those whose turn has come.
+
+        Args:
+            keys: Key of each event: text, bytes or a whole number. A key may have several events.
+            numbers: Number of each event within its key, ``(events,)``.
+            samples: ``(events, ...)``, as :meth:`Scorer.advance` takes them; in lists, None is a missing value.
+            dt: Time from the sample before in regular steps, ``(events, ...)``, for versions that take it; default 1.
+                That of the first sample of a stream does not count.
+            static: Values that never change within a stream, ``(events, names)``, NaN where not known. Those of the
+                event with which a key begins here are stored.
+
+        Returns:
+            The answers. Their bits are those of the whole sequence of each key, whatever the calls.
+
+        Raises:
+            InputError: If arguments do not fit; nothing has been processed then.
+        """
+        names = read_keys(keys)
+        order_numbers = read_numbers(numbers, len(names))
+        x, times, errors = self._reader.read(samples, dt, len(names))
+        rows = self._table.claim(names, self._read_static(static, len(names)))
+        self.counts.events += len(names)
+        events = Events(rows, order_numbers, np.zeros(len(names), np.int64), x, times, errors)
+        parts = [self._process(events.select(positions)) for positions in split_rounds(rows, order_numbers)]
+        if self._waiting:
+            parts += self._take_waiting(np.unique(rows).tolist(), self.lateness)
+        return StreamAnswers.concatenate(parts) if parts else self._no_answers()
+
+    def flush(self, keys: Iterable[Key] | None = None) -> StreamAnswers:
+        """Process all events that wait, with gaps where others are missing.
+
+        Args:
+            keys: Streams to do it for; None for all.
+        """
+        rows: Iterable[int | None] = list(self._waiting) if keys is None else map(self._table.find, keys)
+        parts = self._take_waiting([row for row in rows if row is not None], -1)
+        return StreamAnswers.concatenate(parts) if parts else self._no_answers()
+
+    def drop(self, key: Key) -> None:
+        """Forget a stream and its events that wait; a key without a stream is ignored."""
+        row = self._table.find(key)
+        if row is None:
+            return
+        self._waiting.pop(row, None)
+        moved = self._table.drop(row)
+        if moved is not None and moved in self._waiting:
+            self._waiting[row] = self._waiting.pop(moved)
+
+    def token(self, key: Key, tokens: StateTokens) -> str:
+        """Return a stream after its last processed event as a state token, which servers and clients continue.
+
+        The token does not hold events that wait, nor the last answer.
+
+        Args:
+            key: The stream.
+            tokens: Signs the token.
+
+        Raises:
+            InputError: If there is no such stream.
+        """
+        row = self._table.find(key)
+        if row is None:
+            raise InputError(f"The shard has no stream {key!r}; it has {len(self):,} others.")
+        table = self._table
+        states = {name: value[row] for name, value in table.states.items()}
+        step = int(table.steps[row])
+        snapshot = StreamSnapshot(
+            self.scorer.model, self.scorer.digest, step, table.clock(row), table.static[row], states
+        )
+        return tokens.issue(snapshot)
+
+    def put(self, key: Key, token: str, tokens: StateTokens, *, number: int | None = None) -> None:
+        """Set a stream to what a state token holds.
+
+        Args:
+            key: The stream, which may be new.
+            token: From :meth:`token`, a server or a client.
+            tokens: Checks the token.
+            number: Number of the last event that the stream has taken, where some were skipped; default: its samples
+                less one.
+
+        Raises:
+            BadTokenError: If the token was not signed with this key, was changed, or is of another version.
+            ExpiredTokenError: If it has expired.
+            ConflictError: If events of the stream wait here.
+            InputError: If the number is none.
+        """
+        read_keys([key])
+        snapshot = tokens.read(token)
+        if snapshot.digest != self.scorer.digest:
+            raise BadTokenError(
+                f"The state token is of '{snapshot.model}' ({snapshot.digest}), and this shard runs "
+                f"'{self.scorer.model}' ({self.scorer.digest})."
+            )
+        states = self._spec.check_token_states(snapshot.states)
+        if snapshot.static.size not in (0, self._spec.static_size):
+            raise BadTokenError(f"The state token holds static values that are not those of {self._model.label}.")
+        last = snapshot.step - 1 if number is None else number
+        if not -1 <= last < MAX_NUMBER:
+            raise InputError(f"number must be from -1, before the first event, to 2**62 - 1, got {number}.")
+        row = self._table.find(key)
+        if row in self._waiting:
+            raise ConflictError(
+                f"{len(self._waiting[row])} events of the stream {key!r} wait for others: flush() or drop() it first."
+            )
+        self.drop(key)
+        (row,) = self._table.claim([key]).tolist()
+        for name, value in states.items():
+            self._table.states[name][row] = value
+        self._table.steps[row] = snapshot.step
+        self._table.last_numbers[row] = last
+        self._table.static[row] = snapshot.static if snapshot.static.size else np.nan
+        self._table.set_clock(row, snapshot.clock)
+        self._table.set_error(row, _MOVED)
+
+    def dump(self) -> bytes:
+        """Return a checkpoint of all streams, with their events that wait; see :mod:`.shard_checkpoint`."""
+        table = self._table
+        waiting = [(row, number, event) for row, events in self._waiting.items() for number, event in events.items()]
+        arrays = pack_keys(table.keys) | dict(table.arrays())
+        arrays["waiting rows"] = np.array([row for row, _, _ in waiting], np.int64)
+        arrays["waiting numbers"] = np.array([number for _, number, _ in waiting], np.int64)
+        if waiting:
+            arrays["waiting samples"] = np.stack([event.sample for _, _, event in waiting])
+            if self._reader.dt_shape is not None:
+                arrays["waiting dt"] = np.stack([event.dt for _, _, event in waiting if event.dt is not None])
+        fields = {
+            "model": self.scorer.model,
+            "digest": self.scorer.digest,
+            "lateness": self.lateness,
+            "counts": asdict(self.counts),
+            "errors": list(table.errors.items()),
+            "clocks": [[row, clock.origin, clock.steps] for row, clock in table.clocks.items()],
+            "waiting_errors": [event.error for _, _, event in waiting],
+        }
+        return pack_checkpoint(fields, arrays)
+
+    @classmethod
+    def load(cls, scorer: Scorer, content: bytes) -> Self:
+        """Return the shard of a checkpoint.
+
+        Args:
+            scorer: The version that made it.
+            content: From :meth:`dump`.
+
+        Raises:
+            CheckpointError: If it is no checkpoint, cut, damaged, or of another version.
+            InputError: As the constructor; so are RegistryError and ModelLoadError.
+        """
+        fields, arrays = unpack_checkpoint(content)
+        if fields["digest"] != scorer.digest:
+            raise CheckpointError(
+                f"The checkpoint is of '{fields['model']}' ({fields['digest']}), and the shard runs '{scorer.model}' "
+                f"({scorer.digest}). A new version begins with new streams."
+            )
+        shard = cls(scorer, lateness=fields["lateness"])
+        shard.counts = StreamCounts(**fields["counts"])
+        table = shard._table
+        keys = unpack_keys(arrays)
+        check_arrays(dict(table.arrays()), arrays, len(keys))
+        table.restore(keys, arrays)
+        for row, text in fields["errors"]:
+            table.errors[row] = text
+            table.has_error[row] = True
+        table.clocks |= {row: Clock(origin, steps) for row, origin, steps in fields["clocks"]}
+        rows, numbers = arrays["waiting rows"].tolist(), arrays["waiting numbers"].tolist()
+        for position, (row, number) in enumerate(zip(rows, numbers, strict=True)):
+            dt = arrays["waiting dt"][position].copy() if "waiting dt" in arrays else None
+            event = WaitingEvent(arrays["waiting samples"][position].copy(), dt, fields["waiting_errors"][position])
+            shard._waiting.setdefault(row, {})[number] = event
+        return shard
+
+    def _read_static(self, static: Any, count: int) -> Array | None:
+        if static is None:
+            return None
+        with np.errstate(over="ignore"):
+            values = np.asarray(static, np.float32)
+        expected = (count, self._spec.static_size)
+        if not self._spec.static_size:
+            raise InputError(f"{self._model.label} takes no static values.")
+        if values.shape != expected or np.isinf(values).any():
+            raise InputError(
+                f"static must be finite or NaN in the shape {expected} for {self._model.label}, got {values.shape}."
+            )
+        return values
+
+    def _process(self, events: Events) -> StreamAnswers:
+        """Process events of different streams as far as it is their turn; the others wait or are dropped."""
+        ahead = events.numbers - self._table.last_numbers[events.rows] - 1
+        is_next = ahead == 0
+        if is_next.all():
+            self._take(events)
+            return self._answers(events, np.zeros(len(events), bool))
+        # Before the first event, the last number is -1, which no event has.
+        is_again = ahead == -1
+        self.counts.answered_again += int(is_again.sum())
+        self.counts.late += int((ahead < -1).sum())
+        for position in np.flatnonzero(ahead > 0).tolist():
+            waiting = self._waiting.setdefault(int(events.rows[position]), {})
+            number = int(events.numbers[position])
+            if number in waiting:
+                self.counts.duplicates += 1
+            else:
+                waiting[number] = events.waiting_event(position)
+        if is_next.any():
+            self._take(events.select(np.flatnonzero(is_next)))
+        answered = np.flatnonzero(is_next | is_again)
+        return self._answers(events.select(answered), is_again[answered])
+
+    def _take_waiting(self, rows: Sequence[int], lateness: int) -> list[StreamAnswers]:
+        """Process events that waited and whose turn has come, one of each stream at a time."""
+        plans = [self._plan(row, lateness) for row in rows if row in self._waiting]
+        parts = []
+        for place in range(max(map(len, plans), default=0)):
+            events = Events.of_waiting([plan[place] for plan in plans if len(plan) > place])
+            self._take(events)
+            parts.append(self._answers(events, np.zeros(len(events), bool)))
+        return parts
+
+    def _plan(self, row: int, lateness: int) -> list[tuple[int, int, int, WaitingEvent]]:
+        """Take the events of a stream out of those that wait: row, number, gap before it, and event."""
+        waiting = self._waiting[row]
+        next_number = int(self._table.last_numbers[row]) + 1
+        highest = max(waiting)
+        plan = []
+        for number in sorted(waiting):
+            if number < next_number:
+                # It came again together with the event before it, and was processed right away.
+                self.counts.duplicates += 1
+            elif number == next_number or highest - next_number > lateness:
+                plan.append((row, number, number - next_number, waiting[number]))
+                next_number = number + 1
+            else:
+                break
+            del waiting[number]
+        if not waiting:
+            del self._waiting[row]
+        return plan
+
+    def _take(self, events: Events) -> None:
+        """Advance streams by one event each, which has their next number or one after a gap."""
+        self.counts.gaps += int(events.gaps.sum())
+        stepped = events
+        if events.errors:
+            stepped = events.select(np.setdiff1d(np.arange(len(events)), list(events.errors)))
+            for position, text in events.errors.items():
+                self._set_error(int(events.rows[position]), text)
+        for start in range(0, len(stepped), STEP_ROWS):
+            self._advance(stepped.select(np.arange(start, min(start + STEP_ROWS, len(stepped)))))
+        self._table.last_numbers[events.rows] = events.numbers
+
+    def _advance(self, events: Events) -> None:
+        """Step streams; one whose outputs are not finite has an error, and its state stays."""
+        table, rows = self._table, events.rows
+        inputs: dict[str, Array] = {}
+        if self._spec.static_size:
+            inputs["static"] = table.static[rows]
+        if events.dt is not None:
+            # No sample lies before the first one.
+            first = table.steps[rows] == 0
+            events.dt.reshape(len(events), -1)[first, 0] = 1
+            inputs["dt"] = events.dt
+        states = {name: value[rows] for name, value in table.states.items()}
+        try:
+            outputs, next_states = self.scorer.advance(events.samples, states, **inputs)
+        except InputError as error:
+            if len(events) == 1:
+                self._set_error(int(rows[0]), str(error))
+                return
+            for half in np.array_split(np.arange(len(events)), 2):
+                self._advance(events.select(half))
+            return
+        table.set_results(rows, outputs, next_states)
+        if table.elapsed is not None and events.dt is not None:
+            table.elapsed[rows] += events.dt.reshape(len(events), -1).sum(axis=1, dtype=np.float64)
+
+    def _set_error(self, row: int, text: str) -> None:
+        self.counts.errors += 1
+        self._table.set_error(row, text)
+
+    def _answers(self, events: Events, is_again: Array) -> StreamAnswers:
+        """Return the last answers of streams, which are those to ``events``."""
+        table, rows = self._table, events.rows
+        errors: list[str | None] = [None] * len(rows)
+        for position in np.flatnonzero(table.has_error[rows]).tolist():
+            errors[position] = table.errors[int(rows[position])]
+        outputs = {name: value[rows] for name, value in table.answers.items()}
+        names = table.keys
+        keys = [names[row] for row in rows.tolist()]
+        return StreamAnswers(keys, events.numbers, outputs, events.gaps, is_again, errors)
+
+    def _no_answers(self) -> StreamAnswers:
+        outputs = {name: value[:0].copy() for name, value in self._table.answers.items()}
+        return StreamAnswers([], np.zeros(0, np.int64), outputs, np.zeros(0, np.int64), np.zeros(0, bool), [])

@@ -1,0 +1,460 @@
+"""Streams with state by key: bits of whole sequences in any order of events, checkpoints, tokens, refusals."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import httpx
+import numpy as np
+import pytest
+
+from published_models import Published, republished
+from server_helpers import Running, serve
+from stablernn_registry import Registry
+from stablernn_runtime import StateTokens
+from stablernn_runtime.errors import BadTokenError, CheckpointError, ConflictError, ExpiredTokenError, InputError
+from stablernn_runtime.scoring import Scorer, StreamAnswers, StreamShard
+from stablernn_runtime.scoring import shard_checkpoint as layout
+from stablernn_runtime.scoring import stream_shard as module
+from stablernn_runtime.state_token import key_from_text
+from stablernn_runtime.stream_clock import Clock
+from stablernn_server import Settings, create_app
+from stream_helpers import STATE_KEY, distances, offline, publish, same, samples
+
+TOKENS = StateTokens(key_from_text(STATE_KEY, "the test"), 600)
+STATIC = np.array([[1.0, np.nan], [-3.0, 2.5], [0.0, 9.0]], np.float32)
+
+
+@pytest.fixture(scope="session")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    """A version of every kind that streams."""
+    return publish(tmp_path_factory.mktemp("registry"), tmp_path_factory.mktemp("exports"))
+
+
+@pytest.fixture
+def animals(published: Published) -> Scorer:
+    return Scorer.find(published.registry.root, "animals:1")
+
+
+@pytest.fixture
+def shard(animals: Scorer) -> StreamShard:
+    return StreamShard(animals, lateness=4)
+
+
+def add(shard: StreamShard, key: Any, *numbers: int) -> StreamAnswers:
+    """Add events of a stream of which each sample is its number."""
+    return shard.add([key] * len(numbers), list(numbers), [[float(number)] for number in numbers])
+
+
+def whole(scorer: Scorer, *values: float) -> np.ndarray:
+    """Return the probabilities of the sequence graph."""
+    (probabilities,) = scorer.open().run_numpy(np.array(values, np.float32)[None, :, None])["probabilities"]
+    return probabilities
+
+
+def last_outputs(answers: StreamAnswers) -> np.ndarray:
+    return answers.outputs["probabilities"][-1]
+
+
+def test_events_in_any_order_give_the_bits_of_the_whole_sequence(shard: StreamShard, animals: Scorer) -> None:
+    assert add(shard, "a", 0).numbers.tolist() == [0]
+    assert len(add(shard, "a", 2)) == 0
+    assert shard.waiting == 1
+    assert len(add(shard, "a", 3)) == 0
+    answers = add(shard, "a", 1)
+    assert answers.numbers.tolist() == [1, 2, 3]
+    assert answers.gaps.tolist() == [0, 0, 0]
+    assert np.array_equal(last_outputs(answers), whole(animals, 0, 1, 2, 3))
+    # Within a call they are sorted, and stepped one after the other.
+    answers = shard.add(["b", "a", "b", "b"], [1, 4, 0, 2], [[1.0], [4.0], [0.0], [2.0]])
+    assert list(zip(answers.keys, answers.numbers.tolist(), strict=True)) == [("a", 4), ("b", 0), ("b", 1), ("b", 2)]
+    assert np.array_equal(last_outputs(answers), whole(animals, 0, 1, 2))
+    assert np.array_equal(answers.outputs["probabilities"][0], whole(animals, 0, 1, 2, 3, 4))
+    assert (shard.waiting, shard.counts.gaps, shard.counts.events) == (0, 0, 8)
+
+
+def test_an_event_that_comes_again_is_answered_again_without_a_step(shard: StreamShard, animals: Scorer) -> None:
+    first = add(shard, "a", 0, 1)
+    again = add(shard, "a", 1)
+    assert (again.numbers.tolist(), again.is_again.tolist()) == ([1], [True])
+    assert np.array_equal(last_outputs(again), last_outputs(first))
+    # Older ones have no answer any more, and one that waits is answered once.
+    assert len(add(shard, "a", 0)) == 0
+    assert len(add(shard, "a", 3, 3)) == 0
+    assert add(shard, "a", 2, 2).is_again.tolist() == [False, True, False]
+    assert np.array_equal(last_outputs(add(shard, "a", 4)), whole(animals, 0, 1, 2, 3, 4))
+    counts = shard.counts
+    assert (counts.events, counts.answered_again, counts.late, counts.duplicates) == (9, 2, 1, 1)
+    # It may come again together with the event before it.
+    add(shard, "a", 6)
+    assert add(shard, "a", 5, 6, 7).numbers.tolist() == [5, 6, 7]
+    assert (shard.waiting, shard.counts.duplicates) == (0, 2)
+
+
+def test_a_gap_is_reported_once_an_event_is_too_far_ahead(shard: StreamShard, animals: Scorer) -> None:
+    add(shard, "a", 0)
+    assert len(add(shard, "a", 3, 5)) == 0
+    # 6 is five ahead of 1, and the lateness is 4; it is three ahead of 4.
+    answers = add(shard, "a", 6)
+    assert (answers.numbers.tolist(), answers.gaps.tolist()) == ([3], [2])
+    assert np.array_equal(last_outputs(answers), whole(animals, 0, 3))
+    answers = add(shard, "a", 900)
+    assert (answers.numbers.tolist(), answers.gaps.tolist()) == ([5, 6, 900], [1, 0, 893])
+    assert (shard.counts.gaps, shard.waiting) == (896, 0)
+    assert len(add(shard, "a", 902)) == 0
+    assert shard.next_number("a") == 903
+    answers = shard.flush()
+    assert (answers.numbers.tolist(), answers.gaps.tolist()) == ([902], [1])
+    assert len(shard.flush(["a", "nobody"])) == 0
+
+
+def test_a_wrong_sample_has_an_error_and_takes_its_number(shard: StreamShard, animals: Scorer) -> None:
+    keys = ["inf", "shape", "text", "huge", "none", "good"]
+    wrong = [[np.inf], [1.0, 2.0], ["loud"], [1e39], [None], [0.5]]
+    answers = shard.add(keys, [0] * 6, wrong)
+    label = "model 'animals:1'"
+    assert answers.errors == [
+        "loudness is infinite or beyond float32.",
+        f"The sample must hold numbers in the shape (1,) for {label}, got (2,) of list.",
+        f"The sample must hold numbers in the shape (1,) for {label}, got (1,) of list.",
+        "loudness is infinite or beyond float32.",
+        None,
+        None,
+    ]
+    has_error = np.array([error is not None for error in answers.errors])
+    assert (np.isnan(answers.outputs["probabilities"]).all(axis=1) == has_error).all()
+    assert shard.counts.errors == 4
+    # It comes again: the error is the answer, even if the sample is right now.
+    again = shard.add(["inf"], [0], [[1.0]])
+    assert (again.errors, again.is_again.tolist()) == ([answers.errors[0]], [True])
+    after = shard.add(["inf"], [1], [[1.0]])
+    assert after.errors == [None]
+    assert np.array_equal(last_outputs(after), whole(animals, 1.0))
+    # Before its turn it waits as any other.
+    assert len(shard.add(["good"], [2], [[np.inf]])) == 0
+    late = shard.add(["good"], [1], [[7.0]])
+    assert late.errors == [None, "loudness is infinite or beyond float32."]
+    assert shard.counts.errors == 5
+
+
+def test_outputs_that_are_not_finite_cost_one_stream_its_answer(
+    shard: StreamShard, animals: Scorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance = Scorer.advance
+
+    def refusing(scorer: Scorer, x: Any, *arguments: Any, **options: Any) -> Any:
+        if (x == 7).any():
+            raise InputError("The output 'probabilities' is not finite.")
+        return advance(scorer, x, *arguments, **options)
+
+    monkeypatch.setattr(Scorer, "advance", refusing)
+    values = [[float(number)] for number in range(20)]
+    answers = shard.add(list(range(20)), [0] * 20, values)
+    assert [number for number, error in enumerate(answers.errors) if error] == [7]
+    assert np.array_equal(last_outputs(answers), whole(animals, 19.0))
+    monkeypatch.undo()
+    assert np.array_equal(last_outputs(shard.add([7], [1], [[3.0]])), whole(animals, 3.0))
+
+
+@pytest.mark.parametrize("name", ["classes", "deep", "text", "timed", "patched", "ragged", "still"])
+def test_every_kind_of_stream_has_the_bits_of_the_sequence_graph(kinds: Published, name: str) -> None:
+    scorer = Scorer.find(kinds.root, name)
+    model, steps = scorer.open(), 9
+    x = np.stack([samples(model, steps, seed) for seed in range(3)])
+    times = [distances(model, steps, seed) for seed in range(3)]
+    static = STATIC if name == "still" else None
+    shard = StreamShard(scorer)
+    content, answers = b"", None
+    for step in range(steps):
+        dt = None if times[0] is None else np.stack([time[step] for time in times if time is not None])
+        if dt is not None and step == 0:
+            # That of the first sample does not count.
+            dt.reshape(3, -1)[:, 0] = 2.5
+        answers = shard.add([b"k", "k", 0], [step] * 3, x[:, step], dt=dt, static=static if step == 0 else None)
+        content = shard.dump()
+        shard = StreamShard.load(scorer, content)
+    assert answers is not None
+    assert answers.keys == [b"k", "k", 0]
+    for row in range(3):
+        options = {} if static is None else {"static": static[row : row + 1]}
+        expected = {key: value[-1] for key, value in offline(model, x[row], times[row], **options).items()}
+        same({key: value[row] for key, value in answers.outputs.items()}, expected)
+        token = shard.token(answers.keys[row], TOKENS)
+        assert TOKENS.read(token).step == steps
+        shard.put("moved", token, TOKENS)
+        moved, expected_states = (TOKENS.read(shard.token(key, TOKENS)) for key in ("moved", answers.keys[row]))
+        assert moved.static.tobytes() == expected_states.static.tobytes()
+        same(moved.states, expected_states.states)
+
+
+class Job:
+    """Four shards of a stream processor that stores checkpoints now and then, and replays what came since."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer = scorer
+        self.shards = [StreamShard(scorer) for _ in range(4)]
+        self.stored = [(shard.dump(), 0) for shard in self.shards]
+        self.log: list[list[tuple[list[str], list[int], np.ndarray]]] = [[] for _ in self.shards]
+        self.last: dict[str, tuple[int, np.ndarray]] = {}
+
+    def take(self, keys: np.ndarray, numbers: np.ndarray, x: np.ndarray) -> None:
+        places = np.array([crc32(str(key).encode()) % 4 for key in keys])
+        for place in range(4):
+            mine = np.flatnonzero(places == place)
+            event = ([f"sensor-{key}" for key in keys[mine]], numbers[mine].tolist(), x[mine])
+            self.log[place].append(event)
+            self.answer(place, event)
+
+    def answer(self, place: int, event: tuple[list[str], list[int], np.ndarray]) -> None:
+        answers = self.shards[place].add(*event)
+        outputs = answers.outputs["probabilities"]
+        for key, number, output in zip(answers.keys, answers.numbers.tolist(), outputs, strict=True):
+            # An answer that is given twice has the same bits.
+            if self.last.get(str(key), (-1, output))[0] <= number:
+                self.last[str(key)] = (number, output)
+
+    def store(self) -> None:
+        self.stored = [(shard.dump(), len(log)) for shard, log in zip(self.shards, self.log, strict=True)]
+
+    def kill(self, place: int) -> None:
+        content, position = self.stored[place]
+        self.shards[place] = StreamShard.load(self.scorer, content)
+        for event in self.log[place][position:]:
+            self.answer(place, event)
+
+
+def test_a_thousand_sensors_in_four_shards_survive_kills_duplicates_and_disorder(animals: Scorer) -> None:
+    random = np.random.default_rng(0)
+    sensors, steps = 1000, 100
+    x = random.normal(size=(sensors, steps, 1)).astype(np.float32)
+    keys, numbers = np.repeat(np.arange(sensors), steps), np.tile(np.arange(steps), sensors)
+    # When each event comes: 5 % are up to ten numbers late, and 5 % come twice.
+    arrival = numbers + np.where(random.random(len(keys)) < 0.05, random.uniform(1, 10, len(keys)), 0)
+    twice = random.random(len(keys)) < 0.05
+    arrival = np.concatenate([arrival, arrival[twice] + random.uniform(0, 2, int(twice.sum()))])
+    keys, numbers = np.concatenate([keys, keys[twice]]), np.concatenate([numbers, numbers[twice]])
+    order = np.argsort(arrival, kind="stable")
+    job = Job(animals)
+    for call, positions in enumerate(np.array_split(order, 120)):
+        job.take(keys[positions], numbers[positions], x[keys[positions], numbers[positions]])
+        if call % 25 == 10:
+            job.store()
+        if call in (30, 59, 108):
+            job.kill(call % 4)
+    expected = animals.open().run_numpy(x)["probabilities"]
+    assert len(job.last) == sensors
+    for sensor in range(sensors):
+        number, output = job.last[f"sensor-{sensor}"]
+        assert number == steps - 1
+        assert np.array_equal(output, expected[sensor])
+    counts = [shard.counts for shard in job.shards]
+    assert sum(count.events for count in counts) == len(keys)
+    assert sum(count.gaps + count.errors for count in counts) == 0
+    assert sum(count.answered_again + count.late + count.duplicates for count in counts) == twice.sum()
+    assert all(shard.waiting == 0 for shard in job.shards)
+
+
+@pytest.fixture(scope="module")
+def running(published: Published) -> Iterator[Running]:
+    settings = Settings(registry=published.root, models=("animals:1",), state_key=STATE_KEY)
+    yield from serve(create_app(settings))
+
+
+def test_a_stream_moves_between_a_shard_and_a_server_a_hundred_times(
+    shard: StreamShard, animals: Scorer, running: Running
+) -> None:
+    x = np.random.default_rng(5).normal(size=150).astype(np.float32)
+    step, differing = 0, 0
+    with httpx.Client(base_url=running.url) as client:
+        for _ in range(50):
+            for value in x[step : step + 2]:
+                shard.add(["hall"], [step], [[value]])
+                step += 1
+            body = {"model": "animals:1", "state_token": shard.token("hall", TOKENS)}
+            session = client.post("/v1/sessions", json=body).raise_for_status().json()["session_id"]
+            path = f"/v1/sessions/{session}"
+            answer = client.post(f"{path}/step", json={"values": [float(x[step])]}).raise_for_status().json()
+            step += 1
+            assert answer["step"] == step
+            expected = whole(animals, *x[:step])
+            differing += int((np.array(answer["outputs"][0]["probabilities"], np.float32) != expected).sum())
+            token = client.get(path, params={"token": True}).raise_for_status().json()["state_token"]
+            client.delete(path).raise_for_status()
+            shard.put("hall", token, TOKENS)
+            assert shard.next_number("hall") == step
+    answers = shard.add(["hall"], [step], [[0.25]])
+    differing += int((last_outputs(answers) != whole(animals, *x[:step], 0.25)).sum())
+    assert differing == 0
+
+
+def test_a_token_keeps_time_number_and_what_was_answered(kinds: Published) -> None:
+    for name, dt in (("deep", None), ("timed", [0.5])):
+        scorer = Scorer.find(kinds.root, name)
+        shard = StreamShard(scorer)
+        features = len(scorer.open().manifest.features)
+        row = [[1.0] * features]
+        shard.add(["a"], [0], row)
+        snapshot = TOKENS.read(shard.token("a", TOKENS))
+        assert snapshot.clock == Clock()
+        moved = TOKENS.issue(type(snapshot)(**(vars(snapshot) | {"clock": Clock("2024-01-31T06:00:00Z", 3.0)})))
+        shard.put("a", moved, TOKENS, number=70)
+        again = shard.add(["a"], [70], row)
+        assert again.errors == ["This event was answered before its stream moved here."]
+        assert shard.add(["a"], [71], row, dt=dt).errors == [None]
+        shard = StreamShard.load(scorer, shard.dump())
+        shard.add(["a"], [72], row, dt=dt)
+        later = TOKENS.read(shard.token("a", TOKENS))
+        assert (later.clock, later.step) == (Clock("2024-01-31T06:00:00Z", 5.0 if dt is None else 4.0), 3)
+
+
+def test_a_dropped_stream_leaves_the_others_as_they_are(shard: StreamShard, animals: Scorer) -> None:
+    for key in ("a", "b", "c"):
+        add(shard, key, 0, 1)
+    add(shard, "c", 3)
+    shard.add(["c"], [2], [[np.inf]])
+    shard.drop("a")
+    shard.drop("nobody")
+    assert (set(shard.keys), len(shard), "a" in shard) == ({"b", "c"}, 2, False)
+    assert np.array_equal(last_outputs(add(shard, "c", 4)), whole(animals, 0, 1, 3, 4))
+    assert np.array_equal(last_outputs(add(shard, "a", 0)), whole(animals, 0))
+    shard.add(["c"], [6], [[6.0]])
+    shard.drop("b")
+    shard.drop("c")
+    assert (shard.keys, shard.waiting) == (["a"], 0)
+    assert repr(shard) == "StreamShard('animals:1', keys=1, waiting=0)"
+
+
+def test_a_checkpoint_holds_errors_and_events_that_wait(shard: StreamShard, animals: Scorer) -> None:
+    add(shard, "a", 0)
+    shard.add(["a", "b", "é\ud800"], [2, 0, 0], [[np.inf], [np.inf], [1.0]])
+    other = StreamShard.load(animals, shard.dump())
+    assert (other.counts, other.waiting, other.lateness, other.keys) == (shard.counts, 1, 4, shard.keys)
+    assert other.dump() == shard.dump()
+    assert add(other, "b", 0).errors == ["loudness is infinite or beyond float32."]
+    assert add(other, "a", 1).errors == [None, "loudness is infinite or beyond float32."]
+    assert len(StreamShard.load(animals, StreamShard(animals).dump())) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((["a"], [0], []), "There are 1 keys and 0 samples"),
+        ((["a", "b"], [0], [[1.0], [1.0]]), "numbers must hold 2 whole numbers"),
+        ((["a"], [0.5], [[1.0]]), "numbers must hold 1 whole numbers"),
+        ((["a"], [-1], [[1.0]]), "Numbers of events are from 0 to"),
+        ((["a"], [2**62], [[1.0]]), "Numbers of events are from 0 to"),
+        (([1.5], [0], [[1.0]]), "Keys are str, bytes or int, got float."),
+        (([True], [0], [[1.0]]), "Keys are str, bytes or int, got bool."),
+    ],
+)
+def test_calls_that_do_not_fit_are_refused_whole(shard: StreamShard, arguments: Any, message: str) -> None:
+    with pytest.raises(InputError, match="^" + message):
+        shard.add(*arguments)
+    assert (len(shard), shard.counts.events) == (0, 0)
+
+
+def test_other_inputs_that_do_not_fit_are_refused(kinds: Published, shard: StreamShard) -> None:
+    with pytest.raises(InputError, match=r"takes no dt; its samples are one regular step apart\.$"):
+        shard.add(["a"], [0], [[1.0]], dt=[1.0])
+    with pytest.raises(InputError, match=r"takes no static values\.$"):
+        shard.add(["a"], [0], [[1.0]], static=[[1.0]])
+    with pytest.raises(InputError, match="^lateness must be 0 or more, got -1"):
+        StreamShard(shard.scorer, lateness=-1)
+    still = StreamShard(Scorer.find(kinds.root, "still"))
+    for static in ([[1.0]], [[1.0, np.inf]], [[1.0, 1e39]]):
+        with pytest.raises(InputError, match="^static must be finite or NaN in the shape"):
+            still.add(["a"], [0], [[1.0]], static=static)
+    timed = StreamShard(Scorer.find(kinds.root, "timed"))
+    with pytest.raises(InputError, match="^dt must hold numbers in the shape"):
+        timed.add(["a"], [0], [[1.0]], dt=[[1.0]])
+    answers = timed.add(["a", "b", "c", "d"], [0] * 4, [[1.0]] * 4, dt=[-1.0, np.nan, 5.0, 4.0])
+    assert answers.errors == [f"dt must be 0 or more and at most 4, got {value}." for value in (-1.0, "nan", 5.0)] + [
+        None
+    ]
+    text = StreamShard(Scorer.find(kinds.root, "text"))
+    answers = text.add(["a", "b", "c"], [0] * 3, [9, 1.5, 4])
+    assert answers.errors == [
+        "The token must be from 0 to 4 for model 'text:1', got 9.",
+        "The sample must hold whole numbers in the shape () for model 'text:1', got () of float.",
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fed", "reads future values beside its samples"),
+        ("told", "reads future values and the calendar beside its samples"),
+    ],
+)
+def test_versions_that_need_more_than_samples_are_refused(kinds: Published, name: str, message: str) -> None:
+    with pytest.raises(InputError, match=f"^model '{name}:1' {message}"):
+        StreamShard(Scorer.find(kinds.root, name))
+
+
+def test_checkpoints_that_do_not_fit_are_refused(shard: StreamShard, animals: Scorer, published: Published) -> None:
+    add(shard, "a", 0, 2)
+    content = shard.dump()
+    for damaged in (content[:-1], content[:100], content[:-40] + b"x" + content[-39:]):
+        with pytest.raises(CheckpointError, match="^The checkpoint is cut or damaged: its"):
+            StreamShard.load(animals, damaged)
+    for other in (b"", b"SRNT", json.dumps({}).encode()):
+        with pytest.raises(CheckpointError, match="^This is no checkpoint of streams"):
+            StreamShard.load(animals, other)
+    with pytest.raises(CheckpointError, match="^The checkpoint has the layout 2, and this version"):
+        StreamShard.load(animals, content[:8] + struct.pack("<I", 2) + content[12:])
+    with pytest.raises(CheckpointError, match="^The checkpoint is of 'animals:1' .*, and the shard runs 'animals:2'"):
+        StreamShard.load(Scorer.find(published.root, "animals:2"), content)
+    fields, arrays = layout.unpack_checkpoint(content)
+    arrays["state state_0"] = arrays["state state_0"][:, :-1]
+    with pytest.raises(CheckpointError, match="^The checkpoint must hold 'state state_0' as float32 of the shape"):
+        StreamShard.load(animals, layout.pack_checkpoint(fields, arrays))
+    del arrays["state state_0"]
+    with pytest.raises(CheckpointError, match="got none: it is of streams of another size"):
+        StreamShard.load(animals, layout.pack_checkpoint(fields, arrays))
+    with pytest.raises(CheckpointError, match="of the type <c8, which no shard has"):
+        StreamShard.load(animals, layout.pack_checkpoint(fields, {"x": np.zeros(1, np.complex64)}))
+
+
+def test_tokens_that_do_not_fit_are_refused(shard: StreamShard, published: Published, tmp_path: Path) -> None:
+    add(shard, "a", 0)
+    token = shard.token("a", TOKENS)
+    with pytest.raises(InputError, match="^The shard has no stream 'b'; it has 1 others"):
+        shard.token("b", TOKENS)
+    with pytest.raises(BadTokenError):
+        shard.put("a", token, StateTokens(bytes(32), 600))
+    with pytest.raises(BadTokenError, match="^The state token is of 'animals:1' .*, and this shard runs 'animals:2'"):
+        StreamShard(Scorer.find(published.root, "animals:2")).put("a", token, TOKENS)
+    other: Registry = republished(published, tmp_path / "other", lambda fields, _: fields.update(cell="gru"))
+    with pytest.raises(BadTokenError, match="and this shard runs 'animals:1'"):
+        StreamShard(Scorer.find(other.root, "animals:1")).put("a", token, TOKENS)
+    with pytest.raises(ExpiredTokenError):
+        shard.put("a", shard.token("a", StateTokens(TOKENS.key, -5)), TOKENS)
+    with pytest.raises(InputError, match="^number must be from -1"):
+        shard.put("a", token, TOKENS, number=-2)
+    snapshot = TOKENS.read(token)
+    wrong = {"states": {"state_0": np.zeros(3, np.float32)}}, {"static": np.zeros(2, np.float32)}
+    for fields in wrong:
+        with pytest.raises(BadTokenError, match="^The state token holds sta"):
+            shard.put("a", TOKENS.issue(type(snapshot)(**(vars(snapshot) | fields))), TOKENS)
+    add(shard, "a", 2)
+    with pytest.raises(ConflictError, match="^1 events of the stream 'a' wait for others"):
+        shard.put("a", token, TOKENS)
+
+
+def test_large_calls_run_in_parts_and_columns_have_names(
+    shard: StreamShard, animals: Scorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STEP_ROWS", 7)
+    x = np.random.default_rng(1).normal(size=(20, 1)).astype(np.float32)
+    answers = shard.add(np.arange(20), np.zeros(20, np.int64), x)
+    expected = animals.open().run_numpy(x[:, None])["probabilities"]
+    assert np.array_equal(answers.outputs["probabilities"], expected)
+    assert list(answers.columns()) == ["key", "number", *answers.outputs, "gap", "again", "error"]
+    nothing = shard.add([], [], np.zeros((0, 1)))
+    assert (len(nothing), nothing.outputs["probabilities"].shape) == (0, (0, 4))
