@@ -49,6 +49,8 @@ ENTRIES = (
     Entry("predict", MAIN_JOB, "Classify or forecast a file, or a folder of files", "predict", "predict"),
     Entry("plot", MAIN_JOB, "Draw a forecast, scores or the curves of a run", "plot", "plot"),
     Entry("serve", MAIN_JOB, "Serve models over REST", "serve", "serve"),
+    Entry("bridge", MAIN_JOB, "Answer messages of a broker", "bridge"),
+    Entry("stream", MAIN_JOB, "Move streams between checkpoints and servers", "stream"),
     Entry("dockerize", MAIN_JOB, "Write the build context of a container image", "dockerize", "dockerize"),
     Entry("compare", LOOKING, "Compare cells on data sets", "compare", "compare"),
     Entry("bench", LOOKING, "Time a cell's training and inference next to peers", "bench", "bench"),

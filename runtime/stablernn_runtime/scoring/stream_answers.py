@@ -17,7 +17,7 @@ Key = str | bytes | int
 
 @dataclass
 class StreamCounts:
-    """What has come to a shard since it began, restarts from checkpoints included.
+    """Counts of the events of a shard since it began, restarts from checkpoints included.
 
     Attributes:
         events: Events that came, repeated and late ones included.

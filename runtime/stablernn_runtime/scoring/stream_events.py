@@ -62,8 +62,8 @@ class Events:
         errors = {}
         if self.errors:
             errors = {
-                place: self.errors[position]
-                for place, position in enumerate(positions.tolist())
+                index: self.errors[position]
+                for index, position in enumerate(positions.tolist())
                 if position in self.errors
             }
         dt = None if self.dt is None else self.dt[positions]

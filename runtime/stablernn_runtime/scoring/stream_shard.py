@@ -115,6 +115,11 @@ class StreamShard:
         return list(self._table.keys)
 
     @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return self._reader.shape
+
+    @property
     def waiting(self) -> int:
         """Number of events that wait for those before them."""
         return sum(map(len, self._waiting.values()))
@@ -340,8 +345,8 @@ class StreamShard:
         """Process events that waited and whose turn has come, one of each stream at a time."""
         plans = [self._plan(row, lateness) for row in rows if row in self._waiting]
         parts = []
-        for place in range(max(map(len, plans), default=0)):
-            events = Events.of_waiting([plan[place] for plan in plans if len(plan) > place])
+        for round_number in range(max(map(len, plans), default=0)):
+            events = Events.of_waiting([plan[round_number] for plan in plans if len(plan) > round_number])
             self._take(events)
             parts.append(self._answers(events, np.zeros(len(events), bool)))
         return parts

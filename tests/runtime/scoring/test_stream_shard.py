@@ -458,3 +458,13 @@ def test_large_calls_run_in_parts_and_columns_have_names(
     assert list(answers.columns()) == ["key", "number", *answers.outputs, "gap", "again", "error"]
     nothing = shard.add([], [], np.zeros((0, 1)))
     assert (len(nothing), nothing.outputs["probabilities"].shape) == (0, (0, 4))
+
+
+def test_the_example_of_the_page_runs(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    code = page.split("```python\n")[1].split("```")[0]
+    (tmp_path / "registry").symlink_to(published.root)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(code, "scaling.md", "exec"), names)
+    assert names["again"].is_again.tolist() == [True, False]

@@ -1,0 +1,1 @@
+"""Bridges from message brokers to streams of a version."""

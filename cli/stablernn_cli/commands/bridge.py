@@ -1,0 +1,76 @@
+"""`stablernn bridge`: streams between a version and a message broker."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stablernn_cli.errors import CommandError, UsageError
+from stablernn_cli.options import JsonOption
+from stablernn_cli.output import Output
+
+app = typer.Typer(help="Answer messages of a broker", no_args_is_help=True, add_completion=False)
+
+
+@app.callback()
+def _group() -> None:
+    """Answer messages of a broker"""
+
+
+@app.command()
+def mqtt(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="NAME, NAME:VERSION or NAME@ALIAS.")],
+    topic: Annotated[str, typer.Option(help="Topics to read; what + and # stand for is the key.", show_default=False)],
+    answers: Annotated[str, typer.Option(help="Topic of answers, with {key}.", show_default=False)],
+    broker: Annotated[str, typer.Option(metavar="HOST:PORT", help="The broker.")] = "localhost:1883",
+    checkpoint: Annotated[Path, typer.Option(help="File that keeps all streams.")] = Path("streams.ckpt"),
+    every: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Seconds between checkpoints.")] = 5.0,
+    lateness: Annotated[
+        int, typer.Option(min=0, help="Numbers by which a message may be ahead before those missing are skipped.")
+    ] = 16,
+    client_id: Annotated[str, typer.Option(help="Name of the persistent session at the broker.")] = "stablernn-bridge",
+    username: Annotated[str | None, typer.Option(help="Name to log in with.", show_default=False)] = None,
+    password: Annotated[
+        str | None, typer.Option(envvar="STABLERNN_MQTT_PASSWORD", help="Password to log in with.", show_default=False)
+    ] = None,
+    tls: Annotated[bool, typer.Option("--tls", help="Connect by TLS, with the system's certificates.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Answer the messages of MQTT topics
+
+    Each key is a stream. A message is JSON: a number, an array of the features, or {"x": ..., "n": ...} with the number
+    of the event within its key, from 0 on. Streams survive a restart with the same --checkpoint and --client-id. Ends
+    with SIGTERM or Ctrl-C; --json prints the counts then. Needs the extra 'mqtt'. docs/scaling.md says what holds.
+
+    Example: stablernn bridge mqtt load@production --topic 'sensors/+/value' --answers 'answers/{key}'
+    """
+    output = Output.of(context, as_json)
+    host, _, port = broker.rpartition(":")
+    if not host or not port.isdecimal():
+        raise UsageError(f"--broker must be HOST:PORT, got '{broker}'.")
+    if "{key}" not in answers or {"+", "#"} & set(answers):
+        raise UsageError(f"--answers must hold {{key}} and no wildcard, got '{answers}'.")
+    if importlib.util.find_spec("paho") is None:
+        raise CommandError("The bridge needs paho-mqtt: pip install 'stablernn[mqtt]'.")
+    from stablernn_cli.bridge.mqtt import BrokerOptions, MqttBridge
+    from stablernn_registry import Registry
+    from stablernn_runtime.scoring import Scorer
+
+    logging.getLogger("stablernn_cli.bridge").setLevel(logging.INFO)
+    options = BrokerOptions(host, int(port), client_id, topic, answers, username, password, tls)
+    scorer = Scorer.find(Registry().root, model)
+    bridge = MqttBridge(scorer, options, checkpoint, lateness=lateness, every_seconds=every)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: bridge.stop())
+    output.note(f"Answering '{topic}' of {broker} by {scorer.model}, {len(bridge.shard):,} streams in {checkpoint}.")
+    counts = bridge.run()
+    if as_json:
+        output.document({"model": scorer.model, **counts})
+    else:
+        output.note(f"Took {counts['events']:,} events of {counts['keys']:,} keys; all are in {checkpoint}.")

@@ -1,0 +1,70 @@
+"""`stablernn stream`: tokens out of checkpoints and into them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli_helpers import Workplace
+from stablernn_runtime.scoring import Scorer, StreamShard
+
+KEY = "a key of state tokens that all servers of the tests share"
+
+
+@pytest.fixture
+def checkpoint(trained: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint of the streams ``hall`` and 7, each after one event, which is a patch of three readings."""
+    monkeypatch.setenv("STABLERNN_STATE_KEY", KEY)
+    shard = StreamShard(Scorer.find(trained.registry, "digits"))
+    shard.add(["hall", 7], [0, 0], [[[1.0]] * 3, [[2.0]] * 3])
+    path = tmp_path / "streams.ckpt"
+    path.write_bytes(shard.dump())
+    return path
+
+
+def test_a_stream_moves_from_one_key_to_another(trained: Workplace, checkpoint: Path, tmp_path: Path) -> None:
+    token = trained.ok("stream", "export", checkpoint, "--key", 7, "--key-type", "int").out.strip()
+    document = trained.ok("stream", "export", checkpoint, "--key", "hall", "--json").json
+    assert (document["model"], document["next_number"]) == ("digits:1", 1)
+    (tmp_path / "token").write_text(token + "\n")
+    result = trained.ok("stream", "import", checkpoint, "--key", "yard", "--token-file", tmp_path / "token")
+    assert "its next event is number 1." in result.err
+    trained.ok("-q", "stream", "import", checkpoint, "--key", "b", "--key-type", "bytes", "--token", token)
+    command = ("stream", "import", checkpoint, "--key", "late", "--token", token, "--number", 8, "--json")
+    assert trained.ok(*command).json == {"model": "digits:1", "key": "late", "next_number": 9}
+    shard = StreamShard.load(Scorer.find(trained.registry, "digits"), checkpoint.read_bytes())
+    assert shard.keys == ["hall", 7, "yard", b"b", "late"]
+    answers = shard.add([7, "yard", b"b", "late"], [1, 1, 1, 9], [[[3.0]] * 3] * 4).outputs["probabilities"]
+    assert all(np.array_equal(answers[0], answer) for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (("export", "--key", "nobody"), 1, "The shard has no stream 'nobody'; it has 2 others."),
+        (("export", "--key", "x", "--key-type", "int"), 2, "--key must be a whole number with --key-type int"),
+        (("import", "--key", "hall"), 2, "Give the state token by --token or by --token-file, one of both."),
+        (("import", "--key", "hall", "--token", "x!"), 1, "The state token is not base64url text"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    trained: Workplace, checkpoint: Path, words: tuple[str, ...], code: int, sentence: str
+) -> None:
+    content = checkpoint.read_bytes()
+    result = trained("stream", words[0], checkpoint, *words[1:])
+    assert result.code == code
+    assert result.sentence.startswith(sentence)
+    assert checkpoint.read_bytes() == content
+
+
+def test_a_checkpoint_with_events_beside_it_and_a_missing_key_are_refused(
+    trained: Workplace, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(f"{checkpoint}.events").write_text('["hall", 1, 2.0]\n')
+    result = trained("stream", "export", checkpoint, "--key", "hall")
+    assert (result.code, "holds events that are not in the checkpoint yet" in result.sentence) == (2, True)
+    monkeypatch.delenv("STABLERNN_STATE_KEY")
+    result = trained("stream", "export", checkpoint, "--key", "hall")
+    assert (result.code, result.sentence[:23]) == (2, "Set STABLERNN_STATE_KEY")
