@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 MAX_BATCH = 4096
 """Messages that are taken together."""
+MAX_UNCONFIRMED = 10_000
+"""Answers without an acknowledgement of the broker, above which no message is taken: MQTT has 65,535 packet numbers."""
 _POLL_SECONDS = 0.1
 _LAST_ANSWERS_SECONDS = 10.0
 
@@ -80,7 +82,10 @@ class MqttBridge:
             self.shard = StreamShard(scorer, lateness=lateness)
         self.malformed = 0
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._unconfirmed: list[Any] = []
+        # Packet numbers of answers. The network thread reports those that the broker has by the queue.
+        self._unconfirmed: set[int] = set()
+        self._confirmations: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._lacks_answers = False
         self._is_changed = False
         self._is_stopped = False
         self._client = self._create_client()
@@ -112,12 +117,13 @@ class MqttBridge:
         return {**asdict(self.shard.counts), "malformed": self.malformed, "keys": len(self.shard)}
 
     def _create_client(self) -> Any:
-        from paho.mqtt import client as mqtt
+        from paho.mqtt.client import Client
+        from paho.mqtt.enums import CallbackAPIVersion
 
         broker = self._broker
         # An acknowledgement tells the broker to forget a message, so it must wait for the disk.
-        client = mqtt.Client(
-            mqtt.CallbackAPIVersion.VERSION2, client_id=broker.client_id, clean_session=False, manual_ack=True
+        client: Any = Client(
+            CallbackAPIVersion.VERSION2, client_id=broker.client_id, clean_session=False, manual_ack=True
         )
         if broker.username is not None:
             client.username_pw_set(broker.username, broker.password)
@@ -125,6 +131,7 @@ class MqttBridge:
             client.tls_set()
         client.reconnect_delay_set(1, 30)
         client.on_message = lambda client, data, message: self._messages.put(message)
+        client.on_publish = lambda client, data, mid, reason, properties: self._confirmations.put(mid)
         client.on_connect = self._subscribe
         return client
 
@@ -192,13 +199,31 @@ class MqttBridge:
         answers = self.shard.add([event.key for event in events], numbers, samples)
         self._is_changed = True
         for key, payload in zip(answers.keys, answer_payloads(answers, self._labels), strict=True):
-            topic = self._broker.answers.replace("{key}", str(key))
-            self._unconfirmed.append(self._client.publish(topic, payload, qos=1))
+            self._publish(self._broker.answers.replace("{key}", str(key)), payload)
+
+    def _publish(self, topic: str, payload: bytes) -> None:
+        """Publish an answer; without a connection, it is sent when there is one."""
+        while len(self._unconfirmed) >= MAX_UNCONFIRMED and not self._is_stopped:
+            self._read_confirmations(_POLL_SECONDS)
+        if len(self._unconfirmed) >= MAX_UNCONFIRMED:
+            # The events stay in the journal, so the next run answers them.
+            self._lacks_answers = True
+            return
+        self._unconfirmed.add(self._client.publish(topic, payload, qos=1).mid)
+
+    def _read_confirmations(self, wait_seconds: float = 0.0) -> None:
+        try:
+            if wait_seconds:
+                self._unconfirmed.discard(self._confirmations.get(timeout=wait_seconds))
+            while True:
+                self._unconfirmed.discard(self._confirmations.get_nowait())
+        except queue.Empty:
+            pass
 
     def _store(self, journal: Journal) -> bool:
         """Write a checkpoint, unless the broker lacks answers; return False in this case."""
-        self._unconfirmed = [info for info in self._unconfirmed if not info.is_published()]
-        if self._unconfirmed:
+        self._read_confirmations()
+        if self._unconfirmed or self._lacks_answers:
             return False
         if self._is_changed:
             write_checkpoint(self._checkpoint, self.shard.dump())

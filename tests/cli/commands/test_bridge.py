@@ -74,15 +74,9 @@ def test_wrong_options_are_refused(empty: Workplace, words: tuple[str, ...], sen
     assert (result.code, result.sentence) == (2, sentence)
 
 
-@pytest.fixture
-def port(tmp_path: Path) -> Iterator[int]:
-    """Port of a running broker."""
-    pytest.importorskip("paho.mqtt.client", reason="needs the extra 'mqtt'")
-    if MOSQUITTO is None:
-        pytest.skip("needs mosquitto: apt-get install mosquitto")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    config = tmp_path / "mosquitto.conf"
+def start_broker(port: int, folder: Path) -> subprocess.Popen[bytes]:
+    assert MOSQUITTO is not None
+    config = folder / "mosquitto.conf"
     config.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\nmax_inflight_messages 0\n")
     broker = subprocess.Popen([MOSQUITTO, "-c", str(config)], stderr=subprocess.DEVNULL)
 
@@ -91,7 +85,25 @@ def port(tmp_path: Path) -> Iterator[int]:
             return connection.connect_ex(("127.0.0.1", port)) == 0
 
     until(accepts)
-    yield port
+    return broker
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port for a broker, which is not running yet."""
+    pytest.importorskip("paho.mqtt.client", reason="needs the extra 'mqtt'")
+    if MOSQUITTO is None:
+        pytest.skip("needs mosquitto: apt-get install mosquitto")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+@pytest.fixture
+def port(free_port: int, tmp_path: Path) -> Iterator[int]:
+    """Port of a running broker."""
+    broker = start_broker(free_port, tmp_path)
+    yield free_port
     broker.terminate()
     broker.wait(10)
 
@@ -206,3 +218,27 @@ def test_messages_without_numbers_and_wrong_ones(trained: Workplace, port: int, 
     assert "label" in devices.answers["yard"][1][0]
     assert json.loads(out)["malformed"] == 1
     assert "A message of 'sensors/yard/value' is left out: The payload is not JSON" in err
+
+
+def test_events_of_the_journal_are_answered_once_there_is_a_broker(
+    trained: Workplace, free_port: int, tmp_path: Path
+) -> None:
+    journal = Path(f"{tmp_path / 'streams.ckpt'}.events")
+    journal.write_text("".join(f'["hall", {number}, [[0.5], [1.0], [null]]]\n' for number in range(300)))
+    bridge = start(trained, free_port, tmp_path / "streams.ckpt")
+    broker = None
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            bridge.wait(4)
+        assert journal.stat().st_size
+        broker = start_broker(free_port, tmp_path)
+        until(lambda: not journal.stat().st_size)
+        bridge.send_signal(signal.SIGTERM)
+        out, err = bridge.communicate(timeout=30)
+    finally:
+        bridge.kill()
+        if broker is not None:
+            broker.terminate()
+            broker.wait(10)
+    assert bridge.returncode == 0, err
+    assert json.loads(out)["events"] == 300

@@ -462,7 +462,7 @@ def test_large_calls_run_in_parts_and_columns_have_names(
 
 def test_the_example_of_the_page_runs(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text(encoding="utf-8")
-    code = page.split("```python\n")[1].split("```")[0]
+    code = page.split("## Streams by key")[1].split("```python\n")[1].split("```")[0]
     (tmp_path / "registry").symlink_to(published.root)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
