@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.registry:
-        scorer = Scorer.find(options.registry, options.cell)
+        scorer = Scorer.find(options.cell, registry=options.registry)
         rate = options.batch and measure_rate(scorer, options.keys, options.batch, options.seconds)
         print(json.dumps(rate or measure_memory(scorer, options.keys)))
         return

@@ -64,7 +64,7 @@ def mqtt(
 
     logging.getLogger("stablernn_cli.bridge").setLevel(logging.INFO)
     options = BrokerOptions(host, int(port), client_id, topic, answers, username, password, tls)
-    scorer = Scorer.find(Registry().root, model)
+    scorer = Scorer.find(model, registry=Registry().root)
     bridge = MqttBridge(scorer, options, checkpoint, lateness=lateness, every_seconds=every)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: bridge.stop())

@@ -120,7 +120,7 @@ def _open_shard(checkpoint: Path) -> StreamShard:
             f"{journal} holds events that are not in the checkpoint yet: end the bridge, or start and end it once."
         )
     content = checkpoint.read_bytes()
-    return StreamShard.load(Scorer.find(Registry().root, read_fields(content)["model"]), content)
+    return StreamShard.load(Scorer.find(read_fields(content)["model"], registry=Registry().root), content)
 
 
 def _state_tokens() -> StateTokens:

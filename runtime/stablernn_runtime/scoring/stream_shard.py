@@ -6,7 +6,7 @@ answers what comes again without a second step. It runs in any process: engines 
 their partition and store its checkpoints.
 
 >>> from stablernn_runtime.scoring import Scorer, StreamShard
->>> shard = StreamShard(Scorer.find("registry", "animals@production"))
+>>> shard = StreamShard(Scorer.find("animals@production"))
 >>> answers = shard.add(["hall", "yard"], [0, 0], [[0.1], [0.7]])
 >>> answers.outputs["probabilities"].shape
 (2, 4)

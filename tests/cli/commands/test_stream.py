@@ -17,7 +17,7 @@ KEY = "a key of state tokens that all servers of the tests share"
 def checkpoint(trained: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint of the streams ``hall`` and 7, each after one event, which is a patch of three readings."""
     monkeypatch.setenv("STABLERNN_STATE_KEY", KEY)
-    shard = StreamShard(Scorer.find(trained.registry, "digits"))
+    shard = StreamShard(Scorer.find("digits", registry=trained.registry))
     shard.add(["hall", 7], [0, 0], [[[1.0]] * 3, [[2.0]] * 3])
     path = tmp_path / "streams.ckpt"
     path.write_bytes(shard.dump())
@@ -34,7 +34,7 @@ def test_a_stream_moves_from_one_key_to_another(trained: Workplace, checkpoint: 
     trained.ok("-q", "stream", "import", checkpoint, "--key", "b", "--key-type", "bytes", "--token", token)
     command = ("stream", "import", checkpoint, "--key", "late", "--token", token, "--number", 8, "--json")
     assert trained.ok(*command).json == {"model": "digits:1", "key": "late", "next_number": 9}
-    shard = StreamShard.load(Scorer.find(trained.registry, "digits"), checkpoint.read_bytes())
+    shard = StreamShard.load(Scorer.find("digits", registry=trained.registry), checkpoint.read_bytes())
     assert shard.keys == ["hall", 7, "yard", b"b", "late"]
     answers = shard.add([7, "yard", b"b", "late"], [1, 1, 1, 9], [[[3.0]] * 3] * 4).outputs["probabilities"]
     assert all(np.array_equal(answers[0], answer) for answer in answers)

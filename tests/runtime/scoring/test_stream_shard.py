@@ -38,7 +38,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Published:
 
 @pytest.fixture
 def animals(published: Published) -> Scorer:
-    return Scorer.find(published.registry.root, "animals:1")
+    return Scorer.find("animals:1", registry=published.registry.root)
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_outputs_that_are_not_finite_cost_one_stream_its_answer(
 
 @pytest.mark.parametrize("name", ["classes", "deep", "text", "timed", "patched", "ragged", "still"])
 def test_every_kind_of_stream_has_the_bits_of_the_sequence_graph(kinds: Published, name: str) -> None:
-    scorer = Scorer.find(kinds.root, name)
+    scorer = Scorer.find(name, registry=kinds.root)
     model, steps = scorer.open(), 9
     x = np.stack([samples(model, steps, seed) for seed in range(3)])
     times = [distances(model, steps, seed) for seed in range(3)]
@@ -294,7 +294,7 @@ def test_a_stream_moves_between_a_shard_and_a_server_a_hundred_times(
 
 def test_a_token_keeps_time_number_and_what_was_answered(kinds: Published) -> None:
     for name, dt in (("deep", None), ("timed", [0.5])):
-        scorer = Scorer.find(kinds.root, name)
+        scorer = Scorer.find(name, registry=kinds.root)
         shard = StreamShard(scorer)
         features = len(scorer.open().manifest.features)
         row = [[1.0] * features]
@@ -365,18 +365,18 @@ def test_other_inputs_that_do_not_fit_are_refused(kinds: Published, shard: Strea
         shard.add(["a"], [0], [[1.0]], static=[[1.0]])
     with pytest.raises(InputError, match="^lateness must be 0 or more, got -1"):
         StreamShard(shard.scorer, lateness=-1)
-    still = StreamShard(Scorer.find(kinds.root, "still"))
+    still = StreamShard(Scorer.find("still", registry=kinds.root))
     for static in ([[1.0]], [[1.0, np.inf]], [[1.0, 1e39]]):
         with pytest.raises(InputError, match="^static must be finite or NaN in the shape"):
             still.add(["a"], [0], [[1.0]], static=static)
-    timed = StreamShard(Scorer.find(kinds.root, "timed"))
+    timed = StreamShard(Scorer.find("timed", registry=kinds.root))
     with pytest.raises(InputError, match="^dt must hold numbers in the shape"):
         timed.add(["a"], [0], [[1.0]], dt=[[1.0]])
     answers = timed.add(["a", "b", "c", "d"], [0] * 4, [[1.0]] * 4, dt=[-1.0, np.nan, 5.0, 4.0])
     assert answers.errors == [f"dt must be 0 or more and at most 4, got {value}." for value in (-1.0, "nan", 5.0)] + [
         None
     ]
-    text = StreamShard(Scorer.find(kinds.root, "text"))
+    text = StreamShard(Scorer.find("text", registry=kinds.root))
     answers = text.add(["a", "b", "c"], [0] * 3, [9, 1.5, 4])
     assert answers.errors == [
         "The token must be from 0 to 4 for model 'text:1', got 9.",
@@ -394,7 +394,7 @@ def test_other_inputs_that_do_not_fit_are_refused(kinds: Published, shard: Strea
 )
 def test_versions_that_need_more_than_samples_are_refused(kinds: Published, name: str, message: str) -> None:
     with pytest.raises(InputError, match=f"^model '{name}:1' {message}"):
-        StreamShard(Scorer.find(kinds.root, name))
+        StreamShard(Scorer.find(name, registry=kinds.root))
 
 
 def test_checkpoints_that_do_not_fit_are_refused(shard: StreamShard, animals: Scorer, published: Published) -> None:
@@ -409,7 +409,7 @@ def test_checkpoints_that_do_not_fit_are_refused(shard: StreamShard, animals: Sc
     with pytest.raises(CheckpointError, match="^The checkpoint has the layout 2, and this version"):
         StreamShard.load(animals, content[:8] + struct.pack("<I", 2) + content[12:])
     with pytest.raises(CheckpointError, match="^The checkpoint is of 'animals:1' .*, and the shard runs 'animals:2'"):
-        StreamShard.load(Scorer.find(published.root, "animals:2"), content)
+        StreamShard.load(Scorer.find("animals:2", registry=published.root), content)
     fields, arrays = layout.unpack_checkpoint(content)
     arrays["state state_0"] = arrays["state state_0"][:, :-1]
     with pytest.raises(CheckpointError, match="^The checkpoint must hold 'state state_0' as float32 of the shape"):
@@ -429,10 +429,10 @@ def test_tokens_that_do_not_fit_are_refused(shard: StreamShard, published: Publi
     with pytest.raises(BadTokenError):
         shard.put("a", token, StateTokens(bytes(32), 600))
     with pytest.raises(BadTokenError, match="^The state token is of 'animals:1' .*, and this shard runs 'animals:2'"):
-        StreamShard(Scorer.find(published.root, "animals:2")).put("a", token, TOKENS)
+        StreamShard(Scorer.find("animals:2", registry=published.root)).put("a", token, TOKENS)
     other: Registry = republished(published, tmp_path / "other", lambda fields, _: fields.update(cell="gru"))
     with pytest.raises(BadTokenError, match="and this shard runs 'animals:1'"):
-        StreamShard(Scorer.find(other.root, "animals:1")).put("a", token, TOKENS)
+        StreamShard(Scorer.find("animals:1", registry=other.root)).put("a", token, TOKENS)
     with pytest.raises(ExpiredTokenError):
         shard.put("a", shard.token("a", StateTokens(TOKENS.key, -5)), TOKENS)
     with pytest.raises(InputError, match="^number must be from -1"):
