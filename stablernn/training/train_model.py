@@ -21,7 +21,7 @@ from stablernn.training.describe import describe_data
 from stablernn.training.finish import finish
 from stablernn.training.loaded_run import Summary
 from stablernn.training.loop.base_trainer import BaseTrainer, NoRecorder, Progress
-from stablernn.training.loop.checkpoint import load_checkpoint
+from stablernn.training.loop.checkpoint import Checkpoint, load_checkpoint
 from stablernn.training.loop.device import pick_device, torch_settings
 from stablernn.training.loop.environment import environment
 from stablernn.training.loop.launch import read_launch
@@ -206,8 +206,10 @@ def _fit_and_finish(
     reference = task.calibration_reference(model)
     recorder = CallbackRecorder(directory, callbacks) if processes.is_main else NoRecorder()
     trainer = create_trainer(recorder, config, task, model, certify_epochs=processes.is_main, processes=processes)
-    if directory.checkpoint("last").is_file():
-        trainer.restore(load_checkpoint(directory.checkpoint("last")))
+    # The first process reads for all: on a machine that does not share the directory, this path may be another run's.
+    last = processes.from_main(lambda: _last_checkpoint(directory))
+    if last is not None:
+        trainer.restore(last)
     if processes.is_main:
         directory.drop_records_after(trainer.position.epoch)
     try:
@@ -217,6 +219,11 @@ def _fit_and_finish(
     except KeyboardInterrupt:
         # A second signal during training, or one while the run is scored; the last checkpoint is from before.
         raise _interrupted(directory, trainer) from None
+
+
+def _last_checkpoint(directory: RunDirectory) -> Checkpoint | None:
+    path = directory.checkpoint("last")
+    return load_checkpoint(path) if path.is_file() else None
 
 
 def _interrupted(directory: RunDirectory, trainer: BaseTrainer) -> InterruptedRun:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from stablernn.estimators import StableClassifier
 from stablernn.training import load_config, train
 from stablernn.training.loop.checkpoint import load_checkpoint
 from stablernn.training.loop.launch import Launch, read_launch
-from stablernn.training.loop.process_group import ProcessGroup
+from stablernn.training.loop.process_group import ProcessGroup, open_group
 from stablernn.training.processes import run_jobs
 from stablernn.training.several_processes import check_processes
 from torchrun_cases import CASES, classification, run_case
@@ -93,7 +94,7 @@ def test_the_hooks_of_the_cases_have_changed_parameters(name: str, monkeypatch: 
     assert any(not torch.equal(tensor, plain[key]) for key, tensor in hooked.items())
 
 
-def test_an_only_process_takes_whole_batches() -> None:
+def test_a_single_process_takes_whole_batches() -> None:
     group = ProcessGroup()
     parameter = torch.nn.Parameter(torch.ones(2))
     assert group.is_alone
@@ -105,7 +106,7 @@ def test_an_only_process_takes_whole_batches() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_rows_are_shared_without_rest(size: int) -> None:
+def test_each_row_goes_to_one_process(size: int) -> None:
     groups = [ProcessGroup(Launch(rank, size)) for rank in range(size)]
     for total in range(1, 8):
         rows = [row for group in groups if not group.is_spare(total) for row in range(total)[group.rows(total)]]
@@ -206,6 +207,22 @@ def test_only_the_first_process_prints_and_writes(tmp_path: Path, whole_run: Pat
     assert_equal_runs(run, whole_run)
 
 
+@pytest.mark.slow
+def test_a_machine_with_another_run_of_the_same_name_takes_the_weights_of_the_first(
+    tmp_path: Path, whole_run: Path
+) -> None:
+    # Two machines that share no directory: on the second, the path is that of a run that is done.
+    shutil.copytree(whole_run, tmp_path / "1/runs/digits-lipschitz-1")
+    (tmp_path / "0").mkdir()
+    script = tmp_path / "machine.py"
+    script.write_text(
+        "import os, sys\nfrom stablernn_cli.main import main\n"
+        f"os.chdir({str(tmp_path)!r} + '/' + os.environ['RANK'])\nmain(sys.argv[1:])\n"
+    )
+    finished(torchrun(2, str(script), "train", *RUN))
+    assert_equal_runs(tmp_path / "0/runs/digits-lipschitz-1", whole_run)
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -294,11 +311,68 @@ def test_recorded_graphs_of_a_gpu_are_refused() -> None:
         check_processes(Everyone(()), config, classification(), torch.device("cuda"))
 
 
+class Relayed(ProcessGroup):
+    """One of two processes, with the messages of the first in a list that both have."""
+
+    def __init__(self, rank: int, messages: list[Any]) -> None:
+        super().__init__(Launch(rank, 2, rank))
+        self._messages = messages
+
+    def _broadcast(self, value: Any, source: int) -> Any:
+        if self.rank == source:
+            self._messages.append(value)
+        return self._messages[-1]
+
+
+def test_an_error_in_the_first_process_is_that_of_all() -> None:
+    def fail() -> int:
+        raise DataError("The file has changed.", settings={"data.source": "a"})
+
+    messages: list[Any] = []
+    for rank in (0, 1):
+        with pytest.raises(DataError, match=r"^The file has changed\.$"):
+            Relayed(rank, messages).from_main(fail)
+    assert [Relayed(rank, messages).from_main(lambda: 3) for rank in (0, 1)] == [3, 3]
+
+
+def test_a_port_that_another_program_has_is_an_error_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with (
+            pytest.raises(TrainingError, match=r"^Process 0 of 2 cannot connect to the others at 127\.0\.0\.1:"),
+            open_group(Launch(0, 2, 0), torch.device("cpu")),
+        ):
+            pass
+
+
+def test_a_group_of_the_program_must_be_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    with (
+        pytest.raises(ConfigError, match=r"rank 1 of 2, and the environment as rank 0 of 1\."),
+        open_group(Launch(), torch.device("cpu")),
+    ):
+        pass
+    with open_group(Launch(1, 2, 1), torch.device("cpu")) as group:
+        assert group.size == 2
+
+
 def test_a_lost_process_is_an_error_with_a_sentence() -> None:
     group = ProcessGroup(Launch(1, 2, 1))
 
     def fail(tensor: torch.Tensor) -> None:
-        raise RuntimeError("Connection closed by peer\nstack")
+        raise RuntimeError(
+            "[/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer. This is typically caused by a remote "
+            "worker crashing. Check the logs of the remote worker.\nstack"
+        )
 
-    with pytest.raises(TrainingError, match=r"^Process 1 of 2 lost another one \(Connection closed by peer\)\."):
+    with pytest.raises(
+        TrainingError, match=r"^Process 1 of 2 lost the connection to another one \(Connection closed by peer\)\."
+    ):
         group._run(fail, torch.zeros(1))

@@ -6,18 +6,20 @@ step gives all of them the gradient of the whole minibatch, bit for bit the same
 
 from __future__ import annotations
 
+import os
 import pickle
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from stablernn.errors import TrainingError
+from stablernn.errors import ConfigError, StableRNNError, TrainingError
 from stablernn.nn.shared_dropout import SharedDraws, shared_draws
 from stablernn.training.batches.losses import Batch
 from stablernn.training.loop.launch import Launch
@@ -154,11 +156,28 @@ class ProcessGroup:
         return flag if self.is_alone else any(self.gather(flag))
 
     def from_main(self, function: Callable[[], T]) -> T:
-        """Return what a function gives in the first process; it runs there alone."""
+        """Return what a function gives in the first process; it runs there alone.
+
+        Raises:
+            StableRNNError: In all processes, what the function raises in the first one.
+        """
         if self.is_alone:
             return function()
-        result: T = self._broadcast(function() if self.is_main else None, source=0)
-        return result
+        result: T | None = None
+        error: StableRNNError | None = None
+        if self.is_main:
+            try:
+                result = function()
+            except StableRNNError as raised:
+                error = raised
+        # By its message: an exception that takes other arguments cannot be unpickled.
+        failure = None if error is None else (type(error), str(error))
+        result, failure = self._broadcast((result, failure), source=0)
+        if error is not None:
+            raise error
+        if failure is not None:
+            raise failure[0](failure[1])
+        return cast("T", result)
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all processes, by rank."""
@@ -198,10 +217,9 @@ class ProcessGroup:
         try:
             operation(tensor, **options)
         except RuntimeError as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise TrainingError(
-                f"Process {self.rank} of {self.size} lost another one ({reason}). Its own message says why it ended; "
-                "go on from the last checkpoint by --resume."
+                f"Process {self.rank} of {self.size} lost the connection to another one ({_reason(error)}). The "
+                "message of the process that ended first says why; continue from the last checkpoint with --resume."
             ) from error
 
 
@@ -214,16 +232,44 @@ def open_group(launch: Launch, device: torch.device) -> Iterator[ProcessGroup]:
     Args:
         launch: The place of this process.
         device: Device of the model.
+
+    Raises:
+        ConfigError: If the program's own group has another size or rank than the environment variables say.
+        TrainingError: If the other processes cannot be reached.
     """
-    if launch.size == 1 or dist.is_initialized():
+    if dist.is_available() and dist.is_initialized():
+        rank, size = dist.get_rank(), dist.get_world_size()
+        if (rank, size) != (launch.rank, launch.size):
+            raise ConfigError(
+                f"torch.distributed has this process as rank {rank} of {size}, and the environment as rank "
+                f"{launch.rank} of {launch.size}. Start the program with torchrun, which sets RANK, WORLD_SIZE and "
+                "LOCAL_RANK, or call dist.destroy_process_group() before training."
+            )
+        yield ProcessGroup(launch, device)
+        return
+    if launch.size == 1:
         yield ProcessGroup(launch, device)
         return
     # Optimizers import this module, whose functions have the group that is open then as a default argument. It would
     # never be closed, and a thread of gloo that frees a tensor while the interpreter ends would abort the process.
     import torch.distributed.nn.functional  # noqa: F401
 
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+    try:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+    except (RuntimeError, ValueError) as error:
+        raise TrainingError(
+            f"Process {launch.rank} of {launch.size} cannot connect to the others at {os.environ.get('MASTER_ADDR')}:"
+            f"{os.environ.get('MASTER_PORT')} ({_reason(error)}). Start all of them with torchrun, or set MASTER_ADDR "
+            "and MASTER_PORT to a free port of the machine of rank 0; unset WORLD_SIZE to train in one process."
+        ) from error
     try:
         yield ProcessGroup(launch, device)
     finally:
         dist.destroy_process_group()
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of an error of torch, without the source file before it and the general advice after it."""
+    lines = str(error).splitlines()
+    line = re.sub(r"^\[\S+:\d+\] ", "", lines[0]) if lines else type(error).__name__
+    return line.partition(" This is typically caused")[0].rstrip(".")

@@ -223,7 +223,8 @@ class Trainer(BaseTrainer):
         # The last minibatch of an epoch may have fewer rows than there are processes.
         if self._processes.is_spare(total):
             share, self._carried = 0.0, None
-        value = share * float(loss.detach())
+        # A mean over no target may be NaN, which a factor of 0 would keep.
+        value = share * float(loss.detach()) if share else 0.0
         # A segment of sequences without any target only moves the state.
         if minibatch.weight and share and math.isfinite(value):
             loss.backward(torch.full_like(loss.detach(), share))  # type: ignore[no-untyped-call]
