@@ -10,6 +10,7 @@ import numpy as np
 
 from stablernn_cli.errors import UsageError
 from stablernn_runtime.scoring import StreamAnswers
+from stablernn_runtime.scoring.stream_events import MAX_NUMBER
 
 
 class TopicKeys:
@@ -19,16 +20,18 @@ class TopicKeys:
         topic: The subscription, with at least one ``+``, or a ``#`` at its end.
 
     Raises:
-        UsageError: If it has no wildcard, or one that does not stand for whole levels.
+        UsageError: If it has no wildcard, one that does not stand for whole levels, or is a shared subscription.
     """
 
     def __init__(self, topic: str) -> None:
         levels = topic.split("/")
-        is_misplaced = any(level != "+" and "+" in level for level in levels) or "#" in topic[:-1]
+        if levels[0] == "$share":
+            raise UsageError(f"--topic must not be a shared subscription, which splits the streams: '{topic}'.")
+        is_misplaced = any(len(level) > 1 and {"+", "#"} & set(level) for level in levels) or "#" in levels[:-1]
         if is_misplaced or not {"+", "#"} & set(levels):
             raise UsageError(f"--topic must have '+' as a level, or '#' as the last one, to take keys from: '{topic}'.")
         patterns = {"+": "([^/]*)", "#": "(.*)"}
-        self._pattern = re.compile("/".join(patterns.get(level, re.escape(level)) for level in levels))
+        self._pattern = re.compile("/".join(patterns.get(level, re.escape(level)) for level in levels), re.DOTALL)
 
     def key(self, topic: str) -> str | None:
         """Return the levels that the wildcards stand for, joined by ``/``; None if the topic is another one."""
@@ -47,7 +50,7 @@ def read_payload(payload: bytes) -> tuple[Any, int | None]:
     """
     try:
         value = json.loads(payload)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"The payload is not JSON: {error}.") from error
     number = None
     if isinstance(value, dict):
@@ -55,10 +58,19 @@ def read_payload(payload: bytes) -> tuple[Any, int | None]:
             raise ValueError("The payload is an object without 'x', or with names other than 'x' and 'n'.")
         number = value.get("n")
         # In Python, a bool is an int.
-        if number is not None and (type(number) is not int or not 0 <= number < 2**62):
-            raise ValueError(f"n must be a whole number from 0 on, got {number!r:.40}.")
+        if number is not None and (type(number) is not int or not 0 <= number < MAX_NUMBER):
+            raise ValueError(f"n must be a whole number from 0 to 2**62 - 1, got {number!r:.40}.")
         value = value["x"]
+    if not _is_sample(value):
+        raise ValueError("The payload is not a number, an array of numbers, or an object with one of both as 'x'.")
     return value, number
+
+
+def _is_sample(value: Any, depth: int = 2) -> bool:
+    """Return whether a JSON value is nested as a sample may be: a patch is an array of arrays."""
+    if isinstance(value, list):
+        return depth > 0 and all(_is_sample(part, depth - 1) for part in value)
+    return not isinstance(value, dict)
 
 
 def answer_payloads(answers: StreamAnswers, labels: list[str] | None) -> list[bytes]:

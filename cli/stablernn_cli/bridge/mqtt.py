@@ -18,15 +18,21 @@ import numpy as np
 
 from stablernn_cli.bridge.journal import Event, Journal, journal_path, write_checkpoint
 from stablernn_cli.bridge.messages import TopicKeys, answer_payloads, read_payload
+from stablernn_cli.errors import UsageError
 from stablernn_runtime.scoring import Scorer, StreamShard
+from stablernn_runtime.scoring.stream_events import MAX_NUMBER
 from stablernn_runtime.stream_spec import class_labels
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_LATENESS = 16
+"""Numbers by which a message may be ahead where nothing else is stated."""
 MAX_BATCH = 4096
 """Messages that are taken together."""
 MAX_UNCONFIRMED = 10_000
 """Answers without an acknowledgement of the broker, above which no message is taken: MQTT has 65,535 packet numbers."""
+_MAX_INFLIGHT = 1000
+"""Answers that are sent before the broker acknowledges the first of them."""
 _POLL_SECONDS = 0.1
 _LAST_ANSWERS_SECONDS = 10.0
 
@@ -63,30 +69,52 @@ class MqttBridge:
         scorer: The version.
         broker: The broker and the topics.
         checkpoint: File of the streams, which need not exist.
-        lateness: See :class:`StreamShard`; that of an existing checkpoint stays.
+        lateness: See :class:`StreamShard`; None for that of the checkpoint.
         every_seconds: Seconds between checkpoints.
+
+    Attributes:
+        shard: The streams.
+        left_out: Messages that were no events.
+        is_stored: Whether the checkpoint holds all events, as it does unless the broker lacks answers.
+
+    Raises:
+        UsageError: If the topics do not fit.
+        CommandError: If another program is using the checkpoint.
+        CheckpointError: If the checkpoint is cut, or of another version.
     """
 
     def __init__(
-        self, scorer: Scorer, broker: BrokerOptions, checkpoint: Path, *, lateness: int, every_seconds: float
+        self, scorer: Scorer, broker: BrokerOptions, checkpoint: Path, *, lateness: int | None, every_seconds: float
     ) -> None:
         self._keys = TopicKeys(broker.topic)
+        if any(self._keys.key(broker.answers.replace("{key}", key)) is not None for key in ("x", "x/x")):
+            raise UsageError(
+                f"--answers '{broker.answers}' is one of the topics of --topic '{broker.topic}', so the bridge would "
+                "read its own answers."
+            )
         self._broker = broker
         self._checkpoint = checkpoint
         self._every_seconds = every_seconds
         model = scorer.open()
         self._labels = class_labels(model.manifest)
-        if checkpoint.exists():
+        self._journal = Journal(journal_path(checkpoint))
+        self._is_continued = checkpoint.exists()
+        if self._is_continued:
             self.shard = StreamShard.load(scorer, checkpoint.read_bytes())
         else:
-            self.shard = StreamShard(scorer, lateness=lateness)
-        self.malformed = 0
-        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            self.shard = StreamShard(scorer, lateness=DEFAULT_LATENESS if lateness is None else lateness)
+        self._lateness = self.shard.lateness if lateness is None else lateness
+        self.left_out = 0
+        self.is_stored = False
+        # The connections to the broker so far; each message comes with the number of its connection.
+        self._connections = 0
+        self._messages: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         # Packet numbers of answers. The network thread reports those that the broker has by the queue.
         self._unconfirmed: set[int] = set()
         self._confirmations: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._lacks_answers = False
-        self._is_changed = False
+        # The first checkpoint records version and lateness before any event.
+        self._is_changed = True
         self._is_stopped = False
         self._client = self._create_client()
 
@@ -96,25 +124,34 @@ class MqttBridge:
 
     def run(self) -> dict[str, int]:
         """Answer messages until :meth:`stop` is called, and return the counts."""
-        journal = Journal(journal_path(self._checkpoint))
         self._client.connect_async(self._broker.host, self._broker.port)
         self._client.loop_start()
         try:
             # Answers to these may not have reached the broker.
-            self._advance(journal.read())
-            written = time.monotonic()
-            while not self._is_stopped:
-                self._take(self._next_messages(), journal)
-                if time.monotonic() - written >= self._every_seconds and self._store(journal):
-                    written = time.monotonic()
+            for events in self._journal.read():
+                self._advance(events)
+            self.shard.lateness = self._lateness
+            self._answer_messages()
             deadline = time.monotonic() + _LAST_ANSWERS_SECONDS
-            while not self._store(journal) and time.monotonic() < deadline:
+            while not self._store() and not self._lacks_answers and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
         finally:
             self._client.disconnect()
             self._client.loop_stop()
-            journal.close()
-        return {**asdict(self.shard.counts), "malformed": self.malformed, "keys": len(self.shard)}
+            self._journal.close()
+        return {**asdict(self.shard.counts), "left_out": self.left_out, "keys": len(self.shard)}
+
+    def _answer_messages(self) -> None:
+        """Take messages until :meth:`stop` is called, and write checkpoints."""
+        next_checkpoint = 0.0
+        while not self._is_stopped:
+            if time.monotonic() < next_checkpoint:
+                self._take(self._next_messages())
+            elif self._store():
+                next_checkpoint = time.monotonic() + self._every_seconds
+            else:
+                # Under steady load some answer is always on its way: no message is taken until the broker has them all.
+                self._read_confirmations(_POLL_SECONDS)
 
     def _create_client(self) -> Any:
         from paho.mqtt.client import Client
@@ -130,9 +167,15 @@ class MqttBridge:
         if broker.tls:
             client.tls_set()
         client.reconnect_delay_set(1, 30)
-        client.on_message = lambda client, data, message: self._messages.put(message)
+        client.max_inflight_messages_set(_MAX_INFLIGHT)
+        client.on_message = lambda client, data, message: self._messages.put((self._connections, message))
         client.on_publish = lambda client, data, mid, reason, properties: self._confirmations.put(mid)
         client.on_connect = self._subscribe
+        client.on_subscribe = self._check_subscription
+        client.on_connect_fail = lambda client, data: logger.warning(
+            "Cannot connect to %s:%d; trying again", broker.host, broker.port
+        )
+        client.on_disconnect = self._report_disconnect
         return client
 
     def _subscribe(self, client: Any, data: Any, flags: Any, reason: Any, properties: Any) -> None:
@@ -140,10 +183,29 @@ class MqttBridge:
             logger.warning("The broker %s refuses the connection: %s", self._broker.host, reason)
             return
         logger.info("Connected to %s:%d", self._broker.host, self._broker.port)
-        client.subscribe(self._broker.topic, qos=1)
+        self._connections += 1
+        is_first = self._connections == 1
+        if not flags.session_present and (self._is_continued or not is_first):
+            logger.warning(
+                "The broker %s has no session '%s' any more: messages since the last connection are lost",
+                self._broker.host,
+                self._broker.client_id,
+            )
+        # Each subscription makes the broker send retained messages again.
+        if is_first or not flags.session_present:
+            client.subscribe(self._broker.topic, qos=1)
 
-    def _next_messages(self) -> list[Any]:
-        """Return all messages that have come; none after a pause without any."""
+    def _check_subscription(self, client: Any, data: Any, mid: int, reasons: Sequence[Any], properties: Any) -> None:
+        for reason in reasons:
+            if reason.is_failure:
+                logger.warning("The broker refuses the subscription of '%s': %s", self._broker.topic, reason)
+
+    def _report_disconnect(self, client: Any, data: Any, flags: Any, reason: Any, properties: Any) -> None:
+        if reason.is_failure:
+            logger.warning("Lost the connection to %s: %s; trying again", self._broker.host, reason)
+
+    def _next_messages(self) -> list[tuple[int, Any]]:
+        """Return all messages that have come, with their connections; none after a pause without any."""
         messages = []
         try:
             messages.append(self._messages.get(timeout=_POLL_SECONDS))
@@ -153,51 +215,72 @@ class MqttBridge:
             pass
         return messages
 
-    def _take(self, messages: Sequence[Any], journal: Journal) -> None:
+    def _take(self, messages: Sequence[tuple[int, Any]]) -> None:
         """Store, answer and acknowledge messages."""
-        if not messages:
-            return
-        events = self._read_events(messages)
-        journal.append(events)
-        self._advance(events)
-        for message in messages:
-            self._client.ack(message.mid, message.qos)
+        events = self._read_events([message for _, message in messages])
+        if events:
+            self._journal.append(events)
+            self._advance(events)
+        for connection, message in messages:
+            # Brokers that have lost the session use the packet number for another message by now.
+            if connection == self._connections:
+                self._client.ack(message.mid, message.qos)
 
     def _read_events(self, messages: Sequence[Any]) -> list[Event]:
         """Return the events of messages; those without a number get the next one of their key."""
         events: list[Event] = []
         next_numbers: dict[str, int] = {}
         for message in messages:
-            key = self._keys.key(message.topic)
             try:
-                sample, number = read_payload(message.payload)
+                events.append(self._read_event(message, next_numbers))
             except ValueError as error:
-                self.malformed += 1
+                self.left_out += 1
                 logger.warning("A message of '%s' is left out: %s", message.topic, error)
-                continue
-            # Topics that do not match come from subscriptions of an earlier run in this session.
-            if key is None:
-                continue
-            following = next_numbers.get(key)
-            if following is None:
-                following = self.shard.next_number(key)
-            number = following if number is None else number
-            next_numbers[key] = max(following, number + 1)
-            events.append(Event(key, number, sample))
         return events
+
+    def _read_event(self, message: Any, next_numbers: dict[str, int]) -> Event:
+        """Return the event of a message.
+
+        Args:
+            message: The message.
+            next_numbers: Numbers that follow the events before it, by key; its own is added.
+
+        Raises:
+            ValueError: If it is none; a sentence.
+        """
+        key = self._keys.key(message.topic)
+        if key is None:
+            # The session may have subscriptions of an earlier run.
+            raise ValueError(f"Its topic has no key by --topic '{self._broker.topic}'.")
+        sample, number = read_payload(message.payload)
+        if number is None and message.retain:
+            raise ValueError("It is retained and has no 'n', so it may have been taken before.")
+        following = next_numbers.get(key)
+        if following is None:
+            following = self.shard.next_number(key)
+        if number is None:
+            number = following
+        if number >= MAX_NUMBER:
+            raise ValueError("It has no 'n', and the one before it had the highest that there is.")
+        next_numbers[key] = max(following, number + 1)
+        return Event(key, number, sample)
 
     def _advance(self, events: Sequence[Event]) -> None:
         """Step the streams of events, and publish the answers."""
-        if not events:
-            return
         is_single = len(self.shard.sample_shape) == 1 and self.shard.sample_shape[0] == 1
         # A number alone is a sample of one feature.
         samples = [
             [event.sample] if is_single and not isinstance(event.sample, list) else event.sample for event in events
         ]
         numbers = np.array([event.number for event in events], np.int64)
+        late = self.shard.counts.late
         answers = self.shard.add([event.key for event in events], numbers, samples)
         self._is_changed = True
+        if self.shard.counts.late > late:
+            logger.warning(
+                "%d events were dropped: later ones of their keys came before, or the broker has sent them again",
+                self.shard.counts.late - late,
+            )
         for key, payload in zip(answers.keys, answer_payloads(answers, self._labels), strict=True):
             self._publish(self._broker.answers.replace("{key}", str(key)), payload)
 
@@ -209,7 +292,11 @@ class MqttBridge:
             # The events stay in the journal, so the next run answers them.
             self._lacks_answers = True
             return
-        self._unconfirmed.add(self._client.publish(topic, payload, qos=1).mid)
+        try:
+            self._unconfirmed.add(self._client.publish(topic, payload, qos=1).mid)
+        except ValueError as error:
+            # Such as a key with which the topic is too long.
+            logger.warning("An answer cannot be published to '%.100s': %s", topic, error)
 
     def _read_confirmations(self, wait_seconds: float = 0.0) -> None:
         try:
@@ -220,13 +307,12 @@ class MqttBridge:
         except queue.Empty:
             pass
 
-    def _store(self, journal: Journal) -> bool:
+    def _store(self) -> bool:
         """Write a checkpoint, unless the broker lacks answers; return False in this case."""
         self._read_confirmations()
-        if self._unconfirmed or self._lacks_answers:
-            return False
-        if self._is_changed:
+        self.is_stored = not self._unconfirmed and not self._lacks_answers
+        if self.is_stored and self._is_changed:
             write_checkpoint(self._checkpoint, self.shard.dump())
-            journal.clear()
+            self._journal.clear()
             self._is_changed = False
-        return True
+        return self.is_stored

@@ -32,8 +32,14 @@ def mqtt(
     checkpoint: Annotated[Path, typer.Option(help="File that keeps all streams.")] = Path("streams.ckpt"),
     every: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Seconds between checkpoints.")] = 5.0,
     lateness: Annotated[
-        int, typer.Option(min=0, help="Numbers by which a message may be ahead before those missing are skipped.")
-    ] = 16,
+        int | None,
+        typer.Option(
+            min=0,
+            help="Numbers by which a message may be ahead before those missing are skipped; default: that of the "
+            "checkpoint, 16 for a new one.",
+            show_default=False,
+        ),
+    ] = None,
     client_id: Annotated[str, typer.Option(help="Name of the persistent session at the broker.")] = "stablernn-bridge",
     username: Annotated[str | None, typer.Option(help="Name to log in with.", show_default=False)] = None,
     password: Annotated[
@@ -52,8 +58,10 @@ def mqtt(
     """
     output = Output.of(context, as_json)
     host, _, port = broker.rpartition(":")
-    if not host or not port.isdecimal():
-        raise UsageError(f"--broker must be HOST:PORT, got '{broker}'.")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise UsageError(f"--broker must be HOST:PORT with a port from 1 to 65535, got '{broker}'.")
+    if password is not None and username is None:
+        raise UsageError("--password needs --username.")
     if "{key}" not in answers or {"+", "#"} & set(answers):
         raise UsageError(f"--answers must hold {{key}} and no wildcard, got '{answers}'.")
     if importlib.util.find_spec("paho") is None:
@@ -62,8 +70,9 @@ def mqtt(
     from stablernn_registry import Registry
     from stablernn_runtime.scoring import Scorer
 
-    logging.getLogger("stablernn_cli.bridge").setLevel(logging.INFO)
-    options = BrokerOptions(host, int(port), client_id, topic, answers, username, password, tls)
+    if not output.quiet:
+        logging.getLogger("stablernn_cli.bridge").setLevel(logging.INFO)
+    options = BrokerOptions(host.strip("[]"), int(port), client_id, topic, answers, username, password, tls)
     scorer = Scorer.find(model, registry=Registry().root)
     bridge = MqttBridge(scorer, options, checkpoint, lateness=lateness, every_seconds=every)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -73,4 +82,9 @@ def mqtt(
     if as_json:
         output.document({"model": scorer.model, **counts})
     else:
-        output.note(f"Took {counts['events']:,} events of {counts['keys']:,} keys; all are in {checkpoint}.")
+        output.note(f"Took {counts['events']:,} events of {counts['keys']:,} keys.")
+    if not bridge.is_stored:
+        output.note(
+            f"The broker has not confirmed all answers: {checkpoint}.events keeps their events, and the next run "
+            "answers them."
+        )

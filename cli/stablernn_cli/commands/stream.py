@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -79,24 +80,27 @@ def import_(
     """Set a stream to the content of a state token
 
     The stream may be new. The token must be signed with STABLERNN_STATE_KEY and be of the checkpoint's version. The
-    file is replaced in one step; no program may be writing it.
+    file is replaced in one step, and refused while a bridge is using it; no other program may be writing it.
 
     Example: stablernn stream import streams.ckpt --key hall --token -
     """
-    from stablernn_cli.bridge.journal import write_checkpoint
+    from stablernn_cli.bridge.journal import Journal, journal_path, write_checkpoint
 
     output = Output.of(context, as_json)
     if (token is None) == (token_file is None):
         raise UsageError("Give the state token by --token or by --token-file, one of both.")
     tokens = _state_tokens()
-    shard = _open_shard(checkpoint)
     if token_file is not None:
         token = token_file.read_text(encoding="utf-8")
     elif token == "-":
         token = sys.stdin.read()
     name = _typed_key(key, key_type)
-    shard.put(name, (token or "").strip(), tokens, number=number)
-    write_checkpoint(checkpoint, shard.dump())
+    # A bridge that is running would replace the file with its own streams.
+    lock = Journal(journal_path(checkpoint)) if journal_path(checkpoint).exists() else nullcontext()
+    with lock:
+        shard = _open_shard(checkpoint)
+        shard.put(name, (token or "").strip(), tokens, number=number)
+        write_checkpoint(checkpoint, shard.dump())
     if as_json:
         output.document({"model": shard.scorer.model, "key": key, "next_number": shard.next_number(name)})
     else:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -159,10 +162,13 @@ class SampleReader:
         """Return samples that all have the right shape and kind; None otherwise."""
         try:
             values = np.asarray(samples)
+            is_typed = isinstance(samples, np.ndarray) and values.dtype.kind != "O"
+            if not is_typed and not _holds_numbers(samples, len(self.shape)):
+                return None
             if values.dtype.kind == "O" and self.dtype.kind == "f":
                 values = np.array(samples, np.float64)
-        except (ValueError, TypeError):
-            # Of different shapes, or no numbers.
+        except (ValueError, TypeError, OverflowError):
+            # Of different shapes, no numbers, or beyond float64.
             return None
         kinds = "iu" if self.dtype.kind == "i" else "iuf"
         is_right = values.shape[1:] == self.shape and values.dtype.kind in kinds
@@ -175,14 +181,9 @@ class SampleReader:
             if value is not None:
                 x[position] = value[0]
                 continue
-            try:
-                shape: Any = np.shape(sample)
-            except ValueError:
-                shape = "no shape"
             kind = "whole numbers" if self.dtype.kind == "i" else "numbers"
             errors[position] = (
-                f"The sample must hold {kind} in the shape {self.shape} for {self._label}, got {shape} of "
-                f"{type(sample).__name__}."
+                f"The sample must hold {kind} in the shape {self.shape} for {self._label}, got {reprlib.repr(sample)}."
             )
         return x
 
@@ -224,6 +225,18 @@ class SampleReader:
             limit = "" if np.isinf(self._max_dt) else f" and at most {self._max_dt:g}"
             errors.setdefault(int(position), f"dt must be 0 or more{limit}, got {times[position].tolist()}.")
         return np.where(is_wrong, np.float32(1), times)
+
+
+def _holds_numbers(samples: Any, depth: int) -> bool:
+    """Return whether nested lists hold numbers and None only.
+
+    NumPy turns bools beside numbers, and text beside None, into numbers. Whether a sample is taken would then depend on
+    the other samples of the call.
+    """
+    for _ in range(depth):
+        samples = itertools.chain.from_iterable(samples)
+    kinds = set(map(type, samples)) - {int, float, type(None)}
+    return bool not in kinds and all(issubclass(kind, Real) for kind in kinds)
 
 
 def read_numbers(numbers: Any, count: int) -> Array:

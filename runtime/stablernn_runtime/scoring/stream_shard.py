@@ -285,7 +285,7 @@ class StreamShard:
         if fields["digest"] != scorer.digest:
             raise CheckpointError(
                 f"The checkpoint is of '{fields['model']}' ({fields['digest']}), and the shard runs '{scorer.model}' "
-                f"({scorer.digest}). A new version begins with new streams."
+                f"({scorer.digest}). Run that version, or begin new streams without the checkpoint."
             )
         shard = cls(scorer, lateness=fields["lateness"])
         shard.counts = StreamCounts(**fields["counts"])

@@ -120,8 +120,8 @@ def test_a_wrong_sample_has_an_error_and_takes_its_number(shard: StreamShard, an
     label = "model 'animals:1'"
     assert answers.errors == [
         "loudness is infinite or beyond float32.",
-        f"The sample must hold numbers in the shape (1,) for {label}, got (2,) of list.",
-        f"The sample must hold numbers in the shape (1,) for {label}, got (1,) of list.",
+        f"The sample must hold numbers in the shape (1,) for {label}, got [1.0, 2.0].",
+        f"The sample must hold numbers in the shape (1,) for {label}, got ['loud'].",
         "loudness is infinite or beyond float32.",
         None,
         None,
@@ -140,6 +140,16 @@ def test_a_wrong_sample_has_an_error_and_takes_its_number(shard: StreamShard, an
     late = shard.add(["good"], [1], [[7.0]])
     assert late.errors == [None, "loudness is infinite or beyond float32."]
     assert shard.counts.errors == 5
+
+
+@pytest.mark.parametrize("sample", [["5"], [True], [10**400], [{}], [[]]])
+@pytest.mark.parametrize("other", [[1.0], [None]], ids=["number", "missing"])
+def test_a_sample_is_refused_whatever_comes_with_it(shard: StreamShard, sample: Any, other: Any) -> None:
+    # NumPy alone makes 5 of "5" beside None, and 1 of True beside a number.
+    answers = shard.add(["wrong", "right"], [0, 0], [sample, other])
+    assert answers.errors[0] is not None
+    assert answers.errors[0].startswith("The sample must hold numbers in the shape (1,)")
+    assert answers.errors[1] is None
 
 
 def test_outputs_that_are_not_finite_cost_one_stream_its_answer(
@@ -380,7 +390,7 @@ def test_other_inputs_that_do_not_fit_are_refused(kinds: Published, shard: Strea
     answers = text.add(["a", "b", "c"], [0] * 3, [9, 1.5, 4])
     assert answers.errors == [
         "The token must be from 0 to 4 for model 'text:1', got 9.",
-        "The sample must hold whole numbers in the shape () for model 'text:1', got () of float.",
+        "The sample must hold whole numbers in the shape () for model 'text:1', got 1.5.",
         None,
     ]
 
@@ -460,11 +470,10 @@ def test_large_calls_run_in_parts_and_columns_have_names(
     assert (len(nothing), nothing.outputs["probabilities"].shape) == (0, (0, 4))
 
 
-def test_the_example_of_the_page_runs(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_the_page_runs(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text(encoding="utf-8")
     code = page.split("## Streams by key")[1].split("```python\n")[1].split("```")[0]
-    (tmp_path / "registry").symlink_to(published.root)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STABLERNN_REGISTRY", str(published.root))
     names: dict[str, Any] = {}
     exec(compile(code, "scaling.md", "exec"), names)
     assert names["again"].is_again.tolist() == [True, False]
