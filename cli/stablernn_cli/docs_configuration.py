@@ -176,18 +176,20 @@ def _forecast_rows() -> list[tuple[str, str, str]]:
 
 
 def _key_rows(name: str, section: type[BaseModel]) -> Iterator[str]:
+    from stablernn.data.option_descriptions import option_descriptions
     from stablernn_cli.config_options import KEYS, flag
 
     flags = {key: f"`{flag(option)}`" for option, key in KEYS.items()}
     # With the extras, which hold the ranges of numbers.
     hints = get_type_hints(section, include_extras=True)
+    descriptions = option_descriptions(section)
     rows = [
         (
             f"`{key}`",
             flags.get(f"{name}.{key}", ""),
             _allowed_values(hints[key]),
             _default(field),
-            " ".join((field.description or "").split()),
+            " ".join(descriptions[key].split()),
         )
         for key, field in section.model_fields.items()
     ]

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from stablernn.data.option_descriptions import add_descriptions
 from stablernn.data.time.numeric_timestamps import Stamps
 
 ID_COLUMN = "unique_id"
@@ -77,7 +78,7 @@ Categories = Annotated[dict[str, tuple[str, ...]], BeforeValidator(categories_as
 
 class _Options(BaseModel):
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, json_schema_extra=add_descriptions
     )
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from stablernn.data.option_descriptions import add_descriptions
 from stablernn.data.options import Count, DataOptions, LoadOptions, Seed, Share, TaskName, as_tuple
 
 OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop", "adagrad"]
@@ -34,7 +35,7 @@ Levels = Annotated[tuple[float, ...], BeforeValidator(as_tuple)]
 
 class Section(BaseModel):
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, json_schema_extra=add_descriptions
     )
 
 

@@ -12,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from stablernn.data.option_descriptions import option_descriptions
 from stablernn.data.readers.paths import is_table
 from stablernn.data.time.frequency import parse_frequency
 from stablernn.errors import ConfigError, did_you_mean
@@ -233,7 +234,7 @@ def _describe(path: str) -> str:
     section, _, key = path.rpartition(".")
     if section not in _SECTIONS:
         return f"the settings need this section, with keys {_format_names(_keys(path))}."
-    return f"{_SECTIONS[section].model_fields[key].description}"
+    return option_descriptions(_SECTIONS[section])[key]
 
 
 def _format_names(names: Sequence[str] | Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from stablernn.data.option_descriptions import option_descriptions
 from stablernn.training.loop.optim import build_optimizer, build_schedule
 from stablernn.training.settings.config import TrainingConfig
 
@@ -87,7 +88,7 @@ def test_one_cycle_leaves_the_momentum_alone() -> None:
 def test_one_cycle_of_a_single_step_is_its_end_as_its_description_says() -> None:
     assert rates("one-cycle", 1)[0] < 1e-6
     assert max(rates("one-cycle", 2)) > 0.08
-    described = " ".join(str(TrainingConfig.model_fields["schedule"].description).split())
+    described = " ".join(option_descriptions(TrainingConfig)["schedule"].split())
     assert "in a run of a single step; for that take constant" in described
 
 
