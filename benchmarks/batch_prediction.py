@@ -55,8 +55,8 @@ for file in sorted(Path(sys.argv[2]).glob("*.parquet")):
     names = frame["unique_id"].gather_every(int(sys.argv[5]))
     states = [argument for argument in session.get_inputs() if argument.name.startswith("state")]
     parts = []
-    for start in range(0, len(x), 256):
-        batch = x[start : start + 256]
+    for start in range(0, len(x), 1024):
+        batch = x[start : start + 1024]
         feeds = {"x": batch, "lengths": np.full(len(batch), batch.shape[1])}
         for state in states:
             dtype = np.int64 if "int64" in state.type else np.float32

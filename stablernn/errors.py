@@ -18,7 +18,7 @@ UntrainedWarning     (UserWarning)   a model whose training left out a call that
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -28,9 +28,11 @@ class StableRNNError(Exception):
     Attributes:
         settings: Settings of the section ``data`` with which the cause would be mended, by name; empty if there are
             none. `stablernn data check` proposes them.
+        series: What is wrong with each series that is at fault, by its name; empty if the cause lies elsewhere.
     """
 
     settings: Mapping[str, Any] = {}
+    series: Mapping[str, str] = {}
 
 
 class ConfigError(StableRNNError, ValueError):
@@ -38,10 +40,27 @@ class ConfigError(StableRNNError, ValueError):
 
 
 class DataError(StableRNNError, ValueError):
-    def __init__(self, message: str, *, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, message: str, *, settings: Mapping[str, Any] | None = None, series: Sequence[str] | Mapping[str, str] = ()
+    ) -> None:
         # Names that a file gives may have line breaks in them; a message is one line.
-        super().__init__(" ".join(message.splitlines()))
+        line = " ".join(message.splitlines())
+        super().__init__(line)
         self.settings = settings or {}
+        self.series = series if isinstance(series, Mapping) else dict.fromkeys(series, line)
+
+
+def raise_for_series(faulty: Mapping[str, str]) -> None:
+    """Raise what is wrong with the first of some series; nothing if there are none.
+
+    Args:
+        faulty: What is wrong with each, by its name.
+
+    Raises:
+        DataError: With all of them in ``series``.
+    """
+    for message in faulty.values():
+        raise DataError(message, series=faulty)
 
 
 class UnknownNameError(StableRNNError, LookupError):

@@ -292,7 +292,7 @@ def _open_version(version: Version, device: Device, engine: str) -> Target:
             f"'{version.ref}' does not state how its data was read, so it cannot be run on files: {error}"
         ) from error
     facts = {**manifest.model_dump(mode="json"), "fingerprint": (lineage.get("data") or {}).get("fingerprint", "")}
-    model = ServedModel.load(version, device, engine=engine)
+    model = ServedModel.load(version, device, engine=engine, keeps_memory=True)
     # Where both devices are used, 'by_work' says for what.
     single_device = None if model.placement.by_work else model.placement.device
     target = _target(version.ref, model, facts, config)

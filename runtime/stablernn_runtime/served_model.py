@@ -31,6 +31,7 @@ from stablernn_runtime.validation import (
     check_feature_values,
     check_lengths,
     check_main_shape,
+    check_output_names,
     convert_tensor,
     convert_tokens,
     flatten_steps,
@@ -72,7 +73,9 @@ class ServedModel:
         request_patterns: Kept by the server: the common part of like requests that have passed the checks.
     """
 
-    def __init__(self, version: Version, device: Device, threads: int, engine: str, gpu: GpuOptions) -> None:
+    def __init__(
+        self, version: Version, device: Device, threads: int, engine: str, gpu: GpuOptions, *, keeps_memory: bool
+    ) -> None:
         self.name: str = version.name
         self.ref: str = version.ref
         self.version: int = version.version
@@ -92,7 +95,7 @@ class ServedModel:
             check_signature(signature.sequence, signature.step, self.states, self.manifest, self.input_name)
         except (RegistryError, ValueError) as error:
             raise self._refusal(str(error)) from error
-        graphs = open_version(version, signature, device, engine, threads, gpu)
+        graphs = open_version(version, signature, device, engine, threads, gpu, keeps_memory=keeps_memory)
         self.placement: Placement = graphs.placement
         self.engine: str = graphs.engine
         self.engine_reason: str = graphs.reason
@@ -128,6 +131,8 @@ class ServedModel:
         threads: int = 1,
         engine: str = ONNX,
         gpu: GpuOptions = NO_GPU_OPTIONS,
+        *,
+        keeps_memory: bool = False,
     ) -> Self:
         """Open a registry version; every byte that is used is checked against the manifest's hash first.
 
@@ -139,13 +144,15 @@ class ServedModel:
             threads: Threads inside one run. With 1, a batch, a single sequence and a stream give the same bits.
             engine: See :func:`~stablernn_runtime.engines.select.open_version`.
             gpu: Settings of the GPU.
+            keeps_memory: Whether ONNX Runtime keeps the memory of a run on the CPU for the next one. It is faster where
+                runs of one size follow each other, and slower where several run at a time.
 
         Raises:
             SettingsError: If there is no such engine, or settings of a GPU do not fit the engine or the device.
             ModelLoadError: If a file is damaged, the graph is not one that is served, or the engine cannot run it.
             DeviceError: If the GPU that was asked for does not exist or cannot be used.
         """
-        model = cls(version, device, threads, engine, gpu)
+        model = cls(version, device, threads, engine, gpu, keeps_memory=keeps_memory)
         try:
             check_model(model)
         except SelfTestError as error:
@@ -310,7 +317,7 @@ class ServedModel:
         Raises:
             InputError: If a name, a shape or a value does not fit, or a state from a client lies outside its ball.
         """
-        names = self._output_names(graph, outputs)
+        names = check_output_names(outputs, graph.outputs, self.label)
         feeds, sizes = self._prepare_feeds(graph, inputs)
         if from_client:
             self.guard.check(feeds)
@@ -342,7 +349,7 @@ class ServedModel:
         main, graph = self.input_name, self.step
         if outputs is None:
             outputs = [name for name in graph.outputs if name not in graph.state_outputs]
-        names = self._output_names(graph, outputs)
+        names = check_output_names(outputs, graph.outputs, self.label)
         if main not in inputs:
             raise InputError(f"The input '{main}' is missing; {self.label} takes {format_tensors(graph.inputs)}.")
         x = np.asarray(inputs[main])
@@ -362,13 +369,6 @@ class ServedModel:
         if from_client:
             self.guard.check(feeds)
         return BatchItem(feeds, rows, steps, names, every)
-
-    def _output_names(self, graph: Graph, outputs: Sequence[str] | None) -> list[str]:
-        names = list(graph.outputs) if outputs is None else list(outputs)
-        for name in names:
-            if name not in graph.outputs:
-                raise unknown_tensor("output", name, graph.outputs, self.label)
-        return names
 
     def estimate_step_ns(self, rows: int) -> float:
         """Estimate the nanoseconds of a step of ``rows`` streams, from steps of as many or fewer; 0 without any."""

@@ -201,6 +201,24 @@ def ignore_first_dt(dt: Array, begins: Sequence[int] | slice, longest: float | N
     dt.reshape(len(dt), -1)[begins, 0] = np.where((first >= 0) & (first <= limit), 1, first)
 
 
+def check_output_names(names: Sequence[str] | None, specs: Mapping[str, TensorSignature], label: str) -> list[str]:
+    """Return the names of the outputs that are wanted; None stands for all.
+
+    Args:
+        names: The names.
+        specs: The outputs of the graph, by name.
+        label: The model, as errors name it.
+
+    Raises:
+        InputError: If the graph has no such output.
+    """
+    names = list(specs) if names is None else list(names)
+    for name in names:
+        if name not in specs:
+            raise unknown_tensor("output", name, specs, label)
+    return names
+
+
 def unknown_tensor(side: str, name: str, specs: Mapping[str, TensorSignature], label: str) -> InputError:
     """Return the error for a name that no input or output of a graph has.
 

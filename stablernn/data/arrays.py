@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -76,12 +76,19 @@ def cut_samples(
     )
 
 
-def finite_float32(values: npt.NDArray[Any], location: Callable[[tuple[int, ...]], str]) -> Float32Array:
+def finite_float32(
+    values: npt.NDArray[Any],
+    location: Callable[[tuple[int, ...]], str],
+    *,
+    series_of: Callable[[Int64Array, Callable[[int], str]], Mapping[str, str]] | None = None,
+) -> Float32Array:
     """Convert finite values to float32; NaN stays.
 
     Args:
         values: Numbers, any shape.
         location: Describes, for a message, the position of the value with this index.
+        series_of: Returns, of a column, the series at fault with what is wrong with each, from the indices of the
+            values and a description of each.
 
     Raises:
         DataError: If a value is infinite or too large for float32.
@@ -91,11 +98,15 @@ def finite_float32(values: npt.NDArray[Any], location: Callable[[tuple[int, ...]
         result = values.astype(np.float32)
     infinite = np.isinf(result)
     if infinite.any():
-        index = tuple(int(i) for i in np.argwhere(infinite)[0])
-        raise errors.DataError(
-            f"{location(index)} is {values[index]:g}. Values must be finite float32 numbers; write a missing one as "
-            "NaN."
-        )
+
+        def describe(*index: int) -> str:
+            return (
+                f"{location(index)} is {values[index]:g}. Values must be finite float32 numbers; write a missing one "
+                "as NaN."
+            )
+
+        first = describe(*(int(i) for i in np.argwhere(infinite)[0]))
+        raise errors.DataError(first, series=() if series_of is None else series_of(np.flatnonzero(infinite), describe))
     return result
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,10 +20,14 @@ from stablernn.data.readers.labelled_tables import read_labelled
 from stablernn.data.readers.paths import TABLE_FORMATS, Task, require_task
 from stablernn.data.readers.tables import OpenTable, Table, open_table, unknown_column_error
 from stablernn.data.repairs.categories import collapse_names
-from stablernn.data.sequences import compute_dt, pad_sequences, wrong_features_error
+from stablernn.data.sequences import Sequences, compute_dt, pad_sequences, wrong_features_error
+from stablernn.data.stacked_series import lengths_of
 from stablernn.data.time.frequency import Frequency, infer_frequency, parse_frequency
 from stablernn.data.time.regular_grid import align_to_grid
 from stablernn.data.types import Notes, Series, steps_between
+
+# 4 GiB of float32.
+_MAX_PADDED_NUMBERS = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +98,8 @@ class InputSet:
         if len(ds) < 2:
             raise errors.DataError(
                 f"Series '{self.ids[sample]}' has one row and no frequency is known, so its next timestamps are not. "
-                "Give the frequency."
+                "Give the frequency.",
+                series=[self.ids[sample]],
             )
         # A grid without an alias: the median step is only used to continue the series.
         step = int(np.median(np.diff(ds).astype(np.int64)))
@@ -121,6 +126,8 @@ def read_inputs(
     targets: Sequence[str] = (),
     stamps: str | None = None,
     repairs: Repairs | None = None,
+    exclude: Mapping[str, str] | None = None,
+    max_steps: int | None = None,
 ) -> InputSet:
     """Read a file for prediction.
 
@@ -150,6 +157,8 @@ def read_inputs(
             that is not known in advance will do.
         stamps: Tables: what whole numbers in the column of timestamps are, as for :func:`load_data`.
         repairs: Tables: what is converted, merged or replaced, as in training, with the categories of training.
+        exclude: Tables: names of series to leave out, each with the reason.
+        max_steps: Tables: rows above which a series is refused; any number when omitted.
 
     Raises:
         UnknownNameError: If the file, the task or a named column does not exist.
@@ -164,6 +173,8 @@ def read_inputs(
         "time_column": time_column,
         "stamps": stamps,
         "repairs": repairs,
+        "exclude": exclude,
+        "max_steps": max_steps,
     }
     if task == "classify":
         return _read_sequences(path, features, time_step, label_column, columns)
@@ -221,6 +232,8 @@ def _read_sequences(
         raise errors.DataError(
             f"'{path.name}' has no array 't', and the model was trained with the time of each step. Add it."
         )
+    if columns["max_steps"] is not None:
+        _refuse_wide_padding(path.name, sequences)
     x, lengths = pad_sequences(sequences.values)
     return InputSet(
         task="classify",
@@ -235,6 +248,20 @@ def _read_sequences(
     )
 
 
+def _refuse_wide_padding(file: str, sequences: Sequences) -> None:
+    """Refuse the sequences that are so long that all others, padded to their length, would not fit into memory."""
+    lengths = lengths_of(sequences.values)
+    max_length = _MAX_PADDED_NUMBERS // (len(lengths) * len(sequences.features))
+    names = sequences.names or ()
+    errors.raise_for_series(
+        {
+            names[number]: f"'{file}': series '{names[number]}' has {lengths[number]:,} rows, too many beside "
+            f"{len(lengths) - 1:,} others. Put it into a file of its own."
+            for number in np.flatnonzero(lengths > max_length)
+        }
+    )
+
+
 def _read_contexts(table: Table, model: _ModelInputs, frequency: str | None) -> InputSet:
     covariates, context_length = model.covariates, model.context_length
     series, grid, notes = table.series, None, Notes()
@@ -242,7 +269,7 @@ def _read_contexts(table: Table, model: _ModelInputs, frequency: str | None) -> 
     if model.time_step is None:
         series, grid, notes = align_to_grid(table.name, table.series, frequency)
         _check_frequency(table, grid, notes)
-    past: tuple[Series, ...] = series
+    past: Sequence[Series] = series
     ahead: tuple[Series, ...] = ()
     if covariates.columns:
         past, ahead = _split_at_last_observation(table, series, covariates, model.horizon)
@@ -279,13 +306,15 @@ def _read_contexts(table: Table, model: _ModelInputs, frequency: str | None) -> 
 def _check_contexts(table: Table, contexts: Sequence[Series], required: Sequence[str]) -> None:
     """Refuse a context without any value of the required features."""
     columns = [table.channels.index(name) for name in required]
-    for each in contexts:
-        if np.isnan(each.values[:, columns]).all():
-            raise errors.DataError(
-                f"'{table.name}': series '{each.unique_id}' has no value of {format_names(required)} in its last "
-                f"{pluralize(len(each.ds), 'step')}, so there is nothing to forecast from. Leave the series out, or "
-                "end it with a row that has one."
-            )
+    errors.raise_for_series(
+        {
+            each.unique_id: f"'{table.name}': series '{each.unique_id}' has no value of {format_names(required)} in "
+            f"its last {pluralize(len(each.ds), 'step')}, so there is nothing to forecast from. Leave the series out, "
+            "or end it with a row that has one."
+            for each in contexts
+            if np.isnan(each.values[:, columns]).all()
+        }
+    )
 
 
 def _future_values(inputs: InputSet, ahead: Sequence[Series], model: _ModelInputs) -> Float32Array:
@@ -305,11 +334,14 @@ def _check_frequency(table: Table, grid: Frequency | None, notes: Notes) -> None
     """Refuse series whose rows are only every n-th step of the model's grid."""
     if grid is None or not notes["gap_steps_filled"]:
         return
+    faulty = {}
     for series in table.series:
         # Two equal gaps between three rows may be chance.
         inferred = infer_frequency(series.ds) if len(series.ds) > 3 else None
         if inferred is not None and not inferred.has_steps_of(grid):
-            raise step_mismatch_error(f"'{table.name}': series '{series.unique_id}'", inferred.alias, grid.alias)
+            subject = f"'{table.name}': series '{series.unique_id}'"
+            faulty[series.unique_id] = str(step_mismatch_error(subject, inferred.alias, grid.alias))
+    errors.raise_for_series(faulty)
 
 
 def step_mismatch_error(subject: str, frequency: str, trained: str) -> errors.DataError:
@@ -334,17 +366,17 @@ def _split_at_last_observation(
     """Return each series up to its last row with a value not known in advance, and the ``horizon`` rows after that."""
     future_columns = [table.channels.index(name) for name in covariates.columns]
     observed_columns = [index for index in range(len(table.channels)) if index not in future_columns]
-    past, future = [], []
+    past, future, faulty = [], [], {}
     for each in series:
         is_observed = np.asarray(np.isfinite(each.values[:, observed_columns]).any(axis=1))
         end = len(is_observed) - int(np.argmax(is_observed[::-1])) if is_observed.any() else 0
         if not end:
-            raise errors.DataError(
+            faulty[each.unique_id] = (
                 f"'{table.name}': series '{each.unique_id}' has no row with a value of "
                 f"{format_names([table.channels[i] for i in observed_columns])}, so there is no past to forecast from."
             )
-        if len(each.ds) - end < horizon:
-            raise errors.DataError(
+        elif len(each.ds) - end < horizon:
+            faulty[each.unique_id] = (
                 f"'{table.name}': series '{each.unique_id}' has {pluralize(len(each.ds) - end, 'row')} behind its last "
                 f"observation, {horizon} are needed, one for each step to forecast, with "
                 f"{format_names(covariates.columns)}."
@@ -352,6 +384,7 @@ def _split_at_last_observation(
         ahead = slice(end, end + horizon)
         past.append(replace(each, ds=each.ds[:end], values=each.values[:end]))
         future.append(replace(each, ds=each.ds[ahead], values=each.values[ahead][:, future_columns]))
+    errors.raise_for_series(faulty)
     return tuple(past), tuple(future)
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from stablernn import errors
 from stablernn.data.arrays import Float32Array, Int64Array
 from stablernn.data.messages import format_names, pluralize, quote
+from stablernn.data.stacked_series import StackedValues, lengths_of
 from stablernn.data.types import Notes
 
 #: Cells that stand for a missing label.
@@ -40,7 +41,7 @@ class Sequences:
     """
 
     name: str
-    values: list[Float32Array]
+    values: Sequence[Float32Array]
     labels: list[str] | None
     features: tuple[str, ...]
     notes: Notes = field(default_factory=dict)
@@ -154,8 +155,13 @@ def pad_sequences(values: Sequence[Float32Array], time: int | None = None) -> tu
         values: At least one array (length, features).
         time: Steps of the result; the longest sequence when omitted.
     """
-    lengths = np.array([len(sequence) for sequence in values], dtype=np.int64)
+    if isinstance(values, StackedValues) and time is None and (stacked := values.as_array()) is not None:
+        return stacked, np.full(len(stacked), stacked.shape[1], dtype=np.int64)
+    lengths = lengths_of(values)
     x = np.zeros((len(values), time or int(lengths.max()), values[0].shape[1]), dtype=np.float32)
+    if (lengths == x.shape[1]).all():
+        np.concatenate(values, out=x.reshape(-1, x.shape[2]))
+        return x, lengths
     for row, sequence in zip(x, values, strict=True):
         row[: len(sequence)] = sequence
     return x, lengths

@@ -15,6 +15,7 @@ from stablernn.data.notes import data_counts, describe_reading
 from stablernn.data.windows import WindowSet, build_windows, target_range
 
 Notes = dict[str, Any]
+_NO_STATIC = np.empty(0, dtype=np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +200,7 @@ class Series:
     unique_id: str
     ds: Timestamps
     values: Float32Array
-    static: Float32Array = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    static: Float32Array = field(default_factory=lambda: _NO_STATIC)
     dt: Float32Array | None = None
 
 

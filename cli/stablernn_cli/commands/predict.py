@@ -74,7 +74,7 @@ def predict(
         bool, typer.Option("--resume", help="Folders: leave out files whose answers are there already.")
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Folders: stop at the first file that cannot be answered.")
+        bool, typer.Option("--strict", help="Folders: stop at the first file of which a series cannot be answered.")
     ] = False,
     device: DeviceOption = "auto",
     engine: EngineOption = None,
@@ -92,7 +92,8 @@ def predict(
     With --json, the rows are in the document unless --output names a file.
 
     For a folder, --output names a folder, which gets a Parquet file for each file, written whole or not at all. A file
-    that cannot be answered is named with the reason, and the others are answered; the exit code is 3 then.
+    that cannot be answered is named with the reason, and the others are answered; the exit code is 3 then. A series
+    that cannot be answered has a row at the end of its file, with the reason in the column error.
 
     Example: stablernn predict digits@production --input new.npz --output answers.csv
     """

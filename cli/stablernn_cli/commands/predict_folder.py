@@ -10,7 +10,7 @@ from stablernn_cli.errors import REFUSED, Reported, UsageError
 from stablernn_cli.options import Device
 from stablernn_cli.output import Output
 from stablernn_cli.prediction.answers import FileOptions
-from stablernn_cli.prediction.job import Job, Model, Shard, run_job
+from stablernn_cli.prediction.job import Job, Model, Shard, one_thread, run_job
 from stablernn_cli.targets import open_target
 
 
@@ -42,6 +42,7 @@ def predict_folder(
         Model(target, "", device, engine),
         options,
         Shard() if shard is None else Shard.parse(shard),
+        strict,
     )
     files = job.files()
     folders = sum(entry.is_dir() for entry in source.iterdir())
@@ -53,8 +54,8 @@ def predict_folder(
     device = model.device or device
     job = replace(job, model=Model(model.name, model.digest, device, model.engine))
     failed: dict[str, str] = {}
-    samples = rows = done = 0
-    with job.open_destination(resume=resume) as entries:
+    samples = rows = done = without_answer = 0
+    with one_thread(), job.open_destination(resume=resume) as entries:
         left = [file for file in files if not job.is_done(file, entries.get(file.name))]
         for number, entry in enumerate(run_job(job, model, left, workers), 1):
             if "error" in entry:
@@ -64,6 +65,9 @@ def predict_folder(
                     break
                 continue
             done, samples, rows = done + 1, samples + entry["samples"], rows + entry["rows"]
+            if entry["errors"]:
+                without_answer += entry["errors"]
+                output.warn(f"{entry['file']}: {entry['errors']} series have no answer; the column 'error' says why.")
             notes = f" ({'; '.join(entry['notes'])})" if entry["notes"] else ""
             output.note(f"{number} of {len(left)}: {entry['file']}, {entry['rows']} rows{notes}")
     document: dict[str, Any] = {
@@ -78,6 +82,7 @@ def predict_folder(
         "done_before": len(files) - len(left),
         "failed": failed,
         "samples": samples,
+        "without_answer": without_answer,
         "rows": rows,
     }
     if output.as_json:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stablernn_cli.config_options import flag
 from stablernn_cli.errors import UsageError
 from stablernn_cli.options import Stamps
 from stablernn_cli.output import drop_none
-from stablernn_cli.prediction.files import Table
+from stablernn_cli.prediction.files import Table, as_series
 from stablernn_cli.prediction.steps import read_step_file, step_table
 from stablernn_cli.targets import Target
 
@@ -31,6 +32,13 @@ _REPORTED_NOTES = (
     "future_rows_unused",
 )
 """Counts of reading a file that are printed."""
+MAX_STEPS = 1_000_000
+"""Rows above which a series among others is not answered: all would be padded to its length."""
+_MOST_READINGS = 20
+"""Times that a file is read to leave out series that are at fault; all with the same fault are found at once."""
+_LEAST_ROWS, _MOST_ROWS = 256, 1024
+_MOST_STEPS = 1 << 16
+"""Steps of a run with more than the least rows. Answers do not depend on how many sequences are run at once."""
 
 
 @dataclass(frozen=True)
@@ -68,23 +76,34 @@ class Predictions:
         table: The predictions, columns by name.
         samples: Number of sequences or series in the file.
         notes: Counts of reading the file.
+        errors: Why a series has no answer, by its name.
     """
 
     table: Table
     samples: int
     notes: Mapping[str, Any]
+    errors: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(next(iter(self.table.values())))
 
 
-def predict_file(model: Target, source: str, options: FileOptions) -> Predictions:
+def predict_file(
+    model: Target,
+    source: str,
+    options: FileOptions,
+    *,
+    exclude: Mapping[str, str] | None = None,
+    max_steps: int | None = None,
+) -> Predictions:
     """Return the predictions of a model for a file.
 
     Args:
         model: The model.
         source: File of sequences, series or steps.
         options: How the file is read and answered.
+        exclude: Names of series of a table to leave out, each with the reason.
+        max_steps: Rows above which a series of a table is refused; any number when omitted.
 
     Raises:
         UsageError: If an option does not fit the model or the file.
@@ -96,7 +115,58 @@ def predict_file(model: Target, source: str, options: FileOptions) -> Prediction
         _reject_table_options(options.of_table())
         file = read_step_file(model, source)
         return Predictions(step_table(model, file), len(file.steps), file.notes)
-    return _predict_samples(model, source, steps, options.of_table())
+    inputs = _read(model, source, options, {"exclude": exclude, "max_steps": max_steps})
+    if max_steps is not None:
+        _refuse_empty_series(source, inputs)
+    return _predict_samples(model, inputs, steps)
+
+
+def predict_series(model: Target, source: str, options: FileOptions, *, strict: bool = False) -> Predictions:
+    """Return the predictions for a file in which series that are at fault do not cost the others their answers.
+
+    Args:
+        model: The model.
+        source: As :func:`predict_file`.
+        options: Likewise.
+        strict: Whether the first series at fault costs all others their answers.
+
+    Returns:
+        The predictions, whose table has the column ``error`` as the last one: rows without an answer, at the end, have
+        the name of a series and the reason.
+
+    Raises:
+        UsageError: If an option does not fit the model or the file.
+        stablernn.errors.DataError: If the file cannot be used, or none of its series can.
+    """
+    from stablernn.errors import DataError
+
+    faults: dict[str, str] = {}
+    for _ in range(_MOST_READINGS):
+        try:
+            predictions = predict_file(model, source, options, exclude=faults, max_steps=MAX_STEPS)
+        except DataError as error:
+            # What is at fault although it was left out does not depend on the series.
+            if strict or not error.series or not set(error.series).isdisjoint(faults):
+                raise
+            faults |= error.series
+            last = error
+        else:
+            return replace(predictions, table=_with_errors(predictions.table, faults), errors=faults)
+    raise last
+
+
+def _with_errors(table: Table, faults: Mapping[str, str]) -> Table:
+    """Return a table with a row for each series without an answer, and the column of reasons."""
+    import polars as pl
+
+    columns = {name: as_series(name, values) for name, values in table.items()}
+    (names, ids), *others = columns.items()
+    reasons = pl.repeat(None, len(ids), dtype=pl.String, eager=True).extend(pl.Series(faults.values(), dtype=pl.String))
+    return {
+        names: ids.extend(pl.Series(list(faults), dtype=pl.String)),
+        **{name: values.extend_constant(None, len(faults)) for name, values in others},
+        "error": reasons,
+    }
 
 
 def _reject_table_options(table_options: Mapping[str, str | None]) -> None:
@@ -105,33 +175,90 @@ def _reject_table_options(table_options: Mapping[str, str | None]) -> None:
             raise UsageError(f"{flag(option)} is for tables of series, got '{value}'. Leave it out.")
 
 
-def _predict_samples(
-    model: Target, source: str, steps: int | None, table_options: Mapping[str, str | None]
-) -> Predictions:
-    """Return the predictions of a classification or a forecast."""
+def _read(model: Target, source: str, options: FileOptions, limits: Mapping[str, Any]) -> InputSet:
+    """Read a file for a classification or a forecast."""
     from stablernn.data import read_inputs
     from stablernn.data.readers.paths import is_table
-    from stablernn.training import predict as run
 
+    table_options: dict[str, Any] = options.of_table()
     # Other files have no columns to name.
     if not is_table(source):
         _reject_table_options(table_options)
+        limits = {}
     inputs = read_inputs(
         source,
         task=model.task,
         features=model.features,
         context_length=model.context_length,
         time_step=model.config.model.time_step,
+        **limits,
         **_reading_options(model) | drop_none(table_options),
     )
     model.check_sample_rate(source, inputs.notes)
-    outputs = run(model.predictor, inputs)
+    return inputs
+
+
+def _predict_samples(model: Target, inputs: InputSet, steps: int | None) -> Predictions:
+    """Return the predictions of a classification or a forecast."""
+    import numpy as np
+
+    from stablernn.errors import DataError
+    from stablernn.training import predict as run
+    from stablernn_runtime.errors import InputError
+
+    try:
+        outputs = run(model.predictor, inputs, batch_size=_rows_of_a_run(inputs))
+    except InputError as error:
+        raise DataError(str(error), series=_find_failing(model, inputs, np.arange(len(inputs)))) from error
     table = (
         _forecast_table(model, inputs, outputs, steps)
         if steps is not None
         else _class_table(model, inputs, outputs["probabilities"])
     )
     return Predictions(table, len(inputs), inputs.notes)
+
+
+def _refuse_empty_series(source: str, inputs: InputSet) -> None:
+    """Refuse series without any value, for which a graph has the answer that fits all series best."""
+    import numpy as np
+
+    from stablernn.errors import raise_for_series
+
+    if inputs.notes.get("missing_values") == 0:
+        return
+    # Padding is 0, and not missing.
+    missing = np.isnan(inputs.x).all(axis=2).sum(axis=1) == inputs.lengths
+    raise_for_series(
+        {
+            inputs.ids[number]: f"'{Path(source).name}': all values of series '{inputs.ids[number]}' are missing."
+            for number in np.flatnonzero(missing)
+        }
+    )
+
+
+def _find_failing(model: Target, inputs: InputSet, numbers: Array) -> dict[str, str]:
+    """Return why some series cannot be answered, of those with these numbers, by halving until one is left."""
+    import numpy as np
+
+    from stablernn.training.evaluation.predictors import Predictor, optional_inputs
+    from stablernn_runtime.errors import InputError
+
+    predictor: Predictor = model.predictor
+    samples = inputs.gather(numbers)
+    try:
+        predictor.run_numpy(samples.x, samples.lengths, **optional_inputs(samples))
+    except InputError as error:
+        if len(numbers) == 1:
+            return {inputs.ids[numbers[0]]: str(error)}
+        halves = np.array_split(numbers, 2)
+        return _find_failing(model, inputs, halves[0]) | _find_failing(model, inputs, halves[1])
+    return {}
+
+
+def _rows_of_a_run(inputs: InputSet) -> int:
+    """Return how many sequences are run at once: many short ones, which is faster, and fewer long ones."""
+    steps: int = inputs.x.shape[1]
+    return max(_LEAST_ROWS, min(_MOST_STEPS // steps, _MOST_ROWS))
 
 
 def _forecast_steps(model: Target, horizon: int | None) -> int | None:

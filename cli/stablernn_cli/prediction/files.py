@@ -1,6 +1,6 @@
 """Files of predictions: CSV, Parquet or JSON lines, by the suffix of the file name.
 
-A table is its columns by name, lists or arrays of one length; None is a missing cell.
+A table is its columns by name, lists, arrays or series of polars of one length; None is a missing cell.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stablernn_cli.errors import CommandError, UsageError
 from stablernn_cli.output import plain
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Table = Mapping[str, Any]
 FORMATS = (".csv", ".parquet", ".jsonl")
@@ -110,16 +113,22 @@ def _json_lines(table: Table) -> bytes:
 
 
 def _parquet(table: Table) -> bytes:
+    import polars as pl
+
+    buffer = io.BytesIO()
+    pl.DataFrame([as_series(name, values) for name, values in table.items()]).write_parquet(buffer)
+    return buffer.getvalue()
+
+
+def as_series(name: str, values: Any) -> pl.Series:
+    """Return a column of a table as polars has it."""
     import numpy as np
     import polars as pl
 
-    def column(name: str, values: Any) -> pl.Series:
-        if isinstance(values, np.ndarray):
-            return pl.Series(name, values)
-        if values and all(isinstance(value, np.generic) for value in values):
-            return pl.Series(name, np.array(values))
-        return pl.Series(name, [plain(value) for value in values])
-
-    buffer = io.BytesIO()
-    pl.DataFrame([column(name, values) for name, values in table.items()]).write_parquet(buffer)
-    return buffer.getvalue()
+    if isinstance(values, np.ndarray | pl.Series):
+        return pl.Series(name, values)
+    if set(map(type, values)) == {str}:
+        return pl.Series(name, values)
+    if values and all(isinstance(value, np.generic) for value in values):
+        return pl.Series(name, np.array(values))
+    return pl.Series(name, [plain(value) for value in values])

@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 
 from stablernn_cli.errors import CommandError, UsageError
 from stablernn_cli.options import Device
-from stablernn_cli.prediction.answers import FileOptions, describe_notes, predict_file
+from stablernn_cli.prediction.answers import FileOptions, describe_notes, predict_series
 from stablernn_cli.prediction.files import write_predictions
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ class Job:
         model: The model.
         options: How files are read and answered.
         shard: The share of the files.
+        strict: Whether a series at fault costs its file all answers.
     """
 
     source: Path
@@ -127,6 +128,7 @@ class Job:
     model: Model
     options: FileOptions
     shard: Shard
+    strict: bool = False
 
     def files(self) -> list[Path]:
         """Return the files of the shard, sorted by name; those that begin with a dot or an underscore are left out.
@@ -255,9 +257,9 @@ class Job:
 
         entry: Entry = {"file": source.name}
         try:
-            before = _sha256(source)
-            predictions = predict_file(target, str(source), self.options)
-            if _sha256(source) != before:
+            state, digest = _file_state(source), _sha256(source)
+            predictions = predict_series(target, str(source), self.options, strict=self.strict)
+            if _file_state(source) != state:
                 return {**entry, "error": "It changed while it was read."}
         except (StableRNNError, UsageError, OSError) as error:
             return {**entry, "error": str(error)}
@@ -266,10 +268,11 @@ class Job:
         return {
             **entry,
             "output": output.name,
-            "samples": predictions.samples,
+            "samples": predictions.samples + len(predictions.errors),
             "rows": len(predictions),
+            "errors": len(predictions.errors),
             "notes": list(describe_notes(predictions.notes)),
-            "input_sha256": before,
+            "input_sha256": digest,
             "output_sha256": _sha256(output),
         }
 
@@ -293,7 +296,7 @@ def run_job(job: Job, target: Target, files: Sequence[Path], workers: int) -> It
             yield entry
         return
     # A new interpreter instead of a fork, which the threads of ONNX Runtime would not survive.
-    with _one_thread():
+    with one_thread():
         pool = ProcessPoolExecutor(min(workers, len(files)), get_context("spawn"), _start, (job,))
         try:
             # All processes start with the first files, so that they get the limits of threads.
@@ -321,8 +324,11 @@ def run_job(job: Job, target: Target, files: Sequence[Path], workers: int) -> It
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let processes that are started meanwhile compute and read with one thread each."""
+def one_thread() -> Iterator[None]:
+    """Let libraries that are loaded meanwhile, here or in a new process, compute and read with one thread.
+
+    With more of them memory would grow with the number of files, since each thread keeps what it has freed.
+    """
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "POLARS_MAX_THREADS")
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, "1"))
@@ -372,6 +378,12 @@ def _answer(source: Path) -> Entry:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _file_state(path: Path) -> tuple[int, ...]:
+    """Return what changes when a file is written to or replaced."""
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _create(path: Path, text: str) -> None:

@@ -29,7 +29,13 @@ ONNX_RUNTIME = f"ONNX Runtime {ort.__version__}"
 
 
 def open_onnx(
-    version: Version, signature: Signature, device: Device, threads: int, gpu: GpuOptions = NO_GPU_OPTIONS
+    version: Version,
+    signature: Signature,
+    device: Device,
+    threads: int,
+    gpu: GpuOptions = NO_GPU_OPTIONS,
+    *,
+    keeps_memory: bool = False,
 ) -> LoadedGraphs:
     """Open the graphs of a version, whose inputs and outputs must agree with the manifest.
 
@@ -39,6 +45,7 @@ def open_onnx(
         device: ``"auto"`` is CUDA where nothing is known to be missing, else the CPU.
         threads: Threads inside one run.
         gpu: Settings of the GPU.
+        keeps_memory: As for :func:`~stablernn_runtime.engines.session.open_session`.
 
     Raises:
         ModelLoadError: If a file is damaged, or a graph is not one that is served.
@@ -51,7 +58,7 @@ def open_onnx(
         label = f"{kind}.onnx of '{version.ref}'"
         content = read_file(version, f"{kind}.onnx", "cannot be served")
         check_graph(content, label)
-        session = open_session(content, label, placement, threads)
+        session = open_session(content, label, placement, threads, keeps_memory=keeps_memory)
         for side, stated, actual in (
             ("inputs", graph.inputs, session.get_inputs()),
             ("outputs", graph.outputs, session.get_outputs()),

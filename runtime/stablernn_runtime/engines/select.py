@@ -85,6 +85,8 @@ def open_version(
     engine: str,
     threads: int,
     gpu: GpuOptions = NO_GPU_OPTIONS,
+    *,
+    keeps_memory: bool = False,
 ) -> LoadedGraphs:
     """Open the graphs of a version.
 
@@ -97,6 +99,7 @@ def open_version(
             is installed, the faster of ONNX Runtime and the engine ``torch``.
         threads: Threads inside one run.
         gpu: Settings of the GPU.
+        keeps_memory: As for :func:`~stablernn_runtime.engines.session.open_session`; on machines without a GPU.
 
     Raises:
         SettingsError: If there is no such engine, or settings of a GPU do not fit the engine or the device.
@@ -112,7 +115,7 @@ def open_version(
     if device == "cpu" or not count_gpus():
         if engine == TORCH:
             return open_named(version, signature, device, TORCH, threads, gpu)
-        graphs = open_onnx(version, signature, device, threads, gpu)
+        graphs = open_onnx(version, signature, device, threads, gpu, keeps_memory=keeps_memory)
         return graphs if engine == ONNX else replace(graphs, reason=f"auto: {ONNX_RUNTIME}, as always on the CPU")
     return open_fastest(request, candidates_for(engine, device))
 

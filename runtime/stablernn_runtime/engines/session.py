@@ -161,7 +161,9 @@ def check_gpu_options(device: Device, gpu: GpuOptions) -> None:
         )
 
 
-def open_session(content: bytes, label: str, placement: Placement, threads: int) -> ort.InferenceSession:
+def open_session(
+    content: bytes, label: str, placement: Placement, threads: int, *, keeps_memory: bool = False
+) -> ort.InferenceSession:
     """Open a session for one checked graph, on exactly the device of ``placement``.
 
     Args:
@@ -169,6 +171,7 @@ def open_session(content: bytes, label: str, placement: Placement, threads: int)
         label: The graph as errors name it.
         placement: From :func:`choose_device`.
         threads: Threads inside one run.
+        keeps_memory: Whether the memory of a run on the CPU is kept for the next one.
 
     Raises:
         ModelLoadError: If ONNX Runtime refuses the graph.
@@ -185,8 +188,7 @@ def open_session(content: bytes, label: str, placement: Placement, threads: int)
     options.add_session_config_entry("session.load_model_format", "ONNX")
     # Every allocation of the arena takes the same lock, so that two runs at a time are slower than one after the other.
     # And it never returns memory.
-    options.enable_cpu_mem_arena = False
-    options.enable_mem_pattern = False
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = keeps_memory
     options.log_severity_level = 3
     providers: list[str | tuple[str, dict[str, str]]] = [CPU]
     if placement.device == "cuda":

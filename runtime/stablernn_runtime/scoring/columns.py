@@ -19,7 +19,7 @@ def class_columns(labels: Sequence[str], probabilities: Array) -> dict[str, Any]
         probabilities: ``(sequences, classes)``.
     """
     best = probabilities.argmax(axis=1)
-    columns: dict[str, Any] = {"label": [labels[number] for number in best]}
+    columns: dict[str, Any] = {"label": np.array(labels, dtype=object)[best].tolist()}
     for number, label in enumerate(labels):
         columns[f"probability_{label}"] = probabilities[:, number]
     return columns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ _MIN_SEQUENCES_FOR_LEAKAGE = 10
 class SplitSequences(NamedTuple):
     """Sequences of one split: arrays (length, features), and a label for each; None if the file has no labels."""
 
-    values: list[Float32Array]
+    values: Sequence[Float32Array]
     labels: list[str] | None
 
 

@@ -181,7 +181,7 @@ def _select_targets(table: Table, targets: Sequence[str] | None, covariates: Cov
 def _append_test_rows(table: Table, test: Table | None, static: Sequence[str]) -> tuple[Series, ...]:
     """Return the series of the table, each with its rows of the test table behind it."""
     if test is None:
-        return table.series
+        return tuple(table.series)
     if test.channels != table.channels:
         raise errors.DataError(
             f"'{test.name}' has the columns {format_names(test.channels)}, '{table.name}' has "

@@ -27,11 +27,19 @@ def strip_cells(cells: pl.Series, missing: Sequence[str]) -> pl.Series:
 
 def encode_text(cells: pl.Series, codes_of: dict[str, int]) -> Any:
     """Return a number for each text, new ones being added to ``codes_of``; -1 where a cell is empty."""
-    texts = strip_cells(cells, ()).cast(pl.String)
+    # Rows of one series mostly follow each other, so that there is much less text in runs of equal cells.
+    runs = cells.rle()
+    texts = strip_cells(runs.struct.field("value"), ()).cast(pl.String)
     distinct = texts.drop_nulls().unique(maintain_order=True)
-    for text in distinct:
-        codes_of.setdefault(text, len(codes_of))
+    if not codes_of:
+        codes_of.update(zip(distinct.to_list(), range(len(distinct)), strict=True))
+        numbers = pl.arange(len(distinct), dtype=pl.Int32, eager=True)
+    else:
+        numbers = pl.Series([codes_of.setdefault(text, len(codes_of)) for text in distinct.to_list()], dtype=pl.Int32)
     if not len(distinct):
-        return np.full(len(texts), NO_TEXT, dtype=np.int32)
-    codes = pl.Series([codes_of[text] for text in distinct], dtype=pl.Int32)
-    return texts.replace_strict(distinct, codes, default=NO_TEXT, return_dtype=pl.Int32).fill_null(NO_TEXT).to_numpy()
+        return np.full(len(cells), NO_TEXT, dtype=np.int32)
+    if len(distinct) == len(texts):
+        codes = numbers
+    else:
+        codes = texts.replace_strict(distinct, numbers, default=NO_TEXT, return_dtype=pl.Int32).fill_null(NO_TEXT)
+    return np.repeat(codes.to_numpy(), runs.struct.field("len").to_numpy())

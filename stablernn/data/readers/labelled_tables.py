@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN, Repairs
 from stablernn.data.readers.tables import open_table
 from stablernn.data.sequences import Sequences, plain_labels
+from stablernn.data.stacked_series import names_of, values_of
 from stablernn.data.time.regular_grid import align_to_grid
 from stablernn.data.types import Notes, lengths_of_time
 
@@ -28,6 +29,8 @@ def read_labelled(
     timed: bool | None = None,
     stamps: str | None = None,
     repairs: Repairs | None = None,
+    exclude: Mapping[str, str] | None = None,
+    max_steps: int | None = None,
 ) -> Sequences:
     """Read a long table as sequences with names and, where it has a column of them, labels.
 
@@ -44,12 +47,22 @@ def read_labelled(
         timed: Whether the result has the times of its steps, with rows as steps; if they are on no grid when omitted.
         stamps: As for :func:`stablernn.data.readers.tables.open_table`.
         repairs: As there.
+        exclude: As there.
+        max_steps: As there.
 
     Raises:
         UnknownNameError: If the file, or a column that was named, does not exist.
         DataError: If the content cannot be read, or a sequence has two labels, or groups.
     """
-    source = open_table(path, id_column=id_column, time_column=time_column, stamps=stamps, repairs=repairs)
+    source = open_table(
+        path,
+        id_column=id_column,
+        time_column=time_column,
+        stamps=stamps,
+        repairs=repairs,
+        exclude=exclude,
+        max_steps=max_steps,
+    )
     texts = [label_column] if label_column in source.columns else []
     table = source.read(channels, texts=texts if group_column is None else [*texts, group_column])
     labels = table.texts.get(label_column)
@@ -57,16 +70,17 @@ def read_labelled(
     if not timed:
         series, grid, counts = align_to_grid(path.name, table.series, source.repairs.resample)
         timed = timed is None and grid is None and any(len(each.ds) > 1 for each in series)
+    names = names_of(series)
     return Sequences(
         name=path.name,
-        values=[each.values for each in series],
+        values=values_of(series),
         labels=plain_labels(path.name, labels) if labels is not None else None,
         features=table.channels,
         notes={key: value for key, value in {**table.notes, **counts}.items() if key not in _UNUSED_NOTES and value},
         # From 0, since only their differences are used.
         times=[np.cumsum([0.0, *lengths_of_time(np.diff(each.ds))]) for each in series] if timed else None,
-        names=tuple(each.unique_id for each in series),
-        locations=tuple(f"series '{each.unique_id}'" for each in series),
+        names=names,
+        locations=tuple(map("series '{}'".format, names)),
         groups=None if group_column is None else table.texts[group_column],
         categories=table.categories,
     )

@@ -43,35 +43,50 @@ def refuse_unordered_rows(
     Raises:
         DataError: If there is such a row.
     """
-    index = find_unordered_row(ds, ends, may_repeat=may_repeat)
-    if index is None:
+    first = find_unordered_row(ds, ends, may_repeat=may_repeat)
+    if first is None:
         return
-    earlier, later = row_number(index), row_number(index + 1)
-    timestamp = format_timestamp(ds[index + 1])
-    series = ""
+
+    def describe(index: int) -> str:
+        earlier, later = row_number(index), row_number(index + 1)
+        timestamp = format_timestamp(ds[index + 1])
+        series = ""
+        if series_names is not None:
+            series = f" of series '{series_names[int(np.searchsorted(ends, index, side='right'))]}'"
+        if ds[index + 1] == ds[index]:
+            return f"'{file}' has the time {timestamp}{series} twice, in rows {earlier} and {later}."
+        return (
+            f"'{file}' is not sorted by time: row {later}{series} has {timestamp} after {format_timestamp(ds[index])} "
+            f"in row {earlier}."
+        )
+
+    problem, is_repeated = describe(first), ds[first + 1] == ds[first]
+    faulty = {}
     if series_names is not None:
-        series = f" of series '{series_names[int(np.searchsorted(ends, index, side='right'))]}'"
-    is_repeated = ds[index + 1] == ds[index]
-    problem = (
-        f"'{file}' has the time {timestamp}{series} twice, in rows {earlier} and {later}."
-        if is_repeated
-        else f"'{file}' is not sorted by time: row {later}{series} has {timestamp} after "
-        f"{format_timestamp(ds[index])} in row {earlier}."
-    )
+        faulty = {
+            series_names[number]: describe(start + index)
+            for number, (start, end) in enumerate(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
+            if (index := find_unordered_row(ds[start:end], ends[:0], may_repeat=may_repeat)) is not None
+        }
     zone = suggest_timezone(ds, ends) if may_be_local else None
     if zone is not None:
         raise errors.DataError(
             f"{problem} Clocks in {zone} go back at such times: if they are local, set data.timezone={zone}, or the "
             "zone in which they were recorded.",
             settings={"timezone": zone},
+            series=faulty,
         )
     if not is_repeated:
-        raise errors.DataError(f"{problem} Sort the rows, or set data.sort=true.", settings={"sort": True})
+        raise errors.DataError(
+            f"{problem} Sort the rows, or set data.sort=true.", settings={"sort": True}, series=faulty
+        )
     repeats = find_repeats(ds, ends)
     differ = repeats_differ(values, repeats).any()
     unnamed = "Name the column that tells series apart by id_column" if series_names is None else "Remove one of them"
     # Different values at many times are rather those of several series.
     if differ and repeats.mean() > _MAX_SHARE_OF_REPEATS:
-        raise errors.DataError(f"{problem} {unnamed}.")
+        raise errors.DataError(f"{problem} {unnamed}.", series=faulty)
     how = "mean" if differ else "last"
-    raise errors.DataError(f"{problem} {unnamed}, or set data.on_duplicate={how}.", settings={"on_duplicate": how})
+    raise errors.DataError(
+        f"{problem} {unnamed}, or set data.on_duplicate={how}.", settings={"on_duplicate": how}, series=faulty
+    )

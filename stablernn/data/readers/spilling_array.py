@@ -86,6 +86,8 @@ class GrowingArray:
             self._file.flush()
             # A plain array over the mapped file: slices of it have one base, by which concatenate_series knows them.
             return np.asarray(np.memmap(self._file, dtype=self.dtype, mode="r+", shape=shape))
+        if len(self._chunks) == 1 and self._chunks[0].flags.writeable:
+            return self._chunks.pop()
         result = np.empty(shape, dtype=self.dtype)
         start = 0
         while self._chunks:
@@ -106,11 +108,12 @@ def group_rows(codes: npt.NDArray[np.int32], count: int) -> tuple[Int64Array | N
     Returns:
         The order, None where the groups are together already; and int64 (count,).
     """
+    # Blocks overlap by one row, so that a change between them is found, too.
+    blocks = ((i, codes[i : i + _BLOCK_ROWS + 1]) for i in _block_starts(len(codes)))
+    changes = np.concatenate([i + 1 + np.flatnonzero(block[1:] != block[:-1]) for i, block in blocks])
+    if len(changes) == count - 1:
+        return None, np.append(changes, len(codes))
     ends = np.cumsum(sum(np.bincount(codes[i : i + _BLOCK_ROWS], minlength=count) for i in _block_starts(len(codes))))
-    # Blocks overlap by one row, so that a change between them is counted, too.
-    changes = sum(np.count_nonzero(np.diff(codes[i : i + _BLOCK_ROWS + 1])) for i in _block_starts(len(codes)))
-    if changes == count - 1:
-        return None, ends
     # Stable: the rows of a group keep the order of the file, which must be that of time.
     return np.argsort(codes, kind="stable"), ends
 

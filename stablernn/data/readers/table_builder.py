@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from stablernn import errors
@@ -24,14 +25,15 @@ from stablernn.data.repairs.duplicate_rows import find_repeats, find_unlike_cate
 from stablernn.data.repairs.local_times import convert_to_utc, find_skipped_time
 from stablernn.data.repairs.missing_codes import MissingCodes
 from stablernn.data.repairs.row_order import sort_order
-from stablernn.data.time.numeric_timestamps import ambiguous_numbers_error, find_resemblance
-from stablernn.data.types import Notes, Series
+from stablernn.data.stacked_series import StackedSeries
+from stablernn.data.time.numeric_timestamps import ambiguous_numbers_error, find_resemblance, may_be_dates
+from stablernn.data.types import Notes
 
 
 class BuiltSeries(NamedTuple):
     """The series of a table and the facts about them, as :class:`stablernn.data.readers.tables.Table` has them."""
 
-    series: tuple[Series, ...]
+    series: StackedSeries
     channels: tuple[str, ...]
     notes: Notes
     texts: Mapping[str, tuple[str, ...]]
@@ -72,6 +74,7 @@ class TableBuilder:
         columns: Columns of numbers and of categories that vary.
         static: Columns of numbers and of categories that have one value for each series.
         texts: Columns of text that have one value for each series.
+        exclude: Names of series to leave out, each with the reason.
     """
 
     def __init__(
@@ -85,9 +88,11 @@ class TableBuilder:
         columns: tuple[str, ...],
         static: tuple[str, ...],
         texts: tuple[str, ...],
+        exclude: Mapping[str, str] | None = None,
     ) -> None:
         self._path, self._time_name, self._id_name, self._stamps = path, time_name, id_name, stamps
         self._repairs, self._columns, self._static = repairs, columns, static
+        self._exclude = exclude or {}
         self._codes = MissingCodes(path.name, repairs.missing)
         self._categories = CategoryCodes(
             path.name, repairs.categories, refuses_unknown=repairs.unknown_category == "error"
@@ -103,15 +108,19 @@ class TableBuilder:
         self._series_names: dict[str, int] = {}
         self._texts: dict[str, dict[str, int]] = {name: {} for name in texts}
         self._resolution = {name: Resolution() for name in columns if name not in self._categories}
-        self._blank_rows: list[int] = []
+        self._skipped_rows: list[int] = []
+        self._num_blank = 0
+        # Number of the series of each row of the chunk that is taken in.
+        self._chunk_codes: npt.NDArray[np.int32] | None = None
         self._num_rows = 0
         self._num_missing = 0
 
     def add(self, chunk: pl.DataFrame) -> None:
         """Take in the next rows."""
         times = normalize_times(chunk[self._time_name])
-        if times.null_count() or (times.dtype == pl.String and times.is_in(["", *MISSING_CELLS]).any()):
-            times, chunk = self._drop_blank_rows(times, chunk)
+        may_be_blank = times.null_count() or (times.dtype == pl.String and times.is_in(["", *MISSING_CELLS]).any())
+        if may_be_blank or self._exclude:
+            times, chunk = self._skip_rows(times, chunk, may_be_blank=bool(may_be_blank))
         self._num_rows += len(chunk)
         bad_time = self._times.add(times)
         if bad_time is not None:
@@ -124,6 +133,7 @@ class TableBuilder:
                     f"'{self._path.name}' row {row} has no '{self._id_name}'; each row must name its series."
                 )
             self._series_codes.append(codes)
+            self._chunk_codes = codes
         values = np.empty((len(chunk), len(self._columns)), dtype=np.float32)
         for index, name in enumerate(self._columns):
             values[:, index] = self._parse_cells(chunk[name], len(self._values), self._resolution.get(name))
@@ -137,6 +147,11 @@ class TableBuilder:
 
     def build(self) -> BuiltSeries:
         """Build the series of all rows; to be called once."""
+        if not self._num_rows and self._exclude:
+            name, reason = next(iter(self._exclude.items()))
+            raise errors.DataError(
+                f"'{self._path.name}' has no series without an error. That of '{name}', the first one: {reason}"
+            )
         if not self._num_rows:
             raise errors.DataError(f"'{self._path.name}' has a header but no rows. Add a row for each series and time.")
         # Only now, since the spread of a column is that of all chunks.
@@ -148,7 +163,7 @@ class TableBuilder:
             "rows": self._num_rows,
             "series": len(names),
             "missing_values": self._num_missing,
-            "blank_rows_skipped": len(self._blank_rows),
+            "blank_rows_skipped": self._num_blank,
             **self._codes.finish(),
             **category_notes,
         }
@@ -167,10 +182,7 @@ class TableBuilder:
         rows = self._merge(rows, names, notes, has_local_times=not is_utc)
         values = self._categories.expand(rows.values, self._columns) if categories else rows.values
         static_values = None if static is None else self._categories.expand(static, self._static)
-        series = tuple(
-            Series(name, rows.ds[start:end], values[start:end], *(() if static_values is None else (static_values[i],)))
-            for i, (name, start, end) in enumerate(zip(names, rows.starts, rows.ends, strict=True))
-        )
+        series = StackedSeries(names, rows.ds, values, rows.ends, static_values)
         channels, static_names = (expand_names(each, categories) for each in (self._columns, self._static))
         return BuiltSeries(series, channels, notes, texts, static_names, categories)
 
@@ -283,20 +295,40 @@ class TableBuilder:
                 )
         return codes
 
-    def _drop_blank_rows(self, times: pl.Series, chunk: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame]:
-        """Return the rows that have any content; the positions of the others are remembered."""
-        is_blank = pl.Series([True] * len(chunk))
-        for name in chunk.columns:
-            cells = strip_cells(chunk[name], () if name == self._id_name else MISSING_CELLS)
-            is_blank &= cells.is_null()
-        positions = np.flatnonzero(is_blank.to_numpy())
-        self._blank_rows += (positions + self._num_rows + len(self._blank_rows)).tolist()
-        return times.filter(~is_blank), chunk.filter(~is_blank)
+    def _skip_rows(
+        self, times: pl.Series, chunk: pl.DataFrame, *, may_be_blank: bool
+    ) -> tuple[pl.Series, pl.DataFrame]:
+        """Return the rows that have any content and are not left out; the positions of the others are remembered."""
+        is_skipped = pl.repeat(may_be_blank, len(chunk), eager=True)
+        if may_be_blank:
+            for name in chunk.columns:
+                cells = strip_cells(chunk[name], () if name == self._id_name else MISSING_CELLS)
+                is_skipped &= cells.is_null()
+            self._num_blank += int(is_skipped.sum())
+        if self._exclude and self._id_name is not None:
+            names = strip_cells(chunk[self._id_name], ()).cast(pl.String)
+            is_skipped |= names.is_in(list(self._exclude)).fill_null(False)
+        positions = np.flatnonzero(is_skipped.to_numpy())
+        self._skipped_rows += (positions + self._num_rows + len(self._skipped_rows)).tolist()
+        return times.filter(~is_skipped), chunk.filter(~is_skipped)
+
+    def _faulty_series(self, positions: Any, describe: Callable[[int], str]) -> dict[str, str]:
+        """Return what is wrong with each series that has a bad cell.
+
+        Args:
+            positions: Rows of the chunk with a bad cell.
+            describe: Returns what is wrong in a row of the chunk.
+        """
+        if self._chunk_codes is None:
+            return {}
+        names = list(self._series_names)
+        codes, firsts = np.unique(self._chunk_codes[positions], return_index=True)
+        return {names[code]: describe(int(positions[first])) for code, first in zip(codes, firsts, strict=True)}
 
     def _row_number(self, index: int) -> int:
         """Return the number in the file of the row at this index of the rows taken in."""
-        # How many rows were taken in before each blank one.
-        before = np.array(self._blank_rows, dtype=np.int64) - np.arange(len(self._blank_rows))
+        # How many rows were taken in before each skipped one.
+        before = np.array(self._skipped_rows, dtype=np.int64) - np.arange(len(self._skipped_rows))
         return first_row_number(self._path) + index + int(np.searchsorted(before, index, side="right"))
 
     def _parse_cells(self, cells: pl.Series, first: int, resolution: Resolution | None) -> Float32Array:
@@ -313,17 +345,23 @@ class TableBuilder:
                 "Name the columns to read by 'channels'."
             )
         numbers = cleaned if cleaned.dtype == pl.Float32 else cleaned.cast(pl.Float64, strict=False)
-        is_invalid = (numbers.is_null() & cleaned.is_not_null()).to_numpy()
-        if is_invalid.any():
-            index = int(np.argmax(is_invalid))
-            raise errors.DataError(
-                f"'{self._path.name}' row {self._row_number(first + index)}, {location}: {quote(str(cleaned[index]))} "
-                "is not a number. Correct it, leave it empty if the value is missing, or name the columns to read by "
-                "'channels'."
-            )
-        values = self._codes.replace(numbers).fill_null(float("nan")).to_numpy()
+        if numbers.null_count() > cleaned.null_count():
+            positions = np.flatnonzero((numbers.is_null() & cleaned.is_not_null()).to_numpy())
+
+            def describe(index: int) -> str:
+                row, cell = self._row_number(first + index), quote(str(cleaned[index]))
+                return (
+                    f"'{self._path.name}' row {row}, {location}: {cell} is not a number. Correct it, leave it empty if "
+                    "the value is missing, or name the columns to read by 'channels'."
+                )
+
+            raise errors.DataError(describe(int(positions[0])), series=self._faulty_series(positions, describe))
+        numbers = self._codes.replace(numbers)
+        values = (numbers.fill_null(float("nan")) if numbers.null_count() else numbers).to_numpy()
         finite = finite_float32(
-            values, lambda i: f"'{self._path.name}' row {self._row_number(first + i[0])}, {location}"
+            values,
+            lambda i: f"'{self._path.name}' row {self._row_number(first + i[0])}, {location}",
+            series_of=self._faulty_series,
         )
         if resolution is not None:
             resolution.add(values)
@@ -331,7 +369,7 @@ class TableBuilder:
 
     def _check_numbers(self, rows: _Rows) -> None:
         """Refuse integers that are probably dates where no option says what they are."""
-        if self._stamps is not None or rows.ds.dtype.kind == "M":
+        if self._stamps is not None or rows.ds.dtype.kind == "M" or not may_be_dates(cast(Int64Array, rows.ds)):
             return
         for start, end in zip(rows.starts, rows.ends, strict=True):
             numbers = cast(Int64Array, rows.ds[start:end])

@@ -219,9 +219,9 @@ def _scan_parquet(path: Path) -> pl.LazyFrame:
 
 
 def _read_parquet_chunks(path: Path, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-    scan = _scan_parquet(path).select(columns)
+    scan = _scan_parquet(path)
     try:
-        rows = int(_scan_parquet(path).select(pl.len()).collect().item())
+        rows = int(scan.select(pl.len()).collect().item())
         if not rows:
             raise errors.DataError(
                 f"'{path.name}' has no rows; its columns are {format_names(columns)}. Add a row for each series and "
@@ -230,7 +230,7 @@ def _read_parquet_chunks(path: Path, columns: Sequence[str]) -> Iterator[pl.Data
         chunk_rows = max(_MIN_CHUNK_ROWS, _CHUNK_CELLS // len(columns))
         for first in range(0, rows, chunk_rows):
             # Row groups outside of the slice are not read.
-            yield scan.slice(first, chunk_rows).collect()
+            yield scan.select(columns).slice(first, chunk_rows).collect()
     except _DAMAGE as error:
         raise _parquet_error(path, error) from error
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from stablernn import errors
@@ -22,6 +23,7 @@ from stablernn.data.repairs.categories import collapse_names, expand_names
 from stablernn.data.repairs.check_settings import check_repairs
 from stablernn.data.repairs.resampling import Resampling, parse_step, resample_series
 from stablernn.data.repairs.short_series import keep_long_series
+from stablernn.data.stacked_series import StackedSeries, names_of
 from stablernn.data.time.numeric_timestamps import check_stamps
 from stablernn.data.types import Notes, Series
 
@@ -41,7 +43,7 @@ class Table:
     """
 
     name: str
-    series: tuple[Series, ...]
+    series: Sequence[Series]
     channels: tuple[str, ...]
     notes: Notes
     texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -61,6 +63,8 @@ class OpenTable:
         id_name: The column of series names; None without one.
         stamps: What whole numbers are in the column of timestamps; None where no option says.
         repairs: What is converted, merged, replaced or set aside.
+        exclude: Names of series to leave out, each with the reason.
+        max_steps: Rows above which a series is refused; None: any number.
     """
 
     path: Path
@@ -70,6 +74,8 @@ class OpenTable:
     id_name: str | None
     stamps: str | None = None
     repairs: Repairs = field(default_factory=Repairs)
+    exclude: Mapping[str, str] | None = None
+    max_steps: int | None = None
 
     def read(
         self, channels: Sequence[str] | None = None, *, static: Sequence[str] = (), texts: Sequence[str] = ()
@@ -105,6 +111,7 @@ class OpenTable:
             columns=names,
             static=others[: len(others) - len(texts)],
             texts=tuple(texts),
+            exclude=self.exclude,
         )
         used = [self.time_name, *([self.id_name] if self.id_name else []), *names, *others]
         file_notes: Notes = {}
@@ -112,6 +119,8 @@ class OpenTable:
         for chunk in read_chunks(self.path, list(dict.fromkeys(used)), file_notes, self.repairs, verbatim=verbatim):
             builder.add(chunk)
         built = builder.build()
+        if self.max_steps is not None:
+            _refuse_long_series(self.path.name, built.series, self.max_steps)
         table = Table(
             self.path.name, built.series, built.channels, built.notes, built.texts, built.static, built.categories
         )
@@ -129,6 +138,8 @@ def open_table(
     time_column: str = TIME_COLUMN,
     stamps: str | None = None,
     repairs: Repairs | None = None,
+    exclude: Mapping[str, str] | None = None,
+    max_steps: int | None = None,
 ) -> OpenTable:
     """Open a CSV file, plain, ``.gz`` or ``.xz``, a Parquet file or a workbook.
 
@@ -142,6 +153,8 @@ def open_table(
             separators (``yyyymmdd``), or numbers of steps (``step``). Without it they number steps, and are refused
             where they look like one of the others. Dates with separators are always dates.
         repairs: What is converted, merged, replaced or set aside; nothing when omitted.
+        exclude: Names of series to leave out, each with the reason.
+        max_steps: Rows above which a series is refused; any number when omitted.
 
     Raises:
         UnknownNameError: If the file, or a column that was named, does not exist, or ``stamps`` is none of these.
@@ -163,7 +176,7 @@ def open_table(
     if "" in columns:
         # Tables written with their row numbers have such a column; as a feature it would reveal the time.
         raise errors.DataError(f"'{path.name}' has no name for column {names.index('') + 1}. Name it or remove it.")
-    return OpenTable(path, tuple(names), columns, time_name, id_name, stamps, repairs)
+    return OpenTable(path, tuple(names), columns, time_name, id_name, stamps, repairs, exclude, max_steps)
 
 
 def unknown_column_error(path: Path, name: str, columns: Sequence[str]) -> errors.UnknownNameError:
@@ -185,6 +198,18 @@ def _find_time_column(path: Path, names: Sequence[str], name: str, repairs: Repa
     raise errors.DataError(
         f"'{path.name}' has no column '{TIME_COLUMN}' and its first column '{names[0]}' does not hold dates. "
         f"{advice or f'Name the time column; there are {format_names(names)}.'}"
+    )
+
+
+def _refuse_long_series(file: str, series: StackedSeries, max_steps: int) -> None:
+    lengths = series.lengths
+    names = names_of(series)
+    errors.raise_for_series(
+        {
+            names[number]: f"'{file}': series '{names[number]}' has {lengths[number]:,} rows, and at most "
+            f"{max_steps:,} are read here. Put it into a file of its own."
+            for number in np.flatnonzero(lengths > max_steps)
+        }
     )
 
 

@@ -26,6 +26,8 @@ _FORMATS = (
 )
 _ZONE = r"\s*(?:[Zz]|[+-]\d{2}:?\d{2})$"
 _LARGEST_MONTH = 999_999
+# 202401 and 20240131.
+_DIGITS_OF_DATES = (6, 8)
 _DAY_OR_MONTH_FIRST = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{2,4}\b.*")
 
 
@@ -47,6 +49,8 @@ def date_format_advice(cell: str) -> str:
 
 def _dates_and_zones(cells: pl.Series) -> tuple[pl.Series, pl.Series]:
     """Return dates as :func:`parse_dates` does, and which of the cells have a zone."""
+    if cells.dtype.is_integer():
+        cells = cells.cast(pl.String)
     if cells.dtype != pl.String:
         return mask_out_of_range(cells), pl.repeat(False, len(cells), eager=True)
     # The format of the first cell is tried on all of them, which is much faster than every format on each.
@@ -95,7 +99,10 @@ def mask_out_of_range(dates: pl.Series) -> pl.Series:
 
 
 def normalize_times(cells: pl.Series) -> pl.Series:
-    """Return a column of times for :func:`parse_dates` and :class:`TimeColumn`: dates as they are, all else as text."""
+    """Return a column of times for :func:`parse_dates` and :class:`TimeColumn`.
+
+    Dates and whole numbers stay what they are, and all else becomes text.
+    """
     if cells.dtype == pl.Date:
         return cells.cast(pl.Datetime("us"))
     if isinstance(cells.dtype, pl.Datetime):
@@ -103,6 +110,8 @@ def normalize_times(cells: pl.Series) -> pl.Series:
             # As text with its offset, since TimeColumn needs the local time, too.
             return cells.dt.to_string("%Y-%m-%d %H:%M:%S%.6f%:z")
         return cells.dt.cast_time_unit("us")
+    if cells.dtype.is_integer():
+        return cells
     text = cells if cells.dtype == pl.String else cells.cast(pl.String, strict=False)
     return text.str.strip_chars()
 
@@ -164,6 +173,10 @@ class TimeColumn:
     def _add_dates(self, cells: pl.Series) -> BadTime | None:
         if self._dates is None:
             return None
+        # Trying all formats takes as long as reading a hundred thousand numbers.
+        if cells.dtype.is_integer() and len(cells) and len(str(cells[0])) not in _DIGITS_OF_DATES:
+            self._first_non_date, self._dates = BadTime(self._num_rows, str(cells[0])), None
+            return None
         # All formats are tried on all cells that none fits, so that the first cell, of a column of numbers, is tried
         # alone before.
         first, _ = _dates_and_zones(cells.head(1))
@@ -190,7 +203,8 @@ class TimeColumn:
     def _add_integers(self, cells: pl.Series) -> BadTime | None:
         if not self._all_integers:
             return None
-        integers = cells.cast(pl.Int64, strict=False) if cells.dtype == pl.String else None
+        may_be_integers = cells.dtype == pl.String or cells.dtype.is_integer()
+        integers = cells.cast(pl.Int64, strict=False) if may_be_integers else None
         if integers is None or integers.null_count():
             self._all_integers, self._integers = False, None
         elif self._integers is not None and len(integers):

@@ -62,6 +62,11 @@ def unix_instants(numbers: Int64Array, stamps: str) -> tuple[Int64Array, npt.NDA
     return np.where(fits, numbers, 0) * UNIX_NS[stamps], fits
 
 
+def may_be_dates(numbers: Int64Array) -> bool:
+    """Return whether whole numbers, of any series, are large enough for :func:`find_resemblance`."""
+    return bool(max(-int(numbers.min()), int(numbers.max())) >= 10 ** (_DATE_DIGITS - 1))
+
+
 def find_resemblance(numbers: Int64Array) -> Resemblance | None:
     """Return the dates that the whole numbers of one series look like; None where they may well number its steps.
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from stablernn import errors
 from stablernn.data.arrays import Int64Array, Timestamps
 from stablernn.data.messages import format_timestamp
+from stablernn.data.stacked_series import StackedSeries
 from stablernn.data.time.frequency import (
     Frequency,
     coarsest_frequency,
@@ -29,7 +30,7 @@ _MAX_STEPS_PER_ROW = 100
 
 def align_to_grid(
     name: str, series: Sequence[Series], frequency: str | None
-) -> tuple[tuple[Series, ...], Frequency | None, Notes]:
+) -> tuple[Sequence[Series], Frequency | None, Notes]:
     """Return the series with a row for every step of their grid.
 
     Args:
@@ -45,10 +46,15 @@ def align_to_grid(
         UnknownNameError: If there is no such frequency alias.
         DataError: If a series is not on the grid, or series are on different ones.
     """
-    grid = _parse_grid(name, series, frequency) if frequency is not None else _infer_common_grid(name, series)
+    have_equal_stamps = isinstance(series, StackedSeries) and series.have_equal_stamps
+    # What holds for one of them then holds for all.
+    checked = series[:1] if have_equal_stamps else series
+    grid = _parse_grid(name, checked, frequency) if frequency is not None else _infer_common_grid(name, checked)
     if grid is None:
-        return tuple(series), None, {"gap_steps_filled": 0, "irregular_intervals": sum(map(_count_irregular, series))}
+        return series, None, {"gap_steps_filled": 0, "irregular_intervals": sum(map(_count_irregular, series))}
     positions_of = _for_equal_stamps(grid.positions)
+    if have_equal_stamps and not _has_gaps(positions_of(series[0].ds)):
+        return series, grid, {"gap_steps_filled": 0, "irregular_intervals": 0}
     filled = tuple(_fill_gaps(grid, each, positions_of(each.ds)) for each in series)
     added = sum(len(after.ds) - len(before.ds) for after, before in zip(filled, series, strict=True))
     return filled, grid, {"gap_steps_filled": added, "irregular_intervals": 0}
@@ -56,24 +62,27 @@ def align_to_grid(
 
 def _parse_grid(name: str, series: Sequence[Series], frequency: str) -> Frequency:
     grid = parse_frequency(frequency)
+    has_dates = series[0].ds.dtype.kind == "M"
+    if (grid.kind == "index") == has_dates:
+        timestamps = "dates" if has_dates else "integers"
+        raise errors.DataError(
+            f"'{name}' has {timestamps} as timestamps, which frequency '{frequency}' cannot step through."
+        )
+    positions_of = _for_equal_stamps(grid.positions)
+    faulty = {}
     for each in series:
-        has_dates = each.ds.dtype.kind == "M"
-        if (grid.kind == "index") == has_dates:
-            timestamps = "dates" if has_dates else "integers"
-            raise errors.DataError(
-                f"'{name}' has {timestamps} as timestamps, which frequency '{frequency}' cannot step through."
-            )
-        positions = grid.positions(each.ds)
+        positions = positions_of(each.ds)
         if positions is None:
-            raise errors.DataError(
+            faulty[each.unique_id] = (
                 f"'{name}': series '{each.unique_id}', which begins at {format_timestamp(each.ds[0])}, "
                 f"is not in steps of frequency '{frequency}'."
             )
-        if int(positions[-1]) >= _MAX_STEPS_PER_ROW * len(each.ds):
-            raise errors.DataError(
+        elif int(positions[-1]) >= _MAX_STEPS_PER_ROW * len(each.ds):
+            faulty[each.unique_id] = (
                 f"'{name}': frequency '{frequency}' would turn the {len(each.ds)} rows of series '{each.unique_id}' "
                 f"into {int(positions[-1]) + 1} steps. Give the frequency of the data."
             )
+    errors.raise_for_series(faulty)
     return grid
 
 
@@ -84,43 +93,61 @@ def _infer_common_grid(name: str, series: Sequence[Series]) -> Frequency | None:
     grids = {each.unique_id: infer(each.ds) for each in series if len(each.ds) > 1}
     if not grids:
         return None
+    first = next(iter(grids.values()))
+    if all(grid is first for grid in grids.values()):
+        return first
     grid = Counter(grids.values()).most_common(1)[0][0]
-    for each in series:
-        if len(each.ds) < 2 or grids[each.unique_id] == grid:
-            continue
-        if grid is None or not covers(grid, each.ds):
-            coarsest = coarsest_frequency(list(grids.values()))
-            advice = "" if coarsest is None else f"={coarsest.alias}"
-            other, usual = (f"'{g.alias}'" if g else "irregular" for g in (grids[each.unique_id], grid))
-            raise errors.DataError(
-                f"'{name}' mixes frequencies: series '{each.unique_id}' is {other}, most are {usual}. "
+    others = [
+        each.unique_id
+        for each in series
+        if len(each.ds) > 1 and grids[each.unique_id] != grid and (grid is None or not covers(grid, each.ds))
+    ]
+    if others:
+        coarsest = coarsest_frequency(list(grids.values()))
+        advice = "" if coarsest is None else f"={coarsest.alias}"
+
+        def describe(series_name: str) -> str:
+            other, usual = (f"'{g.alias}'" if g else "irregular" for g in (grids[series_name], grid))
+            return (
+                f"'{name}' mixes frequencies: series '{series_name}' is {other}, most are {usual}. "
                 "Split the file by frequency, give the frequency that all of them share, or aggregate their rows to "
-                f"the longest step with data.resample{advice}, to their mean, or with data.aggregate=sum to their sum.",
-                settings=None if coarsest is None else {"resample": coarsest.alias},
+                f"the longest step with data.resample{advice}, to their mean, or with data.aggregate=sum to their sum."
             )
+
+        raise errors.DataError(
+            describe(others[0]),
+            settings=None if coarsest is None else {"resample": coarsest.alias},
+            series={series_name: describe(series_name) for series_name in others},
+        )
     return grid
 
 
 def _for_equal_stamps(function: Callable[[Timestamps], _Result]) -> Callable[[Timestamps], _Result]:
     """Return a function that computes once what holds for several series in a row with the same stamps."""
-    last: tuple[Timestamps, _Result] | None = None
+    last: tuple[np.dtype[Any], bytes, _Result] | None = None
 
     def remembered(ds: Timestamps) -> _Result:
         nonlocal last
-        if last is None or not np.array_equal(ds, last[0]):
-            last = (ds, function(ds))
-        return last[1]
+        # Much faster than np.array_equal, which counts for many short series.
+        content = ds.tobytes()
+        if last is None or last[1] != content or last[0] != ds.dtype:
+            last = (ds.dtype, content, function(ds))
+        return last[2]
 
     return remembered
 
 
-def _fill_gaps(grid: Frequency, series: Series, positions: Int64Array | None) -> Series:
+def _has_gaps(positions: Int64Array | None) -> bool:
     if positions is None:
-        raise AssertionError(f"series {series.unique_id} passed the check of its grid")
-    steps = int(positions[-1]) + 1
-    if steps == len(series.ds):
+        raise AssertionError("series that passed the check of their grid are on it")
+    return int(positions[-1]) + 1 != len(positions)
+
+
+def _fill_gaps(grid: Frequency, series: Series, positions: Int64Array | None) -> Series:
+    if positions is None or not _has_gaps(positions):
         # Nothing to fill: values that are mapped from a file on disk are not copied.
         return series
+    steps = int(positions[-1]) + 1
     values = np.full((steps, series.values.shape[1]), np.nan, dtype=np.float32)
     values[positions] = series.values
     return replace(series, ds=grid.at(series.ds[0], np.arange(steps, dtype=np.int64)), values=values)

@@ -1,0 +1,90 @@
+"""Series as slices of the rows of a table, and what is computed once for all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from stablernn.data.readers.tables import open_table
+from stablernn.data.stacked_series import StackedSeries, names_of, values_of
+from stablernn.data.time.regular_grid import align_to_grid
+from stablernn.errors import DataError
+
+
+def stacked(ds: list[list[int]], static: list[list[float]] | None = None) -> StackedSeries:
+    """Series ``a``, ``b``, ... whose values count their rows."""
+    rows = np.concatenate([np.array(stamps, np.int64) for stamps in ds])
+    values = np.arange(len(rows), dtype=np.float32)[:, None]
+    ends = np.cumsum([len(stamps) for stamps in ds])
+    names = "abcdef"[: len(ds)]
+    return StackedSeries(tuple(names), rows, values, ends, None if static is None else np.array(static, np.float32))
+
+
+def test_each_series_has_its_rows() -> None:
+    series = stacked([[1, 2, 3], [5, 6]], static=[[7], [8]])
+    assert [one.unique_id for one in series] == ["a", "b"] == list(names_of(series))
+    assert [one.ds.tolist() for one in series] == [[1, 2, 3], [5, 6]]
+    assert [one.values[:, 0].tolist() for one in series] == [[0, 1, 2], [3, 4]]
+    assert [values[:, 0].tolist() for values in values_of(series)] == [[0, 1, 2], [3, 4]]
+    assert [one.static.tolist() for one in series] == [[7], [8]]
+    assert series[-1].unique_id == "b"
+    assert [one.unique_id for one in series[1:]] == ["b"]
+    with pytest.raises(IndexError):
+        series[2]
+
+
+@pytest.mark.parametrize(
+    ("ds", "expected"),
+    [
+        ([[1, 2, 3], [1, 2, 3]], True),
+        ([[1, 2, 3]], True),
+        ([[1, 2, 3], [2, 3, 4]], False),
+        ([[1, 2], [3], [1, 2, 3]], False),
+        ([[1, 2, 3], [1, 2]], False),
+    ],
+)
+def test_equal_stamps_are_those_of_all_series(ds: list[list[int]], expected: bool) -> None:
+    assert stacked(ds).have_equal_stamps is expected
+
+
+@pytest.mark.parametrize("stamps", [[1, 2, 3], [1, 2, 5], [0, 10, 20, 25], [4]])
+@pytest.mark.parametrize("frequency", [None, "1"])
+def test_series_with_equal_stamps_have_the_grid_that_each_has_alone(stamps: list[int], frequency: str | None) -> None:
+    series = stacked([stamps, stamps, stamps])
+    together: Any = align_to_grid("d", series, frequency)
+    apart: Any = align_to_grid("d", tuple(series), frequency)
+    assert together[1:] == apart[1:]
+    for one, other in zip(together[0], apart[0], strict=True):
+        assert one.unique_id == other.unique_id
+        np.testing.assert_array_equal(one.ds, other.ds)
+        np.testing.assert_array_equal(one.values, other.values)
+
+
+def test_rows_of_series_may_be_mixed(tmp_path: Path) -> None:
+    names = ["b", "a", "b", "a", " a", "b"]
+    frame = pl.DataFrame({"unique_id": names, "ds": [1, 1, 2, 2, 3, 3], "y": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]})
+    frame.write_parquet(tmp_path / "d.parquet")
+    series = open_table(tmp_path / "d.parquet").read().series
+    assert [(one.unique_id, one.values[:, 0].tolist()) for one in series] == [("b", [0, 2, 5]), ("a", [1, 3, 4])]
+
+
+def test_a_row_without_a_name_is_refused_wherever_it_stands(tmp_path: Path) -> None:
+    frame = pl.DataFrame({"unique_id": ["a", "a", None, "b"], "ds": [1, 2, 3, 1], "y": [1.0, 2.0, 3.0, 4.0]})
+    frame.write_parquet(tmp_path / "d.parquet")
+    with pytest.raises(DataError, match="^'d.parquet' row 3 has no 'unique_id'"):
+        open_table(tmp_path / "d.parquet").read()
+
+
+@pytest.mark.parametrize("dtype", [pl.Int32, pl.Int64, pl.UInt16, pl.UInt32])
+def test_whole_numbers_of_a_parquet_file_are_read_as_those_of_csv(tmp_path: Path, dtype: Any) -> None:
+    for first in (0, 20_240 if dtype is pl.UInt16 else 202_401):
+        frame = pl.DataFrame({"ds": [first, first + 1], "y": [1.0, 2.0]}, schema_overrides={"ds": dtype})
+        frame.write_parquet(tmp_path / "d.parquet")
+        frame.write_csv(tmp_path / "d.csv")
+        binary, text = (open_table(tmp_path / name).read().series[0].ds for name in ("d.parquet", "d.csv"))
+        assert binary.dtype == text.dtype
+        np.testing.assert_array_equal(binary, text)
