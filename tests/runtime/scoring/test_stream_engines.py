@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -68,7 +69,7 @@ def make_events(noise: np.random.Generator) -> tuple[np.ndarray, list[dict[str, 
 
 
 def check(answers: list[dict[str, Any]], values: np.ndarray, scorer: Scorer) -> int:
-    """Compare the last outputs with those of whole histories; return how many answers came more than once."""
+    """Compare the last outputs with those of whole histories; return how many events were stepped more than once."""
     outputs = scorer.open().run_numpy(values[:, :, None])["probabilities"]
     by_event = defaultdict(set)
     for answer in answers:
@@ -79,33 +80,49 @@ def check(answers: list[dict[str, Any]], values: np.ndarray, scorer: Scorer) -> 
     assert {len(bits) for bits in by_event.values()} == {1}
     for sensor in range(SENSORS):
         assert by_event[f"sensor-{sensor}", STEPS - 1] == {outputs[sensor].tobytes()}
-    return len(answers) - len(by_event)
+    return sum(not answer["again"] for answer in answers) - len(by_event)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a file that is being written."""
-    content = path.read_bytes() if path.exists() else b""
-    return [json.loads(line) for line in content[: content.rfind(b"\n") + 1].splitlines()]
+class Answers:
+    """The answers in files that an engine is writing."""
+
+    def __init__(self, folder: Path, pattern: str) -> None:
+        self.folder = folder
+        self.pattern = pattern
+
+    def count(self) -> int:
+        return sum(path.read_bytes().count(b"\n") for path in self.folder.glob(self.pattern))
+
+    def read(self) -> list[dict[str, Any]]:
+        contents = [path.read_bytes() for path in self.folder.glob(self.pattern)]
+        return [json.loads(line) for text in contents for line in text[: text.rfind(b"\n") + 1].splitlines()]
+
+    def are_complete(self) -> bool:
+        if self.count() < SENSORS * STEPS:
+            return False
+        return len({(answer["key"], answer["number"]) for answer in self.read()}) == SENSORS * STEPS
 
 
-def count_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def count_answered(path: Path) -> int:
-    """Return how many events have an answer; None is read before there are enough lines."""
-    if count_lines(path) < SENSORS * STEPS:
-        return 0
-    return len({(answer["key"], answer["number"]) for answer in read_lines(path)})
-
-
-def wait_for(is_done: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    """Wait until a condition holds, and the process still runs."""
-    deadline = time.monotonic() + 300
-    while not is_done():
-        assert process.poll() is None, "the engine ended"
-        assert time.monotonic() < deadline, "the engine made no progress"
-        time.sleep(0.1)
+def run_with_kills(start: Callable[[int], subprocess.Popen[bytes]], answers: Answers) -> None:
+    """Start an engine four times, kill it three times after a random number of answers, and end it after the last."""
+    noise = np.random.default_rng()
+    counts = []
+    for kills in range(4):
+        least = answers.count() + noise.integers(500, 8_000)
+        deadline = time.monotonic() + 300
+        process = start(kills)
+        try:
+            while not (answers.are_complete() if kills == 3 else answers.count() >= least):
+                assert process.poll() is None, "the engine ended"
+                assert time.monotonic() < deadline, "the engine made no progress"
+                time.sleep(0.1)
+            time.sleep(noise.random() / 4)
+        finally:
+            # The engine's own processes are in its group.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        counts.append(answers.count())
+    print(f"answers at each kill: {counts}")
 
 
 @pytest.fixture(scope="module")
@@ -135,28 +152,47 @@ def broker(quix: Path, tmp_path: Path) -> Iterator[Callable[[list[dict[str, Any]
 def test_quix_gives_the_bits_of_whole_sequences(
     quix: Path, broker: Callable[[list[dict[str, Any]]], str], published: Published, tmp_path: Path
 ) -> None:
-    noise = np.random.default_rng()
-    values, events = make_events(noise)
-    address = broker(events)
-    answers, state = tmp_path / "answers.jsonl", tmp_path / "state"
+    values, events = make_events(np.random.default_rng())
     program = str(ENGINES / "stream_with_quix.py")
-    words = [str(quix), str(KAFKA), "run", program, address, str(published.registry.root), "animals:1"]
+    words = [str(quix), str(KAFKA), "run", program, broker(events), str(published.registry.root), "animals:1"]
+    state = tmp_path / "state"
+    answers = Answers(tmp_path, "answers.jsonl")
     with (tmp_path / "log").open("wb") as log:
-        for kills in range(4):
-            lines = count_lines(answers) + noise.integers(1_000, 25_000)
-            variables = environment(quix, STATE_DIR=str(state))
-            process = subprocess.Popen([*words, "events", "answers"], env=variables, stdout=log, stderr=log)
-            try:
-                if kills < 3:
-                    wait_for(lambda least=lines: count_lines(answers) >= least, process)
-                else:
-                    wait_for(lambda: count_answered(answers) == SENSORS * STEPS, process)
-            finally:
-                process.kill()
-                process.wait()
-            if kills == 1:
-                # The next process has nothing but the changelog topic.
+
+        def start(kills: int) -> subprocess.Popen[bytes]:
+            if kills == 2:
+                # This process has nothing but the changelog topic.
                 shutil.rmtree(state)
-    scorer = Scorer.find("animals:1", registry=published.registry.root)
-    repeated = check(read_lines(answers), values, scorer)
-    print(f"{len(events)} events, {repeated} answers came again")
+            return subprocess.Popen(
+                [*words, "events", "answers"],
+                env=environment(quix, STATE_DIR=str(state)),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+        run_with_kills(start, answers)
+    repeated = check(answers.read(), values, Scorer.find("animals:1", registry=published.registry.root))
+    print(f"{len(events)} events, {repeated} stepped again")
+
+
+def test_flink_gives_the_bits_of_whole_sequences(
+    published: Published, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    if shutil.which("java") is None:
+        pytest.skip("Flink needs Java")
+    flink = install(tmp_path_factory.mktemp("flink"), "apache-flink==2.3.0")
+    values, events = make_events(np.random.default_rng())
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "events").write_text("".join(json.dumps(event) + "\n" for event in events))
+    answers = Answers(tmp_path / "out", "*/part-*")
+    words = [str(flink), str(ENGINES / "stream_with_flink.py"), str(published.registry.root), "animals:1"]
+    words += [str(tmp_path / name) for name in ("in", "out", "checkpoints")]
+    with (tmp_path / "log").open("wb") as log:
+        run_with_kills(
+            lambda _: subprocess.Popen(
+                words, env=environment(flink), stdout=log, stderr=log, start_new_session=True, cwd=tmp_path
+            ),
+            answers,
+        )
+    assert check(answers.read(), values, Scorer.find("animals:1", registry=published.registry.root)) == 0
