@@ -6,11 +6,29 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from stablernn.errors import CheckpointError
+
+_check_write: ContextVar[Callable[[], None] | None] = ContextVar("check_write", default=None)
+
+
+@contextmanager
+def checked_writes(check: Callable[[], None]) -> Iterator[None]:
+    """Call a function right before each write of this thread in the ``with`` block takes effect.
+
+    Args:
+        check: The function. If it raises, the file keeps its old content, and the exception goes on to the writer.
+    """
+    before = _check_write.set(check)
+    try:
+        yield
+    finally:
+        _check_write.reset(before)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -29,11 +47,16 @@ def write_bytes(path: Path, content: bytes) -> None:
             # Before the rename: a power cut must not leave the new name with missing content.
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
+        check = _check_write.get()
+        if check is not None:
+            check()
         os.replace(temporary, path)
-    except OSError as error:
+    except BaseException as error:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
-        raise CheckpointError(f"Cannot write '{path}': {error.strerror}.") from error
+        if isinstance(error, OSError):
+            raise CheckpointError(f"Cannot write '{path}': {error.strerror}.") from error
+        raise
 
 
 def _umask() -> int:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import filelock
 
 from stablernn.atomic_files import read_json, to_json_types, write_bytes, write_json
 from stablernn.compare.baselines import Baseline, check_baseline, score_baseline
 from stablernn.compare.contenders import Contender, Problem, check_overrides, folder_name
 from stablernn.compare.results import aggregate, markdown
-from stablernn.compare.runs import ComparedRun, train_and_measure
+from stablernn.compare.runs import ComparedRun, has_metrics, train_and_measure
 from stablernn.errors import ConfigError
+from stablernn.training.jobs.locks import JobLocks
+from stablernn.training.jobs.processes import Job, run_jobs
 from stablernn.training.loop.environment import environment
-from stablernn.training.processes import Job, run_jobs
 from stablernn.training.run_data import load_run_data
+from stablernn.training.run_directory import RunDirectory
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import load_config
 from stablernn.training.settings.resolve import resolve
@@ -71,23 +71,26 @@ def compare(
     *,
     jobs: int = 1,
     progress: Callable[[str, int, int], None] | None = None,
+    report: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Train the contenders on the problems, and write runs, results and a table into a folder.
 
     Finished runs of the same comparison are kept, so that an interrupted one goes on, and further seeds, contenders and
-    problems join it.
+    problems join it. Processes, also of several machines, may make the same call for one folder at a time: each takes
+    runs that no other one has, and all return the whole results.
 
     Args:
         comparison: What to compare.
         output: The folder.
         jobs: Runs at a time, one thread each.
         progress: Called with the name of each finished run, the number of those done and of all.
+        report: Called with sentences about other processes that work in the folder.
 
     Returns:
         The content of ``results.json``, see :func:`stablernn.compare.results.aggregate`.
 
     Raises:
-        ConfigError: If settings are wrong, the folder has another comparison, or another process uses it.
+        ConfigError: If settings are wrong, or the folder has another comparison or cannot be written to.
         DataError: If data cannot be used.
         TrainingError: If a process died.
         InterruptedRun: If the user stopped it; the same call goes on.
@@ -98,23 +101,37 @@ def compare(
     for problem in comparison.problems:
         for contender in comparison.contenders:
             comparison.settings(problem, contender, 0)
-    with _locked(output):
+    _create(output)
+    locks = JobLocks(output / ".locks")
+
+    def make_plan() -> tuple[_Plan, list[ComparedRun]]:
         plan = _Plan(comparison, output)
-        runs = plan.runs(progress)
-        waiting = [run for run in runs if not run.is_done]
-        done = len(runs) - len(waiting)
+        return plan, plan.runs()
 
-        def finished(job: Job) -> None:
-            nonlocal done
-            done += 1
-            if progress is not None:
-                progress(job.name, done, len(runs))
+    plan, runs = locks.exclusively("plan", make_plan, report)
+    waiting = [run for run in runs if not run.is_done]
+    done = len(runs) - len(waiting)
 
-        run_jobs([Job(run.name, train_and_measure, (run,)) for run in waiting], jobs, finished)
-        for problem in comparison.problems:
-            for baseline in comparison.baselines:
-                plan.score_baseline(problem, baseline)
-        return plan.write_results(runs)
+    def finished(job: Job) -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(job.name, done, len(runs))
+
+    run_jobs([_job(run) for run in waiting], jobs, locks, finished, report)
+    run_jobs(plan.baseline_jobs(), 1, locks, lambda _: None, report)
+    return locks.exclusively("results", lambda: plan.write_results(runs), report)
+
+
+def _job(run: ComparedRun) -> Job:
+    return Job(
+        run.name,
+        train_and_measure,
+        (run,),
+        key=run.path.name,
+        is_done=partial(has_metrics, run.figures),
+        checkpoint=RunDirectory(run.path).checkpoint("last"),
+    )
 
 
 class _Plan:
@@ -138,7 +155,7 @@ class _Plan:
                 )
         self._document: dict[str, Any] = {"problems": {}, **stored, **requested}
 
-    def runs(self, progress: Callable[[str, int, int], None] | None) -> list[ComparedRun]:
+    def runs(self) -> list[ComparedRun]:
         """Return all runs, those of a problem after one another.
 
         Raises:
@@ -207,20 +224,30 @@ class _Plan:
             )
         return stored["steps"] if stored["steps"] is None else int(stored["steps"])
 
-    def score_baseline(self, problem: Problem, baseline: Baseline) -> None:
-        """Fit and score a baseline, unless the folder has its figures."""
-        path = self._output / "figures" / f"{problem.name}-{baseline}.json"
-        facts = self._document["problems"][problem.name]
-        if not path.is_file():
+    def baseline_jobs(self) -> list[Job]:
+        """Return a job for each baseline on each problem, to fit and to score it."""
+        jobs = []
+        for problem in self._comparison.problems:
             config = self._comparison.settings(problem, self._comparison.contenders[0], 0)
-            write_json(path, score_baseline(baseline, config, self._comparison.seeds))
-        facts.setdefault("baselines", {})[baseline] = read_json(path)
+            for baseline in self._comparison.baselines:
+                path = self._baseline_figures(problem, baseline)
+                arguments = (baseline, config, self._comparison.seeds, path)
+                name = f"{baseline} on {problem.name}"
+                jobs.append(Job(name, write_baseline_scores, arguments, key=path.stem, is_done=path.is_file))
+        return jobs
+
+    def _baseline_figures(self, problem: Problem, baseline: Baseline) -> Path:
+        return self._output / "figures" / f"{problem.name}-{baseline}.json"
 
     def write_results(self, runs: Sequence[ComparedRun]) -> dict[str, Any]:
         """Write results, table and figure, and return the results."""
         import torch
 
-        problems = {problem.name: self._document["problems"][problem.name] for problem in self._comparison.problems}
+        problems = {}
+        for problem in self._comparison.problems:
+            facts = problems[problem.name] = self._document["problems"][problem.name]
+            for baseline in self._comparison.baselines:
+                facts.setdefault("baselines", {})[baseline] = read_json(self._baseline_figures(problem, baseline))
         rows = [
             {
                 "problem": run.problem.name,
@@ -255,26 +282,19 @@ def _with_length(config: Config, steps: int | None) -> Config:
     return config.model_copy(update={"training": training})
 
 
-@contextmanager
-def _locked(output: Path) -> Iterator[None]:
-    """Keep other processes from the folder, which is created.
+def write_baseline_scores(baseline: Baseline, config: Config, seeds: Sequence[int], path: Path) -> None:
+    """Fit and score a baseline, and write its figures."""
+    write_json(path, score_baseline(baseline, config, seeds))
+
+
+def _create(output: Path) -> None:
+    """Create the folder.
 
     Raises:
-        ConfigError: If it cannot be created, or another process uses it.
+        ConfigError: If it cannot be created.
     """
     try:
         for name in ("runs", "figures"):
             (output / name).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"Cannot create the folder '{error.filename}': {error.strerror}.") from error
-    lock = filelock.FileLock(output / ".lock")
-    try:
-        lock.acquire(blocking=False)
-    except filelock.Timeout:
-        raise ConfigError(
-            f"Another process compares in '{output}'. Wait for it, or name another folder with --output."
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()

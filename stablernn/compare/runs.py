@@ -41,7 +41,12 @@ class ComparedRun:
 
     @property
     def is_done(self) -> bool:
-        return self.figures.is_file() and "metrics" in read_json(self.figures)
+        return has_metrics(self.figures)
+
+
+def has_metrics(figures: Path) -> bool:
+    """Return whether a file has the figures of a run that is done, and not only of an interrupted one."""
+    return figures.is_file() and "metrics" in read_json(figures)
 
 
 def train_and_measure(run: ComparedRun) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from stablernn.errors import ConfigError
 from stablernn.reproduce.table import FULL, DataSet, ProtocolName, Row, Table
 
 if TYPE_CHECKING:
+    from stablernn.training.jobs.locks import JobLocks
     from stablernn.training.run_directory import RunDirectory
 
 ROOT = Path("reproductions")
@@ -119,32 +119,25 @@ class ReproductionFolder:
         suffix = "" if epoch is None else f"-epoch-{epoch}"
         return self.path / "measured" / f"{run.path.name}{suffix}.json"
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other processes from the folder, which is created.
+    @property
+    def locks(self) -> JobLocks:
+        """Locks of the runs and measurements."""
+        # Imported here because it loads torch, which listing tables does not need.
+        from stablernn.training.jobs.locks import JobLocks
+
+        return JobLocks(self.path / ".locks")
+
+    def create(self) -> None:
+        """Create the folder.
 
         Raises:
-            ConfigError: If the folder cannot be created, or another process uses it.
+            ConfigError: If it cannot be created.
         """
-        import filelock
-
         try:
             for name in ("runs", "measured"):
                 (self.path / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"Cannot create the folder '{error.filename}': {error.strerror}.") from error
-        lock = filelock.FileLock(self.path / ".lock")
-        try:
-            lock.acquire(blocking=False)
-        except filelock.Timeout:
-            raise ConfigError(
-                f"Another process reproduces a table in '{self.path}'. Wait for it, run more rows at once with --jobs, "
-                "or name another folder with --output."
-            ) from None
-        try:
-            yield
-        finally:
-            lock.release()
 
     def prepare(self, protocol: Mapping[str, Any], data: Mapping[str, str]) -> None:
         """Store the protocol that all runs of the folder share, or compare it with the stored one.

@@ -43,6 +43,9 @@ def reproduce(
 ) -> Results:
     """Train and measure the models of a published table; finished runs and measurements are reused.
 
+    Processes, also of several machines, may make the same call for one folder at a time: each takes runs that no other
+    one has, and all return the whole results.
+
     Args:
         key: Key of the table.
         protocol: ``full``, or ``short`` for a scaled-down one.
@@ -62,7 +65,8 @@ def reproduce(
 
     Raises:
         UnknownNameError: If there is no such table, or it has no such row or data set.
-        ConfigError: If an argument is out of its range, or the folder contains another reproduction or is in use.
+        ConfigError: If an argument is out of its range, or the folder contains another reproduction or cannot be
+            written to.
         DataError: If the data cannot be loaded.
         InterruptedRun: If the user stopped it; the same call resumes.
     """
@@ -90,13 +94,18 @@ def reproduce(
     kind = kind_of(table)
     # Before the folder is made, so that a missing file leaves none.
     fingerprints = kind.prepare(request)
-    with folder.locked():
-        folder.prepare({"table": key, **rules.document()}, fingerprints)
-        results = _results(table, rules, kind, kind.work(request))
-        results = write_results(folder.results, results)
+    folder.create()
+    document = {"table": key, **rules.document()}
+    folder.locks.exclusively("protocol", lambda: folder.prepare(document, fingerprints), request.report)
+    outcome = kind.work(request)
+
+    def write() -> Results:
+        results = write_results(folder.results, _results(table, rules, kind, outcome))
         write_bytes(folder.page, page(table, results).encode())
         kind.draw(folder.figure, table, results)
-    return results | {"output": str(folder.path)}
+        return results
+
+    return folder.locks.exclusively("results", write, request.report) | {"output": str(folder.path)}
 
 
 def _results(table: Table, rules: Protocol, kind: Kind, outcome: Outcome) -> Results:

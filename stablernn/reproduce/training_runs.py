@@ -57,8 +57,7 @@ class RunPlan:
 
     @property
     def is_done(self) -> bool:
-        summary = self.run.summary
-        return summary is not None and summary["steps"] >= self.steps
+        return is_trained(self.run, self.steps)
 
     def length(self, steps: int) -> dict[str, Any]:
         """Describe how much of the published training a number of steps is."""
@@ -164,6 +163,12 @@ class TrainingRuns:
 def takes_partial(data: DataSet) -> bool:
     """Return whether a data set of a table may be used if only a part of it is on disk."""
     return "partial" in dataset_info(data.settings["data.source"].value).takes
+
+
+def is_trained(run: Run, steps: int) -> bool:
+    """Return whether a run is done with a number of optimizer steps or more."""
+    summary = run.summary
+    return summary is not None and summary["steps"] >= steps
 
 
 def train_run(settings: Mapping[str, Any], directory: Path) -> None:

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cli_helpers import Workplace
+from comparison_helpers import write_waves
 from stablernn.compare import Comparison, compare
 from stablernn.compare.contenders import make_contenders, make_problems, parse_recipe
 from stablernn.errors import ConfigError
@@ -23,14 +23,6 @@ from stablernn.training import load_run
 from stablernn.training.speed import measure_speed
 
 SMALL = ("model.hidden_size=4", "training.batch_size=8")
-
-
-def write_waves(path: Path, seed: int, length: int) -> None:
-    """Write two classes of short sequences that differ in frequency."""
-    generator = np.random.default_rng(seed)
-    y = np.arange(40) % 2
-    x = np.sin(np.arange(length)[None, :, None] * (1 + y[:, None, None])) + 0.3 * generator.normal(size=(40, length, 1))
-    np.savez(path, x=x.astype(np.float32), y=y)
 
 
 @pytest.fixture(scope="module")

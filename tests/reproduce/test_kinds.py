@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 import pytest
 
@@ -133,13 +132,6 @@ def test_an_edited_result_is_refused(tmp_path: Path) -> None:
         read_results(path)
     assert read_results(tmp_path / "none.json") is None
     assert content_hash({"a": 1}) != content_hash({"a": 1.0})
-
-
-def test_two_processes_do_not_share_a_folder(pixels: Table, tmp_path: Path) -> None:
-    with filelock.FileLock(tmp_path / ".lock"), pytest.raises(ConfigError) as error:
-        reproduce("mnist-pixel", FULL, tmp_path)
-    assert str(error.value).startswith(f"Another process reproduces a table in '{tmp_path}'. Wait for it, ")
-    assert not list((tmp_path / "runs").iterdir())
 
 
 def test_a_missing_data_set_is_named_with_its_file_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from pathlib import Path
 
+from stablernn.atomic_files import write_json
 from stablernn.errors import ConfigError
 
 
@@ -28,3 +30,13 @@ def wait_long(path: Path) -> None:
 
 def ctrl_c(path: Path) -> None:
     signal.raise_signal(signal.SIGINT)
+
+
+def write_owner(path: Path, log: Path, seconds: float) -> None:
+    """Note the beginning in a log, work for some seconds, and write this process as the result."""
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"{path.name} {os.getpid()}\n")
+    time.sleep(seconds)
+    write_json(path, os.getpid())
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"{path.name} {os.getpid()} done\n")

@@ -21,10 +21,11 @@ from safetensors.torch import load_file
 from stablernn.errors import ConfigError, DataError, TrainingError
 from stablernn.estimators import StableClassifier
 from stablernn.training import load_config, train
+from stablernn.training.jobs.locks import JobLocks
+from stablernn.training.jobs.processes import run_jobs
 from stablernn.training.loop.checkpoint import load_checkpoint
 from stablernn.training.loop.launch import Launch, read_launch
 from stablernn.training.loop.process_group import ProcessGroup, open_group
-from stablernn.training.processes import run_jobs
 from stablernn.training.several_processes import check_processes
 from torchrun_cases import CASES, classification, run_case
 
@@ -255,9 +256,9 @@ def test_settings_of_one_process_are_refused_before_anything_is_written(
 
 
 @pytest.mark.usefixtures("as_second_of_two")
-def test_work_that_starts_its_own_processes_is_refused() -> None:
+def test_work_that_starts_its_own_processes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"A series of jobs takes one process, and torchrun has started 2\."):
-        run_jobs([], 1, lambda job: None)
+        run_jobs([], 1, JobLocks(tmp_path), lambda job: None)
     with pytest.raises(ConfigError, match=r"An estimator takes one process, and torchrun has started 2\."):
         StableClassifier(cell="rnn").fit([[[0.0], [1.0]]] * 4, [0, 1, 0, 1])
 

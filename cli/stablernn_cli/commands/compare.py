@@ -66,7 +66,8 @@ def compare(
     data sets on there are mean ranks too, with a critical-difference plot.
 
     The folder has the runs, results.json, table.md and critical_difference.png. Finished runs are kept: the same
-    command goes on after a stop, and further seeds, cells and data sets join.
+    command goes on after a stop, and further seeds, cells and data sets join. Started on several machines with one
+    folder, it shares the runs between them.
 
     Example: stablernn compare --data digits --cells lru,lstm --seeds 0,1
     """
@@ -97,7 +98,7 @@ def compare(
     def show_progress(name: str, done: int, total: int) -> None:
         out.note(f"{done} of {total}: {name}")
 
-    results = run_comparison(comparison, output, jobs=jobs, progress=show_progress)
+    results = run_comparison(comparison, output, jobs=jobs, progress=show_progress, report=out.note)
     if as_json:
         out.document(results)
     else:

@@ -12,7 +12,7 @@ from stablernn.reproduce.folder import ReproductionFolder, Run
 from stablernn.reproduce.progress import run_settings
 from stablernn.reproduce.table import Protocol, Table
 from stablernn.reproduce.training_runs import Length
-from stablernn.training.processes import Job, run_jobs
+from stablernn.training.jobs.processes import Job, run_jobs
 
 Report = Callable[[str], None]
 RunResult = dict[str, Any]
@@ -31,7 +31,7 @@ class Request:
         partial_data: Whether a data set of which only a part is on disk is accepted.
         jobs: Number of parallel processes.
         match_accuracy: Validation accuracy at which models are compared, for tables that do so.
-        report: Function that is called with a sentence about each finished job.
+        report: Function that is called with a sentence about each finished job, and about other processes.
     """
 
     table: Table
@@ -53,7 +53,7 @@ class Request:
             count += 1
             self.report(f"{action} {count} of {total}: {job.name}")
 
-        run_jobs(remaining, self.jobs, report_done)
+        run_jobs(remaining, self.jobs, self.folder.locks, report_done, self.report)
 
     def describe(self, run: Run) -> RunResult:
         """Return the part of a run's description that all kinds have."""

@@ -29,11 +29,8 @@ class MeasuredKind(Kind):
         return {}
 
     def work(self, request: Request) -> Outcome:
-        remaining = [run for run in request.runs if not request.folder.measurement(run).is_file()]
-        measured = self.measure(request, remaining)
-        for number, (run, measurement) in enumerate(measured, 1):
-            write_json(request.folder.measurement(run), measurement | {"environment": _machine()})
-            request.report(f"measured {number} of {len(measured)}: {run.name}")
+        # Rows are measured together, to be compared: by one process, for which the others wait.
+        request.folder.locks.exclusively("measured", lambda: self._measure_remaining(request), request.report)
         runs = [
             request.folder.run(row, data, seed)
             for data in request.folder.data_sets
@@ -41,6 +38,13 @@ class MeasuredKind(Kind):
             for seed in sorted({*request.rules.seeds, *(run.seed for run in request.runs)})
         ]
         return Outcome([self._describe(request, run) for run in runs if request.folder.measurement(run).is_file()])
+
+    def _measure_remaining(self, request: Request) -> None:
+        remaining = [run for run in request.runs if not request.folder.measurement(run).is_file()]
+        measured = self.measure(request, remaining)
+        for number, (run, measurement) in enumerate(measured, 1):
+            write_json(request.folder.measurement(run), measurement | {"environment": _machine()})
+            request.report(f"measured {number} of {len(measured)}: {run.name}")
 
     @abstractmethod
     def measure(self, request: Request, runs: list[Run]) -> list[tuple[Run, dict[str, Any]]]:

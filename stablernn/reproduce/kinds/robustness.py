@@ -14,7 +14,7 @@ from stablernn.reproduce.kinds.trained import TrainedKind
 from stablernn.reproduce.plots import plot_robustness
 from stablernn.reproduce.table import ProtocolName, Table
 from stablernn.reproduce.tables import published_table
-from stablernn.training.processes import Job
+from stablernn.training.jobs.processes import Job
 
 WHOLE, MATCHED = "whole", "matched"
 """Views of the same runs: the best weights, and those of the first epoch with a common validation accuracy."""
@@ -38,7 +38,13 @@ class RobustnessKind(TrainedKind):
             if epoch is not None
         }
         jobs = [
-            Job(f"{run.name}, epoch {epoch}", measure_run, (run.path, epoch, table.key, request.rules.name, path))
+            Job(
+                f"{run.name}, epoch {epoch}",
+                measure_run,
+                (run.path, epoch, table.key, request.rules.name, path),
+                key=f"measured-{path.stem}",
+                is_done=path.is_file,
+            )
             for path, (run, epoch) in files.items()
             if not path.is_file()
         ]

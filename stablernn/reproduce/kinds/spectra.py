@@ -23,8 +23,8 @@ from stablernn.reproduce.plots import plot_spectra
 from stablernn.reproduce.table import Table
 from stablernn.training import load_run
 from stablernn.training.build_model import create_model
+from stablernn.training.jobs.processes import Job
 from stablernn.training.loop.device import torch_settings
-from stablernn.training.processes import Job
 
 _DRAWN_EIGENVALUES = 1024
 """Eigenvalues of a run that are kept for the picture: 25 KB of JSON."""
@@ -37,11 +37,12 @@ class SpectraKind(TrainedKind):
 
     def work(self, request: Request) -> Outcome:
         runs = self.train(request)
+        # A longer training may have another best epoch.
+        files = {request.folder.measurement(run, _best_epoch(run)): run for run in runs}
         jobs = [
-            Job(run.name, measure_spectra, (run.path, request.folder.measurement(run, _best_epoch(run))))
-            for run in runs
-            # A longer training may have another best epoch.
-            if not request.folder.measurement(run, _best_epoch(run)).is_file()
+            Job(run.name, measure_spectra, (run.path, path), key=f"measured-{path.stem}", is_done=path.is_file)
+            for path, run in files.items()
+            if not path.is_file()
         ]
         request.run_remaining(jobs, "measured", len(runs))
         return Outcome([self._describe(request, run) for run in runs])

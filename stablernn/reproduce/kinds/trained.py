@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from stablernn.atomic_files import read_json
 from stablernn.errors import ConfigError
 from stablernn.reproduce.folder import Run
 from stablernn.reproduce.kinds.kind import Kind, Request, RunResult
-from stablernn.reproduce.training_runs import RunPlan, TrainingRuns, takes_partial, train_run
-from stablernn.training.processes import Job
+from stablernn.reproduce.training_runs import RunPlan, TrainingRuns, is_trained, takes_partial, train_run
+from stablernn.training.jobs.processes import Job
 from stablernn.training.settings.load import load_config
 
 
@@ -31,11 +32,12 @@ class TrainedKind(Kind):
         return fingerprints
 
     def train(self, request: Request) -> list[Run]:
-        """Train the runs that are not done, and return all that are."""
+        """Train the runs that are not done, and return all that are and that were checked."""
         plans = self._plans[: len(request.runs)]
-        jobs = [Job(plan.run.name, train_run, (plan.settings, plan.run.path)) for plan in plans if not plan.is_done]
-        request.run_remaining(jobs, "trained", len(plans))
-        return request.folder.finished_runs()
+        request.run_remaining([_job(plan) for plan in plans if not plan.is_done], "trained", len(plans))
+        # Another process may have finished others since, with other rows or seeds.
+        checked = {plan.run.path for plan in self._plans}
+        return [run for run in request.folder.finished_runs() if run.path in checked]
 
     def describe_training(self, request: Request, run: Run) -> RunResult:
         """Return the description of a finished run without its measurements."""
@@ -53,3 +55,15 @@ class TrainedKind(Kind):
             "length": plan.length(summary["steps"]),
             "partial_data": summary.get("partial") or None,
         }
+
+
+def _job(plan: RunPlan) -> Job:
+    run = plan.run
+    return Job(
+        run.name,
+        train_run,
+        (plan.settings, run.path),
+        key=run.path.name,
+        is_done=partial(is_trained, run, plan.steps),
+        checkpoint=run.directory.checkpoint("last"),
+    )

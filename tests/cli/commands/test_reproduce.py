@@ -49,7 +49,7 @@ def test_a_table_is_made_and_printed_beside_the_published_one(little: Workplace)
     assert "SHORT: the scaled-down protocol, which shows that it works and compares nothing." in lines
     assert "trained 2 of 2: lstm, seed 0" in result.err
     written = {path.name for path in (little.folder / "reproductions" / "robustness-short").iterdir()}
-    assert written == {".lock", "measured", "protocol.json", "results.json", "robustness.png", "runs", "table.md"}
+    assert written == {".locks", "measured", "protocol.json", "results.json", "robustness.png", "runs", "table.md"}
 
 
 def test_the_document_and_the_list_agree(little: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:

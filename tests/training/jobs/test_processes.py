@@ -12,32 +12,41 @@ import pytest
 
 from process_jobs import ctrl_c, die, leave_a_file, refuse, wait_long
 from stablernn.errors import ConfigError, InterruptedRun, TrainingError
-from stablernn.training.processes import Job, run_jobs
+from stablernn.training.jobs.locks import JobLocks
+from stablernn.training.jobs.processes import Job, run_jobs
 
 
 def job(work, path: Path) -> Job:
-    return Job(path.name, work, (path,))
+    return Job(path.name, work, (path,), key=path.name, is_done=path.is_dir)
+
+
+def locks_in(folder: Path) -> JobLocks:
+    return JobLocks(folder / ".locks")
 
 
 @pytest.mark.parametrize("at_once", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_job_is_done_and_told(tmp_path: Path, at_once: int) -> None:
     told: list[str] = []
-    run_jobs([job(leave_a_file, tmp_path / name) for name in "abc"], at_once, lambda one: told.append(one.name))
+    jobs = [job(leave_a_file, tmp_path / name) for name in "abc"]
+    run_jobs(jobs, at_once, locks_in(tmp_path), lambda one: told.append(one.name))
     assert sorted(told) == ["a", "b", "c"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".locks", "a", "b", "c"]
+    assert not list((tmp_path / ".locks").iterdir())
 
 
 @pytest.mark.parametrize("at_once", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_error_of_a_job_is_the_error(tmp_path: Path, at_once: int) -> None:
     told: list[str] = []
+    jobs = [job(refuse, tmp_path / "b"), job(leave_a_file, tmp_path / "c")]
     with pytest.raises(ConfigError, match=r"^No b today\.$"):
-        run_jobs([job(refuse, tmp_path / "b"), job(refuse, tmp_path / "b")], at_once, lambda one: told.append(one.name))
-    assert told == []
+        run_jobs(jobs[:at_once], at_once, locks_in(tmp_path), lambda one: told.append(one.name))
+    assert "b" not in told
+    assert not list((tmp_path / ".locks").iterdir())
 
 
 def test_a_process_that_dies_is_said_to_have_died_and_the_others_are_ended(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"^The process of a ended with exit code -9 and no result; "):
-        run_jobs([job(die, tmp_path / "a"), job(wait_long, tmp_path / "b")], 2, lambda one: None)
+        run_jobs([job(die, tmp_path / "a"), job(wait_long, tmp_path / "b")], 2, locks_in(tmp_path), lambda one: None)
 
 
 def test_ctrl_c_in_a_single_job_is_a_stop(tmp_path: Path) -> None:
@@ -51,7 +60,7 @@ def test_ctrl_c_in_a_single_job_is_a_stop(tmp_path: Path) -> None:
 
 def stop_single_job(tmp_path: Path) -> None:
     with pytest.raises(InterruptedRun, match=r"^Stopped at a\. Run the same command again to go on; finished work is "):
-        run_jobs([job(ctrl_c, tmp_path / "a")], 1, lambda one: None)
+        run_jobs([job(ctrl_c, tmp_path / "a")], 1, locks_in(tmp_path), lambda one: None)
 
 
 def test_a_stop_ends_all_processes(tmp_path: Path) -> None:
@@ -66,6 +75,8 @@ def test_a_stop_ends_all_processes(tmp_path: Path) -> None:
     thread.start()
     started = time.monotonic()
     with pytest.raises(InterruptedRun, match=r"^Stopped at a; b\. "):
-        run_jobs([job(wait_long, path) for path in paths], 2, lambda one: None)
+        run_jobs([job(wait_long, path) for path in paths], 2, locks_in(tmp_path), lambda one: None)
     thread.join()
     assert time.monotonic() - started < 300
+    # All jobs are given back.
+    assert not list((tmp_path / ".locks").iterdir())

@@ -1,0 +1,1 @@
+"""Jobs of a folder that several processes and machines share."""

@@ -1,0 +1,423 @@
+"""Locks of jobs in a folder that several machines share: a file for each job that a process runs.
+
+The lock of a job is the file ``KEY.N.lock``. It is created exclusively, names its owner, and is touched by a thread of
+the owner at an interval, the heartbeat. A lock whose heartbeats are missing is taken over by creating the file with the
+next N, which one process alone can do, and by removing the old one: renaming the old file could hit a new one of the
+same name. An owner that was suspended, and is not dead, looks for its own file before each write, see
+:func:`stablernn.atomic_files.checked_writes`.
+
+The soft locks of filelock are not used: they do not keep an owner that lost its lock from writing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import secrets
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stablernn.atomic_files import checked_writes
+from stablernn.errors import ConfigError, TrainingError
+
+try:
+    import fcntl
+except ImportError:  # Windows, where a dead owner is known by its missing heartbeats alone.
+    fcntl = None  # type: ignore[assignment]
+
+HEARTBEAT_VARIABLE = "STABLERNN_HEARTBEAT_SECONDS"
+HEARTBEAT_SECONDS = 10.0
+"""Default interval at which an owner touches its lock."""
+MISSED_HEARTBEATS = 6
+"""Heartbeats that must be missing in a row: with the default, a machine or file server may be away for a minute."""
+MAX_DEATHS = 3
+"""Owners of a job that may die in a row without a new checkpoint: too little memory for a run kills each of them."""
+_POLL_SECONDS = 2.0
+"""Longest interval at which a lock of another process is looked at."""
+_MAX_RECORD_BYTES = 4096
+
+Report = Callable[[str], None]
+Result = TypeVar("Result")
+
+
+class LostLock(Exception):
+    """The lock of a job was taken over; its work must be dropped. Users never see it."""
+
+
+class AbandonedJob(TrainingError):
+    """A job whose owners died too often."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The owner of a lock, as its file names it.
+
+    Attributes:
+        host: Name of its machine.
+        pid: Process id on it.
+        machine: Id of its machine since the last boot, if the operating system locks the file for it; else None.
+        token: Random name of this ownership.
+        seconds: Interval of its heartbeat.
+        deaths: Owners before it that died in a row without a new checkpoint.
+        checkpoint: Time of the last checkpoint when it began, in nanoseconds; None if there was none.
+    """
+
+    host: str
+    pid: int
+    machine: str | None
+    token: str
+    seconds: float
+    deaths: int
+    checkpoint: int | None
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+    @classmethod
+    def parse(cls, content: bytes) -> Owner | None:
+        """Return the owner that a file names; None if the file is damaged, or not written yet."""
+        try:
+            document: Mapping[str, Any] = json.loads(content)
+            checkpoint, machine, seconds = document["checkpoint"], document["machine"], float(document["seconds"])
+            if not (math.isfinite(seconds) and seconds > 0):
+                return None
+            return cls(
+                str(document["host"]),
+                int(document["pid"]),
+                None if machine is None else str(machine),
+                str(document["token"]),
+                seconds,
+                int(document["deaths"]),
+                None if checkpoint is None else int(checkpoint),
+            )
+        except (ValueError, TypeError, KeyError):
+            return None
+
+    def document(self) -> bytes:
+        return (json.dumps(vars(self)) + "\n").encode()
+
+
+@dataclass(frozen=True)
+class _File:
+    """A lock file.
+
+    Attributes:
+        path: Its path.
+        number: N in its name.
+        owner: The owner; None if the file is damaged.
+        touched: Time at which it was touched, by the clock of the file system.
+    """
+
+    path: Path
+    number: int
+    owner: Owner | None
+    touched: float
+
+
+class JobLock:
+    """A lock that this process owns.
+
+    Args:
+        path: The lock file.
+        owner: This process.
+        descriptor: The open lock file, with a lock of the operating system where there are such.
+    """
+
+    def __init__(self, path: Path, owner: Owner, descriptor: int) -> None:
+        self._path = path
+        self._owner = owner
+        self._descriptor: int | None = descriptor
+        self._is_lost = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="stablernn-heartbeat", daemon=True)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Touch the lock in the ``with`` block, refuse its writes once the lock is lost, and release it at the end."""
+        self._thread.start()
+        try:
+            with checked_writes(self.check):
+                yield
+        finally:
+            self.release()
+
+    def check(self) -> None:
+        """Check that the lock is still that of this process.
+
+        Raises:
+            LostLock: If it is not.
+        """
+        if self.is_lost():
+            raise LostLock
+
+    def is_lost(self) -> bool:
+        """Return True if another process has taken over the lock."""
+        if not self._is_lost:
+            try:
+                # Opening a file asks the server of a network file system; its attributes may be cached for a minute.
+                owner = Owner.parse(self._path.read_bytes())
+            except FileNotFoundError:
+                owner = None
+            self._is_lost = owner is None or owner.token != self._owner.token
+        return self._is_lost
+
+    def release(self) -> None:
+        """Give the job back."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        with suppress(OSError):
+            if not self.is_lost():
+                self._path.unlink()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._owner.seconds):
+            # A file server that is away for a moment costs a heartbeat and not the job.
+            with suppress(OSError):
+                if self.is_lost():
+                    return
+                # Without times, so that the clock of the file system gives them.
+                os.utime(self._path)
+
+
+@dataclass(frozen=True)
+class JobLocks:
+    """The locks of the jobs of a folder.
+
+    Attributes:
+        folder: The folder of the lock files.
+        seconds: Interval of the heartbeat. Processes of one folder may differ: each lock has that of its owner.
+    """
+
+    folder: Path
+    seconds: float = field(default_factory=lambda: heartbeat_seconds())
+
+    @property
+    def poll_seconds(self) -> float:
+        """Interval at which locks of other processes are looked at."""
+        return min(_POLL_SECONDS, self.seconds / 2)
+
+    def owner(self, key: str) -> str | None:
+        """Return the process that runs a job, in words; None if a claim may succeed."""
+        with self._writable():
+            last = self._last(key)
+            if last is None or self._is_abandoned(last):
+                return None
+        return str(last.owner or "an unknown process")
+
+    def claim(self, key: str, checkpoint: Path | None = None, report: Report | None = None) -> JobLock | None:
+        """Take the lock of a job, also that of an owner that is dead.
+
+        Args:
+            key: Name of the job, which is part of the file's name.
+            checkpoint: File that shows that an owner made progress before it died.
+            report: Called with a sentence if the job is taken over.
+
+        Returns:
+            The lock, or None if another process has it.
+
+        Raises:
+            AbandonedJob: If too many owners died in a row.
+            ConfigError: If the folder cannot be written to.
+        """
+        with self._writable():
+            last = self._last(key)
+            if last is not None and not self._is_abandoned(last):
+                return None
+            saved = _saved_at(checkpoint)
+            deaths = 0 if last is None else self._count_deaths(key, last, saved)
+            number = 0 if last is None else last.number + 1
+            lock = self._create(key, number, deaths, saved)
+            if lock is None:
+                return None
+            files = {file.number: file for file in self._files(key)}
+            previous = None if last is None else files.get(last.number)
+            # In the meantime others may have taken over or done the job, or its owner may be awake again.
+            if max(files, default=-1) > number or previous != last:
+                lock.release()
+                return None
+            for file in files.values():
+                if file.number < number:
+                    file.path.unlink(missing_ok=True)
+        if last is not None and report is not None:
+            report(f"Taking over {key} from {last.owner or 'an unknown process'}, which is dead or suspended.")
+        return lock
+
+    def exclusively(self, key: str, function: Callable[[], Result], report: Report | None = None) -> Result:
+        """Call a function that one process at a time may run, and wait for others that do.
+
+        Args:
+            key: Name of the lock.
+            function: The function. It is called again if its lock was lost, which stops its writes.
+            report: Called with a sentence while others are waited for.
+        """
+        waits_for = None
+        while True:
+            lock = self.claim(key)
+            if lock is not None:
+                try:
+                    with lock.held():
+                        return function()
+                except LostLock:
+                    continue
+            owner = self.owner(key)
+            if owner is not None and owner != waits_for and report is not None:
+                report(f"Waiting for {owner}, which has the lock '{key}'.")
+            waits_for = owner
+            time.sleep(self.poll_seconds)
+
+    def _files(self, key: str) -> list[_File]:
+        """Return the lock files of a job by their numbers: several while one is taken over."""
+        pattern = re.compile(re.escape(key) + r"\.(\d+)\.lock")
+        matches = [match for name in os.listdir(self.folder) if (match := pattern.fullmatch(name))]
+        files = []
+        for match in matches:
+            path = self.folder / match[0]
+            # Another process may remove it at any moment.
+            with suppress(FileNotFoundError), path.open("rb") as file:
+                touched = os.fstat(file.fileno()).st_mtime
+                owner = Owner.parse(file.read(_MAX_RECORD_BYTES))
+                files.append(_File(path, int(match[1]), owner, touched))
+        return sorted(files, key=lambda file: file.number)
+
+    def _last(self, key: str) -> _File | None:
+        files = self._files(key)
+        return files[-1] if files else None
+
+    def _is_abandoned(self, file: _File) -> bool:
+        """Return True if the owner of a lock is dead, or has not touched it for too long."""
+        if file.owner is not None and file.owner.machine == _machine() is not None and _is_unlocked(file.path):
+            return True
+        seconds = self.seconds if file.owner is None else file.owner.seconds
+        return self._now() - file.touched > MISSED_HEARTBEATS * seconds
+
+    def _now(self) -> float:
+        """Return the time by the clock of the file system, which all machines share."""
+        descriptor, path = tempfile.mkstemp(dir=self.folder, prefix=".now-")
+        try:
+            return os.fstat(descriptor).st_mtime
+        finally:
+            os.close(descriptor)
+            os.unlink(path)
+
+    def _count_deaths(self, key: str, last: _File, saved: int | None) -> int:
+        """Return the deaths in a row with that of the last owner.
+
+        Raises:
+            AbandonedJob: If there are too many.
+        """
+        deaths = 1
+        if last.owner is not None and last.owner.checkpoint == saved:
+            deaths += last.owner.deaths
+        if deaths >= MAX_DEATHS:
+            raise AbandonedJob(
+                f"The processes that ran {key} died {deaths} times in a row without a new checkpoint, the last one as "
+                f"{last.owner or 'an unknown process'}. Look for the reason, such as memory that ran out, remove "
+                f"'{last.path}', and run the same command again."
+            )
+        return deaths
+
+    def _create(self, key: str, number: int, deaths: int, saved: int | None) -> JobLock | None:
+        """Create a lock file; None if it exists."""
+        path = self.folder / f"{key}.{number}.lock"
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            return None
+        try:
+            # Before the owner is named: others take a named owner without this lock for dead.
+            machine = _machine() if _lock(descriptor) else None
+            token = secrets.token_hex(16)
+            owner = Owner(socket.gethostname(), os.getpid(), machine, token, self.seconds, deaths, saved)
+            os.write(descriptor, owner.document())
+            os.fsync(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            path.unlink(missing_ok=True)
+            raise
+        return JobLock(path, owner, descriptor)
+
+    @contextmanager
+    def _writable(self) -> Iterator[None]:
+        try:
+            self.folder.mkdir(exist_ok=True)
+            yield
+        except OSError as error:
+            raise ConfigError(
+                f"Cannot write to the folder '{self.folder.parent}': {error.strerror}. Each machine that shares it "
+                "must be able to write to it; change its permissions, or name another folder with --output."
+            ) from error
+
+
+def heartbeat_seconds() -> float:
+    """Return the interval of the heartbeat, from ``STABLERNN_HEARTBEAT_SECONDS`` or the default.
+
+    Raises:
+        ConfigError: If it is not a number of seconds from 0.1 to 3,600.
+    """
+    text = os.environ.get(HEARTBEAT_VARIABLE)
+    if not text:
+        return HEARTBEAT_SECONDS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0.1 <= seconds <= 3600:
+        raise ConfigError(f"{HEARTBEAT_VARIABLE} must be a number from 0.1 to 3600, got '{text}'.")
+    return seconds
+
+
+@cache
+def _machine() -> str | None:
+    """Return an id that the processes of one running system share, containers among them; None where there is none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
+    except (OSError, ValueError):
+        return None
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock an open file for this process until it closes it or ends; return False if that is not possible."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_unlocked(path: Path) -> bool:
+    """Return True if no process of this machine has locked a file."""
+    try:
+        # Network file systems lock exclusively only what is open for writing.
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        return _lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _saved_at(checkpoint: Path | None) -> int | None:
+    """Return the time at which a checkpoint was written, in nanoseconds; None if there is none."""
+    if checkpoint is None:
+        return None
+    try:
+        return checkpoint.stat().st_mtime_ns
+    except OSError:
+        return None
