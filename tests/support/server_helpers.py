@@ -36,9 +36,12 @@ def serve(app: FastAPI) -> Iterator[Running]:
         thread = threading.Thread(target=server.serve_on, args=(listener,), daemon=True)
         thread.start()
         assert ready.wait(20), "the server did not start in time"
-        yield Running(app, listener.getsockname()[1])
-        server.should_exit = True
-        thread.join(20)
+        # `closing` ends the iterator by an exception where it waits.
+        try:
+            yield Running(app, listener.getsockname()[1])
+        finally:
+            server.should_exit = True
+            thread.join(20)
 
 
 def json_tensor(name: str, value: np.ndarray) -> dict[str, Any]:
