@@ -71,13 +71,18 @@ def library_messages(output: Output) -> Iterator[None]:
 
 
 class _NoteHandler(logging.Handler):
-    """A handler that prints log records as notes and warnings on stderr."""
+    """A handler that prints log records as notes and warnings on stderr, each text once."""
 
     def __init__(self, output: Output) -> None:
         super().__init__()
         self._output = output
+        self._printed: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
+        # A search and the training after it both load the data, and find the same in it.
+        if record.getMessage() in self._printed:
+            return
+        self._printed.add(record.getMessage())
         if record.levelno >= logging.WARNING:
             self._output.warn(record.getMessage())
         else:
