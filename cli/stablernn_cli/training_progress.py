@@ -28,23 +28,21 @@ def progress_report(output: Output) -> Iterator[Callable[[Progress], None] | Non
     bar = ProgressBar(
         TextColumn("epoch {task.fields[epoch]}"),
         BarColumn(),
-        TextColumn("loss {task.fields[loss]}  {task.fields[metric]}"),
+        TextColumn("{task.fields[scores]}"),
         TimeRemainingColumn(),
         console=Console(stderr=True),
     )
     with bar:
         # The number of steps is known with the first report only.
-        row = bar.add_task("", total=None, epoch="-", loss="-", metric="")
+        row = bar.add_task("", total=None, epoch="-", scores="")
 
         def report(progress: Progress) -> None:
-            metric = "" if progress.metric is None else f"validation {progress.metric_name} {figure(progress.metric)}"
             bar.update(
                 row,
                 completed=progress.step,
                 total=progress.total_steps,
                 epoch=f"{progress.epoch}/{progress.epochs}",
-                loss=figure(progress.loss),
-                metric=metric,
+                scores="  ".join(_scores(progress)),
             )
 
         yield report
@@ -89,6 +87,12 @@ class _NoteHandler(logging.Handler):
             self._output.note(record.getMessage())
 
 
+def _scores(progress: Progress) -> list[str]:
+    """Return the scores so far as text; there is no metric where the validation split is trained on, too."""
+    metric = [] if progress.metric is None else [f"validation {progress.metric_name} {figure(progress.metric)}"]
+    return [f"loss {figure(progress.loss)}", *metric]
+
+
 class _EpochLines:
     """A callback that prints a line for each validated epoch."""
 
@@ -100,8 +104,6 @@ class _EpochLines:
     def __call__(self, progress: Progress) -> None:
         # A step is reported once; the second report of the same step comes after the epoch's validation.
         if progress.step == self._last_step:
-            self._output.note(
-                f"epoch {progress.epoch}/{progress.epochs}  loss {figure(progress.loss)}  validation "
-                f"{progress.metric_name} {figure(progress.metric)}  {time.monotonic() - self._start:.0f} s"
-            )
+            epoch, seconds = f"epoch {progress.epoch}/{progress.epochs}", time.monotonic() - self._start
+            self._output.note("  ".join([epoch, *_scores(progress), f"{seconds:.0f} s"]))
         self._last_step = progress.step

@@ -6,8 +6,11 @@ import logging
 
 import pytest
 
+from cli_helpers import NO_PLOTS, Workplace
 from stablernn_cli.output import Output
 from stablernn_cli.training_progress import library_messages
+
+TINY = ("--data", "digits", "--cell", "rnn", "--hidden-size", 4, "--max-steps", 2, *NO_PLOTS)
 
 
 def test_a_note_on_the_data_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -16,3 +19,11 @@ def test_a_note_on_the_data_is_printed_once(capsys: pytest.CaptureFixture[str]) 
         for missing in (2, 2, 3):
             log.info("Data: %d missing values.", missing)
     assert capsys.readouterr().err == "Data: 2 missing values.\nData: 3 missing values.\n"
+
+
+def test_epochs_without_validation_have_the_training_loss(empty: Workplace) -> None:
+    result = empty.ok("train", *TINY, "--set", "training.refit=true", "--run-dir", "run")
+    (line,) = [line for line in result.err.splitlines() if line.startswith("epoch 1/1")]
+    assert line.startswith("epoch 1/1  loss 2.")
+    assert "validation" not in line
+    assert "-" not in line
