@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 # Into a pipe or a file no number or path is cut to the width of a terminal.
 _PIPED_WIDTH = 200
+# Terminals in which rich does not draw a spinner or a bar, so that nothing would be shown at all.
+_FIXED_TERMINALS = ("dumb", "unknown")
 # More than any table needs.
 _UNLIMITED_WIDTH = 100_000
 
@@ -50,8 +54,8 @@ class Output:
 
     @property
     def is_live(self) -> bool:
-        """True if progress may be redrawn in place: stderr is a terminal."""
-        return sys.stderr.isatty() and not self.quiet
+        """True if progress may be redrawn in place: stderr is a terminal that can move its cursor."""
+        return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in _FIXED_TERMINALS and not self.quiet
 
     def note(self, text: str) -> None:
         """Print a line on stderr, unless quiet."""
@@ -122,20 +126,54 @@ class Output:
 
     @contextmanager
     def status(self, text: str) -> Iterator[None]:
-        """Print what is being done, with a spinner in a terminal."""
+        """Print what is being done, and the stages of it that the library logs; with a spinner in a terminal."""
         if not self.is_live:
             self.note(text)
-            yield
+            with library_stages(self.note):
+                yield
             return
         from rich.console import Console
+        from rich.text import Text
 
-        with Console(stderr=True).status(text):
+        # Text, because rich would take brackets in a path for styles.
+        with (
+            Console(stderr=True).status(Text(text)) as spinner,
+            library_stages(lambda stage: spinner.update(Text(stage))),
+        ):
             yield
 
     def _console(self) -> Console:
         from rich.console import Console
 
         return Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
+
+
+@contextmanager
+def library_stages(show: Callable[[str], object]) -> Iterator[None]:
+    """Call ``show`` with each stage of long work that the library logs to ``stablernn.progress``."""
+    logger = logging.getLogger("stablernn.progress")
+    before = logger.handlers, logger.level, logger.propagate
+    # Alone: of two that are nested, the inner one shows the stage.
+    logger.handlers = [_StageHandler(show)]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.handlers, level, logger.propagate = before
+        # By its method, which clears what the logger remembers of levels.
+        logger.setLevel(level)
+
+
+class _StageHandler(logging.Handler):
+    """A handler that passes the text of log records on."""
+
+    def __init__(self, show: Callable[[str], object]) -> None:
+        super().__init__()
+        self._show = show
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._show(record.getMessage())
 
 
 def plain(value: object) -> Any:

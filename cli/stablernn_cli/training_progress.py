@@ -8,17 +8,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from stablernn_cli.output import Output, figure
+from stablernn_cli.output import Output, figure, library_stages
 
 if TYPE_CHECKING:
     from stablernn.training import Progress
 
+_LONG_EPOCH_SECONDS = 10.0
+"""Time without a line after which one is printed within an epoch."""
+
 
 @contextmanager
 def progress_report(output: Output) -> Iterator[Callable[[Progress], None] | None]:
-    """Give the callback that training reports to: a progress bar in a terminal, else a line for each epoch."""
+    """Give the callback that training reports to: a progress bar in a terminal, else lines for stages and epochs."""
     if not output.is_live:
-        yield None if output.quiet else _EpochLines(output)
+        with library_stages(output.note):
+            yield None if output.quiet else _EpochLines(output)
         return
     # Under another name: `Progress` is the report of training here.
     from rich.console import Console
@@ -26,22 +30,22 @@ def progress_report(output: Output) -> Iterator[Callable[[Progress], None] | Non
     from rich.progress import Progress as ProgressBar
 
     bar = ProgressBar(
-        TextColumn("epoch {task.fields[epoch]}"),
+        TextColumn("{task.fields[stage]}", markup=False),
         BarColumn(),
         TextColumn("{task.fields[scores]}"),
         TimeRemainingColumn(),
         console=Console(stderr=True),
     )
-    with bar:
-        # The number of steps is known with the first report only.
-        row = bar.add_task("", total=None, epoch="-", scores="")
+    # The number of steps is known with the first report only.
+    row = bar.add_task("", total=None, stage="", scores="")
+    with bar, library_stages(lambda text: bar.update(row, stage=text)):
 
         def report(progress: Progress) -> None:
             bar.update(
                 row,
                 completed=progress.step,
                 total=progress.total_steps,
-                epoch=f"{progress.epoch}/{progress.epochs}",
+                stage=f"epoch {progress.epoch}/{progress.epochs}",
                 scores="  ".join(_scores(progress)),
             )
 
@@ -94,16 +98,30 @@ def _scores(progress: Progress) -> list[str]:
 
 
 class _EpochLines:
-    """A callback that prints a line for each validated epoch."""
+    """A callback that prints a line for each validated epoch, and within long epochs one now and then."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
         self._last_step = -1
         self._start = time.monotonic()
+        # From the first step on, before which a search may take long.
+        self._last_line: float | None = None
 
     def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        epoch = f"epoch {progress.epoch}/{progress.epochs}"
         # A step is reported once; the second report of the same step comes after the epoch's validation.
         if progress.step == self._last_step:
-            epoch, seconds = f"epoch {progress.epoch}/{progress.epochs}", time.monotonic() - self._start
-            self._output.note("  ".join([epoch, *_scores(progress), f"{seconds:.0f} s"]))
+            self._print([epoch, *_scores(progress)], now)
+        elif self._last_line is None:
+            self._last_line = now
+        elif now - self._last_line > _LONG_EPOCH_SECONDS:
+            # The metric is that of an earlier epoch.
+            self._print(
+                [epoch, f"step {progress.step:,} of {progress.total_steps:,}", f"loss {figure(progress.loss)}"], now
+            )
         self._last_step = progress.step
+
+    def _print(self, parts: list[str], now: float) -> None:
+        self._output.note("  ".join([*parts, f"{now - self._start:.0f} s"]))
+        self._last_line = now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,8 @@ from stablernn.training.settings.load import load_config
 from stablernn.training.settings.resolve import resolve
 from stablernn.training.speed import measure_speed
 from stablernn.training.tasks import task_for
+
+_PROGRESS = logging.getLogger("stablernn.progress")
 
 RESULTS, TABLE, FIGURE = "results.json", "table.md", "critical_difference.png"
 
@@ -118,6 +121,8 @@ def compare(
         if progress is not None:
             progress(job.name, done, len(runs))
 
+    if waiting:
+        _PROGRESS.info("Training %d of %d runs ...", len(waiting), len(runs))
     run_jobs([_job(run) for run in waiting], jobs, locks, finished, report)
     run_jobs(plan.baseline_jobs(), 1, locks, lambda _: None, report)
     return locks.exclusively("results", lambda: plan.write_results(runs), report)

@@ -32,6 +32,7 @@ from stablernn.nn.training_calls import warn_of_missing_calls
 __all__ = ["FORMATS", "ExportReport", "export"]
 
 logger = logging.getLogger(__name__)
+_PROGRESS = logging.getLogger("stablernn.progress")
 
 FORMATS = ("onnx", "torchscript")
 MAX_PARITY_STEPS = 1000
@@ -112,10 +113,12 @@ def export(
     warn_of_missing_calls(model, stacklevel=2)
     if inputs_within is not None and not isinstance(inputs_within, InputRange):
         inputs_within = InputRange.of(inputs_within)
+    _PROGRESS.info("Writing the graphs ...")
     frozen = frozen_copy(model)
     parts = export_parts(frozen)
     scripted = torchscript.script(frozen) if "torchscript" in formats else None
     graphs, parity = _build_graphs(frozen, parts, scripted, parity_lengths(steps or 1))
+    _PROGRESS.info("Computing the certificate ...")
     certificate = certificate_document(frozen, inputs=inputs_within)
     signature = model_signature(frozen)
 
@@ -157,6 +160,7 @@ def _build_graphs(
             sequence = sequence_graph(parts, is_reduced=is_reduced).SerializeToString()
         else:
             sequence = resampled_sequence_graph(model, parts, is_reduced=is_reduced).SerializeToString()
+        _PROGRESS.info("Comparing the graphs with torch, over up to %s steps ...", format(max(lengths), ","))
         if step is None:
             report = measure_resampled_parity(model, sequence, lengths=lengths)
         else:

@@ -27,6 +27,7 @@ from stablernn.training.tasks.task import FinalScores
 from stablernn.training.verdict import judge
 
 _LOG = logging.getLogger("stablernn.training")
+_PROGRESS = logging.getLogger("stablernn.progress")
 
 
 def finish(
@@ -47,6 +48,7 @@ def finish(
     """
     # Scores, certificate and figures are of the weights that are kept, not of the last ones.
     trainer.load_best()
+    _PROGRESS.info("Scoring the best weights ...")
     calibration = task.calibrate(trainer.model, config, reference)
     if calibration:
         write_json(directory.calibration, calibration)
@@ -65,6 +67,7 @@ def finish(
         note = "" if improvement is None else ", still improving when stopped"
         draw_curves(plots, records, headline, best_epoch, directory.path.name, note=note)
     scores = task.final_scores(TorchPredictor(trainer.model), config, plots)
+    _PROGRESS.info("Computing what is proved ...")
     sentence = describe_proof(trainer, task.scorer("validation", config), inputs)
     if sentence is not None:
         _LOG.info(sentence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from stablernn.data.readers.paths import is_table
 from stablernn.data.step_data import Data
 from stablernn.training.settings.config import Config, data_options
 from stablernn.training.tasks import Task, task_for, task_type
+
+_PROGRESS = logging.getLogger("stablernn.progress")
 
 
 def load_run_data(
@@ -49,6 +52,7 @@ def load_run_data(
         # Before a run has begun, its settings may leave the task to the data.
         task = Task if config.task.name is None else task_type(config.task.name)
         options = task.select_columns(options, features, targets)
+    _PROGRESS.info("Reading %s ...", options.source)
     data = prepare_data(load_source(options), config)
     model = config.model
     # Before a run has begun, its settings do not say yet whether the times are used.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -39,6 +40,8 @@ from stablernn.training.tasks import Task, task_for
 
 if TYPE_CHECKING:
     from stablernn.training.search import Budget
+
+_PROGRESS = logging.getLogger("stablernn.progress")
 
 
 def train(
@@ -212,6 +215,7 @@ def _fit_and_finish(
         trainer.restore(last)
     if processes.is_main:
         directory.drop_records_after(trainer.position.epoch)
+    _PROGRESS.info("Training %s ...", config.model.cell)
     try:
         if not trainer.fit(progress):
             raise _interrupted(directory, trainer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 
 import pytest
@@ -11,6 +12,11 @@ from stablernn_cli.output import Output
 from stablernn_cli.training_progress import library_messages
 
 TINY = ("--data", "digits", "--cell", "rnn", "--hidden-size", 4, "--max-steps", 2, *NO_PLOTS)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_a_note_on_the_data_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,3 +33,38 @@ def test_epochs_without_validation_have_the_training_loss(empty: Workplace) -> N
     assert line.startswith("epoch 1/1  loss 2.")
     assert "validation" not in line
     assert "-" not in line
+
+
+def test_train_and_export_say_what_they_do(empty: Workplace) -> None:
+    trained = empty.ok("train", *TINY, "--run-dir", "run").err.splitlines()
+    stages = [line for line in trained if line.endswith(" ...")]
+    assert stages == [
+        "Loading ...",
+        "Reading digits ...",
+        "Training rnn ...",
+        "Scoring the best weights ...",
+        "Computing what is proved ...",
+    ]
+    exported = empty.ok("export", "run", "--name", "digits").err.splitlines()
+    assert [line for line in exported if line.endswith(" ...")] == [
+        "Exporting run and comparing the graphs with torch ...",
+        "Writing the graphs ...",
+        "Comparing the graphs with torch, over up to 64 steps ...",
+        "Computing the certificate ...",
+    ]
+    # A terminal that cannot draw a spinner gets the lines of a pipe.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TERM", "dumb")
+        terminal = Terminal()
+        assert empty("certify", "run", stderr=terminal).code == 0
+    assert terminal.getvalue() == "Certifying run ...\n"
+
+
+def test_quiet_prints_no_stages(empty: Workplace) -> None:
+    assert empty.ok("-q", "train", *TINY, "--run-dir", "run").err == ""
+
+
+def test_a_long_epoch_has_lines_of_its_own(empty: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stablernn_cli.training_progress._LONG_EPOCH_SECONDS", 0.0)
+    lines = empty.ok("train", *TINY, "--run-dir", "run").err.splitlines()
+    assert [line.split("  ")[1] for line in lines if line.startswith("epoch")][0] == "step 2 of 2"

@@ -98,7 +98,8 @@ def compare(
     def show_progress(name: str, done: int, total: int) -> None:
         out.note(f"{done} of {total}: {name}")
 
-    results = run_comparison(comparison, output, jobs=jobs, progress=show_progress, report=out.note)
+    with out.status(f"Training and measuring {cells} on {', '.join(data)} ..."):
+        results = run_comparison(comparison, output, jobs=jobs, progress=show_progress, report=out.note)
     if as_json:
         out.document(results)
     else:

@@ -227,9 +227,10 @@ def _reproduce(
         from stablernn.training.loop.environment import environment
     if not short and (environment(device("cpu"))["commit"] or "").endswith("-dirty"):
         output.note("Note: the code has uncommitted changes, so these results cannot be reproduced from a commit.")
-    results = reproduce(
-        key, SHORT if short else FULL, folder, length=Length(epochs, steps), report=output.note, **arguments
-    )
+    with output.status(f"Running the models of {key} ..."):
+        results = reproduce(
+            key, SHORT if short else FULL, folder, length=Length(epochs, steps), report=output.note, **arguments
+        )
     if output.as_json:
         output.document(results)
     else:

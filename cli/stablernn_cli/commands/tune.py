@@ -142,19 +142,17 @@ def tune(
         limit = None if timeout is None else Budget.parse(timeout).seconds
         if timeout is not None and limit is None:
             raise ConfigError(f"--timeout is a time such as 90s, 30m or 2h, got '{timeout}'. --trials is a number.")
-    results = search(
-        settings,
-        TuneOptions(
-            cells=cells,
-            trials=trials or (DEFAULT_TRIALS if timeout is None else None),
-            seconds=limit,
-            workers=workers,
-            output=output or default_output(settings.data.source, cells),
-            storage=storage,
-            require=require,
-        ),
-        output_.note,
+    search_options = TuneOptions(
+        cells=cells,
+        trials=trials or (DEFAULT_TRIALS if timeout is None else None),
+        seconds=limit,
+        workers=workers,
+        output=output or default_output(settings.data.source, cells),
+        storage=storage,
+        require=require,
     )
+    with output_.status(f"Searching; the trials are in {search_options.output} ..."):
+        results = search(settings, search_options, output_.note)
     results["command"] = explicit_command(results["best"], options, config=config, overrides=overrides)
     if as_json:
         output_.document(results)

@@ -47,6 +47,7 @@ from stablernn.training.settings.config import Config
 from stablernn.training.settings.resolve import described_cell
 
 _LOG = logging.getLogger("stablernn.training")
+_PROGRESS = logging.getLogger("stablernn.progress")
 
 PARTS = 5
 LEAST_TRAINED = 0.5
@@ -183,6 +184,7 @@ class _Search:
         self._most_seconds: float | None = None
 
     def run(self, workers: Workers, stop: Event) -> Choice:
+        _PROGRESS.info("Comparing recipes ...")
         step_seconds, whole_steps = self._measure(workers, stop)
         plan = self._plan(workers, step_seconds, whole_steps)
         if plan is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from stablernn.training.tune.spaces import CELL
 from stablernn.training.tune.storage import HEARTBEAT_SECONDS
 from stablernn.training.tune.study import StartedTrial, TuningStudy
 from stablernn.training.tune.workers import READY, STARTED, Message, Worker, interrupt, open_workers, receive_all
+
+_PROGRESS = logging.getLogger("stablernn.progress")
 
 _POLL_SECONDS = 0.2
 """Interval at which a stop by the user is checked for."""
@@ -155,6 +158,7 @@ class _Search:
             InterruptedRun: If the user stopped it.
             StableRNNError: An error that other trials would meet too, such as a full disk.
         """
+        _PROGRESS.info("Training trials ...")
         with stop_signals() as stop, open_workers() as self._workers:
             try:
                 while not stop.is_set() and not self._is_over():
