@@ -13,6 +13,7 @@ import numpy as np
 from stablernn.certificates.certificate import Certificate, certify
 from stablernn.certificates.input_range import InputRange, training_range
 from stablernn.errors import ConfigError, did_you_mean
+from stablernn.estimators.argument_errors import argument_errors
 from stablernn.estimators.fitted_run import ESTIMATOR_FILE, FittedRun, RegistryVersion
 from stablernn.estimators.notebook import fit_as_html
 from stablernn.estimators.stream import Stream
@@ -204,7 +205,12 @@ class RunEstimator(BaseEstimator):  # type: ignore[misc]
         return training_range(self._fitted.data) if self._fitted.data.get("input_range") else None
 
     def _train_on_file(
-        self, filename: str, write: Callable[[Path], None], data_settings: Mapping[str, Any], facts: Mapping[str, Any]
+        self,
+        filename: str,
+        write: Callable[[Path], None],
+        data_settings: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        kind: str = "array",
     ) -> FittedRun:
         """Train on data that is written into the directory of the run.
 
@@ -213,6 +219,7 @@ class RunEstimator(BaseEstimator):  # type: ignore[misc]
             write: Writes the data to a path.
             data_settings: Settings that say how the file is read, by dotted key.
             facts: Content of ``estimator.json``.
+            kind: Form of the argument in messages, see :func:`stablernn.estimators.argument_errors.argument_errors`.
 
         Raises:
             ConfigError: If a parameter or a setting is not allowed.
@@ -224,7 +231,10 @@ class RunEstimator(BaseEstimator):  # type: ignore[misc]
         refuse_several_processes("An estimator", "Call `stablernn.training.train` on a file to share it by processes.")
         self._check_length()
         budget = self._check_budget()
-        with tempfile.TemporaryDirectory(prefix="stablernn-fit-") as temporary:
+        with (
+            argument_errors(filename, self.parameter_keys, kind),
+            tempfile.TemporaryDirectory(prefix="stablernn-fit-") as temporary,
+        ):
             directory = Path(temporary)
             # Settings are checked before a directory is left behind.
             config = self._config(directory / filename, data_settings)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -13,6 +14,7 @@ import polars as pl
 
 from stablernn.data.prediction_inputs import InputSet, read_inputs
 from stablernn.errors import ConfigError
+from stablernn.estimators.argument_errors import argument_errors
 from stablernn.estimators.base import SETTINGS, RunEstimator
 from stablernn.estimators.fitted_run import FittedRun
 from stablernn.estimators.series_frames import Forecasts, SeriesTable, in_form_of, read_series
@@ -190,7 +192,7 @@ class StableForecaster(RunEstimator):
             data_settings["data.stamps"] = "step"
             if self.target is None:
                 data_settings["data.target"] = table.channels
-        run = self._train_on_file(_FILE, table.frame.write_parquet, data_settings, table.form())
+        run = self._train_on_file(_FILE, table.frame.write_parquet, data_settings, table.form(), table.shape_name)
         last_rows = _last_rows(table.frame, self.id_column, self.time_column, int(run.data["context_length"]))
         content = io.BytesIO()
         last_rows.write_parquet(content)
@@ -252,9 +254,7 @@ class StableForecaster(RunEstimator):
         # One window of each series: its last steps are the test split.
         data_config = run.config.data.model_copy(update={"test_steps": horizon, "validation_steps": horizon})
         config = run.config.model_copy(update={"data": data_config})
-        with tempfile.TemporaryDirectory(prefix="stablernn-score-") as folder:
-            path = Path(folder) / "X.parquet"
-            table.frame.write_parquet(path)
+        with self._written(table) as path:
             data = load_run_data(config, str(path), features=run.data["features"], targets=run.data["targets"])
             scores = evaluate(TorchPredictor(run.model), data, quantiles=run.config.task.quantiles)
         return 1 - float(scores["relative_mae"])
@@ -273,11 +273,20 @@ class StableForecaster(RunEstimator):
             )
         return SeriesTable.with_form(pl.read_parquet(io.BytesIO(run.files[_CONTEXT])), run.estimator)
 
-    def _forecasts(self, table: SeriesTable) -> Forecasts:
-        run = self._fitted
-        with tempfile.TemporaryDirectory(prefix="stablernn-predict-") as folder:
+    @contextmanager
+    def _written(self, table: SeriesTable) -> Iterator[Path]:
+        """Give the path of a file with series; errors on it name the argument."""
+        with (
+            argument_errors("X.parquet", self.parameter_keys, table.shape_name),
+            tempfile.TemporaryDirectory(prefix="stablernn-series-") as folder,
+        ):
             path = Path(folder) / "X.parquet"
             table.frame.write_parquet(path)
+            yield path
+
+    def _forecasts(self, table: SeriesTable) -> Forecasts:
+        run = self._fitted
+        with self._written(table) as path:
             inputs = self._read(run, path)
         outputs = run_batches(TorchPredictor(run.model), inputs)
         horizon = int(run.data["horizon"])

@@ -69,17 +69,18 @@ def from_sequences(X: Any) -> SequenceArrays:
                 f"X[{index}] has the columns {format_names(_feature_names(sequence) or ('none',))}, X[0] has "
                 f"{format_names(names or ('none',))}; all sequences must have the same, in the same order."
             )
-        values.append(finite_float32(array, functools.partial(_location, start=(index,))))
+        values.append(finite_float32(array, functools.partial(element_name, start=(index,))))
     return SequenceArrays(values, names)
 
 
 def _from_cube(X: npt.NDArray[Any]) -> SequenceArrays:
-    values = finite_float32(X, _location)
+    values = finite_float32(X, element_name)
     check_resolution(X, lambda channel: f"Feature {channel} of X")
     return SequenceArrays(list(values), None)
 
 
-def _location(index: tuple[int, ...], start: tuple[int, ...] = ()) -> str:
+def element_name(index: tuple[int, ...], start: tuple[int, ...] = ()) -> str:
+    """Return the expression for an element of ``X``, within its element ``start`` if there is one."""
     return f"X[{', '.join(map(str, (*start, *index)))}]"
 
 

@@ -6,6 +6,7 @@ times, values. The same readers as for files then take it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,9 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from stablernn.data.arrays import finite_float32
 from stablernn.data.messages import format_names
 from stablernn.data.sequences import default_channel_names
 from stablernn.errors import DataError
+from stablernn.estimators.sequence_arrays import element_name
 
 FORMS = (
     "a frame of pandas or polars with a column of times, a series or frame of pandas indexed by time, an array "
@@ -47,6 +50,11 @@ class SeriesTable:
     is_indexed: bool = False
     time_zone: str | None = None
     dimensions: int = 1
+
+    @property
+    def shape_name(self) -> str:
+        """The library of a frame; ``series`` for an array of one series, ``array`` for all other arrays."""
+        return "series" if self.kind == "array" and self.dimensions in (1, 2) else self.kind
 
     def form(self) -> dict[str, Any]:
         """Return the form as JSON types, without the series."""
@@ -157,6 +165,9 @@ def _from_arrays(X: Any, id_column: str, time_column: str) -> SeriesTable:
     if not arrays or any(array.ndim not in (1, 2) or 0 in array.shape for array in arrays):
         shapes = ", ".join(str(array.shape) for array in arrays[:3])
         raise DataError(f"X must be {FORMS}, none of it empty, got {shapes}.")
+    for number, array in enumerate(arrays):
+        start = (number,) if dimensions in (0, 3) else ()
+        finite_float32(array, functools.partial(element_name, start=start))
     arrays = [array[:, None] if array.ndim == 1 else array for array in arrays]
     widths = {array.shape[1] for array in arrays}
     if len(widths) > 1:

@@ -23,7 +23,7 @@ from sklearn.preprocessing import StandardScaler
 
 import stablernn as srn
 from cli_helpers import Workplace
-from stablernn.errors import ConfigError
+from stablernn.errors import ConfigError, DataError
 from stablernn.training import load_run
 from stablernn.training.callbacks import Callback
 from stablernn_registry import Registry
@@ -234,6 +234,12 @@ def test_groups_are_held_out_as_a_whole() -> None:
         classifier.fit(X, Y, groups=[1, 2, 3])
 
 
+def test_groups_are_named_by_the_argument() -> None:
+    message = "groups has one group only ('1'), so that none can be held out. Leave groups out, or add sequences"
+    with pytest.raises(DataError, match="^" + re.escape(message)):
+        srn.StableClassifier(**QUICK).fit(X, Y, groups=[1] * 80)
+
+
 def test_it_can_be_pickled_with_its_fit(fitted: srn.StableClassifier) -> None:
     again = pickle.loads(pickle.dumps(fitted))
     np.testing.assert_array_equal(again.predict_proba(X), fitted.predict_proba(X))
@@ -323,6 +329,8 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "text": ([["a", "b"], ["c"]] * 40, Y, "X[0] is no array of numbers"),
     "four axes": ([np.zeros((2, 2, 2))] * 80, Y, "Found array with dim 4"),
     "no sequence": (np.empty((0, 3, 1)), [], "X has no sequence. Give a table (n, time), an array (n, time, features)"),
+    "a feature of nothing": (np.full((80, 9, 1), np.nan), Y, "X has no value at all in the training split."),
+    "a label for each": (X[:18], np.arange(18), "X has one sequence for each label, none can be held out"),
     "lost digits": (X[:, :, None] + 1e12, Y, "Subtract an offset"),
 }
 
@@ -338,7 +346,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "a key without section": ({"settings": {"lr": 1.0}}, "has a section and a name, such as 'training.clip_norm'"),
     "a file": ({"settings": {"data.source": "x.npz"}}, "'data.source' names a file, and an estimator is fitted to"),
     "a budget of a cell": ({"budget": "60s"}, "A budget is for choosing a cell, got budget='60s' for cell='gru'."),
-    "a size of zero": ({"hidden_size": 0}, "model.hidden_size must be greater than or equal to 1, got 0."),
+    "a size of zero": ({"hidden_size": 0}, "hidden_size must be greater than or equal to 1, got 0."),
     "two lengths": ({"max_steps": 3}, "epochs and max_steps exclude each other, got 8 and 3."),
 }
 

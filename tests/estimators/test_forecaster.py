@@ -247,7 +247,35 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "All series of X must have as many channels, got 1 and 2.",
     ),
     "an empty array": (lambda: srn.StableForecaster().fit(np.zeros((0,))), "none of it empty, got (0,)."),
-    "too short": (lambda: srn.StableForecaster(**QUICK).fit(load(60)), "has 60 steps, 78 are needed"),
+    "too short": (lambda: srn.StableForecaster(**QUICK).fit(load(60)), "X has 60 steps, 78 are needed"),
+    "a short one of several": (lambda: srn.StableForecaster(**QUICK).fit([load(), load(60)]), "X[1] has 60 steps"),
+    "infinity": (
+        lambda: srn.StableForecaster(**QUICK).fit([load(), np.where(np.arange(STEPS) == 7, np.inf, load())]),
+        "X[1, 7] is inf. Values must be finite float32 numbers",
+    ),
+    "text in a column": (
+        lambda: srn.StableForecaster(**QUICK).fit(
+            pd.DataFrame({"ds": TIMES, "y": ["1", "abc", *map(str, load()[2:])]})
+        ),
+        "X.iloc[1], column 'y': 'abc' is not a number. Correct it, leave it empty if the value is missing, or name the "
+        "columns to read by settings={'data.channels': [...]}.",
+    ),
+    "rows in disorder": (
+        lambda: srn.StableForecaster(**QUICK).fit(pl.DataFrame({"ds": TIMES[::-1], "y": load()})),
+        "in X[0]. Sort the rows, or pass settings={'data.sort': True}.",
+    ),
+    "short series among longer ones": (
+        lambda: srn.StableForecaster(**QUICK).fit(pd.concat([long_frame(("a",)), long_frame(("b",))[:40]])),
+        "X: series 'b' has 40 steps, 78 are needed",
+    ),
+    "a parameter": (
+        lambda: srn.StableForecaster(**QUICK, calendar=["hour"]).fit(load()),
+        "calendar.0 must be 'day', 'week' or 'year', got 'hour'.",
+    ),
+    "no value to forecast from": (
+        lambda: srn.StableForecaster(**QUICK).fit(load()).predict(np.full(STEPS, np.nan)),
+        "X has no value of y in its last",
+    ),
     "quantiles of frames": (
         lambda: srn.StableForecaster(**QUICK).fit(long_frame()).predict_quantiles(),
         "The quantiles of frames are columns of predict, such as q0.1.",
@@ -258,7 +286,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "another frequency": (
         lambda: srn.StableForecaster(**QUICK).fit(long_frame()).predict(long_frame()[::3]),
-        "and the model was trained on steps of 'h'",
+        "X: series 'north' is in steps of '3h', and the model was trained on steps of 'h'",
     ),
 }
 
