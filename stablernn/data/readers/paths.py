@@ -64,6 +64,10 @@ def detect_format(path: Path) -> str:
     name = path.name.lower()
     plain_name = _strip_compression(name)
     ending = Path(plain_name).suffix
+    if ending == ".hea":
+        raise errors.DataError(
+            f"'{path.name}' is a WFDB record, which is not read. docs/data.md shows how to convert it to .npz."
+        )
     if ending not in FORMAT_TASKS or (ending in _BINARY and plain_name != name):
         raise errors.DataError(
             f"'{path.name}' has no ending that is read. Known are .npz, .parquet, .xlsx, .ts, .tsv, .arff and .csv; "
