@@ -110,6 +110,13 @@ SetOption = Annotated[
     ),
 ]
 # Options of `train` and of `quickstart`.
+TrackOption = Annotated[
+    list[str] | None,
+    training_option(
+        "Also log each run to tensorboard, mlflow or wandb, may be repeated; each takes its settings from its "
+        "environment variables."
+    ),
+]
 RunDirOption = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Directory of the run; default: a new one in runs/.", show_default=False),

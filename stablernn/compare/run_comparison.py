@@ -25,6 +25,7 @@ from stablernn.training.settings.load import load_config
 from stablernn.training.settings.resolve import resolve
 from stablernn.training.speed import measure_speed
 from stablernn.training.tasks import task_for
+from stablernn.training.trackers import open_trackers
 
 _PROGRESS = logging.getLogger("stablernn.progress")
 
@@ -44,6 +45,8 @@ class Comparison:
         seconds: Processor time of each run; None: that of the whole training of the first contender, on each data set.
         epochs: Passes of each run over the training data, instead of a time.
         baselines: Further models to score.
+        track: Names of trackers that each run is logged to, as of
+            :func:`stablernn.training.trackers.open_trackers`.
     """
 
     problems: Sequence[Problem]
@@ -54,6 +57,7 @@ class Comparison:
     seconds: float | None = None
     epochs: int | None = None
     baselines: Sequence[Baseline] = ()
+    track: tuple[str, ...] = ()
 
     def settings(self, problem: Problem, contender: Contender, seed: int) -> Config:
         """Return the settings of a run, before its length is known.
@@ -100,6 +104,8 @@ def compare(
     """
     if comparison.seconds is not None and comparison.epochs is not None:
         raise ConfigError("Runs are as long by time or by epochs: give seconds or epochs, not both.")
+    # A tracker whose library is missing would make every run fail.
+    open_trackers(comparison.track)
     check_overrides(comparison.overrides)
     for problem in comparison.problems:
         for contender in comparison.contenders:
@@ -182,6 +188,7 @@ class _Plan:
                             _with_length(config, steps),
                             self._output / "runs" / name,
                             self._output / "figures" / f"{name}.json",
+                            self._comparison.track,
                         )
                     )
         return runs

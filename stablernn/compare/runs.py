@@ -13,6 +13,7 @@ from stablernn.compare.step_time import step_milliseconds
 from stablernn.errors import TrainingError
 from stablernn.training import load_run, train
 from stablernn.training.settings.config import Config
+from stablernn.training.trackers import open_trackers
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class ComparedRun:
         config: Its settings, not resolved.
         path: The run directory.
         figures: File with the figures of the run.
+        track: Names of trackers that the run is logged to.
     """
 
     problem: Problem
@@ -34,6 +36,7 @@ class ComparedRun:
     config: Config
     path: Path
     figures: Path
+    track: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -62,7 +65,8 @@ def train_and_measure(run: ComparedRun) -> None:
         return round(spent + time.process_time() - began, 3)
 
     try:
-        summary = train(run.config, run.path, resume=(run.path / "config.yaml").is_file())
+        is_begun = (run.path / "config.yaml").is_file()
+        summary = train(run.config, run.path, resume=is_begun, callbacks=open_trackers(run.track))
     except TrainingError as error:
         write_json(run.figures, {"cpu_seconds": cpu_seconds(), "error": str(error), "metrics": {}})
         return

@@ -55,6 +55,7 @@ def compare(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each.")] = 1,
     output: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the comparison.")] = Path("comparison"),
+    track: config_options.TrackOption = None,
     config: config_options.ConfigOption = None,
     overrides: config_options.SetOption = None,
     as_json: JsonOption = False,
@@ -93,6 +94,7 @@ def compare(
             None if budget is None else _seconds(budget),
             epochs,
             baselines_of(_names(baselines or "")),
+            tuple(track or ()),
         )
 
     def show_progress(name: str, done: int, total: int) -> None:

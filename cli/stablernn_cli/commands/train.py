@@ -120,13 +120,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --run-dir from where it stopped.")
     ] = False,
-    track: Annotated[
-        list[str] | None,
-        training_option(
-            "Also log the run to tensorboard, mlflow or wandb, may be repeated; each takes its settings from its "
-            "environment variables."
-        ),
-    ] = None,
+    track: config_options.TrackOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model

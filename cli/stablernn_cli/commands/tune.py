@@ -100,6 +100,7 @@ def tune(
             autocompletion=complete_kind,
         ),
     ] = "none",
+    track: config_options.TrackOption = None,
     config: config_options.ConfigOption = None,
     overrides: config_options.SetOption = None,
     as_json: JsonOption = False,
@@ -150,6 +151,7 @@ def tune(
         output=output or default_output(settings.data.source, cells),
         storage=storage,
         require=require,
+        track=tuple(track or ()),
     )
     with output_.status(f"Searching; the trials are in {search_options.output} ..."):
         results = search(settings, search_options, output_.note)

@@ -18,6 +18,7 @@ from stablernn.training.loaded_run import load_run
 from stablernn.training.loop.base_trainer import Progress
 from stablernn.training.run_directory import RunDirectory
 from stablernn.training.settings.config import Config
+from stablernn.training.trackers import open_trackers
 from stablernn.training.train_model import train
 
 Status = Literal["done", "pruned", "weaker", "refused", "failed", "interrupted"]
@@ -32,12 +33,14 @@ class Order:
         directory: The run directory. A run in it is resumed.
         require: Weakest kind of certificate that is accepted.
         metric: Validation metric that models are chosen by.
+        track: Names of trackers that the run is logged to.
     """
 
     config: Config
     directory: Path
     require: str
     metric: str
+    track: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,8 @@ def run_trial(order: Order, report: Callable[[Scores], bool]) -> Outcome:
         watch = _Watch(order, directory, report)
         # A run that is resumed has its settings, with the data where they lie now.
         is_begun = directory.has_run
-        summary = train(None if is_begun else order.config, order.directory, is_begun, watch)
+        callbacks = open_trackers(order.track)
+        summary = train(None if is_begun else order.config, order.directory, is_begun, watch, callbacks=callbacks)
         kind = (summary["certificate"] or {}).get("kind") or proved_kind(order.directory)
         if is_weaker(kind, order.require):
             raise _EndOfTrial("weaker", _weaker(kind, order.require), kind)

@@ -21,6 +21,7 @@ from stablernn.training.search.trial import load_all
 from stablernn.training.settings.config import AUTO, Config
 from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import task_for
+from stablernn.training.trackers import open_trackers
 from stablernn.training.tune.folder import StudyFolder
 from stablernn.training.tune.objective import Order, Outcome, Scores
 from stablernn.training.tune.results import Results, write_results
@@ -52,6 +53,8 @@ class TuneOptions:
         output: Folder of the study; its name is that of the study in a database.
         storage: Database as SQLAlchemy names it; None for a journal in ``output``.
         require: Weakest kind of certificate that is accepted.
+        track: Names of trackers that each trial is logged to, as of
+            :func:`stablernn.training.trackers.open_trackers`.
     """
 
     cells: tuple[str, ...]
@@ -61,6 +64,7 @@ class TuneOptions:
     output: Path
     storage: str | None = None
     require: str = "none"
+    track: tuple[str, ...] = ()
 
 
 def tune(config: Config, options: TuneOptions, note: Callable[[str], None]) -> Results:
@@ -81,6 +85,8 @@ def tune(config: Config, options: TuneOptions, note: Callable[[str], None]) -> R
         InterruptedRun: If the user stopped the search; its message has the best trial so far.
     """
     refuse_several_processes("A search for settings", "Run it without torchrun; --workers gives it more processes.")
+    # A tracker whose library is missing would make every trial fail.
+    open_trackers(options.track)
     if config.training.refit:
         raise ConfigError("A search compares models by the validation split, which training.refit trains on.")
     data = load_all(combined(config, {CELL: AUTO}))
@@ -207,7 +213,7 @@ class _Search:
             # They take longer than a small training; `stablernn plot` draws those of the best run.
             config = combined(config, {"training.plots": False})
         directory = self._folder.run(started.run)
-        worker.send(Order(config, directory, self._options.require, self._metric))
+        worker.send(Order(config, directory, self._options.require, self._metric, self._options.track))
         return worker.receive() == STARTED
 
     def _handle(self, worker: Worker, message: Message | None) -> None:

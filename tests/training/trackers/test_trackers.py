@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cli_helpers import ALIKE, Workplace
+from cli_helpers import ALIKE, NO_PLOTS, Workplace
 from stablernn.errors import ConfigError, InterruptedRun
 from stablernn.training import load_config, train
 from stablernn.training.callbacks import Callback, numeric_metrics
@@ -118,6 +118,25 @@ def test_tensorboard_has_the_figures_of_each_epoch(tmp_path: Path) -> None:
     assert scalars["final/test/accuracy"] == [(5, pytest.approx(summary["metrics"]["test"]["accuracy"]))]
     (text,) = events.Tensors("config/text_summary")
     assert b'"model.cell": "gru"' in text.tensor_proto.string_val[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "run"),
+    [
+        (("tune", "--cell", "lru", "--trials", 1, "--epochs", 1, "--output", "out"), "out/trials/0"),
+        (("compare", "--cells", "lru", "--seeds", 0, "--epochs", 1, "--output", "out"), "out/runs/*"),
+    ],
+    ids=["tune", "compare"],
+)
+def test_each_run_of_a_search_and_of_a_comparison_is_logged(
+    words: tuple[object, ...], run: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed: pip install 'stablernn[tensorboard]'")
+    workplace = Workplace(tmp_path)
+    workplace.ok(*words, "--data", "digits", "--set", "training.batch_size=500", *NO_PLOTS, "--track", "tensorboard")
+    (events,) = tmp_path.glob(f"{run}/tensorboard/events.*")
+    assert events.stat().st_size > 1000
+    assert workplace(*words, "--data", "digits", "--track", "tensorbord").sentence.startswith("Unknown tracker")
 
 
 def test_mlflow_has_settings_figures_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
