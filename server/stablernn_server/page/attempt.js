@@ -279,10 +279,10 @@ function forecastOf(name, index, content, observed) {
 }
 
 /** Bands from the outermost pair of quantiles inwards. */
-export function bandsOf(levels, start) {
+export function bandsOf(levels, start, noun = "quantiles") {
   return Array.from({ length: Math.floor(levels.length / 2) }, (_, index) => {
     const [[low, lower], [high, upper]] = [levels[index], levels[levels.length - 1 - index]];
-    return { name: `quantiles ${low} to ${high}`, lower, upper, start, kind: "quantiles" };
+    return { name: `${noun} ${low} to ${high}`, lower, upper, start, kind: "quantiles" };
   });
 }
 

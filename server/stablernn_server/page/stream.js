@@ -228,7 +228,10 @@ function aheadOf(output, { targets, quantiles }, start) {
   const first = (values) => values.filter((_, index) => index % width === 0);
   const mean = first(output.mean.flat(Infinity));
   if (!output.quantiles || !quantiles) return { mean, bands: [] };
-  const flat = output.quantiles.flat(Infinity);
+  const adaptive = output.adaptive_quantiles?.flat(Infinity);
+  // An unbounded end, which is null, cannot be drawn.
+  const isAdaptive = adaptive !== undefined && !adaptive.includes(null);
+  const flat = isAdaptive ? adaptive : output.quantiles.flat(Infinity);
   const levels = quantiles.map((level, position) => [String(level), first(flat.filter((_, index) => index % quantiles.length === position))]);
-  return { mean, bands: bandsOf(levels, start) };
+  return { mean, bands: bandsOf(levels, start, isAdaptive ? "adaptive quantiles" : "quantiles") };
 }

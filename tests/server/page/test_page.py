@@ -786,6 +786,17 @@ def test_stream_of_patches_in_a_calendar(hourly: Running, visit: Callable[..., V
 
 
 @needs_browser
+def test_a_stream_shows_the_adaptive_intervals_of_its_server(registry: Registry, visit: Callable[..., Visit]) -> None:
+    for server in serve(create_app(Settings(registry=registry.root, models=("co2",), adaptive_intervals=True))):
+        page = visit(server, "/#/co2").page
+        page.get_by_label("Per second").fill("50")
+        page.get_by_role("button", name="Start").click()
+        playwright.expect(page.locator(".stream")).to_contain_text(re.compile(r"adaptive quantiles 0\.\d+ to 0\.\d+"))
+        page.get_by_role("button", name="Stop").click()
+        page.close()
+
+
+@needs_browser
 def test_load_is_polled_while_the_page_is_seen(server: Running, visit: Callable[..., Visit]) -> None:
     made = visit(server, "/#/animals", clock=True)
     page = made.page
