@@ -48,7 +48,10 @@ def plot_loss(path: Path, records: Sequence[Record], *, title: str) -> None:
         axes.set_yscale("log")
     axes.set_ylabel("training loss")
     _style(below, "")
-    below.plot(epochs, [record["lr"] for record in records], color=GREY)
+    # A line of a single epoch has nothing but its marker.
+    below.plot(
+        epochs, [record["lr"] for record in records], color=GREY, marker="o", markersize=3 if len(epochs) == 1 else 0
+    )
     below.set_ylabel("learning rate")
     below.set_ylim(bottom=0)
     below.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
@@ -352,6 +355,11 @@ def line_styles(count: int) -> list[tuple[str, str]]:
 def _epochs_axis(axes: Axes) -> None:
     axes.set_xlabel("epoch")
     _integer_ticks(axes.xaxis)
+    low, high = axes.get_xlim()
+    if high - low < 1:
+        # A single epoch, around which there would be ticks at fractions.
+        middle = round((low + high) / 2)
+        axes.set_xlim(middle - 1, middle + 1)
 
 
 def _time_axis(axes: Axes, times: Array) -> None:

@@ -60,12 +60,14 @@ def plot_spectrum(path: Path, spectra: Spectra, *, radius: float | None, title: 
     _save(spectrum_figure(spectra, radius=radius, title=title), path)
 
 
-def spectrum_figure(spectra: Spectra, *, radius: float | None, title: str) -> Figure:
-    """Return the figure of :func:`plot_spectrum`."""
+def spectrum_figure(
+    spectra: Spectra, *, radius: float | None, title: str, size: tuple[float, float] = (10.4, 5.8)
+) -> Figure:
+    """Return the figure of :func:`plot_spectrum`, of a size in inches."""
     points = spectra.eigenvalues.ravel()
     moduli = np.abs(points)
     drawn_radius = radius if radius is not None and radius <= _MAX_DRAWN_RADIUS else None
-    figure = Figure(figsize=(10.4, 5.8), layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
     plane, histogram = figure.subplots(1, 2, width_ratios=(1.25, 1))
     _style(plane, f"Jacobian eigenvalues: {title}")
     _circles(plane, drawn_radius)

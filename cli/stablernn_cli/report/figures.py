@@ -29,6 +29,10 @@ class Image:
     draw: Callable[[], str]
 
 
+_SPECTRA_INCHES = (7.6, 4.2)
+"""A little wider than the text of a page, so that the labels are not made small."""
+
+
 def describe_figures(trajectories: DrawnTrajectories, certificate: Certificate) -> list[Image]:
     """Return the figures of trajectories with the ball, forgetting, and, of a short state, spectra, not drawn yet.
 
@@ -79,7 +83,12 @@ def describe_figures(trajectories: DrawnTrajectories, certificate: Certificate) 
                 "trajectories from zero. Eigenvalues at single states decide nothing about a sequence of steps; the "
                 "certified rate, where it is drawn, bounds all of them.",
                 # Thousands of transparent points would make an SVG of several megabytes.
-                lambda: _uri("png", png_bytes(spectrum_figure(observed, radius=radius, title="drawn inputs"), dpi=150)),
+                lambda: _uri(
+                    "png",
+                    png_bytes(
+                        spectrum_figure(observed, radius=radius, title="drawn inputs", size=_SPECTRA_INCHES), dpi=200
+                    ),
+                ),
             )
         )
     return images

@@ -220,6 +220,7 @@ def _certificate(entry: Mapping[str, Any], model: Mapping[str, Any]) -> Markup:
         table(
             ("method", "reference", "code"),
             [[row["method"], row["reference"], element("code", row["code"])] for row in entry["methods"]],
+            class_="methods",
         ),
     ]
     if entry["conditions"]:

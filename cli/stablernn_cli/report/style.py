@@ -21,6 +21,7 @@ table.facts th { width: 34mm; background: #f7f7f7; font-weight: 600; }
 td.number { white-space: nowrap; font-variant-numeric: tabular-nums; }
 table.claims th:nth-child(1) { width: 24%; } table.claims th:nth-child(2) { width: 15%; }
 table.claims th:nth-child(3) { width: 12%; } table.claims th:nth-child(4) { width: 12%; }
+table.methods th:nth-child(2) { width: 42%; } table.methods th:nth-child(3) { width: 24%; }
 table.clauses th:nth-child(1) { width: 20%; } table.clauses th:nth-child(5) { width: 8%; }
 table.clauses th:nth-child(2), table.clauses th:nth-child(3), table.clauses th:nth-child(4) { width: 24%; }
 code, .digest { font-family: "DejaVu Sans Mono", Consolas, monospace; font-size: 8.2pt; overflow-wrap: anywhere; }
@@ -36,7 +37,7 @@ td p:last-child, .box p:last-child, .box ul:last-child { margin-bottom: 0; }
 .note { color: #333; font-size: 8.8pt; }
 .no { font-weight: 700; }
 figure { margin: 2mm 0 4mm; break-inside: avoid; }
-figure img { display: block; max-width: 100%; max-height: 72mm; margin: 0 auto 1mm; }
+figure img { display: block; max-width: 100%; max-height: 100mm; margin: 0 auto 1mm; }
 figcaption { font-size: 8.6pt; color: #222; }
 .sign td { height: 11mm; width: 33%; }
 @media screen { .page { border-top: 1px dashed #bbb; padding-top: 1mm; } }

@@ -187,7 +187,8 @@ def steps_figure(data: StepData) -> Figure:
         right.plot(first, ".", color=BLUE, markersize=3)
         right.set_ylabel("token")
     elif first.shape[1] > _MOST_TARGETS:
-        right.imshow(first.T, aspect="auto", origin="lower", cmap="Blues", interpolation="nearest")
+        image = right.imshow(first.T, aspect="auto", origin="lower", cmap="Blues", interpolation="nearest")
+        figure.colorbar(image, ax=right, label="value")
         right.set_ylabel("channel")
         right.grid(False)
     else:

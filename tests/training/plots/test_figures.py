@@ -123,6 +123,12 @@ def _stability_records(rates: list[float], *, linear: bool) -> list[dict[str, An
     ]
 
 
+def test_a_single_epoch_stands_between_whole_numbers() -> None:
+    axes = stability_figure(_stability_records([0.9], linear=False), best_epoch=1, title="run").axes[0]
+    assert axes.get_xlim() == (0, 2)
+    assert [tick for tick in axes.get_xticks() if 0 <= tick <= 2] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("rates", [[0.9965, 0.9962], [1.0, 1.0], [0.0, 3.0], [1e6, 2.0]], ids=str)
 @pytest.mark.parametrize("linear", [True, False], ids=["linear term", "none"])
 def test_stability_shows_the_rate_and_its_limit(rates: list[float], linear: bool) -> None:
