@@ -88,3 +88,33 @@ def test_whole_numbers_of_a_parquet_file_are_read_as_those_of_csv(tmp_path: Path
         binary, text = (open_table(tmp_path / name).read().series[0].ds for name in ("d.parquet", "d.csv"))
         assert binary.dtype == text.dtype
         np.testing.assert_array_equal(binary, text)
+
+
+@pytest.mark.parametrize(
+    ("ds", "stamps", "message"),
+    [
+        ([None, 1], None, "row 1, column 'ds' is empty"),
+        ([20_240_131, 0], "yyyymmdd", "row 2, column 'ds': '0' is not a time"),
+    ],
+)
+def test_a_whole_number_that_is_no_time_is_named(
+    tmp_path: Path, ds: list[int | None], stamps: str | None, message: str
+) -> None:
+    pl.DataFrame({"ds": ds, "y": [1.0, 2.0]}).write_parquet(tmp_path / "d.parquet")
+    with pytest.raises(DataError, match=message):
+        open_table(tmp_path / "d.parquet", stamps=stamps).read()
+
+
+def test_all_series_with_equal_stamps_are_off_the_grid() -> None:
+    with pytest.raises(DataError, match="series 'a', which begins at 0") as caught:
+        align_to_grid("d", stacked([[0, 3], [0, 3]]), "2")
+    assert caught.value.series.keys() == {"a", "b"}
+
+
+def test_long_stamps_are_compared_without_a_copy() -> None:
+    long = np.arange(10_000)
+    series = stacked([long.tolist(), long.tolist(), (long + 1).tolist(), (2 * long).tolist()])
+    filled, grid, notes = align_to_grid("d", series, "1")
+    assert grid is not None
+    assert [len(one.ds) for one in filled] == [10_000, 10_000, 10_000, 19_999]
+    assert notes["gap_steps_filled"] == 9_999

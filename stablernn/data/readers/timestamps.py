@@ -116,6 +116,11 @@ def normalize_times(cells: pl.Series) -> pl.Series:
     return text.str.strip_chars()
 
 
+def _text_of(cells: pl.Series, index: int) -> str:
+    cell = cells[index]
+    return "" if cell is None else str(cell)
+
+
 class BadTime(NamedTuple):
     """A cell that cannot be a timestamp of its column.
 
@@ -174,8 +179,8 @@ class TimeColumn:
         if self._dates is None:
             return None
         # Trying all formats takes as long as reading a hundred thousand numbers.
-        if cells.dtype.is_integer() and len(cells) and len(str(cells[0])) not in _DIGITS_OF_DATES:
-            self._first_non_date, self._dates = BadTime(self._num_rows, str(cells[0])), None
+        if cells.dtype.is_integer() and len(cells) and len(_text_of(cells, 0)) not in _DIGITS_OF_DATES:
+            self._first_non_date, self._dates = BadTime(self._num_rows, _text_of(cells, 0)), None
             return None
         # All formats are tried on all cells that none fits, so that the first cell, of a column of numbers, is tried
         # alone before.
@@ -184,7 +189,7 @@ class TimeColumn:
         if dates.null_count():
             # The column may still be one of integers; the cell is reported if it is not.
             index = int(np.argmax(dates.is_null().to_numpy()))
-            self._first_non_date = BadTime(self._num_rows + index, str(cells[index] or ""))
+            self._first_non_date = BadTime(self._num_rows + index, _text_of(cells, index))
             self._dates = None
             return None
         if not len(cells):

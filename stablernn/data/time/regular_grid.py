@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,6 +26,8 @@ _Result = TypeVar("_Result")
 
 # A configured frequency may leave far more gaps than an inferred one; a grid of seconds for monthly rows is a mistake.
 _MAX_STEPS_PER_ROW = 100
+# Timestamps that are copied to be compared.
+_MAX_COPIED_BYTES = 1 << 16
 
 
 def align_to_grid(
@@ -49,7 +51,12 @@ def align_to_grid(
     have_equal_stamps = isinstance(series, StackedSeries) and series.have_equal_stamps
     # What holds for one of them then holds for all.
     checked = series[:1] if have_equal_stamps else series
-    grid = _parse_grid(name, checked, frequency) if frequency is not None else _infer_common_grid(name, checked)
+    if frequency is None:
+        grid = _infer_common_grid(name, checked)
+    else:
+        grid = _parse_grid(name, checked, frequency)
+        if _find_off_grid(name, checked, grid):
+            errors.raise_for_series(_find_off_grid(name, series, grid))
     if grid is None:
         return series, None, {"gap_steps_filled": 0, "irregular_intervals": sum(map(_count_irregular, series))}
     positions_of = _for_equal_stamps(grid.positions)
@@ -68,6 +75,11 @@ def _parse_grid(name: str, series: Sequence[Series], frequency: str) -> Frequenc
         raise errors.DataError(
             f"'{name}' has {timestamps} as timestamps, which frequency '{frequency}' cannot step through."
         )
+    return grid
+
+
+def _find_off_grid(name: str, series: Sequence[Series], grid: Frequency) -> dict[str, str]:
+    """Return what is wrong with each series that is not on the grid, or has far too few rows for it."""
     positions_of = _for_equal_stamps(grid.positions)
     faulty = {}
     for each in series:
@@ -75,15 +87,14 @@ def _parse_grid(name: str, series: Sequence[Series], frequency: str) -> Frequenc
         if positions is None:
             faulty[each.unique_id] = (
                 f"'{name}': series '{each.unique_id}', which begins at {format_timestamp(each.ds[0])}, "
-                f"is not in steps of frequency '{frequency}'."
+                f"is not in steps of frequency '{grid.alias}'."
             )
         elif int(positions[-1]) >= _MAX_STEPS_PER_ROW * len(each.ds):
             faulty[each.unique_id] = (
-                f"'{name}': frequency '{frequency}' would turn the {len(each.ds)} rows of series '{each.unique_id}' "
+                f"'{name}': frequency '{grid.alias}' would turn the {len(each.ds)} rows of series '{each.unique_id}' "
                 f"into {int(positions[-1]) + 1} steps. Give the frequency of the data."
             )
-    errors.raise_for_series(faulty)
-    return grid
+    return faulty
 
 
 def _infer_common_grid(name: str, series: Sequence[Series]) -> Frequency | None:
@@ -124,14 +135,20 @@ def _infer_common_grid(name: str, series: Sequence[Series]) -> Frequency | None:
 
 def _for_equal_stamps(function: Callable[[Timestamps], _Result]) -> Callable[[Timestamps], _Result]:
     """Return a function that computes once what holds for several series in a row with the same stamps."""
-    last: tuple[np.dtype[Any], bytes, _Result] | None = None
+    last: tuple[Timestamps, bytes, _Result] | None = None
 
     def remembered(ds: Timestamps) -> _Result:
         nonlocal last
-        # Much faster than np.array_equal, which counts for many short series.
-        content = ds.tobytes()
-        if last is None or last[1] != content or last[0] != ds.dtype:
-            last = (ds.dtype, content, function(ds))
+        # Comparing bytes is much faster than np.array_equal, which counts for many short series; of long ones, which
+        # may be mapped from a file on disk, it would take a copy.
+        content = ds.tobytes() if ds.nbytes <= _MAX_COPIED_BYTES else b""
+        if (
+            last is None
+            or last[1] != content
+            or last[0].dtype != ds.dtype
+            or not (content or np.array_equal(ds, last[0]))
+        ):
+            last = (ds, content, function(ds))
         return last[2]
 
     return remembered
