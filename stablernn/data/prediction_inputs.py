@@ -18,6 +18,7 @@ from stablernn.data.messages import format_names, pluralize
 from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN, Repairs
 from stablernn.data.readers.labelled_tables import read_labelled
 from stablernn.data.readers.paths import TABLE_FORMATS, Task, require_task
+from stablernn.data.readers.table_builder import no_series_error
 from stablernn.data.readers.tables import OpenTable, Table, open_table, unknown_column_error
 from stablernn.data.repairs.categories import collapse_names
 from stablernn.data.sequences import Sequences, compute_dt, pad_sequences, wrong_features_error
@@ -96,10 +97,13 @@ class InputSet:
         if self.frequency is not None:
             return parse_frequency(self.frequency).at(ds[-1], np.arange(1, horizon + 1, dtype=np.int64))
         if len(ds) < 2:
-            raise errors.DataError(
-                f"Series '{self.ids[sample]}' has one row and no frequency is known, so its next timestamps are not. "
-                "Give the frequency.",
-                series=[self.ids[sample]],
+            errors.raise_for_series(
+                {
+                    self.ids[number]: f"Series '{self.ids[number]}' has one row and no frequency is known, so its next "
+                    "timestamps are not. Give the frequency."
+                    for number in range(sample, len(self.ds))
+                    if len(self.ds[number]) < 2 and horizon > (len(self.ahead[number]) if self.ahead else 0)
+                }
             )
         # A grid without an alias: the median step is only used to continue the series.
         step = int(np.median(np.diff(ds).astype(np.int64)))
@@ -158,7 +162,8 @@ def read_inputs(
         stamps: Tables: what whole numbers in the column of timestamps are, as for :func:`load_data`.
         repairs: Tables: what is converted, merged or replaced, as in training, with the categories of training.
         exclude: Tables: names of series to leave out, each with the reason.
-        max_steps: Tables: rows above which a series is refused; any number when omitted.
+        max_steps: Classification, tables: steps above which a sequence is refused that is longer than most, since all
+            others would be padded to its length; any number when omitted.
 
     Raises:
         UnknownNameError: If the file, the task or a named column does not exist.
@@ -174,10 +179,9 @@ def read_inputs(
         "stamps": stamps,
         "repairs": repairs,
         "exclude": exclude,
-        "max_steps": max_steps,
     }
     if task == "classify":
-        return _read_sequences(path, features, time_step, label_column, columns)
+        return _read_sequences(path, features, time_step, label_column, columns, max_steps)
     require_task(path, "forecast")
     if context_length is not None and context_length < 1:
         raise errors.ConfigError(f"context_length must be 1 or more, got {context_length}.")
@@ -216,7 +220,12 @@ class _ModelInputs(NamedTuple):
 
 
 def _read_sequences(
-    path: Path, features: Sequence[str], time_step: float | None, label_column: str, columns: dict[str, Any]
+    path: Path,
+    features: Sequence[str],
+    time_step: float | None,
+    label_column: str,
+    columns: dict[str, Any],
+    max_steps: int | None,
 ) -> InputSet:
     if path.is_dir():
         sequences = read_sequences(path, channels=features, label_column=label_column)
@@ -232,8 +241,8 @@ def _read_sequences(
         raise errors.DataError(
             f"'{path.name}' has no array 't', and the model was trained with the time of each step. Add it."
         )
-    if columns["max_steps"] is not None:
-        _refuse_wide_padding(path.name, sequences)
+    if max_steps is not None and sequences.names is not None:
+        _refuse_wide_padding(path.name, sequences, sequences.names, max_steps)
     x, lengths = pad_sequences(sequences.values)
     return InputSet(
         task="classify",
@@ -248,16 +257,17 @@ def _read_sequences(
     )
 
 
-def _refuse_wide_padding(file: str, sequences: Sequences) -> None:
+def _refuse_wide_padding(file: str, sequences: Sequences, names: tuple[str, ...], max_steps: int) -> None:
     """Refuse the sequences that are so long that all others, padded to their length, would not fit into memory."""
     lengths = lengths_of(sequences.values)
-    max_length = _MAX_PADDED_NUMBERS // (len(lengths) * len(sequences.features))
-    names = sequences.names or ()
+    max_steps = min(max_steps, _MAX_PADDED_NUMBERS // (len(lengths) * len(sequences.features)))
+    # Sequences as long as most are not what pads the others.
+    max_steps = max(max_steps, int(np.median(lengths)))
     errors.raise_for_series(
         {
-            names[number]: f"'{file}': series '{names[number]}' has {lengths[number]:,} rows, too many beside "
-            f"{len(lengths) - 1:,} others. Put it into a file of its own."
-            for number in np.flatnonzero(lengths > max_length)
+            names[number]: f"'{file}': series '{names[number]}' has {lengths[number]:,} steps, and at most "
+            f"{max_steps:,} are read beside {pluralize(len(lengths) - 1, 'other')}. Put it into a file of its own."
+            for number in np.flatnonzero(lengths > max_steps)
         }
     )
 
@@ -398,7 +408,13 @@ def _read_model_columns(
         shared_columns = collapse_names((*covariates.columns, *covariates.static), table.repairs.categories)
         melted_channels = [name for name in table.columns if name not in shared_columns]
         wide = table.read([*melted_channels, *covariates.columns], static=covariates.static)
-        series = split_series(wide.series, wide.channels, melted_channels, covariates.columns)
+        exclude = table.exclude or {}
+        # Names do not change with the series that are left out.
+        is_single = len(wide.series) == 1 and exclude.keys() <= set(melted_channels)
+        melted = split_series(wide.series, wide.channels, melted_channels, covariates.columns, is_single=is_single)
+        series = tuple(each for each in melted if each.unique_id not in exclude)
+        if not series:
+            raise no_series_error(table.path.name, exclude)
         return replace(wide, series=series, channels=tuple(names))
     static_columns = collapse_names(covariates.static, table.repairs.categories)
     _check_columns(table, names, [name for name in table.columns if name not in static_columns])

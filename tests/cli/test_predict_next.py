@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from cli_helpers import NO_PLOTS, Workplace, run_alone
@@ -88,3 +89,13 @@ def test_sequences_of_frames(kind: str, empty: Workplace) -> None:
         ("1", str(n)) for n in range(4)
     ]
     assert all(math.isfinite(float(row[name])) for row in rows for name in columns)
+
+    empty.path("in").mkdir()
+    empty.path("two.npz").rename(empty.path("in/two.npz"))
+    empty.ok("-q", "predict", "frames", "--input", "in", "--output", "out")
+    table = pl.read_parquet(empty.path("out/two.npz.parquet"))
+    assert table.columns == [*columns, "error"]
+    assert [(str(number), str(step)) for number, step in zip(table["id"], table["step"], strict=True)] == [
+        (row["id"], row["step"]) for row in rows
+    ]
+    assert table["error"].null_count() == len(table)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+import stablernn.data
 from cli_helpers import Workplace
 from stablernn_runtime import ServedModel
 from stablernn_runtime.errors import InputError
@@ -91,8 +94,8 @@ def test_a_series_of_a_million_rows_does_not_pad_the_others(trained: Workplace, 
     table, _ = answers(trained, pl.concat([long, good]), tmp_path, "digits:1")
     assert table["id"].to_list() == ["good-0", "good-1", "good-2", "long"]
     assert table["error"][3] == (
-        "'part.parquet': series 'long' has 1,000,001 rows, and at most 1,000,000 are read here. Put it into a file of "
-        "its own."
+        "'part.parquet': series 'long' has 1,000,001 steps, and at most 1,000,000 are read beside 3 others. Put it "
+        "into a file of its own."
     )
 
 
@@ -154,3 +157,59 @@ def test_an_answer_that_is_not_finite_is_the_error_of_its_series(
     table, _ = answers(trained, sequences({"first": ["7"] * 3, "second": ["7"] * STEPS}), tmp_path, "digits:1")
     assert table["id"].to_list() == ["good-0", "good-1", "good-2", "first", "second"]
     assert table["error"][3:].to_list() == ["The output 'probabilities' is not finite."] * 2
+
+
+def test_a_long_sequence_alone_in_its_file_has_an_answer(trained: Workplace, tmp_path: Path) -> None:
+    long = pl.DataFrame({"unique_id": "long", "ds": np.arange(1_000_001), "pixel": np.zeros(1_000_001)})
+    table, document = answers(trained, long, tmp_path, "digits:1")
+    assert (table["id"].to_list(), document["without_answer"]) == (["long"], 0)
+
+
+def test_a_long_history_is_forecast(trained: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stablernn_cli.prediction.answers.MAX_STEPS", 10)
+    wide = pl.read_csv(trained.path("load.csv"))
+    frame = pl.concat([wide.with_columns(unique_id=pl.lit(name)) for name in ("a", "b")])
+    _, document = answers(trained, frame, tmp_path, "load:1")
+    assert (document["samples"], document["without_answer"]) == (2, 0)
+
+
+def test_sequences_of_other_files_have_the_answers_of_the_file_alone(trained: Workplace, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    x = np.random.default_rng(0).normal(size=(2, STEPS, 1)).astype(np.float32)
+    x[1] = np.nan
+    np.savez(tmp_path / "in" / "part.npz", x=x)
+    trained.ok("predict", "digits:1", "--input", tmp_path / "in", "--output", tmp_path / "out")
+    trained.ok("predict", "digits:1", "--input", tmp_path / "in" / "part.npz", "--output", tmp_path / "alone.parquet")
+    table = pl.read_parquet(tmp_path / "out" / "part.npz.parquet")
+    assert table.drop("error").equals(pl.read_parquet(tmp_path / "alone.parquet"))
+
+
+def test_answers_of_an_older_version_get_the_column(trained: Workplace, tmp_path: Path) -> None:
+    table, _ = answers(trained, sequences({}), tmp_path, "digits:1")
+    record, output = tmp_path / "out" / "_done.jsonl", tmp_path / "out" / "part.parquet"
+    entry = json.loads(record.read_text())
+    table.drop("error").write_parquet(output)
+    del entry["errors"]
+    entry["output_sha256"] = hashlib.sha256(output.read_bytes()).hexdigest()
+    record.write_text(json.dumps(entry))
+    words = ("predict", "digits:1", "--input", tmp_path / "in", "--output", tmp_path / "out", "--resume", "--json")
+    assert trained.ok(*words).json["done"] == 1
+    assert pl.read_parquet(output).equals(table)
+    assert trained.ok(*words).json["done_before"] == 1
+
+
+def test_one_file_is_read_once_for_each_fault(
+    trained: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = 0
+    read = stablernn.data.read_inputs
+
+    def count(*args: Any, **options: Any) -> Any:
+        nonlocal readings
+        readings += 1
+        return read(*args, **options)
+
+    monkeypatch.setattr("stablernn.data.read_inputs", count)
+    faults = {f"bad-{number}": ["inf"] for number in range(30)}
+    _, document = answers(trained, sequences(faults), tmp_path, "digits:1")
+    assert (document["without_answer"], readings) == (30, 2)

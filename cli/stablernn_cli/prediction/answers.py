@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,12 +33,12 @@ _REPORTED_NOTES = (
 )
 """Counts of reading a file that are printed."""
 MAX_STEPS = 1_000_000
-"""Rows above which a series among others is not answered: all would be padded to its length."""
+"""Steps above which a sequence that is longer than most is not answered: all would be padded to its length."""
 _MOST_READINGS = 20
 """Times that a file is read to leave out series that are at fault; all with the same fault are found at once."""
 _LEAST_ROWS, _MOST_ROWS = 256, 1024
 _MOST_STEPS = 1 << 16
-"""Steps of a run with more than the least rows. Answers do not depend on how many sequences are run at once."""
+"""Steps of a run with more than the least rows."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,18 @@ def predict_file(
         source: File of sequences, series or steps.
         options: How the file is read and answered.
         exclude: Names of series of a table to leave out, each with the reason.
-        max_steps: Rows above which a series of a table is refused; any number when omitted.
+        max_steps: Set to look for series of a table that are at fault: steps above which one that is longer than most
+            is refused, as are series without any value.
 
     Raises:
         UsageError: If an option does not fit the model or the file.
         stablernn.errors.DataError: If the file cannot be used.
     """
+    import numpy as np
+
+    from stablernn.errors import DataError
+    from stablernn_runtime.errors import InputError
+
     model = model.with_repairs(source, options.repairs)
     steps = _forecast_steps(model, options.horizon)
     if model.task == "predict-next":
@@ -116,9 +122,15 @@ def predict_file(
         file = read_step_file(model, source)
         return Predictions(step_table(model, file), len(file.steps), file.notes)
     inputs = _read(model, source, options, {"exclude": exclude, "max_steps": max_steps})
-    if max_steps is not None:
-        _refuse_empty_series(source, inputs)
-    return _predict_samples(model, inputs, steps)
+    if max_steps is None:
+        return _predict_samples(model, inputs, steps)
+    _refuse_empty_series(source, inputs)
+    try:
+        return _predict_samples(model, inputs, steps)
+    except InputError as error:
+        rows = _rows_of_a_run(model, inputs)
+        batches = (np.arange(start, min(start + rows, len(inputs))) for start in range(0, len(inputs), rows))
+        raise DataError(str(error), series=_find_failing(model, inputs, batches)) from error
 
 
 def predict_series(model: Target, source: str, options: FileOptions, *, strict: bool = False) -> Predictions:
@@ -138,8 +150,13 @@ def predict_series(model: Target, source: str, options: FileOptions, *, strict: 
         UsageError: If an option does not fit the model or the file.
         stablernn.errors.DataError: If the file cannot be used, or none of its series can.
     """
+    from stablernn.data.readers.paths import is_table
     from stablernn.errors import DataError
 
+    # Other files have no names by which a sequence could be left out.
+    if not is_table(source):
+        predictions = predict_file(model, source, options)
+        return replace(predictions, table=_with_errors(predictions.table, {}))
     faults: dict[str, str] = {}
     for _ in range(_MOST_READINGS):
         try:
@@ -160,6 +177,8 @@ def _with_errors(table: Table, faults: Mapping[str, str]) -> Table:
     import polars as pl
 
     columns = {name: as_series(name, values) for name, values in table.items()}
+    if not faults:
+        return {**columns, "error": pl.repeat(None, len(next(iter(columns.values()))), dtype=pl.String, eager=True)}
     (names, ids), *others = columns.items()
     reasons = pl.repeat(None, len(ids), dtype=pl.String, eager=True).extend(pl.Series(faults.values(), dtype=pl.String))
     return {
@@ -200,16 +219,9 @@ def _read(model: Target, source: str, options: FileOptions, limits: Mapping[str,
 
 def _predict_samples(model: Target, inputs: InputSet, steps: int | None) -> Predictions:
     """Return the predictions of a classification or a forecast."""
-    import numpy as np
-
-    from stablernn.errors import DataError
     from stablernn.training import predict as run
-    from stablernn_runtime.errors import InputError
 
-    try:
-        outputs = run(model.predictor, inputs, batch_size=_rows_of_a_run(inputs))
-    except InputError as error:
-        raise DataError(str(error), series=_find_failing(model, inputs, np.arange(len(inputs)))) from error
+    outputs = run(model.predictor, inputs, batch_size=_rows_of_a_run(model, inputs))
     table = (
         _forecast_table(model, inputs, outputs, steps)
         if steps is not None
@@ -236,7 +248,7 @@ def _refuse_empty_series(source: str, inputs: InputSet) -> None:
     )
 
 
-def _find_failing(model: Target, inputs: InputSet, numbers: Array) -> dict[str, str]:
+def _find_failing(model: Target, inputs: InputSet, batches: Iterable[Array]) -> dict[str, str]:
     """Return why some series cannot be answered, of those with these numbers, by halving until one is left."""
     import numpy as np
 
@@ -244,19 +256,24 @@ def _find_failing(model: Target, inputs: InputSet, numbers: Array) -> dict[str, 
     from stablernn_runtime.errors import InputError
 
     predictor: Predictor = model.predictor
-    samples = inputs.gather(numbers)
-    try:
-        predictor.run_numpy(samples.x, samples.lengths, **optional_inputs(samples))
-    except InputError as error:
-        if len(numbers) == 1:
-            return {inputs.ids[numbers[0]]: str(error)}
-        halves = np.array_split(numbers, 2)
-        return _find_failing(model, inputs, halves[0]) | _find_failing(model, inputs, halves[1])
-    return {}
+    failing: dict[str, str] = {}
+    for numbers in batches:
+        samples = inputs.gather(numbers)
+        try:
+            predictor.run_numpy(samples.x, samples.lengths, **optional_inputs(samples))
+        except InputError as error:
+            if len(numbers) == 1:
+                failing[inputs.ids[numbers[0]]] = str(error)
+            else:
+                failing |= _find_failing(model, inputs, np.array_split(numbers, 2))
+    return failing
 
 
-def _rows_of_a_run(inputs: InputSet) -> int:
+def _rows_of_a_run(model: Target, inputs: InputSet) -> int:
     """Return how many sequences are run at once: many short ones, which is faster, and fewer long ones."""
+    # Only of ONNX Runtime on the CPU answers do not depend on it.
+    if (model.engine, model.device) != ("onnx", "cpu"):
+        return _LEAST_ROWS
     steps: int = inputs.x.shape[1]
     return max(_LEAST_ROWS, min(_MOST_STEPS // steps, _MOST_ROWS))
 

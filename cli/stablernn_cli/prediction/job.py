@@ -225,7 +225,8 @@ class Job:
 
     def is_done(self, source: Path, entry: Entry | None) -> bool:
         """Return whether the record has the answers to a file as it is now, and they are there."""
-        if entry is None or "error" in entry:
+        # Answers of an older version have no column of errors, which all files of a folder must have.
+        if entry is None or "error" in entry or "errors" not in entry:
             return False
         try:
             return bool(
@@ -254,6 +255,7 @@ class Job:
             CommandError: If the answers cannot be written.
         """
         from stablernn.errors import StableRNNError
+        from stablernn_runtime.errors import InputError
 
         entry: Entry = {"file": source.name}
         try:
@@ -261,7 +263,7 @@ class Job:
             predictions = predict_series(target, str(source), self.options, strict=self.strict)
             if _file_state(source) != state:
                 return {**entry, "error": "It changed while it was read."}
-        except (StableRNNError, UsageError, OSError) as error:
+        except (StableRNNError, InputError, UsageError, OSError) as error:
             return {**entry, "error": str(error)}
         output = self.output(source)
         write_predictions(output, predictions.table)

@@ -33,7 +33,9 @@ def channels_to_series(data: ForecastData, channels: tuple[str, ...] | None) -> 
             f"data.channels_as_series calls what is forecast '{CHANNEL}', and a channel of that name is known in "
             "advance. Take it out of data.future, or rename it."
         )
-    melted_series = split_series(data.series, data.channels, melted_channels, data.future)
+    melted_series = split_series(
+        data.series, data.channels, melted_channels, data.future, is_single=len(data.series) == 1
+    )
     series_data = replace(
         data,
         series=melted_series,
@@ -51,7 +53,12 @@ def channels_to_series(data: ForecastData, channels: tuple[str, ...] | None) -> 
 
 
 def split_series(
-    series: Sequence[Series], channels: Sequence[str], melted_channels: Sequence[str], shared: Sequence[str]
+    series: Sequence[Series],
+    channels: Sequence[str],
+    melted_channels: Sequence[str],
+    shared: Sequence[str],
+    *,
+    is_single: bool,
 ) -> tuple[Series, ...]:
     """Return a series for each melted channel of each series: the channel's values, then those of the shared channels.
 
@@ -60,12 +67,13 @@ def split_series(
         channels: Names of their channels.
         melted_channels: The channels that become series.
         shared: The channels that every new series has.
+        is_single: Whether the file has one series, so that the name of a channel says which one is meant.
     """
     shared_indices = [channels.index(name) for name in shared]
     return tuple(
         replace(
             each,
-            unique_id=name if len(series) == 1 else f"{each.unique_id}/{name}",
+            unique_id=name if is_single else f"{each.unique_id}/{name}",
             values=each.values[:, [channels.index(name), *shared_indices]],
         )
         for each in series

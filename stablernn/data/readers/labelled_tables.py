@@ -30,7 +30,6 @@ def read_labelled(
     stamps: str | None = None,
     repairs: Repairs | None = None,
     exclude: Mapping[str, str] | None = None,
-    max_steps: int | None = None,
 ) -> Sequences:
     """Read a long table as sequences with names and, where it has a column of them, labels.
 
@@ -48,20 +47,13 @@ def read_labelled(
         stamps: As for :func:`stablernn.data.readers.tables.open_table`.
         repairs: As there.
         exclude: As there.
-        max_steps: As there.
 
     Raises:
         UnknownNameError: If the file, or a column that was named, does not exist.
         DataError: If the content cannot be read, or a sequence has two labels, or groups.
     """
     source = open_table(
-        path,
-        id_column=id_column,
-        time_column=time_column,
-        stamps=stamps,
-        repairs=repairs,
-        exclude=exclude,
-        max_steps=max_steps,
+        path, id_column=id_column, time_column=time_column, stamps=stamps, repairs=repairs, exclude=exclude
     )
     texts = [label_column] if label_column in source.columns else []
     table = source.read(channels, texts=texts if group_column is None else [*texts, group_column])

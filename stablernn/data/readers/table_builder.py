@@ -62,6 +62,12 @@ class _Rows(NamedTuple):
         return np.concatenate(([0], self.ends[:-1]))
 
 
+def no_series_error(file: str, exclude: Mapping[str, str]) -> errors.DataError:
+    """Return the error for a file all of whose series are left out, each with the reason."""
+    name, reason = next(iter(exclude.items()))
+    return errors.DataError(f"'{file}' has no series without an error. That of '{name}', the first one: {reason}")
+
+
 class TableBuilder:
     """Collects the rows of a table chunk by chunk and builds its series at the end.
 
@@ -148,10 +154,7 @@ class TableBuilder:
     def build(self) -> BuiltSeries:
         """Build the series of all rows; to be called once."""
         if not self._num_rows and self._exclude:
-            name, reason = next(iter(self._exclude.items()))
-            raise errors.DataError(
-                f"'{self._path.name}' has no series without an error. That of '{name}', the first one: {reason}"
-            )
+            raise no_series_error(self._path.name, self._exclude)
         if not self._num_rows:
             raise errors.DataError(f"'{self._path.name}' has a header but no rows. Add a row for each series and time.")
         # Only now, since the spread of a column is that of all chunks.

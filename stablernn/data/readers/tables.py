@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 
 from stablernn import errors
@@ -23,7 +22,6 @@ from stablernn.data.repairs.categories import collapse_names, expand_names
 from stablernn.data.repairs.check_settings import check_repairs
 from stablernn.data.repairs.resampling import Resampling, parse_step, resample_series
 from stablernn.data.repairs.short_series import keep_long_series
-from stablernn.data.stacked_series import StackedSeries, names_of
 from stablernn.data.time.numeric_timestamps import check_stamps
 from stablernn.data.types import Notes, Series
 
@@ -64,7 +62,6 @@ class OpenTable:
         stamps: What whole numbers are in the column of timestamps; None where no option says.
         repairs: What is converted, merged, replaced or set aside.
         exclude: Names of series to leave out, each with the reason.
-        max_steps: Rows above which a series is refused; None: any number.
     """
 
     path: Path
@@ -75,7 +72,6 @@ class OpenTable:
     stamps: str | None = None
     repairs: Repairs = field(default_factory=Repairs)
     exclude: Mapping[str, str] | None = None
-    max_steps: int | None = None
 
     def read(
         self, channels: Sequence[str] | None = None, *, static: Sequence[str] = (), texts: Sequence[str] = ()
@@ -119,8 +115,6 @@ class OpenTable:
         for chunk in read_chunks(self.path, list(dict.fromkeys(used)), file_notes, self.repairs, verbatim=verbatim):
             builder.add(chunk)
         built = builder.build()
-        if self.max_steps is not None:
-            _refuse_long_series(self.path.name, built.series, self.max_steps)
         table = Table(
             self.path.name, built.series, built.channels, built.notes, built.texts, built.static, built.categories
         )
@@ -139,7 +133,6 @@ def open_table(
     stamps: str | None = None,
     repairs: Repairs | None = None,
     exclude: Mapping[str, str] | None = None,
-    max_steps: int | None = None,
 ) -> OpenTable:
     """Open a CSV file, plain, ``.gz`` or ``.xz``, a Parquet file or a workbook.
 
@@ -154,7 +147,6 @@ def open_table(
             where they look like one of the others. Dates with separators are always dates.
         repairs: What is converted, merged, replaced or set aside; nothing when omitted.
         exclude: Names of series to leave out, each with the reason.
-        max_steps: Rows above which a series is refused; any number when omitted.
 
     Raises:
         UnknownNameError: If the file, or a column that was named, does not exist, or ``stamps`` is none of these.
@@ -176,7 +168,7 @@ def open_table(
     if "" in columns:
         # Tables written with their row numbers have such a column; as a feature it would reveal the time.
         raise errors.DataError(f"'{path.name}' has no name for column {names.index('') + 1}. Name it or remove it.")
-    return OpenTable(path, tuple(names), columns, time_name, id_name, stamps, repairs, exclude, max_steps)
+    return OpenTable(path, tuple(names), columns, time_name, id_name, stamps, repairs, exclude)
 
 
 def unknown_column_error(path: Path, name: str, columns: Sequence[str]) -> errors.UnknownNameError:
@@ -198,18 +190,6 @@ def _find_time_column(path: Path, names: Sequence[str], name: str, repairs: Repa
     raise errors.DataError(
         f"'{path.name}' has no column '{TIME_COLUMN}' and its first column '{names[0]}' does not hold dates. "
         f"{advice or f'Name the time column; there are {format_names(names)}.'}"
-    )
-
-
-def _refuse_long_series(file: str, series: StackedSeries, max_steps: int) -> None:
-    lengths = series.lengths
-    names = names_of(series)
-    errors.raise_for_series(
-        {
-            names[number]: f"'{file}': series '{names[number]}' has {lengths[number]:,} rows, and at most "
-            f"{max_steps:,} are read here. Put it into a file of its own."
-            for number in np.flatnonzero(lengths > max_steps)
-        }
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from stablernn.data import ForecastData, load_data, read_inputs
@@ -214,3 +215,35 @@ def test_a_long_file_to_predict_from_is_read_as_it_is(tmp_path: Path) -> None:
     path.write_text("unique_id,ds,y\n" + "".join(f"{name},{step},{step}\n" for name in "pq" for step in range(9)))
     found = read_inputs(path, task="forecast", features=("y",), channels_as_series=True)
     assert found.ids == ("p", "q")
+
+
+@pytest.mark.parametrize(
+    ("names", "exclude", "expected"),
+    [
+        (None, [], ["a", "b"]),
+        (None, ["b"], ["a"]),
+        (["s"], ["a"], ["b"]),
+        (["s", "t"], ["s/a"], ["s/b", "t/a", "t/b"]),
+        # Of one series that is left the names are still those of two.
+        (["s", "t"], ["t"], ["s/a", "s/b"]),
+        (["s", "t"], ["t", "s/b"], ["s/a"]),
+    ],
+)
+def test_series_are_left_out_by_the_names_of_the_answers(
+    tmp_path: Path, names: list[str] | None, exclude: list[str], expected: list[str]
+) -> None:
+    path = tmp_path / "d.csv"
+    wide = pl.DataFrame({"ds": range(5), "a": np.arange(5.0), "b": np.arange(5.0)})
+    frame = wide if names is None else pl.concat([wide.with_columns(unique_id=pl.lit(name)) for name in names])
+    frame.write_csv(path)
+    faults = dict.fromkeys(exclude, "Why.")
+    inputs = read_inputs(path, task="forecast", features=("y",), channels_as_series=True, exclude=faults)
+    assert list(inputs.ids) == expected
+
+
+def test_a_file_all_of_whose_channels_are_left_out_is_refused(tmp_path: Path) -> None:
+    pl.DataFrame({"ds": range(5), "a": np.arange(5.0)}).write_csv(tmp_path / "d.csv")
+    with pytest.raises(DataError, match=r"has no series without an error. That of 'a', the first one: Why\."):
+        read_inputs(
+            tmp_path / "d.csv", task="forecast", features=("y",), channels_as_series=True, exclude={"a": "Why."}
+        )
