@@ -31,13 +31,14 @@ def progress_report(output: Output) -> Iterator[Callable[[Progress], None] | Non
 
     bar = ProgressBar(
         TextColumn("{task.fields[stage]}", markup=False),
+        TextColumn("{task.fields[epoch]}"),
         BarColumn(),
         TextColumn("{task.fields[scores]}"),
         TimeRemainingColumn(),
         console=Console(stderr=True),
     )
     # The number of steps is known with the first report only.
-    row = bar.add_task("", total=None, stage="", scores="")
+    row = bar.add_task("", total=None, stage="", epoch="", scores="")
     with bar, library_stages(lambda text: bar.update(row, stage=text)):
 
         def report(progress: Progress) -> None:
@@ -45,7 +46,8 @@ def progress_report(output: Output) -> Iterator[Callable[[Progress], None] | Non
                 row,
                 completed=progress.step,
                 total=progress.total_steps,
-                stage=f"epoch {progress.epoch}/{progress.epochs}",
+                stage="",
+                epoch=f"epoch {progress.epoch}/{progress.epochs}",
                 scores="  ".join(_scores(progress)),
             )
 

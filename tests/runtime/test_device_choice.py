@@ -123,7 +123,7 @@ def test_each_kind_of_work_gets_its_device_and_runs_there(
     assert chosen.step is cpu_step
     # The numbers are those of the session for as many rows, whichever runs.
     expected = ServedModel.load(version, "cpu")
-    monkeypatch.setattr("stablernn_runtime.served_model.open_version", lambda *arguments: chosen)
+    monkeypatch.setattr("stablernn_runtime.served_model.open_version", lambda *_, **options: chosen)
     model = ServedModel.load(version, "auto")
     cpu.rows.clear()
     gpu.rows.clear()
@@ -149,7 +149,7 @@ def test_devices_that_disagree_are_not_served(zoo: Published, kind: str, monkeyp
     large = Wrong(graphs.sequence, 1)
     monkeypatch.setattr(
         "stablernn_runtime.served_model.open_version",
-        lambda *arguments: replace(graphs, sequence=SessionByRows(graphs.sequence, large, 6)),
+        lambda *_, **options: replace(graphs, sequence=SessionByRows(graphs.sequence, large, 6)),
     )
     large.error = np.float32(0)
     ServedModel.load(version, "auto")
