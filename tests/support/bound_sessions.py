@@ -22,4 +22,6 @@ class OpenedAsOnGpu(BoundSession):
 def bind_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bind every session that ONNX Runtime opens for a version from now on."""
     open_session = onnx.open_session
-    monkeypatch.setattr(onnx, "open_session", lambda *arguments, **options: OpenedAsOnGpu(open_session(*arguments, **options)))
+    monkeypatch.setattr(
+        onnx, "open_session", lambda *arguments, **options: OpenedAsOnGpu(open_session(*arguments, **options))
+    )
