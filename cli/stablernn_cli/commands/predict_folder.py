@@ -10,7 +10,7 @@ from stablernn_cli.errors import REFUSED, Reported, UsageError
 from stablernn_cli.options import Device
 from stablernn_cli.output import Output
 from stablernn_cli.prediction.answers import FileOptions
-from stablernn_cli.prediction.job import Job, Model, Shard, one_thread, run_job
+from stablernn_cli.prediction.job import Job, Model, Shard, one_thread, run_job, worker_pool
 from stablernn_cli.targets import open_target
 
 
@@ -48,28 +48,30 @@ def predict_folder(
     folders = sum(entry.is_dir() for entry in source.iterdir())
     if folders:
         output.warn(f"{folders} folders in '{source}' are left out: files are answered, not what folders hold.")
-    with output.status(f"Opening {target} ..."):
-        model = open_target(target, device, engine)
-    # What the words stand for here: an alias could move, and two processes could choose two devices.
-    device = model.device or device
-    job = replace(job, model=Model(model.name, model.digest, device, model.engine))
     failed: dict[str, str] = {}
     samples = rows = done = without_answer = 0
-    with one_thread(), job.open_destination(resume=resume) as entries:
-        left = [file for file in files if not job.is_done(file, entries.get(file.name))]
-        for number, entry in enumerate(run_job(job, model, left, workers), 1):
-            if "error" in entry:
-                failed[entry["file"]] = entry["error"]
-                output.warn(f"{entry['file']}: {entry['error']}")
-                if strict:
-                    break
-                continue
-            done, samples, rows = done + 1, samples + entry["samples"], rows + entry["rows"]
-            if entry["errors"]:
-                without_answer += entry["errors"]
-                output.warn(f"{entry['file']}: {entry['errors']} series have no answer; the column 'error' says why.")
-            notes = f" ({'; '.join(entry['notes'])})" if entry["notes"] else ""
-            output.note(f"{number} of {len(left)}: {entry['file']}, {entry['rows']} rows{notes}")
+    with one_thread(), worker_pool(min(workers, len(files))) as pool:
+        with output.status(f"Opening {target} ..."):
+            model = open_target(target, device, engine)
+        # What the words stand for here: an alias could move, and two processes could choose two devices.
+        job = replace(job, model=Model(model.name, model.digest, model.device or device, model.engine))
+        with job.open_destination(resume=resume) as entries:
+            left = [file for file in files if not job.is_done(file, entries.get(file.name))]
+            for number, entry in enumerate(run_job(job, model, left, pool), 1):
+                if "error" in entry:
+                    failed[entry["file"]] = entry["error"]
+                    output.warn(f"{entry['file']}: {entry['error']}")
+                    if strict:
+                        break
+                    continue
+                done, samples, rows = done + 1, samples + entry["samples"], rows + entry["rows"]
+                if entry["errors"]:
+                    without_answer += entry["errors"]
+                    output.warn(
+                        f"{entry['file']}: {entry['errors']} series have no answer; the column 'error' says why."
+                    )
+                notes = f" ({'; '.join(entry['notes'])})" if entry["notes"] else ""
+                output.note(f"{number} of {len(left)}: {entry['file']}, {entry['rows']} rows{notes}")
     document: dict[str, Any] = {
         "target": model.name,
         "digest": model.digest,

@@ -18,6 +18,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -279,41 +281,53 @@ class Job:
         }
 
 
-def run_job(job: Job, target: Target, files: Sequence[Path], workers: int) -> Iterator[Entry]:
+def run_job(job: Job, target: Target, files: Sequence[Path], pool: ProcessPoolExecutor | None) -> Iterator[Entry]:
     """Answer files, and yield the entry of each, which is in the record then.
 
     Args:
         job: The job.
-        target: The opened model, which answers if there is one worker.
+        target: The opened model, which answers where there is no pool.
         files: The files.
-        workers: Processes; with one the files are answered in this one.
+        pool: Processes from :func:`worker_pool`.
 
     Raises:
         CommandError: If answers cannot be written, or a process died.
     """
-    if workers == 1 or len(files) <= 1:
+    if pool is None:
         for source in files:
             entry = job.answer(target, source)
             job.record(entry)
             yield entry
         return
+    try:
+        waiting: set[Future[Entry]] = {pool.submit(_answer, job, source) for source in files}
+        while waiting:
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                entry = future.result()
+                job.record(entry)
+                yield entry
+    except BrokenProcessPool:
+        raise CommandError(
+            "A process of the job ended without an answer; memory that ran out is the usual reason. What was done "
+            "is kept: repeat the command with --resume, and with fewer --workers."
+        ) from None
+
+
+@contextmanager
+def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor | None]:
+    """Start processes, which load their libraries while this one opens the model; the value is None for one worker."""
+    if workers == 1:
+        yield None
+        return
     # A new interpreter instead of a fork, which the threads of ONNX Runtime would not survive.
     with one_thread():
-        pool = ProcessPoolExecutor(min(workers, len(files)), get_context("spawn"), _start, (job,))
+        pool = ProcessPoolExecutor(workers, get_context("spawn"), _start)
         try:
-            # All processes start with the first files, so that they get the limits of threads.
-            waiting: set[Future[Entry]] = {pool.submit(_answer, source) for source in files}
-            while waiting:
-                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in done:
-                    entry = future.result()
-                    job.record(entry)
-                    yield entry
-        except BrokenProcessPool:
-            raise CommandError(
-                "A process of the job ended without an answer; memory that ran out is the usual reason. What was done "
-                "is kept: repeat the command with --resume, and with fewer --workers."
-            ) from None
+            # A process starts with a task, and only now do all of them get the limits of threads.
+            for _ in range(workers):
+                pool.submit(_do_nothing)
+            yield pool
         except BaseException:
             # After Ctrl-C nothing goes on.
             processes = list((pool._processes or {}).values())
@@ -322,7 +336,7 @@ def run_job(job: Job, target: Target, files: Sequence[Path], workers: int) -> It
                 process.terminate()
             raise
         else:
-            pool.shutdown()
+            pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
@@ -344,21 +358,21 @@ def one_thread() -> Iterator[None]:
                 os.environ[name] = value
 
 
-_worker: tuple[Job, Target | Exception] | None = None
-"""The job and the opened model of a process, or why it could not be opened."""
-
-
-def _start(job: Job) -> None:
-    """Open the model in a new process."""
-    global _worker
+def _start() -> None:
+    """Load in a new process what opening a model and reading files needs."""
     # Ctrl-C reaches every process of a terminal; the one that started this one ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    try:
-        _worker = (job, job.model.open())
-    # Raised again by the first file, since a pool tells nothing of an error here.
-    except Exception as error:
-        _worker = (job, error)
+    for name in (
+        "stablernn.data.prediction_inputs",
+        "stablernn.training.settings.load",
+        "stablernn_runtime.served_model",
+    ):
+        import_module(name)
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _end_with_parent() -> None:
@@ -369,12 +383,14 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _answer(source: Path) -> Entry:
-    assert _worker is not None
-    job, target = _worker
-    if isinstance(target, Exception):
-        raise target
-    return job.answer(target, source)
+def _answer(job: Job, source: Path) -> Entry:
+    return job.answer(_open(job.model), source)
+
+
+@cache
+def _open(model: Model) -> Target:
+    """Open the model of a job, once in a process."""
+    return model.open()
 
 
 def _sha256(path: Path) -> str:
