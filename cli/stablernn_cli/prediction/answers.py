@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from stablernn.data import InputSet
+    from stablernn.training.evaluation.predictors import Predictor
 
     Array = npt.NDArray[Any]
 
@@ -130,7 +131,7 @@ def predict_file(
     except InputError as error:
         rows = _rows_of_a_run(model, inputs)
         batches = (np.arange(start, min(start + rows, len(inputs))) for start in range(0, len(inputs), rows))
-        raise DataError(str(error), series=_find_failing(model, inputs, batches)) from error
+        raise DataError(str(error), series=_find_failing(model.predictor, inputs, batches)) from error
 
 
 def predict_series(model: Target, source: str, options: FileOptions, *, strict: bool = False) -> Predictions:
@@ -158,18 +159,18 @@ def predict_series(model: Target, source: str, options: FileOptions, *, strict: 
         predictions = predict_file(model, source, options)
         return replace(predictions, table=_with_errors(predictions.table, {}))
     faults: dict[str, str] = {}
-    for _ in range(_MOST_READINGS):
+    readings = 0
+    while True:
+        readings += 1
         try:
             predictions = predict_file(model, source, options, exclude=faults, max_steps=MAX_STEPS)
         except DataError as error:
             # What is at fault although it was left out does not depend on the series.
-            if strict or not error.series or not set(error.series).isdisjoint(faults):
+            if strict or not error.series or not set(error.series).isdisjoint(faults) or readings == _MOST_READINGS:
                 raise
             faults |= error.series
-            last = error
         else:
             return replace(predictions, table=_with_errors(predictions.table, faults), errors=faults)
-    raise last
 
 
 def _with_errors(table: Table, faults: Mapping[str, str]) -> Table:
@@ -248,14 +249,13 @@ def _refuse_empty_series(source: str, inputs: InputSet) -> None:
     )
 
 
-def _find_failing(model: Target, inputs: InputSet, batches: Iterable[Array]) -> dict[str, str]:
+def _find_failing(predictor: Predictor, inputs: InputSet, batches: Iterable[Array]) -> dict[str, str]:
     """Return why some series cannot be answered, of those with these numbers, by halving until one is left."""
     import numpy as np
 
-    from stablernn.training.evaluation.predictors import Predictor, optional_inputs
+    from stablernn.training.evaluation.predictors import optional_inputs
     from stablernn_runtime.errors import InputError
 
-    predictor: Predictor = model.predictor
     failing: dict[str, str] = {}
     for numbers in batches:
         samples = inputs.gather(numbers)
@@ -265,7 +265,7 @@ def _find_failing(model: Target, inputs: InputSet, batches: Iterable[Array]) -> 
             if len(numbers) == 1:
                 failing[inputs.ids[numbers[0]]] = str(error)
             else:
-                failing |= _find_failing(model, inputs, np.array_split(numbers, 2))
+                failing |= _find_failing(predictor, inputs, np.array_split(numbers, 2))
     return failing
 
 
