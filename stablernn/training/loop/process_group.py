@@ -200,7 +200,11 @@ class ProcessGroup:
         torch.set_rng_state(state)
 
     def _broadcast(self, value: Any, source: int) -> Any:
-        """Return the value of one process, sent in tensors of the CPU, for which no GPU is needed."""
+        """Return the value of one process, sent in tensors of the CPU, for which no GPU is needed.
+
+        It is pickled, as by the object collectives of ``torch.distributed``: processes of a job trust each other.
+        Nothing that is read from a file is unpickled.
+        """
         content = pickle.dumps(value) if self.rank == source else b""
         length = torch.tensor([len(content)])
         self._run(dist.broadcast, length, src=source)

@@ -49,7 +49,9 @@ def open_trackers(names: Sequence[str]) -> list[Callback]:
             raise ConfigError(f"The tracker '{name}' is named twice. Name it once.")
         tracker = TRACKERS[name]
         if find_spec(tracker.module) is None:
-            raise ConfigError(f"To log to '{name}', install {tracker.library}: pip install 'stablernn[{name}]'.")
+            raise ConfigError(
+                f"The tracker '{name}' uses {tracker.library}, an extra: pip install 'stablernn[{name}]'."
+            )
         module = importlib.import_module(f"{__name__}.{name}")
         callbacks.append(getattr(module, tracker.callback)())
     return callbacks
