@@ -178,9 +178,9 @@ def draw(tables: Tables, names: list[str], path: Path) -> None:
         colors = [OUR_COLOR if row.startswith("engine") else PEER_COLOR for row in ordered]
         axes.barh(ordered, ratios, xerr=spread, color=colors, height=0.7, ecolor="#444444")
         for position, (ratio, high) in enumerate(zip(ratios, spread[1], strict=True)):
-            axes.annotate(
-                f"{ratio:.2f}", (ratio + high, position), xytext=(4, 0), textcoords="offset points", va="center"
-            )
+            # Behind the line of the limit, which would cross the label of a shorter bar.
+            end = max(ratio + high, 1)
+            axes.annotate(f"{ratio:.2f}", (end, position), xytext=(4, 0), textcoords="offset points", va="center")
         axes.axvline(1, color=LIMIT_COLOR, linewidth=1)
         axes.set_title(name.removeprefix("train "), fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
