@@ -365,9 +365,9 @@ def certify_target(text: str, inputs_within: str | None = None) -> CertifiedTarg
         As :func:`open_target`.
         stablernn.errors.ConfigError: If the range is none, or does not fit the model.
     """
-    from stablernn.certificates.certificate import certify
+    from stablernn.certificates.certificate import prove
     from stablernn.certificates.input_range import InputRange
-    from stablernn.certificates.stored_certificate import prove_both, stored_document
+    from stablernn.certificates.stored_certificate import WITHIN_STAGE, prove_both, stored_document
     from stablernn.errors import UntrainedWarning
     from stablernn.nn.training_calls import warn_of_missing_calls
 
@@ -377,13 +377,13 @@ def certify_target(text: str, inputs_within: str | None = None) -> CertifiedTarg
     certificates: tuple[Certificate, ...]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UntrainedWarning)
+        warn_of_missing_calls(model, stacklevel=1)
         if inputs is None:
-            warn_of_missing_calls(model, stacklevel=1)
             certificate, bounded = prove_both(model, inputs=default_range)
             document = stored_document(certificate, bounded)
             certificates = (certificate,) if bounded is None else (certificate, bounded)
         else:
-            certificates = (certify(model, inputs_within=inputs),)
+            certificates = (prove(model, inputs=inputs, stage=WITHIN_STAGE),)
             document = {**certificates[0].document(), "bounded_inputs": None}
     # No note, which --quiet would hide: a call was left out in training that the guarantee depends on.
     for entry in caught:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -239,6 +239,7 @@ def cascade(
     max_dt: float | None = None,
     inputs: Box | None = None,
     norms: Sequence[Sequence[GivenNorm]] | None = None,
+    on_layer: Callable[[int], None] | None = None,
 ) -> Cascade:
     """Return what is proved of a stack of layers, each of which reads the output of the one below.
 
@@ -249,12 +250,15 @@ def cascade(
         inputs: Range of the first layer's inputs; those of the layers above follow from the balls below them. None for
             inputs of any size.
         norms: Of each layer, to take in place of a search (:func:`stablernn.bounds.lure.given_norms`); None to search.
+        on_layer: Called with the index of each layer before it is bounded, which can take seconds.
     """
     bounds: tuple[StepBound, ...] = ()
     # Searches decompose thousands of small matrices, which takes several times as long on many threads as on one. On
     # one, the last digits of a bound do not depend on the machine's cores either.
     with threadpool_limits(1, user_api="blas"):
         for number, cell in enumerate(cells):
+            if on_layer is not None:
+                on_layer(number)
             if norms is None:
                 bound = _layer_bound(cell, max_dt, inputs)
             else:

@@ -9,9 +9,11 @@ functions of the input alone.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,8 @@ from stablernn.nn.ensemble import Ensemble
 from stablernn.nn.layers import StableRNN
 from stablernn.nn.models import SequenceModel
 from stablernn.nn.training_calls import warn_of_missing_calls
+
+_PROGRESS = logging.getLogger("stablernn.progress")
 
 KINDS = ("contracting", "non-expansive", "bounded", "none")
 """From the strongest to the weakest: the order in which ``--require`` and gates compare."""
@@ -266,6 +270,7 @@ def prove(
     stored: bool = True,
     norms: Iterable[Mapping[str, Any]] | None = None,
     inputs: InputRange | None = None,
+    stage: str | None = None,
 ) -> Certificate:
     """Run :func:`certify` without warnings, for callers that have trained the model or warned already.
 
@@ -276,17 +281,23 @@ def prove(
             layer whose states it names; empty for none, which is quick; None to search. Those that are damaged or do
             not fit prove nothing and are left out.
         inputs: Range of the raw inputs; None for inputs of any size.
+        stage: What is logged to ``stablernn.progress`` before each layer; None for nothing.
     """
     if norms is None:
-        return _prove(module, None, stored=stored, inputs=inputs)
+        return _prove(module, None, stored=stored, inputs=inputs, stage=stage)
     # Of what is not a layer's bound nothing is searched either.
     with given_norms():
         stored_norms = [norm for norm in map(decode_norm, norms) if norm is not None]
-        return _prove(module, stored_norms, stored=stored, inputs=inputs)
+        return _prove(module, stored_norms, stored=stored, inputs=inputs, stage=stage)
 
 
 def _prove(
-    module: nn.Module, norms: list[tuple[set[str], GivenNorm]] | None, *, stored: bool, inputs: InputRange | None
+    module: nn.Module,
+    norms: list[tuple[set[str], GivenNorm]] | None,
+    *,
+    stored: bool,
+    inputs: InputRange | None,
+    stage: str | None,
 ) -> Certificate:
     stacks, prefix = _stacks(module)
     for name, weight in module.named_parameters():
@@ -309,9 +320,12 @@ def _prove(
             max_dt=max_dt,
             inputs=box,
             norms=None if norms is None else [norms_of_layer(norms, cell) for cell in cell_names],
+            on_layer=None if stage is None else partial(_log_layer, stage, stacks, member),
         )
-        for stack, box, cell_names in zip(stacks, boxes, names, strict=True)
+        for member, (stack, box, cell_names) in enumerate(zip(stacks, boxes, names, strict=True))
     )
+    if stage is not None and stored:
+        _PROGRESS.info("Bounding the error of weights in %s ...", " and ".join(FORMATS))
     cells = [cell for stack in stacks for cell in stack]
     bounds = [bound for stack in proved for bound in stack.bounds]
     states, balls = [], []
@@ -333,6 +347,15 @@ def _prove(
         quantization={form: _quantization_bound(stacks, proved, form, max_dt) for form in FORMATS} if stored else {},
         resample_steps=_resample_steps(module),
     )
+
+
+def _log_layer(stage: str, stacks: Sequence[Sequence[StableCell]], member: int, layer: int) -> None:
+    """Log which layer is proved next, of all members together."""
+    total = sum(map(len, stacks))
+    if total == 1:
+        _PROGRESS.info("%s ...", stage)
+    else:
+        _PROGRESS.info("%s: layer %d of %d ...", stage, 1 + sum(map(len, stacks[:member])) + layer, total)
 
 
 def _quantization_bound(

@@ -27,6 +27,9 @@ _BOUNDED_KEYS = (
 )
 """Keys of the certificate for bounded inputs that are stored besides its balls."""
 
+ALL_STAGE = "Proving what holds for inputs of any size"
+WITHIN_STAGE = "Proving what holds for inputs within a range"
+
 
 def certificate_document(
     module: nn.Module,
@@ -61,10 +64,12 @@ def prove_both(
     The arguments and errors are those of :func:`certificate_document`.
     """
     norms = None if norms is None else list(norms)
-    certificate = prove(module, norms=norms)
+    # With norms nothing is searched for, and nothing takes long.
+    stages = (ALL_STAGE, WITHIN_STAGE) if norms is None else (None, None)
+    certificate = prove(module, norms=norms, stage=stages[0])
     if inputs is None or (isinstance(module, SequenceModel) and not module.scaling.has_channel_range):
         return certificate, None
-    return certificate, certificate_within(module, certificate, inputs, norms)
+    return certificate, certificate_within(module, certificate, inputs, norms, stage=stages[1])
 
 
 def stored_document(certificate: Certificate, bounded: Certificate | None) -> dict[str, Any]:
@@ -77,6 +82,8 @@ def certificate_within(
     certificate: Certificate,
     inputs: InputRange,
     norms: Iterable[Mapping[str, Any]] | None = None,
+    *,
+    stage: str | None = None,
 ) -> Certificate:
     """Return the certificate for inputs within a range, without what quantized weights change.
 
@@ -85,11 +92,12 @@ def certificate_within(
         certificate: Its certificate for all inputs.
         inputs: Range of the raw inputs.
         norms: As of :func:`stablernn.certificates.certificate.prove`.
+        stage: As of :func:`stablernn.certificates.certificate.prove`.
     """
     cells = [cell for cell in module.modules() if isinstance(cell, StableCell)]
     gains_by_range = any(type(cell).step_bound_within is not StableCell.step_bound_within for cell in cells)
     if gains_by_range and certificate.max_dt is None:
-        return prove(module, stored=False, norms=norms, inputs=inputs)
+        return prove(module, stored=False, norms=norms, inputs=inputs, stage=stage)
     # Nothing more is proved within a range; a second search for norms would end at the same ones.
     return replace(certificate, inputs=inputs)
 

@@ -118,7 +118,6 @@ def export(
     parts = export_parts(frozen)
     scripted = torchscript.script(frozen) if "torchscript" in formats else None
     graphs, parity = _build_graphs(frozen, parts, scripted, parity_lengths(steps or 1))
-    _PROGRESS.info("Computing the certificate ...")
     certificate = certificate_document(frozen, inputs=inputs_within)
     signature = model_signature(frozen)
 

@@ -50,14 +50,36 @@ def test_train_and_export_say_what_they_do(empty: Workplace) -> None:
         "Exporting run and comparing the graphs with torch ...",
         "Writing the graphs ...",
         "Comparing the graphs with torch, over up to 64 steps ...",
-        "Computing the certificate ...",
+        "Proving what holds for inputs of any size ...",
+        "Bounding the error of weights in float16 and int8 ...",
     ]
     # A terminal that cannot draw a spinner gets the lines of a pipe.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TERM", "dumb")
         terminal = Terminal()
         assert empty("certify", "run", stderr=terminal).code == 0
-    assert terminal.getvalue() == "Certifying run ...\n"
+    assert terminal.getvalue().splitlines() == [
+        "Certifying run ...",
+        "Proving what holds for inputs of any size ...",
+        "Bounding the error of weights in float16 and int8 ...",
+    ]
+
+
+def test_certify_says_which_layer_and_which_part_of_the_document_is_next(empty: Workplace) -> None:
+    layers = ("--cell", "lstm", "--num-layers", 2, "--set", "model.members=2")
+    empty.ok("train", *TINY, *layers, "--run-dir", "run")
+    lines = empty.ok("certify", "run", "--report", "certificate.html").err.splitlines()
+    for scope in ("of any size", "within a range"):
+        counts = [
+            line.partition(": layer ")[2] for line in lines if line.startswith(f"Proving what holds for inputs {scope}")
+        ]
+        assert counts == [f"{number} of 4 ..." for number in (1, 2, 3, 4)]
+    assert lines[-4:] == [
+        "Writing certificate.html ...",
+        "Drawing trajectories ...",
+        "Drawing the figures ...",
+        "Wrote certificate.html.",
+    ]
 
 
 def test_quiet_prints_no_stages(empty: Workplace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from stablernn.dynamics.drawn_trajectories import DrawnTrajectories
     from stablernn.nn.models import SequenceModel
     from stablernn_registry import Version
+
+_PROGRESS = logging.getLogger("stablernn.progress")
 
 SCHEMA = 1
 COVERED = (
@@ -73,6 +76,7 @@ def compose_report(target: CertifiedTarget, server: str | None = None) -> Report
     # Before the figures, which take longer: a server that does not answer is reported at once.
     violations = not_read() if server is None or version is None else read_counts(server, version)
     certificates = _certificates(target)
+    _PROGRESS.info("Drawing trajectories ...")
     proved = [certificate_entry(certificate, target.model) for certificate in certificates]
     for entry in proved:
         entry["equals_all_inputs"] = entry is not proved[0] and have_equal_claims(proved[0], entry)
@@ -126,10 +130,11 @@ def _draw(model: SequenceModel, certificate: Certificate) -> DrawnTrajectories |
 def _certificates(target: CertifiedTarget) -> tuple[Certificate, ...]:
     """Return the certificate for all inputs, followed by that within a range if there is one."""
     from stablernn.certificates.certificate import prove
+    from stablernn.certificates.stored_certificate import ALL_STAGE
 
     # A range on the command line replaces the certificate for all inputs in the answer, but not here.
     is_complete = target.certificates[0].inputs is None
-    return target.certificates if is_complete else (prove(target.model), *target.certificates)
+    return target.certificates if is_complete else (prove(target.model, stage=ALL_STAGE), *target.certificates)
 
 
 def _history(version: Version) -> Mapping[str, Any]:

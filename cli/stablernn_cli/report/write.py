@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,8 @@ from stablernn_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from stablernn_cli.report.document import Report
+
+_PROGRESS = logging.getLogger("stablernn.progress")
 
 SUFFIXES = (".html", ".json")
 
@@ -48,4 +51,5 @@ def write_report(path: Path, report: Report) -> None:
     # Figures are drawn here, and not for JSON.
     from stablernn_cli.report.html_page import render
 
+    _PROGRESS.info("Drawing the figures ...")
     write_bytes(path, render(report).encode("utf-8"))
