@@ -34,7 +34,7 @@ _SPECTRA_INCHES = (7.6, 4.2)
 
 
 def describe_figures(trajectories: DrawnTrajectories, certificate: Certificate) -> list[Image]:
-    """Return the figures of trajectories with the ball, forgetting, and, of a short state, spectra, not drawn yet.
+    """Return the figures of a document, not drawn yet: trajectories, forgetting, and spectra of a short state.
 
     Drawing takes most of the time of a document, and JSON needs none of it.
     """
@@ -56,7 +56,7 @@ def describe_figures(trajectories: DrawnTrajectories, certificate: Certificate) 
     images = [
         Image(
             "ball",
-            "Trajectories and ball",
+            "Trajectories" if ball is None else "Trajectories and ball",
             f"Blue: observed trajectories from the zero state under {source}. {bound}",
             lambda: _uri("svg+xml", svg_bytes(ball_figure(trajectories, ball))),
         ),

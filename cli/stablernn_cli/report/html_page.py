@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -263,6 +264,7 @@ def _conditions(rows: Sequence[Mapping[str, Any]]) -> Markup:
 
 def _observed_section(document: Mapping[str, Any], images: Sequence[Image]) -> Markup:
     observed = document["observed"]
+    target = shlex.quote(document["model"]["ref"])
     comparison = [
         [
             row["quantity"],
@@ -295,9 +297,9 @@ def _observed_section(document: Mapping[str, Any], images: Sequence[Image]) -> M
         element("h3", badge("observed"), "Scores"),
         _metrics(observed["metrics"]),
         element("h3", badge("observed"), "Stability report on data"),
-        _report(observed["stability_report"], "stablernn eval TARGET --stability"),
+        _report(observed["stability_report"], f"stablernn eval {target} --stability"),
         element("h3", badge("observed"), "Robustness report"),
-        _report(observed["robustness_report"], "stablernn eval TARGET --robustness"),
+        _report(observed["robustness_report"], f"stablernn eval {target} --robustness"),
     ]
     return element(
         "section",

@@ -476,6 +476,21 @@ def test_the_sentences_follow_from_the_claims(cell: str, empty: Workplace) -> No
         assert f"moves no later output of the layers by more than {format_upper(values['gap_1'], 3)};" in page.text
 
 
+@pytest.mark.parametrize(
+    ("cell", "title"), [("gru", "Trajectories and ball"), ("antisymmetric", "Trajectories")], ids=["ball", "none"]
+)
+def test_figures_and_commands_are_those_of_the_model(cell: str, title: str) -> None:
+    model = mark_fitted(Classifier(cell, 1, 2, 4)).eval()
+    certificate = prove(model)
+    assert bool(certificate.balls) == (cell == "gru")
+    made = compose_report(CertifiedTarget("my runs/a", None, model, {}, (certificate,)))
+    assert [figure["title"] for figure in made.document["figures"]] == [title, "Forgetting", "Spectra"]
+    text = Page(render(made)).text
+    assert f"{title}. Blue: observed trajectories" in text
+    assert "stablernn eval 'my runs/a' --stability measures it." in text
+    assert "stablernn eval 'my runs/a' --robustness measures it." in text
+
+
 def test_a_state_that_overflows_is_stated() -> None:
     model = mark_fitted(Classifier("identity_rnn", 1, 2, 4)).eval()
     with torch.no_grad():
