@@ -45,6 +45,7 @@ from stablernn.certificates.layer_ranges import first_layer_boxes
 from stablernn.errors import ConfigError
 from stablernn.nn.layers import StableRNN
 from stablernn.nn.models import SequenceModel
+from stablernn.terms import terms
 
 Kind = Literal["contracting", "non-expansive", "bounded"]
 
@@ -92,7 +93,8 @@ def certified_kind(cell: StableCell) -> Kind:
         reason = f": {_REASONS[cell.key]}" if cell.key in _REASONS else ""
         raise ConfigError(
             f"The cell '{cell.key}' has no certified region that training could stay in{reason}. Take one that has, "
-            "such as lipschitz, rnn, lru or exprnn (all are in docs/stability.md), or leave training.certified out."
+            "such as lipschitz, rnn, lru or exprnn (all are in docs/stability.md), or leave "
+            f"{terms().key('training.certified')} out."
         )
     # All at once: whoever sets one of them would otherwise be refused again because of the next.
     excluded = [(name, replacement) for name, is_excluded, replacement in _excluded_options(cell) if is_excluded]
@@ -110,7 +112,8 @@ def suggest_proof(cell: StableCell) -> str:
     except ConfigError as error:
         return str(error)
     scope = " for inputs within the range of training" if is_within_range(cell) else ""
-    return f"Train with training.certified=true (--certified), which keeps '{cell.key}' {kind}{scope}."
+    setting = f"{terms().setting('training.certified', True)}{terms().flag('--certified')}"
+    return f"Train with {setting}, which keeps '{cell.key}' {kind}{scope}."
 
 
 def is_within_range(cell: StableCell) -> bool:

@@ -23,6 +23,7 @@ from stablernn.data.sequences import (
 )
 from stablernn.data.splits import grouped_validation, stratified_validation
 from stablernn.data.types import ClassificationData, Notes, SequenceSplit, add_notes
+from stablernn.terms import terms
 
 # Ways to add labels to a file, by its ending.
 _LABEL_ADVICE = {
@@ -46,13 +47,13 @@ def require_labels(sequences: Sequences) -> list[str]:
         # The ending may be followed by one of a compression.
         advice = next((advice for ending, advice in _LABEL_ADVICE.items() if ending in sequences.name), _FOLDER_ADVICE)
         raise errors.DataError(
-            f"'{sequences.name}' has no labels; training and scoring need one for each sequence. {advice}"
+            f"{terms().file(sequences.name)} has no labels; training and scoring need one for each sequence. {advice}"
         )
     for index, label in enumerate(sequences.labels):
         if label in NO_LABEL:
             location = sequences.locations[index] if sequences.locations else f"sequence {index} (from 0)"
             raise errors.DataError(
-                f"'{sequences.name}': {location} has no label. Give it one, or leave the sequence out."
+                f"{terms().file(sequences.name)}: {location} has no label. Give it one, or leave the sequence out."
             )
     return sequences.labels
 
@@ -85,7 +86,9 @@ def classification_data(
     if test is not None:
         test = _match_channels(train, test)
         if step is not None and test.times is None:
-            raise errors.DataError(f"'{train.name}' has the times of its steps, and '{test.name}' does not.")
+            raise errors.DataError(
+                f"{terms().file(train.name)} has the times of its steps, and {terms().file(test.name)} does not."
+            )
         test_y = _encode_labels(_check_known_labels(test, labels, train.name), labels)
         pools["test"] = (test, test_y, np.arange(len(test_y)))
     splits: dict[SplitName, SequenceSplit] = {split: _select(*pool, step) for split, pool in pools.items()}
@@ -116,12 +119,14 @@ def _encode_groups(train: Sequences) -> Int64Array:
     for index, group in enumerate(train.groups):
         if group in NO_LABEL:
             location = train.locations[index] if train.locations else f"sequence {index} (from 0)"
-            raise errors.DataError(f"'{train.name}': {location} has no group. Give it one, or leave the sequence out.")
+            raise errors.DataError(
+                f"{terms().file(train.name)}: {location} has no group. Give it one, or leave the sequence out."
+            )
     names, numbers = np.unique(np.array(train.groups), return_inverse=True)
     if len(names) < 2:
         raise errors.DataError(
-            f"'{train.name}' has one group only ('{names[0]}'), so that none can be held out. Leave group_column out, "
-            "or add sequences of another group."
+            f"{terms().grouped_file(train.name)} has one group only ('{names[0]}'), so that none can be held out. "
+            f"Leave {terms().group_column} out, or add sequences of another group."
         )
     return numbers.astype(np.int64)
 
@@ -141,10 +146,10 @@ def _draw_validation(
         fitted, held_out = grouped_validation(y, groups, fraction, seed)
         reason = (
             "has a label in one group only, whichever groups are held out for validation. Add sequences of it in "
-            "another group, or leave group_column out."
+            f"another group, or leave {terms().group_column} out."
         )
     if not len(held_out):
-        raise errors.DataError(f"'{name}' {reason}")
+        raise errors.DataError(f"{terms().file(name)} {reason}")
     return fitted, held_out
 
 
@@ -258,8 +263,8 @@ def _check_classes(name: str, sequence_labels: Sequence[str]) -> tuple[str, ...]
     labels = sort_labels(sequence_labels)
     if len(labels) < 2:
         raise errors.DataError(
-            f"'{name}' has one class only ('{sequence_labels[0]}'); classification needs two or more. Add sequences of "
-            "another class."
+            f"{terms().file(name)} has one class only ('{sequence_labels[0]}'); classification needs two or more. Add "
+            "sequences of another class."
         )
     return labels
 
@@ -269,7 +274,7 @@ def _check_known_labels(test: Sequences, labels: tuple[str, ...], train_name: st
     for label in test_labels:
         if label not in labels:
             raise errors.DataError(
-                f"'{test.name}' has the label '{label}', which '{train_name}' does not have "
+                f"{terms().file(test.name)} has the label '{label}', which {terms().file(train_name)} does not have "
                 f"({format_names(labels)}); a model cannot learn a class that it never sees. Remove those sequences, "
                 "or add sequences with the label to the training file."
             )
@@ -280,8 +285,9 @@ def _match_channels(train: Sequences, test: Sequences) -> Sequences:
     matched = reorder_features(test, train.features)
     if matched is None:
         raise errors.DataError(
-            f"'{test.name}' has {pluralize(len(test.features), 'feature')} ({format_names(test.features)}), "
-            f"'{train.name}' has {len(train.features)} ({format_names(train.features)}); both must have the same."
+            f"{terms().file(test.name)} has {pluralize(len(test.features), 'feature')} "
+            f"({format_names(test.features)}), {terms().file(train.name)} has {len(train.features)} "
+            f"({format_names(train.features)}); both must have the same."
         )
     return matched
 
@@ -307,6 +313,6 @@ def _check_channels_have_values(name: str, features: tuple[str, ...], train: Seq
     for index, feature in enumerate(features):
         if np.isnan(train.x[:, :, index][real]).all():
             raise errors.DataError(
-                f"'{name}' has no value at all in feature '{feature}' of the training split. Leave the feature out by "
-                "'channels', or fill it in."
+                f"{terms().file(name)} has no value at all{terms().in_column('feature', feature)} the training "
+                f"split. Leave the feature out of {terms().source}, or fill it in."
             )

@@ -50,6 +50,7 @@ from stablernn.data.readers.ucr_tsv import read_tsv
 from stablernn.data.sequences import Sequences, has_feature_names, match_features
 from stablernn.data.step_data import Data, StepData
 from stablernn.data.types import ClassificationData, ForecastData
+from stablernn.terms import terms
 
 TASKS: tuple[Task, ...] = ("classify", "forecast")
 
@@ -108,7 +109,9 @@ def _load(options: LoadOptions) -> Data:
     if task == "predict-next":
         return _load_steps(source, options)
     if options.channels_as_series and task != "forecast":
-        raise errors.ConfigError(f"channels_as_series is for forecasting; '{source.name}' is read for task '{task}'.")
+        raise errors.ConfigError(
+            f"channels_as_series is for forecasting; {terms().file(source.name)} is read for task '{task}'."
+        )
     if task == "classify":
         return _load_classification(source, options)
     series = _load_forecast(source, options)
@@ -119,7 +122,7 @@ def _split_channels(data: Data, options: LoadOptions) -> ForecastData:
     """Return series of their own for the targets that are named, else for all channels."""
     if not isinstance(data, ForecastData):
         raise errors.ConfigError(
-            f"channels_as_series is for forecasting; '{data.name}' is read for task '{data.task}'."
+            f"channels_as_series is for forecasting; {terms().file(data.name)} is read for task '{data.task}'."
         )
     return channels_to_series(data, data.targets if options.target else None)
 
@@ -160,8 +163,8 @@ def read_sequences(
         sequences = read_npz(path, group=group_column)
     else:
         raise errors.ConfigError(
-            f"group_column is for tables and .npz files, which have a place for groups; '{path.name}' has none. Write "
-            "the sequences as one of these."
+            f"group_column is for tables and .npz files, which have a place for groups; {terms().file(path.name)} has "
+            "none. Write the sequences as one of these."
         )
     return sequences if channels is None else match_features(sequences, channels)
 
@@ -239,17 +242,17 @@ def _check_task(name: str, task: str, requested: str | None) -> None:
     if requested not in (*TASKS, "predict-next"):
         tasks = "Tasks are classify, forecast and predict-next."
         raise errors.unknown("task", requested, (*TASKS, "predict-next"), tasks)
-    raise errors.ConfigError(f"'{name}' is read for task '{task}', got task '{requested}'.")
+    raise errors.ConfigError(f"{terms().file(name)} is read for task '{task}', got task '{requested}'.")
 
 
 def _check_named_options(source: _Source, options: LoadOptions) -> None:
     """Refuse options of named datasets that this source does not take."""
     for name in options.changed(NAMED_OPTIONS):
         if source.info is None:
-            raise errors.ConfigError(f"{name} is for named datasets; '{source.name}' is a file.")
+            raise errors.ConfigError(f"{name} is for named datasets; {terms().file(source.name)} is a file.")
         if name not in source.info.takes:
             takes = f"; of {', '.join(NAMED_OPTIONS)} it takes {', '.join(source.info.takes) or 'none'}"
-            raise errors.ConfigError(f"{name} is not for '{source.name}'{takes}.")
+            raise errors.ConfigError(f"{name} is not for {terms().file(source.name)}{takes}.")
 
 
 def _check_fixed_splits(info: DatasetInfo, options: LoadOptions) -> None:
@@ -261,7 +264,7 @@ def _check_fixed_splits(info: DatasetInfo, options: LoadOptions) -> None:
 def _check_no_forecast_options(source: _Source, options: LoadOptions, task: str, allowed: Sequence[str]) -> None:
     unused = next((name for name in options.changed(TASK_OPTIONS) if name not in allowed), None)
     if unused is not None:
-        raise errors.ConfigError(f"{unused} is for forecasting; '{source.name}' is read for task '{task}'.")
+        raise errors.ConfigError(f"{unused} is for forecasting; {terms().file(source.name)} is read for task '{task}'.")
 
 
 def _load_steps(source: _Source, options: LoadOptions) -> StepData:
@@ -285,7 +288,7 @@ def _load_classification(source: _Source, options: LoadOptions) -> Classificatio
     # The manifest of a folder has a column of labels, too.
     table_options = [name for name in options.changed(TABLE_OPTIONS) if name != "label_column" or not path.is_dir()]
     if table_options and not is_table:
-        raise errors.ConfigError(f"{table_options[0]} is for tables; '{source.name}' is none.")
+        raise errors.ConfigError(f"{table_options[0]} is for tables; {terms().file(source.name)} is none.")
     # The columns of a bundled dataset are known to be there.
     if info is None and is_table:
         _check_labelled(path, options)
@@ -321,19 +324,21 @@ def _check_labelled(path: Path, options: LoadOptions) -> None:
     names = read_column_names(path, options.repairs)
     if options.label_column not in names:
         raise errors.DataError(
-            f"'{path.name}' has no column '{options.label_column}' with the class of each series. Name it by "
-            f"label_column; there are {format_names(names)}."
+            f"{terms().file(path.name)} has no column '{options.label_column}' with the class of each series. Name it "
+            f"by label_column; there are {format_names(names)}."
         )
     if options.id_column not in names:
         raise errors.DataError(
-            f"'{path.name}' has no column '{options.id_column}', so all of its rows are one sequence. Name the column "
-            f"that tells sequences apart by id_column; there are {format_names(names)}."
+            f"{terms().file(path.name)} has no column '{options.id_column}', so all of its rows are one sequence. Name "
+            f"the column that tells sequences apart by id_column; there are {format_names(names)}."
         )
 
 
 def _load_forecast(source: _Source, options: LoadOptions) -> ForecastData:
     for name in options.changed(("label_column", "group_column")):
-        raise errors.ConfigError(f"{name} is for classification; '{source.name}' is read for task 'forecast'.")
+        raise errors.ConfigError(
+            f"{name} is for classification; {terms().file(source.name)} is read for task 'forecast'."
+        )
     varying = [name for name in options.categories if name not in (*options.static, *options.future)]
     if options.channels_as_series and varying:
         raise errors.ConfigError(

@@ -26,6 +26,7 @@ from stablernn.data.stacked_series import lengths_of
 from stablernn.data.time.frequency import Frequency, infer_frequency, parse_frequency
 from stablernn.data.time.regular_grid import align_to_grid
 from stablernn.data.types import Notes, Series, steps_between
+from stablernn.terms import terms
 
 # 4 GiB of float32.
 _MAX_PADDED_NUMBERS = 1 << 30
@@ -239,7 +240,7 @@ def _read_sequences(
         sequences = read_sequences(path, channels=features)
     if time_step is not None and sequences.times is None:
         raise errors.DataError(
-            f"'{path.name}' has no array 't', and the model was trained with the time of each step. Add it."
+            f"{terms().file(path.name)} has no array 't', and the model was trained with the time of each step. Add it."
         )
     if max_steps is not None and sequences.names is not None:
         _refuse_wide_padding(path.name, sequences, sequences.names, max_steps)
@@ -265,7 +266,7 @@ def _refuse_wide_padding(file: str, sequences: Sequences, names: tuple[str, ...]
     max_steps = max(max_steps, int(np.median(lengths)))
     errors.raise_for_series(
         {
-            names[number]: f"'{file}': series '{names[number]}' has {lengths[number]:,} steps, and at most "
+            names[number]: f"{terms().series_of(file, names[number])} has {lengths[number]:,} steps, and at most "
             f"{max_steps:,} are read beside {pluralize(len(lengths) - 1, 'other')}. Put it into a file of its own."
             for number in np.flatnonzero(lengths > max_steps)
         }
@@ -318,9 +319,9 @@ def _check_contexts(table: Table, contexts: Sequence[Series], required: Sequence
     columns = [table.channels.index(name) for name in required]
     errors.raise_for_series(
         {
-            each.unique_id: f"'{table.name}': series '{each.unique_id}' has no value of {format_names(required)} in "
-            f"its last {pluralize(len(each.ds), 'step')}, so there is nothing to forecast from. Leave the series out, "
-            "or end it with a row that has one."
+            each.unique_id: f"{terms().series_of(table.name, each.unique_id)} has no value of "
+            f"{format_names(required)} in its last {pluralize(len(each.ds), 'step')}, so there is nothing to forecast "
+            "from. Leave the series out, or end it with a row that has one."
             for each in contexts
             if np.isnan(each.values[:, columns]).all()
         }
@@ -349,7 +350,7 @@ def _check_frequency(table: Table, grid: Frequency | None, notes: Notes) -> None
         # Two equal gaps between three rows may be chance.
         inferred = infer_frequency(series.ds) if len(series.ds) > 3 else None
         if inferred is not None and not inferred.has_steps_of(grid):
-            subject = f"'{table.name}': series '{series.unique_id}'"
+            subject = terms().series_of(table.name, series.unique_id)
             faulty[series.unique_id] = str(step_mismatch_error(subject, inferred.alias, grid.alias))
     errors.raise_for_series(faulty)
 
@@ -382,13 +383,13 @@ def _split_at_last_observation(
         end = len(is_observed) - int(np.argmax(is_observed[::-1])) if is_observed.any() else 0
         if not end:
             faulty[each.unique_id] = (
-                f"'{table.name}': series '{each.unique_id}' has no row with a value of "
+                f"{terms().series_of(table.name, each.unique_id)} has no row with a value of "
                 f"{format_names([table.channels[i] for i in observed_columns])}, so there is no past to forecast from."
             )
         elif len(each.ds) - end < horizon:
             faulty[each.unique_id] = (
-                f"'{table.name}': series '{each.unique_id}' has {pluralize(len(each.ds) - end, 'row')} behind its last "
-                f"observation, {horizon} are needed, one for each step to forecast, with "
+                f"{terms().series_of(table.name, each.unique_id)} has {pluralize(len(each.ds) - end, 'row')} behind "
+                f"its last observation, {horizon} are needed, one for each step to forecast, with "
                 f"{format_names(covariates.columns)}."
             )
         ahead = slice(end, end + horizon)

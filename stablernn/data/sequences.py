@@ -14,6 +14,7 @@ from stablernn.data.arrays import Float32Array, Int64Array
 from stablernn.data.messages import format_names, pluralize, quote
 from stablernn.data.stacked_series import StackedValues, lengths_of
 from stablernn.data.types import Notes
+from stablernn.terms import terms
 
 #: Cells that stand for a missing label.
 NO_LABEL = ("", "?", "nan", "NaN")
@@ -94,8 +95,8 @@ def match_features(sequences: Sequences, features: Sequence[str]) -> Sequences:
 def wrong_features_error(name: str, features: Sequence[str], expected: Sequence[str]) -> errors.DataError:
     """Return the error for a file whose features differ from those of the model."""
     return errors.DataError(
-        f"'{name}' has {pluralize(len(features), 'feature')} ({format_names(features)}), "
-        f"the model expects {len(expected)} ({format_names(expected)})."
+        f"{terms().file(name)} has {pluralize(len(features), 'feature')} ({format_names(features)}), the model expects "
+        f"{len(expected)} ({format_names(expected)})."
     )
 
 
@@ -110,7 +111,7 @@ def plain_labels(name: str, labels: Sequence[str]) -> list[str]:
         other = spellings.setdefault(plain_label(label), label)
         if other != label:
             raise errors.DataError(
-                f"'{name}' has the labels {quote(other)} and {quote(label)}, which are the same number. "
+                f"{terms().file(name)} has the labels {quote(other)} and {quote(label)}, which are the same number. "
                 "Write it in one way, or use words."
             )
     return [plain_label(label) for label in labels]

@@ -13,6 +13,7 @@ from stablernn import errors
 from stablernn.data.arrays import SPLITS, Float32Array, Int64Array, Samples, SplitName, Timestamps
 from stablernn.data.notes import data_counts, describe_reading
 from stablernn.data.windows import WindowSet, build_windows, target_range
+from stablernn.terms import terms
 
 Notes = dict[str, Any]
 _NO_STATIC = np.empty(0, dtype=np.float32)
@@ -126,8 +127,8 @@ class ClassificationData:
         if self.time_step is None:
             if time_step is not None:
                 raise errors.DataError(
-                    f"'{self.name}' does not say when its steps were, and the model was trained with the time of each "
-                    "step. Add an array 't'."
+                    f"{terms().file(self.name)} does not say when its steps were, and the model was trained with the "
+                    "time of each step. Add an array 't'."
                 )
             return self
         factor = None if time_step is None else self.time_step / time_step
@@ -150,8 +151,8 @@ class ClassificationData:
         split = {"train": self.train, "validation": self.validation, "test": self.test}[check_split(name)]
         if split is None:
             raise errors.DataError(
-                f"'{self.name}' has no test split. Take the split 'validation', or name a file to test on (train "
-                "--test, eval --data)."
+                f"{terms().file(self.name)} has no test split. Take the split 'validation', or name a file to test on "
+                "(train --test, eval --data)."
             )
         return split
 

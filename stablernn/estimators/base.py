@@ -13,12 +13,13 @@ import numpy as np
 from stablernn.certificates.certificate import Certificate, certify
 from stablernn.certificates.input_range import InputRange, training_range
 from stablernn.errors import ConfigError, did_you_mean
-from stablernn.estimators.argument_errors import argument_errors
+from stablernn.estimators.argument_terms import ArgumentTerms, Form
 from stablernn.estimators.fitted_run import ESTIMATOR_FILE, FittedRun, RegistryVersion
 from stablernn.estimators.notebook import fit_as_html
 from stablernn.estimators.stream import Stream
 from stablernn.export import ExportReport, export
 from stablernn.nn.models import SequenceModel
+from stablernn.terms import use_terms
 from stablernn.training.loop.launch import refuse_several_processes
 from stablernn.training.run_directory import new_directory
 from stablernn.training.search.budget import Budget
@@ -210,7 +211,8 @@ class RunEstimator(BaseEstimator):  # type: ignore[misc]
         write: Callable[[Path], None],
         data_settings: Mapping[str, Any],
         facts: Mapping[str, Any],
-        kind: str = "array",
+        form: Form = "array",
+        channels: Sequence[str] = (),
     ) -> FittedRun:
         """Train on data that is written into the directory of the run.
 
@@ -219,7 +221,8 @@ class RunEstimator(BaseEstimator):  # type: ignore[misc]
             write: Writes the data to a path.
             data_settings: Settings that say how the file is read, by dotted key.
             facts: Content of ``estimator.json``.
-            kind: Form of the argument in messages, see :func:`stablernn.estimators.argument_errors.argument_errors`.
+            form: Form of the argument, for messages.
+            channels: Columns of an array, for messages.
 
         Raises:
             ConfigError: If a parameter or a setting is not allowed.
@@ -232,7 +235,7 @@ class RunEstimator(BaseEstimator):  # type: ignore[misc]
         self._check_length()
         budget = self._check_budget()
         with (
-            argument_errors(filename, self.parameter_keys, kind),
+            use_terms(ArgumentTerms(filename, self.parameter_keys, form, channels)),
             tempfile.TemporaryDirectory(prefix="stablernn-fit-") as temporary,
         ):
             directory = Path(temporary)

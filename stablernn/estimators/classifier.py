@@ -148,7 +148,8 @@ class StableClassifier(ClassifierMixin, RunEstimator):  # type: ignore[misc]
         def write(path: Path) -> None:
             np.savez(path, allow_pickle=False, **contents)
 
-        run = self._train_on_file(_FILE, write, data_settings, facts)
+        channels = default_channel_names(contents["x"].shape[2]) if arrays.features is None else ()
+        run = self._train_on_file(_FILE, write, data_settings, facts, channels=channels)
         self._set_fitted(run)
         return self
 

@@ -14,10 +14,11 @@ import polars as pl
 
 from stablernn.data.prediction_inputs import InputSet, read_inputs
 from stablernn.errors import ConfigError
-from stablernn.estimators.argument_errors import argument_errors
+from stablernn.estimators.argument_terms import ArgumentTerms
 from stablernn.estimators.base import SETTINGS, RunEstimator
 from stablernn.estimators.fitted_run import FittedRun
 from stablernn.estimators.series_frames import Forecasts, SeriesTable, in_form_of, read_series
+from stablernn.terms import use_terms
 from stablernn.training.evaluate_data import evaluate
 from stablernn.training.evaluation.predictors import predict as run_batches
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
@@ -192,7 +193,9 @@ class StableForecaster(RunEstimator):
             data_settings["data.stamps"] = "step"
             if self.target is None:
                 data_settings["data.target"] = table.channels
-        run = self._train_on_file(_FILE, table.frame.write_parquet, data_settings, table.form(), table.shape_name)
+        run = self._train_on_file(
+            _FILE, table.frame.write_parquet, data_settings, table.form(), table.argument_form, table.channels
+        )
         last_rows = _last_rows(table.frame, self.id_column, self.time_column, int(run.data["context_length"]))
         content = io.BytesIO()
         last_rows.write_parquet(content)
@@ -277,7 +280,7 @@ class StableForecaster(RunEstimator):
     def _written(self, table: SeriesTable) -> Iterator[Path]:
         """Give the path of a file with series; errors on it name the argument."""
         with (
-            argument_errors("X.parquet", self.parameter_keys, table.shape_name),
+            use_terms(ArgumentTerms("X.parquet", self.parameter_keys, table.argument_form, table.channels)),
             tempfile.TemporaryDirectory(prefix="stablernn-series-") as folder,
         ):
             path = Path(folder) / "X.parquet"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stablernn.data.arrays import Float32Array, check_resolution, finite_float32
+from stablernn.data.arrays import Float32Array, Resolution, check_resolution, finite_float32
 from stablernn.data.messages import format_names
 from stablernn.errors import DataError
 
@@ -56,12 +56,17 @@ def from_sequences(X: Any) -> SequenceArrays:
             )
         return _from_cube(X)
     values: list[Float32Array] = []
+    # Sequences share the scale of a feature, so that what float32 loses is judged over all of them.
+    resolutions: list[Resolution] = []
     names = _feature_names(X[0])
+    if names is not None and len(set(names)) < len(names):
+        raise DataError(f"The sequences of X have a column twice, got {format_names(names)}. Rename one of them.")
     for index, sequence in enumerate(X):
         array = _as_array(sequence, index)
-        if values and array.shape[1] != values[0].shape[1]:
+        resolutions = resolutions or [Resolution() for _ in range(array.shape[1])]
+        if array.shape[1] != len(resolutions):
             raise DataError(
-                f"X[{index}] has {array.shape[1]} features at each step, X[0] has {values[0].shape[1]}; all sequences "
+                f"X[{index}] has {array.shape[1]} features at each step, X[0] has {len(resolutions)}; all sequences "
                 "must have the same."
             )
         if _feature_names(sequence) != names:
@@ -70,13 +75,21 @@ def from_sequences(X: Any) -> SequenceArrays:
                 f"{format_names(names or ('none',))}; all sequences must have the same, in the same order."
             )
         values.append(finite_float32(array, functools.partial(element_name, start=(index,))))
+        for resolution, column in zip(resolutions, array.T, strict=True):
+            resolution.add(column)
+    for channel, resolution in enumerate(resolutions):
+        resolution.check(_feature_of(channel))
     return SequenceArrays(values, names)
 
 
 def _from_cube(X: npt.NDArray[Any]) -> SequenceArrays:
     values = finite_float32(X, element_name)
-    check_resolution(X, lambda channel: f"Feature {channel} of X")
+    check_resolution(X, _feature_of)
     return SequenceArrays(list(values), None)
+
+
+def _feature_of(channel: int) -> str:
+    return f"Feature {channel} of X"
 
 
 def element_name(index: tuple[int, ...], start: tuple[int, ...] = ()) -> str:

@@ -19,6 +19,7 @@ from stablernn.data.arrays import finite_float32
 from stablernn.data.messages import format_names
 from stablernn.data.sequences import default_channel_names
 from stablernn.errors import DataError
+from stablernn.estimators.argument_terms import Form
 from stablernn.estimators.sequence_arrays import element_name
 
 FORMS = (
@@ -52,8 +53,8 @@ class SeriesTable:
     dimensions: int = 1
 
     @property
-    def shape_name(self) -> str:
-        """The library of a frame; ``series`` for an array of one series, ``array`` for all other arrays."""
+    def argument_form(self) -> Form:
+        """Form of the argument in messages."""
         return "series" if self.kind == "array" and self.dimensions in (1, 2) else self.kind
 
     def form(self) -> dict[str, Any]:

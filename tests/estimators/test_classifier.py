@@ -331,7 +331,13 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "no sequence": (np.empty((0, 3, 1)), [], "X has no sequence. Give a table (n, time), an array (n, time, features)"),
     "a feature of nothing": (np.full((80, 9, 1), np.nan), Y, "X has no value at all in the training split."),
     "a label for each": (X[:18], np.arange(18), "X has one sequence for each label, none can be held out"),
-    "lost digits": (X[:, :, None] + 1e12, Y, "Subtract an offset"),
+    "lost digits": (X[:, :, None] + 1e12, Y, "Feature 0 of X goes from 1000000000013.584 to"),
+    "a column twice": (
+        [pd.DataFrame(np.stack([x, x], 1), columns=["a", "a"]) for x in X],
+        Y,
+        "The sequences of X have a column twice, got a, a. Rename one of them.",
+    ),
+    "lost digits of sequences": ([x + 1e12 for x in X], Y, "Feature 0 of X goes from 1000000000013.584 to"),
 }
 
 

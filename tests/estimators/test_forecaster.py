@@ -268,6 +268,20 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: srn.StableForecaster(**QUICK).fit(pd.concat([long_frame(("a",)), long_frame(("b",))[:40]])),
         "X: series 'b' has 40 steps, 78 are needed",
     ),
+    "rows of one time": (
+        lambda: srn.StableForecaster(**QUICK).fit(pd.DataFrame({"ds": TIMES[[0, *range(STEPS - 1)]], "y": load()})),
+        "X has the time 2024-01-01 twice, in X.iloc[0] and X.iloc[1]. Name the column that tells series apart by "
+        "id_column, or pass settings={'data.on_duplicate': 'mean'}.",
+    ),
+    "a channel of nothing": (
+        lambda: srn.StableForecaster(**QUICK).fit(np.stack([load(), np.full(STEPS, np.nan)], axis=1)),
+        "X has no value at all in channel 1 of the training steps.",
+    ),
+    "settings that exclude each other": (
+        lambda: srn.StableForecaster(**QUICK, frequency="D", settings={"data.resample": "2h"}).fit(long_frame()),
+        "settings={'data.resample': '2h'} makes steps of that length, and frequency='D' asks for others. Leave "
+        "frequency out.",
+    ),
     "a parameter": (
         lambda: srn.StableForecaster(**QUICK, calendar=["hour"]).fit(load()),
         "calendar.0 must be 'day', 'week' or 'year', got 'hour'.",

@@ -18,6 +18,7 @@ from stablernn.data.repairs.short_series import suggest_min_length
 from stablernn.data.time.frequency import Frequency, parse_frequency
 from stablernn.data.time.regular_grid import align_to_grid
 from stablernn.data.types import ForecastData, Notes, Series, add_notes, lengths_of_time
+from stablernn.terms import terms
 
 # A day in minutes or more is not a horizon that anybody means without naming it.
 _MAX_DEFAULT_HORIZON = 96
@@ -119,8 +120,9 @@ def _frequency(options: LoadOptions) -> str | None:
         return options.resample or options.frequency
     if parse_frequency(options.frequency) != parse_frequency(options.resample):
         raise errors.ConfigError(
-            f"data.resample={options.resample} makes steps of that length, and data.frequency={options.frequency} asks "
-            "for others. Leave data.frequency out."
+            f"{terms().setting('data.resample', options.resample)} makes steps of that length, and "
+            f"{terms().setting('data.frequency', options.frequency)} asks for others. Leave "
+            f"{terms().key('data.frequency')} out."
         )
     return options.resample
 
@@ -146,9 +148,9 @@ def _check_covariates(name: str, table: Table, options: LoadOptions) -> Covariat
     for column in covariates.columns:
         if column not in table.channels:
             channels = format_names(table.channels)
-            raise errors.unknown("future column", column, table.channels, f"'{name}' has {channels}.")
+            raise errors.unknown("future column", column, table.channels, f"{terms().file(name)} has {channels}.")
     if covariates.static and len(table.series[0].static) != len(covariates.static):
-        raise errors.ConfigError(f"static is for tables that have such columns; '{name}' has none.")
+        raise errors.ConfigError(f"static is for tables that have such columns; {terms().file(name)} has none.")
     return covariates
 
 
@@ -164,13 +166,13 @@ def _select_targets(table: Table, targets: Sequence[str] | None, covariates: Cov
             return candidates
         reason = "is read without its" if is_ignored else "has no"
         raise errors.DataError(
-            f"'{table.name}' {reason} column '{TARGET_COLUMN}', so the target must be named: one or more of "
-            f"{format_names(table.channels)}."
+            f"{terms().file(table.name)} {reason} column '{TARGET_COLUMN}', so the target must be named: one or more "
+            f"of {format_names(table.channels)}."
         )
     for target in targets:
         if target not in table.channels:
             raise errors.unknown(
-                "target", target, table.channels, f"'{table.name}' has {format_names(table.channels)}."
+                "target", target, table.channels, f"{terms().file(table.name)} has {format_names(table.channels)}."
             )
     if not targets or len(set(targets)) < len(targets):
         raise errors.ConfigError(f"target must name each channel once, got {', '.join(targets) or 'none'}.")
@@ -184,7 +186,7 @@ def _append_test_rows(table: Table, test: Table | None, static: Sequence[str]) -
         return tuple(table.series)
     if test.channels != table.channels:
         raise errors.DataError(
-            f"'{test.name}' has the columns {format_names(test.channels)}, '{table.name}' has "
+            f"{terms().file(test.name)} has the columns {format_names(test.channels)}, {terms().file(table.name)} has "
             f"{format_names(table.channels)}; both must have the same."
         )
     later = {series.unique_id: series for series in test.series}
@@ -194,8 +196,8 @@ def _append_test_rows(table: Table, test: Table | None, static: Sequence[str]) -
     unmatched = set(later) ^ {series.unique_id for series in table.series}
     if unmatched:
         raise errors.DataError(
-            f"'{test.name}' must continue every series of '{table.name}' and no other; "
-            f"series '{min(unmatched)}' is in one of them only."
+            f"{terms().file(test.name)} must continue every series of {terms().file(table.name)} and no other; "
+            f"{terms().series(table.name, min(unmatched))} is in one of them only."
         )
     # Rows that overlap with training would be scored although they were learned.
     for series in table.series:
@@ -215,15 +217,16 @@ def _check_continues(name: str, series: Series, test_name: str, test: Series, st
     begin = test.ds[0]
     if series.ds.dtype != test.ds.dtype or begin <= series.ds[-1]:
         raise errors.DataError(
-            f"'{test_name}': series '{series.unique_id}' begins at {format_timestamp(begin)}, which is not after "
+            f"{terms().series_of(test_name, series.unique_id)} begins at {format_timestamp(begin)}, which is not after "
             f"{format_timestamp(series.ds[-1])}, the end of its training rows."
         )
     changed = series.static != test.static
     if changed.any():
         column = int(np.argmax(changed))
         raise errors.DataError(
-            f"'{test_name}': column '{static[column]}' must have one value for each series, got "
-            f"{test.static[column]:g} for series '{series.unique_id}', and {series.static[column]:g} in '{name}'."
+            f"{terms().file(test_name)}: column '{static[column]}' must have one value for each series, got "
+            f"{test.static[column]:g} for {terms().series(test_name, series.unique_id)}, and {series.static[column]:g} "
+            f"in {terms().file(name)}."
         )
 
 
@@ -234,7 +237,7 @@ def _count_test_steps(table: Table, series: Sequence[Series], test_name: str) ->
     for count, each in zip(steps, series, strict=True):
         if count != steps[0]:
             raise errors.DataError(
-                f"'{test_name}' must add as many steps to every series, got {steps[0]} for "
+                f"{terms().file(test_name)} must add as many steps to every series, got {steps[0]} for "
                 f"'{series[0].unique_id}' and {count} for '{each.unique_id}'."
             )
     return steps[0]
@@ -306,11 +309,15 @@ def _check_lengths(
     first, *others = short
     more = f" (too short as well: {format_names([each.unique_id for each in others])})" if others else ""
     least = suggest_min_length([len(each.ds) for each in series], horizon + sum(usual_steps))
-    advice = "leave the series out" if least is None else f"set shorter series aside with data.min_length={least}"
+    advice = (
+        "leave the series out"
+        if least is None
+        else f"set shorter series aside with {terms().setting('data.min_length', least)}"
+    )
     settings = None if least is None else {"min_length": least}
     raise errors.DataError(
-        f"'{name}': series '{first.unique_id}' has {pluralize(len(first.ds), 'step')}{more}, {needed} are needed: "
-        f"context_length {steps.context_length} + horizon {horizon} + validation {steps.validation_steps} + "
+        f"{terms().series_of(name, first.unique_id)} has {pluralize(len(first.ds), 'step')}{more}, {needed} are "
+        f"needed: context_length {steps.context_length} + horizon {horizon} + validation {steps.validation_steps} + "
         f"test {steps.test_steps}. Shorten these, or {advice}.",
         settings=settings,
     )
@@ -321,8 +328,8 @@ def _check_training_values(data: ForecastData) -> None:
     if not present.all():
         channel = data.channels[int(np.argmin(present))]
         raise errors.DataError(
-            f"'{data.name}' has no value at all in column '{channel}' of the training steps. "
-            "Leave the column out by 'channels', or fill it in."
+            f"{terms().file(data.name)} has no value at all{terms().in_column('column', channel)} the training "
+            f"steps. Leave the column out by {terms().channels}, or fill it in."
         )
 
 
@@ -346,6 +353,6 @@ def _check_windows(data: ForecastData) -> None:
     for split, count in data.notes["windows"].items():
         if not count["kept"] and (split != "test" or data.test_steps):
             raise errors.DataError(
-                f"'{data.name}' has no window in the {split} steps with a value to forecast; "
-                f"all {count['dropped_without_target']} lack one. Leave such series out, or fill the values in."
+                f"{terms().file(data.name)} has no window in the {split} steps with a value to forecast; all "
+                f"{count['dropped_without_target']} lack one. Leave such series out, or fill the values in."
             )

@@ -10,6 +10,7 @@ import numpy as np
 from stablernn import errors
 from stablernn.data.arrays import fingerprint
 from stablernn.data.types import ForecastData, Series
+from stablernn.terms import terms
 
 CHANNEL = "y"
 
@@ -31,7 +32,7 @@ def channels_to_series(data: ForecastData, channels: tuple[str, ...] | None) -> 
     if CHANNEL in data.future:
         raise errors.ConfigError(
             f"data.channels_as_series calls what is forecast '{CHANNEL}', and a channel of that name is known in "
-            "advance. Take it out of data.future, or rename it."
+            f"advance. Take it out of {terms().key('data.future')}, or rename it."
         )
     melted_series = split_series(
         data.series, data.channels, melted_channels, data.future, is_single=len(data.series) == 1
@@ -86,6 +87,6 @@ def _check_values(name: str, series: tuple[Series, ...]) -> None:
     for each in series:
         if not np.isfinite(each.values[:, 0]).any():
             raise errors.DataError(
-                f"'{name}' has no value at all in the channel that is series '{each.unique_id}'. Name the others by "
-                "data.target."
+                f"{terms().file(name)} has no value at all in the channel that is "
+                f"{terms().series(name, each.unique_id)}. Name the others by {terms().key('data.target')}."
             )

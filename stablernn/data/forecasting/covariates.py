@@ -11,6 +11,7 @@ from stablernn import errors
 from stablernn.data.arrays import Float32Array, Timestamps
 from stablernn.data.repairs.categories import expand_names
 from stablernn.data.types import Series
+from stablernn.terms import terms
 
 _DAY = 86_400.0
 #: Length and beginning of each period in seconds since 1970-01-01T00:00Z, a Thursday: weeks begin on Monday.
@@ -94,7 +95,9 @@ class Covariates:
             names = [name for name in channels if name not in calendar_names]
         for name in names:
             if name in self.static:
-                raise errors.ConfigError(f"'{name}' is in channels and in static; leave it out of channels.")
+                raise errors.ConfigError(
+                    f"{terms().file(name)} is in channels and in static; leave it out of channels."
+                )
         return [*names, *(name for name in self.columns if name not in names)]
 
     def check_targets(self, targets: Sequence[str]) -> None:
@@ -127,11 +130,15 @@ class Covariates:
         if not self.calendar:
             return tuple(channels), tuple(series)
         if series[0].ds.dtype.kind != "M":
-            raise errors.ConfigError(f"calendar needs dates, and '{name}' has integers as timestamps. Leave it out.")
+            raise errors.ConfigError(
+                f"calendar needs dates, and {terms().file(name)} has integers as timestamps. Leave it out."
+            )
         calendar_names = calendar_channels(self.calendar)
         conflicts = [channel for channel in calendar_names if channel in channels]
         if conflicts:
-            raise errors.ConfigError(f"'{name}' has a column '{conflicts[0]}', as calendar would make it. Rename it.")
+            raise errors.ConfigError(
+                f"{terms().file(name)} has a column '{conflicts[0]}', as calendar would make it. Rename it."
+            )
         merged = (*channels, *calendar_names)
         ordered = tuple(order) if order is not None and sorted(order) == sorted(merged) else merged
         indices = [merged.index(channel) for channel in ordered]

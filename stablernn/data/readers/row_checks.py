@@ -12,6 +12,7 @@ from stablernn.data.messages import format_timestamp
 from stablernn.data.readers.spilling_array import find_unordered_row
 from stablernn.data.repairs.duplicate_rows import find_repeats, repeats_differ
 from stablernn.data.repairs.local_times import suggest_timezone
+from stablernn.terms import terms
 
 # With more repeated times than this, rows of different values are not proposed to be merged.
 _MAX_SHARE_OF_REPEATS = 0.2
@@ -52,12 +53,13 @@ def refuse_unordered_rows(
         timestamp = format_timestamp(ds[index + 1])
         series = ""
         if series_names is not None:
-            series = f" of series '{series_names[int(np.searchsorted(ends, index, side='right'))]}'"
+            name = series_names[int(np.searchsorted(ends, index, side="right"))]
+            series = f" of {terms().series(file, name)}"
         if ds[index + 1] == ds[index]:
-            return f"'{file}' has the time {timestamp}{series} twice, in rows {earlier} and {later}."
+            return f"{terms().file(file)} has the time {timestamp}{series} twice, in {terms().rows((earlier, later))}."
         return (
-            f"'{file}' is not sorted by time: row {later}{series} has {timestamp} after {format_timestamp(ds[index])} "
-            f"in row {earlier}."
+            f"{terms().file(file)} is not sorted by time: {terms().row(later)}{series} has {timestamp} after "
+            f"{format_timestamp(ds[index])} in {terms().row(earlier)}."
         )
 
     problem, is_repeated = describe(first), ds[first + 1] == ds[first]
@@ -71,14 +73,14 @@ def refuse_unordered_rows(
     zone = suggest_timezone(ds, ends) if may_be_local else None
     if zone is not None:
         raise errors.DataError(
-            f"{problem} Clocks in {zone} go back at such times: if they are local, set data.timezone={zone}, or the "
-            "zone in which they were recorded.",
+            f"{problem} Clocks in {zone} go back at such times: if they are local, "
+            f"{terms().set('data.timezone', zone)}, or the zone in which they were recorded.",
             settings={"timezone": zone},
             series=faulty,
         )
     if not is_repeated:
         raise errors.DataError(
-            f"{problem} Sort the rows, or set data.sort=true.", settings={"sort": True}, series=faulty
+            f"{problem} Sort the rows, or {terms().set('data.sort', True)}.", settings={"sort": True}, series=faulty
         )
     repeats = find_repeats(ds, ends)
     differ = repeats_differ(values, repeats).any()
@@ -88,5 +90,7 @@ def refuse_unordered_rows(
         raise errors.DataError(f"{problem} {unnamed}.", series=faulty)
     how = "mean" if differ else "last"
     raise errors.DataError(
-        f"{problem} {unnamed}, or set data.on_duplicate={how}.", settings={"on_duplicate": how}, series=faulty
+        f"{problem} {unnamed}, or {terms().set('data.on_duplicate', how)}.",
+        settings={"on_duplicate": how},
+        series=faulty,
     )

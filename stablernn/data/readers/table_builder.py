@@ -28,6 +28,7 @@ from stablernn.data.repairs.row_order import sort_order
 from stablernn.data.stacked_series import StackedSeries
 from stablernn.data.time.numeric_timestamps import ambiguous_numbers_error, find_resemblance, may_be_dates
 from stablernn.data.types import Notes
+from stablernn.terms import terms
 
 
 class BuiltSeries(NamedTuple):
@@ -65,7 +66,9 @@ class _Rows(NamedTuple):
 def no_series_error(file: str, exclude: Mapping[str, str]) -> errors.DataError:
     """Return the error for a file all of whose series are left out, each with the reason."""
     name, reason = next(iter(exclude.items()))
-    return errors.DataError(f"'{file}' has no series without an error. That of '{name}', the first one: {reason}")
+    return errors.DataError(
+        f"{terms().file(file)} has no series without an error. That of '{name}', the first one: {reason}"
+    )
 
 
 class TableBuilder:
@@ -136,7 +139,7 @@ class TableBuilder:
             if (codes == NO_TEXT).any():
                 row = self._row_number(len(self._series_codes) + int(np.argmax(codes == NO_TEXT)))
                 raise errors.DataError(
-                    f"'{self._path.name}' row {row} has no '{self._id_name}'; each row must name its series."
+                    f"{terms().row_of(self._path.name, row)} has no '{self._id_name}'; each row must name its series."
                 )
             self._series_codes.append(codes)
             self._chunk_codes = codes
@@ -156,10 +159,12 @@ class TableBuilder:
         if not self._num_rows and self._exclude:
             raise no_series_error(self._path.name, self._exclude)
         if not self._num_rows:
-            raise errors.DataError(f"'{self._path.name}' has a header but no rows. Add a row for each series and time.")
+            raise errors.DataError(
+                f"{terms().file(self._path.name)} has a header but no rows. Add a row for each series and time."
+            )
         # Only now, since the spread of a column is that of all chunks.
         for name, resolution in self._resolution.items():
-            resolution.check(f"'{self._path.name}' column '{name}'")
+            resolution.check(terms().column_of(self._path.name, name))
         names = list(self._series_names) or [self._path.name.split(".")[0]]
         categories, category_notes = self._categories.finish()
         notes: Notes = {
@@ -208,7 +213,7 @@ class TableBuilder:
             return rows, is_utc
         skipped = find_skipped_time(rows.ds, zone)
         if skipped is not None:
-            location = f"'{self._path.name}' row {self._number_of(rows, skipped.index)}"
+            location = terms().row_of(self._path.name, self._number_of(rows, skipped.index))
             raise errors.DataError(f"{location}: {skipped.message}", settings=skipped.settings)
         converted = convert_to_utc(rows.ds, rows.ends, zone)
         notes |= converted.notes
@@ -253,9 +258,9 @@ class TableBuilder:
             if index is not None:
                 numbers = [self._number_of(rows, index - 1), self._number_of(rows, index)]
                 raise errors.DataError(
-                    f"'{self._path.name}' column '{name}' has two categories at one time, in rows {numbers[0]} and "
-                    f"{numbers[1]}, and data.on_duplicate=mean cannot average text. Set data.on_duplicate=last, "
-                    "or correct them.",
+                    f"{terms().column_of(self._path.name, name)} has two categories at one time, in "
+                    f"{terms().rows(numbers)}, and {terms().setting('data.on_duplicate', 'mean')} cannot average text. "
+                    f"Correct them, or {terms().set('data.on_duplicate', 'last')}.",
                     settings={"on_duplicate": "last"},
                 )
 
@@ -265,7 +270,7 @@ class TableBuilder:
 
     def _time_error(self, bad_time: BadTime) -> errors.DataError:
         row, cell = self._row_number(bad_time.position), quote(bad_time.text)
-        location = f"'{self._path.name}' row {row}, column '{self._time_name}'"
+        location = f"{terms().row_of(self._path.name, row)}, column '{self._time_name}'"
         if bad_time.mixes_zones:
             return errors.DataError(
                 f"{location}: some times have a zone and some have none, {cell} unlike those before it. "
@@ -275,13 +280,15 @@ class TableBuilder:
             return errors.DataError(f"{location} is empty; each row needs its time. Add it, or remove the row.")
         if bad_time.is_out_of_range:
             return errors.DataError(
-                f"{location}: {cell} is no time of the years 1678 to 2261 by data.stamps="
-                f"{self._stamps}. Set data.stamps (--stamps) to what the numbers are."
+                f"{location}: {cell} is no time of the years 1678 to 2261 by "
+                f"{terms().setting('data.stamps', self._stamps)}. Set data.stamps{terms().flag('--stamps')} to what "
+                "the numbers are."
             )
         advice = date_format_advice(bad_time.text) or (
             "Times are dates from 1678 to 2261 as 2024-01-31 or 2024-01-31 13:00:00, or integers."
             if self._stamps != "yyyymmdd"
-            else "With data.stamps=yyyymmdd times are dates from 1678 to 2261 as 20240131 or 2024-01-31."
+            else f"With {terms().setting('data.stamps', 'yyyymmdd')} times are dates from 1678 to 2261 as 20240131 or "
+            "2024-01-31."
         )
         return errors.DataError(f"{location}: {cell} is not a time. {advice}")
 
@@ -294,7 +301,8 @@ class TableBuilder:
                 # The rows of this chunk are counted already.
                 row = self._row_number(self._num_rows - len(cells) + int(np.argmax(codes == codes_of[text])))
                 raise errors.DataError(
-                    f"'{self._path.name}' row {row}, column '{cells.name}' holds a NUL character (byte 0). Remove it."
+                    f"{terms().row_of(self._path.name, row)}, column '{cells.name}' holds a NUL character (byte 0). "
+                    "Remove it."
                 )
         return codes
 
@@ -344,8 +352,8 @@ class TableBuilder:
             return self._categories.encode(cleaned)
         if not (cleaned.dtype.is_numeric() or cleaned.dtype in (pl.String, pl.Boolean, pl.Null)):
             raise errors.DataError(
-                f"'{self._path.name}' {location} holds {str(cells.dtype).lower()}, not numbers. "
-                "Name the columns to read by 'channels'."
+                f"{terms().file(self._path.name)} {location} holds {str(cells.dtype).lower()}, not numbers. Name the "
+                f"columns to read by {terms().channels}."
             )
         numbers = cleaned if cleaned.dtype == pl.Float32 else cleaned.cast(pl.Float64, strict=False)
         if numbers.null_count() > cleaned.null_count():
@@ -354,8 +362,8 @@ class TableBuilder:
             def describe(index: int) -> str:
                 row, cell = self._row_number(first + index), quote(str(cleaned[index]))
                 return (
-                    f"'{self._path.name}' row {row}, {location}: {cell} is not a number. Correct it, leave it empty if "
-                    "the value is missing, or name the columns to read by 'channels'."
+                    f"{terms().row_of(self._path.name, row)}, {location}: {cell} is not a number. Correct it, leave it "
+                    f"empty if the value is missing, or name the columns to read by {terms().channels}."
                 )
 
             raise errors.DataError(describe(int(positions[0])), series=self._faulty_series(positions, describe))
@@ -363,7 +371,7 @@ class TableBuilder:
         values = (numbers.fill_null(float("nan")) if numbers.null_count() else numbers).to_numpy()
         finite = finite_float32(
             values,
-            lambda i: f"'{self._path.name}' row {self._row_number(first + i[0])}, {location}",
+            lambda i: f"{terms().row_of(self._path.name, self._row_number(first + i[0]))}, {location}",
             series_of=self._faulty_series,
         )
         if resolution is not None:
@@ -393,8 +401,8 @@ class TableBuilder:
             if np.isnan(low[:, column]).any():
                 series = names[int(np.argmax(np.isnan(low[:, column])))]
                 raise errors.DataError(
-                    f"'{self._path.name}' has no value in the static column '{name}' for series '{series}'. Give it in "
-                    "one row or more."
+                    f"{terms().file(self._path.name)} has no value in the static column '{name}' for "
+                    f"{terms().series(self._path.name, series)}. Give it in one row or more."
                 )
             differs = low[:, column] != high[:, column]
             if differs.any():
@@ -422,9 +430,10 @@ class TableBuilder:
         other = int(present[np.argmax(part[present] != part[first])])
         numbers = [self._number_of(rows, start + i) for i in (first, other)]
         values = [self._describe(column, part[i]) for i in (first, other)]
+        of_series = f" of {terms().series(self._path.name, names[series])}" if self._series_names else ""
         raise errors.DataError(
-            f"'{self._path.name}': column '{column}' must have one value for each series, got {values[0]} in row "
-            f"{numbers[0]} and {values[1]} in row {numbers[1]} of series '{names[series]}'."
+            f"{terms().file(self._path.name)}: column '{column}' must have one value for each series, got {values[0]} "
+            f"in {terms().row(numbers[0])} and {values[1]} in {terms().row(numbers[1])}{of_series}."
         )
 
     def _describe(self, column: str, value: Any) -> str:

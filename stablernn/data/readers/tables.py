@@ -24,6 +24,7 @@ from stablernn.data.repairs.resampling import Resampling, parse_step, resample_s
 from stablernn.data.repairs.short_series import keep_long_series
 from stablernn.data.time.numeric_timestamps import check_stamps
 from stablernn.data.types import Notes, Series
+from stablernn.terms import terms
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +98,9 @@ class OpenTable:
             if name not in self.columns:
                 raise unknown_column_error(self.path, name, self.columns)
         if not names:
-            raise errors.DataError(f"'{self.path.name}' has no column of numbers besides {format_names(self.names)}.")
+            raise errors.DataError(
+                f"{terms().file(self.path.name)} has no column of numbers besides {format_names(self.names)}."
+            )
         builder = TableBuilder(
             self.path,
             self.time_name,
@@ -158,7 +161,7 @@ def open_table(
     if stamps is not None:
         check_stamps(stamps)
     if detect_format(path) not in TABLE_FORMATS:
-        raise errors.DataError(f"'{path.name}' is not a table; tables are {', '.join(TABLE_FORMATS)}.")
+        raise errors.DataError(f"{terms().file(path.name)} is not a table; tables are {', '.join(TABLE_FORMATS)}.")
     names = read_column_names(path, repairs)
     time_name = _find_time_column(path, names, time_column, repairs)
     if id_column not in names and id_column != ID_COLUMN:
@@ -167,13 +170,15 @@ def open_table(
     columns = tuple(name for name in names if name not in (time_name, id_name))
     if "" in columns:
         # Tables written with their row numbers have such a column; as a feature it would reveal the time.
-        raise errors.DataError(f"'{path.name}' has no name for column {names.index('') + 1}. Name it or remove it.")
+        raise errors.DataError(
+            f"{terms().file(path.name)} has no name for column {names.index('') + 1}. Name it or remove it."
+        )
     return OpenTable(path, tuple(names), columns, time_name, id_name, stamps, repairs, exclude)
 
 
 def unknown_column_error(path: Path, name: str, columns: Sequence[str]) -> errors.UnknownNameError:
     """Return the error for a requested column that is not in the file."""
-    return errors.unknown("column", name, columns, f"'{path.name}' has {format_names(columns)}.")
+    return errors.unknown("column", name, columns, f"{terms().file(path.name)} has {format_names(columns)}.")
 
 
 def _find_time_column(path: Path, names: Sequence[str], name: str, repairs: Repairs) -> str:
@@ -188,8 +193,8 @@ def _find_time_column(path: Path, names: Sequence[str], name: str, repairs: Repa
     example = times.drop_nulls().head(1)
     advice = date_format_advice(str(example[0])) if len(example) and example.dtype == pl.String else ""
     raise errors.DataError(
-        f"'{path.name}' has no column '{TIME_COLUMN}' and its first column '{names[0]}' does not hold dates. "
-        f"{advice or f'Name the time column; there are {format_names(names)}.'}"
+        f"{terms().file(path.name)} has no column '{TIME_COLUMN}' and its first column '{names[0]}' does not hold "
+        f"dates. {advice or f'Name the time column; there are {format_names(names)}.'}"
     )
 
 
@@ -227,7 +232,9 @@ def _select_channels(table: Table, channels: Sequence[str]) -> Table:
         return table
     for name in channels:
         if name not in table.channels:
-            raise errors.unknown("channel", name, table.channels, f"'{table.name}' has {format_names(table.channels)}.")
+            raise errors.unknown(
+                "channel", name, table.channels, f"{terms().file(table.name)} has {format_names(table.channels)}."
+            )
     indices = [table.channels.index(name) for name in ordered]
     series = tuple(replace(each, values=each.values[:, indices]) for each in table.series)
     return replace(table, series=series, channels=ordered)

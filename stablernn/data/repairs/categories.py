@@ -13,6 +13,7 @@ from stablernn.data.arrays import Float32Array
 from stablernn.data.messages import format_names, quote
 from stablernn.data.sequences import plain_label
 from stablernn.data.types import Notes
+from stablernn.terms import terms
 
 if TYPE_CHECKING:
     import polars as pl
@@ -86,8 +87,8 @@ class CategoryCodes:
             by_text[text] = float(codes.get(category, _UNKNOWN))
         if self._is_open[texts.name] and len(codes) > MAX_CATEGORIES:
             raise errors.DataError(
-                f"'{self._file}' column '{texts.name}' has more than {MAX_CATEGORIES} categories. Leave it out of "
-                "data.categories, or merge some of them."
+                f"{terms().column_of(self._file, texts.name)} has more than {MAX_CATEGORIES} categories. Leave it out "
+                "of data.categories, or merge some of them."
             )
         if not by_text:
             return np.full(len(cells), np.nan, dtype=np.float32)
@@ -103,13 +104,13 @@ class CategoryCodes:
         for name, unknown in self._unknown.items():
             if unknown and self._refuses_unknown:
                 raise errors.DataError(
-                    f"'{self._file}' column '{name}' has {quote(next(iter(unknown)))}, which is none of the categories "
-                    f"of training ({format_names(list(self._codes[name]))}). Correct it, or train with "
-                    "data.unknown_category=zeros."
+                    f"{terms().column_of(self._file, name)} has {quote(next(iter(unknown)))}, which is none of the "
+                    f"categories of training ({format_names(list(self._codes[name]))}). Correct it, or train with "
+                    f"{terms().setting('data.unknown_category', 'zeros')}."
                 )
             if not self._codes[name]:
                 raise errors.DataError(
-                    f"'{self._file}' column '{name}' has no category at all. Leave it out of data.categories."
+                    f"{terms().column_of(self._file, name)} has no category at all. Leave it out of data.categories."
                 )
         unknown_notes = {
             name: {"count": sum(unknown.values()), "first": list(unknown)[:_MAX_LISTED]}

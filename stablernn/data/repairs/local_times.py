@@ -19,6 +19,7 @@ from stablernn import errors
 from stablernn.data.arrays import Int64Array, Timestamps
 from stablernn.data.messages import format_timestamp
 from stablernn.data.types import Notes
+from stablernn.terms import terms
 
 #: Zones whose changes of clocks are looked for in repeated times; others change at the same times as one of these.
 _USUAL_ZONES = (
@@ -88,7 +89,7 @@ def find_skipped_time(local: Timestamps, zone: str) -> SkippedTime | None:
     if not remainder and abs(hours) <= _LARGEST_FIXED_OFFSET:
         # The sign of these zones is that of POSIX.
         fixed = f"Etc/GMT{-hours:+d}" if hours else "UTC"
-        advice = f"If clocks were never changed, set data.timezone={fixed}; else correct the times."
+        advice = f"If clocks were never changed, {terms().set('data.timezone', fixed)}; else correct the times."
         settings = {"timezone": fixed}
     message = f"{format_timestamp(local[index])} does not exist in {zone}, where clocks went forward over it. {advice}"
     return SkippedTime(index, message, settings)

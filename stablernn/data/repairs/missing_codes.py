@@ -10,6 +10,7 @@ import polars as pl
 from stablernn import errors
 from stablernn.data.messages import format_names, quote
 from stablernn.data.types import Notes
+from stablernn.terms import terms
 
 
 class MissingCodes:
@@ -57,8 +58,8 @@ class MissingCodes:
             if replaced and not self._filled[column]:
                 codes = format_names([quote(str(code)) for code in self._codes])
                 raise errors.DataError(
-                    f"'{self._file}' column '{column}' holds nothing but {codes}, which data.missing takes for missing "
-                    "values. Leave the code out of data.missing, or the column out by 'channels'."
+                    f"{terms().column_of(self._file, column)} holds nothing but {codes}, which data.missing takes for "
+                    f"missing values. Leave the code out of data.missing, or the column out by {terms().channels}."
                 )
         columns = {column: count for column, count in self._replaced.items() if count}
         return {"missing_codes": {"count": sum(columns.values()), "columns": columns}} if self._codes else {}

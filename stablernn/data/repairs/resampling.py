@@ -14,6 +14,7 @@ from stablernn.data.arrays import Float32Array, Int64Array, Timestamps
 from stablernn.data.repairs.local_times import to_local
 from stablernn.data.time.frequency import Frequency, infer_frequency, is_part_of_days, parse_frequency
 from stablernn.data.types import Notes, Series
+from stablernn.terms import terms
 
 Aggregate = Literal["mean", "sum", "last"]
 _DAY_NS = 86_400_000_000_000
@@ -83,7 +84,9 @@ def resample_series(file: str, series: Sequence[Series], how: Resampling) -> tup
             multiple.
     """
     if series[0].ds.dtype.kind != "M":
-        raise errors.DataError(f"'{file}' has integers as timestamps, and data.resample needs dates. Leave it out.")
+        raise errors.DataError(
+            f"{terms().file(file)} has integers as timestamps, and data.resample needs dates. Leave it out."
+        )
     resampled, incomplete = [], 0
     for each in series:
         bins = _make_bins(each.ds, how, _usual_step(file, each, how.step))
@@ -114,13 +117,14 @@ def _usual_step(file: str, series: Series, step: Frequency) -> int:
     name = f"in steps of '{grid.alias}'" if grid is not None else f"irregular, about {distance // 10**9} s apart"
     if distance > step.step or (grid is not None and grid.kind != "fixed"):
         raise errors.DataError(
-            f"'{file}': series '{series.unique_id}' is {name}, and data.resample={step.alias} is finer. Rows can only "
-            "be aggregated: set it to the longest step of the series, or leave this series out."
+            f"{terms().series_of(file, series.unique_id)} is {name}, and "
+            f"{terms().setting('data.resample', step.alias)} is finer. Rows can only be aggregated: set it to the "
+            "longest step of the series, or leave this series out."
         )
     if grid is not None and step.step % distance:
         raise errors.DataError(
-            f"'{file}': series '{series.unique_id}' is {name}, of which data.resample={step.alias} is no multiple. Set "
-            "it to one."
+            f"{terms().series_of(file, series.unique_id)} is {name}, of which "
+            f"{terms().setting('data.resample', step.alias)} is no multiple. Set it to one."
         )
     return distance
 

@@ -9,6 +9,7 @@ import numpy as np
 from stablernn import errors
 from stablernn.data.messages import pluralize
 from stablernn.data.types import Notes, Series
+from stablernn.terms import terms
 
 
 def keep_long_series(file: str, series: Sequence[Series], min_length: int) -> tuple[list[int], Notes]:
@@ -26,8 +27,8 @@ def keep_long_series(file: str, series: Sequence[Series], min_length: int) -> tu
     if not any(is_long):
         longest = max(len(each.ds) for each in series)
         raise errors.DataError(
-            f"'{file}' has no series of {pluralize(min_length, 'row')} (data.min_length); the longest has {longest}. "
-            "Lower it."
+            f"{terms().file(file)} has no series of {pluralize(min_length, 'row')} (data.min_length); the longest has "
+            f"{longest}. Lower it."
         )
     short = [each.unique_id for each, is_kept in zip(series, is_long, strict=True) if not is_kept]
     positions = [index for index, is_kept in enumerate(is_long) if is_kept]

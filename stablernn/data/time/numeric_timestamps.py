@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from stablernn import errors
 from stablernn.data.arrays import Int64Array
+from stablernn.terms import terms
 
 Stamps = Literal["unix-s", "unix-ms", "yyyymmdd", "step"]
 STAMPS: tuple[Stamps, ...] = get_args(Stamps)
@@ -95,17 +96,17 @@ def find_resemblance(numbers: Int64Array) -> Resemblance | None:
 def ambiguous_numbers_error(file: str, column: str, first: int, reading: Resemblance) -> errors.DataError:
     """Return the error for whole numbers that may be dates, where no option says what they are."""
     problem = (
-        f"'{file}' column '{column}' holds whole numbers that look like {reading.form}: {first} would be "
+        f"{terms().column_of(file, column)} holds whole numbers that look like {reading.form}: {first} would be "
         f"{reading.example}."
     )
     if reading.stamps is None:
         return errors.DataError(
             f"{problem} Write them as dates such as 2024-01-31 13:00:00 or as Unix times in milliseconds, or set "
-            "data.stamps=step (--stamps) where they only number the steps."
+            f"{terms().setting('data.stamps', 'step')}{terms().flag('--stamps')} where they only number the steps."
         )
     return errors.DataError(
-        f"{problem} Say what they are with data.stamps (--stamps): unix-s, unix-ms, yyyymmdd, or step where they only "
-        "number the steps."
+        f"{problem} Say what they are with data.stamps{terms().flag('--stamps')}: unix-s, unix-ms, yyyymmdd, or step "
+        "where they only number the steps."
     )
 
 

@@ -21,6 +21,7 @@ from stablernn.data.time.frequency import (
     parse_frequency,
 )
 from stablernn.data.types import Notes, Series
+from stablernn.terms import terms
 
 _Result = TypeVar("_Result")
 
@@ -73,7 +74,7 @@ def _parse_grid(name: str, series: Sequence[Series], frequency: str) -> Frequenc
     if (grid.kind == "index") == has_dates:
         timestamps = "dates" if has_dates else "integers"
         raise errors.DataError(
-            f"'{name}' has {timestamps} as timestamps, which frequency '{frequency}' cannot step through."
+            f"{terms().file(name)} has {timestamps} as timestamps, which frequency '{frequency}' cannot step through."
         )
     return grid
 
@@ -86,13 +87,14 @@ def _find_off_grid(name: str, series: Sequence[Series], grid: Frequency) -> dict
         positions = positions_of(each.ds)
         if positions is None:
             faulty[each.unique_id] = (
-                f"'{name}': series '{each.unique_id}', which begins at {format_timestamp(each.ds[0])}, "
-                f"is not in steps of frequency '{grid.alias}'."
+                f"{terms().series_of(name, each.unique_id)}, which begins at {format_timestamp(each.ds[0])}, is not in "
+                f"steps of frequency '{grid.alias}'."
             )
         elif int(positions[-1]) >= _MAX_STEPS_PER_ROW * len(each.ds):
             faulty[each.unique_id] = (
-                f"'{name}': frequency '{grid.alias}' would turn the {len(each.ds)} rows of series '{each.unique_id}' "
-                f"into {int(positions[-1]) + 1} steps. Give the frequency of the data."
+                f"{terms().file(name)}: frequency '{grid.alias}' would turn the {len(each.ds)} rows of "
+                f"{terms().series(name, each.unique_id)} into {int(positions[-1]) + 1} steps. Give the frequency of "
+                "the data."
             )
     return faulty
 
@@ -115,14 +117,16 @@ def _infer_common_grid(name: str, series: Sequence[Series]) -> Frequency | None:
     ]
     if others:
         coarsest = coarsest_frequency(list(grids.values()))
-        advice = "" if coarsest is None else f"={coarsest.alias}"
+        key = "data.resample"
+        resample = terms().key(key) if coarsest is None else terms().setting(key, coarsest.alias)
 
         def describe(series_name: str) -> str:
             other, usual = (f"'{g.alias}'" if g else "irregular" for g in (grids[series_name], grid))
             return (
-                f"'{name}' mixes frequencies: series '{series_name}' is {other}, most are {usual}. "
-                "Split the file by frequency, give the frequency that all of them share, or aggregate their rows to "
-                f"the longest step with data.resample{advice}, to their mean, or with data.aggregate=sum to their sum."
+                f"{terms().file(name)} mixes frequencies: {terms().series(name, series_name)} is {other}, most are "
+                f"{usual}. Split {terms().source} by frequency, give the frequency that all of them share, or "
+                f"aggregate their rows to the longest step with {resample}, to their mean, or with "
+                f"{terms().setting('data.aggregate', 'sum')} to their sum."
             )
 
         raise errors.DataError(

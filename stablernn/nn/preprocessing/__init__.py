@@ -7,6 +7,7 @@ from stablernn.nn.preprocessing._context import ContextScaling
 from stablernn.nn.preprocessing._patches import Patches
 from stablernn.nn.preprocessing._resampling import Resampling, create_resampling
 from stablernn.nn.preprocessing._scaling import NoScaling, Scaling, WindowScaling
+from stablernn.terms import terms
 
 __all__ = [
     "SCALINGS",
@@ -44,7 +45,7 @@ def create_scaling(
     if kind == "none":
         return NoScaling(size, mask_channel=mask_channel)
     if window is None:
-        raise ConfigError(f"The scaling '{kind}' needs a context length; set task.context_length.")
+        raise ConfigError(f"The scaling '{kind}' needs a context length; set {terms().key('task.context_length')}.")
     if kind == "window":
         return WindowScaling(size, window=window, mask_channel=mask_channel)
     return ContextScaling(

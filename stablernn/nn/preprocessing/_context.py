@@ -12,6 +12,7 @@ from torch import Tensor
 from stablernn.bounds.intervals import Box
 from stablernn.errors import ConfigError, DataError
 from stablernn.nn.preprocessing._scaling import Scaling
+from stablernn.terms import terms
 
 _SCALE_FLOOR = 0.05
 """Smallest scale, as a share of the training data's: the noise of a flat stretch must not be amplified."""
@@ -82,7 +83,7 @@ class ContextScaling(Scaling):
             if (smallest <= 0).any():
                 raise DataError(
                     f"Feature {int(np.argmin(smallest))} goes down to {smallest.min():g}, and logarithms are of "
-                    "positive values only; set model.log=false."
+                    f"positive values only; {terms().set('model.log', False)}."
                 )
             self.floor.copy_(torch.from_numpy(_LOG_FLOOR * np.where(np.isfinite(smallest), smallest, 1.0)))
             chunks = [np.log(chunk) for chunk in chunks]

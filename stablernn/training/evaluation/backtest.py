@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from stablernn.data import ForecastData, WindowSet
 from stablernn.errors import ConfigError, DataError
+from stablernn.terms import terms
 from stablernn.training.evaluation.predictors import BATCH_SIZE, Array, Outputs, StatefulPredictor, optional_inputs
 from stablernn.training.evaluation.scorers import ForecastScorer
 
@@ -70,14 +71,14 @@ def backtest(
     _check_settings(predictor, windows, step)
     window_set = data.windows(split)
     if not len(window_set):
-        raise DataError(f"The split '{split}' of '{data.name}' is empty. Choose another split.")
+        raise DataError(f"The split '{split}' of {terms().file(data.name)} is empty. Choose another split.")
     numbers, distances = select_origins(window_set, windows, step)
     available = int(distances.max()) + 1
     if available < windows:
         raise ConfigError(
-            f"The split '{split}' of '{data.name}' holds at most {available} origins of a series at a distance of "
-            f"{step} steps, got windows={windows}. Ask for fewer windows or a smaller step, or hold out more by "
-            f"data.{split}_steps."
+            f"The split '{split}' of {terms().file(data.name)} holds at most {available} origins of a series at a "
+            f"distance of {step} steps, got windows={windows}. Ask for fewer windows or a smaller step, or hold out "
+            f"more by data.{split}_steps."
         )
     # Distances count back from the last origin; windows are numbered forward in time.
     order = windows - 1 - distances

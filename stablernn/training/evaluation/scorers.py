@@ -16,6 +16,7 @@ from stablernn.data.sequences import has_feature_names
 from stablernn.data.types import ClassificationData, ForecastData
 from stablernn.data.windows import SampleSource
 from stablernn.errors import DataError
+from stablernn.terms import terms
 from stablernn.training.evaluation.metrics import (
     classification_metrics,
     drift,
@@ -171,7 +172,7 @@ class ForecastScorer(SampleScorer):
         mean = outputs["mean"]
         if mean.shape != self.truth.shape:
             raise DataError(
-                f"'{self._data.name}' was loaded for a horizon of {self.truth.shape[1]} and "
+                f"{terms().file(self._data.name)} was loaded for a horizon of {self.truth.shape[1]} and "
                 f"{pluralize(self.truth.shape[2], 'target')}, the model answers {mean.shape[1]} and {mean.shape[2]}."
             )
         scores: Scores = {**self.part(outputs)}
@@ -254,14 +255,14 @@ def check_features(data: ClassificationData | ForecastData, expected: Sequence[s
     features = data.features
     if len(features) != len(expected):
         raise DataError(
-            f"'{data.name}' has {pluralize(len(features), 'feature')}, the model expects {len(expected)} "
+            f"{terms().file(data.name)} has {pluralize(len(features), 'feature')}, the model expects {len(expected)} "
             f"({', '.join(expected)})."
         )
     # Sequences without names of their own can only be told apart by their position.
     is_named = by_name or (has_feature_names(features) and has_feature_names(expected))
     if is_named and features != tuple(expected):
         raise DataError(
-            f"'{data.name}' was loaded with the features {', '.join(features)}, the model expects "
+            f"{terms().file(data.name)} was loaded with the features {', '.join(features)}, the model expects "
             f"{', '.join(expected)}. Name them by 'channels' in the order of the model."
         )
 
@@ -273,7 +274,7 @@ def check_not_empty(data: ClassificationData | ForecastData, split: str, scorer:
         DataError: If it is empty.
     """
     if not scorer.samples:
-        raise DataError(f"The split '{split}' of '{data.name}' is empty. Choose another split.")
+        raise DataError(f"The split '{split}' of {terms().file(data.name)} is empty. Choose another split.")
 
 
 def open_classification(
@@ -325,8 +326,8 @@ def _renumber_classes(y: Array, data: ClassificationData, labels: tuple[str, ...
     unseen = [label for label in present if label not in labels]
     if unseen:
         raise DataError(
-            f"'{data.name}' has the label '{unseen[0]}', which the model was not trained on; "
-            f"it knows {', '.join(labels)}."
+            f"{terms().file(data.name)} has the label '{unseen[0]}', which the model was not trained on; it knows "
+            f"{', '.join(labels)}."
         )
     number = {label: position for position, label in enumerate(labels)}
     return np.array([number.get(label, -1) for label in data.labels], dtype=np.int64)[y]

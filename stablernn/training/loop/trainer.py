@@ -20,6 +20,7 @@ from stablernn.certificates.input_range import InputRange
 from stablernn.certificates.projection import project_model
 from stablernn.errors import ConfigError, TrainingError
 from stablernn.nn.models import SequenceModel, States
+from stablernn.terms import terms
 from stablernn.training.batches.losses import Batch, Objective
 from stablernn.training.batches.minibatches import Minibatch, Minibatches
 from stablernn.training.evaluation.scorers import Scorer
@@ -256,13 +257,15 @@ class Trainer(BaseTrainer):
 
     def stabilizing_advice(self) -> str:
         """Return the settings that keep the loss from growing, as the object of "Set ..."."""
-        clip = "a smaller training.clip_norm" if self.settings.clip_norm else "training.clip_norm=1"
+        clip = "a smaller training.clip_norm" if self.settings.clip_norm else terms().setting("training.clip_norm", 1)
         recommended = recommended_training(self.model.rnn.first.cell, self.model.preset)
         optimizer = self.settings.optimizer or FALLBACK_OPTIMIZER
         # A rate that was found for one optimizer says nothing about another.
         is_recommended = "lr" in recommended and recommended.get("optimizer", FALLBACK_OPTIMIZER) == optimizer
         usual = recommended["lr"] if is_recommended else FALLBACK_LR[optimizer]
-        return f"a lower training.lr, such as {min((self.settings.lr or usual) / 10, usual):g}, or {clip}"
+        return (
+            f"a lower {terms().key('training.lr')}, such as {min((self.settings.lr or usual) / 10, usual):g}, or {clip}"
+        )
 
     def _validate(self, report: Callable[[Progress], None]) -> None:
         self._processes.align(self.model.state_dict().values())

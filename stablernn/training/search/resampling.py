@@ -12,6 +12,7 @@ from stablernn.data.splits import grouped_folds, grouped_validation, stratified_
 from stablernn.data.step_data import Data, StepData
 from stablernn.data.types import ClassificationData, ForecastData, SequenceSplit
 from stablernn.errors import DataError
+from stablernn.terms import terms
 
 _INNER_VALIDATION = 0.2
 """Share of a fold's training sequences by which the best epoch is chosen, where one is."""
@@ -68,8 +69,8 @@ def _folds(data: ClassificationData, count: int, seed: int, *, refit: bool) -> l
             parts.append(part)
     if not parts:
         raise DataError(
-            f"'{data.name}' has too few sequences to compare settings on: {len(pool)}. Name a cell, such as "
-            "--cell lru, or add sequences."
+            f"{terms().file(data.name)} has too few sequences to compare settings on: {len(pool)}. Name a cell, such "
+            f"as {terms().cell('lru')}, or add sequences."
         )
     return parts
 
@@ -105,8 +106,8 @@ def _origins(data: ForecastData, count: int) -> list[Data]:
         parts.append(part)
     if not parts:
         raise DataError(
-            f"'{data.name}' is too short to compare settings on: training, validation and {data.validation_steps} "
-            "more steps to score on are needed before the test steps. Name a cell, such as --cell lipschitz, or set "
-            "smaller data.validation_steps."
+            f"{terms().file(data.name)} is too short to compare settings on: training, validation and "
+            f"{data.validation_steps} more steps to score on are needed before the test steps. Name a cell, such as "
+            f"{terms().cell('lipschitz')}, or set smaller {terms().key('data.validation_steps')}."
         )
     return parts

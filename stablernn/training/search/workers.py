@@ -17,6 +17,7 @@ from threading import Event
 from typing import Any
 
 from stablernn.errors import TrainingError
+from stablernn.terms import terms
 from stablernn.training.search.trial import Trial, TrialResult, run_trial
 
 _POLL_SECONDS = 0.2
@@ -124,6 +125,6 @@ def _ignore_interrupts() -> None:
 
 def _died() -> TrainingError:
     return TrainingError(
-        "A process of the search died, which usually means that memory ran out. Name a cell, such as --cell lru, or "
-        "try a smaller model.hidden_size."
+        "A process of the search died, which usually means that memory ran out. Name a cell, such as "
+        f"{terms().cell('lru')}, or try a smaller {terms().key('model.hidden_size')}."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stablernn.cells import StableCell
 from stablernn.data.step_data import Data, StepData
 from stablernn.errors import ConfigError
+from stablernn.terms import terms
 from stablernn.training.settings.config import Config, ModelConfig, TrainingConfig
 from stablernn.training.settings.defaults import TrainingDefaults
 
@@ -51,8 +52,8 @@ def refuse_gradient_settings(config: Config, cell: StableCell, data: Data) -> No
         )
     if isinstance(data, StepData) and len(data.outputs) > MOST_OUTPUTS:
         raise ConfigError(
-            f"training.method={CLOSED_FORM} solves for at most {MOST_OUTPUTS} outputs at every step, and '{data.name}' "
-            f"has {len(data.outputs):,}; take training.method=gradient."
+            f"training.method={CLOSED_FORM} solves for at most {MOST_OUTPUTS} outputs at every step, and "
+            f"{terms().file(data.name)} has {len(data.outputs):,}; take training.method=gradient."
         )
 
 

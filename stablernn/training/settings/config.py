@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from stablernn.data.option_descriptions import add_descriptions
 from stablernn.data.options import Count, DataOptions, LoadOptions, Seed, Share, TaskName, as_tuple
+from stablernn.terms import terms
 
 OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop", "adagrad"]
 ScheduleName = Literal["constant", "cosine", "one-cycle", "step", "plateau"]
@@ -67,7 +68,9 @@ class TaskConfig(Section):
     def _check(self) -> TaskConfig:
         levels = self.quantiles
         if levels and (list(levels) != sorted(set(levels)) or levels[0] <= 0 or levels[-1] >= 1):
-            raise ValueError(f"task.quantiles must be ascending levels between 0 and 1, got {list(levels)}.")
+            raise ValueError(
+                f"{terms().key('task.quantiles')} must be ascending levels between 0 and 1, got {list(levels)}."
+            )
         return self
 
 
@@ -165,7 +168,7 @@ class ModelConfig(Section):
         # Dropout after the last layer is head_dropout.
         if self.dropout and self.num_layers == 1:
             raise ValueError(
-                f"model.dropout acts between layers and needs model.num_layers of 2 or more, got "
+                f"model.dropout acts between layers and needs {terms().key('model.num_layers')} of 2 or more, got "
                 f"model.dropout={self.dropout:g} with 1 layer."
             )
         return self
@@ -280,12 +283,13 @@ class TrainingConfig(Section):
     def _check(self) -> TrainingConfig:
         if self.epochs is not None and self.max_steps is not None:
             raise ValueError(
-                f"training.epochs and training.max_steps exclude each other, got {self.epochs} and {self.max_steps}."
+                f"{terms().key('training.epochs')} and {terms().key('training.max_steps')} exclude each other, got "
+                f"{self.epochs} and {self.max_steps}."
             )
         if self.patience is not None and self.patience_steps is not None:
             raise ValueError(
-                f"training.patience and training.patience_steps exclude each other, got {self.patience} and "
-                f"{self.patience_steps}."
+                f"{terms().key('training.patience')} and training.patience_steps exclude each other, got "
+                f"{self.patience} and {self.patience_steps}."
             )
         if self.momentum is not None and self.optimizer not in (None, "sgd", "rmsprop"):
             raise ValueError(
@@ -306,8 +310,8 @@ class TrainingConfig(Section):
         is_validated = self.patience is not None or self.patience_steps is not None or self.calibrate
         if self.refit and (is_validated or self.schedule == "plateau"):
             raise ValueError(
-                "training.refit leaves no validation split, which training.patience, training.patience_steps, "
-                "training.calibrate and 'plateau' need."
+                f"training.refit leaves no validation split, which {terms().key('training.patience')}, "
+                "training.patience_steps, training.calibrate and 'plateau' need."
             )
         # None is a schedule that is still to be recommended.
         for key, users in (("step_epochs", ("step",)), ("lr_decay", ("step", "plateau"))):

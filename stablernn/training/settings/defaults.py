@@ -13,6 +13,7 @@ from stablernn.cells import StableCell, recommended_training
 from stablernn.data.types import ForecastData
 from stablernn.errors import ConfigError
 from stablernn.nn.convolutions import check_receptive_field, receptive_field
+from stablernn.terms import terms
 from stablernn.training.settings.config import Config, ModelConfig, OptimizerName, ScheduleName
 
 FALLBACK_OPTIMIZER: OptimizerName = "adamw"
@@ -145,7 +146,7 @@ def _fill_embedding(model: ModelConfig, filled: ModelConfig, cell: StableCell) -
     if model.patch_embedding == 0:
         raise ConfigError(
             f"model.conv_layers={model.conv_layers} needs an embedding of what the convolutions make of a patch, got "
-            "model.patch_embedding=0; leave it out for one of model.hidden_size."
+            f"model.patch_embedding=0; leave it out for one of {terms().key('model.hidden_size')}."
         )
     return filled.model_copy(update={"patch_embedding": filled.patch_embedding or filled.hidden_size})
 
@@ -169,7 +170,9 @@ def fill_scaling_settings(
     kind = filled.scaling
     for key, kinds in (("window", ("window", "context")), ("season", ("context",)), ("log", ("context",))):
         if getattr(model, key) not in (None, False) and kind not in kinds:
-            raise ConfigError(f"model.{key} is not used by the scaling '{kind}'; set model.scaling={kinds[-1]}.")
+            raise ConfigError(
+                f"model.{key} is not used by the scaling '{kind}'; {terms().set('model.scaling', kinds[-1])}."
+            )
     # The scaling 'standard' remembers nothing, and only 'context' compares with a season before.
     has_window, has_season = kind in ("window", "context"), kind == "context"
     return filled.model_copy(
@@ -204,7 +207,9 @@ def calibrates(config: Config, data_name: str, missing: str | None) -> bool:
         ConfigError: If ``training.calibrate`` is set and something is missing.
     """
     if missing is not None and config.training.calibrate:
-        raise ConfigError(f"training.calibrate needs {missing}, of which '{data_name}' has none here; leave it out.")
+        raise ConfigError(
+            f"training.calibrate needs {missing}, of which {terms().file(data_name)} has none here; leave it out."
+        )
     return missing is None
 
 

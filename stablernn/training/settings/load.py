@@ -16,6 +16,7 @@ from stablernn.data.option_descriptions import option_descriptions
 from stablernn.data.readers.paths import is_table
 from stablernn.data.time.frequency import parse_frequency
 from stablernn.errors import ConfigError, did_you_mean
+from stablernn.terms import terms
 from stablernn.training.settings.config import (
     Config,
     DataConfig,
@@ -211,7 +212,13 @@ def _format_validation_error(error: ErrorDetails) -> str:
     # For a choice of strings, pydantic lists them in quotes in the context of the error.
     allowed = re.findall(r"'([^']+)'", error.get("ctx", {}).get("expected", ""))
     hint = did_you_mean(value, allowed) if isinstance(value, str) else ""
-    return f"{path} {rule}, got {value!r}.{hint}"
+    return f"{_name_of(path)} {rule}, got {value!r}.{hint}"
+
+
+def _name_of(path: str) -> str:
+    """Return what a user calls a setting, or an item of one, such as ``data.calendar.0``."""
+    section, key, *items = path.split(".")
+    return ".".join([terms().key(f"{section}.{key}"), *items])
 
 
 def _unknown_key(path: str) -> str:

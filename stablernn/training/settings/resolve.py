@@ -20,6 +20,7 @@ from stablernn.certificates.projection import (
 )
 from stablernn.data.step_data import StepData
 from stablernn.errors import ConfigError
+from stablernn.terms import terms
 from stablernn.training.settings.closed_form import CLOSED_FORM, closed_form_training, refuse_gradient_settings
 from stablernn.training.settings.config import Config, ModelConfig, TrainingConfig
 from stablernn.training.settings.defaults import FALLBACK_LR, TrainingDefaults, cell_training
@@ -126,11 +127,11 @@ def _with_time(config: Config, model: ModelConfig, task: TaskSettings) -> ModelC
     data_step = data.time_step
     if data_step is None:
         keys = [f"model.{key}" for key in ("time_step", "max_dt") if getattr(settings, key) is not None]
-        keys += ["model.time=dt"] if settings.time == "dt" else []
+        keys += [terms().setting("model.time", "dt")] if settings.time == "dt" else []
         if keys:
             raise ConfigError(
-                f"{' and '.join(keys)} need data that says when its steps were, by an array 't', and '{data.name}' "
-                "does not."
+                f"{' and '.join(keys)} need data that says when its steps were, by an array 't', and "
+                f"{terms().file(data.name)} does not."
             )
     if data_step is None or settings.time == "ignore":
         return without_time
@@ -140,8 +141,9 @@ def _with_time(config: Config, model: ModelConfig, task: TaskSettings) -> ModelC
         return without_time
     if not cell.takes_dt:
         raise ConfigError(
-            f"'{data.name}' says when its steps were, and model.cell='{settings.cell}' takes no time between steps. "
-            "Take a cell that does, such as lipschitz, lem or gru_d, or set model.time=ignore."
+            f"{terms().file(data.name)} says when its steps were, and {terms().key('model.cell')}='{settings.cell}' "
+            "takes no time between steps. Take a cell that does, such as lipschitz, lem or gru_d, or "
+            f"{terms().set('model.time', 'ignore')}."
         )
     step = settings.time_step or data_step
     longest = data.with_time_step(step).longest_step()
@@ -154,8 +156,9 @@ def _with_time(config: Config, model: ModelConfig, task: TaskSettings) -> ModelC
     max_dt = settings.max_dt or longest
     if config.training.certified and not cell.certifies_irregular:
         raise ConfigError(
-            f"'{data.name}' says when its steps were, and of model.cell='{settings.cell}' regular steps alone are "
-            "certified, got training.certified. Take lipschitz, noisy_rnn or lvf_mid, or set model.time=ignore."
+            f"{terms().file(data.name)} says when its steps were, and of {terms().key('model.cell')}='{settings.cell}' "
+            f"regular steps alone are certified, got {terms().key('training.certified')}. Take lipschitz, noisy_rnn or "
+            f"lvf_mid, or {terms().set('model.time', 'ignore')}."
         )
     if cell.substeps(max_dt) > MOST_SUBSTEPS:
         raise ConfigError(
@@ -186,8 +189,8 @@ def enough_memory(model: ModelConfig) -> Iterator[None]:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
         raise ConfigError(
-            f"A model with model.hidden_size={model.hidden_size} and model.num_layers={model.num_layers} does not fit "
-            "into memory. Lower one of the two."
+            f"A model with {terms().setting('model.hidden_size', model.hidden_size)} and "
+            f"{terms().setting('model.num_layers', model.num_layers)} does not fit into memory. Lower one of the two."
         ) from error
 
 
@@ -219,8 +222,8 @@ def _certified_margin(config: Config) -> float | None:
     if certified_kind(cell) == "non-expansive" and model.num_layers > 1:
         raise ConfigError(
             f"The step of '{model.cell}' is non-expansive, which says nothing of several layers one above the other, "
-            f"got model.num_layers={model.num_layers} with training.certified. Set it to 1, or take a cell that "
-            "contracts, such as lipschitz or lru."
+            f"got {terms().setting('model.num_layers', model.num_layers)} with {terms().key('training.certified')}. "
+            "Set it to 1, or take a cell that contracts, such as lipschitz or lru."
         )
     if is_projected(cell):
         limit = largest_margin(cell)
@@ -256,8 +259,9 @@ def _check_within_range(model: ModelConfig, task: TaskSettings) -> None:
         return
     if model.time == "dt":
         raise ConfigError(
-            f"The cell '{model.cell}' is certified for regular steps only, got model.time=dt with training.certified. "
-            "Set model.time=ignore, or take a cell such as lipschitz, lem or cfc."
+            f"The cell '{model.cell}' is certified for regular steps only, got {terms().setting('model.time', 'dt')} "
+            f"with {terms().key('training.certified')}. Take a cell such as lipschitz, lem or cfc, or "
+            f"{terms().set('model.time', 'ignore')}."
         )
     has_tokens = isinstance(task.data, StepData) and task.data.tokens
     if has_tokens or model.scaling == "window":
@@ -279,8 +283,8 @@ def _orthogonal_lr(config: Config, defaults: TrainingDefaults) -> float | None:
     if not described_cell(model).orthogonal:
         if training.orthogonal_lr is not None:
             raise ConfigError(
-                "training.orthogonal_lr is only used by cells with an orthogonal matrix, "
-                f"got training.orthogonal_lr={training.orthogonal_lr:g} with model.cell='{model.cell}'."
+                "training.orthogonal_lr is only used by cells with an orthogonal matrix, got "
+                f"training.orthogonal_lr={training.orthogonal_lr:g} with {terms().key('model.cell')}='{model.cell}'."
             )
         return None
     assert defaults.lr is not None

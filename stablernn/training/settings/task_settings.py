@@ -8,6 +8,7 @@ from stablernn.cells import StableCell
 from stablernn.data.options import TaskName
 from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError
+from stablernn.terms import terms
 from stablernn.training.settings.config import Config, ModelConfig, TaskConfig
 from stablernn.training.settings.defaults import TrainingDefaults
 
@@ -126,8 +127,8 @@ def refuse_settings_of_other_tasks(config: Config, section: str, data: Data) -> 
             continue
         if getattr(getattr(config, section), setting.key) not in setting.unset:
             raise ConfigError(
-                f"{section}.{setting.key} is only used by the task '{setting.task}', and '{data.name}' is for "
-                f"'{data.task}'."
+                f"{section}.{setting.key} is only used by the task '{setting.task}', and {terms().file(data.name)} is "
+                f"for '{data.task}'."
             )
 
 

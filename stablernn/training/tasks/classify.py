@@ -20,6 +20,7 @@ from stablernn.data.types import ClassificationData
 from stablernn.errors import ConfigError, DataError
 from stablernn.nn.models import Classifier, SequenceModel
 from stablernn.plotting import plot_early
+from stablernn.terms import terms
 from stablernn.training.batches.augmentation import Augmentation
 from stablernn.training.batches.losses import ClassifyObjective, Objective
 from stablernn.training.batches.minibatches import Minibatches
@@ -114,7 +115,8 @@ class ClassifyTask(Task):
         if self.data.time_step is not None and model.time != "ignore":
             raise ConfigError(
                 "model.resample_steps spreads the samples of a sequence evenly over its length, and "
-                f"'{self.data.name}' says when they were; set model.time=ignore, or leave model.resample_steps out."
+                f"{terms().file(self.data.name)} says when they were; {terms().set('model.time', 'ignore')}, or leave "
+                "model.resample_steps out."
             )
         if model.scaling not in (None, "standard", "none"):
             raise ConfigError(
@@ -156,7 +158,8 @@ class ClassifyTask(Task):
             self._refuse_changes_in_time(config.training)
         if config.training.channel_dropout and len(self.data.features) == 1:
             raise ConfigError(
-                f"training.channel_dropout never drops all channels, and '{self.data.name}' has only one; set it to 0."
+                f"training.channel_dropout never drops all channels, and {terms().file(self.data.name)} has only one; "
+                "set it to 0."
             )
         is_practical = config.model.preset == "practical"
         # A small set is learned by heart without random changes.
@@ -181,13 +184,13 @@ class ClassifyTask(Task):
         for key, off in (("time_warp", 0), ("shift", 0), ("crop", 1)):
             if getattr(training, key) not in (None, off):
                 raise ConfigError(
-                    f"training.{key} moves steps in time, and '{self.data.name}' says when they were; set it to {off}, "
-                    "or model.time=ignore."
+                    f"training.{key} moves steps in time, and {terms().file(self.data.name)} says when they were; set "
+                    f"it to {off}, or {terms().set('model.time', 'ignore')}."
                 )
         if training.mixup:
             raise ConfigError(
-                f"training.mixup mixes sequences step by step, and '{self.data.name}' says when the steps of each "
-                "were; set it to 0, or model.time=ignore."
+                f"training.mixup mixes sequences step by step, and {terms().file(self.data.name)} says when the steps "
+                f"of each were; set it to 0, or {terms().set('model.time', 'ignore')}."
             )
 
     def steps_per_epoch(self, batch_size: int, bptt_steps: int) -> int:
@@ -319,7 +322,9 @@ class ClassifyTask(Task):
             return samples
         unknown = sorted({labels[number] for number in samples.y} - set(outputs))
         if unknown:
-            raise DataError(f"'{self.data.name}' has the class '{unknown[0]}', which the model does not know.")
+            raise DataError(
+                f"{terms().file(self.data.name)} has the class '{unknown[0]}', which the model does not know."
+            )
         # From numbers of the data's classes to those of the model's.
         return samples._replace(y=np.array([list(outputs).index(labels[number]) for number in samples.y], np.int64))
 

@@ -18,6 +18,7 @@ from stablernn.data.options import LoadOptions
 from stablernn.data.types import ForecastData
 from stablernn.errors import ConfigError
 from stablernn.nn.models import Forecaster, SequenceModel
+from stablernn.terms import terms
 from stablernn.training.batches.losses import ForecastObjective, Objective
 from stablernn.training.batches.minibatches import Minibatches
 from stablernn.training.batches.sample_minibatches import SampleMinibatches
@@ -183,8 +184,9 @@ class ForecastTask(Task):
         elif levels is not None and not symmetric_levels(levels):
             if config.training.calibrate:
                 raise ConfigError(
-                    "training.calibrate moves two quantiles at once whose levels add up to 1, such as 0.1 and 0.9, and "
-                    f"task.quantiles={list(levels)} has no such two; name both, or leave it out."
+                    "training.calibrate moves two quantiles at once whose levels add up to 1, such as 0.1 and 0.9, "
+                    f"and {terms().setting('task.quantiles', list(levels))} has no such two; name both, or leave it "
+                    "out."
                 )
             return False
         return calibrates(config, self.data.name, missing)

@@ -18,6 +18,7 @@ from stablernn.data.step_data import Data
 from stablernn.data.types import ForecastData
 from stablernn.errors import DataError
 from stablernn.nn.models import NetworkOptions, SequenceModel
+from stablernn.terms import terms
 from stablernn.training.batches.losses import Objective
 from stablernn.training.batches.minibatches import Minibatches
 from stablernn.training.evaluation.backtest import BacktestSettings
@@ -281,7 +282,7 @@ class Task(ABC):
     def _spread_samples(self, split: str, count: int) -> Samples:
         source = self.data.split(split)
         if not len(source):
-            raise DataError(f"The split '{split}' of '{self.data.name}' is empty. Choose another split.")
+            raise DataError(f"The split '{split}' of {terms().file(self.data.name)} is empty. Choose another split.")
         return source.gather(np.linspace(0, len(source) - 1, min(count, len(source))).round().astype(np.int64))
 
     # Before training.

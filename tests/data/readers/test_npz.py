@@ -177,8 +177,8 @@ HUGE[2, 1] = 1e300
         ),
         (
             {"x": np.stack([X[:, :, 0], np.full((4, 3), np.nan)], axis=2), "y": Y},
-            "'d.npz' has no value at all in feature 'channel_1' of the training split. Leave the feature out by "
-            "'channels', or fill it in.",
+            "'d.npz' has no value at all in feature 'channel_1' of the training split. Leave the feature out of "
+            "the file, or fill it in.",
         ),
     ],
     ids=[

@@ -47,7 +47,7 @@ def test_a_mean_of_text_is_refused_and_of_equal_text_is_not(tmp_path: Path) -> N
         read(tmp_path, text.format("N"), on_duplicate="mean", categories=["wind"])
     assert str(caught.value) == (
         "'d.csv' column 'wind' has two categories at one time, in rows 3 and 4, and data.on_duplicate=mean cannot "
-        "average text. Set data.on_duplicate=last, or correct them."
+        "average text. Correct them, or set data.on_duplicate=last."
     )
     table = read(tmp_path, text.format("S"), on_duplicate="mean", categories=["wind"])
     np.testing.assert_array_equal(table.series[0].values, [[1, 1, 0], [2.5, 0, 1]])
