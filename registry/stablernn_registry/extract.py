@@ -20,7 +20,8 @@ def extract_files(version: Version, folder: str | Path, filenames: Sequence[str]
     Args:
         version: The version.
         folder: The folder; it must not exist yet or be empty.
-        filenames: Names of the files. Default: all, and ``manifest.json``, which has their hashes.
+        filenames: Names of the files, and of ``manifest.json``, which has their hashes, and the order of features and
+            labels. Default: all.
 
     Returns:
         The names of the copies.
@@ -30,7 +31,7 @@ def extract_files(version: Version, folder: str | Path, filenames: Sequence[str]
         IntegrityError: If a file is missing in the registry or damaged.
         StorageError: If the folder is not empty, or the disk is full or does not allow it.
     """
-    names = list(version.manifest.files if filenames is None else filenames)
+    names = list(dict.fromkeys([*version.manifest.files, MANIFEST] if filenames is None else filenames))
     target = Path(folder).absolute()
     try:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -40,13 +41,13 @@ def extract_files(version: Version, folder: str | Path, filenames: Sequence[str]
             staging = Path(temporary) / target.name
             staging.mkdir()
             for name in names:
-                version.check(name)
                 copy = staging / name
+                if name == MANIFEST:
+                    copy.write_text(version.manifest.model_dump_json(indent=1), encoding="utf-8")
+                    continue
+                version.check(name)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(version.path(name), copy)
-            if filenames is None:
-                (staging / MANIFEST).write_text(version.manifest.model_dump_json(indent=1), encoding="utf-8")
-                names.append(MANIFEST)
             os.replace(staging, target)
     except RegistryError:
         # StorageError is an OSError, too.

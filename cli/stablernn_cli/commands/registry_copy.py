@@ -22,7 +22,7 @@ def copy(
         typer.Option(
             "--file",
             metavar="NAME",
-            help="A file of the version, may be repeated; default: all, and the manifest.",
+            help="A file of the version, or manifest.json, may be repeated; default: all of them.",
             show_default=False,
         ),
     ] = None,
@@ -31,9 +31,9 @@ def copy(
     """Copy the files of a version to a folder
 
     For programs that know no registry, such as one that runs step.onnx on a device. Every byte is checked against its
-    hash, and the folder gets all files or none.
+    hash, and the folder gets all files or none. manifest.json has the order of features and labels.
 
-    Example: stablernn registry copy digits@production --output digits-files --file step.onnx
+    Example: stablernn registry copy digits@production --output digits-files --file step.onnx --file manifest.json
     """
     from stablernn_registry import Registry
     from stablernn_registry.extract import extract_files

@@ -39,6 +39,18 @@ def test_one_file_runs_elsewhere(trained: Workplace, tmp_path: Path) -> None:
     assert session.run(["probabilities"], {**feeds, "lengths": np.ones(1, np.int64)})[0].sum() == pytest.approx(1)
 
 
+def test_a_device_gets_the_graph_with_the_order_of_features_and_labels(trained: Workplace, tmp_path: Path) -> None:
+    files = ("--file", "step.onnx", "--file", "manifest.json", "--file", "step.onnx")
+    document = trained.ok("-q", "registry", "copy", "digits", "--output", tmp_path / "device", *files, "--json").json
+    assert document["files"] == ["step.onnx", "manifest.json"]
+    assert sorted(path.name for path in (tmp_path / "device").iterdir()) == ["manifest.json", "step.onnx"]
+    manifest = json.loads((tmp_path / "device" / "manifest.json").read_text())
+    session = ort.InferenceSession(tmp_path / "device" / "step.onnx", providers=["CPUExecutionProvider"])
+    shapes = {argument.name: argument.shape for argument in (*session.get_inputs(), *session.get_outputs())}
+    assert shapes["x"][-1] == len(manifest["features"])
+    assert shapes["probabilities"][-1] == len(manifest["labels"])
+
+
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
