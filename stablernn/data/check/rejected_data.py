@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from stablernn.data.time.frequency import infer_frequency
 from stablernn.data.time.regular_grid import align_to_grid
 from stablernn.data.types import Notes
 
+_LEAST_NUMBERED = 3
+_DIGITS = re.compile(r"\d+")
 _PREVIEW_LINES, _PREVIEW_WIDTH, _PREVIEW_BYTES = 5, 100, 1 << 14
 
 
@@ -215,9 +218,19 @@ def _guess_target(inspection: TableInspection, options: LoadOptions) -> Notes:
     channels = inspection.guessed_settings.get("channels") or options.channels or inspection.readable
     other_roles = (*inspection.guessed_settings.values(), *options.future)
     candidates = [name for name in channels if name not in other_roles]
-    if options.target is not None or TARGET_COLUMN in candidates or len(candidates) < 2:
+    if options.target is not None or options.channels_as_series or TARGET_COLUMN in candidates:
         return {}
-    return {"target": candidates[-1]}
+    has_names = any(column.role == "id" for column in inspection.columns)
+    if not has_names and _are_numbered(candidates):
+        return {"channels_as_series": True}
+    # A single column is the target unasked, unless columns of words become channels beside it.
+    has_categories = "categories" in inspection.guessed_settings or bool(options.repairs.categories)
+    return {"target": candidates[-1]} if len(candidates) > 1 or (candidates and has_categories) else {}
+
+
+def _are_numbered(names: Sequence[str]) -> bool:
+    """Return True for three names or more that differ by a number only, as those of meters in a wide table do."""
+    return len(names) >= _LEAST_NUMBERED and len({_DIGITS.sub("#", name) for name in names}) == 1
 
 
 def _grid_notes(table: Table, frequency: str | None) -> Notes:

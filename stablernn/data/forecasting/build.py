@@ -23,6 +23,8 @@ from stablernn.terms import terms
 # A day in minutes or more is not a horizon that anybody means without naming it.
 _MAX_DEFAULT_HORIZON = 96
 _MAX_NAMED_SERIES = 12
+# A table with more columns than these may be one of many meters.
+_FEW_CHANNELS = 2
 
 
 class _WindowSteps(NamedTuple):
@@ -165,9 +167,12 @@ def _select_targets(table: Table, targets: Sequence[str] | None, covariates: Cov
         if len(candidates) == 1 and not is_ignored:
             return candidates
         reason = "is read without its" if is_ignored else "has no"
+        advice = ""
+        if len(candidates) > _FEW_CHANNELS and len(table.series) == 1:
+            advice = f" Where each is a series to forecast, {terms().set('data.channels_as_series', True)}."
         raise errors.DataError(
             f"{terms().file(table.name)} {reason} column '{TARGET_COLUMN}', so the target must be named: one or more "
-            f"of {format_names(table.channels)}."
+            f"of {format_names(table.channels)}.{advice}"
         )
     for target in targets:
         if target not in table.channels:

@@ -185,12 +185,12 @@ class ClassifyTask(Task):
             if getattr(training, key) not in (None, off):
                 raise ConfigError(
                     f"training.{key} moves steps in time, and {terms().file(self.data.name)} says when they were; set "
-                    f"it to {off}, or {terms().set('model.time', 'ignore')}."
+                    f"it to {off}, or {terms().setting('model.time', 'ignore')}."
                 )
         if training.mixup:
             raise ConfigError(
                 f"training.mixup mixes sequences step by step, and {terms().file(self.data.name)} says when the steps "
-                f"of each were; set it to 0, or {terms().set('model.time', 'ignore')}."
+                f"of each were; set it to 0, or {terms().setting('model.time', 'ignore')}."
             )
 
     def steps_per_epoch(self, batch_size: int, bptt_steps: int) -> int:

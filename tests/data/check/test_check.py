@@ -122,6 +122,27 @@ def test_a_target_is_guessed_and_said_to_be(tmp_path: Path) -> None:
     assert [code for code, _ in problems(report)] == ["refused"]
 
 
+def test_columns_that_differ_by_a_number_are_guessed_to_be_series(tmp_path: Path) -> None:
+    meters = [f"{row},{n % 4},{n % 5}" for n, row in enumerate(ROWS)]
+    report = check(tmp_path, meters, "ds,meter 1,meter 2,meter 10")
+    assert report.assumed == {"channels_as_series": True}
+    assert problems(report)[0][1].endswith("Where each is a series to forecast, set data.channels_as_series=true.")
+    assert report.content["series"] == 3
+    weather = check(tmp_path, meters, "ds,wind,load 1,load 2")
+    assert weather.assumed == {"target": "load 2"}
+    # Names of series say that the columns are channels of each.
+    named = check(tmp_path, [f"x,{row}" for row in meters], "unique_id,ds,meter 1,meter 2,meter 10")
+    assert named.assumed == {"target": "meter 10"}
+
+
+def test_the_only_column_of_numbers_is_the_target_beside_words(tmp_path: Path) -> None:
+    rows = [f"{row},{'ok' if n % 3 else 'check'}" for n, row in enumerate(ROWS)]
+    report = check(tmp_path, rows, "ds,load,status")
+    assert report.assumed == {"categories": ["status"], "target": "load"}
+    assert report.data is not None
+    assert report.data.targets == ("load",)
+
+
 def test_a_column_that_tells_series_apart_is_guessed(tmp_path: Path) -> None:
     rows = [f"{shop},{row}" for row in ROWS for shop in ("x", "z")]
     report = check(tmp_path, rows, "shop,ds,y")
@@ -168,8 +189,8 @@ def test_a_wide_table_is_not_taken_for_series_in_rows(tmp_path: Path, first: str
     assert "series_in_rows" not in warnings(report)
     assert not report.ok
     if first.startswith("2024"):
-        assert report.assumed == {"target": "c24"}
-        assert (report.content["series"], len(report.columns)) == (1, 26)
+        assert report.assumed == {"channels_as_series": True}
+        assert (report.content["series"], len(report.columns)) == (25, 26)
 
 
 def test_single_faults_are_all_listed(tmp_path: Path) -> None:
