@@ -109,7 +109,6 @@ SetOption = Annotated[
         show_default=False,
     ),
 ]
-# Options of `train` and of `quickstart`.
 TrackOption = Annotated[
     list[str] | None,
     training_option(
@@ -117,6 +116,7 @@ TrackOption = Annotated[
         "environment variables."
     ),
 ]
+# Options of `train` and of `quickstart`.
 RunDirOption = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Directory of the run; default: a new one in runs/.", show_default=False),

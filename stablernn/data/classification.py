@@ -312,7 +312,10 @@ def _check_channels_have_values(name: str, features: tuple[str, ...], train: Seq
     real = np.arange(train.x.shape[1]) < train.lengths[:, None]
     for index, feature in enumerate(features):
         if np.isnan(train.x[:, :, index][real]).all():
+            advice = (
+                "Fill it in." if len(features) == 1 else f"Leave the feature out of {terms().source}, or fill it in."
+            )
             raise errors.DataError(
                 f"{terms().file(name)} has no value at all{terms().in_column('feature', feature)} the training "
-                f"split. Leave the feature out of {terms().source}, or fill it in."
+                f"split. {advice}"
             )

@@ -329,7 +329,11 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "text": ([["a", "b"], ["c"]] * 40, Y, "X[0] is no array of numbers"),
     "four axes": ([np.zeros((2, 2, 2))] * 80, Y, "Found array with dim 4"),
     "no sequence": (np.empty((0, 3, 1)), [], "X has no sequence. Give a table (n, time), an array (n, time, features)"),
-    "a feature of nothing": (np.full((80, 9, 1), np.nan), Y, "X has no value at all in the training split."),
+    "a feature of nothing": (
+        np.full((80, 9, 1), np.nan),
+        Y,
+        "X has no value at all in the training split. Fill it in.",
+    ),
     "a label for each": (X[:18], np.arange(18), "X has one sequence for each label, none can be held out"),
     "lost digits": (X[:, :, None] + 1e12, Y, "Feature 0 of X goes from 1000000000013.584 to"),
     "a column twice": (

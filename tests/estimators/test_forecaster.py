@@ -273,6 +273,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "X has the time 2024-01-01 twice, in X.iloc[0] and X.iloc[1]. Name the column that tells series apart by "
         "id_column, or pass settings={'data.on_duplicate': 'mean'}.",
     ),
+    "nothing": (
+        lambda: srn.StableForecaster(**QUICK).fit(np.full(STEPS, np.nan)),
+        "X has no value at all in the training steps. Fill it in.",
+    ),
     "a channel of nothing": (
         lambda: srn.StableForecaster(**QUICK).fit(np.stack([load(), np.full(STEPS, np.nan)], axis=1)),
         "X has no value at all in channel 1 of the training steps.",

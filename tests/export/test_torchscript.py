@@ -48,6 +48,7 @@ def test_export_neither_calls_torch_jit_script_nor_warns(
     monkeypatch.setattr(torch.jit, "script", refuse)
     monkeypatch.setattr(torch.jit, "script_method", refuse)
     torchscript.save(torchscript.script(model), tmp_path / "model.torchscript")
+    assert (tmp_path / "model.torchscript").stat().st_size > 0
 
 
 # TorchScript is deprecated as a whole; to load a module is what its users do.

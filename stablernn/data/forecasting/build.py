@@ -332,9 +332,11 @@ def _check_training_values(data: ForecastData) -> None:
     present = np.any([np.isfinite(values).any(axis=0) for values in data.training_values()], axis=0)
     if not present.all():
         channel = data.channels[int(np.argmin(present))]
+        is_only = len(data.channels) == 1
+        advice = "Fill it in." if is_only else f"Leave the column out by {terms().channels}, or fill it in."
         raise errors.DataError(
             f"{terms().file(data.name)} has no value at all{terms().in_column('column', channel)} the training "
-            f"steps. Leave the column out by {terms().channels}, or fill it in."
+            f"steps. {advice}"
         )
 
 
