@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -124,7 +125,7 @@ def check_resolution(values: npt.NDArray[Any], location: Callable[[int], str]) -
     for index in range(columns.shape[1]):
         resolution = Resolution()
         resolution.add(columns[:, index])
-        resolution.check(location(index))
+        resolution.check(functools.partial(location, index))
 
 
 class Resolution:
@@ -147,8 +148,11 @@ class Resolution:
         self._low, self._high = min(self._low, float(column.min())), max(self._high, float(column.max()))
         self._error = max(self._error, float(np.abs(column - column.astype(np.float32)).max()))
 
-    def check(self, location: str) -> None:
+    def check(self, location: Callable[[], str]) -> None:
         """Refuse a column that loses too much.
+
+        Args:
+            location: Describes the column, for a message.
 
         Raises:
             DataError: If rounding moves a value by more than a hundredth of the column's spread.
@@ -158,7 +162,7 @@ class Resolution:
         is_constant = not low < high or spread <= _MIN_RELATIVE_SPREAD * max(abs(low), abs(high))
         if not is_constant and self._error > _MAX_ROUNDING * spread:
             raise errors.DataError(
-                f"{location} goes from {low:.17g} to {high:.17g}, which float32 rounds by up to {self._error:.3g}. "
+                f"{location()} goes from {low:.17g} to {high:.17g}, which float32 rounds by up to {self._error:.3g}. "
                 f"Subtract an offset, such as {low:.17g}, from all of its values."
             )
 

@@ -78,7 +78,7 @@ def from_sequences(X: Any) -> SequenceArrays:
         for resolution, column in zip(resolutions, array.T, strict=True):
             resolution.add(column)
     for channel, resolution in enumerate(resolutions):
-        resolution.check(_feature_of(channel))
+        resolution.check(functools.partial(_feature_of, channel))
     return SequenceArrays(values, names)
 
 

@@ -386,7 +386,7 @@ def _check_numbers(cells: _TableCells, name: str, kind: Kind, numbers: pl.Series
         finite_float32(values, lambda i: f"'{cells.path.name}' row {cells.rows[i[0]]}, column '{name}'")
         resolution = Resolution()
         resolution.add(values)
-        resolution.check(location)
+        resolution.check(lambda: location)
     except errors.DataError as error:
         findings.problem("not_a_number", str(error))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -164,7 +165,7 @@ class TableBuilder:
             )
         # Only now, since the spread of a column is that of all chunks.
         for name, resolution in self._resolution.items():
-            resolution.check(terms().column_of(self._path.name, name))
+            resolution.check(partial(self._column_name, name))
         names = list(self._series_names) or [self._path.name.split(".")[0]]
         categories, category_notes = self._categories.finish()
         notes: Notes = {
@@ -263,6 +264,9 @@ class TableBuilder:
                     f"Correct them, or {terms().set('data.on_duplicate', 'last')}.",
                     settings={"on_duplicate": "last"},
                 )
+
+    def _column_name(self, name: str) -> str:
+        return terms().column_of(self._path.name, name)
 
     def _number_of(self, rows: _Rows, index: int) -> int:
         """Return the number in the file of a row of the grouped rows."""
