@@ -1,4 +1,4 @@
-"""What messages call an input, its parts and settings: a file and options, or an argument and parameters.
+"""Terms of messages for an input, its parts and settings: a file and options, or an argument and parameters.
 
 Commands read files, and estimators hand arguments to the same readers and the same training. A message is written once,
 with the terms in use: ``f"{terms().file(path.name)} has no rows."``.
