@@ -95,9 +95,7 @@ class Covariates:
             names = [name for name in channels if name not in calendar_names]
         for name in names:
             if name in self.static:
-                raise errors.ConfigError(
-                    f"{terms().file(name)} is in channels and in static; leave it out of channels."
-                )
+                raise errors.ConfigError(f"'{name}' is in channels and in static; leave it out of channels.")
         return [*names, *(name for name in self.columns if name not in names)]
 
     def check_targets(self, targets: Sequence[str]) -> None:
