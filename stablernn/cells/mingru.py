@@ -59,6 +59,10 @@ class _MinimalCell(DiagonalCell):
 
     def affine_map(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return retention and increment of the state under inputs, each ``(..., hidden)``."""
+        return self.gate(nn.functional.linear(x, self.weight_ih, self.bias_ih))
+
+    def gate(self, projection: Tensor) -> tuple[Tensor, Tensor]:
+        """Return retention and increment for the products with inputs, ``(..., (gates + 1) hidden)``."""
         raise NotImplementedError
 
     def recurrent_matrix(self) -> Tensor:
@@ -172,8 +176,8 @@ class MinGRUCell(_MinimalCell):
         (z,) = gates
         return z.negated().sigmoid()
 
-    def affine_map(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        z, candidate = nn.functional.linear(x, self.weight_ih, self.bias_ih).chunk(2, dim=-1)
+    def gate(self, projection: Tensor) -> tuple[Tensor, Tensor]:
+        z, candidate = projection.chunk(2, dim=-1)
         # sigmoid(-z), not 1 - sigmoid(z), which cancels digits of a small retention.
         return torch.sigmoid(-z), torch.sigmoid(z) * candidate
 
@@ -243,8 +247,8 @@ class MinLSTMCell(_MinimalCell):
         margin = 64 * EPSILON * (1 + f.modulus + i.modulus)
         return Box(np.maximum(low * (1 - margin), 0.0), np.minimum(high * (1 + margin), 1.0))
 
-    def affine_map(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        f, i, candidate = nn.functional.linear(x, self.weight_ih, self.bias_ih).chunk(3, dim=-1)
+    def gate(self, projection: Tensor) -> tuple[Tensor, Tensor]:
+        f, i, candidate = projection.chunk(3, dim=-1)
         # f / (f + i) = (1 + e^-i) / (2 + e^-f + e^-i), each term divided by the largest so that none overflows. Not by
         # logarithms: those of the runtime seem to differ in the last bit with the position of a value in the batch.
         exponent = torch.relu(torch.maximum(-f, -i)).detach()

@@ -58,7 +58,13 @@ class Engine(Protocol):
 
 @runtime_checkable
 class InputEngine(Engine, Protocol):
-    """An engine whose kernels contain the product with the inputs, so that no drive is computed for it."""
+    """An engine whose kernels contain the product with the inputs, so that no drive is computed for it.
+
+    Attributes:
+        takes_drive: Whether :meth:`run` works as well.
+    """
+
+    takes_drive: bool
 
     def run_inputs(
         self,

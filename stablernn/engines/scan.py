@@ -9,14 +9,17 @@ from chunk to chunk, and what each chunk's first state adds to its steps is adde
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stablernn.buffers import BufferPool, pool_of
 from stablernn.cells import StableCell, State
 from stablernn.cells._diagonal_recurrence import DiagonalCell
+from stablernn.cells.mingru import MinGRUCell, MinLSTMCell
+from stablernn.engines.gated_scan import GatedScan, MinGRUGates, MinLSTMGates
 from stablernn.engines.select import register_engine
 from stablernn.transforms import is_transformed
 
@@ -24,9 +27,14 @@ MAX_STEP_BYTES = 1 << 16
 """Size of a step's state beyond which steps run one after the other: they then take longer than it takes to launch
 them, and chunks would read and write everything a second time."""
 
-
 SUMMED_BYTES = 1 << 18
 """Size of the parts in which products of states are summed: they stay in the cache of a core."""
+
+_GATES: dict[type[StableCell], type[MinGRUGates | MinLSTMGates]] = {
+    MinGRUCell: MinGRUGates,
+    MinLSTMCell: MinLSTMGates,
+}
+"""Cells whose gates are computed with the scan; a subclass may compute something else."""
 
 
 class ScanEngine:
@@ -37,10 +45,41 @@ class ScanEngine:
     """
 
     name = "scan"
+    takes_drive = True
 
     def supports(self, cell: StableCell, drive: Tensor, *, timed: bool = False) -> bool:
-        is_supported = drive.dtype in (torch.float32, torch.float64)
-        return isinstance(cell, DiagonalCell) and is_supported and not timed and not is_transformed()
+        return (
+            isinstance(cell, DiagonalCell)
+            and drive.dtype in (torch.float32, torch.float64)
+            and not timed
+            and not torch.is_autocast_enabled(drive.device.type)
+            and not is_transformed()
+        )
+
+    def run_inputs(
+        self,
+        cell: StableCell,
+        weights: tuple[Tensor, ...],
+        x: Tensor,
+        state: State,
+        valid: Tensor | None,
+        *,
+        every_output: bool = True,
+    ) -> tuple[Tensor | None, State]:
+        gates = _GATES.get(type(cell))
+        # A mode such as FakeTensorMode replaces torch's functions, and its tensors may have no memory.
+        has_mode = torch._C._len_torch_dispatch_stack() > 0
+        if gates is None or x.device.type != "cpu" or has_mode or x.numel() == 0:
+            drive = cell.drive(x.transpose(0, 1).contiguous()).transpose(0, 1)
+            return self.run(cell, weights, drive, state, valid, every_output=every_output)
+        assert isinstance(cell, MinGRUCell | MinLSTMCell)
+        every_state = every_output or valid is not None
+        tensors = x, cell.weight_ih, cell.bias_ih, state[0]
+        compute = partial(_gated_scan, cell, every_state)
+        states = cast("Tensor", GatedScan.apply(pool_of(cell), gates, compute, every_state, *tensors))  # type: ignore[no-untyped-call]
+        if not every_state:
+            return None, (states,)
+        return _result(cell, weights, states[:, :, None], None, state, valid, every_output=every_output)
 
     def run(
         self,
@@ -88,6 +127,15 @@ class ScanEngine:
                 members, weights, torch.split(h, units, dim=-1), recurrences, states, strict=True
             )
         ]
+
+
+def _gated_scan(cell: MinGRUCell | MinLSTMCell, every_state: bool, inputs: list[Tensor | None]) -> list[Tensor]:
+    """Return what :class:`GatedScan` returns, by operations with second derivatives."""
+    x, weight, bias, first = cast("list[Tensor]", inputs)
+    projection = nn.functional.linear(x.transpose(0, 1), weight, bias)
+    retention, increment = (part[:, :, None] for part in cell.gate(projection))
+    h = cast("Tensor", LinearScan.apply(pool_of(cell), retention, increment, first[:, None], False))[:, :, 0]  # type: ignore[no-untyped-call]
+    return [h if every_state else h[-1]]
 
 
 def _join(tensors: Sequence[Tensor]) -> Tensor:

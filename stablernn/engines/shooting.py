@@ -150,7 +150,7 @@ class ShootingEngine:
 def _engine_of_chunks(cell: StableCell, drive: Tensor) -> Engine:
     """Return the engine that ``auto`` takes, of those that take drives; the loop runs any cell."""
     engine = select_engine("auto", cell, drive)
-    return LoopEngine() if isinstance(engine, InputEngine) else engine
+    return LoopEngine() if isinstance(engine, InputEngine) and not engine.takes_drive else engine
 
 
 class _Chunks:

@@ -45,6 +45,7 @@ class TorchRNNEngine:
     """
 
     name = "torch-rnn"
+    takes_drive = False
 
     def supports(self, cell: StableCell, drive: Tensor, *, timed: bool = False) -> bool:
         return (

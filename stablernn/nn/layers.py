@@ -389,7 +389,8 @@ def _run_layer(
     """
     inputs, states, valid, dt = batch
     engine = select_engine(first.engine, cells[0], inputs[0], timed=dt is not None)
-    if isinstance(engine, InputEngine):
+    runs_as_one = len(cells) > 1 and isinstance(engine, EnsembleEngine)
+    if isinstance(engine, InputEngine) and not runs_as_one:
         return [
             engine.run_inputs(*member, valid, every_output=every_output)
             for member in zip(cells, weights, inputs, states, strict=True)
