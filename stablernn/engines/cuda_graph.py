@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
-from weakref import WeakKeyDictionary
+from typing import Any, cast
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
 
 from stablernn.cells import StableCell, State
+from stablernn.engines.cuda_capture import Capture, OnlyRecordable, ReplayOrder, capture_on_gpu
 from stablernn.engines.loop import LoopEngine, run_steps
 from stablernn.engines.second_derivatives import differentiate_again
 from stablernn.engines.select import register_engine
@@ -34,46 +35,16 @@ MOST_SHAPES = 64
 """Shapes of a cell that are counted before they are recorded."""
 MOST_STEPS = 4_096
 """Steps of the longest sequence that is recorded: a graph takes memory for each kernel."""
-_WARM_UPS = 3
-"""Runs on a stream of their own before a recording, in which libraries allocate their workspaces."""
-
-Replay = Callable[[], None]
-
-
-class Capture(Protocol):
-    """Records what a function does."""
-
-    def __call__(self, function: Callable[[], list[Tensor]], pool: Any, /) -> tuple[list[Tensor], Replay, Any]:
-        """Run the function, and return its tensors, what computes them again in place, and the memory that it uses.
-
-        Args:
-            function: It reads and writes tensors whose places in memory stay the same.
-            pool: The memory of an earlier recording that is to be shared; None for new memory.
-        """
-        ...
-
-
-def capture_on_gpu(function: Callable[[], list[Tensor]], pool: Any, /) -> tuple[list[Tensor], Replay, Any]:
-    """Record a function as a CUDA graph; see :class:`Capture`."""
-    stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    current = torch.cuda.current_stream()
-    stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UPS):
-            function()
-    current.wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    # Other threads may go on with the GPU meanwhile.
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        results = function()
-    return results, graph.replay, graph.pool()
+_CHECKED_STEPS = 2
+"""Steps in which operations that cannot be recorded are looked for; all are alike."""
 
 
 class CUDAGraphEngine:
     """Runs any cell by CUDA graphs of the plain loop; ``auto`` takes it on a GPU where no kernel runs the cell.
 
     The first two runs of a shape are the loop itself, and so are sequences of more than 4,096 steps and second
-    derivatives. A cell has up to eight recordings.
+    derivatives. A cell has up to eight recordings. Replays may come from any thread and stream; those on one GPU run
+    one after the other.
 
     Args:
         capture: Records a function.
@@ -85,6 +56,9 @@ class CUDAGraphEngine:
     def __init__(self, capture: Capture = capture_on_gpu, device_type: str = "cuda") -> None:
         self._capture, self._device_type = capture, device_type
         self._recordings: WeakKeyDictionary[StableCell, dict[Any, _Recording | int | None]] = WeakKeyDictionary()
+        # A cell whose step cannot be recorded in one shape cannot in another.
+        self._unrecordable: WeakSet[StableCell] = WeakSet()
+        self._orders: dict[torch.device, ReplayOrder] = {}
         self._lock = threading.Lock()
 
     def supports(self, cell: StableCell, drive: Tensor, *, timed: bool = False) -> bool:
@@ -127,7 +101,8 @@ class CUDAGraphEngine:
     def _recording(self, steps: _Steps, tensors: list[Tensor]) -> _Recording | None:
         """Return the recording for such tensors; None where the loop is to run."""
         drive = tensors[0]
-        if drive.numel() == 0 or drive.shape[1] > MOST_STEPS or self._is_capturing():
+        is_refused = steps.cell in self._unrecordable
+        if is_refused or drive.numel() == 0 or drive.shape[1] > MOST_STEPS or self._is_capturing():
             return None
         needs_grad = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
         # Precisions are those of the recording.
@@ -153,15 +128,25 @@ class CUDAGraphEngine:
             return entry
 
     def _record(self, steps: _Steps, tensors: list[Tensor], needs_grad: list[bool]) -> _Recording | None:
+        order = self._order_on(tensors[0].device)
         try:
             # The buffers outlive the mode of this run.
-            with _device_of(tensors[0]), torch.inference_mode(False):
-                return _Recording(steps, tensors, needs_grad, self._capture)
+            with _device_of(tensors[0]), torch.inference_mode(False), order.hold():
+                return _Recording(steps, tensors, needs_grad, self._capture, order)
         # What a cell does may not be recordable, such as an operation that waits for the GPU.
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
+            # A smaller shape may have the memory.
+            if not isinstance(error, torch.OutOfMemoryError):
+                self._unrecordable.add(steps.cell)
+            # The error of an operation invalidates the recording, whose own error at its end says less.
+            first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
+            reason = str(first).splitlines()[0]
             _LOG.warning(f"The engine 'cuda-graph' cannot record '{steps.cell.key}', and the loop runs it: {reason}")
             return None
+
+    def _order_on(self, device: torch.device) -> ReplayOrder:
+        streams = partial(torch.cuda.current_stream, device) if device.type == "cuda" else None
+        return self._orders.setdefault(device, ReplayOrder(streams))
 
     def _is_capturing(self) -> bool:
         """Return whether somebody else records what this engine does."""
@@ -178,6 +163,11 @@ def _forget(of_cell: dict[Any, Any], kind: type, limit: int) -> None:
 def _device_of(tensor: Tensor) -> AbstractContextManager[object]:
     """Return a context in which the GPU of a tensor is the current one, of which graphs are."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+
+
+def _stream_of(tensor: Tensor) -> torch.cuda.Stream | None:
+    """Return the current stream of the GPU of a tensor, None on the CPU."""
+    return torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
 
 
 @dataclass(frozen=True)
@@ -207,6 +197,17 @@ class _Steps:
         """All but the cell."""
         return (self.states, self.weights, self.has_valid, self.has_dt, self.substeps, self.every_output)
 
+    def check(self, tensors: Sequence[Tensor]) -> None:
+        """Run a few steps on the way to a recording.
+
+        Raises:
+            RuntimeError: If they wait for the GPU.
+        """
+        over_time = {0, *range(1 + self.states + self.weights, len(tensors))}
+        few = [tensor[:, :_CHECKED_STEPS] if index in over_time else tensor for index, tensor in enumerate(tensors)]
+        with torch.no_grad(), OnlyRecordable():  # type: ignore[no-untyped-call]
+            self(few)
+
     def __call__(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
         """Return the outputs, if they are needed, and the tensors of the last state."""
         drive, *others = cast("Sequence[Tensor]", tensors)
@@ -230,12 +231,19 @@ class _Recording:
         tensors: Its arguments.
         needs_grad: Which of them need gradients.
         capture: Records a function.
+        order: The order of the replays on this device.
+
+    Raises:
+        RuntimeError: If the loop cannot be recorded.
     """
 
-    def __init__(self, steps: _Steps, tensors: list[Tensor], needs_grad: list[bool], capture: Capture) -> None:
+    def __init__(
+        self, steps: _Steps, tensors: list[Tensor], needs_grad: list[bool], capture: Capture, order: ReplayOrder
+    ) -> None:
+        steps.check(tensors)
         self.is_training = any(needs_grad)
         self._needs_grad = needs_grad
-        self._lock = threading.Lock()
+        self._order = order
         self._run = 0
         self._graph: list[Tensor] = []
         self._inputs = [
@@ -246,6 +254,7 @@ class _Recording:
         if self.is_training:
             self._grads = [torch.zeros_like(result) for result in self._results]
             self._gradients, self._replay_backward, _ = capture(self._differentiate, pool)
+        self._stream = _stream_of(tensors[0])
 
     def _call(self, steps: _Steps) -> list[Tensor]:
         self._graph = steps(self._inputs)
@@ -262,13 +271,14 @@ class _Recording:
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], int]:
         """Return the results for some tensors, and the number of this run."""
-        with self._lock, torch.no_grad():
+        with self._order.hold(), torch.no_grad():
             self._replay_with(tensors)
             return [result.clone() for result in self._results], self._run
 
     def backward(self, tensors: Sequence[Tensor], run: int, grads: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the gradients by the arguments of a run, None where none is needed."""
-        with self._lock, torch.no_grad():
+        with self._order.hold(), torch.no_grad():
+            self._use_on_stream(self._grads)
             if run != self._run:
                 # A later run has overwritten the activations.
                 self._replay_with(tensors)
@@ -279,10 +289,18 @@ class _Recording:
         return [next(gradients) if needed else None for needed in self._needs_grad]
 
     def _replay_with(self, tensors: Sequence[Tensor]) -> None:
+        self._use_on_stream(self._inputs)
         for mine, tensor in zip(self._inputs, tensors, strict=True):
             mine.copy_(tensor)
         self._replay()
         self._run += 1
+
+    def _use_on_stream(self, buffers: Sequence[Tensor]) -> None:
+        """Keep the memory of buffers until the current stream is done with them, if they were made on another one."""
+        stream = _stream_of(buffers[0])
+        if stream is not None and stream != self._stream:
+            for buffer in buffers:
+                buffer.record_stream(stream)
 
 
 class _Replayed(torch.autograd.Function):
