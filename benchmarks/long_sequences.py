@@ -21,6 +21,8 @@ CELLS = ("gru", "lstm", "lem", "lru", "mingru", "minlstm")
 HIDDEN_SIZE = 64
 LENGTHS = (1_024, 4_096, 16_384, 65_536)
 BATCH_SIZES = (1, 8)
+FEW_ROUNDS = 32_768
+"""Steps of all sequences beyond which a size is timed in two rounds in place of seven."""
 LONGEST_OF_EIGHT = 16_384
 """Length up to which eight sequences are timed: the graph of the loop takes gigabytes beyond it."""
 COLUMNS = ("engine loop", "engine scan", "engine shooting", "nn.LSTM", "nn.GRU", "nn.RNN")
@@ -30,17 +32,21 @@ Row = dict[str, Any]
 
 def measure(cell: str, length: int, batch_size: int) -> Row:
     """Time a training step of a cell by all engines."""
-    rounds = 2 if length * batch_size > LONGEST_OF_EIGHT else 5
+    rounds = 2 if length * batch_size > FEW_ROUNDS else 7
     sizes = ["--cell", cell, "--hidden-size", HIDDEN_SIZE, "--length", length, "--batch-size", batch_size]
     words = ["bench", *sizes, "--part", "train", "--rounds", rounds, "--json"]
     command = [sys.executable, "-m", "stablernn_cli", *map(str, words)]
     document = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    times = {row["row"]: row["cpu_ms"] for row in document["tables"][0]["rows"]}
+    table = document["tables"][0]["rows"]
+    times = {row["row"]: row["cpu_ms"] for row in table}
+    ratios = {row["row"]: [row["ratio_low"], row["ratio"], row["ratio_high"]] for row in table}
     return {
         "cell": cell,
         "length": length,
         "batch_size": batch_size,
         "cpu_ms": {name: times[name] for name in COLUMNS if name in times},
+        # The quartiles of the ratio to the limit of the same round, and its median between them.
+        "ratios": {name: ratios[name] for name in COLUMNS if name in times},
         "conditions": document["conditions"],
     }
 
@@ -69,7 +75,7 @@ def _format_time(milliseconds: float | None) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--table", action="store_true", help="only print the table of the results")
     arguments = parser.parse_args()
     rows: list[Row] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []

@@ -109,7 +109,9 @@ def _summaries(tables: Tables) -> Iterator[str]:
     is_catalog = all(name.startswith("cells") for name in tables)
     for cell, group in groupby(named, key=lambda item: "" if is_catalog else item[0][0]):
         members = list(group)
-        rows = dict.fromkeys(row for _, table in members for row in table["rows"] if row != "limit")
+        names = dict.fromkeys(row for _, table in members for row in table["rows"] if row != "limit")
+        # Not all tables have all engines, whose columns come first, in the order of their names.
+        rows = sorted(names, key=lambda row: (0, row) if row.startswith("engine ") else (1, ""))
         lines = []
         for (key, sizes), table in members:
             ratios = (_short_ratio(table["rows"].get(row)) for row in rows)

@@ -154,11 +154,11 @@ class GatedScan(torch.autograd.Function):
         saved: list[Tensor] = []
         last = first
         for part, count in _parts(time, first):
-            tiles = _Tiles(gates, x[:, part], matrices, count)
-            tiles.keep_products(pool)
-            last, totals = tiles.forward(states[part], last, pool)
-            saved += [totals, tiles.kept]
-        ctx.gates, ctx.compute, ctx.every_state = gates, compute, every_state
+            tiles = _Tiles(gates, x[:, part], matrices, count, pool)
+            tiles.store_products()
+            last, totals = tiles.forward(states[part], last)
+            saved += [totals, tiles.stored_products]
+        ctx.pool, ctx.gates, ctx.compute, ctx.every_state = pool, gates, compute, every_state
         ctx.save_for_backward(x, weight, bias, first, states, *saved)
         return states if every_state else states[-1].clone()
 
@@ -171,11 +171,11 @@ class GatedScan(torch.autograd.Function):
             return None, None, None, None, *differentiate_again(ctx.compute, [x, weight, bias, first], [grad])
         matrices = _with_bias(weight, bias, first.shape[-1])
         by_matrices = torch.zeros_like(matrices)
-        by_x = torch.empty_like(x) if ctx.needs_input_grad[4] else None
+        by_x = ctx.pool.take(x, *x.shape) if ctx.needs_input_grad[4] else None
         by_last = torch.zeros_like(first) if ctx.every_state else grad
         for part, count in reversed(_parts(x.shape[1], first)):
-            tiles = _Tiles(ctx.gates, x[:, part], matrices, count)
-            tiles.kept, totals = saved.pop(), saved.pop()
+            tiles = _Tiles(ctx.gates, x[:, part], matrices, count, ctx.pool)
+            tiles.stored_products, totals = saved.pop(), saved.pop()
             by_last = tiles.backward(
                 states[part],
                 states[part.start - 1] if part.start else first,
@@ -202,32 +202,34 @@ class _Tiles:
         x: The input, ``(batch, count * length, features)``.
         matrices: ``(blocks, features + 1, units)``, from :func:`_with_bias`.
         count: Chunks.
+        pool: Where buffers come from.
     """
 
-    def __init__(self, gates: GatesType, x: Tensor, matrices: Tensor, count: int) -> None:
+    def __init__(self, gates: GatesType, x: Tensor, matrices: Tensor, count: int, pool: BufferPool) -> None:
         batch, steps, features = x.shape
-        self._count, self._matrices, length = count, matrices.unbind(0), steps // count
+        self._count, self._pool, self._matrices, length = count, pool, matrices.unbind(0), steps // count
         # (length, count, batch, features + 1): the rows of a tile are next to each other, ones for the bias.
-        self._inputs = x.new_ones(length, count, batch, features + 1)
+        self._inputs = pool.take(x, length, count, batch, features + 1)
+        self._inputs[..., -1] = 1
         self._inputs[..., :-1] = torch.unflatten(x, 1, (count, length)).permute(2, 1, 0, 3)
         self._rows = self._inputs.flatten(1, 2).unbind(0)
         self._products = x.new_empty(len(matrices), count * batch, matrices.shape[-1])
         self._blocks = torch.unflatten(self._products, 1, (count, batch)).unbind(0)
         self._carried = torch.empty_like(self._blocks[0])
         self._gates: Gates = gates(self._carried)
-        self.kept = x.new_empty(0)
+        self.stored_products = x.new_empty(0)
         """The products of all tiles, ``(blocks, length, count * batch, units)``, or empty."""
 
-    def keep_products(self, pool: BufferPool) -> None:
+    def store_products(self) -> None:
         """Compute the products of all tiles at once if there are many features."""
         length, *_, features = self._inputs.shape
         if features - 1 > MAX_FEATURES:
             blocks, rows, units = self._products.shape
-            self.kept = pool.take(self._inputs, blocks, length, rows, units)
-            for matrix, kept in zip(self._matrices, self.kept, strict=True):
-                torch.mm(self._inputs.flatten(0, 2), matrix, out=kept.flatten(0, 1))
+            self.stored_products = self._pool.take(self._inputs, blocks, length, rows, units)
+            for matrix, block in zip(self._matrices, self.stored_products, strict=True):
+                torch.mm(self._inputs.flatten(0, 2), matrix, out=block.flatten(0, 1))
 
-    def forward(self, states: Tensor, first: Tensor, pool: BufferPool) -> tuple[Tensor, Tensor]:
+    def forward(self, states: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
         """Write all states; return the last one and the product of the retentions of each chunk."""
         tiles = self._tiles(states)
         if self._count == 1:
@@ -238,7 +240,7 @@ class _Tiles:
                 before = tile
             return states[-1], first.new_empty(0)
         # The states of chunks that begin at zero, and the products by which their first states reach each step.
-        products = pool.take(states, *states.shape)
+        products = self._pool.take(states, *states.shape)
         product_tiles = self._tiles(products)
         for index, (tile, product) in enumerate(zip(tiles, product_tiles, strict=True)):
             retention, increment = self._gates.map(self._project(index))
@@ -248,11 +250,13 @@ class _Tiles:
             else:
                 tile.copy_(increment)
                 product.copy_(retention)
+        # (count, batch, units), by which the first state of a chunk reaches its last one.
         totals = product_tiles[-1].contiguous()
         starts = self._carried
         starts[0] = first
         for chunk in range(1, self._count):
             torch.addcmul(tiles[-1][chunk - 1], totals[chunk - 1], starts[chunk - 1], out=starts[chunk])
+        # (count, length, batch, units)
         chunks = torch.unflatten(states, 0, (self._count, -1))
         chunks.addcmul_(products.view_as(chunks), starts[:, None])
         return states[-1], totals
@@ -282,12 +286,15 @@ class _Tiles:
         tiles = self._tiles(states)
         starts = torch.cat([first[None], tiles[-1][:-1]])
         sums = by_matrices.unbind(0)
-        by_inputs = None if by_x is None else by_x.new_zeros(len(tiles), *self._products.shape[1:2], by_x.shape[-1])
+        by_inputs = None
+        if by_x is not None:
+            by_inputs = self._pool.take(by_x, len(tiles), self._products.shape[1], by_x.shape[-1]).zero_()
         adjoint = self._carry_back(totals, grads, by_last)
         for index in reversed(range(len(tiles))):
             if grads is not None:
                 adjoint.add_(grads[index])
             before = tiles[index - 1] if index else starts
+            # The gates' arguments are computed again: reading them from memory takes longer.
             retention, gradients = self._gates.gradients(self._project(index), before, adjoint)
             for matrix, total, gradient in zip(self._matrices, sums, gradients, strict=True):
                 gradient_rows = gradient.flatten(0, 1)
@@ -320,8 +327,8 @@ class _Tiles:
 
     def _project(self, index: int, blocks: int | None = None) -> Sequence[Tensor]:
         """Return the products of a tile with its inputs, of all blocks or the first ones, which may be overwritten."""
-        if self.kept.numel():
-            self._products[:blocks] = self.kept[:blocks, index]
+        if self.stored_products.numel():
+            self._products[:blocks] = self.stored_products[:blocks, index]
             return self._blocks
         for matrix, product in zip(self._matrices[:blocks], self._products, strict=False):
             torch.mm(self._rows[index], matrix, out=product)
@@ -343,9 +350,9 @@ def count_chunks(time: int, step_bytes: int) -> int:
         time: Steps of the sequence, 1 or more.
         step_bytes: Size of the state of one step.
     """
-    most = max(1, min(time, MAX_TILE_BYTES // max(1, step_bytes), 4 * int(time**0.5)))
+    limit = max(1, min(time, MAX_TILE_BYTES // max(1, step_bytes), 4 * int(time**0.5)))
 
     def cost(count: int) -> int:
         return _TILE_OPERATIONS * (time // count + time % count) + (2 * count if count > 1 else 0)
 
-    return min(range(1, most + 1), key=cost)
+    return min(range(1, limit + 1), key=cost)

@@ -131,7 +131,7 @@ class StableRNN(nn.Module):
         lengths: Tensor | None = None,
         dt: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
-        check_tensor(input, next(self.parameters()).dtype)
+        check_tensor(input, next(self.parameters()))
         if input.dim() not in (2, 3) or input.shape[-1] != self.input_size:
             raise ValueError(
                 f"input has shape {tuple(input.shape)}, the layer expects (batch, time, {self.input_size}) "
@@ -246,6 +246,9 @@ class StableRNN(nn.Module):
                 f"The state of the cell '{cell.key}' is {expected} here, "
                 f"got {' and '.join(str(tuple(tensor.shape)) for tensor in tensors)}."
             )
+        device = next(self.parameters()).device
+        if (elsewhere := next((tensor.device for tensor in tensors if tensor.device != device), None)) is not None:
+            raise ValueError(f"The state is on {elsewhere}, the parameters are on {device}; move one with .to().")
         if single:
             tensors = tuple(tensor[:, None] for tensor in tensors)
         # A stacked tensor holds the layers in the order in which the flat state names them.
@@ -253,7 +256,7 @@ class StableRNN(nn.Module):
         return tuple(next(rows[name]) for _, name, _ in parts)
 
     def checked_dt(self, dt: Tensor, x: Tensor, valid: Tensor | None) -> Tensor:
-        """Return the times of the steps of ``x`` in its dtype, 1 over padding.
+        """Return the times of the steps of ``x`` in its dtype and on its device, 1 over padding.
 
         Raises:
             ValueError: If there is not one for each step, or one is not a finite number of 0 or more.
@@ -262,7 +265,8 @@ class StableRNN(nn.Module):
         self.cells[0].check_takes_dt()
         if dt.shape != x.shape[:2]:
             raise ValueError(f"dt has shape {tuple(dt.shape)}, the input's steps are {tuple(x.shape[:2])}.")
-        dt = dt.to(x.dtype)
+        # As lengths, times may be on another device.
+        dt = dt.to(x)
         if valid is not None:
             dt = torch.where(valid, dt, 1.0)
         check_dt(dt)
@@ -422,13 +426,19 @@ def group_parameters(module: nn.Module) -> dict[str, list[nn.Parameter]]:
     }
 
 
-def check_tensor(x: Any, dtype: torch.dtype) -> None:
-    """Refuse an input that is no tensor, or has another dtype than the parameters.
+def check_tensor(x: Any, parameter: Tensor) -> None:
+    """Refuse an input that is no tensor, or has another dtype or device than the parameters.
+
+    Args:
+        x: The input.
+        parameter: One of the parameters.
 
     Raises:
         ValueError: If it does.
     """
     if not isinstance(x, Tensor):
         raise ValueError(f"input must be a tensor with lengths= where sequences differ, got {type(x).__name__}.")
-    if x.dtype != dtype:
-        raise ValueError(f"input is {x.dtype}, the parameters are {dtype}; convert one of them with .to().")
+    if x.dtype != parameter.dtype:
+        raise ValueError(f"input is {x.dtype}, the parameters are {parameter.dtype}; convert one of them with .to().")
+    if x.device != parameter.device:
+        raise ValueError(f"input is on {x.device}, the parameters are on {parameter.device}; move one with .to().")

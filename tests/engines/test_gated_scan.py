@@ -59,9 +59,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
 
     class Counted(gated_scan._Tiles):
-        def __init__(self, gates: Any, x: Tensor, matrices: Tensor, count: int) -> None:
+        def __init__(self, gates: Any, x: Tensor, matrices: Tensor, count: int, pool: Any) -> None:
             counts.append(count)
-            super().__init__(gates, x, matrices, count)
+            super().__init__(gates, x, matrices, count, pool)
 
     monkeypatch.setattr(gated_scan, "_Tiles", Counted)
     return counts

@@ -294,7 +294,7 @@ class SequenceModel(nn.Module):
         self, x: Tensor, lengths: Tensor | None = None, state: States | None = None, dt: Tensor | None = None
     ) -> States:
         """Run as :meth:`run` does, and return only the state."""
-        check_tensor(x, self.scaling.mean.dtype)
+        check_tensor(x, self.scaling.mean)
         if x.dim() != 3 or x.shape[-1] != self.input_size:
             raise ValueError(
                 f"input has shape {tuple(x.shape)}, the model expects input_size={self.input_size} "

@@ -289,7 +289,7 @@ class SequencePredictor(SequenceModel):
             ValueError: If it is one.
         """
         if not self.tokens:
-            check_tensor(x, self._linear.weight.dtype)
+            check_tensor(x, self._linear.weight)
             if x.dim() != 3 or x.shape[-1] != self.input_size:
                 raise ValueError(
                     f"input has shape {tuple(x.shape)}, the model expects input_size={self.input_size} "

@@ -24,9 +24,7 @@ def pick_device(name: str, launch: Launch | None = None) -> torch.device:
     """
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
-        built = torch.version.cuda
-        reason = f"torch {torch.__version__} is built without CUDA" if built is None else "torch sees no GPU"
-        raise DeviceError(f"The device 'cuda' is not there: {reason}. Allowed here are 'cpu' and 'auto'.")
+        raise DeviceError(f"The device 'cuda' is not there: {_why_no_gpu()}. Allowed here are 'cpu' and 'auto'.")
     if not available or name == "cpu":
         return torch.device("cpu")
     if launch is None or launch.size == 1:
@@ -40,6 +38,17 @@ def pick_device(name: str, launch: Launch | None = None) -> torch.device:
     # NCCL and the libraries of CUDA use the current device.
     torch.cuda.set_device(launch.local_rank)
     return torch.device("cuda", launch.local_rank)
+
+
+def _why_no_gpu() -> str:
+    """Return what torch says when CUDA is started, such as that the driver is too old."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        return str(error).strip().splitlines()[0].removesuffix(".")
+    return "torch sees no GPU"
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from stablernn.training.batches.minibatches import Minibatch, Minibatches
 from stablernn.training.evaluation.scorers import Scorer
 from stablernn.training.loop.base_trainer import BaseTrainer, Position, Progress, RunRecorder
 from stablernn.training.loop.checkpoint import Checkpoint, optimizer_state, restore_optimizer
+from stablernn.training.loop.memory import enough_memory
 from stablernn.training.loop.optim import Plateau, build_optimizer, build_schedule
 from stablernn.training.loop.process_group import ProcessGroup
 from stablernn.training.loop.stop_signals import stop_signals
@@ -127,8 +128,8 @@ class Trainer(BaseTrainer):
             True if the run is done, False if it was interrupted.
 
         Raises:
-            TrainingError: If the loss is not finite; ``last`` is then from before. If no epoch left weights that give
-                finite answers.
+            TrainingError: If the loss is not finite, or memory runs out; ``last`` is then from before. If no epoch left
+                weights that give finite answers.
         """
         report = progress or (lambda _: None)
         self._saved_at = time.monotonic()
@@ -155,7 +156,8 @@ class Trainer(BaseTrainer):
         started = time.monotonic()
         while position.batch < self.epoch_steps and position.step < self.total_steps:
             minibatch = self._minibatches.take(position.batch)
-            loss = self._step(minibatch)
+            with enough_memory(minibatch.batch.x, position.step + 1):
+                loss = self._step(minibatch)
             # A checkpoint from before this was stored goes on without: a later loss is no first one.
             is_first = not position.epoch and not position.seen and position.first_loss is None
             if is_first and minibatch.weight:
