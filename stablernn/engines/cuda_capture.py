@@ -94,17 +94,27 @@ _COPIES = {_aten.copy_.default, _aten._to_copy.default}
 class OnlyRecordable(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses operations that wait for the GPU before a recording meets them.
 
+    Args:
+        device: The GPU, or the CPU in its place; operations on other devices may do what they like.
+
     Raises:
         RuntimeError: At the first such operation, with its name.
     """
 
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_here = any(isinstance(arg, Tensor) and arg.device == self._device for arg in args)
         selects = func is _aten.index.Tensor and any(i is not None and i.dtype == torch.bool for i in args[1])
-        if selects or func in _WAITING:
+        if is_here and (selects or func in _WAITING):
             raise _refusal(func)
         result = func(*args, **(kwargs or {}))
-        if func in _COPIES and any(isinstance(arg, Tensor) and arg.device != result.device for arg in args):
-            raise _refusal(func)
+        if func in _COPIES:
+            devices = {tensor.device for tensor in (*args, result) if isinstance(tensor, Tensor)}
+            if len(devices) > 1 and self._device in devices:
+                raise _refusal(func)
         return result
 
 

@@ -205,7 +205,7 @@ class _Steps:
         """
         over_time = {0, *range(1 + self.states + self.weights, len(tensors))}
         few = [tensor[:, :_CHECKED_STEPS] if index in over_time else tensor for index, tensor in enumerate(tensors)]
-        with torch.no_grad(), OnlyRecordable():  # type: ignore[no-untyped-call]
+        with torch.no_grad(), OnlyRecordable(tensors[0].device):
             self(few)
 
     def __call__(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:

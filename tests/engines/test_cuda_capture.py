@@ -150,6 +150,7 @@ def test_threads_that_train_by_one_recording(monkeypatch: pytest.MonkeyPatch) ->
             torch.testing.assert_close(values, others)
 
 
+CPU = torch.device("cpu")
 WAITING: dict[str, Callable[[Tensor], object]] = {
     "item": lambda x: float(x.sum()),
     "branch": lambda x: x if x.sum() > 0 else -x,
@@ -162,15 +163,18 @@ WAITING: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("name", WAITING)
 def test_operations_that_wait_are_refused(name: str) -> None:
-    with pytest.raises(RuntimeError, match="its step waits for the device in 'aten"), OnlyRecordable():
+    with pytest.raises(RuntimeError, match="its step waits for the device in 'aten"), OnlyRecordable(CPU):
         WAITING[name](torch.randn(4, 3))
 
 
 def test_operations_that_do_not_wait_are_not_refused() -> None:
     x = torch.randn(4, 3)
-    with OnlyRecordable():
+    with OnlyRecordable(CPU):
         y = torch.where(x > 0, x, 0 * x)[torch.tensor([0, 2])].double().copy_(x[:2])
     torch.testing.assert_close(y, x[:2].double())
+    # Nor is a number of the CPU that the CPU reads.
+    with OnlyRecordable(torch.device("cuda", 0)):
+        assert float(x.sum()) == float(x.sum())
 
 
 def warnings_of(

@@ -154,6 +154,25 @@ def test_small_gradients_keep_their_digits(key: str) -> None:
         torch.testing.assert_close(value.double(), expected, rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("key", KEYS)
+def test_gradients_of_many_steps_keep_their_digits(key: str) -> None:
+    """Sums over 32,768 rows, one tile after the other in float32, would have ten times the error of the loop's."""
+    torch.manual_seed(0)
+    rnn, reference = pair(key, 1, 64, torch.float32)
+    x, weights = torch.randn(8, 4_096, 1), torch.rand(8, 4_096, 64)
+
+    def gradients(layer: srn.StableRNN, dtype: torch.dtype) -> list[Tensor]:
+        outputs = layer(x.to(dtype))[0]
+        return list(torch.autograd.grad((outputs * weights.to(dtype)).sum(), list(layer.parameters())))
+
+    expected, errors = gradients(reference, torch.float64), {}
+    for rnn.engine in ("loop", "scan"):
+        values = zip(gradients(rnn, torch.float32), expected, strict=True)
+        errors[rnn.engine] = [float((value - other).abs().max() / other.abs().max()) for value, other in values]
+    for error, loop_error in zip(errors["scan"], errors["loop"], strict=True):
+        assert error <= 2 * loop_error + 1e-6
+
+
 @pytest.mark.parametrize("features", [2, MAX_FEATURES + 1])
 @pytest.mark.parametrize("key", KEYS)
 def test_a_graph_can_be_differentiated_again(key: str, features: int) -> None:

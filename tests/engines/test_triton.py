@@ -379,3 +379,22 @@ def test_a_kernel_that_does_not_fit_is_logged_once(
         "memory, the GPU has 1000 for a block. 'auto' takes the next engine."
     ]
     plan._log_misfit.cache_clear()
+
+
+@needs_triton
+@pytest.mark.skipif(DEVICE == "cuda", reason="the interpreter alone runs on the CPU")
+def test_auto_takes_the_next_engine_where_a_kernel_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell, drive = srn.StableRNN("antisymmetric", 3, 128).cells[0], torch.zeros(1)
+    others = select_engine("auto", cell, drive).name
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a small GPU")
+    monkeypatch.setitem(select._AUTO_DEVICES, "triton", ("cpu",))
+    # `auto` prefers the engine registered last, which on the CPU is another one.
+    order = sorted(select._ENGINES, key=lambda name: name == "triton")
+    monkeypatch.setattr(select, "_ENGINES", {name: select._ENGINES[name] for name in order})
+    assert select_engine("auto", cell, drive).name == "triton"
+    monkeypatch.setattr(plan, "shared_limit", lambda device: 1000)
+    plan._log_misfit.cache_clear()
+    assert select_engine("auto", cell, drive).name == others
+    with pytest.raises(ConfigError, match="The engine 'triton' cannot run the cell 'antisymmetric' on cpu"):
+        select_engine("triton", cell, drive)
+    plan._log_misfit.cache_clear()
