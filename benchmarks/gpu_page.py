@@ -33,6 +33,17 @@ the GPU gets all kernels of a sequence at once. It records a shape in its third 
 the eight shapes of a cell that were used last. Second derivatives and, with `triton`, gradients by `dt` come from the
 loop.
 
+Replays of `cuda-graph` may come from any thread and stream. Those on one GPU run one after the other, since they write
+the buffers of their recordings and may share workspaces of libraries: each waits for an event at the end of the last
+one. Before a cell is recorded, two steps are searched for operations that wait for the GPU, such as `item()` or
+indexing by a mask; such a cell runs in the loop, and a warning names the operation. If a recording fails all the same,
+the stream that was current before is current again, and torch's allocator is told that the recording and its use of
+the pool have ended, which torch itself does only for recordings that succeed (torch 2.11 to 2.13). CUDA takes the
+stream out of its mode itself, and torch forgets the state of the random generator with the graph; torch 2.11 may not
+([pytorch#171263](https://github.com/pytorch/pytorch/issues/171263)). This is from reading torch's code: neither two
+streams nor a failed recording was run on a GPU. The tests run the order of replays with threads that work as streams
+do, and the search for operations that wait on the CPU.
+
 Since the measurement below, `torch-rnn` runs sequences of more than 32,768 steps, which cuDNN refuses, in parts; the
 check of `cuda-graph` changes inputs and weights after the recording, where it compared replays of one batch; and
 `triton` writes zeros behind the last step of a tile. The tests without a GPU cover all three.
