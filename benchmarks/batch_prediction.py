@@ -7,8 +7,9 @@ random sequences in files of 10,000: with a loop by hand, ``stablernn predict`` 
 and the programs for Dask and Spark in ``examples/engines``. ``--engines`` is the interpreter of an environment that
 has ``dask[dataframe,distributed] pyspark pandas pyarrow``, and Spark needs Java; without it their rows are left out.
 Programs run in turn. Results are kept by size in ``benchmarks/results/batch_prediction.json``, so that ``--sizes
-10000`` replaces those of one size and of start-up, and ``--sizes`` alone those of start-up. ``python
-benchmarks/scaling_page.py`` writes them into ``docs/scaling.md``.
+10000`` replaces those of one size and of start-up, and ``--sizes`` alone those of start-up. ``--one-file`` measures
+``predict`` of the same sequences in one file alone. ``python benchmarks/scaling_page.py`` writes them into
+``docs/scaling.md``.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ FILE_SEQUENCES = 10_000
 SIZES = (10_000, 100_000, 1_000_000)
 MOST_REPEATED = 1_000_000
 """Sequences above which programs run once."""
+ONE_FILE_FORMATS = (".parquet", ".csv")
 START_ROUNDS = 9
 IMPORTS = "import onnxruntime, polars, typer"
 """What a command of its kind cannot do without: the measure of its start-up time."""
@@ -248,6 +250,30 @@ def measure_size(workplace: Workplace, sequences: int, rounds: int) -> dict[str,
     return figures
 
 
+def measure_one_file(workplace: Workplace, sequences: int, rounds: int) -> dict[str, Any]:
+    """Return the figures of ``predict`` for one Parquet file, by the format of its answers."""
+    import polars as pl
+
+    folder, source = workplace.folder / "parts", workplace.folder / "one.parquet"
+    write_sequences(folder, sequences // FILE_SEQUENCES, FILE_SEQUENCES)
+    pl.scan_parquet(folder / "*.parquet").sink_parquet(source)
+    shutil.rmtree(folder)
+    rows: dict[str, list[dict[str, float]]] = {}
+    for _ in range(rounds):
+        for suffix in ONE_FILE_FORMATS:
+            command = workplace.predict(source, workplace.folder / f"answers{suffix}")
+            rows.setdefault(suffix, []).append(measure(command, workplace.environment))
+            print(sequences, "in one file,", suffix, rows[suffix][-1], file=sys.stderr, flush=True)
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average": round(os.getloadavg()[0], 1),
+        "input_bytes": source.stat().st_size,
+        "rounds": rounds,
+        "formats": {suffix: medians(values) for suffix, values in rows.items()},
+    }
+
+
 def measure_start(workplace: Workplace) -> dict[str, Any]:
     """Return the time until ``predict`` has answered one sequence, next to that of its imports alone."""
     source, output = workplace.folder / "in-1", workplace.folder / "out-1"
@@ -273,7 +299,8 @@ def measure_start(workplace: Workplace) -> dict[str, Any]:
 
 def write_results(document: dict[str, Any]) -> None:
     """Write the results, the smallest folder first."""
-    document["sizes"] = dict(sorted(document["sizes"].items(), key=lambda pair: int(pair[0])))
+    for name in ("sizes", "one_file"):
+        document[name] = dict(sorted(document[name].items(), key=lambda pair: int(pair[0])))
     RESULTS.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
@@ -283,6 +310,7 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=3, help=f"up to {MOST_REPEATED:,} sequences; above them it is one"
     )
+    parser.add_argument("--one-file", action="store_true", help="only predict of all sequences in one file")
     parser.add_argument("--engines", type=Path, metavar="PYTHON", help="interpreter that has Dask and pyspark")
     options = parser.parse_args()
     if any(size % FILE_SEQUENCES or size <= 0 for size in options.sizes):
@@ -295,17 +323,22 @@ def main() -> None:
         "packages": {name: import_module(name).__version__ for name in ("onnxruntime", "polars", "numpy")},
         "steps": STEPS,
         "hidden_size": HIDDEN,
-        "start": {},
+        "start": document.get("start", {}),
         "sizes": document.get("sizes", {}),
+        "one_file": document.get("one_file", {}),
     }
     with tempfile.TemporaryDirectory() as place:
         # The interpreter's own path: what it links to is not in the environment.
         workplace = Workplace(Path(place), options.engines and options.engines.absolute())
-        document["start"] = measure_start(workplace)
-        print("start", document["start"], file=sys.stderr, flush=True)
-        write_results(document)
+        if not options.one_file:
+            document["start"] = measure_start(workplace)
+            print("start", document["start"], file=sys.stderr, flush=True)
+            write_results(document)
         for size in sorted(options.sizes):
-            document["sizes"][str(size)] = measure_size(workplace, size, options.rounds if size <= MOST_REPEATED else 1)
+            rounds = options.rounds if size <= MOST_REPEATED else 1
+            if not options.one_file:
+                document["sizes"][str(size)] = measure_size(workplace, size, rounds)
+            document["one_file"][str(size)] = measure_one_file(workplace, size, rounds)
             write_results(document)
     print(json.dumps(document, indent=1))
 

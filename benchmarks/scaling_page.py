@@ -116,7 +116,12 @@ def write_page(batch: dict[str, Any], streams: dict[str, Any]) -> None:
     """Replace the tables between their markers in docs/scaling.md."""
     text = PAGE.read_text(encoding="utf-8")
     costs = measured_costs(batch, streams)
-    tables = {"folders": _folders(batch), "streams": _streams(streams), "machines": _machine_tables(batch, costs)}
+    tables = {
+        "folders": _folders(batch),
+        "one file": _one_file(batch),
+        "streams": _streams(streams),
+        "machines": _machine_tables(batch, costs),
+    }
     for name, table in tables.items():
         block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         if not block.search(text):
@@ -148,6 +153,27 @@ def _folders(batch: dict[str, Any]) -> str:
     packages = "; engines with ".join([packages, *sorted(engines)])
     lines += ["", f"Measured with {packages}.", "", *(f"- {condition}." for condition in conditions)]
     return "\n".join([*lines, "", *_goals(batch)])
+
+
+def _one_file(batch: dict[str, Any]) -> str:
+    """Return the table of ``predict`` for one file of all sequences."""
+    formats = {".parquet": "Parquet", ".csv": "CSV"}
+    lines = ["| sequences | input | answers | processor time | memory |", "| --- " * 5 + "|"]
+    for size, figures in batch["one_file"].items():
+        for suffix, row in figures["formats"].items():
+            measured = f"{row['processor_seconds']:.1f} s | {_megabytes(row['memory_mib'] * MIB)}"
+            lines.append(f"| {int(size):,} | {_megabytes(figures['input_bytes'])} | {formats[suffix]} | {measured} |")
+    memory = [row["memory_mib"] for figures in batch["one_file"].values() for row in figures["formats"].values()]
+    largest = int(max(batch["one_file"], key=int))
+    dates = ", ".join(sorted({figures["date"] for figures in batch["one_file"].values()}))
+    rounds = min(figures["rounds"] for figures in batch["one_file"].values())
+    lines += [
+        "",
+        f"Most memory / least: {max(memory) / min(memory):.2f}; under {MEMORY_GOAL / 1e6:.0f} MB with {largest:,} "
+        f"sequences: {'reached' if max(memory) * MIB < MEMORY_GOAL else 'missed'}. Measured on {dates}, "
+        f"{'one round' if rounds == 1 else f'medians of {rounds} rounds'}.",
+    ]
+    return "\n".join(lines)
 
 
 def _packages(versions: dict[str, str]) -> str:

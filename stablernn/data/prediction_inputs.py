@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from stablernn.data.forecasting.covariates import Covariates, calendar_channels,
 from stablernn.data.load_source import TASKS, read_sequences
 from stablernn.data.messages import format_names, pluralize
 from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN, Repairs
-from stablernn.data.readers.labelled_tables import read_labelled
+from stablernn.data.readers.labelled_tables import read_open_table
 from stablernn.data.readers.paths import TABLE_FORMATS, Task, require_task
 from stablernn.data.readers.table_builder import no_series_error
 from stablernn.data.readers.tables import OpenTable, Table, open_table, unknown_column_error
@@ -43,7 +43,7 @@ class InputSet:
         ids: Names of the series; in files without names the position, from 0.
         y: Classification: the labels of the file, if it has them. Else None.
         ds: Forecast: timestamps of each context, (length,) each. Else empty.
-        frequency: Forecast: frequency alias of the time grid; None when it is irregular or not known.
+        frequency: Frequency alias of the time grid of a table; None when it is irregular or not known.
         notes: Counts of what was read, filled or ignored, as JSON types.
         dt: float32 (samples, time), the time since the previous step in units of the model's regular step; None when
             the model takes no times.
@@ -133,6 +133,7 @@ def read_inputs(
     repairs: Repairs | None = None,
     exclude: Mapping[str, str] | None = None,
     max_steps: int | None = None,
+    table: OpenTable | None = None,
 ) -> InputSet:
     """Read a file for prediction.
 
@@ -165,6 +166,7 @@ def read_inputs(
         exclude: Tables: names of series to leave out, each with the reason.
         max_steps: Classification, tables: steps above which a sequence is refused that is longer than most, since all
             others would be padded to its length; any number when omitted.
+        table: The open table, or a piece of it, which the options of opening one do not change.
 
     Raises:
         UnknownNameError: If the file, the task or a named column does not exist.
@@ -181,8 +183,12 @@ def read_inputs(
         "repairs": repairs,
         "exclude": exclude,
     }
+
+    def open_or_piece() -> OpenTable:
+        return open_table(path, **columns) if table is None else replace(table, exclude=exclude)
+
     if task == "classify":
-        return _read_sequences(path, features, time_step, label_column, columns, max_steps)
+        return _read_sequences(path, features, time_step, label_column, open_or_piece, max_steps)
     require_task(path, "forecast")
     if context_length is not None and context_length < 1:
         raise errors.ConfigError(f"context_length must be 1 or more, got {context_length}.")
@@ -191,13 +197,11 @@ def read_inputs(
         raise errors.ConfigError(
             f"horizon must be 1 or more where a model takes what is known in advance, got {horizon}."
         )
-    table = _read_model_columns(
-        open_table(path, **columns), features, covariates, channels_as_series=channels_as_series
-    )
+    rows = _read_model_columns(open_or_piece(), features, covariates, channels_as_series=channels_as_series)
     # Without targets any observed feature makes a context usable.
-    required = targets or [name for name in table.channels if name not in covariates.columns]
+    required = targets or [name for name in rows.channels if name not in covariates.columns]
     inputs = _ModelInputs(features, covariates, required, context_length, horizon or 0, time_step)
-    return _read_contexts(table, inputs, frequency)
+    return _read_contexts(rows, inputs, frequency)
 
 
 class _ModelInputs(NamedTuple):
@@ -225,17 +229,15 @@ def _read_sequences(
     features: Sequence[str],
     time_step: float | None,
     label_column: str,
-    columns: dict[str, Any],
+    opened: Callable[[], OpenTable],
     max_steps: int | None,
 ) -> InputSet:
     if path.is_dir():
         sequences = read_sequences(path, channels=features, label_column=label_column)
     elif require_task(path, "classify") in TABLE_FORMATS:
-        table = open_table(path, **columns)
+        table = opened()
         _check_columns(table, features, [name for name in table.columns if name != label_column])
-        sequences = read_labelled(
-            path, channels=features, timed=time_step is not None, label_column=label_column, **columns
-        )
+        sequences = read_open_table(table, channels=features, timed=time_step is not None, label_column=label_column)
     else:
         sequences = read_sequences(path, channels=features)
     if time_step is not None and sequences.times is None:
@@ -252,7 +254,7 @@ def _read_sequences(
         ids=sequences.names or tuple(str(index) for index in range(len(x))),
         y=None if sequences.labels is None else tuple(sequences.labels),
         ds=(),
-        frequency=None,
+        frequency=sequences.frequency,
         notes={"sequences": len(x), "missing_values": int(np.isnan(x).sum()), **sequences.notes},
         dt=None if time_step is None or sequences.times is None else compute_dt(sequences.times, time_step),
     )
@@ -267,7 +269,7 @@ def _refuse_wide_padding(file: str, sequences: Sequences, names: tuple[str, ...]
     errors.raise_for_series(
         {
             names[number]: f"{terms().series_of(file, names[number])} has {lengths[number]:,} steps, and at most "
-            f"{max_steps:,} are read beside {pluralize(len(lengths) - 1, 'other')}. Put it into a file of its own."
+            f"{max_steps:,} are read beside shorter ones. Put it into a file of its own."
             for number in np.flatnonzero(lengths > max_steps)
         }
     )

@@ -39,6 +39,7 @@ class Sequences:
         locations: Position of each sequence in the file, such as ``line 4``, for messages.
         groups: Name of the group of each sequence, such as a person, empty where it has none; None without groups.
         categories: Columns of text that became channels, each with its categories.
+        frequency: Frequency alias of the time grid of a table; None without one.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Sequences:
     locations: tuple[str, ...] | None = None
     groups: tuple[str, ...] | None = None
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    frequency: str | None = None
 
 
 def default_channel_names(count: int) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from cli_helpers import NO_PLOTS, Workplace, run_alone
 from messy_files import MESSY_FILES, MessyFile, write_local_spring
 from server_helpers import json_tensor, serve
 from stablernn.data import InputSet, read_inputs
-from stablernn_cli.prediction.answers import _reading_options
+from stablernn_cli.prediction.answers import FileOptions, reading_options
 from stablernn_cli.targets import open_target
 from stablernn_registry import Registry
 from stablernn_server import Settings, create_app
@@ -58,13 +58,7 @@ def model_inputs(place: Workplace, source: str) -> InputSet:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STABLERNN_REGISTRY", str(place.registry))
         model = open_target("meters", "cpu")
-    return read_inputs(
-        place.path(source),
-        task="forecast",
-        features=model.features,
-        context_length=model.context_length,
-        **_reading_options(model),
-    )
+    return read_inputs(place.path(source), **reading_options(model, FileOptions()))
 
 
 def infer(client: httpx.Client, inputs: InputSet) -> np.ndarray:

@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-import stablernn.data
 from cli_helpers import Workplace
+from stablernn.data.input_pieces import InputPiece
 from stablernn_runtime import ServedModel
 from stablernn_runtime.errors import InputError
 
@@ -94,7 +94,7 @@ def test_a_series_of_a_million_rows_does_not_pad_the_others(trained: Workplace, 
     table, _ = answers(trained, pl.concat([long, good]), tmp_path, "digits:1")
     assert table["id"].to_list() == ["good-0", "good-1", "good-2", "long"]
     assert table["error"][3] == (
-        "'part.parquet': series 'long' has 1,000,001 steps, and at most 1,000,000 are read beside 3 others. Put it "
+        "'part.parquet': series 'long' has 1,000,001 steps, and at most 1,000,000 are read beside shorter ones. Put it "
         "into a file of its own."
     )
 
@@ -202,14 +202,14 @@ def test_one_file_is_read_once_for_each_fault(
     trained: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readings = 0
-    read = stablernn.data.read_inputs
+    read = InputPiece.read
 
     def count(*args: Any, **options: Any) -> Any:
         nonlocal readings
         readings += 1
         return read(*args, **options)
 
-    monkeypatch.setattr("stablernn.data.read_inputs", count)
+    monkeypatch.setattr(InputPiece, "read", count)
     faults = {f"bad-{number}": ["inf"] for number in range(30)}
     _, document = answers(trained, sequences(faults), tmp_path, "digits:1")
     assert (document["without_answer"], readings) == (30, 2)

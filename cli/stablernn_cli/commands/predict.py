@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +11,10 @@ from stablernn_cli.commands.predict_folder import predict_folder
 from stablernn_cli.errors import UsageError
 from stablernn_cli.options import DeviceOption, EngineOption, JsonOption, RepairsOption, Stamps, TargetArgument
 from stablernn_cli.output import Output
-from stablernn_cli.prediction.answers import FileOptions, Predictions, describe_notes, predict_file
-from stablernn_cli.prediction.files import FORMATS, check_format, csv_text, table_rows, write_predictions
+from stablernn_cli.prediction.answers import FileOptions, describe_notes, predict_file
+from stablernn_cli.prediction.files import FORMATS, PredictionWriter, check_format, table_rows
+from stablernn_cli.prediction.job import one_thread
+from stablernn_cli.prediction.pieces import answer_file
 from stablernn_cli.targets import open_target
 
 
@@ -124,37 +125,36 @@ def predict(
             raise UsageError(f"--output '{destination}' is the input itself. Choose another file.")
         # Before the model runs, whose answers would be lost.
         check_format(file)
-    with output.status(f"Running {target} on {source} ..."):
-        model = open_target(target, device, engine)
-        predictions = predict_file(model, source, options)
-    for note in describe_notes(predictions.notes):
-        output.note(f"Note: {note}")
-    document: dict[str, Any] = {
-        "target": model.name,
-        "task": model.task,
-        "engine": model.engine,
-        "input": source,
-        "samples": predictions.samples,
-        "rows": len(predictions),
-        "output": None if file is None else destination,
-    }
-    _write(output, file, predictions, document)
+    with one_thread("POLARS_MAX_THREADS"), PredictionWriter(file) as writer:
+        rows = None
+        with output.status(f"Running {target} on {source} ..."):
+            model = open_target(target, device, engine)
+            if output.as_json and file is None:
+                # The document holds all rows, so that pieces would save no memory.
+                predictions = predict_file(model, source, options)
+                samples, notes, rows = predictions.samples, predictions.notes, list(table_rows(predictions.table))
+            else:
+                summary = answer_file(model, source, options, writer)
+                samples, notes = summary.samples, summary.notes
+        for note in describe_notes(notes):
+            output.note(f"Note: {note}")
+        if rows is None:
+            writer.commit()
+        document: dict[str, Any] = {
+            "target": model.name,
+            "task": model.task,
+            "engine": model.engine,
+            "input": source,
+            "samples": samples,
+            "rows": len(writer) if rows is None else len(rows),
+            "output": None if file is None else destination,
+        }
+    if output.as_json:
+        output.document(document if rows is None else {**document, "predictions": rows})
+    elif file is not None:
+        output.note(f"Wrote {document['rows']} rows to {destination}.")
 
 
 def is_job(source: str, destination: str) -> bool:
     """Return whether a folder of files is to be answered by a folder; a folder of recordings is one file of answers."""
     return destination != "-" and Path(source).is_dir() and Path(destination).suffix.lower() not in FORMATS
-
-
-def _write(output: Output, file: Path | None, predictions: Predictions, document: dict[str, Any]) -> None:
-    """Write the predictions to a file, else into the JSON document, else as CSV to stdout."""
-    if file is not None:
-        write_predictions(file, predictions.table)
-    elif output.as_json:
-        document["predictions"] = list(table_rows(predictions.table))
-    else:
-        sys.stdout.write(csv_text(predictions.table))
-    if output.as_json:
-        output.document(document)
-    elif file is not None:
-        output.note(f"Wrote {len(predictions)} rows to {document['output']}.")

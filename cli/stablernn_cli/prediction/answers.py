@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -111,23 +111,32 @@ def predict_file(
         UsageError: If an option does not fit the model or the file.
         stablernn.errors.DataError: If the file cannot be used.
     """
-    import numpy as np
-
-    from stablernn.errors import DataError
-    from stablernn_runtime.errors import InputError
-
     model = model.with_repairs(source, options.repairs)
-    steps = _forecast_steps(model, options.horizon)
+    steps = forecast_steps(model, options.horizon)
     if model.task == "predict-next":
         _reject_table_options(options.of_table())
         file = read_step_file(model, source)
         return Predictions(step_table(model, file), len(file.steps), file.notes)
     inputs = _read(model, source, options, {"exclude": exclude, "max_steps": max_steps})
     if max_steps is None:
-        return _predict_samples(model, inputs, steps)
+        return predict_inputs(model, inputs, steps)
+    return predict_sound_inputs(model, source, inputs, steps)
+
+
+def predict_sound_inputs(model: Target, source: str, inputs: InputSet, steps: int | None) -> Predictions:
+    """Return the predictions for inputs, as :func:`predict_inputs` does, if all series can be answered.
+
+    Raises:
+        stablernn.errors.DataError: If some cannot; it names all of them that have the same fault.
+    """
+    import numpy as np
+
+    from stablernn.errors import DataError
+    from stablernn_runtime.errors import InputError
+
     _refuse_empty_series(source, inputs)
     try:
-        return _predict_samples(model, inputs, steps)
+        return predict_inputs(model, inputs, steps)
     except InputError as error:
         rows = _rows_of_a_run(model, inputs)
         batches = (np.arange(start, min(start + rows, len(inputs))) for start in range(0, len(inputs), rows))
@@ -152,28 +161,45 @@ def predict_series(model: Target, source: str, options: FileOptions, *, strict: 
         stablernn.errors.DataError: If the file cannot be used, or none of its series can.
     """
     from stablernn.data.readers.paths import is_table
-    from stablernn.errors import DataError
 
     # Other files have no names by which a sequence could be left out.
     if not is_table(source):
         predictions = predict_file(model, source, options)
-        return replace(predictions, table=_with_errors(predictions.table, {}))
+        return replace(predictions, table=with_errors(predictions.table, {}))
+    predictions, faults = leave_out_faulty(
+        lambda exclude: predict_file(model, source, options, exclude=exclude, max_steps=MAX_STEPS), strict=strict
+    )
+    return replace(predictions, table=with_errors(predictions.table, faults), errors=faults)
+
+
+def leave_out_faulty(
+    predict: Callable[[Mapping[str, str]], Predictions], *, strict: bool = False
+) -> tuple[Predictions, dict[str, str]]:
+    """Return predictions, and why some series are left out of them.
+
+    Args:
+        predict: Returns the predictions without series of these names, each with the reason.
+        strict: Whether the first series at fault costs all others their answers.
+
+    Raises:
+        stablernn.errors.DataError: If ``predict`` does for another reason than a series, or leaving it out is no help.
+    """
+    from stablernn.errors import DataError
+
     faults: dict[str, str] = {}
     readings = 0
     while True:
         readings += 1
         try:
-            predictions = predict_file(model, source, options, exclude=faults, max_steps=MAX_STEPS)
+            return predict(faults), faults
         except DataError as error:
             # What is at fault although it was left out does not depend on the series.
             if strict or not error.series or not set(error.series).isdisjoint(faults) or readings == _MOST_READINGS:
                 raise
             faults |= error.series
-        else:
-            return replace(predictions, table=_with_errors(predictions.table, faults), errors=faults)
 
 
-def _with_errors(table: Table, faults: Mapping[str, str]) -> Table:
+def with_errors(table: Table, faults: Mapping[str, str]) -> Table:
     """Return a table with a row for each series without an answer, and the column of reasons."""
     import polars as pl
 
@@ -200,26 +226,23 @@ def _read(model: Target, source: str, options: FileOptions, limits: Mapping[str,
     from stablernn.data import read_inputs
     from stablernn.data.readers.paths import is_table
 
-    table_options: dict[str, Any] = options.of_table()
     # Other files have no columns to name.
     if not is_table(source):
-        _reject_table_options(table_options)
+        _reject_table_options(options.of_table())
         limits = {}
-    inputs = read_inputs(
-        source,
-        task=model.task,
-        features=model.features,
-        context_length=model.context_length,
-        time_step=model.config.model.time_step,
-        **limits,
-        **_reading_options(model) | drop_none(table_options),
-    )
+    inputs = read_inputs(source, **reading_options(model, options), **limits)
     model.check_sample_rate(source, inputs.notes)
     return inputs
 
 
-def _predict_samples(model: Target, inputs: InputSet, steps: int | None) -> Predictions:
-    """Return the predictions of a classification or a forecast."""
+def predict_inputs(model: Target, inputs: InputSet, steps: int | None) -> Predictions:
+    """Return the predictions of a classification or a forecast.
+
+    Args:
+        model: The model.
+        inputs: What the series hold.
+        steps: Steps to forecast; None for a classification.
+    """
     from stablernn.training import predict as run
 
     outputs = run(model.predictor, inputs, batch_size=_rows_of_a_run(model, inputs))
@@ -278,7 +301,7 @@ def _rows_of_a_run(model: Target, inputs: InputSet) -> int:
     return max(_LEAST_ROWS, min(_MOST_STEPS // steps, _MOST_ROWS))
 
 
-def _forecast_steps(model: Target, horizon: int | None) -> int | None:
+def forecast_steps(model: Target, horizon: int | None) -> int | None:
     """Return the number of steps to forecast; None for other tasks."""
     if model.horizon is None:
         if horizon is not None:
@@ -296,14 +319,19 @@ def _forecast_steps(model: Target, horizon: int | None) -> int | None:
     return horizon
 
 
-def _reading_options(model: Target) -> dict[str, Any]:
-    """Return the options of :func:`stablernn.data.read_inputs` that the training data was read with."""
+def reading_options(model: Target, options: FileOptions) -> dict[str, Any]:
+    """Return the options of :func:`stablernn.data.read_inputs`: those of a file, else those of the training data."""
     data = model.config.data
     columns = {
+        "task": model.task,
+        "features": model.features,
+        "context_length": model.context_length,
+        "time_step": model.config.model.time_step,
         "id_column": data.id_column,
         "time_column": data.time_column,
         "stamps": data.stamps,
         "repairs": data.repairs,
+        **drop_none(options.of_table()),
     }
     if model.task == "classify":
         return {**columns, "label_column": data.label_column}
@@ -365,6 +393,8 @@ def describe_notes(notes: Mapping[str, Any]) -> Iterator[str]:
         yield f"read as {reading}"
     if repairs:
         yield f"repaired: {format_counts(repairs)}"
+    if "read_whole" in notes:
+        yield f"read as a whole, not in pieces: {notes['read_whole']}"
     for name, count in notes.items():
         if name in _REPORTED_NOTES and count:
             yield f"{name.replace('_', ' ')}: {count}"

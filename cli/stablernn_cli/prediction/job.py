@@ -28,8 +28,9 @@ from filelock import FileLock, Timeout
 
 from stablernn_cli.errors import CommandError, UsageError
 from stablernn_cli.options import Device
-from stablernn_cli.prediction.answers import FileOptions, describe_notes, predict_series
-from stablernn_cli.prediction.files import write_predictions
+from stablernn_cli.prediction.answers import FileOptions, describe_notes
+from stablernn_cli.prediction.files import PredictionWriter
+from stablernn_cli.prediction.pieces import answer_file
 
 if TYPE_CHECKING:
     from stablernn_cli.targets import Target
@@ -256,28 +257,31 @@ class Job:
         Raises:
             CommandError: If the answers cannot be written.
         """
+        output = self.output(source)
+        with PredictionWriter(output) as writer:
+            entry = self._answer(target, source, writer)
+        return entry if "error" in entry else {**entry, "output": output.name, "output_sha256": _sha256(output)}
+
+    def _answer(self, target: Target, source: Path, writer: PredictionWriter) -> Entry:
         from stablernn.errors import StableRNNError
         from stablernn_runtime.errors import InputError
 
         entry: Entry = {"file": source.name}
         try:
             state, digest = _file_state(source), _sha256(source)
-            predictions = predict_series(target, str(source), self.options, strict=self.strict)
+            summary = answer_file(target, str(source), self.options, writer, has_errors=True, strict=self.strict)
             if _file_state(source) != state:
                 return {**entry, "error": "It changed while it was read."}
         except (StableRNNError, InputError, UsageError, OSError) as error:
             return {**entry, "error": str(error)}
-        output = self.output(source)
-        write_predictions(output, predictions.table)
+        writer.commit()
         return {
             **entry,
-            "output": output.name,
-            "samples": predictions.samples + len(predictions.errors),
-            "rows": len(predictions),
-            "errors": len(predictions.errors),
-            "notes": list(describe_notes(predictions.notes)),
+            "samples": summary.samples + len(summary.errors),
+            "rows": len(writer),
+            "errors": len(summary.errors),
+            "notes": list(describe_notes(summary.notes)),
             "input_sha256": digest,
-            "output_sha256": _sha256(output),
         }
 
 
@@ -340,12 +344,15 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor | None]:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread(*names: str) -> Iterator[None]:
     """Let libraries that are loaded meanwhile, here or in a new process, compute and read with one thread.
 
-    With more of them memory would grow with the number of files, since each thread keeps what it has freed.
+    With more of them memory would grow with the number of files or pieces, since each thread keeps what it has freed.
+
+    Args:
+        names: Environment variables of these libraries; default: of all that predictions use.
     """
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "POLARS_MAX_THREADS")
+    names = names or ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "POLARS_MAX_THREADS")
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, "1"))
     try:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN, Repairs
-from stablernn.data.readers.tables import open_table
+from stablernn.data.readers.tables import OpenTable, open_table
 from stablernn.data.sequences import Sequences, plain_labels
 from stablernn.data.stacked_series import names_of, values_of
 from stablernn.data.time.regular_grid import align_to_grid
@@ -29,7 +29,6 @@ def read_labelled(
     timed: bool | None = None,
     stamps: str | None = None,
     repairs: Repairs | None = None,
-    exclude: Mapping[str, str] | None = None,
 ) -> Sequences:
     """Read a long table as sequences with names and, where it has a column of them, labels.
 
@@ -46,27 +45,36 @@ def read_labelled(
         timed: Whether the result has the times of its steps, with rows as steps; if they are on no grid when omitted.
         stamps: As for :func:`stablernn.data.readers.tables.open_table`.
         repairs: As there.
-        exclude: As there.
 
     Raises:
         UnknownNameError: If the file, or a column that was named, does not exist.
         DataError: If the content cannot be read, or a sequence has two labels, or groups.
     """
-    source = open_table(
-        path, id_column=id_column, time_column=time_column, stamps=stamps, repairs=repairs, exclude=exclude
-    )
+    table = open_table(path, id_column=id_column, time_column=time_column, stamps=stamps, repairs=repairs)
+    return read_open_table(table, channels=channels, label_column=label_column, group_column=group_column, timed=timed)
+
+
+def read_open_table(
+    source: OpenTable,
+    *,
+    channels: Sequence[str] | None = None,
+    label_column: str = LABEL_COLUMN,
+    group_column: str | None = None,
+    timed: bool | None = None,
+) -> Sequences:
+    """Read a table that is open as sequences, see :func:`read_labelled`."""
     texts = [label_column] if label_column in source.columns else []
     table = source.read(channels, texts=texts if group_column is None else [*texts, group_column])
     labels = table.texts.get(label_column)
-    series, counts = table.series, Notes()
+    series, counts, grid = table.series, Notes(), None
     if not timed:
-        series, grid, counts = align_to_grid(path.name, table.series, source.repairs.resample)
+        series, grid, counts = align_to_grid(table.name, table.series, source.repairs.resample)
         timed = timed is None and grid is None and any(len(each.ds) > 1 for each in series)
     names = names_of(series)
     return Sequences(
-        name=path.name,
+        name=table.name,
         values=values_of(series),
-        labels=plain_labels(path.name, labels) if labels is not None else None,
+        labels=plain_labels(table.name, labels) if labels is not None else None,
         features=table.channels,
         notes={key: value for key, value in {**table.notes, **counts}.items() if key not in _UNUSED_NOTES and value},
         # From 0, since only their differences are used.
@@ -75,4 +83,5 @@ def read_labelled(
         locations=tuple(map("series '{}'".format, names)),
         groups=None if group_column is None else table.texts[group_column],
         categories=table.categories,
+        frequency=None if grid is None else grid.alias,
     )

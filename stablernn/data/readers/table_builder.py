@@ -85,6 +85,7 @@ class TableBuilder:
         static: Columns of numbers and of categories that have one value for each series.
         texts: Columns of text that have one value for each series.
         exclude: Names of series to leave out, each with the reason.
+        rows_before: Rows of the file before the first one that is taken in.
     """
 
     def __init__(
@@ -99,7 +100,9 @@ class TableBuilder:
         static: tuple[str, ...],
         texts: tuple[str, ...],
         exclude: Mapping[str, str] | None = None,
+        rows_before: int = 0,
     ) -> None:
+        self._first_row = first_row_number(path) + rows_before
         self._path, self._time_name, self._id_name, self._stamps = path, time_name, id_name, stamps
         self._repairs, self._columns, self._static = repairs, columns, static
         self._exclude = exclude or {}
@@ -344,7 +347,7 @@ class TableBuilder:
         """Return the number in the file of the row at this index of the rows taken in."""
         # How many rows were taken in before each skipped one.
         before = np.array(self._skipped_rows, dtype=np.int64) - np.arange(len(self._skipped_rows))
-        return first_row_number(self._path) + index + int(np.searchsorted(before, index, side="right"))
+        return self._first_row + index + int(np.searchsorted(before, index, side="right"))
 
     def _parse_cells(self, cells: pl.Series, first: int, resolution: Resolution | None) -> Float32Array:
         """Return the cells as float32, categories as their numbers; ``first`` rows were taken in before them."""

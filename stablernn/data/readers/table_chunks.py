@@ -32,8 +32,8 @@ from stablernn.data.readers.paths import (
 from stablernn.data.readers.workbooks import read_sheet, read_sheet_names
 from stablernn.data.types import Notes
 
-# Cells of a chunk: enough to be fast, few enough for a small machine.
-_CHUNK_CELLS = 1 << 21
+CHUNK_CELLS = 1 << 21
+"""Cells of a chunk: enough to be fast, few enough for a small machine."""
 _MIN_CHUNK_ROWS = 1 << 12
 # A panic of polars is no Exception; a few flipped bits cause one.
 _DAMAGE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
@@ -73,6 +73,7 @@ def read_chunks(
     repairs: Repairs | None = None,
     *,
     verbatim: Sequence[str | None] = (),
+    cells: int = CHUNK_CELLS,
 ) -> Iterator[pl.DataFrame]:
     """Yield the rows of a table in their order, with at least these columns; cells of a CSV file are text.
 
@@ -83,6 +84,7 @@ def read_chunks(
             ``delimiter`` and ``decimal_mark`` where they are not UTF-8, commas and points. Complete after the last row.
         repairs: Used are the sheet of a workbook and the mark of decimals.
         verbatim: Columns of CSV in which numbers with decimal commas are not rewritten, such as names of series.
+        cells: Cells of a chunk of Parquet.
 
     Raises:
         DataError: If the file is not a whole table, or has no rows.
@@ -90,7 +92,11 @@ def read_chunks(
     file_format, repairs = detect_format(path), repairs or Repairs()
     if file_format == ".csv":
         return _read_csv_chunks(path, {} if notes is None else notes, repairs.decimal_mark, verbatim)
-    return iter([read_sheet(path, repairs.sheet)]) if file_format == ".xlsx" else _read_parquet_chunks(path, columns)
+    return (
+        iter([read_sheet(path, repairs.sheet)])
+        if file_format == ".xlsx"
+        else _read_parquet_chunks(path, columns, cells)
+    )
 
 
 def _read_csv_chunks(
@@ -218,7 +224,7 @@ def _scan_parquet(path: Path) -> pl.LazyFrame:
     return scan
 
 
-def _read_parquet_chunks(path: Path, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+def _read_parquet_chunks(path: Path, columns: Sequence[str], cells: int) -> Iterator[pl.DataFrame]:
     scan = _scan_parquet(path)
     try:
         rows = int(scan.select(pl.len()).collect().item())
@@ -227,7 +233,7 @@ def _read_parquet_chunks(path: Path, columns: Sequence[str]) -> Iterator[pl.Data
                 f"'{path.name}' has no rows; its columns are {format_names(columns)}. Add a row for each series and "
                 "time."
             )
-        chunk_rows = max(_MIN_CHUNK_ROWS, _CHUNK_CELLS // len(columns))
+        chunk_rows = max(_MIN_CHUNK_ROWS, cells // len(columns))
         for first in range(0, rows, chunk_rows):
             # Row groups outside of the slice are not read.
             yield scan.select(columns).slice(first, chunk_rows).collect()

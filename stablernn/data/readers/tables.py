@@ -5,7 +5,7 @@ Both are one format: a column of timestamps, an optional column of series names,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from stablernn.data.options import ID_COLUMN, TIME_COLUMN, Repairs
 from stablernn.data.readers.paths import TABLE_FORMATS, detect_format
 from stablernn.data.readers.table_builder import TableBuilder
 from stablernn.data.readers.table_chunks import read_chunks, read_column_names
+from stablernn.data.readers.table_pieces import TablePiece, split_rows
 from stablernn.data.readers.timestamps import date_format_advice, normalize_times, parse_dates
 from stablernn.data.repairs.categories import collapse_names, expand_names
 from stablernn.data.repairs.check_settings import check_repairs
@@ -63,6 +64,7 @@ class OpenTable:
         stamps: What whole numbers are in the column of timestamps; None where no option says.
         repairs: What is converted, merged, replaced or set aside.
         exclude: Names of series to leave out, each with the reason.
+        piece: The rows that are read in place of all rows of the file.
     """
 
     path: Path
@@ -73,6 +75,7 @@ class OpenTable:
     stamps: str | None = None
     repairs: Repairs = field(default_factory=Repairs)
     exclude: Mapping[str, str] | None = None
+    piece: TablePiece | None = None
 
     def read(
         self, channels: Sequence[str] | None = None, *, static: Sequence[str] = (), texts: Sequence[str] = ()
@@ -111,11 +114,10 @@ class OpenTable:
             static=others[: len(others) - len(texts)],
             texts=tuple(texts),
             exclude=self.exclude,
+            rows_before=0 if self.piece is None else self.piece.first_row,
         )
-        used = [self.time_name, *([self.id_name] if self.id_name else []), *names, *others]
         file_notes: Notes = {}
-        verbatim = (self.id_name, *texts, *categories)
-        for chunk in read_chunks(self.path, list(dict.fromkeys(used)), file_notes, self.repairs, verbatim=verbatim):
+        for chunk in self._chunks((*names, *others), file_notes, verbatim=(*texts, *categories)):
             builder.add(chunk)
         built = builder.build()
         table = Table(
@@ -126,6 +128,38 @@ class OpenTable:
         table = _resample(replace(table, notes=notes), self.repairs)
         table = _select_long_series(table, self.repairs)
         return table if channels is None else _select_channels(table, expand_names(channels, table.categories))
+
+    def pieces(self, columns: Sequence[str], *, verbatim: Sequence[str], cells: int) -> Iterator[OpenTable]:
+        """Yield the table in pieces of whole series, if the rows of each series follow each other.
+
+        Args:
+            columns: The columns that are read, besides those of series names and timestamps.
+            verbatim: Columns of text.
+            cells: Cells of a piece, at least, but for the last one.
+
+        Raises:
+            NotInPieces: As :func:`.split_rows`.
+            DataError: If the file is not a whole table, or has no rows.
+        """
+        assert self.id_name is not None
+        notes: Notes = {}
+        used = [self.time_name, self.id_name, *columns]
+        chunks = read_chunks(self.path, used, notes, self.repairs, verbatim=(self.id_name, *verbatim), cells=cells)
+        pieces = split_rows(chunks, self.id_name, self.time_name, min_rows=cells // len(used), notes=notes)
+        # The variable of a loop would hold the rows of a piece while the next one is read.
+        return map(self._with_piece, pieces)
+
+    def _with_piece(self, piece: TablePiece) -> OpenTable:
+        return replace(self, piece=piece)
+
+    def _chunks(self, columns: Sequence[str], notes: Notes, *, verbatim: Sequence[str]) -> Iterator[pl.DataFrame]:
+        if self.piece is not None:
+            notes |= self.piece.notes
+            return iter(self.piece.frames)
+        used: list[str] = [self.time_name, *([self.id_name] if self.id_name else []), *columns]
+        return read_chunks(
+            self.path, list(dict.fromkeys(used)), notes, self.repairs, verbatim=(self.id_name, *verbatim)
+        )
 
 
 def open_table(

@@ -116,6 +116,19 @@ def normalize_times(cells: pl.Series) -> pl.Series:
     return text.str.strip_chars()
 
 
+def zone_suffixes(cells: pl.Series) -> list[str | None]:
+    """Return the different zones that the cells of a column of times end with, such as ``+01:00``; None for none.
+
+    Where the first cell has no zone, others are not looked for.
+    """
+    if isinstance(cells.dtype, pl.Datetime) and cells.dtype.time_zone == "UTC":
+        return ["+00:00"]
+    text = normalize_times(cells).drop_nulls()
+    if text.dtype != pl.String or not text.head(1).str.contains(_ZONE).any():
+        return [None]
+    return text.str.extract(f"({_ZONE})").unique().to_list()
+
+
 def _text_of(cells: pl.Series, index: int) -> str:
     cell = cells[index]
     return "" if cell is None else str(cell)

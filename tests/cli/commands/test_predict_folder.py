@@ -142,16 +142,16 @@ def test_a_file_that_changes_meanwhile_is_answered_again(
     folder = tmp_path / "in"
     folder.mkdir()
     shutil.copy(source / "part-0.parquet", folder / "a.parquet")
-    predict_series = job.predict_series
+    answer_file = job.answer_file
 
     def change(*arguments: Any, **options: Any) -> Any:
-        answers = predict_series(*arguments, **options)
+        answers = answer_file(*arguments, **options)
         shutil.copy(source / "part-1.parquet", folder / "a.parquet")
         return answers
 
     words = ("predict", "digits:1", "--input", folder, "--output", tmp_path / "out", "--json")
     with monkeypatch.context() as patch:
-        patch.setattr(job, "predict_series", change)
+        patch.setattr(job, "answer_file", change)
         assert trained(*words).json["failed"] == {"a.parquet": "It changed while it was read."}
     assert trained.ok(*words, "--resume").json["done"] == 1
 
