@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -148,11 +148,12 @@ class Resolution:
         self._low, self._high = min(self._low, float(column.min())), max(self._high, float(column.max()))
         self._error = max(self._error, float(np.abs(column - column.astype(np.float32)).max()))
 
-    def check(self, location: Callable[[], str]) -> None:
+    def check(self, location: Callable[[], str], *, series: Sequence[str] = ()) -> None:
         """Refuse a column that loses too much.
 
         Args:
             location: Describes the column, for a message.
+            series: Names of the series that the column is all of.
 
         Raises:
             DataError: If rounding moves a value by more than a hundredth of the column's spread.
@@ -163,7 +164,8 @@ class Resolution:
         if not is_constant and self._error > _MAX_ROUNDING * spread:
             raise errors.DataError(
                 f"{location()} goes from {low:.17g} to {high:.17g}, which float32 rounds by up to {self._error:.3g}. "
-                f"Subtract an offset, such as {low:.17g}, from all of its values."
+                f"Subtract an offset, such as {low:.17g}, from all of its values.",
+                series=series,
             )
 
 

@@ -409,19 +409,35 @@ def _read_model_columns(
     if channels_as_series and CHANNEL not in table.columns:
         # A wide table: all of its other columns are series for the model's one channel.
         shared_columns = collapse_names((*covariates.columns, *covariates.static), table.repairs.categories)
-        melted_channels = [name for name in table.columns if name not in shared_columns]
-        wide = table.read([*melted_channels, *covariates.columns], static=covariates.static)
-        exclude = table.exclude or {}
-        # Names do not change with the series that are left out.
-        is_single = len(wide.series) == 1 and exclude.keys() <= set(melted_channels)
-        melted = split_series(wide.series, wide.channels, melted_channels, covariates.columns, is_single=is_single)
-        series = tuple(each for each in melted if each.unique_id not in exclude)
-        if not series:
-            raise no_series_error(table.path.name, exclude)
-        return replace(wide, series=series, channels=tuple(names))
+        channels = [name for name in table.columns if name not in shared_columns]
+        return replace(_read_channels(table, channels, covariates), channels=tuple(names))
     static_columns = collapse_names(covariates.static, table.repairs.categories)
     _check_columns(table, names, [name for name in table.columns if name not in static_columns])
     return table.read(names, static=covariates.static)
+
+
+def _read_channels(table: OpenTable, channels: Sequence[str], covariates: Covariates) -> Table:
+    """Read a wide table, each of whose channels is a series."""
+    exclude = table.exclude or {}
+    # Without names of series a channel is one series, which can be left out unread.
+    left_out = [name for name in channels if name in exclude] if table.id_name is None else []
+    read_channels = [name for name in channels if name not in left_out]
+    if not read_channels:
+        raise no_series_error(table.path.name, exclude)
+    wide = table.read(
+        [*read_channels, *covariates.columns],
+        static=covariates.static,
+        series_columns=read_channels if table.id_name is None else (),
+    )
+    # Names do not change with the series that are left out.
+    is_single = len(wide.series) == 1 and exclude.keys() <= set(channels)
+    melted = split_series(wide.series, wide.channels, read_channels, covariates.columns, is_single=is_single)
+    series = tuple(each for each in melted if each.unique_id not in exclude)
+    if not series:
+        raise no_series_error(table.path.name, exclude)
+    ignored = [name for name in wide.notes.get("ignored_columns", []) if name not in left_out]
+    notes = {name: value for name, value in wide.notes.items() if name != "ignored_columns"}
+    return replace(wide, series=series, notes={**notes, **({"ignored_columns": ignored} if ignored else {})})
 
 
 def _check_columns(table: OpenTable, features: Sequence[str], columns: Sequence[str]) -> None:

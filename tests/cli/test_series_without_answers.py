@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from cli_helpers import Workplace
+from cli_helpers import NO_PLOTS, Workplace
 from stablernn.data.input_pieces import InputPiece
 from stablernn_runtime import ServedModel
 from stablernn_runtime.errors import InputError
@@ -213,3 +213,21 @@ def test_one_file_is_read_once_for_each_fault(
     faults = {f"bad-{number}": ["inf"] for number in range(30)}
     _, document = answers(trained, sequences(faults), tmp_path, "digits:1")
     assert (document["without_answer"], readings) == (30, 2)
+
+
+def test_a_bad_column_of_a_wide_table_costs_no_other_its_answer(workplace: Workplace, tmp_path: Path) -> None:
+    wide = pl.read_csv(workplace.path("load.csv"))
+    wide.write_csv(workplace.path("wide.csv"))
+    small = ("--hidden-size", 4, "--max-steps", 5, "--horizon", 2, "--context-length", 6, *NO_PLOTS)
+    words = ("--data", "wide.csv", "--cell", "gru", "--set", "data.channels_as_series=true")
+    workplace.ok("-q", "train", *words, *small, "--run-dir", "wide-run")
+    workplace.ok("-q", "export", "wide-run", "--name", "wide")
+    bad = wide.with_columns(pl.col("heat").cast(pl.String))
+    bad[3, "heat"] = "x"
+    table, document = answers(workplace, bad, tmp_path / "with", "wide:1")
+    alone, _ = answers(workplace, wide, tmp_path / "without", "wide:1")
+    assert table[:-1].equals(alone.filter(pl.col("unique_id") != "heat"))
+    assert table["unique_id"][-1] == "heat"
+    assert table["error"][-1].startswith("'part.parquet' row 4, column 'heat': 'x' is not a number.")
+    assert (document["without_answer"], document["failed"]) == (1, {})
+    assert len(table) == 2 * 2 + 1

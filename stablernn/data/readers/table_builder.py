@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -86,6 +86,7 @@ class TableBuilder:
         texts: Columns of text that have one value for each series.
         exclude: Names of series to leave out, each with the reason.
         rows_before: Rows of the file before the first one that is taken in.
+        series_columns: Columns that are series of their own, without a column of series names.
     """
 
     def __init__(
@@ -101,7 +102,9 @@ class TableBuilder:
         texts: tuple[str, ...],
         exclude: Mapping[str, str] | None = None,
         rows_before: int = 0,
+        series_columns: Collection[str] = (),
     ) -> None:
+        self._series_columns = series_columns
         self._first_row = first_row_number(path) + rows_before
         self._path, self._time_name, self._id_name, self._stamps = path, time_name, id_name, stamps
         self._repairs, self._columns, self._static = repairs, columns, static
@@ -148,8 +151,16 @@ class TableBuilder:
             self._series_codes.append(codes)
             self._chunk_codes = codes
         values = np.empty((len(chunk), len(self._columns)), dtype=np.float32)
+        faulty: dict[str, str] = {}
         for index, name in enumerate(self._columns):
-            values[:, index] = self._parse_cells(chunk[name], len(self._values), self._resolution.get(name))
+            try:
+                values[:, index] = self._parse_cells(chunk[name], len(self._values), self._resolution.get(name))
+            except errors.DataError as error:
+                # All series at fault are named at once, so that the file is not read again for each.
+                if name not in self._series_columns:
+                    raise
+                faulty |= error.series
+        errors.raise_for_series(faulty)
         self._num_missing += int(np.isnan(values).sum())
         self._values.append(values)
         if self._static:
@@ -168,7 +179,7 @@ class TableBuilder:
             )
         # Only now, since the spread of a column is that of all chunks.
         for name, resolution in self._resolution.items():
-            resolution.check(partial(self._column_name, name))
+            resolution.check(partial(self._column_name, name), series=self._series_of_column(name))
         names = list(self._series_names) or [self._path.name.split(".")[0]]
         categories, category_notes = self._categories.finish()
         notes: Notes = {
@@ -176,7 +187,7 @@ class TableBuilder:
             "series": len(names),
             "missing_values": self._num_missing,
             "blank_rows_skipped": self._num_blank,
-            **self._codes.finish(),
+            **self._codes.finish(self._series_of_column),
             **category_notes,
         }
         if categories:
@@ -330,15 +341,13 @@ class TableBuilder:
         self._skipped_rows += (positions + self._num_rows + len(self._skipped_rows)).tolist()
         return times.filter(~is_skipped), chunk.filter(~is_skipped)
 
-    def _faulty_series(self, positions: Any, describe: Callable[[int], str]) -> dict[str, str]:
-        """Return what is wrong with each series that has a bad cell.
+    def _series_of_column(self, name: str) -> Sequence[str]:
+        return [name] if name in self._series_columns else []
 
-        Args:
-            positions: Rows of the chunk with a bad cell.
-            describe: Returns what is wrong in a row of the chunk.
-        """
+    def _faulty_series(self, column: str, positions: Any, describe: Callable[[int], str]) -> dict[str, str]:
+        """Return what is wrong with each series that has a bad cell in these rows of the chunk."""
         if self._chunk_codes is None:
-            return {}
+            return dict.fromkeys(self._series_of_column(column), describe(int(positions[0])))
         names = list(self._series_names)
         codes, firsts = np.unique(self._chunk_codes[positions], return_index=True)
         return {names[code]: describe(int(positions[first])) for code, first in zip(codes, firsts, strict=True)}
@@ -360,7 +369,8 @@ class TableBuilder:
         if not (cleaned.dtype.is_numeric() or cleaned.dtype in (pl.String, pl.Boolean, pl.Null)):
             raise errors.DataError(
                 f"{terms().file(self._path.name)} {location} holds {str(cells.dtype).lower()}, not numbers. Name the "
-                f"columns to read by {terms().channels}."
+                f"columns to read by {terms().channels}.",
+                series=self._series_of_column(cells.name),
             )
         numbers = cleaned if cleaned.dtype == pl.Float32 else cleaned.cast(pl.Float64, strict=False)
         if numbers.null_count() > cleaned.null_count():
@@ -373,13 +383,15 @@ class TableBuilder:
                     f"empty if the value is missing, or name the columns to read by {terms().channels}."
                 )
 
-            raise errors.DataError(describe(int(positions[0])), series=self._faulty_series(positions, describe))
+            raise errors.DataError(
+                describe(int(positions[0])), series=self._faulty_series(cells.name, positions, describe)
+            )
         numbers = self._codes.replace(numbers)
         values = (numbers.fill_null(float("nan")) if numbers.null_count() else numbers).to_numpy()
         finite = finite_float32(
             values,
             lambda i: f"{terms().row_of(self._path.name, self._row_number(first + i[0]))}, {location}",
-            series_of=self._faulty_series,
+            series_of=partial(self._faulty_series, cells.name),
         )
         if resolution is not None:
             resolution.add(values)

@@ -78,7 +78,12 @@ class OpenTable:
     piece: TablePiece | None = None
 
     def read(
-        self, channels: Sequence[str] | None = None, *, static: Sequence[str] = (), texts: Sequence[str] = ()
+        self,
+        channels: Sequence[str] | None = None,
+        *,
+        static: Sequence[str] = (),
+        texts: Sequence[str] = (),
+        series_columns: Sequence[str] = (),
     ) -> Table:
         """Read the series with these columns of numbers, in this order, and repair them.
 
@@ -87,6 +92,7 @@ class OpenTable:
                 categories that have no other role are added.
             static: Columns of numbers or categories that have one value for each series.
             texts: Columns of text that have one value for each series.
+            series_columns: Channels that are series of their own, by which errors name them.
 
         Raises:
             UnknownNameError: If a column does not exist.
@@ -115,6 +121,7 @@ class OpenTable:
             texts=tuple(texts),
             exclude=self.exclude,
             rows_before=0 if self.piece is None else self.piece.first_row,
+            series_columns=series_columns,
         )
         file_notes: Notes = {}
         for chunk in self._chunks((*names, *others), file_notes, verbatim=(*texts, *categories)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import polars as pl
 
@@ -48,8 +48,11 @@ class MissingCodes:
         self._filled[column] += values
         self._replaced[column] += codes
 
-    def finish(self) -> Notes:
+    def finish(self, series_of_column: Callable[[str], Sequence[str]] = lambda name: ()) -> Notes:
         """Return the counts as notes, after all rows.
+
+        Args:
+            series_of_column: Returns the names of the series that a column is all of.
 
         Raises:
             DataError: If every value of a column is a code.
@@ -59,7 +62,8 @@ class MissingCodes:
                 codes = format_names([quote(str(code)) for code in self._codes])
                 raise errors.DataError(
                     f"{terms().column_of(self._file, column)} holds nothing but {codes}, which data.missing takes for "
-                    f"missing values. Leave the code out of data.missing, or the column out by {terms().channels}."
+                    f"missing values. Leave the code out of data.missing, or the column out by {terms().channels}.",
+                    series=series_of_column(column),
                 )
         columns = {column: count for column, count in self._replaced.items() if count}
         return {"missing_codes": {"count": sum(columns.values()), "columns": columns}} if self._codes else {}

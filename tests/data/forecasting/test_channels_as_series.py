@@ -247,3 +247,45 @@ def test_a_file_all_of_whose_channels_are_left_out_is_refused(tmp_path: Path) ->
         read_inputs(
             tmp_path / "d.csv", task="forecast", features=("y",), channels_as_series=True, exclude={"a": "Why."}
         )
+
+
+def test_bad_cells_are_faults_of_their_columns_alone(tmp_path: Path) -> None:
+    columns = {
+        "ds": range(5),
+        "good": np.arange(5.0),
+        "text": ["1", "x", "3", "y", "5"],
+        "large": [1.0, np.inf, 3, 4, 5],
+    }
+    columns["counter"] = 1.7e9 + np.arange(5) / 100
+    pl.DataFrame(columns).write_parquet(tmp_path / "d.parquet")
+    options: dict[str, Any] = {"task": "forecast", "features": ("y",), "channels_as_series": True}
+    with pytest.raises(DataError, match="row 2, column 'text': 'x' is not a number") as refusal:
+        read_inputs(tmp_path / "d.parquet", **options)
+    faults = dict(refusal.value.series)
+    assert faults.keys() == {"text", "large"}
+    assert faults["large"].startswith("'d.parquet' row 2, column 'large' is inf.")
+    with pytest.raises(DataError, match="column 'counter' goes from 1700000000 to") as refusal:
+        read_inputs(tmp_path / "d.parquet", **options, exclude=faults)
+    faults |= refusal.value.series
+    assert faults.keys() == {"text", "large", "counter"}
+    inputs = read_inputs(tmp_path / "d.parquet", **options, exclude=faults)
+    assert inputs.ids == ("good",)
+    np.testing.assert_array_equal(inputs.x[0, :, 0], np.arange(5))
+    assert "ignored_columns" not in inputs.notes
+
+
+def test_a_bad_cell_of_a_shared_column_is_the_fault_of_the_file(tmp_path: Path) -> None:
+    frame = pl.DataFrame(
+        {"ds": range(9), "a": [*range(5), *[None] * 4], "b": [*range(5), *[None] * 4], "price": ["x"] * 9}
+    )
+    frame.write_csv(tmp_path / "d.csv")
+    with pytest.raises(DataError, match="column 'price': 'x' is not a number") as refusal:
+        read_inputs(
+            tmp_path / "d.csv",
+            task="forecast",
+            features=("y", "price"),
+            future=("price",),
+            horizon=4,
+            channels_as_series=True,
+        )
+    assert refusal.value.series == {}
