@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from stablernn_runtime.scoring import Scorer, StreamShard
+from stablernn_runtime.scoring import Scorer, StreamShard, map_checkpoint
 
 RESULTS = Path(__file__).parent / "results" / "stream_shards.json"
 CELLS = ("gru", "antisymmetric")
@@ -51,8 +51,8 @@ def read_mib(name: str) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
 
 
-def measure_memory(scorer: Scorer, keys: int) -> dict[str, float]:
-    """Return the memory of a shard with ``keys`` streams that have taken one sample each."""
+def measure_memory(scorer: Scorer, keys: int, checkpoint: Path) -> dict[str, float]:
+    """Return the memory of a shard with ``keys`` streams that have taken one sample each, and write its checkpoint."""
     scorer.open()
     before = read_mib("VmRSS")
     shard = StreamShard(scorer)
@@ -60,20 +60,27 @@ def measure_memory(scorer: Scorer, keys: int) -> dict[str, float]:
         names = [f"sensor-{key:08d}" for key in range(start, min(start + 10_000, keys))]
         shard.add(names, np.zeros(len(names), np.int64), np.ones((len(names), 1), np.float32))
     resident, peak = read_mib("VmRSS"), read_mib("VmHWM")
-    begin = time.perf_counter()
-    content = shard.dump()
-    seconds = time.perf_counter() - begin
-    begin = time.perf_counter()
-    StreamShard.load(scorer, content)
+    begin = time.process_time()
+    with checkpoint.open("wb") as file:
+        file.writelines(shard.dump_parts())
     return {
         "keys": keys,
         "before_mib": before,
         "resident_mib": resident,
         "peak_mib": peak,
-        "checkpoint_mib": len(content) / 2**20,
-        "dump_seconds": seconds,
-        "load_seconds": time.perf_counter() - begin,
+        "dump_peak_mib": read_mib("VmHWM"),
+        "checkpoint_mib": checkpoint.stat().st_size / 2**20,
+        "dump_processor_seconds": time.process_time() - begin,
     }
+
+
+def measure_load(scorer: Scorer, checkpoint: Path) -> dict[str, float]:
+    """Return the processor time and memory of reading a checkpoint."""
+    scorer.open()
+    begin = time.process_time()
+    with map_checkpoint(checkpoint) as content:
+        StreamShard.load(scorer, content)
+    return {"load_processor_seconds": time.process_time() - begin, "load_peak_mib": read_mib("VmHWM")}
 
 
 def measure_rate(scorer: Scorer, keys: int, batch: int, seconds: float) -> dict[str, float]:
@@ -119,20 +126,28 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--registry", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--cell", help=argparse.SUPPRESS)
+    parser.add_argument("--checkpoint", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.registry:
         scorer = Scorer.find(options.cell, registry=options.registry)
-        rate = options.batch and measure_rate(scorer, options.keys, options.batch, options.seconds)
-        print(json.dumps(rate or measure_memory(scorer, options.keys)))
+        if options.batch:
+            row = measure_rate(scorer, options.keys, options.batch, options.seconds)
+        elif options.checkpoint.exists():
+            row = measure_load(scorer, options.checkpoint)
+        else:
+            row = measure_memory(scorer, options.keys, options.checkpoint)
+        print(json.dumps(row))
         return
     memory, rates = {}, []
     with tempfile.TemporaryDirectory() as folder:
         for cell in CELLS:
             publish(Path(folder), cell)
         for cell in CELLS:
-            words = ("--cell", cell, "--keys", str(options.keys))
+            words = ("--cell", cell, "--keys", str(options.keys), "--checkpoint", f"{folder}/{cell}.checkpoint")
             memory[cell] = child(options, Path(folder), *words)
+            # The file is there now, so that the next process reads it.
+            memory[cell] |= child(options, Path(folder), *words)
             for keys, batch in ((1_000, 1), (1_000, 1_000), (10_000, 10_000), (100_000, 1_000)):
                 words = ("--cell", cell, "--keys", str(keys), "--batch", str(batch), "--seconds", str(options.seconds))
                 rows = [child(options, Path(folder), *words) for _ in range(options.rounds)]

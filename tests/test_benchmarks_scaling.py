@@ -44,6 +44,7 @@ def costs(**changes: float) -> Any:
         "single_step": 100e-6,
         "stream_bytes": 400.0,
         "checkpoint_bytes": 200.0,
+        "dump_bytes": 200.0,
         "dump_seconds": 4e-7,
         "load_seconds": 12e-7,
         "shard_bytes": 80e6,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -36,11 +36,16 @@ def journal_path(checkpoint: Path) -> Path:
     return checkpoint.with_name(checkpoint.name + ".events")
 
 
-def write_checkpoint(path: Path, content: bytes) -> None:
-    """Replace a file in one step, so that a crash leaves the old content or the new one."""
+def write_checkpoint(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Replace a file in one step, so that a crash leaves the old content or the new one.
+
+    Args:
+        path: The file.
+        parts: Its content, parts that follow each other.
+    """
     staged = path.with_name(path.name + ".new")
     with staged.open("wb") as file:
-        file.write(content)
+        file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
     rename_and_sync(staged, path)

@@ -19,7 +19,7 @@ import numpy as np
 from stablernn_cli.bridge.journal import Event, Journal, journal_path, write_checkpoint
 from stablernn_cli.bridge.messages import TopicKeys, answer_payloads, read_payload
 from stablernn_cli.errors import UsageError
-from stablernn_runtime.scoring import Scorer, StreamShard
+from stablernn_runtime.scoring import Scorer, StreamShard, map_checkpoint
 from stablernn_runtime.scoring.stream_events import MAX_NUMBER
 from stablernn_runtime.stream_spec import class_labels
 
@@ -100,7 +100,8 @@ class MqttBridge:
         self._journal = Journal(journal_path(checkpoint))
         self._is_continued = checkpoint.exists()
         if self._is_continued:
-            self.shard = StreamShard.load(scorer, checkpoint.read_bytes())
+            with map_checkpoint(checkpoint) as content:
+                self.shard = StreamShard.load(scorer, content)
         else:
             self.shard = StreamShard(scorer, lateness=DEFAULT_LATENESS if lateness is None else lateness)
         self._lateness = self.shard.lateness if lateness is None else lateness
@@ -312,7 +313,7 @@ class MqttBridge:
         self._read_confirmations()
         self.is_stored = not self._unconfirmed and not self._lacks_answers
         if self.is_stored and self._is_changed:
-            write_checkpoint(self._checkpoint, self.shard.dump())
+            write_checkpoint(self._checkpoint, self.shard.dump_parts())
             self._journal.clear()
             self._is_changed = False
         return self.is_stored

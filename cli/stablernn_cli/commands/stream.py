@@ -100,7 +100,7 @@ def import_(
     with lock:
         shard = _open_shard(checkpoint)
         shard.put(name, (token or "").strip(), tokens, number=number)
-        write_checkpoint(checkpoint, shard.dump())
+        write_checkpoint(checkpoint, shard.dump_parts())
     if as_json:
         output.document({"model": shard.scorer.model, "key": key, "next_number": shard.next_number(name)})
     else:
@@ -116,15 +116,15 @@ def _open_shard(checkpoint: Path) -> StreamShard:
     from stablernn_cli.bridge.journal import journal_path
     from stablernn_registry import Registry
     from stablernn_runtime.scoring import Scorer, StreamShard
-    from stablernn_runtime.scoring.shard_checkpoint import read_fields
+    from stablernn_runtime.scoring.shard_checkpoint import map_checkpoint, read_fields
 
     journal = journal_path(checkpoint)
     if journal.exists() and journal.stat().st_size:
         raise UsageError(
             f"{journal} holds events that are not in the checkpoint yet: end the bridge, or start and end it once."
         )
-    content = checkpoint.read_bytes()
-    return StreamShard.load(Scorer.find(read_fields(content)["model"], registry=Registry().root), content)
+    with map_checkpoint(checkpoint) as content:
+        return StreamShard.load(Scorer.find(read_fields(content)["model"], registry=Registry().root), content)
 
 
 def _state_tokens() -> StateTokens:

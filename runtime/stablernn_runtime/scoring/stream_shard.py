@@ -16,7 +16,7 @@ array([ True])
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Self
 
@@ -26,9 +26,12 @@ from numpy.typing import NDArray
 from stablernn_runtime.errors import BadTokenError, CheckpointError, ConflictError, InputError
 from stablernn_runtime.scoring.scorer import Scorer
 from stablernn_runtime.scoring.shard_checkpoint import (
+    Content,
+    KeyBytes,
     check_arrays,
     pack_checkpoint,
     pack_keys,
+    release_pages,
     unpack_checkpoint,
     unpack_keys,
 )
@@ -52,7 +55,7 @@ Array = NDArray[Any]
 
 STEP_ROWS = 4096
 """Streams that are advanced at once. Answers do not depend on it."""
-_MOVED = "This event was answered before its stream moved here."
+_ANSWERED_ELSEWHERE = "This event was answered where the stream ran before; its state token holds no answer."
 
 
 class StreamShard:
@@ -176,9 +179,9 @@ class StreamShard:
         if row is None:
             return
         self._waiting.pop(row, None)
-        moved = self._table.drop(row)
-        if moved is not None and moved in self._waiting:
-            self._waiting[row] = self._waiting.pop(moved)
+        last = self._table.drop(row)
+        if last is not None and last in self._waiting:
+            self._waiting[row] = self._waiting.pop(last)
 
     def token(self, key: Key, tokens: StateTokens) -> str:
         """Return a stream after its last processed event as a state token, which servers and clients continue.
@@ -245,13 +248,20 @@ class StreamShard:
         self._table.last_numbers[row] = last
         self._table.static[row] = snapshot.static if snapshot.static.size else np.nan
         self._table.set_clock(row, snapshot.clock)
-        self._table.set_error(row, _MOVED)
+        self._table.set_error(row, _ANSWERED_ELSEWHERE)
 
     def dump(self) -> bytes:
         """Return a checkpoint of all streams, with their events that wait; see :mod:`.shard_checkpoint`."""
+        return b"".join(self.dump_parts())
+
+    def dump_parts(self) -> Iterator[bytes | memoryview]:
+        """Yield a checkpoint in parts that follow each other, which takes little memory: ``file.writelines`` them.
+
+        The shard must not be used before the last part.
+        """
         table = self._table
         waiting = [(row, number, event) for row, events in self._waiting.items() for number, event in events.items()]
-        arrays = pack_keys(table.keys) | dict(table.arrays())
+        arrays: dict[str, Array | KeyBytes] = {**pack_keys(table.keys), **dict(table.arrays())}
         arrays["waiting rows"] = np.array([row for row, _, _ in waiting], np.int64)
         arrays["waiting numbers"] = np.array([number for _, number, _ in waiting], np.int64)
         if waiting:
@@ -270,12 +280,12 @@ class StreamShard:
         return pack_checkpoint(fields, arrays)
 
     @classmethod
-    def load(cls, scorer: Scorer, content: bytes) -> Self:
+    def load(cls, scorer: Scorer, content: Content) -> Self:
         """Return the shard of a checkpoint.
 
         Args:
             scorer: The version that made it.
-            content: From :meth:`dump`.
+            content: From :meth:`dump`, or a file of it that :func:`.map_checkpoint` mapped.
 
         Raises:
             CheckpointError: If it is no checkpoint, cut, damaged, or of another version.
@@ -292,7 +302,7 @@ class StreamShard:
         table = shard._table
         keys = unpack_keys(arrays)
         check_arrays(dict(table.arrays()), arrays, len(keys))
-        table.restore(keys, arrays)
+        table.restore(keys, arrays, lambda: release_pages(content))
         for row, text in fields["errors"]:
             table.errors[row] = text
             table.has_error[row] = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ from stablernn_runtime.stream_clock import Clock
 from stablernn_runtime.stream_spec import stream_spec
 
 Array = NDArray[Any]
+
+_COPIED_ROWS = 1 << 16
 
 
 class StreamTable:
@@ -69,11 +71,20 @@ class StreamTable:
         for name, value in self.answers.items():
             yield f"answer {name}", value[:count]
 
-    def restore(self, keys: Sequence[Key], arrays: Mapping[str, Array]) -> None:
-        """Fill an empty table with the arrays of a checkpoint, whose shapes fit."""
+    def restore(self, keys: Sequence[Key], arrays: Mapping[str, Array], copied: Callable[[], None]) -> None:
+        """Fill an empty table with the arrays of a checkpoint, whose shapes fit.
+
+        Args:
+            keys: Keys by row.
+            arrays: The arrays by name.
+            copied: Called each time that some rows of an array were copied.
+        """
         self.claim(keys)
         for name, value in self.arrays():
-            value[...] = arrays[name]
+            for start in range(0, len(value), _COPIED_ROWS):
+                rows = slice(start, start + _COPIED_ROWS)
+                value[rows] = arrays[name][rows]
+                copied()
 
     def find(self, key: Key) -> int | None:
         """Return the row of a key; None if it has none."""
@@ -136,7 +147,7 @@ class StreamTable:
             self.clocks[row] = Clock(clock.origin, clock.steps - self._elapsed_steps(row))
 
     def drop(self, row: int) -> int | None:
-        """Remove a stream; the last one takes its row. Return the row that it had; None if no stream moved."""
+        """Remove a stream, whose row the last one takes. Return the last row; None if it was that of the stream."""
         last = len(self) - 1
         del self._rows[self.keys[row]]
         self.errors.pop(row, None)
