@@ -165,21 +165,10 @@ class PredictionWriter:
             raise _write_error("the answers" if self._path is None else f"'{self._path}'", error) from error
 
 
-def write_predictions(path: Path, table: Table) -> None:
-    """Write a table in the format of the suffix; a file that cannot be written whole is not replaced.
-
-    Raises:
-        CommandError: If the folder does not exist or cannot be written to.
-    """
-    with PredictionWriter(path) as writer:
-        writer.add(table)
-        writer.commit()
-
-
 def write_table(path: Path, table: Mapping[str, Any]) -> None:
     """Write columns, arrays of one length, in the format of the suffix; numbers that are missing are empty or null.
 
-    Unlike :func:`write_predictions` it makes no object of each cell, for tables of millions of rows.
+    Unlike :class:`PredictionWriter` it makes no object of each cell, for tables of millions of rows.
 
     Raises:
         CommandError: If the folder does not exist or cannot be written to.

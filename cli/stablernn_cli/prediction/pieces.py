@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FileSummary:
-    """What the predictions of a file are, which a writer has.
+    """The counts of a file whose predictions a writer has.
 
     Attributes:
         samples: Number of sequences or series with an answer.

@@ -123,10 +123,10 @@ class NameSet:
     def add(self, names: Sequence[str]) -> str | None:
         """Add names. Return one that was there before or may have been: its hash was; None if there is none."""
         hashes = pl.Series(names, dtype=pl.String).hash().to_numpy()
-        for known in self._hashes:
-            is_known = known[np.minimum(np.searchsorted(known, hashes), len(known) - 1)] == hashes
-            if is_known.any():
-                return names[int(np.argmax(is_known))]
+        for level in self._hashes:
+            is_repeated = level[np.minimum(np.searchsorted(level, hashes), len(level) - 1)] == hashes
+            if is_repeated.any():
+                return names[int(np.argmax(is_repeated))]
         merged = np.sort(hashes)
         while self._hashes and len(self._hashes[-1]) <= len(merged):
             merged = np.sort(np.concatenate([self._hashes.pop(), merged]), kind="stable")
