@@ -11,14 +11,13 @@ import numpy as np
 
 from stablernn import errors
 from stablernn.data.arrays import Float32Array, Int64Array, Samples, Timestamps
-from stablernn.data.forecasting.channels_as_series import CHANNEL, split_series
+from stablernn.data.forecasting.channels_as_series import CHANNEL
 from stablernn.data.forecasting.covariates import Covariates, calendar_channels, calendar_values
 from stablernn.data.load_source import TASKS, read_sequences
 from stablernn.data.messages import format_names, pluralize
 from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN, Repairs
 from stablernn.data.readers.labelled_tables import read_open_table
 from stablernn.data.readers.paths import TABLE_FORMATS, Task, require_task
-from stablernn.data.readers.table_builder import no_series_error
 from stablernn.data.readers.tables import OpenTable, Table, open_table, unknown_column_error
 from stablernn.data.repairs.categories import collapse_names
 from stablernn.data.sequences import Sequences, compute_dt, pad_sequences, wrong_features_error
@@ -26,6 +25,7 @@ from stablernn.data.stacked_series import lengths_of
 from stablernn.data.time.frequency import Frequency, infer_frequency, parse_frequency
 from stablernn.data.time.regular_grid import align_to_grid
 from stablernn.data.types import Notes, Series, steps_between
+from stablernn.data.wide_tables import read_wide_table
 from stablernn.terms import terms
 
 # 4 GiB of float32.
@@ -410,34 +410,10 @@ def _read_model_columns(
         # A wide table: all of its other columns are series for the model's one channel.
         shared_columns = collapse_names((*covariates.columns, *covariates.static), table.repairs.categories)
         channels = [name for name in table.columns if name not in shared_columns]
-        return replace(_read_channels(table, channels, covariates), channels=tuple(names))
+        return replace(read_wide_table(table, channels, covariates), channels=tuple(names))
     static_columns = collapse_names(covariates.static, table.repairs.categories)
     _check_columns(table, names, [name for name in table.columns if name not in static_columns])
     return table.read(names, static=covariates.static)
-
-
-def _read_channels(table: OpenTable, channels: Sequence[str], covariates: Covariates) -> Table:
-    """Read a wide table, each of whose channels is a series."""
-    exclude = table.exclude or {}
-    # Without names of series a channel is one series, which can be left out unread.
-    left_out = [name for name in channels if name in exclude] if table.id_name is None else []
-    read_channels = [name for name in channels if name not in left_out]
-    if not read_channels:
-        raise no_series_error(table.path.name, exclude)
-    wide = table.read(
-        [*read_channels, *covariates.columns],
-        static=covariates.static,
-        series_columns=read_channels if table.id_name is None else (),
-    )
-    # Names do not change with the series that are left out.
-    is_single = len(wide.series) == 1 and exclude.keys() <= set(channels)
-    melted = split_series(wide.series, wide.channels, read_channels, covariates.columns, is_single=is_single)
-    series = tuple(each for each in melted if each.unique_id not in exclude)
-    if not series:
-        raise no_series_error(table.path.name, exclude)
-    ignored = [name for name in wide.notes.get("ignored_columns", []) if name not in left_out]
-    notes = {name: value for name, value in wide.notes.items() if name != "ignored_columns"}
-    return replace(wide, series=series, notes={**notes, **({"ignored_columns": ignored} if ignored else {})})
 
 
 def _check_columns(table: OpenTable, features: Sequence[str], columns: Sequence[str]) -> None:

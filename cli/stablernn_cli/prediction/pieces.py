@@ -93,7 +93,7 @@ def _answer_in_pieces(
     """
     from stablernn.data.input_pieces import PieceCheck, read_input_pieces
     from stablernn.data.readers.paths import is_table
-    from stablernn.data.readers.table_builder import no_series_error
+    from stablernn.data.readers.row_checks import no_series_error
     from stablernn.data.readers.table_pieces import NotInPieces
 
     # Answers of other engines depend, in their last bits, on what is run together.

@@ -1,8 +1,8 @@
-"""The order of the rows of a table: errors that name two rows and the option that would mend them."""
+"""The rows of a table: errors of those that are in no order or are none, with the option that would mend them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -16,6 +16,14 @@ from stablernn.terms import terms
 
 # With more repeated times than this, rows of different values are not proposed to be merged.
 _MAX_SHARE_OF_REPEATS = 0.2
+
+
+def no_series_error(file: str, exclude: Mapping[str, str]) -> errors.DataError:
+    """Return the error for a file all of whose series are left out, each with the reason."""
+    name, reason = next(iter(exclude.items()))
+    return errors.DataError(
+        f"{terms().file(file)} has no series without an error. That of '{name}', the first one: {reason}"
+    )
 
 
 def refuse_unordered_rows(

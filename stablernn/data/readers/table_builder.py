@@ -17,7 +17,7 @@ from stablernn.data.arrays import Float32Array, Int64Array, Resolution, Timestam
 from stablernn.data.messages import quote
 from stablernn.data.options import Repairs
 from stablernn.data.readers.cells import MISSING_CELLS, NO_TEXT, encode_text, strip_cells
-from stablernn.data.readers.row_checks import refuse_unordered_rows
+from stablernn.data.readers.row_checks import no_series_error, refuse_unordered_rows
 from stablernn.data.readers.spilling_array import GrowingArray, MemoryBudget, group_rows, reorder_rows
 from stablernn.data.readers.table_chunks import first_row_number
 from stablernn.data.readers.timestamps import BadTime, TimeColumn, date_format_advice, normalize_times
@@ -27,7 +27,7 @@ from stablernn.data.repairs.local_times import convert_to_utc, find_skipped_time
 from stablernn.data.repairs.missing_codes import MissingCodes
 from stablernn.data.repairs.row_order import sort_order
 from stablernn.data.stacked_series import StackedSeries
-from stablernn.data.time.numeric_timestamps import ambiguous_numbers_error, find_resemblance, may_be_dates
+from stablernn.data.time.numeric_timestamps import refuse_ambiguous_numbers
 from stablernn.data.types import Notes
 from stablernn.terms import terms
 
@@ -62,14 +62,6 @@ class _Rows(NamedTuple):
     def starts(self) -> Int64Array:
         """First row of each series."""
         return np.concatenate(([0], self.ends[:-1]))
-
-
-def no_series_error(file: str, exclude: Mapping[str, str]) -> errors.DataError:
-    """Return the error for a file all of whose series are left out, each with the reason."""
-    name, reason = next(iter(exclude.items()))
-    return errors.DataError(
-        f"{terms().file(file)} has no series without an error. That of '{name}', the first one: {reason}"
-    )
 
 
 class TableBuilder:
@@ -195,7 +187,10 @@ class TableBuilder:
         if self._times.stamps is not None:
             notes["stamps"] = self._times.stamps
         rows, is_utc = self._group(len(names))
-        self._check_numbers(rows)
+        if self._stamps is None and rows.ds.dtype.kind != "M":
+            refuse_ambiguous_numbers(
+                self._path.name, self._time_name, cast(Int64Array, rows.ds), zip(rows.starts, rows.ends, strict=True)
+            )
         rows, is_utc = self._convert_times(rows, is_utc, names, notes)
         if is_utc:
             notes["time_zone"] = "UTC"
@@ -396,16 +391,6 @@ class TableBuilder:
         if resolution is not None:
             resolution.add(values)
         return finite
-
-    def _check_numbers(self, rows: _Rows) -> None:
-        """Refuse integers that are probably dates where no option says what they are."""
-        if self._stamps is not None or rows.ds.dtype.kind == "M" or not may_be_dates(cast(Int64Array, rows.ds)):
-            return
-        for start, end in zip(rows.starts, rows.ends, strict=True):
-            numbers = cast(Int64Array, rows.ds[start:end])
-            reading = find_resemblance(numbers)
-            if reading is not None:
-                raise ambiguous_numbers_error(self._path.name, self._time_name, int(numbers[0]), reading)
 
     def _constant_values(self, rows: _Rows, names: list[str]) -> Float32Array | None:
         """Return the value of each static column in each series, (series, s)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -91,6 +92,26 @@ def find_resemblance(numbers: Int64Array) -> Resemblance | None:
             instant = np.datetime64(int(numbers[0]) // parts, "s")
             return Resemblance(f"Unix times in {name}", option, str(instant).replace("T", " "))
     return None
+
+
+def refuse_ambiguous_numbers(file: str, column: str, numbers: Int64Array, series: Iterable[tuple[int, int]]) -> None:
+    """Refuse whole numbers that are probably dates where no option says what they are.
+
+    Args:
+        file: Name of the file.
+        column: Name of the column.
+        numbers: The numbers of all series, one series after another.
+        series: First row and end of each.
+
+    Raises:
+        DataError: If those of one series look like dates.
+    """
+    if not may_be_dates(numbers):
+        return
+    for start, end in series:
+        reading = find_resemblance(numbers[start:end])
+        if reading is not None:
+            raise ambiguous_numbers_error(file, column, int(numbers[start]), reading)
 
 
 def ambiguous_numbers_error(file: str, column: str, first: int, reading: Resemblance) -> errors.DataError:
