@@ -46,7 +46,7 @@ def check_processes(processes: ProcessGroup, config: Config, data: Data, device:
             the engine cannot run in several.
         DataError: If the data differ.
     """
-    if processes.is_alone:
+    if processes.world_size == 1:
         return
     if device.type == "cuda" and config.model.engine in (_RECORDED, "auto"):
         raise ConfigError(
@@ -54,12 +54,12 @@ def check_processes(processes: ProcessGroup, config: Config, data: Data, device:
             "--engine loop, or another that runs the cell (see docs/gpu.md)."
         )
     rows = config.training.batch_size or 1
-    if rows < processes.size:
+    if rows < processes.world_size:
         raise ConfigError(
-            f"{processes.size} processes cannot share minibatches of {rows}. Start at most {rows}, or set a larger "
-            "training.batch_size."
+            f"{processes.world_size} processes cannot share minibatches of {rows}. Start at most {rows}, or set a "
+            "larger training.batch_size."
         )
-    everyone = processes.gather((data.fingerprint, device.type, config.by_key()))
+    everyone = processes.all_gather([data.fingerprint, device.type, config.by_key()])
     fingerprint, kind, settings = everyone[0]
     for rank, (other_fingerprint, other_kind, other_settings) in enumerate(everyone):
         if other_fingerprint != fingerprint:

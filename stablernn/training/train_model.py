@@ -22,7 +22,7 @@ from stablernn.training.describe import describe_data
 from stablernn.training.finish import finish
 from stablernn.training.loaded_run import Summary
 from stablernn.training.loop.base_trainer import BaseTrainer, NoRecorder, Progress
-from stablernn.training.loop.checkpoint import Checkpoint, load_checkpoint
+from stablernn.training.loop.checkpoint import decode_checkpoint, read_checkpoint
 from stablernn.training.loop.device import pick_device, torch_settings
 from stablernn.training.loop.environment import environment
 from stablernn.training.loop.launch import read_launch
@@ -114,29 +114,31 @@ def train(
 
         choice = choose_settings(config, budget)
         config = choice.config
-    located = config if resumed is None else locate_files(config, resumed.path, read_json(resumed.data))
-    data = load_run_data(located)
-    settings = resolve(config, task_for(data))
-    data = with_time(data, settings)
-    if stored is not None:
-        check_resumable(stored, settings)
-    with (
-        torch_settings(device, seed=settings.training.seed, threads=settings.training.threads),
-        open_group(launch, device) as processes,
-    ):
-        # The model is created on the CPU, so that a seed gives the same first weights on every device.
-        model = create_model(settings, data)
-        settings = with_engine(settings, model, device, may_change=keeps_engine)
-        check_processes(processes, settings, data, device)
-        model.rnn.recompute_every(settings.training.recompute_every)
-        # All processes have read a run that is resumed before its files are replaced.
-        directory = processes.from_main(lambda: _open_directory(run_dir, settings, data, model, device, resume=resume))
-        if choice is not None:
-            write_json(directory.choice, choice.document)
-        if not processes.is_main:
-            progress, callbacks = None, ()
-        with mark_running(directory.path) if processes.is_main else nullcontext():
-            return _fit(directory, settings, task_for(data), model.to(device), progress, callbacks, processes)
+    # Before the data is read, which may take some processes longer than others.
+    with open_group(launch, device) as processes:
+        located = config if resumed is None else locate_files(config, resumed.path, read_json(resumed.data))
+        data = load_run_data(located)
+        settings = resolve(config, task_for(data))
+        data = with_time(data, settings)
+        if stored is not None:
+            check_resumable(stored, settings)
+        with torch_settings(device, seed=settings.training.seed, threads=settings.training.threads):
+            # The model is created on the CPU, so that a seed gives the same first weights on every device.
+            model = create_model(settings, data)
+            settings = with_engine(settings, model, device, may_change=keeps_engine)
+            check_processes(processes, settings, data, device)
+            model.rnn.recompute_every(settings.training.recompute_every)
+            # All processes have read a run that is resumed before its files are replaced.
+            path = processes.run_on_rank_zero(
+                lambda: str(_open_directory(run_dir, settings, data, model, device, resume=resume).path)
+            )
+            directory = RunDirectory(Path(path))
+            if choice is not None:
+                write_json(directory.choice, choice.document)
+            if not processes.is_main:
+                progress, callbacks = None, ()
+            with mark_running(directory.path) if processes.is_main else nullcontext():
+                return _fit(directory, settings, task_for(data), model.to(device), progress, callbacks, processes)
 
 
 def _open_directory(
@@ -188,9 +190,11 @@ def _fit(
     try:
         summary = _fit_and_finish(directory, config, task, model, progress, callbacks, processes)
     except BaseException as error:
+        processes.stop_monitor()
         for callback in callbacks:
             callback.on_failure(error)
         raise
+    processes.stop_monitor()
     for callback in callbacks:
         callback.on_end(summary)
     return summary
@@ -210,24 +214,20 @@ def _fit_and_finish(
     recorder = CallbackRecorder(directory, callbacks) if processes.is_main else NoRecorder()
     trainer = create_trainer(recorder, config, task, model, certify_epochs=processes.is_main, processes=processes)
     # The first process reads for all: on a machine that does not share the directory, this path may be another run's.
-    last = processes.from_main(lambda: _last_checkpoint(directory))
-    if last is not None:
-        trainer.restore(last)
+    last = directory.checkpoint("last")
+    content = processes.run_for_bytes_on_rank_zero(lambda: read_checkpoint(last) if last.is_file() else b"")
+    if content:
+        trainer.restore(decode_checkpoint(content, last))
     if processes.is_main:
         directory.drop_records_after(trainer.position.epoch)
     _PROGRESS.info("Training %s ...", config.model.cell)
     try:
         if not trainer.fit(progress):
             raise _interrupted(directory, trainer)
-        return processes.from_main(lambda: finish(directory, config, task, trainer, reference))
+        return processes.run_on_rank_zero(lambda: finish(directory, config, task, trainer, reference))
     except KeyboardInterrupt:
         # A second signal during training, or one while the run is scored; the last checkpoint is from before.
         raise _interrupted(directory, trainer) from None
-
-
-def _last_checkpoint(directory: RunDirectory) -> Checkpoint | None:
-    path = directory.checkpoint("last")
-    return load_checkpoint(path) if path.is_file() else None
 
 
 def _interrupted(directory: RunDirectory, trainer: BaseTrainer) -> InterruptedRun:

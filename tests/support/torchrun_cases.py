@@ -5,14 +5,16 @@ Each process writes the weights and the last gradients of each case into ``FOLDE
 
 from __future__ import annotations
 
+import pickle
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from stablernn.data import ClassificationData, ForecastData, SequenceSplit, Series
 from stablernn.data.step_data import Data, StepData, StoredSteps
@@ -56,8 +58,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "penalty": ("classify", {"model.cell": "soft_orth"}),
     "certified": ("classify", {"model.cell": "lipschitz", "training.certified": True, "training.lr": 0.3}),
     # Draws that each process makes by itself.
-    "own-draws": ("classify", {"model.cell": "noisy_rnn", "model.num_layers": 2, "model.dropout": 0.3}),
+    "rank-rng": ("classify", {"model.cell": "noisy_rnn", "model.num_layers": 2, "model.dropout": 0.3}),
     "certified-lstm": ("classify", {"model.cell": "lstm", "training.certified": True, "training.lr": 0.3}),
+    # Batches of four, so that each of two processes has half of each.
+    "halves": ("classify", {"model.cell": "gru", "training.batch_size": 4}),
 }
 STEPS = 9
 
@@ -186,7 +190,20 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def refuse_pickle() -> None:
+    """Fail where a process would pickle what it sends, or unpickle what it receives."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("Processes exchange no pickles.")
+
+    for name in ("dump", "dumps", "load", "loads"):
+        setattr(pickle, name, refuse)
+    # What the object collectives of torch use.
+    distributed_c10d._pickler = distributed_c10d._unpickler = refuse  # type: ignore[attr-defined]
+
+
 def main() -> None:
+    refuse_pickle()
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     # Processes agree to save after every other step, for which the first one gathers the states of all.

@@ -161,7 +161,7 @@ class BaseTrainer(ABC):
         position, name = self.position, self.objective.headline
         scores: dict[str, Any] = {}
         if self._scorer.samples:
-            scores = self._processes.from_main(lambda: self._scorer.score_of(TorchPredictor(self.model)))
+            scores = self._processes.run_on_rank_zero(lambda: self._scorer.score_of(TorchPredictor(self.model)))
         position.metric = scores.get(name)
         if self._is_best(position.metric):
             position.best = position.metric

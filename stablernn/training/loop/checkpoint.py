@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -62,14 +62,40 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: If the file is missing, is damaged, or is not a checkpoint of this library.
     """
-    if not path.is_file():
-        raise CheckpointError(f"There is no checkpoint '{path}'.")
+    return decode_checkpoint(read_checkpoint(path), path)
+
+
+def read_checkpoint(path: Path) -> bytes:
+    """Return the content of a checkpoint's file.
+
+    Raises:
+        CheckpointError: If the file is missing or cannot be read.
+    """
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  safe_open is no mapping
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"There is no checkpoint '{path}'.") from None
+    except OSError as error:
+        raise CheckpointError(f"Cannot read the checkpoint '{path}': {error.strerror}.") from error
+
+
+def decode_checkpoint(content: bytes, path: Path) -> Checkpoint:
+    """Return the checkpoint in the content of a file.
+
+    Args:
+        content: The content.
+        path: Name of the file in errors.
+
+    Raises:
+        CheckpointError: If it is damaged, or is not a checkpoint of this library.
+    """
+    try:
+        tensors = load(content)
     except SafetensorError as error:
         raise CheckpointError(f"The checkpoint '{path}' is damaged: {error}.") from error
+    # The length of the header as 8 bytes, then the header: `load` has checked both, and leaves the metadata out.
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    metadata = header.get("__metadata__", {})
     if FORMAT not in metadata:
         raise CheckpointError(f"'{path}' is not a checkpoint of this library's format '{FORMAT}'.")
     return Checkpoint(tensors, json.loads(metadata[FORMAT]))

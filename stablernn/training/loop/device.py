@@ -27,7 +27,7 @@ def pick_device(name: str, launch: Launch | None = None) -> torch.device:
         raise DeviceError(f"The device 'cuda' is not there: {_why_no_gpu()}. Allowed here are 'cpu' and 'auto'.")
     if not available or name == "cpu":
         return torch.device("cpu")
-    if launch is None or launch.size == 1:
+    if launch is None or launch.world_size == 1:
         return torch.device("cuda")
     if launch.local_rank >= torch.cuda.device_count():
         raise DeviceError(

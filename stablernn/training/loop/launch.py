@@ -14,12 +14,12 @@ class Launch:
 
     Attributes:
         rank: Number of the process, from 0.
-        size: Number of processes on all machines, the world size.
+        world_size: Number of processes on all machines.
         local_rank: Number of the process on its machine, which is that of its GPU.
     """
 
     rank: int = 0
-    size: int = 1
+    world_size: int = 1
     local_rank: int = 0
 
     @property
@@ -57,7 +57,7 @@ def refuse_several_processes(subject: str, advice: str) -> None:
     Raises:
         ConfigError: If there are several processes.
     """
-    size = read_launch().size
+    size = read_launch().world_size
     if size > 1:
         raise ConfigError(f"{subject} takes one process, and torchrun has started {size}. {advice}")
 

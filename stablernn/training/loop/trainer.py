@@ -133,11 +133,11 @@ class Trainer(BaseTrainer):
         """
         report = progress or (lambda _: None)
         self._saved_at = time.monotonic()
-        self._processes.align(self.model.state_dict().values())
+        self._processes.broadcast_state(self.model.state_dict().values())
         with stop_signals() as stop:
             while not self.is_done:
                 self._train_epoch(report, stop)
-                if self._processes.any(stop.is_set()):
+                if self._processes.all_reduce_any(stop.is_set()):
                     return False
         if self.position.batch:
             # max_steps ended inside an epoch. ``last`` was saved before this validation, so that a resumed run with
@@ -194,9 +194,9 @@ class Trainer(BaseTrainer):
         self._optimizer.zero_grad(set_to_none=True)
         # Of the whole minibatch, so that the draws do not depend on the number of processes.
         batch = self.objective.prepare(self.model, minibatch.batch)
-        with self._processes.own_draws(len(batch.x), self.settings.seed, self.position.step):
+        with self._processes.rank_rng(len(batch.x), self.settings.seed, self.position.step):
             value = self._backward(batch, minibatch)
-        value = self._processes.sum_gradients(self._parameters, value)
+        value = self._processes.all_reduce_gradients(self._parameters, value)
         if not math.isfinite(value):
             raise TrainingError(self._not_finite(value))
         self.position.lr = float(self._optimizer.param_groups[0]["lr"])
@@ -216,26 +216,26 @@ class Trainer(BaseTrainer):
 
     def _backward(self, batch: Batch, minibatch: Minibatch) -> float:
         """Add this process's share of a minibatch to the gradients, and return its share of the mean loss."""
-        part, total = self._processes.share(batch), len(batch.x)
+        part, total = self._processes.shard(batch), len(batch.x)
         state = None
         if not minibatch.is_first and self._carried is not None:
             # Sequences fall by length, so those that have ended are the last rows.
             state = tuple(tensor[: len(part.x)] for tensor in self._carried)
         loss, self._carried = self.objective.advance(self.model, part, state)
-        share = self._share(batch, part)
+        shard_weight = self._shard_weight(batch, part)
         # The last minibatch of an epoch may have fewer rows than there are processes.
-        if self._processes.is_spare(total):
-            share, self._carried = 0.0, None
+        if self._processes.is_shard_empty(total):
+            shard_weight, self._carried = 0.0, None
         # A mean over no target may be NaN, which a factor of 0 would keep.
-        value = share * float(loss.detach()) if share else 0.0
+        value = shard_weight * float(loss.detach()) if shard_weight else 0.0
         # A segment of sequences without any target only moves the state.
-        if minibatch.weight and share and math.isfinite(value):
-            loss.backward(torch.full_like(loss.detach(), share))  # type: ignore[no-untyped-call]
+        if minibatch.weight and shard_weight and math.isfinite(value):
+            loss.backward(torch.full_like(loss.detach(), shard_weight))  # type: ignore[no-untyped-call]
         return value
 
-    def _share(self, batch: Batch, part: Batch) -> float:
+    def _shard_weight(self, batch: Batch, part: Batch) -> float:
         """Return the weight of the mean over this process's rows in the mean over all."""
-        if self._processes.is_alone:
+        if self._processes.world_size == 1:
             return 1.0
         whole = self.objective.normalizer(self.model, batch)
         # A batch without any target has no loss but the penalty.
@@ -270,7 +270,7 @@ class Trainer(BaseTrainer):
         )
 
     def _validate(self, report: Callable[[Progress], None]) -> None:
-        self._processes.align(self.model.state_dict().values())
+        self._processes.broadcast_state(self.model.state_dict().values())
         self.position.last_loss = self.position.loss_sum / max(1, self.position.seen)
         self._score()
         if self.settings.keep_epochs:
@@ -302,7 +302,7 @@ class Trainer(BaseTrainer):
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         tensors |= {f"best.{name}": value for name, value in self._best.items()}
         tensors |= {f"optimizer.{name}": value for name, value in moments.items()}
-        carried = self._processes.gather_states(self._carried) or ()
+        carried = self._processes.all_gather_states(self._carried) or ()
         tensors |= {f"carried.{number}": state for number, state in enumerate(carried)}
         tensors |= {"random.shuffle": self._shuffle_start, "random.cpu": torch.get_rng_state()}
         if self._device.type == "cuda":
@@ -325,7 +325,7 @@ class Trainer(BaseTrainer):
         carried = checkpoint.group("carried")
         # Copied, since a product may round in another way where a tensor lies at an address of the file's.
         states = (carried[str(number)].to(self._device, copy=True) for number in range(len(carried)))
-        self._carried = self._processes.share_states(tuple(states) or None)
+        self._carried = self._processes.shard_states(tuple(states) or None)
         random = checkpoint.group("random")
         self._shuffle_start = random["shuffle"]
         torch.set_rng_state(random["cpu"])
