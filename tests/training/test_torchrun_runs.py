@@ -187,3 +187,31 @@ def test_torchrun_starts_the_processes_again(tmp_path: Path, whole_run: Path) ->
     )
     finished(torchrun(2, str(script), *RUN, "--run-dir", str(run), max_restarts=1))
     assert_equal_runs(run, whole_run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["end", "failure"])
+def test_a_callback_at_the_end_is_not_interrupted_when_the_other_process_is_done(tmp_path: Path, ending: str) -> None:
+    run, script = tmp_path / "run", tmp_path / "callback.py"
+    script.write_text(
+        "import os, signal, sys, time\n"
+        "from stablernn.training import load_config, train\n"
+        "from stablernn.training.callbacks import Callback\n"
+        "class Slow(Callback):\n"
+        "    def on_epoch(self, metrics):\n"
+        "        if sys.argv[2] == 'failure':\n"
+        "            os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    def finish(self, *_):\n"
+        "        for _ in range(50):\n"
+        "            time.sleep(0.1)\n"
+        "        open(sys.argv[3], 'w').close()\n"
+        "    on_end = on_failure = finish\n"
+        "config = load_config(overrides=['data.source=digits', 'model.cell=rnn', 'training.epochs=2', "
+        "'training.device=cpu', 'training.plots=false'])\n"
+        "train(config, sys.argv[1], callbacks=[Slow()])\n"
+    )
+    with torchrun(2, str(script), str(run), ending, str(tmp_path / "called")) as job:
+        _, errors = job.communicate(timeout=120)
+    assert (tmp_path / "called").exists(), errors
+    assert "lost the connection" not in errors
+    assert (job.returncode == 0) is (ending == "end")

@@ -18,7 +18,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
-from stablernn.errors import TrainingError
+from stablernn.errors import InterruptedRun, TrainingError
 from stablernn.training.loop.launch import Launch
 from stablernn.training.loop.rendezvous import first_line
 
@@ -27,6 +27,8 @@ GRACE_SECONDS = 1.0
 """Time for an error of this process itself: when all stop for one reason, some connections close before others."""
 EXIT_SECONDS = 3.0
 """Time in which Python must reach the exception; a kernel or a system call that takes longer is cut off."""
+INTERRUPTED_SECONDS = 25.0
+"""Longest wait for the callbacks of the first process after an interruption; torchrun kills all after 30 seconds."""
 
 _LOG = logging.getLogger("stablernn.training")
 
@@ -52,6 +54,7 @@ class PeerMonitor:
         self._group = cast("dist.ProcessGroup | None", dist.new_group(backend="gloo", timeout=timeout))
         self._trainer = threading.get_ident()
         self._is_stopped = threading.Event()
+        self._has_ended = threading.Event()
         self._lock = threading.Lock()
         """Guards the decision to interrupt against a stop."""
         self._has_failed = False
@@ -62,22 +65,27 @@ class PeerMonitor:
     def running(self) -> Iterator[None]:
         """Watch the other processes inside the ``with`` block, and wait at its end for them to end it too.
 
-        A block that fails waits for nothing.
+        A block that fails waits for nothing. A run that is interrupted is so in all processes, of which torchrun would
+        terminate the others once one has ended.
 
         Raises:
             TrainingError: If another process ended first.
         """
         self._thread.start()
+        wait_seconds: float | None = None
         try:
             try:
                 yield
+            except InterruptedRun:
+                wait_seconds = INTERRUPTED_SECONDS
+                raise
             except BaseException:
-                self._has_failed = True
+                self._has_failed, wait_seconds = True, 2 * HEARTBEAT_SECONDS
                 raise
             finally:
                 self.stop()
-                # The others need not fail too, so that a process that does waits for one exchange at most.
-                self._thread.join(2 * HEARTBEAT_SECONDS if self._has_failed else None)
+                self._has_ended.set()
+                self._thread.join(wait_seconds)
         except PeerLostError:
             self.stop()
             raise TrainingError(lost_peer_message(self._launch, self._reason)) from None
@@ -114,12 +122,12 @@ class PeerMonitor:
             os._exit(1)
 
     def _exchange_heartbeats(self) -> None:
-        """Return when all processes have stopped, or this one has failed; raise RuntimeError at a closed connection."""
-        stopped = torch.zeros(1)
-        while stopped.item() < self._launch.world_size and not self._has_failed:
-            # A process that has stopped waits for the others in the exchange.
-            stopped[0] = float(self._is_stopped.wait(HEARTBEAT_SECONDS))
-            dist.all_reduce(stopped, group=self._group)
+        """Return when all processes have ended, or this one has failed; raise RuntimeError at a closed connection."""
+        ended = torch.zeros(1)
+        while ended.item() < self._launch.world_size and not self._has_failed:
+            # A process that has ended waits for the others in the exchange.
+            ended[0] = float(self._has_ended.wait(HEARTBEAT_SECONDS))
+            dist.all_reduce(ended, group=self._group)
 
 
 def lost_peer_message(launch: Launch, reason: str) -> str:

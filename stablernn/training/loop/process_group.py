@@ -227,7 +227,7 @@ class ProcessGroup:
         torch.set_rng_state(state)
 
     def stop_monitor(self) -> None:
-        """Do not interrupt this process any more when another one dies; no collective operation may follow."""
+        """Do not interrupt this process any more when another one ends; no collective operation may follow."""
         if self._monitor is not None:
             self._monitor.stop()
 
