@@ -6,18 +6,22 @@ next N, which one process alone can do, and by removing the old one: renaming th
 same name. An owner that was suspended, and is not dead, looks for its own file before each write, see
 :func:`stablernn.atomic_files.checked_writes`.
 
+Heartbeats are missing when a process has watched the file for some time, by its own clock, and the time of the file has
+not changed, as in the leader election of Kubernetes. That time is not compared with any clock: on some file systems it
+is that of the machine that touches the file.
+
 The soft locks of filelock are not used: they do not keep an owner that lost its lock from writing.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import re
 import secrets
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,11 +33,7 @@ from typing import Any, TypeVar
 
 from stablernn.atomic_files import checked_writes
 from stablernn.errors import ConfigError, TrainingError
-
-try:
-    import fcntl
-except ImportError:  # Windows, where a dead owner is known by its missing heartbeats alone.
-    fcntl = None  # type: ignore[assignment]
+from stablernn.training.jobs.file_lock import is_unlocked, lock_file
 
 HEARTBEAT_VARIABLE = "STABLERNN_HEARTBEAT_SECONDS"
 HEARTBEAT_SECONDS = 10.0
@@ -115,13 +115,29 @@ class _File:
         path: Its path.
         number: N in its name.
         owner: The owner; None if the file is damaged.
-        touched: Time at which it was touched, by the clock of the file system.
+        touched: Time at which it was touched in nanoseconds, by an unknown clock.
     """
 
     path: Path
     number: int
     owner: Owner | None
-    touched: float
+    touched: int
+
+
+@dataclass
+class _Watch:
+    """The time for which a process has seen a lock file unchanged.
+
+    Attributes:
+        file: The file when it last changed.
+        silent_seconds: The time since then. A pause between two looks counts as one heartbeat at most: this process may
+            have been suspended, or the file server away.
+        looked_at: The last look, by the monotonic clock, which all processes of a machine share.
+    """
+
+    file: _File
+    silent_seconds: float
+    looked_at: float
 
 
 class JobLock:
@@ -166,7 +182,9 @@ class JobLock:
             try:
                 # Opening a file asks the server of a network file system; its attributes may be cached for a minute.
                 owner = Owner.parse(self._path.read_bytes())
-            except FileNotFoundError:
+            except OSError as error:
+                if not _is_missing(error):
+                    raise
                 owner = None
             self._is_lost = owner is None or owner.token != self._owner.token
         return self._is_lost
@@ -177,6 +195,8 @@ class JobLock:
         if self._thread.is_alive():
             self._thread.join()
         with suppress(OSError):
+            # A process that is suspended in between can remove the first lock of a later owner, after the job was taken
+            # over and released. That one notices before it writes, and drops its work.
             if not self.is_lost():
                 self._path.unlink()
         if self._descriptor is not None:
@@ -204,6 +224,7 @@ class JobLocks:
 
     folder: Path
     seconds: float = field(default_factory=lambda: heartbeat_seconds())
+    _watches: dict[str, _Watch] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def poll_seconds(self) -> float:
@@ -286,11 +307,16 @@ class JobLocks:
         files = []
         for match in matches:
             path = self.folder / match[0]
-            # Another process may remove it at any moment.
-            with suppress(FileNotFoundError), path.open("rb") as file:
-                touched = os.fstat(file.fileno()).st_mtime
-                owner = Owner.parse(file.read(_MAX_RECORD_BYTES))
-                files.append(_File(path, int(match[1]), owner, touched))
+            try:
+                with path.open("rb") as file:
+                    touched = os.fstat(file.fileno()).st_mtime_ns
+                    owner = Owner.parse(file.read(_MAX_RECORD_BYTES))
+            except OSError as error:
+                # Another process may remove it at any moment.
+                if not _is_missing(error):
+                    raise
+                continue
+            files.append(_File(path, int(match[1]), owner, touched))
         return sorted(files, key=lambda file: file.number)
 
     def _last(self, key: str) -> _File | None:
@@ -299,19 +325,20 @@ class JobLocks:
 
     def _is_abandoned(self, file: _File) -> bool:
         """Return True if the owner of a lock is dead, or has not touched it for too long."""
-        if file.owner is not None and file.owner.machine == _machine() is not None and _is_unlocked(file.path):
+        if file.owner is not None and file.owner.machine == _machine() is not None and is_unlocked(file.path):
             return True
         seconds = self.seconds if file.owner is None else file.owner.seconds
-        return self._now() - file.touched > MISSED_HEARTBEATS * seconds
+        return self._silent_seconds(file, seconds) > MISSED_HEARTBEATS * seconds
 
-    def _now(self) -> float:
-        """Return the time by the clock of the file system, which all machines share."""
-        descriptor, path = tempfile.mkstemp(dir=self.folder, prefix=".now-")
-        try:
-            return os.fstat(descriptor).st_mtime
-        finally:
-            os.close(descriptor)
-            os.unlink(path)
+    def _silent_seconds(self, file: _File, heartbeat: float) -> float:
+        """Return the time for which this process has seen a lock file unchanged."""
+        now = time.monotonic()
+        watch = self._watches.get(file.path.name)
+        if watch is None or watch.file != file:
+            watch = self._watches[file.path.name] = _Watch(file, 0.0, now)
+        watch.silent_seconds += min(now - watch.looked_at, max(heartbeat, self.seconds))
+        watch.looked_at = now
+        return watch.silent_seconds
 
     def _count_deaths(self, key: str, last: _File, saved: int | None) -> int:
         """Return the deaths in a row with that of the last owner.
@@ -339,7 +366,7 @@ class JobLocks:
             return None
         try:
             # Before the owner is named: others take a named owner without this lock for dead.
-            machine = _machine() if _lock(descriptor) else None
+            machine = _machine() if lock_file(descriptor) else None
             token = secrets.token_hex(16)
             owner = Owner(socket.gethostname(), os.getpid(), machine, token, self.seconds, deaths, saved)
             os.write(descriptor, owner.document())
@@ -389,28 +416,9 @@ def _machine() -> str | None:
         return None
 
 
-def _lock(descriptor: int) -> bool:
-    """Lock an open file for this process until it closes it or ends; return False if that is not possible."""
-    if fcntl is None:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _is_unlocked(path: Path) -> bool:
-    """Return True if no process of this machine has locked a file."""
-    try:
-        # Network file systems lock exclusively only what is open for writing.
-        descriptor = os.open(path, os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        return _lock(descriptor)
-    finally:
-        os.close(descriptor)
+def _is_missing(error: OSError) -> bool:
+    """Return True if a file was removed, which network file systems report of an open one in their own way."""
+    return isinstance(error, FileNotFoundError) or error.errno == errno.ESTALE
 
 
 def _saved_at(checkpoint: Path | None) -> int | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -17,9 +19,33 @@ import pytest
 from stablernn.atomic_files import read_json, write_json
 from stablernn.errors import ConfigError
 from stablernn.training.jobs import locks as module
-from stablernn.training.jobs.locks import AbandonedJob, JobLocks, LostLock, heartbeat_seconds
+from stablernn.training.jobs.locks import AbandonedJob, JobLock, JobLocks, LostLock, Owner, heartbeat_seconds
 
-AGES = 3600.0
+
+class Clock:
+    """The monotonic clock of this process, which a test turns forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+        self._monotonic = time.monotonic
+
+    def __call__(self) -> float:
+        return self._monotonic() + self.ahead
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module.time, "monotonic", clock)
+    return clock
+
+
+def watch(locks: JobLocks, clock: Clock, seconds: float = 70.0) -> None:
+    """Look at the lock for some time, every five seconds."""
+    locks.owner("a")
+    for _ in range(round(seconds / 5)):
+        clock.ahead += 5.0
+        locks.owner("a")
 
 
 @pytest.fixture
@@ -31,19 +57,13 @@ def lock_file(locks: JobLocks, number: int = 0) -> Path:
     return locks.folder / f"a.{number}.lock"
 
 
-def lay(locks: JobLocks, age: float, **changes: Any) -> Path:
-    """A lock of another machine that was touched some seconds ago."""
+def lay(locks: JobLocks, **changes: Any) -> Path:
+    """A lock of another machine."""
     owner = {"host": "node7", "pid": 12, "machine": "other", "token": "t", "seconds": 10.0}
     locks.folder.mkdir(exist_ok=True)
     path = lock_file(locks)
     path.write_text(json.dumps({**owner, "deaths": 0, "checkpoint": None, **changes}))
-    touch(path, age)
     return path
-
-
-def touch(path: Path, age: float) -> None:
-    now = path.stat().st_mtime
-    os.utime(path, (now - age, now - age))
 
 
 def test_one_process_has_a_lock_until_it_gives_it_back(locks: JobLocks) -> None:
@@ -58,12 +78,13 @@ def test_one_process_has_a_lock_until_it_gives_it_back(locks: JobLocks) -> None:
     assert locks.claim("a") is not None
 
 
-@pytest.mark.parametrize(("age", "is_taken"), [(55.0, False), (65.0, True)])
+@pytest.mark.parametrize(("seconds", "is_taken"), [(55.0, False), (65.0, True)])
 def test_a_lock_of_another_machine_is_taken_after_six_missing_heartbeats(
-    locks: JobLocks, age: float, is_taken: bool
+    locks: JobLocks, clock: Clock, seconds: float, is_taken: bool
 ) -> None:
-    path = lay(locks, age)
+    path = lay(locks)
     told: list[str] = []
+    watch(locks, clock, seconds)
     lock = locks.claim("a", report=told.append)
     assert (lock is not None) is is_taken
     assert (path.exists(), lock_file(locks, 1).exists()) == (not is_taken, is_taken)
@@ -71,27 +92,70 @@ def test_a_lock_of_another_machine_is_taken_after_six_missing_heartbeats(
     assert told == (taken if is_taken else [])
 
 
-def test_the_interval_is_that_of_the_owner(locks: JobLocks) -> None:
-    lay(locks, 65.0, seconds=100.0)
+def test_the_interval_is_that_of_the_owner(locks: JobLocks, clock: Clock) -> None:
+    lay(locks, seconds=100.0)
+    watch(locks, clock)
     assert locks.claim("a") is None
-    lay(locks, 1.0, seconds=0.1)
+    lay(locks, seconds=0.1)
+    watch(locks, clock, 5.0)
     assert locks.claim("a") is not None
 
 
-def test_clocks_of_machines_need_not_agree(locks: JobLocks, monkeypatch: pytest.MonkeyPatch) -> None:
-    lay(locks, 0.0)
-    monkeypatch.setattr(time, "time", lambda: 4e9)
+@pytest.mark.parametrize("offset", [-1e6, 1e6])
+def test_clocks_of_machines_need_not_agree(locks: JobLocks, clock: Clock, offset: float) -> None:
+    path = lay(locks)
+    for beat in range(20):
+        os.utime(path, (offset + beat, offset + beat))
+        assert locks.claim("a") is None
+        clock.ahead += 10.0
+    # A clock that stands still, or that jumps back.
+    os.utime(path, (offset, offset))
+    watch(locks, clock, 55.0)
     assert locks.claim("a") is None
+    watch(locks, clock, 10.0)
+    assert locks.claim("a") is not None
+
+
+def test_time_in_which_nobody_watches_counts_one_heartbeat(locks: JobLocks, clock: Clock) -> None:
+    lay(locks)
+    assert locks.claim("a") is None
+    # This process was suspended, or the file server away, and the owner may just not have come to touch its lock.
+    clock.ahead += 3600.0
+    assert locks.claim("a") is None
+    watch(locks, clock, 45.0)
+    assert locks.claim("a") is None
+    watch(locks, clock, 10.0)
+    assert locks.claim("a") is not None
+
+
+def test_a_process_that_is_started_for_a_job_has_watched_as_long(locks: JobLocks, clock: Clock) -> None:
+    lay(locks)
+    watch(locks, clock)
+    assert pickle.loads(pickle.dumps(locks)).claim("a") is not None
 
 
 def test_a_touched_lock_stays(locks: JobLocks) -> None:
-    ours = JobLocks(locks.folder, seconds=0.1)
+    ours, other = JobLocks(locks.folder, seconds=0.1), JobLocks(locks.folder, seconds=0.1)
     lock = ours.claim("a")
     assert lock is not None
-    touch(lock_file(locks), AGES)
     with lock.held():
-        time.sleep(0.5)
-        assert ours.claim("a") is None
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            assert other.claim("a") is None
+            time.sleep(other.poll_seconds)
+
+
+def test_a_lock_that_a_file_server_has_removed_is_no_lock(locks: JobLocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = lay(locks)
+    lock = JobLock(path, Owner("node7", 12, None, "t", 10.0, 0, None), 0)
+
+    def stale(*_: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(Path, "open", stale)
+    assert locks.owner("a") is None
+    monkeypatch.setattr(Path, "read_bytes", stale)
+    assert lock.is_lost()
 
 
 def test_the_lock_of_a_process_of_this_machine_that_died_is_taken_at_once(locks: JobLocks) -> None:
@@ -106,18 +170,19 @@ def test_the_lock_of_a_process_of_this_machine_that_died_is_taken_at_once(locks:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\x00", b"[1]", b'{"host": 1}', b"{" * 5000])
-def test_a_damaged_lock_counts_until_it_is_old(locks: JobLocks, content: bytes) -> None:
-    path = lay(locks, 0.0)
+def test_a_damaged_lock_counts_until_it_is_old(locks: JobLocks, clock: Clock, content: bytes) -> None:
+    path = lay(locks)
     path.write_bytes(content)
     assert locks.claim("a") is None
     assert locks.owner("a") == "an unknown process"
-    touch(path, 65.0)
+    watch(locks, clock)
     assert locks.claim("a") is not None
 
 
-def test_one_of_many_takes_over(locks: JobLocks) -> None:
-    for _ in range(20):
-        lay(locks, AGES)
+def test_one_of_many_takes_over(locks: JobLocks, clock: Clock) -> None:
+    for number in range(20):
+        lay(locks, token=str(number))
+        watch(locks, clock)
         taken: list[object] = []
         gate = threading.Barrier(8)
 
@@ -149,9 +214,10 @@ def interleave(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None
 
 
 def test_who_comes_late_to_a_dead_lock_leaves_the_new_owner_alone(
-    locks: JobLocks, monkeypatch: pytest.MonkeyPatch
+    locks: JobLocks, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lay(locks, AGES)
+    lay(locks)
+    watch(locks, clock)
     others = []
 
     def take_release_and_take() -> None:
@@ -165,18 +231,24 @@ def test_who_comes_late_to_a_dead_lock_leaves_the_new_owner_alone(
     others[0].check()
 
 
-def test_an_owner_that_is_awake_again_keeps_its_lock(locks: JobLocks, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = lay(locks, AGES)
+def test_an_owner_that_is_awake_again_keeps_its_lock(
+    locks: JobLocks, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = lay(locks)
+    watch(locks, clock)
     interleave(monkeypatch, lambda: os.utime(path))
     assert locks.claim("a") is None
     assert [entry.name for entry in locks.folder.iterdir()] == [path.name]
 
 
-def test_who_comes_late_to_a_free_lock_gives_way_to_its_heir(locks: JobLocks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_comes_late_to_a_free_lock_gives_way_to_its_heir(
+    locks: JobLocks, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     others = []
 
     def take_over() -> None:
-        lay(locks, AGES)
+        lay(locks)
+        watch(locks, clock)
         others.append(locks.claim("a"))
 
     interleave(monkeypatch, take_over)
@@ -227,21 +299,20 @@ def test_what_one_process_at_a_time_may_do_is_done_again_if_the_lock_was_lost(lo
 def test_a_job_that_kills_its_owners_is_not_tried_endlessly(locks: JobLocks, tmp_path: Path) -> None:
     checkpoint = tmp_path / "last"
 
-    def die(number: int) -> None:
+    def die() -> None:
         lock = locks.claim("a", checkpoint)
         assert lock is not None
-        touch(lock_file(locks, number), AGES)
         # The operating system frees it.
         os.close(lock._descriptor)  # type: ignore[arg-type]
 
-    for number in range(3):
-        die(number)
+    for _ in range(3):
+        die()
     with pytest.raises(AbandonedJob, match=r"^The processes that ran a died 3 times in a row without a new checkpoint"):
         locks.claim("a", checkpoint)
     # With progress the count begins anew.
     checkpoint.touch()
-    for number in range(3, 5):
-        die(number)
+    for _ in range(2):
+        die()
     lock_file(locks, 4).unlink()
     assert locks.claim("a", checkpoint) is not None
 

@@ -73,8 +73,8 @@ def test_a_suspended_process_that_lost_its_job_drops_the_result(tmp_path: Path) 
 
 
 def test_other_jobs_are_done_before_one_that_kills_its_owners_is_an_error(tmp_path: Path) -> None:
-    locks = JobLocks(tmp_path / ".locks")
-    owner = {"host": "node7", "pid": 12, "machine": "other", "token": "t", "seconds": 0.001}
+    locks = JobLocks(tmp_path / ".locks", seconds=0.1)
+    owner = {"host": "node7", "pid": 12, "machine": "other", "token": "t", "seconds": 0.1}
     locks.folder.mkdir()
     (locks.folder / "a.0.lock").write_text(json.dumps({**owner, "deaths": 2, "checkpoint": None}))
     told: list[str] = []
