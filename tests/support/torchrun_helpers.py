@@ -35,7 +35,11 @@ def torchrun(processes: int, *arguments: str, max_restarts: int = 0) -> subproce
 def finished(process: subprocess.Popen[str]) -> str:
     """Standard error of a job that must end well."""
     with process:
-        _, errors = process.communicate(timeout=120)
+        try:
+            _, errors = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            raise
     assert process.returncode == 0, errors
     return errors
 

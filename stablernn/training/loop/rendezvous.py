@@ -63,10 +63,10 @@ def wait_for_processes(launch: Launch) -> Store:
     deadline = time.monotonic() + seconds
     try:
         store = _open_store(launch, timedelta(seconds=seconds))
-        # torchrun may keep its store when it restarts the processes.
+        # torchrun keeps its store when it restarts the processes, with the addresses of those that ended.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        arrivals = dist.PrefixStore(f"stablernn/{attempt}", store)  # type: ignore[attr-defined]
-        _wait_for_arrivals(arrivals, launch, deadline, seconds)
+        attempt_store: Store = dist.PrefixStore(f"stablernn/{attempt}", store)  # type: ignore[attr-defined]
+        _wait_for_arrivals(dist.PrefixStore("arrivals", attempt_store), launch, deadline, seconds)  # type: ignore[attr-defined]
     except (RuntimeError, ValueError) as error:
         if isinstance(error, TrainingError):
             raise
@@ -75,7 +75,7 @@ def wait_for_processes(launch: Launch) -> Store:
             f"({first_line(error)}). Start all of them with torchrun, or set MASTER_ADDR and MASTER_PORT to a free "
             "port of the machine of rank 0; unset WORLD_SIZE to train in one process."
         ) from error
-    return store
+    return attempt_store
 
 
 def _open_store(launch: Launch, timeout: timedelta) -> Store:
