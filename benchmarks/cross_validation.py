@@ -145,6 +145,19 @@ COMPARISONS = {
         },
         seeds=(0,),
     ),
+    "longer-forecasts": Comparison(
+        ("m4-hourly", "ETTh1"),
+        {"model.cell": "lipschitz"},
+        {
+            "default": {},
+            "four members": {"model.members": 4},
+            "128 units": {"model.hidden_size": 128},
+            "20 epochs": {"training.epochs": 20},
+            "20 epochs, 128 units": {"training.epochs": 20, "model.hidden_size": 128},
+        },
+        seeds=(0,),
+        parts=2,
+    ),
     "certified": Comparison(
         (*PROBLEMS, *FORECASTS),
         {"model.cell": "lipschitz"},
