@@ -27,6 +27,7 @@ import numpy as np
 from m4 import averages, naive2
 
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
+ARCHIVE_RESULTS = RESULTS.with_name("archive.json")
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
 SEEDS = (0, 1, 2)
 PROBLEMS = {
@@ -227,7 +228,7 @@ def main() -> None:
         run(arguments)
     from stablernn_cli.docs import accuracy as with_archives
 
-    PAGE.write_text(with_archives(page(json.loads(RESULTS.read_text())), PAGE.parents[1]), encoding="utf-8")
+    PAGE.write_text(with_archives(page(*map(_read, (RESULTS, ARCHIVE_RESULTS))), PAGE.parents[1]), encoding="utf-8")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -237,7 +238,8 @@ def run(arguments: argparse.Namespace) -> None:
         for name in PROBLEMS
         for recipe in arguments.recipes
         for seed in arguments.seeds
-        if name in wanted
+        # Those of the archives are run by archive.py.
+        if name in wanted and (recipe != "auto" or PROBLEMS[name] is None)
     ]
     names = [name for name in FORECASTS if name in wanted]
     jobs += [
@@ -275,9 +277,18 @@ def run(arguments: argparse.Namespace) -> None:
     RESULTS.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def page(results: Row) -> str:
+def archive_runs(archive: Row) -> list[Row]:
+    """Return the runs of :mod:`archive` on the sets of this page as rows of it."""
+    return [
+        {**row["auto"], "data": row["data"], "recipe": "auto", "seed": row["seed"]}
+        for row in archive["runs"]
+        if row["data"] in PROBLEMS
+    ]
+
+
+def page(results: Row, archive: Row) -> str:
     """``docs/accuracy.md``."""
-    runs, conditions = results["runs"], results["conditions"]
+    runs, conditions = [*results["runs"], *archive_runs(archive)], results["conditions"]
     recipes = [name for name in (*RECIPES, "minirocket") if any(row.get("recipe") == name for row in runs)]
     seeds = ", ".join(map(str, sorted({row["seed"] for row in runs})))
     lines = [_HEAD.format(seeds=seeds, **conditions), "## Classification", "", _CLASSIFY, ""]
@@ -331,6 +342,10 @@ def page(results: Row) -> str:
     return "\n".join([*lines, "```", ""])
 
 
+def _read(path: Path) -> Row:
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
 def _spread(values: list[float], digits: int = 3) -> str:
     if not values:
         return "-"
@@ -351,7 +366,7 @@ _CLASSIFY = (
 _MEANT = {
     "tuned": "an ensemble of eight `lru`, of four for `digits` and `FordA`, trained on all training data.",
     "defaults": "`lru` without any option.",
-    "auto": "no cell named: chosen and trained within two minutes ([choosing.md](choosing.md)), one seed.",
+    "auto": "no cell named: chosen and trained within two minutes ([choosing.md](choosing.md)).",
     "minirocket": "MiniRocket and a ridge classifier, by aeon.",
 }
 _SHORT = "The reason has not been found."

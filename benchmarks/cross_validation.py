@@ -152,6 +152,7 @@ COMPARISONS = {
             "default": {},
             "four members": {"model.members": 4},
             "128 units": {"model.hidden_size": 128},
+            "128 units, twice the rate": {"model.hidden_size": 128, "training.lr": 0.01},
             "20 epochs": {"training.epochs": 20},
             "20 epochs, 128 units": {"training.epochs": 20, "model.hidden_size": 128},
         },

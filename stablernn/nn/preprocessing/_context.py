@@ -228,20 +228,24 @@ class ContextScaling(Scaling):
             counts: ``(batch, patches, F)``, how many values of each window count.
             stride: Samples of a patch.
         """
+        # Every sum begins and ends at a multiple of this number of samples.
+        block = math.gcd(stride, self.window, self.season)
         ends = torch.arange(stride, filled.shape[1] + 1, stride, device=filled.device) + self.window
+        ends, window, season = ends // block, self.window // block, self.season // block
         # Relative to the first value there is: running sums of squares would lose a small spread far from zero.
         first = filled.gather(1, is_counted.long().argmax(dim=1, keepdim=True)).double()
         precise = values.double() - first
-        total = _running_sum(precise * all_counted)
-        squares = _running_sum(precise**2 * all_counted)
+        counted = precise * all_counted
+        total = _running_sum(counted, block)
+        squares = _running_sum(counted * precise, block)
         changes = (precise[:, self.season :] - precise[:, : -self.season]).abs() * all_counted[:, : -self.season]
         no_changes = changes.new_zeros(len(filled), self.season, self.size)
-        change_sum = _running_sum(torch.cat([no_changes, changes], dim=1))
+        change_sum = _running_sum(torch.cat([no_changes, changes], dim=1), block)
         steps = counts.double().clamp_min(1)
-        distance = (total[:, ends] - total[:, ends - self.window]) / steps
-        spread = _root((squares[:, ends] - squares[:, ends - self.window]) / steps - distance**2)
+        distance = (total[:, ends] - total[:, ends - window]) / steps
+        spread = _root((squares[:, ends] - squares[:, ends - window]) / steps - distance**2)
         pairs = counts.double() - self.season
-        change = (change_sum[:, ends] - change_sum[:, ends - self.window + self.season]) / pairs.clamp_min(1)
+        change = (change_sum[:, ends] - change_sum[:, ends - window + season]) / pairs.clamp_min(1)
         means = torch.where(counts > 0, first + distance, 0.0).to(filled.dtype)
         return means, (torch.where(pairs > 0, change, spread) + _SCALE_FLOOR).to(filled.dtype)
 
@@ -268,6 +272,7 @@ def _root(values: Tensor) -> Tensor:
     return torch.where(flat, 0.0, torch.sqrt(torch.where(flat, 1.0, values)))
 
 
-def _running_sum(values: Tensor) -> Tensor:
-    """Return the sums of the first k of ``(batch, time, F)``, k from 0 to time."""
-    return torch.cat([values.new_zeros(len(values), 1, values.shape[2]), values.cumsum(dim=1)], dim=1)
+def _running_sum(values: Tensor, block: int) -> Tensor:
+    """Return the sums of the first k blocks of ``(batch, time, F)``, k from 0 to ``time / block``."""
+    sums = torch.unflatten(values, 1, (-1, block)).sum(dim=2).cumsum(dim=1)
+    return torch.cat([sums.new_zeros(len(sums), 1, sums.shape[2]), sums], dim=1)

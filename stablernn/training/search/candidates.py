@@ -69,6 +69,11 @@ class Candidate:
         """Optimizer steps of its whole training."""
         return next(iter(self.results.values())).whole_steps
 
+    @property
+    def whole_epochs(self) -> int:
+        """Epochs of its whole training, 0 where its length is a number of steps."""
+        return max((result.whole_epochs for result in self.results.values()), default=0)
+
     def document(self) -> dict[str, Any]:
         """Return the candidate as JSON types."""
         scores = self.scores

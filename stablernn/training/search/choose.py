@@ -23,14 +23,14 @@ from stablernn.training.search.candidates import (
     comparable,
     find_baseline,
     find_candidates,
-    held_out_temperature,
     is_clearly_better,
     leading,
-    merged,
     open_settings,
     select,
 )
+from stablernn.training.search.final_training import TrainingLength, final_settings, has_length
 from stablernn.training.search.plan import (
+    LEAST_SHARE,
     SEARCH_SHARE,
     Plan,
     count_trainings,
@@ -44,7 +44,6 @@ from stablernn.training.search.trial import Trial, load_all
 from stablernn.training.search.workers import MOST_WORKERS, Workers, available_cores, open_workers
 from stablernn.training.settings.closed_form import CLOSED_FORM
 from stablernn.training.settings.config import Config
-from stablernn.training.settings.resolve import described_cell
 
 _LOG = logging.getLogger("stablernn.training")
 _PROGRESS = logging.getLogger("stablernn.progress")
@@ -59,10 +58,6 @@ ENOUGH_STEPS = 1000
 93.3 % right, lru 93.0 % after 500 steps and 96.3 % after 1,500 (validation split; docs/choosing.md)."""
 _MEASURED_STEPS = 25
 """Steps after which the speed of a training is known."""
-_MEMBERS = (8, 4, 2)
-"""Sizes of an ensemble that are tried, if the budget allows."""
-_SEARCHED_NORM_SECONDS = 8.0
-"""Time of the search for a norm that certifies a layer of 64 units."""
 _TRIAL_SHARE = 0.2
 """Share of the search's time that one training may take: a recipe that needs more cannot be compared on five parts."""
 _SLOWEST_TRIAL = 5.0
@@ -178,6 +173,8 @@ class _Search:
         self._parts, self._first_parts = parts
         self._began = began
         self._steps = 0
+        # Of the whole training of the first network.
+        self._first_epochs = 0
         # Loading and measuring, which come before a plan.
         self._preparation_seconds = 0.0
         self._processes = 1
@@ -247,6 +244,7 @@ class _Search:
         result = results[-1]
         if result.status == "failed":
             raise ConfigError(f"The recipe '{self._networks[0].recipe.name}' cannot be trained: {result.reason}")
+        self._first_epochs = result.whole_epochs
         return max(result.step_seconds, 1e-5), result.whole_steps
 
     def _plan(self, workers: Workers, step_seconds: float, whole_steps: int) -> Plan | None:
@@ -258,7 +256,15 @@ class _Search:
             left = SEARCH_SHARE * self._budget.seconds - self._preparation_seconds
             # The first recipe is among the fast ones.
             affordable = _USED_SHARE * self._processes * left / (step_seconds * whole_steps)
-        return make_plan(len(self._networks), self._parts, self._first_parts, affordable, whole_steps)
+        return make_plan(
+            len(self._networks), self._parts, self._first_parts, affordable, whole_steps, self._least_share
+        )
+
+    @property
+    def _least_share(self) -> float:
+        """Least share of their steps after which the recipes are compared."""
+        # What learns longest is behind at the beginning.
+        return LEAST_SHARE if self._networks[0].recipe.most_epochs is None else LEAST_TRAINED
 
     def _run_round(
         self, workers: Workers, stop: Event, plan: Plan, survivors: Sequence[Candidate], parts: Sequence[int]
@@ -321,49 +327,20 @@ class _Search:
 
     def _final_share(self, candidate: Candidate) -> float:
         """Return the share of its optimizer steps that a network would get in the training that follows."""
-        if self._has_length:
+        if has_length(self._config):
             return 1.0
         return min(1.0, self._affordable_steps(candidate.step_seconds) / candidate.whole_steps)
 
     def _final_settings(
         self, candidate: Candidate, step_seconds: float, whole_steps: int
     ) -> tuple[Config, dict[str, Any]]:
-        """Return the settings of the training that follows: as many members as the rest of the budget pays for."""
         if candidate is self._baseline:
             return candidate.config, {}
+        # Where nothing was compared, the first network is trained.
+        epochs = candidate.whole_epochs if candidate.results else self._first_epochs
         affordable = self._affordable_steps(step_seconds)
-        changes: dict[str, Any] = {}
-        if (temperature := held_out_temperature(candidate)) is not None:
-            changes["training.temperature"] = temperature
-        has_members = "members" in self._config.model.model_fields_set or self._task == "predict-next"
-        if affordable < whole_steps and not self._has_length:
-            steps = changes["training.max_steps"] = max(1, int(affordable))
-            _LOG.warning(
-                f"The budget of {self._budget} leaves {steps:,} of the {whole_steps:,} optimizer steps of "
-                f"'{candidate.recipe.name}', so that the model may be poor. Its whole training needs "
-                f"{self._describe_excess(whole_steps - steps, step_seconds)} more."
-            )
-        elif not has_members:
-            cost = whole_steps + self._certificate_steps(candidate, step_seconds)
-            members = next((count for count in _MEMBERS if count * cost <= affordable), 1)
-            if members > 1:
-                changes["model.members"] = members
-        return merged(candidate.config, changes), changes
-
-    @property
-    def _has_length(self) -> bool:
-        """True if the user sets a length, which is kept, whatever it takes."""
-        return not self._config.training.model_fields_set.isdisjoint({"epochs", "max_steps"})
-
-    def _describe_excess(self, steps: int, step_seconds: float) -> str:
-        return f"{steps:,} steps" if self._budget.seconds is None else f"about {math.ceil(steps * step_seconds)} s"
-
-    def _certificate_steps(self, candidate: Candidate, step_seconds: float) -> float:
-        """Return the time of certifying a network at the end, in optimizer steps."""
-        cell = described_cell(candidate.config.model)
-        if self._budget.seconds is None or cell.lure_system() is None:
-            return 0.0
-        return _SEARCHED_NORM_SECONDS * (cell.hidden_size / 64) ** 2 / step_seconds
+        length = TrainingLength(affordable, step_seconds, whole_steps, epochs, self._budget)
+        return final_settings(self._config, self._task, candidate, length)
 
     def _affordable_steps(self, step_seconds: float) -> float:
         if self._budget.steps is not None:
@@ -415,7 +392,9 @@ class _Search:
     def _describe_least_budget(self, step_seconds: float, whole_steps: int) -> str:
         """Return the budget with which two recipes can be compared."""
         steps = (
-            least_share(whole_steps) * whole_steps * count_trainings(halving_rounds(2, self._parts, self._first_parts))
+            least_share(whole_steps, self._least_share)
+            * whole_steps
+            * count_trainings(halving_rounds(2, self._parts, self._first_parts))
         )
         if self._budget.seconds is None:
             return f"{math.ceil(steps / SEARCH_SHARE):,} steps"

@@ -52,7 +52,9 @@ def first_parts(sequences: int | None, parts: int) -> int:
     return min(_MOST_FIRST_PARTS, math.ceil(_ENOUGH_SCORED * parts / sequences), parts)
 
 
-def make_plan(recipes: int, parts: int, first: int, affordable: float, whole_steps: int) -> Plan | None:
+def make_plan(
+    recipes: int, parts: int, first: int, affordable: float, whole_steps: int, least: float = LEAST_SHARE
+) -> Plan | None:
     """Return the plan that a budget allows; None where not even two recipes can be compared.
 
     Args:
@@ -61,8 +63,9 @@ def make_plan(recipes: int, parts: int, first: int, affordable: float, whole_ste
         first: Parts on which all recipes are compared.
         affordable: Whole trainings that the budget of the search pays for.
         whole_steps: Optimizer steps of a whole training.
+        least: Least share of these after which recipes are compared.
     """
-    least = least_share(whole_steps)
+    least = least_share(whole_steps, least)
     for count in range(recipes, 1, -1):
         rounds = halving_rounds(count, parts, first)
         share = min(1.0, affordable / count_trainings(rounds))
@@ -71,9 +74,9 @@ def make_plan(recipes: int, parts: int, first: int, affordable: float, whole_ste
     return None
 
 
-def least_share(whole_steps: int) -> float:
-    """Return the least share of a whole training after which recipes are compared."""
-    return max(LEAST_SHARE, min(1.0, _FEWEST_STEPS / whole_steps))
+def least_share(whole_steps: int, least: float = LEAST_SHARE) -> float:
+    """Return the least share of a whole training after which recipes are compared, which is not of a few steps."""
+    return max(least, min(1.0, _FEWEST_STEPS / whole_steps))
 
 
 def halving_rounds(recipes: int, parts: int, first: int) -> tuple[tuple[int, int], ...]:

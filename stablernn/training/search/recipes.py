@@ -17,6 +17,7 @@ from stablernn.data.step_data import Data
 from stablernn.data.types import ClassificationData, ForecastData
 from stablernn.training.settings.closed_form import CLOSED_FORM
 from stablernn.training.tasks.classify import PATCHES
+from stablernn.training.tasks.forecast import MAX_STEPS, MOST_WINDOWS_A_STEP
 
 SMALL = 1000
 """Training sequences below which a model is trained on all of them, with none held out to choose the epoch by."""
@@ -24,6 +25,11 @@ _SHORT_QUANTILE = 0.1
 """Quantile of the lengths that counts as a short sequence."""
 _VARIED_LENGTHS = 2.0
 """Length of the longest tenth of the sequences over that of the shortest, above which resampling is tried."""
+MANY_WINDOWS = MAX_STEPS * MOST_WINDOWS_A_STEP // 4
+"""Training windows of which the recommended steps see each at most four times, so that longer trainings of larger
+networks are worth more than members (`python benchmarks/cross_validation.py longer-forecasts`)."""
+MOST_EPOCHS = 20
+"""Epochs of a training of so many windows, if the budget allows."""
 BASELINE_UNITS = 256
 """Units of a layer that is not trained: in five folds of digits 64 get 97.4 % right and 256 get 98.4 %
 (`python benchmarks/cross_validation.py closed-form`)."""
@@ -41,12 +47,15 @@ class Recipe:
         purpose: The data that it is for, in a few words.
         streams: False for a model that needs complete sequences; a search chooses it only where no recipe that streams
             is as good.
+        most_epochs: Epochs up to which a larger budget makes the training longer, before it pays for members; None
+            where members are worth more.
     """
 
     name: str
     settings: Mapping[str, Any]
     purpose: str
     streams: bool = True
+    most_epochs: int | None = None
 
 
 def recipes(data: Data) -> list[Recipe]:
@@ -131,11 +140,16 @@ def _resampled(data: ClassificationData, lru: Mapping[str, Any], lengths: npt.ND
 
 
 def _forecasting(data: ForecastData) -> list[Recipe]:
-    lipschitz = {"model.cell": "lipschitz"}
-    portfolio = [
-        Recipe("lipschitz", lipschitz, "the default"),
-        Recipe("lru", {"model.cell": "lru"}, "long memory"),
-    ]
+    lipschitz: dict[str, Any] = {"model.cell": "lipschitz"}
+    most_epochs = None
+    portfolio = [Recipe("lipschitz", lipschitz, "the default")]
+    if len(data.windows("train")) > MANY_WINDOWS:
+        lipschitz |= {"model.hidden_size": 128, "training.lr": 0.01}
+        most_epochs = MOST_EPOCHS
+        portfolio = [
+            Recipe("lipschitz, 128 units", lipschitz, "many series, the default there", most_epochs=most_epochs)
+        ]
+    portfolio.append(Recipe("lru", {"model.cell": "lru"}, "long memory"))
     # A context of whole seasons, as the default is.
     for factor in (2, 4):
         length = factor * data.context_length
@@ -144,6 +158,7 @@ def _forecasting(data: ForecastData) -> list[Recipe]:
                 f"lipschitz, context of {length}",
                 {**lipschitz, "task.context_length": length},
                 "slow changes, and more seasons to average over",
+                most_epochs=most_epochs,
             )
         )
     portfolio.append(
@@ -151,6 +166,7 @@ def _forecasting(data: ForecastData) -> list[Recipe]:
             "lipschitz, without a skip",
             {**lipschitz, "model.skip": "none"},
             "series that no linear map of the context forecasts",
+            most_epochs=most_epochs,
         )
     )
     return portfolio

@@ -133,6 +133,7 @@ def run_trial(trial: Trial) -> TrialResult:
                     seconds=seconds,
                     steps=steps,
                     whole_steps=whole_steps,
+                    whole_epochs=whole.training.epochs or 0,
                     step_seconds=clock.step_seconds,
                 )
             scores, samples = _score(trainer, settings, reference, part)
