@@ -93,8 +93,12 @@ COMPARISONS = {
             "mixup 0.2": {"training.mixup": 0.2},
             "crop 0.9": {"training.crop": 0.9},
             "magnitude_warp 0.2": {"training.magnitude_warp": 0.2},
-            "channel_dropout 0.1": {"training.channel_dropout": 0.1},
         },
+    ),
+    "channel-dropout": Comparison(
+        ("JapaneseVowels", "BasicMotions"),
+        {"model.cell": "lru", "training.refit": True},
+        {"default": {}, "0.1": {"training.channel_dropout": 0.1}},
     ),
     "many-classes": Comparison(
         ("Adiac",),
