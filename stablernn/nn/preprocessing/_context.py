@@ -235,9 +235,9 @@ class ContextScaling(Scaling):
         # Relative to the first value there is: running sums of squares would lose a small spread far from zero.
         first = filled.gather(1, is_counted.long().argmax(dim=1, keepdim=True)).double()
         precise = values.double() - first
-        counted = precise * all_counted
-        total = _running_sum(counted, block)
-        squares = _running_sum(counted * precise, block)
+        counted_values = precise * all_counted
+        total = _running_sum(counted_values, block)
+        squares = _running_sum(counted_values * precise, block)
         changes = (precise[:, self.season :] - precise[:, : -self.season]).abs() * all_counted[:, : -self.season]
         no_changes = changes.new_zeros(len(filled), self.season, self.size)
         change_sum = _running_sum(torch.cat([no_changes, changes], dim=1), block)

@@ -163,7 +163,7 @@ class _Search:
         began: float,
     ) -> None:
         self._config = config
-        self._task = task
+        self._task: TaskName = task
         self._budget = budget
         self._networks = networks
         self._baseline = baseline

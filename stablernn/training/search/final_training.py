@@ -25,7 +25,7 @@ _KEPT_NORM_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class TrainingLength:
-    """What a training may take, and what it takes.
+    """Optimizer steps that a training may take, and those that are recommended.
 
     Attributes:
         affordable_steps: Optimizer steps that the rest of the budget pays for.
