@@ -102,6 +102,11 @@ def use_terms(replacement: Terms) -> Iterator[None]:
         _TERMS.reset(token)
 
 
+def set_terms(replacement: Terms) -> None:
+    """Use other terms from now on, in a process that another one has started."""
+    _TERMS.set(replacement)
+
+
 def _as_yaml(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

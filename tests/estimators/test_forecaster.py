@@ -315,6 +315,15 @@ def test_it_is_refused_in_a_sentence(call: Callable[[], Any], message: str) -> N
         call()
 
 
+@pytest.mark.slow
+def test_an_error_in_a_process_of_the_search_names_parameters() -> None:
+    forecaster = srn.StableForecaster(
+        horizon=4, context_length=16, cell="auto", budget="300steps", settings={"model.log": True}
+    )
+    with pytest.raises(DataError, match=re.escape("pass settings={'model.log': False}.")):
+        forecaster.fit(np.sin(np.arange(300) / 5))
+
+
 def test_forecasts_need_a_fit() -> None:
     with pytest.raises(NotFittedError):
         srn.StableForecaster().predict(load())

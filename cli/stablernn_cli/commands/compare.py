@@ -66,9 +66,9 @@ def compare(
     test score with its range over the seeds, the rank, parameters, time of a streamed step and what is proved. From two
     data sets on there are mean ranks too, with a critical-difference plot.
 
-    The folder has the runs, results.json, table.md and critical_difference.png. Finished runs are kept: the same
-    command goes on after a stop, and further seeds, cells and data sets join. Started on several machines with one
-    folder, it shares the runs between them.
+    The folder has the runs, results.json, table.md and, with several data sets, critical_difference.png. Finished runs
+    are kept: the same command goes on after a stop, and further seeds, cells and data sets join. Started on several
+    machines with one folder, it shares the runs between them.
 
     Example: stablernn compare --data digits --cells lru,lstm --seeds 0,1
     """

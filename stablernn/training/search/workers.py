@@ -17,7 +17,7 @@ from threading import Event
 from typing import Any
 
 from stablernn.errors import TrainingError
-from stablernn.terms import terms
+from stablernn.terms import Terms, set_terms, terms
 from stablernn.training.search.trial import Trial, TrialResult, run_trial
 
 _POLL_SECONDS = 0.2
@@ -86,7 +86,7 @@ def open_workers(count: int, stop: Event) -> Iterator[Workers]:
     """Start processes, and end them with the block, even those that are still training."""
     # A new interpreter instead of a fork, which the threads of torch would not survive.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_ignore_interrupts)
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_start_process, initargs=(terms(),))
     try:
         with _without_main_module():
             yield Workers(pool, count, stop)
@@ -118,7 +118,8 @@ def _without_main_module() -> Iterator[None]:
         main.update(names)
 
 
-def _ignore_interrupts() -> None:
+def _start_process(parent_terms: Terms) -> None:
+    set_terms(parent_terms)
     # Ctrl-C reaches every process of a terminal; the parent ends these.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
