@@ -343,8 +343,11 @@ def test_the_page_of_the_benchmark_of_accuracy_has_the_section() -> None:
     from stablernn_cli.docs import accuracy
 
     text = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
-    stored_results = json.loads(module("accuracy").RESULTS.read_text(encoding="utf-8"))
-    assert accuracy(module("accuracy").page(stored_results), ROOT) == text
+    benchmark = module("accuracy")
+    stored, archive = (
+        json.loads(path.read_text(encoding="utf-8")) for path in (benchmark.RESULTS, benchmark.ARCHIVE_RESULTS)
+    )
+    assert accuracy(benchmark.page(stored, archive), ROOT) == text
 
 
 def test_without_results_the_section_says_so() -> None:

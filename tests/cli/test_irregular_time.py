@@ -164,7 +164,7 @@ def test_a_cell_that_is_bounded_in_regular_steps_alone_is_refused_before_trainin
     assert (result.code, result.sentence) == (
         2,
         "The cell 'antisym_ablation' is certified for regular steps only, got model.time=dt with training.certified. "
-        "Set model.time=ignore, or take a cell such as lipschitz, lem or cfc.",
+        "Take a cell such as lipschitz, lem or cfc, or set model.time=ignore.",
     )
     assert not empty.path("refused").exists()
 
