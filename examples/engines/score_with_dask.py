@@ -24,7 +24,7 @@ def main(registry: str, model: str, source: str, destination: str) -> None:
     with Client(n_workers=2, threads_per_worker=1, dashboard_address=None):
         steps = dd.read_parquet(source, split_row_groups=False)
         # The columns, which Dask has to know before it computes.
-        columns = scorer.score(steps._meta)
+        columns = scorer.score(steps._meta, time_column="ds")
         answers = steps.map_partitions(score, scorer, meta=columns.to_pandas())
         answers.to_parquet(destination, write_index=False, schema=columns.to_arrow().schema)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -20,6 +20,7 @@ from stablernn_runtime.errors import InputError, ModelLoadError
 from stablernn_runtime.run_batch import run_steps
 from stablernn_runtime.scoring.columns import class_columns, forecast_columns
 from stablernn_runtime.scoring.sequences import Sequences, read_sequences
+from stablernn_runtime.scoring.times_ahead import times_ahead
 from stablernn_runtime.served_model import ServedModel
 
 if TYPE_CHECKING:
@@ -111,13 +112,15 @@ class Scorer:
                 mappings of columns. It has a row for each sequence, with a list for each feature, or a row for each
                 step, with a number for each feature; empty cells are missing values. Other columns are ignored.
             id_column: Column that names the sequences; None for ``id``, or else ``unique_id``.
-            time_column: Column by which steps are sorted where each has a row; None for their order in the table.
+            time_column: Column by which steps are sorted where each has a row; None for their order in the table. A
+                forecast goes on from its times, which are dates, datetimes or integers one step apart.
             most_steps: Steps above which a sequence is not answered.
 
         Returns:
             The columns that ``stablernn predict`` names, with the column ``error`` as the last one: why a sequence has
             no answer, which is null in all other columns then. A class has a row for each sequence. A forecast has one
-            for each step, with its number from 1 on in place of its time, and a sequence without an answer has one.
+            for each step, with its time in ``time_column``, or its number from 1 on in ``step`` where there are no
+            times, and a sequence without an answer has one.
 
         Raises:
             InputError: If the table lacks a column, or the version does not answer tables.
@@ -135,7 +138,12 @@ class Scorer:
             most_steps=most_steps,
             last_steps=manifest.context_length if manifest.task == "forecast" else None,
         )
-        errors, numbers, parts = dict(sequences.errors), [], []
+        numbers, parts = [], []
+        times: pl.Series | None = None
+        if manifest.task == "forecast" and sequences.times is not None:
+            times, irregular = times_ahead(sequences.times, manifest.horizon or 1, manifest.frequency)
+            sequences = replace(sequences, errors={**irregular, **sequences.errors})
+        errors = dict(sequences.errors)
         for batch in sequences.batches(BATCH_ROWS):
             for answered, outputs in _run(model, sequences, batch, errors):
                 numbers.append(answered)
@@ -143,7 +151,7 @@ class Scorer:
         rows = np.concatenate(numbers) if numbers else np.zeros(0, np.int64)
         order = np.argsort(rows)
         outputs = {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]} if parts else {}
-        return _answers(model, sequences, rows[order], outputs, errors)
+        return _answers(model, sequences, rows[order], outputs, errors, times)
 
     def advance(
         self, samples: Array, states: Mapping[str, Array] | None = None, **other_inputs: Array
@@ -240,9 +248,18 @@ def _run(
 
 
 def _answers(
-    model: ServedModel, sequences: Sequences, rows: Array, outputs: Mapping[str, Array], errors: Mapping[int, str]
+    model: ServedModel,
+    sequences: Sequences,
+    rows: Array,
+    outputs: Mapping[str, Array],
+    errors: Mapping[int, str],
+    times: pl.Series | None,
 ) -> pl.DataFrame:
-    """Return the table of answers for the sequences ``rows``, and the reasons of all others."""
+    """Return the table of answers for the sequences ``rows``, and the reasons of all others.
+
+    Args:
+        times: Times of the steps of each forecast, lists; None to number the steps.
+    """
     import polars as pl
 
     manifest = model.manifest
@@ -253,10 +270,12 @@ def _answers(
     else:
         name, steps, targets = "unique_id", manifest.horizon or 1, list(manifest.targets or ())
         rows_of_each = steps * len(targets)
-        columns = {"step": np.tile(np.arange(1, steps + 1), len(rows) * len(targets))}
+        columns = _step_columns(rows, steps, len(targets), times)
         columns |= forecast_columns(targets, manifest.quantiles or [], outputs or _no_forecasts(model))
-    texts = {"label": pl.String(), "target": pl.String(), "step": pl.Int64()}
-    schema = {column: texts.get(column, pl.Float32()) for column in columns}
+    types: dict[str, Any] = {"label": pl.String(), "target": pl.String(), "step": pl.Int64()}
+    if times is not None:
+        types[times.name] = columns[times.name].dtype
+    schema = {column: types.get(column, pl.Float32()) for column in columns}
     failed = sorted(errors)
     reasons = pl.DataFrame({"error": [errors[number] for number in failed]}, schema={"error": pl.String()})
     # Sequences without an answer have a row of empty cells.
@@ -265,6 +284,13 @@ def _answers(
     order = np.argsort(numbers, kind="stable")
     ids = sequences.ids.gather(numbers[order]).alias(name)
     return table[order].select(ids, *schema, "error")
+
+
+def _step_columns(rows: Array, steps: int, targets: int, times: pl.Series | None) -> dict[str, Any]:
+    """Return the column of the times or numbers of steps, for each sequence, target and step in this order."""
+    if times is None:
+        return {"step": np.tile(np.arange(1, steps + 1), len(rows) * targets)}
+    return {times.name: times.gather(np.repeat(rows, targets)).explode()}
 
 
 def _no_forecasts(model: ServedModel) -> dict[str, Array]:

@@ -34,6 +34,7 @@ class Sequences:
         starts: First step of each, ``(sequences,)``.
         lengths: Steps of each, likewise.
         errors: Why a sequence cannot be answered, by its number.
+        times: The times of each in order, lists; None without a column of times.
     """
 
     ids: pl.Series
@@ -41,6 +42,7 @@ class Sequences:
     starts: Array
     lengths: Array
     errors: dict[int, str]
+    times: pl.Series | None = None
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -121,7 +123,11 @@ def read_sequences(
     errors = {**_value_errors(values, starts, lengths, features, most_steps), **errors}
     # What float32 does not hold is an error already.
     with np.errstate(over="ignore"):
-        return Sequences(frame[name], values.astype(np.float32), starts, lengths, errors)
+        numbers = values.astype(np.float32)
+    times = None
+    if time_column is not None:
+        times = frame[time_column] if last_steps is None else frame[time_column].list.tail(last_steps)
+    return Sequences(frame[name], numbers, starts, lengths, errors, times)
 
 
 def _frame(table: Any) -> pl.DataFrame:
@@ -157,7 +163,12 @@ def _collect_steps(frame: pl.DataFrame, name: str, features: Sequence[str], time
             raise InputError(f"The table has no column '{time_column}' to sort steps by.")
         if frame.select(pl.struct(name, time_column).is_duplicated().any()).item():
             raise InputError(f"Some sequences have two steps of one '{time_column}'. Remove one of each.")
-        columns = columns.sort_by(time_column)
+        if frame[time_column].null_count():
+            raise InputError(
+                f"{frame[time_column].null_count()} rows have no value of '{time_column}', so that they have no place "
+                "among the others."
+            )
+        columns = pl.col([*features, time_column]).sort_by(time_column)
     return frame.group_by(name, maintain_order=True).agg(columns)
 
 

@@ -1,0 +1,111 @@
+"""Forecasts of a scorer go on from the times of the table, as those of ``predict`` do."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from cli_helpers import NO_PLOTS, Workplace
+from published_models import Published
+from stablernn_runtime.errors import InputError
+from stablernn_runtime.scoring import Scorer
+from stablernn_runtime.scoring.times_ahead import times_ahead
+
+FIRST = datetime(2024, 1, 1)
+
+
+def hours(*numbers: int) -> list[datetime]:
+    return [datetime(2024, 1, 1, number) for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("times", "frequency", "ahead"),
+    [
+        (hours(3, 4, 5), "h", hours(6, 7)),
+        (hours(3), "h", hours(4, 5)),
+        (hours(3, 5), None, hours(7, 9)),
+        ([datetime(2024, 1, 31), datetime(2024, 2, 29)], "ME", [datetime(2024, 3, 31), datetime(2024, 4, 30)]),
+        ([FIRST, datetime(2024, 2, 1)], "MS", [datetime(2024, 3, 1), datetime(2024, 4, 1)]),
+        ([FIRST], "YS", [datetime(2025, 1, 1), datetime(2026, 1, 1)]),
+        ([date(2024, 2, 28)], "D", [datetime(2024, 2, 29), datetime(2024, 3, 1)]),
+        ([3, 5, 7], None, [9, 11]),
+        ([3], None, [4, 5]),
+    ],
+    ids=["hours", "one hour", "own steps", "ends of months", "months", "years", "dates", "integers", "one integer"],
+)
+def test_times_go_on(times: list[Any], frequency: str | None, ahead: list[Any]) -> None:
+    assert times_ahead(pl.Series("ds", [times]), 2, frequency)[0].to_list() == [ahead]
+    assert times_ahead(pl.Series("ds", [times]), 2, frequency)[1] == {}
+
+
+@pytest.mark.parametrize(
+    ("times", "frequency", "error"),
+    [
+        (hours(3, 4, 6), "h", "Its times in 'ds' are not one step of 'h' apart. Fill the gaps with empty values."),
+        (hours(3, 5), "h", "Its times in 'ds' are not one step of 'h' apart. Fill the gaps with empty values."),
+        (hours(3, 4, 6), None, "Its times in 'ds' are not one step apart. Fill the gaps with empty values."),
+        ([FIRST, datetime(2024, 3, 1)], "MS", "Its times in 'ds' are not one step of 'M' apart. Fill the gaps"),
+        (hours(3), None, "A single time does not say how long its steps are."),
+        ([1, 2, 4], None, "Its times in 'ds' are not one step apart. Fill the gaps with empty values."),
+    ],
+)
+def test_a_gap_is_the_error_of_its_series_alone(times: list[Any], frequency: str | None, error: str) -> None:
+    sound = times[:1] if len(times) > 1 else []
+    ahead, errors = times_ahead(pl.Series("ds", [sound, times]), 2, frequency)
+    assert errors[1].startswith(error)
+    assert ahead[1] is None
+    assert 0 not in errors or frequency is None
+
+
+def test_nanoseconds_and_zones_stay() -> None:
+    dtype = pl.List(pl.Datetime("ns", "UTC"))
+    times = pl.Series("ds", [[datetime(2024, 1, 1, 5)]], dtype=pl.List(pl.Datetime("ns"))).cast(dtype)
+    ahead, _ = times_ahead(times, 1, "h")
+    assert ahead.dtype == dtype
+    assert ahead[0][0].isoformat() == "2024-01-01T06:00:00+00:00"
+
+
+def test_a_forecast_has_the_rows_of_predict(tmp_path: Path) -> None:
+    place = Workplace(tmp_path)
+    hours = np.datetime64("2024-01-01", "us") + np.arange(60) * np.timedelta64(1, "h")
+    values = np.random.default_rng(0).normal(50, 5, size=120)
+    table = pl.DataFrame({"unique_id": np.repeat(["a", "b"], 60), "ds": np.tile(hours, 2), "y": values})
+    table.write_parquet(place.path("load.parquet"))
+    options = ("--cell", "lipschitz", "--hidden-size", 4, "--horizon", 3, "--context-length", 12, "--max-steps", 1)
+    place.ok("train", "--data", "load.parquet", *options, *NO_PLOTS, "--run-dir", "run")
+    place.ok("export", "run", "--name", "load")
+    place.ok("predict", "load:1", "--input", "load.parquet", "--output", "answers.parquet")
+    predicted = pl.read_parquet(place.path("answers.parquet"))
+    scorer = Scorer.find("load:1", registry=place.registry)
+    answers = scorer.score(table.sample(fraction=1.0, shuffle=True, seed=0), time_column="ds").sort("unique_id", "ds")
+    assert answers["error"].null_count() == len(answers) == 6
+    assert answers.drop("error").columns == predicted.columns
+    assert answers["ds"].dt.strftime("%Y-%m-%dT%H:%M:%S").to_list() == predicted["ds"].cast(pl.String).to_list()
+    assert answers.drop("error", "ds").equals(predicted.drop("ds"))
+
+
+def test_each_target_has_the_times_and_a_series_with_a_gap_has_a_reason(published: Published) -> None:
+    scorer = Scorer.find("flow:1", registry=published.registry.root)
+    numbers = np.arange(6)
+    values = {name: np.linspace(0, 1, 6) for name in ("flow", "rain", "level")}
+    whole = pl.DataFrame({"id": ["a"] * 6, "hour": numbers, **values})
+    gap = pl.DataFrame({"id": ["b"] * 6, "hour": np.where(numbers > 2, numbers + 1, numbers), **values})
+    answers = scorer.score(pl.concat([gap, whole]), time_column="hour")
+    assert answers["unique_id"].to_list() == ["b", *["a"] * 10]
+    assert answers["error"][0] == "Its times in 'hour' are not one step apart. Fill the gaps with empty values."
+    assert answers["hour"].to_list() == [None, *[6, 7, 8, 9, 10] * 2]
+    without_times = scorer.score(whole)
+    assert answers[1:].drop("hour").equals(without_times.drop("step"))
+
+
+def test_times_of_text_and_missing_times_are_refused(published: Published) -> None:
+    scorer = Scorer.find("co2:1", registry=published.registry.root)
+    with pytest.raises(InputError, match="The column 'ds' has values of the type String"):
+        scorer.score({"id": ["a"], "ds": ["2024-01-07"], "co2": [1.0]}, time_column="ds")
+    with pytest.raises(InputError, match="1 rows have no value of 'ds'"):
+        scorer.score({"id": ["a", "a"], "ds": [1, None], "co2": [1.0, 2.0]}, time_column="ds")
