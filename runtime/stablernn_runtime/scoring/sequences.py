@@ -126,7 +126,8 @@ def read_sequences(
         numbers = values.astype(np.float32)
     times = None
     if time_column is not None:
-        times = frame[time_column] if last_steps is None else frame[time_column].list.tail(last_steps)
+        # Two times say how long a step is.
+        times = frame[time_column] if last_steps is None else frame[time_column].list.tail(max(2, last_steps))
     return Sequences(frame[name], numbers, starts, lengths, errors, times)
 
 
@@ -161,13 +162,13 @@ def _collect_steps(frame: pl.DataFrame, name: str, features: Sequence[str], time
     if time_column is not None:
         if time_column not in frame.columns:
             raise InputError(f"The table has no column '{time_column}' to sort steps by.")
-        if frame.select(pl.struct(name, time_column).is_duplicated().any()).item():
-            raise InputError(f"Some sequences have two steps of one '{time_column}'. Remove one of each.")
         if frame[time_column].null_count():
             raise InputError(
                 f"{frame[time_column].null_count()} rows have no value of '{time_column}', so that they have no place "
                 "among the others."
             )
+        if frame.select(pl.struct(name, time_column).is_duplicated().any()).item():
+            raise InputError(f"Some sequences have two steps of one '{time_column}'. Remove one of each.")
         columns = pl.col([*features, time_column]).sort_by(time_column)
     return frame.group_by(name, maintain_order=True).agg(columns)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stablernn_runtime.calendar import advance, calendar_frequency, step_seconds
 from stablernn_runtime.errors import InputError
@@ -14,10 +15,16 @@ from stablernn_runtime.errors import InputError
 if TYPE_CHECKING:
     import polars as pl
 
-Array = NDArray[Any]
-
 _TICKS = {"ms": 10**3, "us": 10**6, "ns": 10**9}
 """Ticks of a second in each unit of polars."""
+_YEAR_10000 = 253_402_300_800
+"""Seconds from 1970 to the first year that Python's datetimes do not have."""
+_DAY = 86_400.0
+_BEYOND = "The times of its forecast lie beyond the last one that the column can hold."
+
+
+class _NoTimesError(Exception):
+    """Why a sequence has no times ahead."""
 
 
 def times_ahead(times: pl.Series, steps: int, frequency: str | None) -> tuple[pl.Series, dict[int, str]]:
@@ -29,8 +36,8 @@ def times_ahead(times: pl.Series, steps: int, frequency: str | None) -> tuple[pl
         frequency: Frequency of the training data; None where their steps had no length of their own.
 
     Returns:
-        The times, lists of ``steps`` datetimes or integers, null where a sequence has an error; and why a sequence has
-        no times ahead, by its number.
+        The times, lists of ``steps`` datetimes or integers, null where a sequence has an error or no times; and why a
+        sequence has no times ahead, by its number.
 
     Raises:
         InputError: If the times are of another type.
@@ -39,57 +46,106 @@ def times_ahead(times: pl.Series, steps: int, frequency: str | None) -> tuple[pl
 
     inner = times.dtype.inner if isinstance(times.dtype, pl.List) else None
     if inner == pl.Date:
-        times = times.cast(pl.List(pl.Datetime("us")))
         inner = pl.Datetime("us")
-    if not isinstance(inner, pl.Datetime) and not (inner is not None and inner.is_integer()):
+    elif inner is not None and (inner.is_integer() or (inner == pl.Null and not len(times))):
+        inner = pl.Int64()
+    elif not isinstance(inner, pl.Datetime):
         raise InputError(
             f"The column '{times.name}' has values of the type {inner}, and a forecast goes on from dates, datetimes "
             "or integers. Convert it, or leave 'time_column' out and sort the table."
         )
-    ticks = times.cast(pl.List(pl.Int64))
-    changes = ticks.list.diff()
-    # NaN for sequences of one step or none.
-    smallest, largest, last = (
-        values.cast(pl.Float64).to_numpy() for values in (changes.list.min(), changes.list.max(), ticks.list.last())
-    )
-    length: Array | None = None
-    name = calendar_frequency(frequency) if isinstance(inner, pl.Datetime) else None
+    times = times.cast(pl.List(inner))
+    if not isinstance(inner, pl.Datetime):
+        # Of a single integer, the next ones.
+        return _continue(times, lambda ticks: _in_equal_steps(ticks, steps, 2**63, None, alone=1))
+    name = calendar_frequency(frequency)
     seconds = None if name is None else step_seconds(name)
-    if isinstance(inner, pl.Datetime) and seconds is not None:
-        length = np.full(len(times), seconds * _TICKS[inner.time_unit])
-    elif name is None:
-        # Of a single integer, the next one.
-        length = np.where(np.isnan(smallest), 1.0 if inner.is_integer() else np.nan, smallest)
-    rows: list[Any] = [None] * len(times)
+    zone = inner.time_zone
+    if zone is not None and name is not None and (seconds is None or seconds >= _DAY):
+        # Days and longer steps are those of the calendar: they go on at the same time of day when clocks change.
+        local = times.list.eval(pl.element().dt.replace_time_zone(None))
+        ahead, errors = times_ahead(local, steps, frequency)
+        return ahead.list.eval(pl.element().dt.replace_time_zone(zone, ambiguous="earliest")), errors
+    if name is not None and seconds is None:
+        return _continue(times, lambda part: _on_calendar(tuple(part), steps, name), is_calendar=True)
+    ticks_of_second = _TICKS[inner.time_unit]
+    limit = min(_YEAR_10000 * ticks_of_second, 2**63)
+    length = None if seconds is None else round(seconds * ticks_of_second)
+    return _continue(times, lambda ticks: _in_equal_steps(ticks, steps, limit, length, name=name))
+
+
+def _continue(
+    times: pl.Series, continuation: Callable[[list[Any]], list[Any]], *, is_calendar: bool = False
+) -> tuple[pl.Series, dict[int, str]]:
+    """Return the continuation of each sequence, a function of its times or their ticks, and the errors."""
+    import polars as pl
+
+    parts = times.to_list() if is_calendar else times.cast(pl.List(pl.Int64)).to_list()
+    rows: list[list[Any] | None] = []
     errors: dict[int, str] = {}
-    for number in np.flatnonzero(~np.isnan(last)):
-        if length is None:
-            assert name is not None
-            rows[number] = _on_calendar(times[int(number)].to_list(), steps, name)
-        elif np.isnan(length[number]):
-            errors[int(number)] = "A single time does not say how long its steps are."
-            continue
-        elif np.isnan(smallest[number]) or smallest[number] == largest[number] == length[number]:
-            rows[number] = int(ticks[int(number)][-1]) + int(length[number]) * np.arange(1, steps + 1)
-        if rows[number] is None:
-            errors[int(number)] = _irregular(times.name, name)
-    if length is None:
-        return pl.Series(times.name, rows, dtype=pl.List(inner)), errors
-    values = [None if row is None else row.tolist() for row in rows]
-    return pl.Series(times.name, values, dtype=pl.List(pl.Int64)).cast(pl.List(inner)), errors
+    for number, part in enumerate(parts):
+        try:
+            rows.append(continuation(part) if part else None)
+        except _NoTimesError as error:
+            rows.append(None)
+            errors[number] = str(error)
+    values = pl.Series(times.name, rows, dtype=times.dtype if is_calendar else pl.List(pl.Int64))
+    return values.cast(times.dtype), errors
 
 
-def _on_calendar(times: list[datetime], steps: int, frequency: str) -> list[datetime] | None:
-    """Return the times after some that lie on the calendar, None if they are not one step apart."""
-    start = times[0].isoformat()
-    if any(
-        datetime.fromisoformat(advance(start, step, frequency)) != time for step, time in enumerate(times[1:], start=1)
-    ):
-        return None
-    end = times[-1].isoformat()
-    return [datetime.fromisoformat(advance(end, step, frequency)) for step in range(1, steps + 1)]
+def _in_equal_steps(
+    ticks: Sequence[int],
+    steps: int,
+    limit: int,
+    length: int | None,
+    *,
+    alone: int | None = None,
+    name: str | None = None,
+) -> list[int]:
+    """Return the ticks after some that are equally far apart.
+
+    Args:
+        ticks: One or more.
+        steps: Number of steps ahead.
+        limit: What all of them must be below.
+        length: Ticks of a step; None to take what they are apart.
+        alone: Ticks of a step that nothing else says.
+        name: Frequency whose steps these are, for an error.
+
+    Raises:
+        _NoTimesError: If there are none.
+    """
+    change = length or alone
+    if len(ticks) > 1:
+        changes = np.diff(np.array(ticks))
+        change = int(changes[0])
+        if (changes != change).any() or length not in (None, change):
+            raise _irregular(name)
+    if change is None:
+        raise _NoTimesError("A single time does not say how long its steps are.")
+    if ticks[-1] + steps * change >= limit:
+        raise _NoTimesError(_BEYOND)
+    return list(range(ticks[-1] + change, ticks[-1] + steps * change + 1, change))
 
 
-def _irregular(column: str, frequency: str | None) -> str:
+# Many series have the same times.
+@lru_cache(maxsize=1024)
+def _on_calendar(times: tuple[datetime, ...], steps: int, frequency: str) -> list[datetime]:
+    """Return the times after some that lie on the calendar.
+
+    Raises:
+        _NoTimesError: If there are none.
+    """
+    start, end = times[0].isoformat(), times[-1].isoformat()
+    for step, time in enumerate(times[1:], start=1):
+        if datetime.fromisoformat(advance(start, step, frequency)) != time:
+            raise _irregular(frequency)
+    try:
+        return [datetime.fromisoformat(advance(end, step, frequency)) for step in range(1, steps + 1)]
+    except InputError:
+        raise _NoTimesError(_BEYOND) from None
+
+
+def _irregular(frequency: str | None) -> _NoTimesError:
     step = "one step" if frequency is None else f"one step of '{frequency}'"
-    return f"Its times in '{column}' are not {step} apart. Fill the gaps with empty values."
+    return _NoTimesError(f"Its times are not {step} apart. Fill the gaps with empty values.")

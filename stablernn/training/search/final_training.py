@@ -20,7 +20,7 @@ _MEMBERS = (8, 4, 2)
 _SEARCHED_NORM_SECONDS = 8.0
 """Time of the search for a norm that certifies a layer of 64 units."""
 _KEPT_NORM_SECONDS = 2.0
-"""Time of certifying a layer in the norm in which its training kept it contracting, of 64 or 128 units."""
+"""Time of certifying a layer of up to 128 units in the norm in which its training kept it contracting."""
 
 
 @dataclass(frozen=True)
@@ -100,5 +100,5 @@ def _certificate_steps(candidate: Candidate, length: TrainingLength) -> float:
     if length.budget.seconds is None or cell.lure_system() is None:
         return 0.0
     if candidate.proof != "none":
-        return _KEPT_NORM_SECONDS / length.step_seconds
+        return _KEPT_NORM_SECONDS * max(1.0, cell.hidden_size / 128) ** 2 / length.step_seconds
     return _SEARCHED_NORM_SECONDS * (cell.hidden_size / 64) ** 2 / length.step_seconds

@@ -147,7 +147,7 @@ def _forecasting(data: ForecastData) -> list[Recipe]:
         lipschitz |= {"model.hidden_size": 128, "training.lr": 0.01}
         most_epochs = MOST_EPOCHS
         portfolio = [
-            Recipe("lipschitz, 128 units", lipschitz, "many series, the default there", most_epochs=most_epochs)
+            Recipe("lipschitz, many windows", lipschitz, "the default of many windows", most_epochs=most_epochs)
         ]
     portfolio.append(Recipe("lru", {"model.cell": "lru"}, "long memory"))
     # A context of whole seasons, as the default is.

@@ -221,7 +221,11 @@ def load_all(config: Config) -> Data:
 def _part(trial: Trial) -> Data:
     config = trial.config
     data = load_all(config)
-    part = resample(data, trial.parts, seed=config.training.seed, refit=config.training.refit)[trial.part]
+    parts = resample(data, trial.parts, seed=config.training.seed, refit=config.training.refit)
+    if trial.part >= len(parts):
+        # A longer context leaves fewer ends of the series that training comes before.
+        raise ConfigError(f"the data has only {len(parts)} of {trial.parts} parts with these settings")
+    part = parts[trial.part]
     part = part.without_validation() if config.training.refit else part
     return with_time(part, resolve(config, task_for(part)))
 

@@ -46,20 +46,61 @@ def test_times_go_on(times: list[Any], frequency: str | None, ahead: list[Any]) 
 @pytest.mark.parametrize(
     ("times", "frequency", "error"),
     [
-        (hours(3, 4, 6), "h", "Its times in 'ds' are not one step of 'h' apart. Fill the gaps with empty values."),
-        (hours(3, 5), "h", "Its times in 'ds' are not one step of 'h' apart. Fill the gaps with empty values."),
-        (hours(3, 4, 6), None, "Its times in 'ds' are not one step apart. Fill the gaps with empty values."),
-        ([FIRST, datetime(2024, 3, 1)], "MS", "Its times in 'ds' are not one step of 'M' apart. Fill the gaps"),
+        (hours(3, 4, 6), "h", "Its times are not one step of 'h' apart. Fill the gaps with empty values."),
+        (hours(3, 5), "h", "Its times are not one step of 'h' apart. Fill the gaps with empty values."),
+        (hours(3, 4, 6), None, "Its times are not one step apart. Fill the gaps with empty values."),
+        ([FIRST, datetime(2024, 3, 1)], "MS", "Its times are not one step of 'M' apart. Fill the gaps"),
         (hours(3), None, "A single time does not say how long its steps are."),
-        ([1, 2, 4], None, "Its times in 'ds' are not one step apart. Fill the gaps with empty values."),
+        ([1, 2, 4], None, "Its times are not one step apart. Fill the gaps with empty values."),
     ],
 )
 def test_a_gap_is_the_error_of_its_series_alone(times: list[Any], frequency: str | None, error: str) -> None:
-    sound = times[:1] if len(times) > 1 else []
+    sound = [times[0], times[0] + (times[1] - times[0])] if len(times) > 2 else []
     ahead, errors = times_ahead(pl.Series("ds", [sound, times]), 2, frequency)
+    assert list(errors) == [1]
     assert errors[1].startswith(error)
     assert ahead[1] is None
-    assert 0 not in errors or frequency is None
+    if sound:
+        assert ahead[0].to_list() == [sound[1] + step * (sound[1] - sound[0]) for step in (1, 2)]
+
+
+@pytest.mark.parametrize("dtype", [pl.UInt8, pl.Int64])
+def test_integers_of_any_size_go_on(dtype: Any) -> None:
+    ahead, errors = times_ahead(pl.Series("ds", [[253, 254]], dtype=pl.List(dtype)), 2, None)
+    assert (ahead.to_list(), errors) == ([[255, 256]], {})
+
+
+@pytest.mark.parametrize(
+    ("times", "frequency"),
+    [
+        (pl.Series("ds", [[datetime(9999, 12, 1)], [FIRST]]), "MS"),
+        (pl.Series("ds", [[datetime(9999, 12, 31)], [FIRST]]), "D"),
+        (pl.Series("ds", [[datetime(2262, 4, 11)], [FIRST]], dtype=pl.List(pl.Datetime("ns"))), "D"),
+        (pl.Series("ds", [[2**63 - 2], [1]]), None),
+    ],
+    ids=["months", "days", "nanoseconds", "integers"],
+)
+def test_times_beyond_the_last_one_are_an_error(times: pl.Series, frequency: str | None) -> None:
+    ahead, errors = times_ahead(times, 2, frequency)
+    assert errors == {0: "The times of its forecast lie beyond the last one that the column can hold."}
+    assert ahead.is_null().to_list() == [True, False]
+
+
+@pytest.mark.parametrize(("frequency", "last", "ahead"), [("D", 30, "2024-03-31"), ("MS", 1, "2024-04-01")])
+def test_days_go_on_at_the_same_time_when_clocks_change(frequency: str, last: int, ahead: str) -> None:
+    local = pl.Series("ds", [[datetime(2024, 3, last)]])
+    times = local.list.eval(pl.element().dt.replace_time_zone("Europe/Berlin"))
+    (after,) = times_ahead(times, 2, frequency)[0].to_list()
+    assert after[0].isoformat()[:19] == f"{ahead}T00:00:00"
+    assert after[1].utcoffset().total_seconds() == 7200
+    hourly = times_ahead(times, 30, "h")[0].to_list()[0]
+    assert {second.timestamp() - first.timestamp() for first, second in zip(hourly[:-1], hourly[1:], strict=True)} == {
+        3600
+    }
+
+
+def test_a_table_without_rows_has_no_times() -> None:
+    assert times_ahead(pl.Series("ds", [], dtype=pl.List(pl.Null)), 2, "h")[1] == {}
 
 
 def test_nanoseconds_and_zones_stay() -> None:
@@ -97,7 +138,7 @@ def test_each_target_has_the_times_and_a_series_with_a_gap_has_a_reason(publishe
     gap = pl.DataFrame({"id": ["b"] * 6, "hour": np.where(numbers > 2, numbers + 1, numbers), **values})
     answers = scorer.score(pl.concat([gap, whole]), time_column="hour")
     assert answers["unique_id"].to_list() == ["b", *["a"] * 10]
-    assert answers["error"][0] == "Its times in 'hour' are not one step apart. Fill the gaps with empty values."
+    assert answers["error"][0] == "Its times are not one step apart. Fill the gaps with empty values."
     assert answers["hour"].to_list() == [None, *[6, 7, 8, 9, 10] * 2]
     without_times = scorer.score(whole)
     assert answers[1:].drop("hour").equals(without_times.drop("step"))

@@ -211,3 +211,15 @@ def test_series_are_compared_on_earlier_and_earlier_ends(place: Workplace) -> No
     assert choice["parts"] > 1
     # The context is given, so that recipes with another one are left out.
     assert not any("context" in recipe["name"] for recipe in choice["recipes"])
+
+
+@pytest.mark.slow
+def test_a_context_that_leaves_fewer_ends_of_the_series_costs_its_recipe_alone(place: Workplace) -> None:
+    start = np.datetime64("2024-01-01T00:00:00", "s")
+    rows = [f"{start + 3600 * step},{np.sin(step / 4):.4f}" for step in range(600)]
+    Path(place.path("hours.csv")).write_text("\n".join(["ds,y", *rows]) + "\n")
+    options = ("--horizon", 3, "--budget", "4000steps", "--hidden-size", 4, *NO_PLOTS, "--run-dir", "hours")
+    choice = place.ok("train", "--data", "hours.csv", *options, "--json").json["choice"]
+    failed = [recipe for recipe in choice["recipes"] if recipe["status"] == "failed"]
+    assert failed
+    assert all("context of" in recipe["name"] and "parts with these settings" in recipe["reason"] for recipe in failed)

@@ -41,6 +41,15 @@ def test_a_larger_budget_pays_for_epochs_before_members(affordable: float, chang
     assert config.model.cell == "lipschitz"
 
 
+def test_certificates_of_members_count_in_a_budget_in_time() -> None:
+    config = validate({"data": {"source": "toy"}, "model": {"cell": "lipschitz"}})
+    # Of 10 s an ensemble of four takes 4 * (1 + 2), one of two half of it; without a proof in training one takes 9.
+    for proof, members in (("contracting", 2), ("none", None)):
+        length = TrainingLength(1000, 0.01, 100, 3, Budget(10.0))
+        candidate = Candidate(Recipe("toy", {}, ""), config, proof)
+        assert final_settings(config, "forecast", candidate, length)[1].get("model.members") == members
+
+
 def test_other_recipes_get_members_alone() -> None:
     assert settings(1250, most_epochs=None)[1] == {"model.members": 4}
 

@@ -379,6 +379,25 @@ def test_recipes_of_classification_go_with_the_lengths() -> None:
     assert settings["lru"]["training.refit"] is True
 
 
+def test_many_windows_begin_with_a_larger_network_and_a_fair_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = many_series([np.arange(40.0)[:, None] for _ in range(3)])
+    assert recipes(data)[0].name == "lipschitz"
+    monkeypatch.setattr("stablernn.training.search.recipes.MANY_WINDOWS", len(data.windows("train")) - 1)
+    first, *others = recipes(data)
+    assert first.name == "lipschitz, many windows"
+    assert first.settings == {"model.cell": "lipschitz", "model.hidden_size": 128, "training.lr": 0.01}
+    assert {recipe.most_epochs for recipe in others if recipe.name != "lru"} == {first.most_epochs} == {20}
+    config = validate({"data": {"source": "toy"}, "model": {"cell": "lipschitz"}})
+    networks = [Candidate(recipe, config, "contracting") for recipe in (first, *others)]
+    search = _Search(config, "forecast", Budget(None, 1000), networks, None, (5, 3), 0.0)
+    workers = cast(Workers, ScoringWorkers(100))
+    # A fifth of the steps of two recipes would fit: 2 * 5 * 20 = 200.
+    assert search._plan(workers, 0.0, 200) is None
+    plan = search._plan(workers, 0.0, 100)
+    assert plan is not None
+    assert plan.share >= LEAST_TRAINED
+
+
 def varied(shortest: int, longest: int, **changes: Any) -> ClassificationData:
     """Sequences whose lengths are spread evenly."""
     data = sequences(length=longest)
