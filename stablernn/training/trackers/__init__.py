@@ -50,7 +50,7 @@ def open_trackers(names: Sequence[str]) -> list[Callback]:
         tracker = TRACKERS[name]
         if find_spec(tracker.module) is None:
             raise ConfigError(
-                f"The tracker '{name}' uses {tracker.library}, an extra: pip install 'stablernn[{name}]'."
+                f"The tracker '{name}' uses {tracker.library}, which the extra 'stablernn[{name}]' brings."
             )
         module = importlib.import_module(f"{__name__}.{name}")
         callbacks.append(getattr(module, tracker.callback)())

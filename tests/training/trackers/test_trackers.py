@@ -218,5 +218,5 @@ def test_a_missing_library_is_an_error_with_its_extra(tmp_path: Path, monkeypatc
     monkeypatch.setattr("stablernn.training.trackers.find_spec", lambda name: None)
     result = Workplace(tmp_path)("train", *ALIKE, "--cell", "gru", "--track", "mlflow")
     assert result.code == 2
-    assert result.sentence == "The tracker 'mlflow' uses MLflow, an extra: pip install 'stablernn[mlflow]'."
+    assert result.sentence == "The tracker 'mlflow' uses MLflow, which the extra 'stablernn[mlflow]' brings."
     assert not (tmp_path / "runs").exists()
