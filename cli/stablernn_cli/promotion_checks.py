@@ -8,12 +8,9 @@ have passed, so :mod:`stablernn_cli.recompute` runs in a process of its own, wit
 from __future__ import annotations
 
 import functools
-import math
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stablernn_cli.errors import UsageError
 from stablernn_cli.recompute import RECOMPUTED, SIGNATURE
 
 if TYPE_CHECKING:
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
 
 SECONDS = "STABLERNN_CHECK_TIMEOUT_SECONDS"
 MEMORY = "STABLERNN_CHECK_MEMORY_BYTES"
-_DEFAULTS = {SECONDS: 600.0, MEMORY: 8 * 2.0**30}
 
 
 def promotion_checks(registry: Registry, alias: str) -> list[Check]:
@@ -122,11 +118,14 @@ def _run_isolated(
     Raises:
         stablernn_registry.IntegrityError: If a file is damaged.
         stablernn_registry.StorageError: If a file cannot be read.
-        UsageError: If a bound in the environment is not a number above 0.
+        stablernn.errors.ConfigError: If a bound in the environment is not a number above 0.
     """
+    from stablernn.environment_variables import read_positive_number
     from stablernn_registry import CheckResult, IntegrityError, StorageError
     from stablernn_runtime.isolation import IsolationError
 
+    seconds = read_positive_number(SECONDS, 600)
+    memory = read_positive_number(MEMORY, 8 * 2.0**30)
     request = {
         "what": checks,
         "root": str(registry.root),
@@ -135,7 +134,7 @@ def _run_isolated(
         "rules": rules.model_dump(mode="json") if rules is not None else None,
     }
     try:
-        answer = _process().ask(request, _bound(SECONDS), int(_bound(MEMORY)))
+        answer = _process().ask(request, seconds, int(memory))
     except IsolationError as error:
         return [CheckResult(name, False, str(error)) for name in names]
     # Errors of the registry come back by the name of their class.
@@ -143,18 +142,6 @@ def _run_isolated(
         if error_class.__name__ in answer:
             raise error_class(str(answer[error_class.__name__]))
     return [CheckResult(result["name"], result["ok"], result["detail"]) for result in answer["results"]]
-
-
-def _bound(name: str) -> float:
-    text = os.environ.get(name, "")
-    try:
-        value = float(text) if text else _DEFAULTS[name]
-    except ValueError:
-        # No comparison with NaN holds, so it is rejected below.
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise UsageError(f"{name} must be a number above 0, got '{text:.100}'.")
-    return value
 
 
 # It uses a process again that has no work, with the modules that this has imported.

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stablernn.atomic_files import checked_writes
+from stablernn.environment_variables import read_positive_number
 from stablernn.errors import ConfigError, TrainingError
 from stablernn.training.jobs.file_lock import is_unlocked, lock_file
 
@@ -395,16 +396,7 @@ def heartbeat_seconds() -> float:
     Raises:
         ConfigError: If it is not a number of seconds from 0.1 to 3,600.
     """
-    text = os.environ.get(HEARTBEAT_VARIABLE)
-    if not text:
-        return HEARTBEAT_SECONDS
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0.1 <= seconds <= 3600:
-        raise ConfigError(f"{HEARTBEAT_VARIABLE} must be a number from 0.1 to 3600, got '{text}'.")
-    return seconds
+    return read_positive_number(HEARTBEAT_VARIABLE, HEARTBEAT_SECONDS, (0.1, 3600))
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
 import time
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from stablernn.data.messages import format_names
-from stablernn.errors import ConfigError, TrainingError
+from stablernn.environment_variables import read_positive_number
+from stablernn.errors import TrainingError
 from stablernn.training.loop.launch import Launch
 
 if TYPE_CHECKING:
@@ -35,16 +35,7 @@ def rendezvous_seconds() -> float:
     Raises:
         ConfigError: If it is not a number of seconds from 1 to 86,400.
     """
-    text = os.environ.get(RENDEZVOUS_VARIABLE)
-    if not text:
-        return RENDEZVOUS_SECONDS
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 1 <= seconds <= 86_400:
-        raise ConfigError(f"{RENDEZVOUS_VARIABLE} must be a number from 1 to 86400, got '{text}'.")
-    return seconds
+    return read_positive_number(RENDEZVOUS_VARIABLE, RENDEZVOUS_SECONDS, (1, 86_400))
 
 
 def wait_for_processes(launch: Launch) -> Store:
