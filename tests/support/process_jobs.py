@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -17,6 +18,11 @@ def leave_a_file(path: Path) -> None:
 
 def refuse(path: Path) -> None:
     raise ConfigError(f"No {path.name} today.")
+
+
+def log_a_stage(path: Path) -> None:
+    logging.getLogger("stablernn.progress").info("Stage of %s%% ...", 100)
+    leave_a_file(path)
 
 
 def die(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 
 from stablernn.errors import InterruptedRun, StableRNNError, TrainingError
 from stablernn.training.jobs.locks import AbandonedJob, JobLocks, LostLock, Report
+from stablernn.training.jobs.stages import named_stages, send_stages, show_stage
 from stablernn.training.loop.launch import refuse_several_processes
 from stablernn.training.loop.stop_signals import stop_signals
 
@@ -130,6 +132,9 @@ class _Series:
                         if isinstance(result, str):
                             self._report(result)
                             continue
+                        if isinstance(result, logging.LogRecord):
+                            show_stage(result)
+                            continue
                         del running[ready]
                         process.join()
                         self._close(job, result)
@@ -204,7 +209,8 @@ def _run_claimed(job: Job, locks: JobLocks, report: Report) -> bool:
             # Looked at under the lock, since another process may just have finished it.
             if not job.is_done():
                 try:
-                    job.function(*job.arguments)
+                    with named_stages(job.name):
+                        job.function(*job.arguments)
                 # Files that another process has begun to write may be the cause.
                 except (StableRNNError, OSError):
                     lock.check()
@@ -227,12 +233,13 @@ def _start(job: Job, locks: JobLocks) -> tuple[Connection, BaseProcess]:
 
 
 def _run_job(connection: Connection, job: Job, locks: JobLocks) -> None:
-    """Run a job and send the sentences about it, then True, False or an error, as of :meth:`_Series._close`."""
+    """Run a job and send its stages and the sentences about it, then its result, as of :meth:`_Series._close`."""
     if hasattr(os, "setsid"):
         # A session of its own: Ctrl-C reaches every process of a terminal, and the parent terminates this one itself.
         os.setsid()
     # The parent ends this process by SIGTERM; the default would leave the lock behind, as after a death.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    send_stages(connection)
     try:
         is_done = _run_claimed(job, locks, connection.send)
     except (StableRNNError, OSError) as error:

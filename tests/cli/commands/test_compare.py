@@ -17,6 +17,7 @@ def test_tables_and_mean_ranks_are_printed(tmp_path_factory: pytest.TempPathFact
     for text in ("test accuracy", "test mae", "Baselines of every run: ridge", "over 2 data sets", "contracting, rate"):
         assert text in printed.out
     assert "4 of 4: rnn on co2, seed 0" in printed.err
+    assert "lipschitz on digits, seed 0: Scoring the best weights ..." in printed.err.splitlines()
     again = workplace.ok(*words, *small, "--json").json
     assert set(again["ranks"]["mean"]) == {"lipschitz", "rnn"}
     assert again["problems"]["digits"]["rows"][0]["rank"] == 1

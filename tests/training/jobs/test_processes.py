@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from process_jobs import ctrl_c, die, leave_a_file, refuse, wait_long
+from process_jobs import ctrl_c, die, leave_a_file, log_a_stage, refuse, wait_long
 from stablernn.errors import ConfigError, InterruptedRun, TrainingError
 from stablernn.training.jobs.locks import JobLocks
 from stablernn.training.jobs.processes import Job, run_jobs
@@ -32,6 +33,20 @@ def test_every_job_is_done_and_told(tmp_path: Path, at_once: int) -> None:
     assert sorted(told) == ["a", "b", "c"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [".locks", "a", "b", "c"]
     assert not list((tmp_path / ".locks").iterdir())
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_stages_have_the_name_of_the_job(tmp_path: Path, at_once: int, caplog: pytest.LogCaptureFixture) -> None:
+    progress = logging.getLogger("stablernn.progress")
+    jobs = [job(log_a_stage, tmp_path / name) for name in "ab"]
+    with caplog.at_level(logging.INFO, progress.name):
+        run_jobs(jobs, at_once, locks_in(tmp_path), lambda job: progress.info("%s is done", job.name))
+    assert sorted(caplog.messages) == ["a is done", "a: Stage of 100% ...", "b is done", "b: Stage of 100% ..."]
+    # Without a listener that wants stages, those of other processes are not logged either.
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, progress.name):
+        run_jobs([job(log_a_stage, tmp_path / name) for name in "cd"], at_once, locks_in(tmp_path), lambda job: None)
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("at_once", [1, pytest.param(2, marks=pytest.mark.slow)])

@@ -1,0 +1,49 @@
+"""Stages of jobs, as the library logs them to ``stablernn.progress``, with the name of the job."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+
+_PROGRESS = logging.getLogger("stablernn.progress")
+
+
+@contextmanager
+def named_stages(name: str) -> Iterator[None]:
+    """Put the name of a job before each stage that this process logs."""
+
+    def add_name(record: logging.LogRecord) -> bool:
+        record.msg, record.args = f"{name}: {record.getMessage()}", None
+        return True
+
+    _PROGRESS.addFilter(add_name)
+    try:
+        yield
+    finally:
+        _PROGRESS.removeFilter(add_name)
+
+
+class _Sender(logging.Handler):
+    """A handler that sends records through a connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection = connection
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._connection.send(record)
+
+
+def send_stages(connection: Connection) -> None:
+    """Send the stages of this process from now on to the one that has started it, for :func:`show_stage`."""
+    _PROGRESS.addHandler(_Sender(connection))
+    _PROGRESS.setLevel(logging.INFO)
+    _PROGRESS.propagate = False
+
+
+def show_stage(record: logging.LogRecord) -> None:
+    """Log a stage of another process as one of this process."""
+    if _PROGRESS.isEnabledFor(record.levelno):
+        _PROGRESS.handle(record)
