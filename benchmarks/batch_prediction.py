@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from given_command import given_command
 
 from stablernn_registry import Registry
 
@@ -231,6 +232,7 @@ def measure_size(workplace: Workplace, sequences: int, rounds: int) -> dict[str,
         if program.name in rows:
             equal[program.name] = same_bits(programs[0].output, program.output)
     figures = {
+        "command": given_command({"--engines": "PYTHON"}),
         "date": time.strftime("%Y-%m-%d"),
         "cores": len(os.sched_getaffinity(0)),
         "load_average": round(os.getloadavg()[0], 1),
@@ -265,6 +267,7 @@ def measure_one_file(workplace: Workplace, sequences: int, rounds: int) -> dict[
             rows.setdefault(suffix, []).append(measure(command, workplace.environment))
             print(sequences, "in one file,", suffix, rows[suffix][-1], file=sys.stderr, flush=True)
     return {
+        "command": given_command({"--engines": "PYTHON"}),
         "date": time.strftime("%Y-%m-%d"),
         "cores": len(os.sched_getaffinity(0)),
         "load_average": round(os.getloadavg()[0], 1),
@@ -319,7 +322,6 @@ def main() -> None:
         parser.error(f"--engines: there is no '{options.engines}'.")
     document: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     document = {
-        "command": "python benchmarks/batch_prediction.py --engines PYTHON",
         "packages": {name: import_module(name).__version__ for name in ("onnxruntime", "polars", "numpy")},
         "steps": STEPS,
         "hidden_size": HIDDEN,

@@ -25,6 +25,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from given_command import given_command
+
 RESULTS = Path(__file__).parent / "results" / "gpu.json"
 PARTS = {"checks": 120, "steps": 110, "long": 80, "training": 60, "onnx": 50, "serving": 80}
 """The parts, and the seconds after which each is stopped."""
@@ -86,7 +88,7 @@ def environment() -> dict[str, Any]:
         }
     return {
         "date": datetime.now(UTC).date().isoformat(),
-        "command": "python benchmarks/gpu.py",
+        "command": given_command({"--results": "FILE"}),
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),

@@ -14,7 +14,6 @@ import json
 import math
 import os
 import platform
-import shlex
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from given_command import given_command
 from long_memory_page import write_page
 from long_memory_settings import EVALUATE_EVERY, HELD_OUT, HELD_OUT_SEED, SETTINGS, SHARE, SYMBOLS, TASKS, Settings
 
@@ -241,10 +241,10 @@ def main() -> None:
             for row in rows
             if (row["task"], row["cell"]) in SETTINGS and (row["task"], row["cell"], row["seed"]) not in again
         ]
-    command = "python benchmarks/long_memory.py " + shlex.join(sys.argv[1:])
+    command = given_command({"--output": "FILE"})
     # A fresh interpreter for each worker: torch must not have started threads before the fork.
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
-        done = [{**row, "command": command.strip(), **machine()} for row in pool.map(train, wanted)]
+        done = [{**row, "command": command, **machine()} for row in pool.map(train, wanted)]
     arguments.output.parent.mkdir(exist_ok=True)
     lines = ",\n".join(json.dumps(row) for row in sorted(kept + done, key=_key))
     arguments.output.write_text(f'{{"runs": [\n{lines}\n]}}\n', encoding="utf-8")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
+
+from marked_tables import replace_tables
 
 PAGE = Path(__file__).parents[1] / "docs" / "online.md"
 SHIFTS = ("level", "variance", "trend")
@@ -14,7 +15,6 @@ SHOWN_STEP_SIZE = 0.1
 
 def write_page(results: dict[str, Any]) -> None:
     """Replace the tables between their markers in docs/online.md."""
-    text = PAGE.read_text(encoding="utf-8")
     tables = {
         "coverage": _coverage(results),
         "step sizes": _step_sizes(results),
@@ -22,12 +22,7 @@ def write_page(results: dict[str, Any]) -> None:
         "memory": _memory(results),
         "cost": _cost(results),
     }
-    for name, table in tables.items():
-        block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        if not block.search(text):
-            raise SystemExit(f"{PAGE} has no place for the table '{name}'.")
-        text = block.sub(lambda match, table=table: match[1] + table + "\n" + match[2], text)
-    PAGE.write_text(text, encoding="utf-8")
+    replace_tables(PAGE, tables)
 
 
 def _rows(dataset: dict[str, Any], kind: str) -> dict[float | None, dict[str, Any]]:

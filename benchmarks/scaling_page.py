@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from marked_tables import replace_tables
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "scaling.md"
@@ -117,7 +118,6 @@ def _machines(processes: int, memory: float) -> int:
 
 def write_page(batch: dict[str, Any], streams: dict[str, Any]) -> None:
     """Replace the tables between their markers in docs/scaling.md."""
-    text = PAGE.read_text(encoding="utf-8")
     costs = measured_costs(batch, streams)
     tables = {
         "folders": _folders(batch),
@@ -125,12 +125,7 @@ def write_page(batch: dict[str, Any], streams: dict[str, Any]) -> None:
         "streams": _streams(streams),
         "machines": _machine_tables(batch, costs),
     }
-    for name, table in tables.items():
-        block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        if not block.search(text):
-            raise SystemExit(f"{PAGE} has no place for the table '{name}'.")
-        text = block.sub(lambda match, table=table: match[1] + table + "\n" + match[2], text)
-    PAGE.write_text(text, encoding="utf-8")
+    replace_tables(PAGE, tables)
 
 
 def _folders(batch: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from given_command import given_command
 from serving_compare import ALL, environment_of, install, rounds, versions
 from serving_continuity import continuity
 from serving_fuzz import fuzz
@@ -192,7 +193,7 @@ def run(arguments: argparse.Namespace, names: list[str]) -> None:
         print(f"{name} ...", file=sys.stderr, flush=True)
         found = bench.sections[name]()
         conditions = {
-            "command": shown(),
+            "command": given_command({"--scratch": "DIR"}),
             "date": time.strftime("%Y-%m-%d"),
             "seconds": time.perf_counter() - began,
             "cores": len(os.sched_getaffinity(0)),
@@ -215,15 +216,6 @@ def installed(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return version(f"{package}-gpu")
-
-
-def shown() -> str:
-    """The command as it was given, without folders of this machine."""
-    words = list(sys.argv[1:])
-    for place, word in enumerate(words[:-1]):
-        if word == "--scratch":
-            words[place + 1] = "DIR"
-    return " ".join(["python benchmarks/serving.py", *words])
 
 
 if __name__ == "__main__":

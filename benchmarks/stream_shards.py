@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from given_command import given_command
 
 from stablernn_runtime.scoring import Scorer, StreamShard, map_checkpoint
 
@@ -154,7 +155,7 @@ def main() -> None:
                 rates.append({"cell": cell} | {name: statistics.median(row[name] for row in rows) for name in rows[0]})
                 print(rates[-1], file=sys.stderr)
     document: dict[str, Any] = {
-        "command": f"python benchmarks/stream_shards.py --keys {options.keys}",
+        "command": given_command(),
         "date": time.strftime("%Y-%m-%d"),
         "cores": len(os.sched_getaffinity(0)),
         "load_average": round(os.getloadavg()[0], 1),

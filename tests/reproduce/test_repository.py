@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmark_scripts import script, scripts_on_path
 from reproduce_helpers import on_digits
 from stablernn.errors import CheckpointError, ConfigError, InterruptedRun
 from stablernn.reproduce.kinds import kind_of
@@ -226,21 +225,20 @@ def test_curves_hold_every_epoch_of_every_run(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def script() -> Iterator[Any]:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield importlib.import_module("reproductions")
-    sys.path.remove(str(ROOT / "benchmarks"))
+def reproductions() -> Iterator[Any]:
+    with scripts_on_path():
+        yield script("reproductions")
 
 
 def test_the_script_stores_and_restores(
-    script: Any, pixels: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    reproductions: Any, pixels: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made(tmp_path / "a", "lipschitz-64", length=Length(epochs=1))
-    assert script.main(["store", str(tmp_path / "a")], tmp_path) == 0
-    assert script.main(["restore", KEY, "--output", str(tmp_path / "b")], tmp_path) == 0
+    assert reproductions.main(["store", str(tmp_path / "a")], tmp_path) == 0
+    assert reproductions.main(["restore", KEY, "--output", str(tmp_path / "b")], tmp_path) == 0
     assert "restored lipschitz-64, seed 0" in capsys.readouterr().out
-    assert script.main(["draw", KEY], tmp_path) == 0
-    assert script.main(["draw", "copy"], tmp_path) == 1
+    assert reproductions.main(["draw", KEY], tmp_path) == 0
+    assert reproductions.main(["draw", "copy"], tmp_path) == 1
     assert capsys.readouterr().err.startswith("Error: There are no results of 'copy' to draw: '")
-    assert script.main(["restore", "copy"], tmp_path) == 1
+    assert reproductions.main(["restore", "copy"], tmp_path) == 1
     assert capsys.readouterr().err.startswith("Error: '")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,25 +12,14 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def benchmarks() -> Iterator[None]:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield
-    sys.path.remove(str(ROOT / "benchmarks"))
-
-
-def module(name: str) -> Any:
-    return importlib.import_module(name)
+from benchmark_scripts import BENCHMARKS, script
 
 
 def measured(folder: Path, *parts: str) -> dict[str, Any]:
     """Run the command, and return what it wrote."""
     results = folder / "gpu.json"
     words = [word for part in parts for word in ("--only", part)]
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--results", str(results), *words]
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--results", str(results), *words]
     process = subprocess.run(command, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     document: dict[str, Any] = json.loads(results.read_text())
@@ -58,7 +45,7 @@ def test_every_part_runs(tmp_path: Path) -> None:
 
 
 def test_parts_that_fail_are_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = module("gpu")
+    gpu = script("gpu")
 
     def fail(has_cuda: bool) -> dict[str, Any]:
         raise ValueError("no such kernel")
@@ -76,7 +63,7 @@ def test_parts_that_fail_are_results(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_process_that_ends_is_a_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    gpu = module("gpu")
+    gpu = script("gpu")
     program = tmp_path / "gpu.py"
     program.write_text("import sys; print('illegal memory access', file=sys.stderr); sys.exit(1)")
     monkeypatch.setattr(gpu, "__file__", str(program))
@@ -85,13 +72,13 @@ def test_a_process_that_ends_is_a_result(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def stored(**parts: Any) -> dict[str, Any]:
-    results: dict[str, Any] = json.loads(module("gpu").RESULTS.read_text(encoding="utf-8"))
+    results: dict[str, Any] = json.loads(script("gpu").RESULTS.read_text(encoding="utf-8"))
     gpu = {"name": "NVIDIA H100", "memory_gib": 79.1, "driver": "1", "cuda": "13.0", "cudnn": 91000}
     return {"environment": {**results["environment"], "gpu": gpu}, "parts": {**results["parts"], **parts}}
 
 
 def test_goals_and_tables_of_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    page = module("gpu_page")
+    page = script("gpu_page")
     row = {"ms_low": 1.0, "ms_high": 9.0}
     times = {"engine triton": 2.0, "nn.LSTM, float32": 5.0, "engine loop": 60.0}
     table = {
@@ -143,14 +130,14 @@ def test_goals_and_tables_of_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_times_without_a_gpu_are_not_goals() -> None:
-    page, results = module("gpu_page"), stored()
+    page, results = script("gpu_page"), stored()
     results["environment"]["gpu"] = None
     assert {goal.reached for goal in page.goals(results)} == {"not measured"}
 
 
 def test_the_page_in_the_repository_is_that_of_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = module("gpu_page")
+    page = script("gpu_page")
     text = page.PAGE.read_text(encoding="utf-8")
     monkeypatch.setattr(page, "PAGE", tmp_path / "gpu.md")
-    page.write_page(json.loads(module("gpu").RESULTS.read_text(encoding="utf-8")))
+    page.write_page(json.loads(script("gpu").RESULTS.read_text(encoding="utf-8")))
     assert page.PAGE.read_text(encoding="utf-8") == text

@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmark_scripts import script
+from packages import ROOT
 from stablernn import list_cells
 from stablernn.engines import list_engines
 from stablernn_cli.bench.limit import Sizes
 from stablernn_cli.bench.timing import Times
 
-ROOT = Path(__file__).parents[1]
 TINY = Sizes("antisymmetric", 4, 2, 8)
 ENGINES = [f"engine {name}" for name in list_engines() if name in ("fused", "loop", "native")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def benchmarks() -> Iterator[None]:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield
-    sys.path.remove(str(ROOT / "benchmarks"))
 
 
 @pytest.fixture(autouse=True)
 def no_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the process of JAX, which compiles for seconds."""
-    monkeypatch.setattr(module("training"), "start_jax", lambda *_: None)
-
-
-def module(name: str) -> Any:
-    return importlib.import_module(f"speed_{name}" if name else "speed")
+    monkeypatch.setattr(script("speed_training"), "start_jax", lambda *_: None)
 
 
 def stored(rows: dict[str, float], auto: str = "native") -> dict[str, Any]:
@@ -51,12 +40,12 @@ def stored(rows: dict[str, float], auto: str = "native") -> dict[str, Any]:
 
 
 def verdict(tables: dict[str, Any], what: str) -> tuple[str | None, bool]:
-    (goal,) = [goal for goal in module("goals").goals(tables) if goal.what == what]
+    (goal,) = [goal for goal in script("speed_goals").goals(tables) if goal.what == what]
     return goal.reached, goal.is_met
 
 
 def test_the_grid_has_every_size_but_one_and_every_cell() -> None:
-    grid = module("grid")
+    grid = script("speed_grid")
     tables = list(grid.tables(short=False))
     names = [table.name for table in tables]
     assert len(set(names)) == len(names)
@@ -67,16 +56,16 @@ def test_the_grid_has_every_size_but_one_and_every_cell() -> None:
     assert left_out == {(128, 4096, 256)}
     assert len(trained) == 26 * len(grid.FAMILIES)
     assert [table.sizes["cell"] for table in tables if table.kind == "cells"] == list_cells()
-    assert {table.kind for table in tables} == module("page").HEADINGS.keys()
+    assert {table.kind for table in tables} == script("speed_page").HEADINGS.keys()
 
 
 def test_a_short_run_has_one_table_of_each_kind() -> None:
-    kinds = [table.kind for table in module("grid").tables(short=True)]
-    assert sorted(kinds) == sorted(module("page").HEADINGS)
+    kinds = [table.kind for table in script("speed_grid").tables(short=True)]
+    assert sorted(kinds) == sorted(script("speed_page").HEADINGS)
 
 
 def test_tables_that_are_stored_are_not_measured_again_unless_asked() -> None:
-    speed, name = module(""), "lengths antisymmetric B=128 T=784 N=128"
+    speed, name = script("speed"), "lengths antisymmetric B=128 T=784 N=128"
     (current,) = speed.pending({"tables": {}}, only=name, again=False)
     results = {"tables": {name: {"revision": current.revision}}}
     assert speed.pending(results, only=name, again=False) == []
@@ -86,7 +75,7 @@ def test_tables_that_are_stored_are_not_measured_again_unless_asked() -> None:
 
 
 def test_a_run_that_was_stopped_goes_on_behind_its_last_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    speed, grid, measured = module(""), module("grid"), []
+    speed, grid, measured = script("speed"), script("speed_grid"), []
 
     def table(name: str, *, stops: bool = False) -> Any:
         def measure() -> dict[str, Any]:
@@ -134,7 +123,7 @@ ROWS: dict[str, tuple[Sizes, list[str]]] = {
 
 @pytest.mark.parametrize("kind", ROWS)
 def test_the_rows_of_each_kind_run(kind: str) -> None:
-    training = module("training")
+    training = script("speed_training")
     sizes, expected = ROWS[kind]
     rows = training.BUILDERS[kind](sizes)
     assert list(rows) == [row.replace("NAME", training.auto_engine(sizes)) for row in expected]
@@ -143,7 +132,7 @@ def test_the_rows_of_each_kind_run(kind: str) -> None:
 
 
 def test_the_projection_is_timed_within_the_certified_step() -> None:
-    rows = module("training").certified_table(Sizes("lipschitz", 16, 2, 8))
+    rows = script("speed_training").certified_table(Sizes("lipschitz", 16, 2, 8))
     certified = next(run for row, run in rows.items() if row.endswith("certified"))
     certified()
     first = rows["projection of the step before"]()
@@ -154,7 +143,7 @@ def test_the_projection_is_timed_within_the_certified_step() -> None:
 
 
 def test_rows_are_measured_under_both_settings_of_the_allocator() -> None:
-    allocator = module("allocator")
+    allocator = script("speed_allocator")
     figures = allocator.allocator_rows(TINY, rounds=2)
     chosen = [row for row in figures if not row.endswith(", memory kept")]
     assert len(chosen) == 5
@@ -164,7 +153,7 @@ def test_rows_are_measured_under_both_settings_of_the_allocator() -> None:
 
 @pytest.mark.slow
 def test_memory_is_that_of_the_states_that_a_row_keeps() -> None:
-    rows = module("memory").memory_rows(Sizes("antisymmetric", 64, 16, 4096))
+    rows = script("speed_memory").memory_rows(Sizes("antisymmetric", 64, 16, 4096))
     tensors = {row: figures["state_tensors"] for row, figures in rows.items()}
     assert 2 < tensors["engine fused"] < tensors["engine loop"] < tensors["nn.LSTM"]
     assert tensors["engine fused, recompute_every=64"] < tensors["engine fused"]
@@ -267,13 +256,13 @@ def test_goals_are_judged_by_the_rows(
 
 
 def test_goals_without_tables_are_not_measured() -> None:
-    goals = list(module("goals").goals({}))
-    assert module("goals").summary(goals) == (0, 0, len(goals))
+    goals = list(script("speed_goals").goals({}))
+    assert script("speed_goals").summary(goals) == (0, 0, len(goals))
 
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], str]:
-    page = module("page")
+    page = script("speed_page")
     monkeypatch.setattr(page, "PAGE", tmp_path / "speed.md")
     monkeypatch.setattr(page, "IMAGE", tmp_path / "images" / "speed.svg")
 
@@ -296,7 +285,7 @@ def test_the_page_shows_ratios_verdicts_and_an_image(write: Callable[[dict[str, 
 def test_the_page_in_the_repository_is_that_of_the_results(
     write: Callable[[dict[str, Any]], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    speed, page = module(""), module("page")
+    speed, page = script("speed"), script("speed_page")
     monkeypatch.setattr(page, "draw", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["speed.py", "--page"])
     speed.main()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def benchmarks() -> Iterator[None]:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield
-    sys.path.remove(str(ROOT / "benchmarks"))
-
-
-def module(name: str) -> Any:
-    return importlib.import_module(name)
-
-
-def results(name: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(
-        (ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8")
-    )
-    return document
+from benchmark_scripts import BENCHMARKS, script, stored_results
 
 
 def costs(**changes: float) -> Any:
@@ -49,11 +29,11 @@ def costs(**changes: float) -> Any:
         "load_seconds": 12e-7,
         "shard_bytes": 80e6,
     }
-    return module("scaling_page").Costs(**(values | changes))
+    return script("scaling_page").Costs(**(values | changes))
 
 
 def test_the_page_in_the_repository_is_that_of_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = module("scaling_page")
+    page = script("scaling_page")
     stored = page.PAGE.read_text(encoding="utf-8")
     copy = tmp_path / "scaling.md"
     copy.write_text(stored, encoding="utf-8")
@@ -63,19 +43,19 @@ def test_the_page_in_the_repository_is_that_of_the_results(tmp_path: Path, monke
 
 
 def test_engines_that_were_left_out_have_a_row_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page, batch = module("scaling_page"), results("batch_prediction")
+    page, batch = script("scaling_page"), stored_results("batch_prediction")
     copy = tmp_path / "scaling.md"
     copy.write_text(page.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.setattr(page, "PAGE", copy)
     figures = batch["sizes"]["10000"]
     figures["programs"] = {name: figures["programs"][name] for name in ("loop", "predict", "predict --workers 2")}
     figures["left_out"] = {"Dask and Spark": "--engines was not given"}
-    page.write_page(batch, results("stream_shards"))
+    page.write_page(batch, stored_results("stream_shards"))
     assert "| 10,000 | Dask and Spark | --engines was not given |" in copy.read_text(encoding="utf-8")
 
 
 def test_sequences_need_the_processes_that_finish_them_in_a_night() -> None:
-    page = module("scaling_page")
+    page = script("scaling_page")
     # 3,000 of 28,800 seconds.
     need = page.sequences_need(costs(), 100_000_000)
     assert need == (pytest.approx(3000 / 28_800), 1, 250e6, 1)
@@ -85,7 +65,7 @@ def test_sequences_need_the_processes_that_finish_them_in_a_night() -> None:
 
 
 def test_streams_need_cores_by_their_steps_and_memory_by_their_number() -> None:
-    page = module("scaling_page")
+    page = script("scaling_page")
     need = page.streams_need(costs(), 100_000_000, 1.0)
     assert need == (pytest.approx(100), 200, pytest.approx(60e9 + 200 * 80e6), 25)
     # Hardly any steps: ten shards by their size, and machines by cores rather than memory.
@@ -97,8 +77,8 @@ def test_streams_need_cores_by_their_steps_and_memory_by_their_number() -> None:
 
 
 def test_costs_are_the_highest_that_were_measured() -> None:
-    batch, streams = results("batch_prediction"), results("stream_shards")
-    measured = module("scaling_page").measured_costs(batch, streams)
+    batch, streams = stored_results("batch_prediction"), stored_results("stream_shards")
+    measured = script("scaling_page").measured_costs(batch, streams)
     rates = [row["per_processor_second"] for row in streams["rates"]]
     assert measured.single_step == 1 / min(rates)
     assert min(rates) < 1 / measured.step <= max(rates)
@@ -110,19 +90,19 @@ def test_costs_are_the_highest_that_were_measured() -> None:
 def test_the_use_of_a_program_contains_processes_that_outlive_it() -> None:
     busy = "import time\nwhile time.process_time() < 0.5: pass"
     leave = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {busy!r}])"
-    command = [sys.executable, ROOT / "benchmarks" / "process_use.py", sys.executable, "-c", leave]
+    command = [sys.executable, BENCHMARKS / "process_use.py", sys.executable, "-c", leave]
     use = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert use["processor_seconds"] >= 0.5
     assert use["memory_mib"] > 1
 
 
 def test_the_status_of_a_program_is_passed_on() -> None:
-    command = [sys.executable, ROOT / "benchmarks" / "process_use.py", sys.executable, "-c", "raise SystemExit(3)"]
+    command = [sys.executable, BENCHMARKS / "process_use.py", sys.executable, "-c", "raise SystemExit(3)"]
     assert subprocess.run(command, capture_output=True).returncode == 3
 
 
 def test_answers_are_compared_by_id_and_in_every_bit(tmp_path: Path) -> None:
-    same_bits = module("batch_prediction").same_bits
+    same_bits = script("batch_prediction").same_bits
     shares = np.array([0.25, 0.1], np.float32)
     table = pl.DataFrame({"id": ["a", "b"], "label": ["x", "y"], "probability_x": shares})
     other = table.reverse().with_columns(error=pl.lit(None, pl.String))

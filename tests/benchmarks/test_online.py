@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
-import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmark_scripts import script, stored_results
 from stablernn_runtime.online.drift import DriftDetector
-
-ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def benchmarks() -> Iterator[None]:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield
-    sys.path.remove(str(ROOT / "benchmarks"))
-
-
-def module(name: str) -> Any:
-    return importlib.import_module(name)
 
 
 def test_the_page_in_the_repository_is_that_of_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = module("online_page")
+    page = script("online_page")
     copy = tmp_path / "online.md"
     copy.write_text(page.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
     stored = page.PAGE.read_text(encoding="utf-8")
     monkeypatch.setattr(page, "PAGE", copy)
-    page.write_page(json.loads((ROOT / "benchmarks" / "results" / "online.json").read_text(encoding="utf-8")))
+    page.write_page(stored_results("online"))
     assert copy.read_text(encoding="utf-8") == stored
 
 
@@ -42,7 +25,7 @@ def test_detectors_of_river_get_the_residuals_of_the_test() -> None:
     random = np.random.default_rng(0)
     streams = random.normal(size=(2, 60)).astype(np.float32)
     quantiles = np.sort(random.normal(size=(2, 60, 3, 1, 3)), axis=-1).astype(np.float32)
-    z = module("online_detectors").residuals(streams, quantiles)
+    z = script("online_detectors").residuals(streams, quantiles)
     detector = DriftDetector(1e-3, 10, 3, 1)
     width = quantiles[..., 2] - quantiles[..., 0]
     states, _ = detector.advance({}, streams[:, :, None, None], quantiles[..., 1], width)
@@ -53,7 +36,7 @@ def test_detectors_of_river_get_the_residuals_of_the_test() -> None:
 
 def test_shifts_begin_at_their_onset_and_leave_the_first_stream_as_it_is() -> None:
     values = np.random.default_rng(1).normal(size=400)
-    streams, facts = module("online").shifted(values, 2.0)
+    streams, facts = script("online").shifted(values, 2.0)
     assert np.array_equal(streams[0], values)
     assert len(streams) == len(facts) == 1 + 3 * 2 * 4
     for stream, fact in zip(streams[1:], facts[1:], strict=True):
@@ -71,7 +54,7 @@ def test_coverage_pairs_each_forecast_with_its_true_value() -> None:
     # The forecast of each step ahead is right, with a width of 1, but for the second step at the origin 4.
     lower = np.arange(10.0)[None, :, None] + np.arange(1, 3) - 0.5
     lower[0, 4, 1] += 10
-    covered, width, score = module("online").coverage(streams, lower, lower + 1, 3, 10)
+    covered, width, score = script("online").coverage(streams, lower, lower + 1, 3, 10)
     assert covered == pytest.approx(13 / 14)
     assert width == 1.0
     assert score == pytest.approx(1 + 10 * 9.5 / 14)
@@ -81,4 +64,4 @@ def test_delays_count_the_readings_from_the_shift_to_the_first_alarm() -> None:
     alarms = np.zeros((3, 1000), np.bool_)
     alarms[0, [5, 100, 120]] = True
     alarms[1, 903] = True
-    assert module("online_detectors").delays(alarms, [100, 900, 10]) == {"shifts": 3, "detected": 2, "delay": 2.5}
+    assert script("online_detectors").delays(alarms, [100, 900, 10]) == {"shifts": 3, "detected": 2, "delay": 2.5}

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import importlib
 import json
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from benchmark_scripts import script
+from packages import ROOT
+
 TABLE = "0\t1.0\t2.0\t3.0\n1\t3.0\t2.0\t1.0\n" * 4
-
-
-@pytest.fixture(scope="module", autouse=True)
-def benchmarks() -> Iterator[None]:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield
-    sys.path.remove(str(ROOT / "benchmarks"))
-
-
-def module(name: str) -> Any:
-    return importlib.import_module(name)
 
 
 def write(folder: Path, *paths: str) -> None:
@@ -55,7 +43,7 @@ def test_sets_have_any_ending_and_lie_at_any_depth(tmp_path: Path) -> None:
     write(tmp_path, "UCR/deep/Crop-2/Crop-2_TRAIN.tsv.gz", "UCR/deep/Crop-2/Crop-2_TEST.tsv.gz")
     write(tmp_path, "UEA/Motions/Motions_TRAIN.arff", "UEA/Motions/Motions_TEST.arff")
     write(tmp_path, "UEA/Motions/README_TRAIN.txt", "m4/Hourly-train.csv", "UEA/Motions/._Motions_TRAIN.ts")
-    assert names_of(module("archive").find_sets(tmp_path), tmp_path) == {
+    assert names_of(script("archive").find_sets(tmp_path), tmp_path) == {
         "Coffee": ("UCR/Coffee/Coffee_TRAIN.tsv", "UCR/Coffee/Coffee_TEST.tsv.gz"),
         "Crop-2": ("UCR/deep/Crop-2/Crop-2_TRAIN.tsv.gz", "UCR/deep/Crop-2/Crop-2_TEST.tsv.gz"),
         "Motions": ("UEA/Motions/Motions_TRAIN.arff", "UEA/Motions/Motions_TEST.arff"),
@@ -66,7 +54,7 @@ def test_sets_have_any_ending_and_lie_at_any_depth(tmp_path: Path) -> None:
 def test_of_several_files_of_a_set_the_preferred_pair_is_taken(tmp_path: Path) -> None:
     write(tmp_path, "a/X_TRAIN.arff", "a/X_TEST.arff", "a/X_TRAIN.tsv", "a/X_TEST.tsv", "a/X_TRAIN.ts")
     write(tmp_path, "b/Y_TRAIN.tsv", "b/Y_TEST.tsv", "adjusted/folder/Y_TRAIN.tsv", "adjusted/folder/Y_TEST.tsv")
-    assert names_of(module("archive").find_sets(tmp_path), tmp_path) == {
+    assert names_of(script("archive").find_sets(tmp_path), tmp_path) == {
         "X": ("a/X_TRAIN.tsv", "a/X_TEST.tsv"),
         "Y": ("b/Y_TRAIN.tsv", "b/Y_TEST.tsv"),
     }
@@ -75,13 +63,13 @@ def test_of_several_files_of_a_set_the_preferred_pair_is_taken(tmp_path: Path) -
 def test_files_of_single_channels_are_no_sets(tmp_path: Path) -> None:
     write(tmp_path, "M/M_TRAIN.arff", "M/M_TEST.arff", "M/MDimension1_TRAIN.arff", "M/MDimension1_TEST.arff")
     write(tmp_path, "N/NDimension1_TRAIN.arff", "N/NDimension1_TEST.arff")
-    assert list(names_of(module("archive").find_sets(tmp_path), tmp_path)) == ["M", "NDimension1"]
+    assert list(names_of(script("archive").find_sets(tmp_path), tmp_path)) == ["M", "NDimension1"]
 
 
 def test_a_training_file_without_a_test_file_is_a_row_with_the_reason(tmp_path: Path) -> None:
     write(tmp_path, "Alone_TRAIN.tsv")
-    (alone,) = module("archive").find_sets(tmp_path)
-    row = module("archive").measure(alone, 0, ["auto", "minirocket"], "2m", "python")
+    (alone,) = script("archive").find_sets(tmp_path)
+    row = script("archive").measure(alone, 0, ["auto", "minirocket"], "2m", "python")
     failure = {"failed": "DataError: There is no Alone_TEST in the folder of 'Alone_TRAIN.tsv'."}
     assert row == {
         "data": "Alone",
@@ -95,7 +83,7 @@ def test_a_training_file_without_a_test_file_is_a_row_with_the_reason(tmp_path: 
 @pytest.fixture
 def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The benchmark on two sets, with programs that answer at once instead of training."""
-    archive = module("archive")
+    archive = script("archive")
     write(tmp_path / "data", "GunPoint_TRAIN.tsv", "GunPoint_TEST.tsv", "New_TRAIN.tsv", "New_TEST.tsv")
     monkeypatch.setenv("STABLERNN_DATA", f"{tmp_path / 'data'}/")
     archive.commands = []
@@ -217,7 +205,7 @@ def test_results_of_another_budget_and_unknown_sets_are_refused(archive: Any, tm
 
 
 def test_an_interpreter_without_aeon_is_refused(tmp_path: Path) -> None:
-    check = module("archive").check_interpreter
+    check = script("archive").check_interpreter
     with pytest.raises(SystemExit, match=r"cannot be run: No such file or directory\. Give an interpreter with aeon\."):
         check(str(tmp_path / "python"))
     without = tmp_path / "without"
@@ -249,7 +237,7 @@ def results(*rows: dict[str, Any]) -> dict[str, Any]:
 
 
 def section(*rows: dict[str, Any]) -> str:
-    return "".join(module("archive_page").archive_section(results(*rows)))
+    return "".join(script("archive_page").archive_section(results(*rows)))
 
 
 @pytest.mark.parametrize(
@@ -267,14 +255,14 @@ def section(*rows: dict[str, Any]) -> str:
     ],
 )
 def test_a_draw_is_within_half_a_test_sequence(auto: Any, minirocket: Any, outcome: str | None) -> None:
-    (summary,) = module("archive_page").summarize([row("A", auto, minirocket)])
+    (summary,) = script("archive_page").summarize([row("A", auto, minirocket)])
     assert summary.outcome == outcome
 
 
 def test_a_set_that_was_not_run_by_both_has_no_outcome() -> None:
     rows = [row("A", 0.9, 0.9), row("B", 0.9, 0.9)]
     del rows[0]["minirocket"], rows[1]["auto"]
-    assert [summary.outcome for summary in module("archive_page").summarize(rows)] == [None, None]
+    assert [summary.outcome for summary in script("archive_page").summarize(rows)] == [None, None]
 
 
 def test_seeds_of_a_set_are_averaged() -> None:
@@ -284,7 +272,7 @@ def test_seeds_of_a_set_are_averaged() -> None:
         row("A", 0.96, 0.95, 0.6, seed=2),
         row("A", "diverged", 0.95, seed=3),
     ]
-    (summary,) = module("archive_page").summarize(rows)
+    (summary,) = script("archive_page").summarize(rows)
     assert summary.accuracies == pytest.approx({"auto": 0.94, "minirocket": 0.95, "ridge": 0.6})
     assert (summary.recipes, summary.proof, summary.outcome) == (("lru", "gru"), "bounded", "loss")
     assert summary.failures == {("auto", 3): "diverged"}
@@ -293,7 +281,7 @@ def test_seeds_of_a_set_are_averaged() -> None:
 def test_draws_share_ranks() -> None:
     ranks = [
         [summary.rank(method) for method in ("auto", "minirocket", "ridge")]
-        for summary in module("archive_page").summarize(
+        for summary in script("archive_page").summarize(
             [row("A", 0.9, 0.8, 0.7), row("B", 0.9, 0.9, 0.7), row("C", 0.7, 0.9, 0.9), row("D", 0.9, 0.9, 0.9)]
         )
     ]
@@ -343,7 +331,7 @@ def test_the_page_of_the_benchmark_of_accuracy_has_the_section() -> None:
     from stablernn_cli.docs import accuracy
 
     text = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
-    benchmark = module("accuracy")
+    benchmark = script("accuracy")
     stored, archive = (
         json.loads(path.read_text(encoding="utf-8")) for path in (benchmark.RESULTS, benchmark.ARCHIVE_RESULTS)
     )
@@ -351,6 +339,6 @@ def test_the_page_of_the_benchmark_of_accuracy_has_the_section() -> None:
 
 
 def test_without_results_the_section_says_so() -> None:
-    text = "".join(module("archive_page").archive_section(None))
+    text = "".join(script("archive_page").archive_section(None))
     assert "No results are stored yet." in text
     assert "python benchmarks/archive.py --seeds 0 --budget 2m" in text

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import json
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from benchmark_scripts import script, stored_results
+from packages import ROOT
 
 
-@pytest.fixture(scope="module")
-def certified() -> Iterator[Any]:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield importlib.import_module("certified")
-    sys.path.remove(str(ROOT / "benchmarks"))
+@pytest.fixture
+def certified() -> Any:
+    return script("certified")
 
 
 def run(cell: str, seed: int, value: float, *, is_certified: bool) -> dict[str, Any]:
@@ -58,7 +52,7 @@ def test_a_cell_without_a_seed_in_common_has_no_price(certified: Any) -> None:
 
 
 def test_the_tables_of_the_documentation_are_those_of_the_stored_runs(certified: Any) -> None:
-    stored = json.loads((ROOT / "benchmarks" / "results" / "certified.json").read_text(encoding="utf-8"))
+    stored = stored_results("certified")
     page = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
     rows = stored["runs"]
     for table in (certified.figures_table(rows), certified.price_table(rows, stored["steps"])):
@@ -67,15 +61,15 @@ def test_the_tables_of_the_documentation_are_those_of_the_stored_runs(certified:
 
 @pytest.mark.parametrize(("comparison", "page"), [("certified", "stability.md"), ("channels", "classification.md")])
 def test_the_table_of_folds_is_that_of_the_stored_scores(certified: Any, comparison: str, page: str) -> None:
-    cross_validation = importlib.import_module("cross_validation")
-    stored = json.loads((ROOT / "benchmarks" / "results" / "cross_validation.json").read_text(encoding="utf-8"))
+    cross_validation = script("cross_validation")
+    stored = stored_results("cross_validation")
     rows = [row for row in stored if row["comparison"] == comparison]
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert f"\n{cross_validation.table(comparison, rows)}\n" in text
 
 
 def test_the_table_of_long_sequences_is_that_of_the_stored_times(certified: Any) -> None:
-    long_sequences = importlib.import_module("long_sequences")
-    rows = json.loads((ROOT / "benchmarks" / "results" / "long_sequences.json").read_text(encoding="utf-8"))
+    long_sequences = script("long_sequences")
+    rows = stored_results("long_sequences")
     text = (ROOT / "docs" / "long_sequences.md").read_text(encoding="utf-8")
     assert f"\n{long_sequences.format_table(rows)}\n" in text

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import struct
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from benchmark_scripts import script, stored_results
+from packages import ROOT
+
 RIGHT = [0.25, 0.75]
 OTHER = [0.75, 0.25]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def benchmarks() -> Iterator[None]:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield
-    sys.path.remove(str(ROOT / "benchmarks"))
-
-
-def module(name: str) -> Any:
-    return importlib.import_module(f"serving_{name}")
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -77,7 +65,7 @@ def port() -> Iterator[int]:
 
 
 def seen(port: int, kind: str, **more: Any) -> Any:
-    load, model = module("load"), module("model")
+    load, model = script("serving_load"), script("serving_model")
     asked = load.Load(port, [model.http(f"/{kind}", b"{}")], [[RIGHT]], clients=2, seconds=0.2, warmup=0.05, **more)
     return load.measure(asked)
 
@@ -97,7 +85,7 @@ def test_wrong_numbers_are_seen_and_do_not_count(port: int) -> None:
 
 
 def test_one_bit_is_a_wrong_number_and_a_tolerance_allows_it() -> None:
-    same = module("load").same
+    same = script("serving_load").same
     (near,) = struct.unpack("<f", struct.pack("<I", struct.unpack("<I", struct.pack("<f", 0.25))[0] + 1))
     assert same([0.25], [0.25], 0.0)
     assert not same([near], [0.25], 0.0)
@@ -122,7 +110,7 @@ def test_arrivals_keep_their_rate(port: int) -> None:
 
 
 def test_a_frame_of_each_size_of_length_is_read_back() -> None:
-    stream = module("stream_load")
+    stream = script("serving_stream_load")
     for size in (0, 125, 126, 65535, 65536):
         content = bytes(size)
         sent = stream.masked(0x82, content)
@@ -134,7 +122,7 @@ def test_a_frame_of_each_size_of_length_is_read_back() -> None:
 
 
 def test_mutated_bodies_are_the_same_every_time_and_differ_from_the_right_one() -> None:
-    fuzz, model = module("fuzz"), module("model")
+    fuzz, model = script("serving_fuzz"), script("serving_model")
     bases = [model.oip_binary_body(x) for x in model.series(2, 4, seed=0)]
     requests = [fuzz.mutated(number, bases) for number in range(200)]
     assert requests == [fuzz.mutated(number, bases) for number in range(200)]
@@ -142,7 +130,7 @@ def test_mutated_bodies_are_the_same_every_time_and_differ_from_the_right_one() 
 
 
 def test_the_slope_of_memory_is_that_of_the_last_half() -> None:
-    memory = module("process").Memory(None)
+    memory = script("serving_process").Memory(None)
     memory.samples = [(float(second), 100.0 + max(second - 60, 0) / 60) for second in range(120)]
     facts = memory.facts()
     assert facts["slope_mb_per_minute"] == pytest.approx(1.0)
@@ -150,20 +138,20 @@ def test_the_slope_of_memory_is_that_of_the_last_half() -> None:
 
 
 def test_the_page_is_that_of_the_results() -> None:
-    results = json.loads((ROOT / "benchmarks" / "results" / "serving.json").read_text(encoding="utf-8"))
-    assert (ROOT / "docs" / "performance.md").read_text(encoding="utf-8") == module("page").page(results)
+    results = stored_results("serving")
+    assert (ROOT / "docs" / "performance.md").read_text(encoding="utf-8") == script("serving_page").page(results)
 
 
 def test_a_goal_that_was_missed_is_said_to_be() -> None:
-    results = json.loads((ROOT / "benchmarks" / "results" / "serving.json").read_text(encoding="utf-8"))
+    results = stored_results("serving")
     results["overload"]["load"]["wrong"] = 3
     results["overload"]["recovery_seconds"] = None
-    found = {what: (reached, met) for what, _, reached, met in module("page").goals(results)}
+    found = {what: (reached, met) for what, _, reached, met in script("serving_page").goals(results)}
     assert found["recovery after it"] == ("not within 60 s", False)
     assert any(what.startswith("200 clients") and not met for what, (_, met) in found.items())
 
 
 def test_a_peer_that_could_not_run_stands_on_the_page_with_its_reason() -> None:
-    results = json.loads((ROOT / "benchmarks" / "results" / "serving.json").read_text(encoding="utf-8"))
+    results = stored_results("serving")
     results["compare"]["peers"]["ray"] = {"title": "Ray Serve", "failed": "pip could not install it: no wheel."}
-    assert "Ray Serve was not measured: pip could not install it: no wheel." in module("page").page(results)
+    assert "Ray Serve was not measured: pip could not install it: no wheel." in script("serving_page").page(results)
