@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ import pytest
 
 from published_models import Published
 from stablernn_runtime.scoring import Scorer
+from supervised_engine import QUIX_RECOVERY_ERROR, SupervisedEngine
 
 ROOT = Path(__file__).parents[3]
 ENGINES = ROOT / "examples" / "engines"
@@ -103,26 +103,34 @@ class Answers:
         return len({(answer["key"], answer["number"]) for answer in self.read()}) == SENSORS * STEPS
 
 
-def run_with_kills(start: Callable[[int], subprocess.Popen[bytes]], answers: Answers) -> None:
-    """Start an engine four times, kill it three times after a random number of answers, and end it after the last."""
+def run_with_kills(
+    engine: SupervisedEngine, answers: Answers, before_start: Callable[[int], None] | None = None
+) -> None:
+    """Start an engine four times, kill it three times after a random number of answers, and end it after the last.
+
+    Args:
+        engine: The engine.
+        answers: Its answers.
+        before_start: Function that is called with the number of kills before each start but those of the supervisor.
+    """
     noise = np.random.default_rng()
     counts = []
     for kills in range(4):
         least = answers.count() + noise.integers(500, 8_000)
         deadline = time.monotonic() + 300
-        process = start(kills)
+        if before_start is not None:
+            before_start(kills)
+        engine.start()
         try:
             while not (answers.are_complete() if kills == 3 else answers.count() >= least):
-                assert process.poll() is None, "the engine ended"
-                assert time.monotonic() < deadline, "the engine made no progress"
+                engine.check()
+                assert time.monotonic() < deadline, f"The engine made no progress, after {engine.restarts} restarts."
                 time.sleep(0.1)
             time.sleep(noise.random() / 4)
         finally:
-            # The engine's own processes are in its group.
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            engine.kill()
         counts.append(answers.count())
-    print(f"answers at each kill: {counts}")
+    print(f"answers at each kill: {counts}, {engine.restarts} restarts by the supervisor")
 
 
 @pytest.fixture(scope="module")
@@ -157,21 +165,16 @@ def test_quix_gives_the_bits_of_whole_sequences(
     words = [str(quix), str(KAFKA), "run", program, broker(events), str(published.registry.root), "animals:1"]
     state = tmp_path / "state"
     answers = Answers(tmp_path, "answers.jsonl")
-    with (tmp_path / "log").open("wb") as log:
+    command = [*words, "events", "answers"]
+    variables = environment(quix, STATE_DIR=str(state))
+    engine = SupervisedEngine(command, tmp_path / "log", variables, known_error=QUIX_RECOVERY_ERROR)
 
-        def start(kills: int) -> subprocess.Popen[bytes]:
-            if kills == 2:
-                # This process has nothing but the changelog topic.
-                shutil.rmtree(state)
-            return subprocess.Popen(
-                [*words, "events", "answers"],
-                env=environment(quix, STATE_DIR=str(state)),
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+    def before_start(kills: int) -> None:
+        if kills == 2:
+            # The next process has nothing but the changelog topic.
+            shutil.rmtree(state)
 
-        run_with_kills(start, answers)
+    run_with_kills(engine, answers, before_start)
     repeated = check(answers.read(), values, Scorer.find("animals:1", registry=published.registry.root))
     print(f"{len(events)} events, {repeated} stepped again")
 
@@ -188,11 +191,5 @@ def test_flink_gives_the_bits_of_whole_sequences(
     answers = Answers(tmp_path / "out", "*/part-*")
     words = [str(flink), str(ENGINES / "stream_with_flink.py"), str(published.registry.root), "animals:1"]
     words += [str(tmp_path / name) for name in ("in", "out", "checkpoints")]
-    with (tmp_path / "log").open("wb") as log:
-        run_with_kills(
-            lambda _: subprocess.Popen(
-                words, env=environment(flink), stdout=log, stderr=log, start_new_session=True, cwd=tmp_path
-            ),
-            answers,
-        )
+    run_with_kills(SupervisedEngine(words, tmp_path / "log", environment(flink), tmp_path), answers)
     assert check(answers.read(), values, Scorer.find("animals:1", registry=published.registry.root)) == 0
