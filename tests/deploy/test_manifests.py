@@ -68,7 +68,7 @@ def values_of(container: Manifest) -> dict[str, str]:
     return {entry["name"]: entry["value"] for entry in container.get("env", []) if "value" in entry}
 
 
-def validate(manifest: Manifest) -> None:
+def assert_valid(manifest: Manifest) -> None:
     validator = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     for version in KUBERNETES:
         validator.validate(manifest, version, strict=True)
@@ -76,18 +76,18 @@ def validate(manifest: Manifest) -> None:
 
 @pytest.mark.parametrize("name", [name for name, manifest in MANIFESTS.items() if manifest["kind"] not in CUSTOM_KINDS])
 def test_a_manifest_fits_the_schema_of_its_kind(name: str) -> None:
-    validate(MANIFESTS[name])
+    assert_valid(MANIFESTS[name])
 
 
 def test_the_containers_of_the_serving_runtime_fit_the_schema_of_a_pod() -> None:
-    validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "kserve"}, "spec": PODS["kserve"]})
+    assert_valid({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "kserve"}, "spec": PODS["kserve"]})
 
 
 def test_the_schemas_refuse_an_unknown_field() -> None:
     validator = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     pod = {"containers": [{"name": "server", "readyProbe": {}}]}
     with pytest.raises(validator.ValidationError, match="readyProbe"):
-        validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod})
+        assert_valid({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod})
 
 
 def test_kustomize_lists_every_manifest_of_the_server() -> None:
@@ -299,7 +299,7 @@ def test_the_chart_with_other_values_fits_the_schemas(values: Manifest, kinds: s
     assert set(rendered) == set(SERVER) - kinds
     for manifest in rendered.values():
         assert manifest["metadata"]["name"] == "digits"
-        validate(manifest)
+        assert_valid(manifest)
     spec = rendered["Deployment"]["spec"]
     assert spec.get("replicas") == values.get("replicas")
     container = container_of(spec["template"]["spec"])

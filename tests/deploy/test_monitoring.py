@@ -119,7 +119,7 @@ def test_the_monitor_reads_a_path_that_needs_a_token() -> None:
     assert [endpoint["port"]] == [port["name"] for port in service["spec"]["ports"]]
 
 
-def promtool(folder: Path, *arguments: str) -> None:
+def assert_promtool_passes(folder: Path, *arguments: str) -> None:
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("promtool is not installed; it is part of Prometheus")
@@ -136,7 +136,7 @@ def test_promtool_takes_rules_and_queries(tmp_path: Path) -> None:
     ]
     queries = {"groups": [{"name": "queries", "rules": records}]}
     (tmp_path / "queries.yaml").write_text(yaml.safe_dump(queries), encoding="utf-8")
-    promtool(tmp_path, "check", "rules", "alerts.yaml", "queries.yaml")
+    assert_promtool_passes(tmp_path, "check", "rules", "alerts.yaml", "queries.yaml")
 
 
 def test_alerts_fire(tmp_path: Path) -> None:
@@ -153,4 +153,4 @@ def test_alerts_fire(tmp_path: Path) -> None:
     ]
     (tmp_path / "alerts.yaml").write_text(yaml.safe_dump({"groups": groups}), encoding="utf-8")
     (tmp_path / "alerts_test.yaml").write_text(cases, encoding="utf-8")
-    promtool(tmp_path, "test", "rules", "alerts_test.yaml")
+    assert_promtool_passes(tmp_path, "test", "rules", "alerts_test.yaml")

@@ -148,7 +148,7 @@ def stacked(objects: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     return {name: np.array([answer[name] for answer in objects], np.float32) for name in names}
 
 
-def same(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+def assert_same_bits(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
     """Raise unless both hold the same bits under the same names."""
     assert actual.keys() == expected.keys()
     for name, value in expected.items():

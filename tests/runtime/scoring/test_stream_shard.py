@@ -24,7 +24,7 @@ from stablernn_runtime.scoring import stream_shard as module
 from stablernn_runtime.state_token import key_from_text
 from stablernn_runtime.stream_clock import Clock
 from stablernn_server import Settings, create_app
-from stream_helpers import STATE_KEY, distances, offline, publish, same, samples
+from stream_helpers import STATE_KEY, assert_same_bits, distances, offline, publish, samples
 
 TOKENS = StateTokens(key_from_text(STATE_KEY, "the test"), 600)
 STATIC = np.array([[1.0, np.nan], [-3.0, 2.5], [0.0, 9.0]], np.float32)
@@ -193,13 +193,13 @@ def test_every_kind_of_stream_has_the_bits_of_the_sequence_graph(kinds: Publishe
     for row in range(3):
         options = {} if static is None else {"static": static[row : row + 1]}
         expected = {key: value[-1] for key, value in offline(model, x[row], times[row], **options).items()}
-        same({key: value[row] for key, value in answers.outputs.items()}, expected)
+        assert_same_bits({key: value[row] for key, value in answers.outputs.items()}, expected)
         token = shard.token(answers.keys[row], TOKENS)
         assert TOKENS.read(token).step == steps
         shard.put("moved", token, TOKENS)
         moved, expected_states = (TOKENS.read(shard.token(key, TOKENS)) for key in ("moved", answers.keys[row]))
         assert moved.static.tobytes() == expected_states.static.tobytes()
-        same(moved.states, expected_states.states)
+        assert_same_bits(moved.states, expected_states.states)
 
 
 class Job:

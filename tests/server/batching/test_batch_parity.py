@@ -56,7 +56,7 @@ def _no_second_try(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert not [record for record in caplog.get_records("call") if "one by one" in record.getMessage()]
 
 
-def same(found: Arrays, expected: Arrays) -> None:
+def assert_same_bits(found: Arrays, expected: Arrays) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert found[name].dtype == value.dtype
@@ -81,7 +81,8 @@ def whole_requests(kind: Kind, count: int) -> list[tuple[Arrays, list[str] | Non
     return requests
 
 
-def test_whole_sequences(kind: Kind) -> None:
+def assert_whole_sequences_have_their_bits(kind: Kind) -> None:
+    """Each request of a batch has the bits that it has alone."""
     model, requests = kind.model, whole_requests(kind, 40)
     alone = [model.run(model.sequence, inputs, names) for inputs, names in requests]
 
@@ -91,7 +92,7 @@ def test_whole_sequences(kind: Kind) -> None:
                 *(desk.scheduler.run(model, inputs, names, caller=Caller()) for inputs, names in requests)
             )
             for answer, expected in zip(answers, alone, strict=True):
-                same(answer.outputs, expected)
+                assert_same_bits(answer.outputs, expected)
             return desk.sizes(model)
 
     sizes = asyncio.run(together())
@@ -100,6 +101,10 @@ def test_whole_sequences(kind: Kind) -> None:
     )
     # Batches of dozens, as requests of up to three sequences each cannot make alone.
     assert max(sizes) > 30
+
+
+def test_whole_sequences(kind: Kind) -> None:
+    assert_whole_sequences_have_their_bits(kind)
 
 
 def test_rows_of_one_request_are_what_each_is_alone(kind: Kind) -> None:
@@ -166,14 +171,14 @@ def test_steps(kind: Kind, estimate_step_ns: float, monkeypatch: pytest.MonkeyPa
             )
             for answer, expected in zip(answers, alone, strict=True):
                 assert not isinstance(expected, InputError)
-                same(answer.outputs, expected.outputs)
-                same(answer.states, expected.states)
+                assert_same_bits(answer.outputs, expected.outputs)
+                assert_same_bits(answer.states, expected.states)
             return desk.sizes(model)
 
     assert max(asyncio.run(together())) > 10
 
 
-def test_steps_are_what_the_whole_sequence_is(kind: Kind) -> None:
+def assert_steps_have_the_bits_of_whole_sequences(kind: Kind) -> None:
     model, requests = kind.model, step_requests(kind, 40)
 
     async def together() -> list[Any]:
@@ -193,10 +198,14 @@ def test_steps_are_what_the_whole_sequence_is(kind: Kind) -> None:
             else:
                 flat[name] = value.reshape(rows, steps * kind.stride, *value.shape[3 if kind.stride > 1 else 2 :])
         whole = model.run(model.sequence, flat)
-        same(answer.states, model.next_state(whole))
+        assert_same_bits(answer.states, model.next_state(whole))
         for name, value in answer.outputs.items():
             over_time = "time" in model.sequence.outputs[name].shape
             assert np.array_equal(value if over_time else value[:, -1], whole[name]), name
+
+
+def test_steps_are_what_the_whole_sequence_is(kind: Kind) -> None:
+    assert_steps_have_the_bits_of_whole_sequences(kind)
 
 
 @pytest.mark.parametrize(
@@ -210,8 +219,8 @@ def test_every_cell(cell: str, tmp_path: Path) -> None:
     fields = {"task": "classify", "cell": cell, "features": ["a", "b"], "labels": ["x", "y", "z"]}
     version = Registry(tmp_path / "registry").publish("m", report.files, {**fields, "signature": report.signature})
     kind = Kind(ServedModel.load(version), source)
-    test_whole_sequences(kind)
-    test_steps_are_what_the_whole_sequence_is(kind)
+    assert_whole_sequences_have_their_bits(kind)
+    assert_steps_have_the_bits_of_whole_sequences(kind)
 
 
 def test_one_bad_request_in_a_batch_fails_alone(published: Published) -> None:
@@ -293,4 +302,4 @@ def test_hundreds_of_requests_at_once_each_get_their_own_answer(
             return await asyncio.gather(*(ask(client, *job) for job in jobs))
 
     for (_, model, x, _), found in zip(jobs, asyncio.run(together()), strict=True):
-        same(found, model.run(model.sequence, {"x": x}))
+        assert_same_bits(found, model.run(model.sequence, {"x": x}))

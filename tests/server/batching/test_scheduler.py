@@ -124,6 +124,7 @@ def test_without_a_delay_a_request_alone_goes_at_once(animals: ServedModel, limi
             await turns()
             # It has left the queue of one, or this would be refused.
             await all_of([first, run(desk, animals, series())])
+            assert desk.sizes(animals) == {1: 2}
 
     asyncio.run(together())
 

@@ -323,7 +323,7 @@ def test_processes_do_not_outlive_a_supervisor_that_was_killed(start: Start) -> 
     server = start("--workers", 2, "--model", "animals:1")
     server.process.kill()
     server.process.wait()
-    until(lambda: not any(is_alive(pid) for pid in server.ready["workers"]))
+    assert until(lambda: not any(is_alive(pid) for pid in server.ready["workers"]))
 
 
 # What one process says is what each of two says; alone it is a slow test.

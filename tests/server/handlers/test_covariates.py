@@ -88,7 +88,7 @@ def normal(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).normal(5.0, 3.0, shape).astype(np.float32)
 
 
-def close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, atol=2e-5, err_msg=name)
@@ -103,8 +103,8 @@ def test_a_recursive_head_is_rolled_out_with_its_offsets(published: Published, o
     future[1, 2] = np.nan
     found = opened["fed"].run_numpy(x, future=future)
     assert found["quantiles"].shape == (3, 4, 2, 3)
-    close(found, by_torch(published.torch_models["fed"], x, future=future))
-    close(opened["fed"].run_numpy(x), by_torch(published.torch_models["fed"], x))
+    assert_close(found, by_torch(published.torch_models["fed"], x, future=future))
+    assert_close(opened["fed"].run_numpy(x), by_torch(published.torch_models["fed"], x))
     assert np.abs(opened["fed"].run_numpy(x)["mean"] - found["mean"]).max() > 1e-4
 
 
@@ -120,7 +120,7 @@ def test_a_recursive_head_goes_on_from_the_state_after_what_was_observed(opened:
 
 def test_a_recursive_head_reads_patches_of_one_sample(published: Published, opened: dict[str, ServedModel]) -> None:
     x = normal(2, 7, 1)
-    close(opened["single"].run_numpy(x), by_torch(published.torch_models["single"], x))
+    assert_close(opened["single"].run_numpy(x), by_torch(published.torch_models["single"], x))
 
 
 def test_steps_of_patches_give_the_bits_of_the_whole_sequence(opened: dict[str, ServedModel]) -> None:
@@ -142,11 +142,13 @@ def test_steps_of_patches_give_the_bits_of_the_whole_sequence(opened: dict[str, 
 def test_what_is_left_out_is_not_known(published: Published, opened: dict[str, ServedModel]) -> None:
     x, static, future = normal(2, 8, 6), normal(2, 2), normal(2, 3, 5)
     model, torch_model = opened["told"], published.torch_models["told"]
-    close(model.run_numpy(x, static=static, future=future), by_torch(torch_model, x, static=static, future=future))
+    assert_close(
+        model.run_numpy(x, static=static, future=future), by_torch(torch_model, x, static=static, future=future)
+    )
     nothing = model.run_numpy(x, static=np.full((2, 2), np.nan), future=np.full((2, 3, 5), np.nan))
     left_out = model.run_numpy(x)
     assert all(np.array_equal(left_out[name], value) for name, value in nothing.items())
-    close(left_out, by_torch(torch_model, x))
+    assert_close(left_out, by_torch(torch_model, x))
 
 
 @pytest.mark.parametrize(

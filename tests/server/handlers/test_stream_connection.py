@@ -22,7 +22,18 @@ from websockets.sync.client import connect
 from server_helpers import Published, Running, serve
 from stablernn_runtime import ServedModel
 from stablernn_server import Settings, create_app
-from stream_helpers import STATE_KEY, Wire, distances, frame, offline, plain, publish, same, samples, stacked
+from stream_helpers import (
+    STATE_KEY,
+    Wire,
+    assert_same_bits,
+    distances,
+    frame,
+    offline,
+    plain,
+    publish,
+    samples,
+    stacked,
+)
 
 X = [1.0, 2.0]
 
@@ -76,7 +87,7 @@ def test_outputs_can_be_chosen(running: Running, classes: ServedModel) -> None:
         assert wire.hello["outputs"] == [{"name": "probabilities", "shape": [3]}]
         _, found, _ = wire.step([0], x[None])
         expected = offline(classes, x)["probabilities"]
-        same({name: value[0] for name, value in found.items()}, {"probabilities": expected})
+        assert_same_bits({name: value[0] for name, value in found.items()}, {"probabilities": expected})
         answer = wire.say(stream=1, values=plain(x), id="mine")
         assert answer["outputs"][2].keys() == {"probabilities", "label"}
         assert answer["outputs"][2]["label"] == "xyz"[expected[2].argmax()]
@@ -110,7 +121,7 @@ def test_closing_one_stream_leaves_the_others(running: Running, classes: ServedM
     assert taken == [4, 2, 4, 4]
     for place, (seed, first) in enumerate([(4, 2), (1, 0), (3, 2), (2, 2)]):
         expected = {name: value[first : first + 2] for name, value in offline(classes, x[seed]).items()}
-        same({name: value[place] for name, value in found.items()}, expected)
+        assert_same_bits({name: value[place] for name, value in found.items()}, expected)
 
 
 def test_tokens_in_text_and_in_bytes(running: Running, classes: ServedModel) -> None:
@@ -131,7 +142,7 @@ def test_tokens_in_text_and_in_bytes(running: Running, classes: ServedModel) -> 
     assert taken == [4, 2, 4]
     for place, first in enumerate([2, 0, 2]):
         expected = {name: value[first : first + 2] for name, value in offline(classes, x[place]).items()}
-        same({name: value[place] for name, value in found.items()}, expected)
+        assert_same_bits({name: value[place] for name, value in found.items()}, expected)
 
 
 def test_static_values_of_a_stream(running: Running) -> None:
@@ -349,7 +360,9 @@ def test_many_sockets_at_a_time(running: Running, published: Published) -> None:
                 _, outputs, _ = wire.step([0], x[None, here], dt=None if dt is None else dt[None, here])
                 found.append({name: value[0] for name, value in outputs.items()})
                 at = here.stop
-        same({name: np.concatenate([part[name] for part in found]) for name in found[0]}, offline(model, x, dt))
+        assert_same_bits(
+            {name: np.concatenate([part[name] for part in found]) for name in found[0]}, offline(model, x, dt)
+        )
 
     with ThreadPoolExecutor(24) as pool:
         list(pool.map(follow, range(48)))
@@ -415,7 +428,7 @@ def test_frames_that_fail_leave_the_streams_alone(running: Running) -> None:
         assert taken == [3]
         wire.say(stream=3, state_token=token)
         _, again, _ = wire.step([3], other)
-        same(again, second)
+        assert_same_bits(again, second)
         assert not np.array_equal(third["logits"], second["logits"])
         assert not np.array_equal(first["logits"], second["logits"])
 
@@ -508,7 +521,7 @@ def test_a_server_that_stops_hands_back_the_streams(published: Published, classe
             _, found, _ = wire.step([1, 2, 3], x[:, 2:], tokens=[tokens["4"], tokens["9"], tokens["6"]])
     for place in range(3):
         expected = {name: value[2:] for name, value in offline(classes, x[place]).items()}
-        same({name: value[place] for name, value in found.items()}, expected)
+        assert_same_bits({name: value[place] for name, value in found.items()}, expected)
 
 
 def loop_of(running: Running) -> asyncio.AbstractEventLoop:
@@ -594,7 +607,7 @@ def test_a_frame_that_outlasts_the_grace_is_ended(alone: Running, published: Pub
         assert taken == [2]
     model = ServedModel.load(published.registry.get("deep"), "cpu")
     expected = {name: value[1:] for name, value in offline(model, x[0].astype(np.float32)).items()}
-    same({name: value[0] for name, value in found.items()}, expected)
+    assert_same_bits({name: value[0] for name, value in found.items()}, expected)
 
 
 @pytest.mark.parametrize("told", ["websocket.connect", "websocket.accept"])
@@ -677,7 +690,7 @@ def test_random_disconnects_lose_nothing_that_the_client_holds(running: Running,
                     wire.socket.send(frame([0], x[None, step : step + 1], tokens=[token]))
                     wire.socket.socket.close()
         joined = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
-        same(joined, offline(classes, x))
+        assert_same_bits(joined, offline(classes, x))
         return joined
 
     with ThreadPoolExecutor(8) as pool:

@@ -18,7 +18,7 @@ from stablernn_client import BadRequest, NotFound
 from stablernn_client.state_token import version_of
 from stablernn_runtime import ServedModel
 from stock_helpers import Stock, loads, refusal, version
-from stream_helpers import Wire, frame, offline, plain, same
+from stream_helpers import Wire, assert_same_bits, frame, offline, plain
 
 STEPS = 8
 BREAK = 3
@@ -125,7 +125,7 @@ def test_a_token_continues_its_version_over_a_websocket(
             taken, second, _ = wire.step([7], rest[:, 2:])
             assert taken == [STEPS]
             found = {name: np.concatenate([first[name][0], second[name][0]]) for name in first}
-            same(found, {name: value[BREAK:] for name, value in outputs["1"].items()})
+            assert_same_bits(found, {name: value[BREAK:] for name, value in outputs["1"].items()})
 
 
 def test_streams_of_two_versions_share_a_socket_and_a_frame(
@@ -149,7 +149,7 @@ def test_streams_of_two_versions_share_a_socket_and_a_frame(
         assert sockets.streams == 3
         for place, number in enumerate(["1", "2", "1"]):
             found = {name: np.concatenate([first[name][place], second[name][place]]) for name in first}
-            same(found, {name: value[BREAK:] for name, value in outputs[number].items()})
+            assert_same_bits(found, {name: value[BREAK:] for name, value in outputs[number].items()})
         # A number that a token of the other version is put under leaves the stream that it stood for.
         wire.say(stream=5, state_token=new)
         assert sockets.streams == 3

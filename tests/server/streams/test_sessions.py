@@ -29,7 +29,7 @@ from stablernn_server.handlers.stream_steps import advance_stream
 from stablernn_server.http.app_context import UNFINISHED
 from stablernn_server.schemas.sessions import Samples
 from stablernn_server.streams.stream import Stream
-from stream_helpers import LETTERS, STATE_KEY, offline, plain, publish, same, samples, stacked
+from stream_helpers import LETTERS, STATE_KEY, assert_same_bits, offline, plain, publish, samples, stacked
 
 X = [1.0, 2.0]
 
@@ -70,7 +70,7 @@ def step(client: httpx.Client, session: str, values: Any = X, **body: Any) -> ht
     return client.post(f"/v1/sessions/{session}/step", json={"values": values, **body})
 
 
-def refused(answer: httpx.Response, status: int, code: str) -> str:
+def assert_refused(answer: httpx.Response, status: int, code: str) -> str:
     assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
     found: str = answer.json()["error"]
     return found
@@ -107,7 +107,7 @@ def test_a_session_from_its_beginning_to_its_end(client: httpx.Client) -> None:
         client.get(f"/v1/sessions/{session}"),
         client.delete(f"/v1/sessions/{session}"),
     ):
-        assert refused(answer, 404, "unknown_session") == (
+        assert assert_refused(answer, 404, "unknown_session") == (
             f"The session '{session}' was closed; begin a new one with POST /v1/sessions, with a state_token if you "
             "have one."
         )
@@ -143,7 +143,7 @@ def test_a_session_goes_on_from_a_token(client: httpx.Client, classes: ServedMod
     assert begun["step"] == 2
     answer = step(client, begun["session_id"], plain(x[2:]), sequence=3).json()
     assert answer["outputs"] == asked["outputs"]
-    same(stacked(answer["outputs"]), {name: value[2:] for name, value in offline(classes, x).items()})
+    assert_same_bits(stacked(answer["outputs"]), {name: value[2:] for name, value in offline(classes, x).items()})
     goes_on = client.post("/v1/step", json={"state_token": asked["state_token"], "values": X}).json()
     assert goes_on["step"] == 6
 
@@ -154,10 +154,10 @@ def test_a_session_goes_on_from_a_token(client: httpx.Client, classes: ServedMod
 def test_what_was_taken_is_not_taken_again(client: httpx.Client) -> None:
     session = opened(client)
     first = step(client, session, sequence=1).json()
-    assert refused(step(client, session, sequence=1), 409, "duplicate_step") == (
+    assert assert_refused(step(client, session, sequence=1), 409, "duplicate_step") == (
         "The stream has taken 1 samples, sample 1 among them; it was not taken again. Continue with sequence 2."
     )
-    assert refused(step(client, session, sequence=4), 409, "skipped_step") == (
+    assert assert_refused(step(client, session, sequence=4), 409, "skipped_step") == (
         "The stream has taken 1 samples, so sequence must be 2, got 4: send the samples between first, with null "
         "values where there are none."
     )
@@ -169,7 +169,7 @@ def test_what_was_taken_is_not_taken_again(client: httpx.Client) -> None:
 def test_a_token_knows_its_number_too(client: httpx.Client) -> None:
     token = client.post("/v1/step", json={"model": "classes", "values": X}).json()["state_token"]
     body = {"state_token": token, "values": X}
-    refused(client.post("/v1/step", json={**body, "sequence": 1}), 409, "duplicate_step")
+    assert_refused(client.post("/v1/step", json={**body, "sequence": 1}), 409, "duplicate_step")
     assert client.post("/v1/step", json={**body, "sequence": 2}).json()["step"] == 2
 
 
@@ -177,7 +177,7 @@ def test_what_fails_leaves_the_stream_where_it_was(client: httpx.Client) -> None
     session = opened(client)
     step(client, session)
     expected = step(client, opened(client), [X, X]).json()["outputs"][1]
-    assert "infinite" in refused(step(client, session, [3e38, 1e39]), 400, "bad_input")
+    assert "infinite" in assert_refused(step(client, session, [3e38, 1e39]), 400, "bad_input")
     assert step(client, session).json()["outputs"][0] == expected
 
 
@@ -192,7 +192,7 @@ def test_idle_sessions_expire(published: Published) -> None:
                 time.sleep(0.15)
                 assert step(client, used).status_code == 200
                 client.get(f"/v1/sessions/{idle}")  # to look at it does not keep it
-            assert refused(step(client, idle), 404, "unknown_session") == (
+            assert assert_refused(step(client, idle), 404, "unknown_session") == (
                 f"The session '{idle}' expired after 0.5 s without a request; begin a new one with POST /v1/sessions, "
                 "with a state_token if you have one."
             )
@@ -204,14 +204,14 @@ def test_the_longest_idle_session_gives_way(published: Published) -> None:
             first, second, third = (opened(client) for _ in range(3))
             step(client, first)
             fourth = opened(client)
-            sentence = refused(step(client, second), 404, "unknown_session")
+            sentence = assert_refused(step(client, second), 404, "unknown_session")
             assert sentence.startswith(f"The session '{second}' was evicted for a newer one, at most 3 are kept;")
             for session in (first, third, fourth):
                 assert step(client, session).status_code == 200
 
 
 def test_sessions_that_never_were(client: httpx.Client) -> None:
-    assert refused(step(client, "nobody"), 404, "unknown_session") == (
+    assert assert_refused(step(client, "nobody"), 404, "unknown_session") == (
         "Unknown session 'nobody': this server process has not opened it; begin a new one with POST "
         "/v1/sessions, with a state_token if you have one."
     )
@@ -226,7 +226,7 @@ def test_requests_of_one_session_wait_for_their_turn(running: Running, classes: 
             answers = list(pool.map(lambda one: (one, step(client, session, plain(one)).json()), list(x)))
     ordered = sorted(answers, key=lambda pair: pair[1]["step"])
     assert [answer["step"] for _, answer in ordered] == list(range(1, 13))
-    same(
+    assert_same_bits(
         stacked([answer["outputs"][0] for _, answer in ordered]),
         offline(classes, np.stack([one for one, _ in ordered])),
     )
@@ -250,7 +250,7 @@ def test_too_many_may_not_wait(published: Published) -> None:
             turned_away = [answer for answer in answers if answer.status_code != 200]
             assert turned_away
             for answer in turned_away:
-                assert refused(answer, 429, "too_many") == (
+                assert assert_refused(answer, 429, "too_many") == (
                     "1 requests of this session are already waiting, its limit; wait for their answers, or "
                     "send several samples in one request."
                 )
@@ -287,12 +287,12 @@ def test_a_turn_is_waited_for_no_longer_than_a_request_may_take(published: Publi
         with httpx.Client(base_url=running.url, timeout=PATIENT) as client:
             session = opened(client)
             with held(running, session):
-                sentence = refused(step(client, session), 504, "deadline")
+                sentence = assert_refused(step(client, session), 504, "deadline")
                 assert sentence == (
                     "The deadline passed while other requests of this session were processed; give more time, or wait "
                     "for their answers first."
                 )
-                refused(client.delete(f"/v1/sessions/{session}"), 504, "deadline")
+                assert_refused(client.delete(f"/v1/sessions/{session}"), 504, "deadline")
             assert step(client, session).json()["step"] == 1
 
 
@@ -304,7 +304,7 @@ def test_draining_ends_an_end_that_waits_for_its_turn(published: Published) -> N
                 end = pool.submit(client.delete, f"/v1/sessions/{session}")
                 wait_for(running, session, 1)
                 on_loop(running, partial(context.drain, 0.1))
-                assert refused(end.result(PATIENT), 503, "not_ready") == UNFINISHED
+                assert assert_refused(end.result(PATIENT), 503, "not_ready") == UNFINISHED
 
 
 def test_clients_that_leave_take_no_place_and_no_step(published: Published) -> None:
@@ -324,7 +324,7 @@ def test_clients_that_leave_take_no_place_and_no_step(published: Published) -> N
                 for connection in leaving:
                     connection.sendall("\r\n".join(lines).encode() + body)
                 wait_for(running, session, 2)
-                refused(step(client, session), 429, "too_many")
+                assert_refused(step(client, session), 429, "too_many")
                 for connection in leaving:
                     connection.close()
                 wait_for(running, session, 0)
@@ -335,7 +335,7 @@ def test_a_session_keeps_its_last_outputs_alone(running: Running, client: httpx.
     session = opened(client)
     found = step(client, session, plain(samples(classes, 700))).json()
     assert len(found["outputs"]) == 700
-    same(stacked(found["outputs"]), offline(classes, samples(classes, 700)))
+    assert_same_bits(stacked(found["outputs"]), offline(classes, samples(classes, 700)))
     kept = on_loop(running, lambda: running.app.state.context.sessions.peek(session))
     for value in (*kept.last_outputs.values(), *kept.stream.states.values()):
         if isinstance(value, np.ndarray):
@@ -410,7 +410,10 @@ def test_large_requests_are_checked_beside_the_event_loop(published: Published, 
 
 def test_too_many_samples_are_counted_before_they_are_read(client: httpx.Client) -> None:
     answer = step(client, opened(client), [X] * 5000 + [["no", "numbers"]])
-    assert refused(answer, 413, "too_large") == "5001 samples at a time are more than the limit of 1000; send fewer."
+    assert (
+        assert_refused(answer, 413, "too_large")
+        == "5001 samples at a time are more than the limit of 1000; send fewer."
+    )
 
 
 def test_several_processes_keep_no_sessions(published: Published) -> None:
@@ -422,7 +425,7 @@ def test_several_processes_keep_no_sessions(published: Published) -> None:
                 client.get("/v1/sessions/any"),
                 client.delete("/v1/sessions/any"),
             ):
-                assert refused(answer, 409, "one_process_only") == (
+                assert assert_refused(answer, 409, "one_process_only") == (
                     "Sessions are kept by one process, and 2 share this port. Use state tokens (POST /v1/step) or a "
                     "WebSocket (/v1/stream), or serve with one worker."
                 )
@@ -437,8 +440,8 @@ def test_a_token_that_is_not_ours(client: httpx.Client) -> None:
     place = len(token) // 2
     changed = token[:place] + ("A" if token[place] != "A" else "B") + token[place + 1 :]
     for given in (changed, "", "not a token"):
-        refused(client.post("/v1/step", json={"state_token": given, "values": X}), 400, "bad_token")
-        refused(client.post("/v1/sessions", json={"state_token": given}), 400, "bad_token")
+        assert_refused(client.post("/v1/step", json={"state_token": given, "values": X}), 400, "bad_token")
+        assert_refused(client.post("/v1/sessions", json={"state_token": given}), 400, "bad_token")
 
 
 def test_a_token_that_has_expired(published: Published) -> None:
@@ -446,20 +449,20 @@ def test_a_token_that_has_expired(published: Published) -> None:
         with httpx.Client(base_url=running.url) as client:
             token = client.post("/v1/step", json={"model": "classes", "values": X}).json()["state_token"]
             time.sleep(2)
-            refused(client.post("/v1/step", json={"state_token": token, "values": X}), 400, "expired_token")
+            assert_refused(client.post("/v1/step", json={"state_token": token, "values": X}), 400, "expired_token")
 
 
 def test_a_token_of_a_version_that_is_gone(running: Running, client: httpx.Client) -> None:
     tokens: StateTokens = running.app.state.context.state_keys
     held = tokens.read(client.post("/v1/step", json={"model": "classes", "values": X}).json()["state_token"])
     other = tokens.issue(type(held)("classes:1", "sha256:" + "00" * 32, 1, held.clock, held.static, held.states))
-    refused(client.post("/v1/step", json={"state_token": other, "values": X}), 409, "version_gone")
+    assert_refused(client.post("/v1/step", json={"state_token": other, "values": X}), 409, "version_gone")
 
 
 def test_a_token_of_another_model(client: httpx.Client) -> None:
     token = client.post("/v1/step", json={"model": "classes", "values": X}).json()["state_token"]
     answer = client.post("/v1/step", json={"state_token": token, "model": "deep", "values": X})
-    assert refused(answer, 409, "other_model") == (
+    assert assert_refused(answer, 409, "other_model") == (
         "The state token is of 'classes:1', the request names 'deep'; leave model out, or begin a new stream "
         "without the token."
     )
@@ -512,7 +515,7 @@ def test_a_token_of_another_model(client: httpx.Client) -> None:
 def test_regular_steps_follow_each_other(client: httpx.Client, first: Any, then: Any, code: str, sentence: str) -> None:
     session, x = opened(client, "deep"), [1.0, 2.0, 3.0]
     assert step(client, session, x, time=first).status_code == 200
-    assert refused(step(client, session, x, time=then), 409, code) == sentence
+    assert assert_refused(step(client, session, x, time=then), 409, code) == sentence
     after = 8.5 if first == 7.5 else 5 if first == 4 else str(first).replace("01-31", "02-01")
     assert step(client, session, x, time=after).json()["step"] == 2
     assert step(client, session, [x, x]).json()["step"] == 4
@@ -522,11 +525,11 @@ def test_irregular_times_go_forward(client: httpx.Client) -> None:
     session = opened(client, "timed")
     assert step(client, session, [1.0], time="2024-01-31T06:00:00").status_code == 200
     for again in ("2024-01-31T06:00:00", "2024-01-31T05:00:00"):
-        refused(step(client, session, [1.0], time=again), 409, "time_order")
-    assert "dt must be at most 4" in refused(step(client, session, [1.0], time="2024-02-01"), 400, "bad_input")
-    assert "all ISO 8601 or all numbers" in refused(step(client, session, [1.0], time=3), 400, "bad_input")
+        assert_refused(step(client, session, [1.0], time=again), 409, "time_order")
+    assert "dt must be at most 4" in assert_refused(step(client, session, [1.0], time="2024-02-01"), 400, "bad_input")
+    assert "all ISO 8601 or all numbers" in assert_refused(step(client, session, [1.0], time=3), 400, "bad_input")
     assert step(client, session, [1.0], dt=2).status_code == 200
-    refused(step(client, session, [1.0], time="2024-01-31T08:00:00"), 409, "time_order")
+    assert_refused(step(client, session, [1.0], time="2024-01-31T08:00:00"), 409, "time_order")
     assert step(client, session, [1.0], time="2024-01-31T08:30:00").status_code == 200
 
 
@@ -667,12 +670,18 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_a_step_is_refused_in_words(client: httpx.Client, case: str) -> None:
     model, body, sentence = BAD[case]
-    assert refused(client.post(f"/v1/sessions/{opened(client, model)}/step", json=body), 400, "bad_input") == sentence
+    assert (
+        assert_refused(client.post(f"/v1/sessions/{opened(client, model)}/step", json=body), 400, "bad_input")
+        == sentence
+    )
 
 
 def test_too_many_samples_at_a_time(client: httpx.Client) -> None:
     answer = step(client, opened(client), [X] * 1001)
-    assert refused(answer, 413, "too_large") == "1001 samples at a time are more than the limit of 1000; send fewer."
+    assert (
+        assert_refused(answer, 413, "too_large")
+        == "1001 samples at a time are more than the limit of 1000; send fewer."
+    )
 
 
 @pytest.mark.parametrize(
@@ -688,7 +697,7 @@ def test_too_many_samples_at_a_time(client: httpx.Client) -> None:
     ],
 )
 def test_a_session_that_cannot_begin(client: httpx.Client, body: dict[str, Any], sentence: str) -> None:
-    assert refused(client.post("/v1/sessions", json=body), 400, "bad_input") == sentence
+    assert assert_refused(client.post("/v1/sessions", json=body), 400, "bad_input") == sentence
 
 
 # Sequences of the v2 protocol.
@@ -715,7 +724,7 @@ def test_a_sequence_of_the_protocol_goes_on(client: httpx.Client, classes: Serve
     infer(client, x[:, 2:5], sequence_id=identity)
     last = infer(client, x[:, 5:], sequence_id=identity, sequence_end=True)
     assert np.array_equal(output(last, "probabilities"), whole)
-    sentence = refused(infer(client, x[:, 5:], sequence_id=identity), 409, "unknown_sequence")
+    sentence = assert_refused(infer(client, x[:, 5:], sequence_id=identity), 409, "unknown_sequence")
     assert sentence == (
         f"The sequence {identity!r} of the model 'classes' has ended. Begin it with sequence_start=true and send its "
         "series from the first step on."
@@ -732,7 +741,7 @@ def test_a_sequence_begins_anew(client: httpx.Client, classes: ServedModel) -> N
 def test_a_sequence_keeps_its_series(client: httpx.Client, classes: ServedModel) -> None:
     x = np.stack([samples(classes, 2, seed) for seed in (0, 1)])
     infer(client, x, sequence_id=2, sequence_start=True)
-    assert refused(infer(client, x[:1], sequence_id=2), 400, "bad_input") == (
+    assert assert_refused(infer(client, x[:1], sequence_id=2), 400, "bad_input") == (
         "The sequence '2' has 2 series in a request, got 1; send the same ones each time, or begin with "
         "sequence_start=true."
     )
@@ -740,13 +749,13 @@ def test_a_sequence_keeps_its_series(client: httpx.Client, classes: ServedModel)
 
 def test_a_sequence_that_was_not_begun(client: httpx.Client, classes: ServedModel) -> None:
     x = samples(classes, 2)[None]
-    assert refused(infer(client, x, sequence_id="new"), 409, "unknown_sequence") == (
+    assert assert_refused(infer(client, x, sequence_id="new"), 409, "unknown_sequence") == (
         "The sequence 'new' of the model 'classes' was not begun in this server process. Begin it with "
         "sequence_start=true and send its series from the first step on."
     )
     wrong = infer(client, np.zeros((1, 2, 5), np.float32), sequence_id="new", sequence_start=True)
-    refused(wrong, 400, "bad_input")
-    assert "was not begun, its first request failed" in refused(
+    assert_refused(wrong, 400, "bad_input")
+    assert "was not begun, its first request failed" in assert_refused(
         infer(client, x, sequence_id="new"), 409, "unknown_sequence"
     )
 
@@ -757,11 +766,13 @@ def test_sequences_expire_and_need_one_process(published: Published, classes: Se
         with httpx.Client(base_url=running.url) as client:
             infer(client, x, sequence_id=3, sequence_start=True)
             time.sleep(0.5)
-            assert "expired after 0.2 s" in refused(infer(client, x, sequence_id=3), 409, "unknown_sequence")
+            assert "expired after 0.2 s" in assert_refused(infer(client, x, sequence_id=3), 409, "unknown_sequence")
     for running in serving(published, models=("classes",), workers=2):
         with httpx.Client(base_url=running.url) as client:
             answer = infer(client, x, sequence_id=3, sequence_start=True)
-            assert refused(answer, 409, "one_process_only").startswith("Sequences are kept by one process, and 2 share")
+            assert assert_refused(answer, 409, "one_process_only").startswith(
+                "Sequences are kept by one process, and 2 share"
+            )
 
 
 def test_many_clients_at_a_time(running: Running, classes: ServedModel) -> None:
@@ -773,7 +784,7 @@ def test_many_clients_at_a_time(running: Running, classes: ServedModel) -> None:
         with httpx.Client(base_url=running.url) as client:
             x, session = samples(classes, steps, seed), opened(client)
             found = [step(client, session, plain(one)).json()["outputs"][0] for one in x]
-        same(stacked(found), offline(classes, x))
+        assert_same_bits(stacked(found), offline(classes, x))
 
     def several(first: int) -> None:
         barrier.wait()

@@ -24,7 +24,18 @@ from stablernn_runtime.stream_spec import stream_spec
 from stablernn_server import Settings, create_app
 from stablernn_server.handlers.stream_connection import StreamConnection
 from stablernn_server.http.app_context import AppContext
-from stream_helpers import STATE_KEY, Wire, distances, frame, offline, plain, publish, same, samples, stacked
+from stream_helpers import (
+    STATE_KEY,
+    Wire,
+    assert_same_bits,
+    distances,
+    frame,
+    offline,
+    plain,
+    publish,
+    samples,
+    stacked,
+)
 
 MODELS = ["classes", "deep", "text", "timed", "patched", "ragged", "fed"]
 STEPS = 7
@@ -148,7 +159,7 @@ def test_a_stream_says_what_the_sequence_says(
 ) -> None:
     model = opened[name]
     x, dt = samples(model, STEPS), distances(model, STEPS)
-    same(transport(running, model, x, dt), offline(model, x, dt))
+    assert_same_bits(transport(running, model, x, dt), offline(model, x, dt))
 
 
 def v2_tensors(model: ServedModel, x: np.ndarray, dt: np.ndarray) -> list[dict[str, Any]]:
@@ -166,7 +177,7 @@ def test_the_first_dt_of_a_stream_does_not_count(
     assert dt is not None
     expected = offline(model, x, dt)
     dt.reshape(-1)[0] = 2.5
-    same(transport(running, model, x, dt), expected)
+    assert_same_bits(transport(running, model, x, dt), expected)
 
 
 @pytest.mark.parametrize("name", ["timed", "ragged"])
@@ -266,7 +277,7 @@ def test_many_streams_of_a_socket_do_not_see_each_other(
             assert after == [taken[number] for number in chosen]
     for number, parts in found.items():
         joined = {output: np.concatenate([part[output] for part in parts]) for output in parts[0]}
-        same(joined, offline(model, x[number], None if dt is None else dt[number]))
+        assert_same_bits(joined, offline(model, x[number], None if dt is None else dt[number]))
 
 
 STATIC = np.array([[3.0, 1.0], [30.0, -5.0]], np.float32)
@@ -289,8 +300,8 @@ def test_static_values_hold_in_binary_frames(running: Running, opened: dict[str,
         _, alone, _ = wire.step([2], x[:1])
     for row in range(2):
         whole = {name: np.concatenate([part[name][row] for part in found]) for name in found[0]}
-        same(whole, offline(model, x[row], static=STATIC[row : row + 1]))
-    same({name: value[0] for name, value in alone.items()}, offline(model, x[0]))
+        assert_same_bits(whole, offline(model, x[row], static=STATIC[row : row + 1]))
+    assert_same_bits({name: value[0] for name, value in alone.items()}, offline(model, x[0]))
 
 
 def test_static_values_hold_in_a_shared_batch(published: Published, opened: dict[str, ServedModel]) -> None:
@@ -367,9 +378,11 @@ def test_the_last_step_alone(running: Running, opened: dict[str, ServedModel]) -
     with Wire(running.url, "deep") as wire:
         taken, outputs, _ = wire.step([0], x[None], last=True)
         assert taken == [STEPS]
-        same({name: value[0] for name, value in outputs.items()}, expected)
-        same(stacked(wire.say(stream=1, values=plain(x), every=False)["outputs"]), expected)
-    same(stacked(post(running, "/v1/step", {"model": "deep", **body(x, None, every=False)})["outputs"]), expected)
+        assert_same_bits({name: value[0] for name, value in outputs.items()}, expected)
+        assert_same_bits(stacked(wire.say(stream=1, values=plain(x), every=False)["outputs"]), expected)
+    assert_same_bits(
+        stacked(post(running, "/v1/step", {"model": "deep", **body(x, None, every=False)})["outputs"]), expected
+    )
 
 
 def test_times_are_turned_into_distances(running: Running, opened: dict[str, ServedModel]) -> None:
@@ -379,7 +392,7 @@ def test_times_are_turned_into_distances(running: Running, opened: dict[str, Ser
     stamps = ["2024-02-28T22:00:00Z", "2024-02-28T23:30:00Z", "2024-02-29T01:15:00+01:00", "2024-02-29T03:45:00Z"]
     dt = np.array([1.0, 1.5, 0.75, 3.5], np.float32)
     expected = offline(model, x, dt)
-    same(
+    assert_same_bits(
         stacked(post(running, "/v1/step", {"model": "timed", "values": plain(x), "time": stamps})["outputs"]), expected
     )
     numbers = [10, 11.5, 12.25, 15.75]
@@ -389,7 +402,7 @@ def test_times_are_turned_into_distances(running: Running, opened: dict[str, Ser
         answer = post(running, "/v1/step", {**state, "values": plain(x[step]), "time": moment})
         state = {"state_token": answer["state_token"]}
         found += answer["outputs"]
-    same(stacked(found), expected)
+    assert_same_bits(stacked(found), expected)
 
 
 def test_a_recursive_head_is_rolled_out(running: Running, opened: dict[str, ServedModel]) -> None:
@@ -430,7 +443,7 @@ def test_fewer_steps_ahead_of_a_direct_head(running: Running, opened: dict[str, 
     x = samples(opened["deep"], 3)
     answer = post(running, "/v1/step", {"model": "deep", **body(x, None, horizon=2)})
     expected = {name: value[:, :2] for name, value in offline(opened["deep"], x).items()}
-    same(stacked(answer["outputs"]), expected)
+    assert_same_bits(stacked(answer["outputs"]), expected)
 
 
 def test_a_stream_goes_on_in_another_process_with_the_same_key(
@@ -456,7 +469,7 @@ def test_a_stream_goes_on_in_another_process_with_the_same_key(
                 with Wire(running.url, "timed") as wire:
                     assert wire.say(stream=1, state_token=token)["step"] == 4
                     found.append(stacked(wire.say(stream=1, **body(x[place], dt[place], sequence=5))["outputs"]))
-    same({name: np.concatenate([part[name] for part in found]) for name in found[0]}, offline(model, x, dt))
+    assert_same_bits({name: np.concatenate([part[name] for part in found]) for name in found[0]}, offline(model, x, dt))
 
 
 @contextmanager
@@ -498,7 +511,7 @@ def test_a_stream_outlives_the_process_that_is_killed(published: Published, open
             given = [answer["state_token"]]
             _, outputs, _ = wire.step([0], x[None, 4:], dt=dt[None, 4:], sequence=[5], tokens=given)
             found.append({name: value[0] for name, value in outputs.items()})
-    same({name: np.concatenate([part[name] for part in found]) for name in found[0]}, offline(model, x, dt))
+    assert_same_bits({name: np.concatenate([part[name] for part in found]) for name in found[0]}, offline(model, x, dt))
 
 
 def test_a_process_that_is_told_to_stop_answers_the_frame_in_hand(
@@ -526,7 +539,7 @@ def test_a_process_that_is_told_to_stop_answers_the_frame_in_hand(
             assert caught.value.rcvd.code == 1001
         assert one.wait(20) == 0
     expected = model.run_sequence(np.concatenate([x[:10], x])[None])
-    same({name: value[0] for name, value in outputs.items()}, {name: expected[name] for name in outputs})
+    assert_same_bits({name: value[0] for name, value in outputs.items()}, {name: expected[name] for name in outputs})
     for running in serve(create_app(settings(published))):
         answer = post(running, "/v1/step", {"state_token": said["state_tokens"]["7"], "values": [1.0, 2.0]})
         assert answer["step"] == steps + 11

@@ -152,7 +152,7 @@ def test_whole_requests_before_one_that_is_refused_are_answered(small: Running, 
 
 def test_a_handshake_after_an_answer_is_accepted(server: Running) -> None:
     with connected(server.port) as connection:
-        ask_for_health(connection)
+        assert_healthy(connection)
         connection.sendall(b"GET /v1/stream?model=animals HTTP/1.1" + HANDSHAKE_FIELDS)
         assert connection.recv(4096).startswith(b"HTTP/1.1 101 ")
 
@@ -254,7 +254,7 @@ def test_handshakes_that_are_refused_take_no_connection_from_others(published: P
         for _ in range(6):
             stack.enter_context(connected(server.port)).sendall(handshake)
         with connected(server.port) as another:
-            ask_for_health(another)
+            assert_healthy(another)
 
 
 def test_a_server_stops_in_order_beside_a_handshake_that_failed(
@@ -266,7 +266,7 @@ def test_a_server_stops_in_order_beside_a_handshake_that_failed(
         fields = b"\r\nTransfer-Encoding: chunked" + HANDSHAKE_FIELDS
         connection.sendall(b"GET /v1/stream?model=animals HTTP/1.1" + fields + b"0\r\n\r\n")
         with connected(server.port) as another:
-            ask_for_health(another)
+            assert_healthy(another)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
@@ -295,7 +295,7 @@ def test_refused_heads_are_counted(small: Running) -> None:
     assert 'stablernn_requests_total{code="400",model="",route="unread",version=""}' in text
 
 
-def ask_for_health(connection: socket.socket) -> None:
+def assert_healthy(connection: socket.socket) -> None:
     connection.sendall(HEALTH)
     assert read_response(connection)[0] == 200
 
@@ -305,12 +305,12 @@ def test_the_longest_idle_connection_gives_way(published: Published) -> None:
     with running(published, **settings) as server, ExitStack() as stack:
         connections = [stack.enter_context(connected(server.port)) for _ in range(6)]
         # The first is not the longest idle one any more.
-        ask_for_health(connections[0])
+        assert_healthy(connections[0])
         with connected(server.port) as another:
-            ask_for_health(another)
+            assert_healthy(another)
         wait(lambda: is_closed(connections[1]))
         assert not any(is_closed(connection) for connection in connections[2:])
-        ask_for_health(connections[2])
+        assert_healthy(connections[2])
 
 
 def test_where_all_connections_are_busy_one_more_is_a_503(published: Published) -> None:
@@ -395,7 +395,7 @@ def test_one_address_keeps_a_share_of_idle_connections(published: Published, exe
     with running(published, **settings) as server, ExitStack() as stack:
         connections = [stack.enter_context(connected(server.port)) for _ in range(6)]
         with connected(server.port) as last:
-            ask_for_health(last)
+            assert_healthy(last)
             wait(lambda: [is_closed(connection) for connection in connections].count(True) == (0 if exempt else 3))
             assert not any(is_closed(connection) for connection in connections[3:])
 

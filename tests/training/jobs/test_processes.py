@@ -68,14 +68,12 @@ def test_ctrl_c_in_a_single_job_is_a_stop(tmp_path: Path) -> None:
     # A shell lets commands in the background ignore it.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        stop_single_job(tmp_path)
+        with pytest.raises(
+            InterruptedRun, match=r"^Stopped at a\. Run the same command again to go on; finished work "
+        ):
+            run_jobs([job(ctrl_c, tmp_path / "a")], 1, locks_in(tmp_path), lambda one: None)
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def stop_single_job(tmp_path: Path) -> None:
-    with pytest.raises(InterruptedRun, match=r"^Stopped at a\. Run the same command again to go on; finished work is "):
-        run_jobs([job(ctrl_c, tmp_path / "a")], 1, locks_in(tmp_path), lambda one: None)
 
 
 def test_a_stop_ends_all_processes(tmp_path: Path) -> None:
