@@ -210,31 +210,34 @@ def test_a_step_that_waits_is_never_recorded(monkeypatch: pytest.MonkeyPatch, ca
     ]
 
 
-def test_a_backward_pass_that_cannot_be_recorded(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def fail_in_the_backward_pass(function: Callable[[], list[Tensor]], memory: Any, /) -> Any:
+    if memory is None:
+        return *run_again(function, None)[:2], "memory"
+    try:
+        raise RuntimeError("operation not permitted when stream is capturing")
+    finally:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def run_out_of_memory(function: Callable[[], list[Tensor]], memory: Any, /) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+@pytest.mark.parametrize(
+    ("record", "reason", "warnings"),
+    [
+        # The first error is named, not the one at the end of the recording; no other shape is tried.
+        (fail_in_the_backward_pass, "operation not permitted when stream is capturing", 1),
+        # A shape for which there is no memory does not rule out others.
+        (run_out_of_memory, "CUDA out of memory.", 2),
+    ],
+)
+def test_a_recording_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    record: Callable[..., Any],
+    reason: str,
+    warnings: int,
 ) -> None:
-    """The first error is named, not the one at the end of the recording; no other shape is tried."""
-
-    def fail_second(function: Callable[[], list[Tensor]], memory: Any, /) -> Any:
-        if memory is None:
-            return *run_again(function, None)[:2], "memory"
-        try:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        finally:
-            raise RuntimeError("operation failed due to a previous error during capture")
-
-    rnn = srn.StableRNN("lem", 3, 8).double()
-    assert warnings_of(monkeypatch, caplog, fail_second, rnn) == [
-        "The engine 'cuda-graph' cannot record 'lem', and the loop runs it: "
-        "operation not permitted when stream is capturing"
-    ]
-
-
-def test_a_shape_for_which_there_is_no_memory_does_not_rule_out_others(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(function: Callable[[], list[Tensor]], memory: Any, /) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    messages = warnings_of(monkeypatch, caplog, fail, srn.StableRNN("lem", 3, 8).double())
-    assert messages == ["The engine 'cuda-graph' cannot record 'lem', and the loop runs it: CUDA out of memory."] * 2
+    messages = warnings_of(monkeypatch, caplog, record, srn.StableRNN("lem", 3, 8).double())
+    assert messages == [f"The engine 'cuda-graph' cannot record 'lem', and the loop runs it: {reason}"] * warnings

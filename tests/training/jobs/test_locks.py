@@ -78,6 +78,14 @@ def test_one_process_has_a_lock_until_it_gives_it_back(locks: JobLocks) -> None:
     assert locks.claim("a") is not None
 
 
+def assert_taken_between(locks: JobLocks, clock: Clock, held: float, taken: float) -> None:
+    """A lock that is watched is still held after ``held`` seconds, and taken over after ``taken`` ones."""
+    watch(locks, clock, held)
+    assert locks.claim("a") is None
+    watch(locks, clock, taken - held)
+    assert locks.claim("a") is not None
+
+
 @pytest.mark.parametrize(("seconds", "is_taken"), [(55.0, False), (65.0, True)])
 def test_a_lock_of_another_machine_is_taken_after_six_missing_heartbeats(
     locks: JobLocks, clock: Clock, seconds: float, is_taken: bool
@@ -110,10 +118,7 @@ def test_clocks_of_machines_need_not_agree(locks: JobLocks, clock: Clock, offset
         clock.ahead += 10.0
     # A clock that stands still, or that jumps back.
     os.utime(path, (offset, offset))
-    watch(locks, clock, 55.0)
-    assert locks.claim("a") is None
-    watch(locks, clock, 10.0)
-    assert locks.claim("a") is not None
+    assert_taken_between(locks, clock, 55.0, 65.0)
 
 
 def test_time_in_which_nobody_watches_counts_one_heartbeat(locks: JobLocks, clock: Clock) -> None:
@@ -122,10 +127,7 @@ def test_time_in_which_nobody_watches_counts_one_heartbeat(locks: JobLocks, cloc
     # This process was suspended, or the file server away, and the owner may just not have come to touch its lock.
     clock.ahead += 3600.0
     assert locks.claim("a") is None
-    watch(locks, clock, 45.0)
-    assert locks.claim("a") is None
-    watch(locks, clock, 10.0)
-    assert locks.claim("a") is not None
+    assert_taken_between(locks, clock, 45.0, 55.0)
 
 
 def test_a_process_that_is_started_for_a_job_has_watched_as_long(locks: JobLocks, clock: Clock) -> None:
