@@ -1,6 +1,6 @@
-"""What the linear recurrences, the equilibrium network and the cells of irregular time promise.
+"""What the linear recurrences and the equilibrium network promise.
 
-Cells: mingru, minlstm, lru, ren, gru_d, cfc, ode_lstm.
+Cells: mingru, minlstm, lru, ren.
 """
 
 from __future__ import annotations
@@ -14,37 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from reference.dynamics import STAGES, cell_at, eye, norm, trajectory
-from reference.mapping import MAPPING
+from reference.dynamics import STAGES, cell_at, eye, norm, random_normal, states_after, trajectory
 from stablernn import StableRNN, create_cell
 
 every_stage = pytest.mark.parametrize("stage", STAGES)
 MINIMAL = pytest.mark.parametrize("key", ["mingru", "minlstm"])
-TIMED = pytest.mark.parametrize(
-    ("key", "options"),
-    [
-        ("gru_d", {}),
-        ("cfc", {}),
-        ("cfc", {"backbone_layers": 0}),
-        ("ode_lstm", {"solver": "heun"}),
-        ("ode_lstm", {"solver": "rk4", "flow_size": 3}),
-    ],
-    ids=lambda value: ",".join(map(str, value.values())) if isinstance(value, dict) else None,
-)
-
-
-def _random(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def _states(cell: Any, state: tuple[Tensor, ...], x: Tensor, dt: Tensor | None = None) -> list[tuple[Tensor, ...]]:
-    """The states after each step of x (T, m), every row of the batch under the same input; first the one given."""
-    weights, states = cell.materialize(), [state]
-    for index, drive in enumerate(cell.drive(x)):
-        batch = drive.expand(len(state[0]), -1)
-        step = None if dt is None else dt[index].expand(len(state[0]), 1)
-        states.append(tuple(part.detach() for part in cell.step(weights, states[-1], batch, step)))
-    return states
 
 
 class TestMinimal:
@@ -52,7 +26,7 @@ class TestMinimal:
     @every_stage
     def test_the_state_never_leaves_the_range_of_its_start_and_the_candidates(self, key: str, stage: str) -> None:
         cell = cell_at(stage, key, 9)
-        x, h0 = 3 * _random(60, 1), _random(4, 9)
+        x, h0 = 3 * random_normal(60, 1), random_normal(4, 9)
         candidates = (x @ cell.weight_ih[-9:].T + cell.bias_ih[-9:]).detach()
         states = trajectory(cell, h0, x)
         least = torch.minimum(candidates.amin(dim=0), h0)
@@ -64,8 +38,8 @@ class TestMinimal:
     @every_stage
     def test_two_states_approach_in_every_unit_by_what_is_kept(self, key: str, stage: str) -> None:
         cell = cell_at(stage, key, 9)
-        x = _random(30, 1)
-        states = trajectory(cell, 5 * _random(2, 9), x)
+        x = random_normal(30, 1)
+        states = trajectory(cell, 5 * random_normal(2, 9), x)
         kept = cell.drive(x).detach()[:, :9]
         assert (kept < 1).all()
         assert (kept > 0).all()
@@ -82,7 +56,7 @@ class TestMinimal:
     @MINIMAL
     def test_the_recurrence_is_linear_in_the_state_and_has_a_closed_form(self, key: str) -> None:
         cell = cell_at("perturbed", key, 5)
-        x, h0 = _random(20, 1), _random(1, 5)
+        x, h0 = random_normal(20, 1), random_normal(1, 5)
         kept, added = cell.drive(x).detach().chunk(2, dim=-1)
         products = kept.cumprod(dim=0)
         expected = products[-1] * (h0 + (added / products).sum(dim=0))
@@ -150,8 +124,8 @@ class TestLRU:
     @every_stage
     def test_two_states_approach_unit_by_unit_at_the_modulus_of_the_eigenvalue(self, stage: str) -> None:
         cell = cell_at(stage, "lru", 8)
-        start = (torch.zeros(2, 8, dtype=torch.float64), _random(2, 16))
-        states = _states(cell, start, _random(40, 1))
+        start = (torch.zeros(2, 8, dtype=torch.float64), random_normal(2, 16))
+        states = states_after(cell, start, random_normal(40, 1))
         moduli = cell.eigenvalues().abs().detach()
         for before, after in itertools.pairwise(states):
             distance = [torch.hypot(*(part[0] - part[1]).chunk(2)) for _, part in (before, after)]
@@ -160,13 +134,13 @@ class TestLRU:
     @every_stage
     def test_the_state_is_a_sum_of_powers_of_the_eigenvalues(self, stage: str) -> None:
         cell = cell_at(stage, "lru", 6, activation="none")
-        x = _random(25, 1)
+        x = random_normal(25, 1)
         real, imaginary = cell.weight_ih.detach().chunk(2)
         driven = torch.exp(cell.log_gain) * (x.to(torch.complex128) @ torch.complex(real, imaginary).T)
         powers = cell.eigenvalues() ** torch.arange(24, -1, -1)[:, None]
         h = (powers * driven).sum(dim=0).detach()
         C = torch.complex(*cell.weight_output.detach().chunk(2, dim=1))
-        y, hidden = _states(cell, cell.initial_state(1), x)[-1]
+        y, hidden = states_after(cell, cell.initial_state(1), x)[-1]
         torch.testing.assert_close(hidden[0], torch.cat([h.real, h.imag]), rtol=1e-9, atol=1e-12)
         expected = (C @ h).real + cell.weight_skip.detach() @ x[-1]
         torch.testing.assert_close(y[0], expected, rtol=1e-9, atol=1e-12)
@@ -174,19 +148,19 @@ class TestLRU:
     @every_stage
     def test_a_bounded_input_gives_a_bounded_state(self, stage: str) -> None:
         cell = cell_at(stage, "lru", 8)
-        x = torch.sign(_random(500, 1))
+        x = torch.sign(random_normal(500, 1))
         real, imaginary = cell.weight_ih.chunk(2)
         driven = torch.exp(cell.log_gain) * torch.hypot(real, imaginary).sum(dim=1)
         bound = driven / (1 - cell.eigenvalues().abs())
-        for _, hidden in _states(cell, cell.initial_state(1), x):
+        for _, hidden in states_after(cell, cell.initial_state(1), x):
             assert (torch.hypot(*hidden.chunk(2, dim=1)) <= bound * (1 + 1e-9)).all()
 
     def test_the_activation_touches_the_output_alone(self) -> None:
         cell = cell_at("perturbed", "lru", 5, activation="none")
-        x, start = _random(10, 1), cell.initial_state(2)
-        plain = _states(cell, start, x)
+        x, start = random_normal(10, 1), cell.initial_state(2)
+        plain = states_after(cell, start, x)
         cell.activation = "gelu"
-        for (y, hidden), (curved, same) in zip(plain[1:], _states(cell, start, x)[1:], strict=True):
+        for (y, hidden), (curved, same) in zip(plain[1:], states_after(cell, start, x)[1:], strict=True):
             assert torch.equal(hidden, same)
             torch.testing.assert_close(curved, y * (1 + torch.erf(y / math.sqrt(2))) / 2)
 
@@ -253,8 +227,8 @@ class TestREN:
         cell = cell_at(stage, "ren", 6, num_neurons=5, contraction_rate=rate)
         factor = torch.linalg.cholesky(cell.metric().detach())
         for scale in (0.1, 1.0, 10.0):
-            start = (torch.zeros(2, 6, dtype=torch.float64), scale * _random(2, 6))
-            states = _states(cell, start, scale * _random(40, 1))
+            start = (torch.zeros(2, 6, dtype=torch.float64), scale * random_normal(2, 6))
+            states = states_after(cell, start, scale * random_normal(40, 1))
             hidden = torch.stack([state[1] for state in states])
             distances = ((hidden[:, 0] - hidden[:, 1]) @ factor).norm(dim=1)
             excess = distances[1:] - rate * distances[:-1]
@@ -279,8 +253,8 @@ class TestREN:
     @every_stage
     def test_a_rate_of_one_still_contracts_strictly(self, stage: str) -> None:
         cell = cell_at(stage, "ren", 6, num_neurons=5)
-        start = (torch.zeros(2, 6, dtype=torch.float64), _random(2, 6))
-        states = _states(cell, start, _random(3000, 1))
+        start = (torch.zeros(2, 6, dtype=torch.float64), random_normal(2, 6))
+        states = states_after(cell, start, random_normal(3000, 1))
         first, last = (float((states[index][1][0] - states[index][1][1]).norm()) for index in (0, -1))
         assert last < 1e-3 * first
 
@@ -308,7 +282,7 @@ class TestREN:
     def test_neurons_one_after_the_other_solve_the_implicit_equation(self, stage: str) -> None:
         cell = cell_at(stage, "ren", 5, num_neurons=6)
         q, n = 6, 5
-        weights, x, u = cell.materialize(), _random(3, n), _random(3, 1)
+        weights, x, u = cell.materialize(), random_normal(3, n), random_normal(3, 1)
         known = x @ weights.state.T + u @ weights.input.T + weights.bias
         w = torch.zeros(3, q, dtype=torch.float64)
         for _ in range(q):  # D11 is nilpotent: the iteration ends at the solution
@@ -330,228 +304,6 @@ class TestREN:
         for _ in range(20):
             cell = create_cell("ren", 1, hidden, num_neurons=neurons, contraction_rate=rate)
             assert torch.isfinite(cell.weight_hh).all()
-
-
-class TestGRUD:
-    @every_stage
-    def test_the_state_stays_within_one_whatever_is_missing_for_however_long(self, stage: str) -> None:
-        cell = cell_at(stage, "gru_d", 7)
-        x = 10 * _random(80, 1)
-        x[torch.rand(80, 1) < 0.6] = torch.nan
-        dt = 10 ** (4 * torch.rand(80, dtype=torch.float64) - 2)
-        start = (2 * torch.rand(3, 7, dtype=torch.float64) - 1, _random(3, 1), torch.zeros(3, 1, dtype=torch.float64))
-        for hidden, last, elapsed in _states(cell, start, x, dt):
-            assert hidden.abs().max() <= 1
-            assert torch.isfinite(last).all()
-            assert torch.isfinite(elapsed).all()
-
-    def test_last_and_elapsed_follow_each_feature(self) -> None:
-        cell = create_cell("gru_d", 2, 3).double()
-        nan = math.nan
-        x = torch.tensor([[nan, 1.0], [2.0, nan], [nan, nan], [nan, 4.0]], dtype=torch.float64)
-        dt = torch.tensor([0.5, 1.0, 2.0, 0.25], dtype=torch.float64)
-        states = _states(cell, cell.initial_state(1), x, dt)[1:]
-        assert [state[1][0].tolist() for state in states] == [[0, 1], [2, 1], [2, 1], [2, 4]]
-        assert [state[2][0].tolist() for state in states] == [[0.5, 0], [0, 1], [2, 3], [2.25, 0]]
-
-    def test_a_missing_value_decays_from_the_last_one_to_the_mean(self) -> None:
-        cell = create_cell("gru_d", 1, 1).double()
-        with torch.no_grad():
-            for parameter in cell.parameters():
-                parameter.zero_()
-            cell.input_decay.fill_(0.5)
-            cell.input_decay_bias.fill_(-1.0)
-            cell.weight_ih[2] = 1.0  # the candidate is tanh of the value filled in, the gate half open
-        weights, zero = cell.materialize(), torch.zeros(1, 1, dtype=torch.float64)
-        for gap, left in ((1.0, 1.0), (2.0, 1.0), (6.0, math.exp(-2.0)), (1e9, 0.0)):
-            state = (zero, torch.full_like(zero, 3.0), zero)
-            hidden = cell.step(weights, state, torch.full_like(zero, math.nan), torch.full_like(zero, gap))[0]
-            assert hidden.item() == pytest.approx(math.tanh(3.0 * left) / 2, abs=1e-12)
-
-    def test_the_state_decays_with_the_time_that_has_passed(self) -> None:
-        cell = create_cell("gru_d", 2, 1).double()
-        with torch.no_grad():
-            for parameter in cell.parameters():
-                parameter.zero_()
-            cell.bias_ih[0] = -40.0  # the gate keeps everything
-            cell.state_decay.copy_(torch.tensor([[0.1, 0.2]], dtype=torch.float64))
-        one = torch.ones(1, 1, dtype=torch.float64)
-        state = (one, torch.zeros(1, 2).double(), torch.tensor([[1.0, 4.0]]).double())
-        hidden = cell.step(cell.materialize(), state, cell.drive(torch.zeros(1, 2).double()), 3 * one)[0]
-        assert hidden.item() == pytest.approx(math.exp(-(0.1 * 4 + 0.2 * 7)), rel=1e-12)
-
-    @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-    @pytest.mark.parametrize("num_layers", [1, 2])
-    def test_gradients_are_finite_for_every_share_of_missing_values(self, num_layers: int, share: float) -> None:
-        layer = StableRNN("gru_d", 3, 5, num_layers).double()
-        x = _random(4, 12, 3)
-        x[torch.rand(x.shape) < share] = torch.nan
-        x.requires_grad_()
-        output, state = layer(x, dt=5 * torch.rand(4, 12, dtype=torch.float64))
-        sum(part.sum() for part in (output.square(), *state)).backward()
-        assert x.grad is not None
-        assert torch.isfinite(x.grad).all()
-        assert not x.grad[torch.isnan(x)].any()
-        for name, parameter in layer.named_parameters():
-            assert parameter.grad is not None, name
-            assert torch.isfinite(parameter.grad).all(), name
-
-    def test_upper_layers_impute_nothing(self) -> None:
-        layer = StableRNN("gru_d", 3, 5, num_layers=3)
-        first, *upper = layer.cells
-        assert first.state_names == ("hidden", "last", "elapsed")
-        assert first.takes_missing
-        for cell in upper:
-            assert cell.state_names == ("hidden",)
-            assert not cell.takes_missing
-            assert {"weight_mask", "input_decay", "input_decay_bias"}.isdisjoint(dict(cell.named_parameters()))
-        _, state = layer(torch.randn(2, 4, 3))
-        assert [tuple(part.shape) for part in state] == [(3, 2, 5), (1, 2, 3), (1, 2, 3)]
-
-    def test_without_imputation_it_is_the_reference_with_everything_observed(self) -> None:
-        cell = create_cell("gru_d", 3, 5, imputation="none").double()
-        for parameter in cell.parameters():
-            torch.nn.init.normal_(parameter, std=0.4)
-        gates = dict(zip("zrn", range(3), strict=True))
-        parts = {name: parameter.chunk(3) for name, parameter in cell.named_parameters()}
-        named = {
-            f"{letter}_{gate}": parts[name][index]
-            for letter, name in (("W", "weight_ih"), ("U", "weight_hh"), ("b", "bias_ih"))
-            for gate, index in gates.items()
-        }
-        zeros = torch.zeros(3, dtype=torch.float64)
-        named |= {f"V_{gate}": torch.zeros(5, 3, dtype=torch.float64) for gate in gates}
-        named |= {
-            "w_gx": zeros,
-            "b_gx": zeros,
-            "W_gh": cell.state_decay.expand(5, 3) / 3,
-            "b_gh": cell.state_decay_bias,
-        }
-        x, dt = _random(2, 9, 3), 3 * torch.rand(2, 9, dtype=torch.float64)
-        h0, empty = _random(2, 5), torch.zeros(2, 3, dtype=torch.float64)
-        expected = MAPPING["gru_d"].module.sequence(named, x, h0, empty, empty, dt=dt)[0]
-        state = (h0,)
-        for index in range(9):
-            state = cell.step(cell.materialize(), state, cell.drive(x[:, index]), dt[:, index, None])
-            torch.testing.assert_close(state[0], expected[:, index], rtol=1e-10, atol=1e-12)
-
-
-class TestIrregularTime:
-    @TIMED
-    def test_steps_of_any_length_equal_the_reference_in_values_and_gradients(
-        self, key: str, options: dict[str, Any]
-    ) -> None:
-        layer = StableRNN(key, 2, 4, **options).double()
-        for parameter in layer.parameters():
-            torch.nn.init.normal_(parameter, std=0.4)
-        cell = layer.cells[0]
-        x, dt = _random(3, 8, 2), 4 * torch.rand(3, 8, dtype=torch.float64)
-        if cell.takes_missing:
-            x[torch.rand(x.shape) < 0.4] = torch.nan
-        state = tuple(torch.rand_like(part) for part in cell.initial_state(3))
-        leaves = [dt.requires_grad_(), *layer.parameters()]
-        row = MAPPING[key]
-        expected = row.module.sequence(row.params(cell), x, *state, dt=dt, **row.scalars(cell))
-        expected = expected if isinstance(expected, tuple) else (expected,)
-        output, last = layer.run(x, state, dt=dt)
-        torch.testing.assert_close(output, expected[0], rtol=1e-10, atol=1e-12)
-        for part, want in zip(last, expected, strict=True):
-            torch.testing.assert_close(part, want[:, -1], rtol=1e-10, atol=1e-12)
-        got = torch.autograd.grad(output.square().sum(), leaves)
-        for gradient, want in zip(got, torch.autograd.grad(expected[0].square().sum(), leaves), strict=True):
-            torch.testing.assert_close(gradient, want, rtol=1e-9, atol=1e-11)
-
-    @TIMED
-    def test_a_long_step_is_one_step(self, key: str, options: dict[str, Any]) -> None:
-        assert create_cell(key, 2, 4, **options).substeps(1e6) == 1
-
-    @TIMED
-    def test_one_is_the_regular_step(self, key: str, options: dict[str, Any]) -> None:
-        layer = StableRNN(key, 2, 4, **options).double()
-        x = _random(3, 6, 2)
-        output, _ = layer(x)
-        timed, _ = layer(x, dt=torch.ones(3, 6, dtype=torch.float64))
-        torch.testing.assert_close(timed, output, rtol=1e-13, atol=1e-13)
-
-
-class TestCfC:
-    @every_stage
-    @pytest.mark.parametrize("options", [{}, {"preset": "paper"}, {"activation": "relu", "backbone_layers": 2}])
-    def test_the_state_stays_within_one_for_any_time_step(self, options: dict[str, Any], stage: str) -> None:
-        cell = cell_at(stage, "cfc", 7, **options)
-        x, dt = 20 * _random(60, 1), 10 ** (12 * torch.rand(60, dtype=torch.float64) - 6)
-        for (hidden,) in _states(cell, (100 * _random(3, 7),), x, dt)[1:]:
-            assert hidden.abs().max() <= 1
-
-    @pytest.mark.parametrize("activation", ["lecun_tanh", "tanh", "silu", "gelu"])
-    @pytest.mark.parametrize(("layers", "units"), [(0, None), (1, None), (1, 20), (3, 9)])
-    def test_memory_starts_with_a_step_that_passes_small_states_on(
-        self, layers: int, units: int | None, activation: str
-    ) -> None:
-        cell = create_cell("cfc", 1, 9, backbone_layers=layers, backbone_units=units, activation=activation).double()
-        h = 1e-6 * _random(5, 9)
-        (after,) = cell.step(cell.materialize(), (h,), cell.drive(torch.zeros(5, 1, dtype=torch.float64)))
-        torch.testing.assert_close(after, h, rtol=1e-3, atol=1e-9)
-
-    def test_at_equal_heads_the_gate_and_time_do_not_matter(self) -> None:
-        cell = cell_at("perturbed", "cfc", 5)
-        with torch.no_grad():
-            cell.weight_head[5:10] = cell.weight_head[:5]
-            cell.bias_head[5:10] = cell.bias_head[:5]
-        x, h = _random(2, 1), _random(2, 5)
-        torch.testing.assert_close(cell(x, h, dt=0.01), cell(x, h, dt=100.0), rtol=1e-13, atol=1e-13)
-
-
-class TestODELSTM:
-    SOLVERS = pytest.mark.parametrize("solver", ["euler", "heun", "rk4"])
-
-    @SOLVERS
-    @every_stage
-    def test_hidden_and_cell_state_stay_within_their_bounds(self, solver: str, stage: str) -> None:
-        cell = cell_at(stage, "ode_lstm", 7, solver=solver)
-        fastest = (cell.flow_out.abs().sum(dim=1) + cell.flow_out_bias.abs()).detach()
-        x, dt = 5 * _random(50, 1), 6 * torch.rand(50, dtype=torch.float64)
-        start = (_random(2, 7), torch.zeros(2, 7, dtype=torch.float64))
-        for index, (hidden, memory) in enumerate(_states(cell, start, x, dt)[1:], start=1):
-            assert (hidden.abs() <= 1 + dt[index - 1] * fastest).all()
-            assert memory.abs().max() <= index
-
-    @SOLVERS
-    def test_no_time_and_no_flow_leave_an_lstm(self, solver: str) -> None:
-        cell = cell_at("perturbed", "ode_lstm", 5, solver=solver)
-        plain = create_cell("lstm", 1, 5).double()
-        for name in ("weight_hh", "weight_ih", "bias_ih"):
-            getattr(plain, name).data = getattr(cell, name).data
-        x, state = _random(3, 1), (_random(3, 5), _random(3, 5))
-        expected = plain(x, state)
-        for got, want in zip(cell(x, state, dt=0.0), expected, strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-13, atol=1e-13)
-        with torch.no_grad():
-            cell.flow_out.zero_()
-            cell.flow_out_bias.zero_()
-        for got, want in zip(cell(x, state, dt=7.0), expected, strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-13, atol=1e-13)
-
-    @pytest.mark.parametrize(("solver", "order"), [("euler", 1), ("heun", 2), ("rk4", 4)])
-    def test_three_steps_of_the_solver_follow_the_flow_at_its_order(self, solver: str, order: int) -> None:
-        cell = cell_at("perturbed", "ode_lstm", 4, solver=solver)
-        x, state = _random(30, 1), (_random(30, 4), _random(30, 4))
-        start = cell(x, state, dt=0.0)[0].detach()
-
-        def velocity(h: Tensor) -> Tensor:
-            return torch.tanh(h @ cell.flow_in.T + cell.flow_in_bias) @ cell.flow_out.T + cell.flow_out_bias
-
-        errors = []
-        for length in (0.2, 0.1):
-            exact, part = start, length / 200
-            for _ in range(200):
-                k1 = velocity(exact)
-                k2 = velocity(exact + part / 2 * k1)
-                k3 = velocity(exact + part / 2 * k2)
-                exact = (exact + part / 6 * (k1 + 2 * k2 + 2 * k3 + velocity(exact + part * k3))).detach()
-            errors.append((cell(x, state, dt=length)[0] - exact).norm().item())
-        # Over one interval of length s the error is of order s^(order + 1).
-        assert math.log2(errors[0] / errors[1]) == pytest.approx(order + 1, abs=0.3)
 
 
 @pytest.mark.parametrize(
@@ -584,20 +336,6 @@ class TestODELSTM:
         ("ren", {"contraction_rate": 1.1}, "contraction_rate must be above 0 up to 1 for RENCell, got 1.1."),
         ("ren", {"margin": 0.0}, "margin must be a finite number greater than 0 for RENCell, got 0.0."),
         ("ren", {"init": "cholesky"}, "init of RENCell must be 'memory' or 'random', got 'cholesky'."),
-        ("gru_d", {"imputation": "mean"}, "imputation of GRUDCell must be 'decay' or 'none', got 'mean'."),
-        ("gru_d", {"init_decay": 0.0}, "init_decay must be a finite number greater than 0 for GRUDCell, got 0.0."),
-        ("gru_d", {"update_bias": math.nan}, "update_bias must be a finite number for GRUDCell, got nan."),
-        ("cfc", {"backbone_layers": -1}, "backbone_layers must be 0 or more for CfCCell, got -1."),
-        ("cfc", {"backbone_units": 0}, "backbone_units must be 1 or more, or None, for CfCCell, got 0."),
-        (
-            "cfc",
-            {"activation": "elu"},
-            "activation of CfCCell must be 'lecun_tanh', 'tanh', 'relu', 'silu' or 'gelu', got 'elu'.",
-        ),
-        ("cfc", {"init": "zeros"}, "init of CfCCell must be 'memory' or 'xavier', got 'zeros'."),
-        ("ode_lstm", {"solver": "midpoint"}, "solver of ODELSTMCell must be 'euler', 'heun' or 'rk4', got 'midpoint'."),
-        ("ode_lstm", {"flow_size": 0}, "flow_size must be a whole number, 1 or more, or None, for ODELSTMCell, got 0."),
-        ("ode_lstm", {"forget_bias": math.nan}, "forget_bias must be a finite number for ODELSTMCell, got nan."),
     ],
     ids=lambda value: ",".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else None,
 )

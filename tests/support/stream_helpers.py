@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import torch
 from websockets.sync.client import ClientConnection, connect
 
 from exports import exported
-from server_helpers import Published
+from server_helpers import Published, Running, serve
 from stablernn.data.forecasting.covariates import calendar_periods
 from stablernn.nn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
 from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
+from stablernn_server import Settings, create_app
 
 QUANTILES = [0.1, 0.5, 0.9]
 LETTERS = ["a", "b", "c", "d", "e"]
 WAVES = ["calendar_day_sin", "calendar_day_cos", "calendar_week_sin", "calendar_week_cos"]
 STATE_KEY = "a key of state tokens that all servers of the tests share"
+X = [1.0, 2.0]
+"""One step of the models of two features."""
 
 
 def built() -> dict[str, tuple[SequenceModel, dict[str, Any]]]:
@@ -95,6 +99,11 @@ def publish(root: Path, folder: Path) -> Published:
     return Published(root, {name: model for name, (model, _) in models.items()})
 
 
+def serving(published: Published, **settings: Any) -> Iterator[Running]:
+    """A server whose state tokens are those of every other one."""
+    return serve(create_app(Settings(registry=published.root, state_key=STATE_KEY, **settings)))
+
+
 def samples(model: ServedModel, steps: int, seed: int = 0) -> np.ndarray:
     """Samples of a stream, ``(steps, *sample)``, some of them missing."""
     random = np.random.default_rng(seed)
@@ -154,6 +163,13 @@ def assert_same_bits(actual: Mapping[str, np.ndarray], expected: Mapping[str, np
     for name, value in expected.items():
         assert value.dtype == np.float32
         assert np.array_equal(actual[name], value), name
+
+
+def failures(running: Running, code: str, model: str = "classes") -> float:
+    """Return the failures of a code that the metrics count."""
+    start = f'stablernn_failures_total{{code="{code}",model="{model}",version="1"}} '
+    lines = httpx.get(f"{running.url}/metrics").text.splitlines()
+    return sum(float(line.removeprefix(start)) for line in lines if line.startswith(start))
 
 
 class Wire:

@@ -32,7 +32,6 @@ from stream_helpers import (
     frame,
     offline,
     plain,
-    publish,
     samples,
     stacked,
 )
@@ -45,8 +44,8 @@ Transport = Callable[[Running, ServedModel, np.ndarray, np.ndarray | None], Outp
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    return publish(tmp_path_factory.mktemp("registry"), tmp_path_factory.mktemp("export"))
+def published(stream_models: Published) -> Published:
+    return stream_models
 
 
 @pytest.fixture(scope="module")

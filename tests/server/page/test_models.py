@@ -1,0 +1,220 @@
+"""The models on the page: what it shows of a version, which of them it lists, loads and asks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from page_helpers import ADMIN_TOKEN, ASCII_TOKEN, MARKUP, Visit, copy_version, give_token, needs_browser, numbers_of
+from server_helpers import Published, Running, serve
+from stablernn_registry import Registry
+from stablernn_server import Settings, create_app
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+
+@needs_browser
+def test_classification(server: Running, visit: Callable[..., Visit]) -> None:
+    page = visit(server, "/#/animals/2").page
+    page.get_by_label("Series of loudness").fill("0.5 null 3\n-2.5, NaN, 7")
+    page.get_by_role("button", name="Classify").click()
+    said = page.locator(".attempt [role=status].lead")
+    body = {"model": "animals:2", "inputs": [{"series": [0.5, None, 3, -2.5, None, 7]}]}
+    [content] = httpx.post(f"{server.url}/v1/timeseries/classify", json=body).json()["outputs"][0]["content"]
+    playwright.expect(said).to_contain_text(f"Class {content['label']}, with a probability of ")
+    playwright.expect(said).to_contain_text("Version 2,")
+    labels = page.locator(".attempt .bars .label")
+    assert labels.all_inner_texts() == list(content["probabilities"])
+    page.get_by_text("Probabilities as a table").click()
+    table = page.get_by_role("group", name="Probabilities as a table")
+    assert numbers_of(table.locator("td")) == pytest.approx(list(content["probabilities"].values()), rel=1e-3)
+    assert page.locator(".attempt svg.plot .line").get_attribute("d").count("M") == 3, "two gaps make three pieces"
+    assert "6 steps" in page.locator(".attempt svg.plot").get_attribute("aria-label")
+
+
+@needs_browser
+def test_markup_in_labels_stays_text(server: Running, visit: Callable[..., Visit]) -> None:
+    page = visit(server, "/#/markup").page
+    page.get_by_label("Generate").select_option("noise")
+    page.get_by_label("Steps", exact=True).fill("12")
+    page.get_by_role("button", name="Fill in").click()
+    assert len(page.get_by_label("Series of loudness").input_value().split()) == 12
+    page.get_by_role("button", name="Classify").click()
+    page.locator(".attempt .bars li").first.wait_for()
+    assert sorted(page.locator(".attempt .bars .label").all_inner_texts()) == sorted(MARKUP)
+    assert page.locator("main img, main b").count() == 0
+    assert MARKUP[0] in page.locator("main").inner_text()
+
+
+@needs_browser
+def test_a_certificate_of_the_withdrawn_kind_proves_nothing(server: Running, visit: Callable[..., Visit]) -> None:
+    page = visit(server, "/#/sensor-25").page
+    card = page.get_by_role("region", name="Stability certificate")
+    badge = card.locator(".kind")
+    playwright.expect(badge).to_have_text("none (stored as local; withdrawn)")
+    playwright.expect(badge).not_to_have_class(re.compile("proved"))
+    playwright.expect(card).to_contain_text(
+        "No contraction rate and no bound on the states is proved for these weights."
+    )
+    card.get_by_text("What papers ask for").click()
+    playwright.expect(card.get_by_role("row").last).to_have_text("theorem 1 (a)0.250.5✓ yes")
+
+
+@needs_browser
+def test_a_bounded_version_is_shown_with_its_radius_rounded_up(server: Running, visit: Callable[..., Visit]) -> None:
+    page = visit(server, "/#/sensor-24").page
+    card = page.get_by_role("region", name="Stability certificate")
+    playwright.expect(card.locator(".kind")).to_have_text("bounded within 12,346")
+    playwright.expect(card).to_contain_text("Ball of state_0linf norm at most 1")
+    # From the smallest size that `number` writes with an exponent to the largest, both sides of a rounding.
+    values = [1, 0.87504, 0.87496, 1234.1, 12345.2, 9_999_999.5, 6_723_447_172, 0.000051231, 0.99996]
+    shown = page.evaluate(
+        "async (values) => { const dom = await import('/page/dom.js'); return values.map((v) => dom.upperBound(v)); }",
+        values,
+    )
+    assert shown == ["1", "0.8751", "0.875", "1235", "12,346", "1.00e+7", "6.73e+9", "5.13e−5", "1"]
+
+
+@needs_browser
+def test_the_facts_of_a_version(server: Running, visit: Callable[..., Visit]) -> None:
+    page = visit(server, "/#/markup").page
+    card = page.get_by_role("region", name="Stability certificate")
+    playwright.expect(card).to_contain_text(
+        "Two states under the same input approach each other, by a factor of 0.875 per step or faster, whatever the "
+        "input."
+    )
+    card.get_by_text("What the proof rests on").click()
+    playwright.expect(card.locator(".holds")).to_have_text("✓ yes")
+    card.get_by_text("What papers ask for").click()
+    playwright.expect(card.get_by_role("row").last).to_have_text("theorem 1 (a)0.50✗ nodifferential equation")
+    page.get_by_role("link", name="animals", exact=False).click()
+    playwright.expect(page.locator("#model-title")).to_have_text("animals")
+    playwright.expect(page.locator("#model-title")).to_be_focused()
+    playwright.expect(page.locator(".versions .alias")).to_have_text("@production")
+    playwright.expect(card).to_contain_text("No certificate was computed for this version.")
+    page.get_by_role("link", name="version 2").click()
+    playwright.expect(page.locator(".versions [aria-current]")).to_have_text("version 2")
+    assert page.url.endswith("#/animals/2")
+    playwright.expect(page.locator(".versions li", has_text="version 3")).to_have_text("Load version 3")
+    # The alias is told of the version that is not shown, too.
+    playwright.expect(page.locator(".versions li", has_text="version 1")).to_contain_text("@production")
+
+
+@needs_browser
+def test_figures_of_a_version(server: Running, visit: Callable[..., Visit]) -> None:
+    page = visit(server, "/#/markup").page
+    table = page.get_by_role("group", name="Metrics, test split")
+    playwright.expect(table.locator("thead th")).to_have_text(["Metric", "This version", "ridge"])
+    playwright.expect(table.locator("tbody tr")).to_have_text(["accuracy0.75", "log loss0.70.5"])
+    # Heads stand over their numbers, of methods that have fewer figures too.
+    playwright.expect(table.locator("thead th")).to_have_class(["", "number", "number"])
+    playwright.expect(page.get_by_role("group", name="Metrics, validation split")).to_be_hidden()
+
+
+@needs_browser
+def test_no_model_is_loaded(registry: Registry, visit: Callable[..., Visit]) -> None:
+    for server in serve(create_app(Settings(registry=registry.root, models=("co2",)))):
+        httpx.post(f"{server.url}/v2/repository/models/co2/unload").raise_for_status()
+        page = visit(server, "/").page
+        playwright.expect(page.locator("main h2")).to_have_text("None of the models is loaded.")
+        playwright.expect(page.locator("#model-list li").first).to_contain_text("not loaded")
+        page.close()
+
+
+@needs_browser
+def test_a_version_that_was_published_after_the_start_is_loaded_from_the_page(
+    published: Published, tmp_path: Path, visit: Callable[..., Visit]
+) -> None:
+    registry = Registry(tmp_path)
+    copy_version(published, registry, "co2:1", "co2")
+    settings = Settings(registry=tmp_path, models=("co2",), infer_tokens=(ASCII_TOKEN,), admin_tokens=(ADMIN_TOKEN,))
+    for server in serve(create_app(settings)):
+        copy_version(published, registry, "co2:1", "co2")
+        copy_version(published, registry, "animals:1", "late")
+        made = visit(server, "/#/late")
+        made.expected = {401, 403}
+        page = made.page
+        give_token(page, ASCII_TOKEN)
+        # Listed, and no 404.
+        playwright.expect(page.locator("#model-title")).to_have_text("late")
+        button = page.get_by_role("button", name="Load version 1")
+        button.click()
+        playwright.expect(page.locator("#model [role=alert]")).to_contain_text("admin")
+        page.locator("#token-forget").click()
+        give_token(page, ADMIN_TOKEN)
+        button.click()
+        playwright.expect(page.locator("#model .lead").first).to_contain_text("Classifies ")
+        playwright.expect(page.locator("#model-list li", has_text="late")).not_to_contain_text("not loaded")
+        # A newer version of a model that is served.
+        page.goto(f"{server.url}/#/co2/2")
+        page.get_by_role("button", name="Load version 2").click()
+        playwright.expect(page.locator(".versions a[aria-current]")).to_have_text("version 2")
+        page.close()
+
+
+@needs_browser
+def test_sentences_of_errors_are_shown_as_they_are(server: Running, visit: Callable[..., Visit]) -> None:
+    made = visit(server, "/#/flow")
+    made.expected = {400}
+    page = made.page
+    body = {"model": "flow:1", "inputs": [{"series": [[1, 2], [3, 4]]}], "options": {"horizon": 5}}
+    refused = httpx.post(f"{server.url}/v1/timeseries/forecast", json=body).json()
+    page.get_by_label("Series of flow, rain, level").fill("[[1, 2], [3, 4]]")
+    page.get_by_role("button", name="Forecast").click()
+    alert = page.locator(".attempt [role=alert]")
+    playwright.expect(alert.locator("p")).to_have_text(refused["error"])
+    playwright.expect(alert).to_contain_text("400 bad_input")
+    # What is no series is told before anything is sent.
+    page.get_by_label("Series of flow, rain, level").fill("1, 2, 3\n4, many, 6")
+    page.get_by_role("button", name="Forecast").click()
+    playwright.expect(alert).to_contain_text('Line 2 holds "many", which is not a number.')
+    made.expected = {400, 404}
+    page.goto(f"{server.url}/#/nobody")
+    playwright.expect(page.locator("main [role=alert] p")).to_contain_text("Unknown model 'nobody'.")
+
+
+@needs_browser
+def test_load_is_polled_while_the_page_is_seen(server: Running, visit: Callable[..., Visit]) -> None:
+    made = visit(server, "/#/animals", clock=True)
+    page = made.page
+    page.locator("#model-title").wait_for()
+
+    def polls(seconds: int) -> int:
+        """Readings of /metrics in so many seconds of the page's clock."""
+        before = made.addresses.count(f"{server.url}/metrics")
+        for _ in range(seconds):
+            page.clock.run_for(1000)
+            page.evaluate("fetch('/v2/health/live').then((answer) => answer.text())")
+        return made.addresses.count(f"{server.url}/metrics") - before
+
+    assert polls(6) == 3
+    body = {"model": "animals@production", "inputs": [{"series": [1, 2, 3]}]}
+    for _ in range(8):
+        httpx.post(f"{server.url}/v1/timeseries/classify", json=body).raise_for_status()
+    assert polls(2) == 1
+    tile = page.locator(".tiles div", has_text="Requests").locator("dd")
+    playwright.expect(tile).to_have_text(re.compile(r"^[1-9][\d.]* /s$"))
+    playwright.expect(page.locator(".tiles div", has_text="p50").locator("dd")).to_have_text(re.compile(r"(s|ms)$"))
+    hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
+    page.evaluate(hide % "true" + "document.dispatchEvent(new Event('visibilitychange'))")
+    assert polls(6) == 0
+    page.evaluate(hide % "false" + "document.dispatchEvent(new Event('visibilitychange'))")
+    assert polls(2) >= 1
+
+
+@needs_browser
+def test_thirty_models_narrow_and_wide(server: Running, visit: Callable[..., Visit]) -> None:
+    for width, scheme in ((360, "dark"), (1280, "light")):
+        page = visit(server, "/#/flow", width=width, scheme=scheme).page
+        playwright.expect(page.locator("#model-count")).to_have_text("30 models")
+        page.get_by_role("button", name="Fill in").click()
+        page.get_by_role("button", name="Forecast").click()
+        page.locator(".attempt .legend").wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+        page.get_by_label("Search models").fill("sensor 1")
+        shown = page.locator("#model-list li:not([hidden]) .name").all_inner_texts()
+        assert shown == [f"sensor-{number:02}" for number in range(26) if "1" in f"{number:02}"]
