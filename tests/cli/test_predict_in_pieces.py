@@ -162,15 +162,29 @@ def test_only_all_times_tell_instants_from_local_days(
     assert content == predict(trained, "load:1", source, tmp_path / "b.csv")[0]
 
 
-def test_a_bad_cell_near_the_end_names_its_row_and_leaves_no_file(trained: Workplace, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("cell", "fault"), [("x", ": 'x' is not a number. Correct it,"), ("inf", " is inf. Values must be finite float32")]
+)
+def test_a_bad_cell_near_the_end_names_its_row_and_leaves_no_file(
+    trained: Workplace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    whole_readings: list[str],
+    cell: str,
+    fault: str,
+) -> None:
     frame = sequences().with_columns(pl.col("pixel").cast(pl.String))
     row = len(frame) - 3
-    frame[row, "pixel"] = "x"
+    frame[row, "pixel"] = cell
     source, output = write(frame, tmp_path / "in.parquet"), tmp_path / "out" / "answers.parquet"
     output.parent.mkdir()
     result = trained("predict", "digits:1", "--input", source, "--output", output)
-    assert result.sentence.startswith(f"'in.parquet' row {row + 1}, column 'pixel': 'x' is not a number.")
+    assert result.sentence.startswith(f"'in.parquet' row {row + 1}, column 'pixel'{fault}")
     assert list(output.parent.iterdir()) == []
+    # The piece knows the row of the file, which is not read again to name it.
+    assert whole_readings == []
+    read_whole(monkeypatch)
+    assert trained("predict", "digits:1", "--input", source, "--output", output).sentence == result.sentence
 
 
 def test_in_a_folder_series_at_fault_cost_no_other_its_answer(trained: Workplace, tmp_path: Path) -> None:

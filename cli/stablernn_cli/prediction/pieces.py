@@ -137,8 +137,9 @@ class _PieceAnswers:
 
         Raises:
             NotInPieces: If the piece has other answers in the whole file, or may have.
-            DataError: If the piece is the whole file, and cannot be used.
+            DataError: If the piece is the whole file, and cannot be used, or a bad cell costs all their answers.
         """
+        from stablernn.data.readers.cells import CellError
         from stablernn.data.readers.table_pieces import NotInPieces
         from stablernn.errors import DataError
 
@@ -155,10 +156,12 @@ class _PieceAnswers:
                 return predict_sound_inputs(self.model, self.source, inputs, self.steps)
             return predict_inputs(self.model, inputs, self.steps)
 
+        is_strict = self.strict or not self.has_errors
         try:
-            predictions, faults = leave_out_faulty(predict, strict=self.strict or not self.has_errors)
+            predictions, faults = leave_out_faulty(predict, strict=is_strict)
         except DataError as error:
-            if piece.is_whole:
+            # The row of a bad cell is that of the file, in which the cell is as bad.
+            if piece.is_whole or (is_strict and isinstance(error, CellError)):
                 raise
             # Only the whole file says whether it is an error there, and in which words.
             raise NotInPieces from error

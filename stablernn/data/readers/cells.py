@@ -8,10 +8,16 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from stablernn import errors
+
 #: Cells that mean "no value", besides the empty one; in the column of names they are names.
 MISSING_CELLS = ("NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 #: Number of a cell without text, as :func:`encode_text` gives it.
 NO_TEXT = -1
+
+
+class CellError(errors.DataError):
+    """The error of a cell that holds no number of float32, with its row in the file and its column."""
 
 
 def strip_cells(cells: pl.Series, missing: Sequence[str]) -> pl.Series:

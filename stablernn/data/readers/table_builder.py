@@ -16,7 +16,7 @@ from stablernn import errors
 from stablernn.data.arrays import Float32Array, Int64Array, Resolution, Timestamps, finite_float32
 from stablernn.data.messages import quote
 from stablernn.data.options import Repairs
-from stablernn.data.readers.cells import MISSING_CELLS, NO_TEXT, encode_text, strip_cells
+from stablernn.data.readers.cells import MISSING_CELLS, NO_TEXT, CellError, encode_text, strip_cells
 from stablernn.data.readers.row_checks import no_series_error, refuse_unordered_rows
 from stablernn.data.readers.spilling_array import GrowingArray, MemoryBudget, group_rows, reorder_rows
 from stablernn.data.readers.table_chunks import first_row_number
@@ -378,16 +378,17 @@ class TableBuilder:
                     f"empty if the value is missing, or name the columns to read by {terms().channels}."
                 )
 
-            raise errors.DataError(
-                describe(int(positions[0])), series=self._faulty_series(cells.name, positions, describe)
-            )
+            raise CellError(describe(int(positions[0])), series=self._faulty_series(cells.name, positions, describe))
         numbers = self._codes.replace(numbers)
         values = (numbers.fill_null(float("nan")) if numbers.null_count() else numbers).to_numpy()
-        finite = finite_float32(
-            values,
-            lambda i: f"{terms().row_of(self._path.name, self._row_number(first + i[0]))}, {location}",
-            series_of=partial(self._faulty_series, cells.name),
-        )
+        try:
+            finite = finite_float32(
+                values,
+                lambda i: f"{terms().row_of(self._path.name, self._row_number(first + i[0]))}, {location}",
+                series_of=partial(self._faulty_series, cells.name),
+            )
+        except errors.DataError as error:
+            raise CellError(str(error), series=error.series) from error
         if resolution is not None:
             resolution.add(values)
         return finite
