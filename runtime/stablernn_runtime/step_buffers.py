@@ -144,7 +144,7 @@ class BoundBuffers:
 class DeviceBuffers:
     """Buffers whose states are on the device of a session, and whose inputs and outputs are in host memory.
 
-    ONNX Runtime copies inputs to the device and outputs from it within a run.
+    A run copies the inputs to the device and the outputs from it.
 
     Attributes:
         rows: Number of streams.
@@ -166,7 +166,7 @@ class DeviceBuffers:
         device, device_id = session.placement.device, session.placement.device_id
         try:
             # A run reads the states of one set and writes those of the other.
-            first, second = (
+            self._states, self._next_states = (
                 {
                     name: ort.OrtValue.ortvalue_from_shape_and_type(
                         list(_shape(specs[name], rows)), np.dtype(specs[name].dtype).type, device, device_id
@@ -175,10 +175,11 @@ class DeviceBuffers:
                 }
                 for _ in range(2)
             )
-            self._binding, self._next_binding = self._bind(first, second), self._bind(second, first)
+            self._binding = self._session.io_binding()
+            for name, buffer in self.outputs.items():
+                self._binding.bind_output(name, "cpu", 0, buffer.dtype.type, buffer.shape, buffer.ctypes.data)
         except RuntimeError as error:
             raise EngineFailure(str(error)) from error
-        self._states, self._next_states = first, second
 
     @property
     def states(self) -> Mapping[str, Array]:
@@ -204,23 +205,16 @@ class DeviceBuffers:
             EngineFailure: If the run fails, or ``options`` end it; the buffers then hold nothing of use.
         """
         try:
+            # ONNX Runtime copies an input to the device when it is bound, and not when the session runs.
+            for name, buffer in self.inputs.items():
+                self._binding.bind_cpu_input(name, buffer)
+            for name, value in self._states.items():
+                self._binding.bind_ortvalue_input(name, value)
+                self._binding.bind_ortvalue_output(self._output_names[name], self._next_states[name])
             self._session.run_with_iobinding(self._binding, options)
         except RuntimeError as error:
             raise EngineFailure(str(error)) from error
         self._states, self._next_states = self._next_states, self._states
-        self._binding, self._next_binding = self._next_binding, self._binding
-
-    def _bind(self, states: Mapping[str, ort.OrtValue], next_states: Mapping[str, ort.OrtValue]) -> ort.IOBinding:
-        binding = self._session.io_binding()
-        for name, buffer in self.inputs.items():
-            binding.bind_input(name, "cpu", 0, buffer.dtype.type, buffer.shape, buffer.ctypes.data)
-        for name, buffer in self.outputs.items():
-            binding.bind_output(name, "cpu", 0, buffer.dtype.type, buffer.shape, buffer.ctypes.data)
-        for name, value in states.items():
-            binding.bind_ortvalue_input(name, value)
-        for name, value in next_states.items():
-            binding.bind_ortvalue_output(self._output_names[name], value)
-        return binding
 
 
 class StepBufferPool:

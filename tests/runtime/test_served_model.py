@@ -124,7 +124,7 @@ def test_auto_without_cuda_runs_on_the_cpu_and_says_why(published: Published, ca
 def test_cuda_runs_on_cuda_with_the_numbers_of_the_cpu(published: Published) -> None:
     version = published.registry.get("flow:1")
     gpu = ServedModel.load(version, "cuda")
-    assert gpu.sequence.session.get_providers()[0] == "CUDAExecutionProvider"
+    assert gpu.sequence.session.ort_session.get_providers()[0] == "CUDAExecutionProvider"
     x = np.random.default_rng(5).normal(size=(4, 60, 3)).astype(np.float32)
     for name, value in ServedModel.load(version, "cpu").run_numpy(x).items():
         np.testing.assert_allclose(gpu.run_numpy(x)[name], value, rtol=1e-3, atol=1e-3)
