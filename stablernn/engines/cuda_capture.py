@@ -76,6 +76,10 @@ def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
         torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
     graph.reset()
     _ABANDONED.append(graph)
+    # The random generator would go on refusing to draw outside a recording (pytorch#171263). A copy of its state has
+    # the same seed and offset, and belongs to no recording.
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 _aten = torch.ops.aten

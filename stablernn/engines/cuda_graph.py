@@ -102,7 +102,7 @@ class CUDAGraphEngine:
         """Return the recording for such tensors; None where the loop is to run."""
         drive = tensors[0]
         is_refused = steps.cell in self._unrecordable
-        if is_refused or drive.numel() == 0 or drive.shape[1] > MOST_STEPS or self._is_capturing():
+        if is_refused or drive.numel() == 0 or drive.shape[1] > MOST_STEPS or _is_capturing(drive):
             return None
         needs_grad = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
         # Precisions are those of the recording.
@@ -148,10 +148,6 @@ class CUDAGraphEngine:
         streams = partial(torch.cuda.current_stream, device) if device.type == "cuda" else None
         return self._orders.setdefault(device, ReplayOrder(streams))
 
-    def _is_capturing(self) -> bool:
-        """Return whether somebody else records what this engine does."""
-        return self._device_type == "cuda" and torch.cuda.is_current_stream_capturing()
-
 
 def _forget(of_cell: dict[Any, Any], kind: type, limit: int) -> None:
     """Forget the shapes of a kind that were not used for the longest time, up to a number of them."""
@@ -168,6 +164,11 @@ def _device_of(tensor: Tensor) -> AbstractContextManager[object]:
 def _stream_of(tensor: Tensor) -> torch.cuda.Stream | None:
     """Return the current stream of the GPU of a tensor, None on the CPU."""
     return torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
+
+
+def _is_capturing(tensor: Tensor) -> bool:
+    """Return whether the work on a tensor goes into the recording of somebody else."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 @dataclass(frozen=True)
@@ -316,11 +317,16 @@ class _Replayed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            with _device_of(tensors[0]):
-                return None, None, *ctx.recording.backward(tensors, ctx.run, grads)
-        # create_graph=True: a second derivative is taken of the steps themselves.
-        return None, None, *differentiate_again(ctx.steps, tensors, grads)
+        # create_graph=True, for which the steps themselves are differentiated.
+        if torch.is_grad_enabled():
+            return None, None, *differentiate_again(ctx.steps, tensors, grads)
+        # A replay cannot be part of another recording, and their kernels can.
+        if _is_capturing(tensors[0]):
+            with torch.enable_grad():
+                gradients = differentiate_again(ctx.steps, tensors, grads)
+            return None, None, *(None if gradient is None else gradient.detach() for gradient in gradients)
+        with _device_of(tensors[0]):
+            return None, None, *ctx.recording.backward(tensors, ctx.run, grads)
 
 
 GRAPHS = CUDAGraphEngine()
