@@ -178,6 +178,16 @@ def test_matrices_that_are_not_on_chip(key: str, engine: str) -> None:
 
 
 @needs_triton
+@pytest.mark.usefixtures("streamed")
+@pytest.mark.parametrize(("processors", "rows"), [(5, 1), (4, 2), (1, 4)])
+def test_streamed_matrices_by_few_rows(processors: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "count_processors", lambda device: processors)
+    assert plan.count_streamed_rows(5, 1, torch.device(DEVICE)) == rows
+    for key in ("antisymmetric_g", "lipschitz_rk2"):
+        check(key, 33, 5, 2, [2, 1, 0, 2, 2])
+
+
+@needs_triton
 @pytest.mark.parametrize("nonlinearity", ["tanh", "relu", "modrelu", "softshrink"])
 def test_every_nonlinearity(nonlinearity: str) -> None:
     check("rnn_orth", 5, 3, 4, [3, 4, 0], nonlinearity=nonlinearity)

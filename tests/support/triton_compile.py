@@ -1,8 +1,8 @@
 """Compile the kernels of the engine ``triton`` for a GPU, which needs none, and print what each takes, as JSON.
 
 Usage: python triton_compile.py < cases.json, a list of objects with ``family``, ``precision``, ``hidden``,
-``has_linear``, ``is_backward`` and ``options``, constants of the kernel. Run it in a process of its own, without
-``TRITON_INTERPRET``.
+``has_linear``, ``is_backward`` and ``options``, constants of the kernel; ``streamed_rows`` unless it is the largest
+number. Run it in a process of its own, without ``TRITON_INTERPRET``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ def compile_case(case: dict[str, Any]) -> dict[str, Any]:
     """Return the resources of a kernel and the shared memory that its plan names."""
     is_backward, precision = case["is_backward"], case["precision"]
     sizes = plan.make_plan(
-        precision, case["family"], case["hidden"], case["has_linear"], is_backward=is_backward, limit=H100_SHARED
+        precision,
+        case["family"],
+        case["hidden"],
+        case["has_linear"],
+        is_backward=is_backward,
+        limit=H100_SHARED,
+        streamed_rows=case.get("streamed_rows", plan.STREAMED_ROWS),
     )
     assert sizes is not None
     constants = {

@@ -12,7 +12,7 @@ from torch import Tensor
 from stablernn.cells._step_form import StepForm
 from stablernn.engines.fused_families import FAMILIES
 from stablernn.engines.triton.kernels import backward_kernel, forward_kernel
-from stablernn.engines.triton.plan import Plan, Precision, make_plan, shared_limit
+from stablernn.engines.triton.plan import Plan, Precision, count_streamed_rows, make_plan, shared_limit
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,7 @@ def run_backward(
 def _launch(kernel: Any, batch: Batch, like: Tensor, time: int, *, is_backward: bool, **arguments: Any) -> None:
     """Launch a kernel for a state like ``like``; tensors that are None are not read."""
     form, hidden = batch.form, like.shape[-1]
+    members = len(like) if like.dim() == 3 else 1
     plan = make_plan(
         batch.precision,
         form.family,
@@ -131,10 +132,10 @@ def _launch(kernel: Any, batch: Batch, like: Tensor, time: int, *, is_backward: 
         form.linear is not None,
         is_backward=is_backward,
         limit=shared_limit(like.device),
+        streamed_rows=count_streamed_rows(like.shape[-2], members, like.device),
     )
     if plan is None:
         raise RuntimeError(f"No kernel of the engine 'triton' runs {hidden} units; 'supports' must be asked first.")
-    members = len(like) if like.dim() == 3 else 1
     grid = (-(-like.shape[-2] // plan.rows), members)
     tensors = {
         **arguments,

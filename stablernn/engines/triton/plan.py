@@ -21,7 +21,7 @@ MAX_RESIDENT = {"ieee": 128, "tf32": 128, "bf16": 256}
 MIN_DOT_ROWS = 16
 """Rows of the smallest tile of the tensor cores."""
 STREAMED_ROWS = 4
-"""Rows of a tile in ``ieee`` that share each tile of a matrix. More take more registers than a thread has."""
+"""Most rows of a tile in ``ieee`` that share each tile of a matrix. More take more registers than a thread has."""
 STREAMED_DEPTH = 16
 """Rows of the tiles in which a matrix is read. With 32, kernels of 16 warps spill hundreds of bytes of registers."""
 MAX_STAGES = 3
@@ -68,6 +68,7 @@ def make_plan(
     is_backward: bool,
     limit: int | None,
     is_resident: bool = True,
+    streamed_rows: int = STREAMED_ROWS,
 ) -> Plan | None:
     """Return the sizes of a kernel; None if none fits.
 
@@ -79,6 +80,7 @@ def make_plan(
         is_backward: True for the backward pass.
         limit: Bytes of shared memory that a program may take; None for no limit.
         is_resident: Whether the matrices may stay on chip.
+        streamed_rows: Rows of a tile in ``ieee`` if they do not, from :func:`count_streamed_rows`.
     """
     # A tile of the tensor cores has 16 columns.
     columns = max(16, 1 << (hidden - 1).bit_length())
@@ -92,13 +94,24 @@ def make_plan(
             shared = _resident_bytes(precision, columns, matrices, warps) + 4 * rows * columns * tiles + SMALL_BYTES
             if limit is None or shared <= limit:
                 return Plan(rows, columns, 0, stages, warps, shared)
-    rows = STREAMED_ROWS if precision == "ieee" else MIN_DOT_ROWS
+    rows = streamed_rows if precision == "ieee" else MIN_DOT_ROWS
     # Two tiles of the matrix, of which one is read while the other is multiplied, and the vectors.
     shared = 4 * columns * (2 * STREAMED_DEPTH + rows) + SMALL_BYTES
     if hidden > MAX_HIDDEN or (limit is not None and shared > limit):
         return None
     # With fewer warps the sums take more registers than a thread has.
-    return Plan(rows, columns, STREAMED_DEPTH, 1, 8 if columns <= 256 and precision == "ieee" else 16, shared)
+    return Plan(rows, columns, STREAMED_DEPTH, 1, 8 if rows * columns <= 1024 and precision == "ieee" else 16, shared)
+
+
+def count_streamed_rows(batch: int, members: int, device: torch.device) -> int:
+    """Return the rows of a tile whose matrices are streamed: as few as the processors of a GPU run at once.
+
+    A processor multiplies its rows one after the other, while all of them read the matrix at the same time.
+    """
+    rows = 1
+    while rows < STREAMED_ROWS and -(-batch // rows) * members > count_processors(device):
+        rows *= 2
+    return rows
 
 
 def _loads(family: Family, is_backward: bool) -> int:
@@ -149,6 +162,11 @@ def shared_limit(device: torch.device) -> int | None:
     if device.type != "cuda":
         return None
     return _limit_of(device.index if device.index is not None else torch.cuda.current_device())
+
+
+def count_processors(device: torch.device) -> int:
+    """Return the multiprocessors of a GPU, each of which runs a program; 1 on the CPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @functools.cache
