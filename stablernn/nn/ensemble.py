@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +77,7 @@ class Ensemble(nn.Module):
     @property
     def first(self) -> StableRNN:
         """The first member, for properties that all share."""
-        return self._members()[0]
+        return cast("StableRNN", self.stacks[0])
 
     @property
     def cells(self) -> list[StableCell]:
@@ -189,8 +189,7 @@ class Ensemble(nn.Module):
         return nn.functional.gelu(self.embeddings[number](x)) if self.embedding else x
 
     def _members(self) -> list[StableRNN]:
-        # nn.ModuleList yields nn.Module: this narrows the type.
-        return [stack for stack in self.stacks if isinstance(stack, StableRNN)]
+        return cast("list[StableRNN]", list(self.stacks))
 
     def _member_states(self, state: State) -> list[State]:
         """Split a flat state into those of the members."""

@@ -123,7 +123,8 @@ class Scaling(nn.Module):
         if valid is not None:
             observed = observed & valid[..., None]
         scaled = (x - self.mean) / self.scale
-        if not bool(observed.all()):
+        # On a GPU, to look for gaps would take longer than to fill them.
+        if x.is_cuda or not bool(observed.all()):
             time = torch.arange(x.shape[1], device=x.device)[:, None].expand_as(x)
             # The index of the last observed step at each step, -1 before the first.
             latest = torch.where(observed, time, -1).cummax(dim=1).values

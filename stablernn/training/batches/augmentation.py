@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.training.batches.interpolation import interpolate, take_steps
+from stablernn.training.batches.transfers import move_like, move_to
 
 _WAVES = 3
 """Half waves over the sequence of which a displacement is made, each as large as its number is small."""
@@ -64,10 +65,10 @@ class Augmentation:
             x = mean + _curves(x, lengths, self.magnitude_warp) * (x - mean)
         if self.rescale:
             # One factor a sequence and feature, (batch, 1, features).
-            factor = 1 + self.rescale * torch.randn(len(x), 1, x.shape[2]).to(x)
+            factor = 1 + self.rescale * move_like(x, torch.randn(len(x), 1, x.shape[2]))
             x = mean + factor * (x - mean)
         if self.jitter:
-            x = x + self.jitter * scale * torch.randn(x.shape).to(x)
+            x = x + self.jitter * scale * move_like(x, torch.randn(x.shape))
         if self.channel_dropout:
             x = _drop_channels(x, self.channel_dropout, mean)
         return x
@@ -79,7 +80,7 @@ def _shift(x: Tensor, lengths: Tensor, largest: float) -> Tensor:
     length = lengths[:, None].to(x.device)
     # Uniform from -largest to largest, (batch, 1).
     share = largest * (2 * torch.rand(len(x), 1) - 1)
-    steps = (share.to(x) * length).round().long()
+    steps = (move_like(x, share) * length).round().long()
     return take_steps(x, torch.where(time < length, (time + steps) % length, time))
 
 
@@ -94,7 +95,7 @@ def _crop(x: Tensor, lengths: Tensor, smallest: float) -> Tensor:
     # Uniform numbers, (batch, 1).
     share = smallest + (1 - smallest) * torch.rand(len(x), 1)
     start = (1 - share) * torch.rand(len(x), 1)
-    position = start.to(x) * last + share.to(x) * time
+    position = move_like(x, start) * last + move_like(x, share) * time
     # Rounding and the padding lead beyond the last step.
     return interpolate(x, lengths, torch.minimum(position, last))
 
@@ -109,12 +110,14 @@ def _warp(x: Tensor, lengths: Tensor, strength: float) -> Tensor:
     length = lengths[:, None].to(x.dtype)
     # Every wave ends at the last step, not one step after it.
     phase = math.pi * time / (length - 1).clamp_min(1)
+    amplitudes = [torch.randn(len(x), 1) / wave for wave in range(1, _WAVES + 1)]
+    is_warped = (torch.rand(len(x), 1) < _WARPED).float()
+    *amplitudes, is_warped = move_like(x, torch.stack([*amplitudes, is_warped])).unbind()
     # (batch, time)
     displacement = torch.zeros_like(x[..., 0])
-    for wave in range(1, _WAVES + 1):
-        amplitude = torch.randn(len(x), 1).to(x) / wave
+    for wave, amplitude in enumerate(amplitudes, start=1):
         displacement = displacement + amplitude * torch.sin(wave * phase)
-    displacement = displacement * (torch.rand(len(x), 1) < _WARPED).to(x)
+    displacement = displacement * is_warped
     position = (time + strength * length * displacement).clamp_min(0)
     # Rounding leaves a trace of the waves where they end.
     position = torch.where(time < length - 1, torch.minimum(position, length - 1), length - 1)
@@ -131,7 +134,7 @@ def _curves(x: Tensor, lengths: Tensor, strength: float) -> Tensor:
     last = (lengths[:, None] - 1).clamp_min(1)
     # In knots, (batch, time); the padding has the factors of the last step.
     position = (_KNOTS - 1) * (time / last).clamp_max(1).to(x.dtype)
-    return _natural_spline(1 + strength * torch.randn(len(x), _KNOTS, x.shape[2]).to(x), position)
+    return _natural_spline(1 + strength * move_like(x, torch.randn(len(x), _KNOTS, x.shape[2])), position)
 
 
 def _natural_spline(knots: Tensor, position: Tensor) -> Tensor:
@@ -147,7 +150,7 @@ def _natural_spline(knots: Tensor, position: Tensor) -> Tensor:
     differences = torch.diff(torch.eye(count), n=2, dim=0)
     # Solved on the CPU: a GPU takes longer for so small a system.
     inside = torch.linalg.solve(differences[:, 1:-1] + 6 * torch.eye(count - 2), 6 * differences)
-    curvature = nn.functional.pad(inside.to(knots) @ knots, (0, 0, 1, 1))
+    curvature = nn.functional.pad(move_like(knots, inside) @ knots, (0, 0, 1, 1))
     left = position.floor().clamp_max(count - 2).long()
     # Distance from the knot before, and to the one after, (batch, time, 1).
     ahead = (position - left)[..., None]
@@ -165,4 +168,4 @@ def _drop_channels(x: Tensor, probability: float, mean: Tensor) -> Tensor:
     draws = torch.rand(len(x), x.shape[2])
     # The channel with the largest number stays, which makes a difference only where all would be dropped.
     is_dropped = (draws < probability) & (draws < draws.amax(dim=1, keepdim=True))
-    return torch.where(is_dropped[:, None].to(x.device), mean, x)
+    return torch.where(move_to(x.device, is_dropped[:, None]), mean, x)

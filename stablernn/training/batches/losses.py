@@ -33,6 +33,13 @@ class Batch(NamedTuple):
     """``(batch,)`` int64, the label of the sequence that was mixed in; None where none was."""
     y_weight: Tensor | None = None
     """``(batch,)``, the share of ``y`` in a mixture, 0 to 1; the rest is that of ``partner_y``."""
+    is_padded: bool = True
+    """False if all sequences are known to be as long as ``x``, so that nothing waits for ``lengths`` from the GPU."""
+
+    @property
+    def valid_lengths(self) -> Tensor | None:
+        """The lengths; None where no sequence has padding."""
+        return self.lengths if self.is_padded else None
 
     @property
     def covariates(self) -> dict[str, Tensor]:
@@ -124,7 +131,7 @@ class ClassifyObjective(Objective):
     def advance(self, model: SequenceModel, batch: Batch, state: States | None) -> tuple[Tensor, None]:
         assert isinstance(model, Classifier)
         # (batch, members, classes): every member learns from its own loss, not from that of the averaged answer.
-        logits = model.member_logits(model.final_state(batch.x, batch.lengths, dt=batch.dt))
+        logits = model.member_logits(model.final_state(batch.x, batch.valid_lengths, dt=batch.dt))
         if batch.partner_y is not None:
             return _with_penalty(self._mixed_loss(logits, batch), model), None
         weights = None if self._weights is None else self._weights.to(logits)
@@ -179,7 +186,7 @@ class ForecastObjective(Objective):
 
     def advance(self, model: SequenceModel, batch: Batch, state: States | None) -> tuple[Tensor, None]:
         assert isinstance(model, Forecaster)
-        final = model.final_state(batch.x, batch.lengths, dt=batch.dt)
+        final = model.final_state(batch.x, batch.valid_lengths, dt=batch.dt)
         if model.head_kind == "direct":
             loss, count = _quantile_loss(model, final, batch.y, batch.covariates)
         else:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stablernn.training.batches.interpolation import interpolate, mix
+from stablernn.training.batches.transfers import move_like, move_to
 
 
 class MixedBatch(NamedTuple):
@@ -52,8 +53,8 @@ class Mixup:
                 larger weight decides: its value stands alone, or its gap stays.
             lengths: ``(batch,)`` int64; steps beyond them do not matter.
         """
-        weights = _sample_symmetric_beta(self.alpha, len(x)).to(x)
-        partners = torch.randperm(len(x)).to(x.device)
+        weights = move_like(x, _sample_symmetric_beta(self.alpha, len(x)))
+        partners = move_to(x.device, torch.randperm(len(x)))
         other_x, other_lengths, mixed_lengths = x[partners], lengths[partners], lengths
         if not torch.equal(lengths, other_lengths):
             # Pairs of equal lengths keep theirs: rounding may move the mean, but not by half a step.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from stablernn.data.arrays import Int64Array, Samples
 from stablernn.data.windows import SampleSource, WindowSet
 from stablernn.training.batches.losses import Batch
 from stablernn.training.batches.minibatches import Minibatch, Minibatches
+from stablernn.training.batches.transfers import move_to
 
 _GATHERED_BYTES = 2**30
 """Size of samples up to which they are gathered once; larger sources, such as many overlapping windows, are gathered
@@ -31,43 +33,46 @@ class TensorBatches:
         self._source = source
         self._device = device
         self._full_batch: Batch | None = None
+        # On the CPU, so that the length of a batch need not be read from the GPU.
+        self._lengths: Int64Array | None = None
         first = source.gather(np.arange(min(1, len(source))))
         if gather_once and (first.x.nbytes + first.y.nbytes) * len(source) <= _GATHERED_BYTES:
-            self._full_batch = self._gather(np.arange(len(source)))
+            samples = source.gather(np.arange(len(source)))
+            self._full_batch, self._lengths = self._to_device(samples), samples.lengths
 
     def __len__(self) -> int:
         return len(self._source)
 
     def take(self, indices: Tensor) -> Batch:
         """Return the samples with these numbers, an int64 tensor on the CPU."""
-        if self._full_batch is None:
-            return _cut(self._gather(indices.numpy()))
-        rows = indices.to(self._device)
-        x, lengths, y, *optional = self._full_batch
-        return _cut(
-            Batch(x[rows], lengths[rows], y[rows], *(None if part is None else part[rows] for part in optional))
-        )
+        if self._full_batch is None or self._lengths is None:
+            return self._to_batch(self._source.gather(indices.numpy()))
+        rows = move_to(self._device, indices)
+        parts: dict[str, Any] = self._full_batch._asdict()
+        parts |= {name: part[rows] for name, part in parts.items() if isinstance(part, Tensor)}
+        return _cut(Batch(**parts), self._lengths[indices.numpy()])
 
     def take_longer(self, indices: Tensor, extra: int, multiple: int) -> Batch:
         """Return windows with longer contexts, see :meth:`WindowSet.gather_longer`."""
         assert isinstance(self._source, WindowSet)
-        return _cut(self._to_device(self._source.gather_longer(indices.numpy(), extra, multiple)))
+        return self._to_batch(self._source.gather_longer(indices.numpy(), extra, multiple))
 
-    def _gather(self, indices: Int64Array) -> Batch:
-        return self._to_device(self._source.gather(indices))
+    def _to_batch(self, samples: Samples) -> Batch:
+        """Return samples as a batch, cut to the longest sequence."""
+        return _cut(self._to_device(samples), samples.lengths)
 
     def _to_device(self, samples: Samples) -> Batch:
-        x, lengths, y = (torch.from_numpy(part).to(self._device) for part in samples[:3])
-        optional = (None if part is None else torch.from_numpy(part).to(self._device) for part in samples[3:])
-        return Batch(x, lengths, y, *optional)
+        # The fields of samples are the first ones of a batch.
+        parts: list[Any] = [None if part is None else torch.from_numpy(part).to(self._device) for part in samples]
+        return Batch(*parts)
 
 
-def _cut(batch: Batch) -> Batch:
-    """Return a batch without the steps that are padding in all of its sequences."""
-    longest = int(batch.lengths.max())
-    if longest == batch.x.shape[1]:
-        return batch
-    return batch._replace(x=batch.x[:, :longest], dt=None if batch.dt is None else batch.dt[:, :longest])
+def _cut(batch: Batch, lengths: Int64Array) -> Batch:
+    """Return a batch without the steps that are padding in all of its sequences, whose lengths these are."""
+    longest = int(lengths.max())
+    if longest < batch.x.shape[1]:
+        batch = batch._replace(x=batch.x[:, :longest], dt=None if batch.dt is None else batch.dt[:, :longest])
+    return batch._replace(is_padded=int(lengths.min()) < longest)
 
 
 class SampleMinibatches(Minibatches):

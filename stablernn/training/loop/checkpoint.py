@@ -122,4 +122,9 @@ def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], state
     for name, tensor in tensors.items():
         index, entry = name.split(".", 1)
         entries.setdefault(int(index), {})[entry] = tensor
-    optimizer.load_state_dict({"state": entries, "param_groups": state["groups"]})
+    # Whether one kernel updates all parameters depends on the device, which may be another one now.
+    groups = [
+        {**group, **{name: now[name] for name in ("fused",) if name in now}}
+        for group, now in zip(state["groups"], optimizer.param_groups, strict=True)
+    ]
+    optimizer.load_state_dict({"state": entries, "param_groups": groups})

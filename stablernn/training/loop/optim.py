@@ -32,13 +32,16 @@ def build_optimizer(groups: Mapping[str, Sequence[Parameter]], settings: Trainin
         parameters.append({"params": groups["skip"], "lr": settings.skip_lr, "weight_decay": 0.0})
     if groups["orthogonal"]:
         parameters.append({"params": groups["orthogonal"], "lr": settings.orthogonal_lr, "weight_decay": 0.0})
+    # On a GPU one kernel updates all parameters, if none is complex; None leaves the choice to torch.
+    values = [parameter for group in parameters for parameter in group["params"]]
+    fused = all(value.is_cuda and value.is_floating_point() for value in values) or None
     match settings.optimizer:
         case "adamw":
-            return AdamW(parameters, **common)
+            return AdamW(parameters, fused=fused, **common)
         case "adam":
-            return Adam(parameters, **common)
+            return Adam(parameters, fused=fused, **common)
         case "sgd":
-            return SGD(parameters, momentum=settings.momentum or 0.0, **common)
+            return SGD(parameters, momentum=settings.momentum or 0.0, fused=fused, **common)
         case "rmsprop":
             return RMSprop(parameters, momentum=settings.momentum or 0.0, **common)
         case "adagrad":

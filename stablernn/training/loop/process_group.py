@@ -86,8 +86,9 @@ class ProcessGroup:
         if self.world_size == 1:
             return batch
         rows = self.shard_rows(len(batch.x))
-        tensors = {name: tensor[rows].contiguous() for name, tensor in batch._asdict().items() if tensor is not None}
-        return batch._replace(**tensors)
+        parts: dict[str, Any] = batch._asdict()
+        parts |= {name: part[rows].contiguous() for name, part in parts.items() if isinstance(part, Tensor)}
+        return Batch(**parts)
 
     def shard_states(self, states: tuple[Tensor, ...] | None) -> tuple[Tensor, ...] | None:
         """Return this process's rows of states of a whole batch; None if it has none."""

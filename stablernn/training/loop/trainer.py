@@ -23,6 +23,7 @@ from stablernn.nn.models import SequenceModel, States
 from stablernn.terms import terms
 from stablernn.training.batches.losses import Batch, Objective
 from stablernn.training.batches.minibatches import Minibatch, Minibatches
+from stablernn.training.batches.transfers import read_scalar
 from stablernn.training.evaluation.scorers import Scorer
 from stablernn.training.loop.base_trainer import BaseTrainer, Position, Progress, RunRecorder
 from stablernn.training.loop.checkpoint import Checkpoint, optimizer_state, restore_optimizer
@@ -227,11 +228,14 @@ class Trainer(BaseTrainer):
         if self._processes.is_shard_empty(total):
             shard_weight, self._carried = 0.0, None
         # A mean over no target may be NaN, which a factor of 0 would keep.
-        value = shard_weight * float(loss.detach()) if shard_weight else 0.0
-        # A segment of sequences without any target only moves the state.
-        if minibatch.weight and shard_weight and math.isfinite(value):
+        if not shard_weight:
+            return 0.0
+        read_loss = read_scalar(loss.detach())
+        # A segment of sequences without any target only moves the state. Gradients of a loss that is not finite are
+        # never used.
+        if minibatch.weight:
             loss.backward(torch.full_like(loss.detach(), shard_weight))  # type: ignore[no-untyped-call]
-        return value
+        return shard_weight * read_loss()
 
     def _shard_weight(self, batch: Batch, part: Batch) -> float:
         """Return the weight of the mean over this process's rows in the mean over all."""

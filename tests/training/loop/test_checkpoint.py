@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.nn import Parameter
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from stablernn.atomic_files import to_json_types, write_bytes, write_json
 from stablernn.errors import CheckpointError
@@ -154,3 +156,35 @@ def test_an_optimizer_goes_on_exactly(name: str, tmp_path: Path) -> None:
     run(weight, optimizer, 4)
     run(copy, other, 4)
     assert torch.equal(weight, copy)
+
+
+@pytest.mark.parametrize("kind", [Adam, AdamW, SGD])
+def test_an_optimizer_goes_on_by_other_kernels(kind: type[Adam | AdamW | SGD]) -> None:
+    """A run from a GPU, where one kernel updates all parameters, goes on where the optimizer has none, and back."""
+    weights, target = torch.randn(3, 4), torch.randn(4)
+
+    def build(is_fused: bool | None) -> tuple[Parameter, Optimizer]:
+        parameter = Parameter(weights.clone())
+        return parameter, kind([parameter], lr=0.01, fused=is_fused)
+
+    def step(parameter: Parameter, optimizer: Optimizer) -> None:
+        optimizer.zero_grad()
+        (parameter - target).square().sum().backward()
+        optimizer.step()
+
+    for first, second in ((True, None), (None, True)):
+        parameter, optimizer = build(first)
+        reference, reference_optimizer = build(None)
+        other, other_optimizer = build(second)
+        for _ in range(3):
+            step(parameter, optimizer)
+            step(reference, reference_optimizer)
+        tensors, state = optimizer_state(optimizer)
+        with torch.no_grad():
+            other.copy_(parameter)
+        restore_optimizer(other_optimizer, tensors, state)
+        assert other_optimizer.param_groups[0]["fused"] is second
+        for _ in range(3):
+            step(other, other_optimizer)
+            step(reference, reference_optimizer)
+        torch.testing.assert_close(other, reference)
