@@ -15,9 +15,9 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from accuracy import PROBLEMS, problem_file
 from certified import FORECASTS
+from held_out import HeldOut, average_scores, held_out
 
 from stablernn.data.load_source import read_sequences
 from stablernn.errors import StableRNNError
@@ -47,6 +48,8 @@ SERIES: dict[str, tuple[str, dict[str, Any]]] = {
 """Files in the folder ``forecasting`` of the data, and what they are read with."""
 SOLVED = {"training.method": "closed-form"}
 UNCHANGED = {"training.time_warp": 0.0, "training.jitter": 0.0, "training.rescale": 0.0}
+FOUR_LRU = tuple(("lru", seed) for seed in range(4))
+THREE_LRU = FOUR_LRU[:3]
 Array = npt.NDArray[Any]
 Settings = dict[str, Any]
 Row = dict[str, Any]
@@ -64,6 +67,8 @@ class Comparison:
         seeds: Seeds, which draw the folds and the initial weights.
         parts: Folds, or ends of series; of short series there are fewer.
         refits_small: Whether nothing is held out of small training sets to choose an epoch by, as in a search.
+        ensembles: Networks whose probabilities are averaged, each a variant and the seed of its weights, by the name of
+            the ensemble. These are compared then, instead of the variants alone, on the folds of the first seed.
     """
 
     data: tuple[str, ...]
@@ -72,6 +77,12 @@ class Comparison:
     seeds: tuple[int, ...] = (0, 1)
     parts: int = FOLDS
     refits_small: bool = False
+    ensembles: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is compared, the reference first."""
+        return tuple(self.ensembles or self.variants)
 
 
 COMPARISONS = {
@@ -122,6 +133,26 @@ COMPARISONS = {
         ("ECG200", "ItalyPowerDemand", "GunPoint", "ArrowHead", "JapaneseVowels"),
         {"model.cell": "lru", "training.refit": True},
         {"samples": {}, **{name: {"channels": name} for name in ("both directions", "differences", "spectrum")}},
+    ),
+    "mixed-members": Comparison(
+        ("ECG200", "ItalyPowerDemand", "GunPoint", "ArrowHead", "JapaneseVowels", "ECG5000"),
+        {"training.refit": True},
+        {
+            "lru": {"model.cell": "lru"},
+            "gru": {"model.cell": "gru"},
+            "convolutions": {"model.cell": "lru", "model.conv_layers": 3},
+            "differences": {"model.cell": "lru", "channels": "differences"},
+            "closed form": {**SOLVED, "model.cell": "lru", "model.hidden_size": 256},
+        },
+        seeds=(0,),
+        ensembles={
+            "four lru": FOUR_LRU,
+            "three lru, one gru": (*THREE_LRU, ("gru", 0)),
+            "three lru, one with convolutions": (*THREE_LRU, ("convolutions", 0)),
+            "three lru, one with differences": (*THREE_LRU, ("differences", 0)),
+            "four kinds": (("lru", 0), ("gru", 0), ("convolutions", 0), ("differences", 0)),
+            "four lru, two closed forms": (*FOUR_LRU, ("closed form", 0), ("closed form", 1)),
+        },
     ),
     "closed-form": Comparison(
         ("ItalyPowerDemand", "GunPoint", "ArrowHead", "JapaneseVowels", "digits"),
@@ -247,33 +278,62 @@ def count_parts(comparison: str, data: str) -> int:
     return len(resample(load_all(config), COMPARISONS[comparison].parts, seed=0, refit=config.training.refit))
 
 
-def score(comparison: str, data: str, variant: str, seed: int, part: int) -> Row:
-    """Train on all folds but one, and return the score on that one."""
+def score(comparison: str, data: str, variant: str, seed: int, part: int) -> list[Row]:
+    """Train on all folds but one, and return the row of the score on that one."""
     chosen = COMPARISONS[comparison]
     with tempfile.TemporaryDirectory() as folder:
         config, began = settings_of(comparison, data, variant, seed, folder), time.process_time()
         result = run_trial(Trial(0, config, part, chosen.parts, chosen.variants[variant].get("share", 1.0)))
     row = {"comparison": comparison, "data": data, "variant": variant, "seed": seed, "part": part}
-    return {
-        **row,
-        "metric": result.metric,
-        "score": result.score,
-        "log_loss": result.tie,
-        "seconds": round(result.seconds, 1),
-        "cpu_seconds": round(time.process_time() - began, 2),
-        "reason": result.reason,
-        "commit": code_commit(),
-    }
+    return [
+        {
+            **row,
+            "metric": result.metric,
+            "score": result.score,
+            "log_loss": result.tie,
+            "seconds": round(result.seconds, 1),
+            "cpu_seconds": round(time.process_time() - began, 2),
+            "reason": result.reason,
+            "commit": code_commit(),
+        }
+    ]
+
+
+def score_ensembles(comparison: str, data: str) -> list[Row]:
+    """Train each network of a comparison once on all folds but one, and return the rows of its ensembles."""
+    chosen = COMPARISONS[comparison]
+    folds, seed = range(count_parts(comparison, data)), chosen.seeds[0]
+    networks: dict[tuple[str, int], list[HeldOut]] = {}
+    for variant, weights_seed in sorted({network for ensemble in chosen.ensembles.values() for network in ensemble}):
+        with tempfile.TemporaryDirectory() as folder:
+            config = settings_of(comparison, data, variant, seed, folder)
+            networks[variant, weights_seed] = [held_out(config, weights_seed, part, len(folds)) for part in folds]
+    return ensemble_rows(comparison, data, networks)
+
+
+def ensemble_rows(comparison: str, data: str, networks: Mapping[tuple[str, int], Sequence[HeldOut]]) -> list[Row]:
+    """Return a row for each ensemble and fold, by the answers of their networks."""
+    chosen, commit = COMPARISONS[comparison], code_commit()
+    rows: list[Row] = []
+    for name, members in chosen.ensembles.items():
+        answers = [networks[member] for member in members]
+        for part, (accuracy, log_loss) in enumerate(average_scores(answers)):
+            row = {"comparison": comparison, "data": data, "variant": name, "seed": chosen.seeds[0], "part": part}
+            cpu_seconds = round(sum(member[part].cpu_seconds for member in answers), 2)
+            figures = {"metric": "accuracy", "score": accuracy, "log_loss": log_loss, "cpu_seconds": cpu_seconds}
+            rows.append({**row, **figures, "commit": commit})
+    return rows
 
 
 def table(comparison: str, rows: list[Row]) -> str:
     """Return a Markdown table: the mean score of the first variant, and the mean differences of the others from it.
 
     Differences are of the same folds, which their standard error is of; those of errors are relative, in percent.
-    Seconds are processor time of a training with its scoring, a mean for each variant.
+    Seconds are processor time of a training with its scoring, a mean for each variant. Ensembles have the means over
+    the data sets as well, with the standard error over these.
     """
     chosen = COMPARISONS[comparison]
-    first, *others = chosen.variants
+    first, *others = chosen.names
     titles = [f"{name}, difference" for name in others]
     lines = [f"| data | metric | {first} | {' | '.join(titles)} |", "|---" * (3 + len(others)) + "|"]
     for data in chosen.data:
@@ -284,7 +344,7 @@ def table(comparison: str, rows: list[Row]) -> str:
                     for row in rows
                     if (row["data"], row["variant"]) == (data, name) and row[figure] is not None
                 }
-                for name in chosen.variants
+                for name in chosen.names
             }
             metrics = {row["metric"] for row in rows if row["data"] == data and row["metric"]}
             if not scores[first]:
@@ -298,11 +358,28 @@ def table(comparison: str, rows: list[Row]) -> str:
             lines.append(f"| {data} | {label} | {' | '.join(cells)} |")
         seconds = {
             name: [row.get("cpu_seconds") for row in rows if (row["data"], row["variant"]) == (data, name)]
-            for name in chosen.variants
+            for name in chosen.names
         }
         if all(values and None not in values for values in seconds.values()):
             lines.append(f"| {data} | CPU s | {' | '.join(f'{np.mean(values):.1f}' for values in seconds.values())} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(_means(chosen, rows) if chosen.ensembles else [])])
+
+
+def _means(chosen: Comparison, rows: list[Row]) -> list[str]:
+    """Return the rows of a table that have the means over all data sets."""
+    first, *others = chosen.names
+    lines = []
+    for figure, label in (("score", "accuracy"), ("log_loss", "log loss")):
+        means = {
+            name: [
+                float(np.mean([row[figure] for row in rows if (row["data"], row["variant"]) == (data, name)]))
+                for data in chosen.data
+            ]
+            for name in chosen.names
+        }
+        cells = [_difference([*zip(means[name], means[first], strict=True)], is_relative=False) for name in others]
+        lines.append(f"| mean | {label} | {np.mean(means[first]):.3f} | {' | '.join(cells)} |")
+    return lines
 
 
 def _difference(pairs: list[tuple[float, float]], *, is_relative: bool) -> str:
@@ -324,6 +401,15 @@ def jobs(comparison: str) -> Iterator[tuple[str, str, str, int, int]]:
             yield comparison, data, variant, seed, part
 
 
+def pending(comparison: str, rows: list[Row]) -> list[tuple[Callable[..., list[Row]], tuple[Any, ...]]]:
+    """Return the calls whose rows are missing: one for each training, or for each data set of ensembles."""
+    chosen, known = COMPARISONS[comparison], {_key(row) for row in rows}
+    if not chosen.ensembles:
+        return [(score, job) for job in jobs(comparison) if job not in known]
+    names = {data: {key[2] for key in known if key[:2] == (comparison, data)} for data in chosen.data}
+    return [(score_ensembles, (comparison, data)) for data in chosen.data if not names[data].issuperset(chosen.names)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("comparison", choices=list(COMPARISONS))
@@ -332,19 +418,23 @@ def main() -> None:
     arguments = parser.parse_args()
     rows: list[Row] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     if not arguments.table:
-        known = {_key(row) for row in rows}
-        missing = [job for job in jobs(arguments.comparison) if job not in known]
+        calls = pending(arguments.comparison, rows)
         # Not a fork, in which the threads of polars that read the data before would be missing.
         with ProcessPoolExecutor(arguments.jobs, get_context("spawn")) as pool:
             try:
-                for future in as_completed([pool.submit(score, *job) for job in missing]):
-                    rows.append(future.result())
-                    print(rows[-1], flush=True)
+                for future in as_completed([pool.submit(function, *words) for function, words in calls]):
+                    rows = merged(rows, future.result())
+                    print(*future.result(), sep="\n", flush=True)
                     content = json.dumps(sorted(rows, key=_key), indent=1)
                     RESULTS.write_text(content + "\n", encoding="utf-8")
             except StableRNNError as error:
                 raise SystemExit(str(error)) from None
     print(table(arguments.comparison, [row for row in rows if row["comparison"] == arguments.comparison]))
+
+
+def merged(rows: list[Row], measured: list[Row]) -> list[Row]:
+    """Return rows with those that were measured in the place of earlier ones."""
+    return [*{_key(row): row for row in [*rows, *measured]}.values()]
 
 
 def _key(row: Row) -> tuple[str, str, str, int, int]:
