@@ -59,7 +59,10 @@ def test_the_tables_of_the_documentation_are_those_of_the_stored_runs(certified:
         assert f"\n{table}\n" in page
 
 
-@pytest.mark.parametrize(("comparison", "page"), [("certified", "stability.md"), ("channels", "classification.md")])
+@pytest.mark.parametrize(
+    ("comparison", "page"),
+    [("certified", "stability.md"), ("channels", "classification.md"), ("mixed-members", "choosing.md")],
+)
 def test_the_table_of_folds_is_that_of_the_stored_scores(certified: Any, comparison: str, page: str) -> None:
     cross_validation = script("cross_validation")
     stored = stored_results("cross_validation")
