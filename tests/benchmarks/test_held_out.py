@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmark_scripts import script
 from stablernn.data.types import ClassificationData
 from stablernn.training.search.trial import load_all
 from stablernn.training.settings.load import validate
 
-ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def benchmarks() -> Iterator[None]:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield
-    sys.path.remove(str(ROOT / "benchmarks"))
-
 
 @pytest.fixture
-def module(benchmarks: None) -> ModuleType:
-    return importlib.import_module("held_out")
+def module(benchmarks: None) -> Any:
+    return script("held_out")
 
 
-def answers(module: ModuleType, probabilities: list[list[float]], truth: list[int]) -> object:
+def answers(module: Any, probabilities: list[list[float]], truth: list[int]) -> object:
     return module.HeldOut(np.log(np.array(probabilities)), np.array(truth), 1.5)
 
 
-def test_probabilities_are_averaged_and_not_logits(module: ModuleType) -> None:
+def test_probabilities_are_averaged_and_not_logits(module: Any) -> None:
     # By the mean of the logits the first network, which is sure, would win both sequences.
     sure = [answers(module, [[0.0001, 0.9999], [0.0001, 0.9999]], [1, 0])] * 2
     others = [[answers(module, [[0.2, 0.8], [0.99, 0.01]], [1, 0])] * 2 for _ in range(2)]
@@ -43,7 +32,7 @@ def test_probabilities_are_averaged_and_not_logits(module: ModuleType) -> None:
     assert [accuracy for accuracy, _ in module.average_scores([sure])] == [0.5, 0.5]
 
 
-def test_the_temperature_of_a_fold_comes_from_the_other_folds(module: ModuleType) -> None:
+def test_the_temperature_of_a_fold_comes_from_the_other_folds(module: Any) -> None:
     right = answers(module, [[0.9, 0.1]] * 50, [0] * 50)
     undecided = answers(module, [[0.9, 0.1]] * 50, [0, 1] * 25)
     (_, loss_of_right), (_, loss_of_undecided) = module.average_scores([[right, undecided]])
@@ -52,8 +41,8 @@ def test_the_temperature_of_a_fold_comes_from_the_other_folds(module: ModuleType
     assert loss_of_undecided > -(math.log(0.9) + math.log(0.1)) / 2
 
 
-def test_an_ensemble_has_a_row_for_each_fold_with_the_time_of_all_its_networks(module: ModuleType) -> None:
-    cross_validation = importlib.import_module("cross_validation")
+def test_an_ensemble_has_a_row_for_each_fold_with_the_time_of_all_its_networks(module: Any) -> None:
+    cross_validation = script("cross_validation")
     ensembles = cross_validation.COMPARISONS["mixed-members"].ensembles
     fold = answers(module, [[0.9, 0.1], [0.2, 0.8]], [0, 1])
     networks = {network: [fold] * 5 for ensemble in ensembles.values() for network in ensemble}
@@ -63,8 +52,8 @@ def test_an_ensemble_has_a_row_for_each_fold_with_the_time_of_all_its_networks(m
     assert {row["score"] for row in rows} == {1.0}
 
 
-def test_only_data_sets_without_all_rows_of_ensembles_are_pending(module: ModuleType) -> None:
-    cross_validation = importlib.import_module("cross_validation")
+def test_only_data_sets_without_all_rows_of_ensembles_are_pending(module: Any) -> None:
+    cross_validation = script("cross_validation")
     chosen = cross_validation.COMPARISONS["mixed-members"]
     rows = [
         {"comparison": "mixed-members", "data": data, "variant": name, "seed": 0, "part": 0}
@@ -77,7 +66,7 @@ def test_only_data_sets_without_all_rows_of_ensembles_are_pending(module: Module
     ]
 
 
-def test_a_network_answers_for_the_sequences_of_its_fold_alone(module: ModuleType, tmp_path: Path) -> None:
+def test_a_network_answers_for_the_sequences_of_its_fold_alone(module: Any, tmp_path: Path) -> None:
     time = np.arange(16)
     x = np.stack([np.sin(time * (0.2 if label else 0.9)) for label in [0, 1] * 10])[..., None].astype(np.float32)
     np.savez(tmp_path / "waves.npz", x=x, y=np.array([0, 1] * 10))
