@@ -283,10 +283,13 @@ class Forecaster(SequenceModel):
         change = flat.reshape(-1, len(self.rnn), *shape)
         if self.known is not None:
             change = change + self._known_change(features, static, covariates.get("future"))[:, None]
-        if self.skip is not None:
-            change = change + self.skip_change(state)[:, None, :, :, None]
         scaling_state = self.patches.split(self._split(state)[0])[0]
-        location, scale = self.scaling.anchor(scaling_state)
+        if self.skip is None:
+            location, scale = self.scaling.anchor(scaling_state)
+        else:
+            assert isinstance(self.scaling, ContextScaling)
+            location, scale, context = self.scaling.anchored_context(scaling_state)
+            change = change + self._skip_change(context)[:, None, :, :, None]
         if self.anchor == "mean":
             location = self.scaling.mean.expand_as(location)
         return change, location[:, None, self.target_indices], scale[:, None, self.target_indices]
@@ -295,9 +298,11 @@ class Forecaster(SequenceModel):
         """Return the linear skip's forecast, ``(batch, steps, targets)``, in units of the scaling."""
         assert self.skip is not None
         assert isinstance(self.scaling, ContextScaling)
-        scaling_state = self.patches.split(self._split(state)[0])[0]
-        values = self.scaling.context(scaling_state)[:, :, self.target_indices]
-        linear: Tensor = self.skip(values.transpose(1, 2))
+        return self._skip_change(self.scaling.context(self.patches.split(self._split(state)[0])[0]))
+
+    def _skip_change(self, context: Tensor) -> Tensor:
+        assert self.skip is not None
+        linear: Tensor = self.skip(context[:, :, self.target_indices].transpose(1, 2))
         return linear.transpose(1, 2)
 
     def shrink_mean(self, share: float) -> None:

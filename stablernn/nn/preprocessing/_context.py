@@ -176,10 +176,19 @@ class ContextScaling(Scaling):
 
     def context(self, state: tuple[Tensor, ...]) -> Tensor:
         """Return the values of the window, scaled as a forecast is, ``(batch, window, F)``; 0 before the first one."""
+        return self.anchored_context(state)[2]
+
+    def anchored_context(self, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what :meth:`anchor` and :meth:`context` do, with the statistics of the window computed once.
+
+        Returns:
+            Location and scale, ``(batch, F)``, and the scaled values of the window, ``(batch, window, F)``.
+        """
         flat_window, count, _ = state
         values = flat_window.reshape(-1, self.window, self.size)
         mean, deviation = self._statistics(values, count)
-        return torch.where(self._is_counted(count), (values - mean[:, None]) / deviation[:, None], 0.0)
+        context = torch.where(self._is_counted(count), (values - mean[:, None]) / deviation[:, None], 0.0)
+        return self.mean + self.scale * mean, self.scale * deviation, context
 
     def _scaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return raw samples in training units, arbitrary for missing ones, and a mask of observed ones."""
