@@ -44,6 +44,7 @@ SMALL_SETS = ("ECG200", "ItalyPowerDemand", "GunPoint", "Coffee")
 SERIES: dict[str, tuple[str, dict[str, Any]]] = {
     "daily-min-temperatures": ("univariate/daily-min-temperatures.csv", {"data.target": ["Temp"], "task.horizon": 7}),
     "ETTh1": ("ETT-small/ETTh1.csv", {"data.target": ["OT"], "task.horizon": 24}),
+    "ETTm1": ("ETT-small/ETTm1.csv.gz", {"data.channels_as_series": True, "task.horizon": 24}),
 }
 """Files in the folder ``forecasting`` of the data, and what they are read with."""
 SOLVED = {"training.method": "closed-form"}
@@ -170,7 +171,7 @@ COMPARISONS = {
         refits_small=True,
     ),
     "closed-form-forecast": Comparison(
-        tuple(SERIES),
+        ("daily-min-temperatures", "ETTh1"),
         {},
         {
             "lipschitz": {"model.cell": "lipschitz"},
@@ -191,6 +192,13 @@ COMPARISONS = {
             "20 epochs": {"training.epochs": 20},
             "20 epochs, 128 units": {"training.epochs": 20, "model.hidden_size": 128},
         },
+        seeds=(0,),
+        parts=2,
+    ),
+    "refitted-forecasts": Comparison(
+        ("m4-hourly", "ETTm1"),
+        {"model.cell": "lipschitz", "model.hidden_size": 128, "training.lr": 0.01, "training.max_steps": 2000},
+        {"validation steps held out": {}, "trained on": {"training.refit": True}},
         seeds=(0,),
         parts=2,
     ),
