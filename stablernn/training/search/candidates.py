@@ -307,12 +307,17 @@ def merged(config: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def open_settings(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a recipe that the user left open, by dotted key."""
+    """Return the settings of a recipe that the user left open, by dotted key.
+
+    A validation split is kept where settings of the user need one.
+    """
     tree = config.model_dump(mode="json", exclude_unset=True)
 
     def is_open(key: str) -> bool:
         section, name = key.split(".")
         values = tree.get(section) or {}
+        if key == "training.refit" and config.training.needs_validation:
+            return False
         return name not in values or (key == "model.cell" and values[name] == AUTO)
 
     return {key: value for key, value in settings.items() if is_open(key)}

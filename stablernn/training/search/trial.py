@@ -29,7 +29,7 @@ from stablernn.training.settings.closed_form import CLOSED_FORM
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.resolve import resolve
 from stablernn.training.speed import WARM_UP_STEPS, training_steps
-from stablernn.training.tasks import task_for
+from stablernn.training.tasks import Task, task_for
 
 _TIE_BREAKERS = {"accuracy": "log_loss"}
 """Metric that decides between equal values of another, by that one: a small fold has few values of accuracy."""
@@ -110,7 +110,7 @@ def run_trial(trial: Trial) -> TrialResult:
     """Train a recipe on a part of the data, and score it on what the part holds out."""
     began = time.monotonic()
     try:
-        part = _part(trial)
+        part, scored = _part(trial)
         task = task_for(part)
         whole = resolve(trial.config, task)
         whole_steps = training_steps(whole, task)
@@ -136,7 +136,7 @@ def run_trial(trial: Trial) -> TrialResult:
                     whole_epochs=whole.training.epochs or 0,
                     step_seconds=clock.step_seconds,
                 )
-            scores, samples = _score(trainer, settings, reference, part)
+            scores, samples = _score(trainer, settings, reference, task, scored)
             held_out = _held_out(trainer.model, settings, part)
         metric = trainer.objective.headline
         if scores.get(metric) is None:
@@ -162,13 +162,12 @@ def run_trial(trial: Trial) -> TrialResult:
 
 
 def _score(
-    trainer: BaseTrainer, settings: Config, reference: Tensor | None, part: Data
+    trainer: BaseTrainer, settings: Config, reference: Tensor | None, task: Task, scored: Data
 ) -> tuple[Mapping[str, Any], int]:
     """Return the scores of a trained model on what the part holds out, and how many samples that are."""
-    task = task_for(part)
     trainer.load_best()
     task.calibrate(trainer.model, settings, reference)
-    scorer = task.scorer("test", settings)
+    scorer = task_for(scored).scorer("test", settings)
     return scorer.score_of(TorchPredictor(trainer.model)), scorer.samples
 
 
@@ -218,16 +217,22 @@ def load_all(config: Config) -> Data:
     return _load(_without_refit(config).model_dump_json())
 
 
-def _part(trial: Trial) -> Data:
+def _part(trial: Trial) -> tuple[Data, Data]:
+    """Return the data to train on, and those to score by.
+
+    The unit of MASE is of the training steps alone, so that scores are only comparable where these are the same: also
+    of a model that is trained on the validation steps.
+    """
     config = trial.config
     data = load_all(config)
     parts = resample(data, trial.parts, seed=config.training.seed, refit=config.training.refit)
     if trial.part >= len(parts):
         # A longer context leaves fewer ends of the series that training comes before.
         raise ConfigError(f"the data has only {len(parts)} of {trial.parts} parts with these settings")
-    part = parts[trial.part]
-    part = part.without_validation() if config.training.refit else part
-    return with_time(part, resolve(config, task_for(part)))
+    scored = parts[trial.part]
+    part = scored.without_validation() if config.training.refit else scored
+    resolved = resolve(config, task_for(part))
+    return with_time(part, resolved), with_time(scored, resolved)
 
 
 def _without_refit(config: Config) -> Config:

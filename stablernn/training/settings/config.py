@@ -307,8 +307,7 @@ class TrainingConfig(Section):
                 "training.calibrate sets the temperature that training.temperature gives, got both; leave one of them "
                 "out."
             )
-        is_validated = self.patience is not None or self.patience_steps is not None or self.calibrate
-        if self.refit and (is_validated or self.schedule == "plateau"):
+        if self.refit and self.needs_validation:
             raise ValueError(
                 f"training.refit leaves no validation split, which {terms().key('training.patience')}, "
                 "training.patience_steps, training.calibrate and 'plateau' need."
@@ -321,6 +320,12 @@ class TrainingConfig(Section):
                     f"{' and '.join(map(repr, users))}, got training.schedule='{self.schedule}'."
                 )
         return self
+
+    @property
+    def needs_validation(self) -> bool:
+        """True if a setting takes a validation split."""
+        is_stopped_early = self.patience is not None or self.patience_steps is not None
+        return is_stopped_early or bool(self.calibrate) or self.schedule == "plateau"
 
 
 class Config(Section):
