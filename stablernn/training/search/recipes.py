@@ -141,18 +141,15 @@ def _resampled(data: ClassificationData, lru: Mapping[str, Any], lengths: npt.ND
 
 def _forecasting(data: ForecastData) -> list[Recipe]:
     lipschitz: dict[str, Any] = {"model.cell": "lipschitz"}
-    refit: dict[str, Any] = {}
     most_epochs = None
     portfolio = [Recipe("lipschitz", lipschitz, "the default")]
     if len(data.windows("train")) > MANY_WINDOWS:
-        # The latest steps are worth more than a validation split, which many windows hardly need to choose anything by.
-        refit = {"training.refit": True}
-        lipschitz |= {"model.hidden_size": 128, "training.lr": 0.01, **refit}
+        lipschitz |= {"model.hidden_size": 128, "training.lr": 0.01}
         most_epochs = MOST_EPOCHS
         portfolio = [
             Recipe("lipschitz, many windows", lipschitz, "the default of many windows", most_epochs=most_epochs)
         ]
-    portfolio.append(Recipe("lru", {"model.cell": "lru", **refit}, "long memory"))
+    portfolio.append(Recipe("lru", {"model.cell": "lru"}, "long memory"))
     # A context of whole seasons, as the default is.
     for factor in (2, 4):
         length = factor * data.context_length
