@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from accuracy import PROBLEMS, problem_file
 from certified import FORECASTS
+from compared_settings import COMPARISONS, Comparison, Settings
 from held_out import HeldOut, average_scores, held_out
 
 from stablernn.data.load_source import read_sequences
@@ -39,176 +39,14 @@ from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import validate
 
 RESULTS = Path(__file__).parent / "results" / "cross_validation.json"
-FOLDS = 5
-SMALL_SETS = ("ECG200", "ItalyPowerDemand", "GunPoint", "Coffee")
 SERIES: dict[str, tuple[str, dict[str, Any]]] = {
     "daily-min-temperatures": ("univariate/daily-min-temperatures.csv", {"data.target": ["Temp"], "task.horizon": 7}),
     "ETTh1": ("ETT-small/ETTh1.csv", {"data.target": ["OT"], "task.horizon": 24}),
     "ETTm1": ("ETT-small/ETTm1.csv.gz", {"data.channels_as_series": True, "task.horizon": 24}),
 }
 """Files in the folder ``forecasting`` of the data, and what they are read with."""
-SOLVED = {"training.method": "closed-form"}
-UNCHANGED = {"training.time_warp": 0.0, "training.jitter": 0.0, "training.rescale": 0.0}
-FOUR_LRU = tuple(("lru", seed) for seed in range(4))
-THREE_LRU = FOUR_LRU[:3]
 Array = npt.NDArray[Any]
-Settings = dict[str, Any]
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Settings to compare.
-
-    Attributes:
-        data: Names of data sets.
-        common: Settings of all, by their key.
-        variants: Further settings of each, by name; the first is what the others are compared with. Two keys are no
-            settings: ``channels`` is one of :data:`CHANNELS`, ``share`` the share of the optimizer steps.
-        seeds: Seeds, which draw the folds and the initial weights.
-        parts: Folds, or ends of series; of short series there are fewer.
-        refits_small: Whether nothing is held out of small training sets to choose an epoch by, as in a search.
-        ensembles: Networks whose probabilities are averaged, each a variant and the seed of its weights, by the name of
-            the ensemble. These are compared then, instead of the variants alone, on the folds of the first seed.
-    """
-
-    data: tuple[str, ...]
-    common: Settings
-    variants: dict[str, Settings]
-    seeds: tuple[int, ...] = (0, 1)
-    parts: int = FOLDS
-    refits_small: bool = False
-    ensembles: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What is compared, the reference first."""
-        return tuple(self.ensembles or self.variants)
-
-
-COMPARISONS = {
-    "label-smoothing": Comparison(
-        SMALL_SETS,
-        {"model.cell": "lru"},
-        {"without": {"training.label_smoothing": 0.0}, "0.1": {"training.label_smoothing": 0.1}},
-    ),
-    "convolutions": Comparison(
-        ("ECG200", "ItalyPowerDemand", "GunPoint", "ArrowHead"),
-        {"model.cell": "lru", "training.refit": True},
-        {"without": {}, "three": {"model.conv_layers": 3}},
-    ),
-    "augmentation": Comparison(
-        ("ECG200", "ItalyPowerDemand", "GunPoint", "ArrowHead"),
-        {"model.cell": "lru", "training.refit": True},
-        {
-            "default": {},
-            "mixup 0.2": {"training.mixup": 0.2},
-            "crop 0.9": {"training.crop": 0.9},
-            "magnitude_warp 0.2": {"training.magnitude_warp": 0.2},
-        },
-    ),
-    "channel-dropout": Comparison(
-        ("JapaneseVowels", "BasicMotions"),
-        {"model.cell": "lru", "training.refit": True},
-        {"default": {}, "0.1": {"training.channel_dropout": 0.1}},
-    ),
-    "many-classes": Comparison(
-        ("Adiac",),
-        {"model.cell": "lru", "training.refit": True},
-        {
-            "500 steps": {"training.max_steps": 500},
-            "50 steps a class": {},
-            "unchanged, 500 steps": {**UNCHANGED, "training.max_steps": 500},
-            "unchanged, 50 a class": UNCHANGED,
-        },
-        seeds=(0,),
-    ),
-    "unchanged": Comparison(
-        (*SMALL_SETS, "ArrowHead", "JapaneseVowels", "Adiac", "Crop"),
-        {"model.cell": "lru"},
-        {"default": {}, "unchanged": UNCHANGED},
-        seeds=(0,),
-        refits_small=True,
-    ),
-    "channels": Comparison(
-        ("ECG200", "ItalyPowerDemand", "GunPoint", "ArrowHead", "JapaneseVowels"),
-        {"model.cell": "lru", "training.refit": True},
-        {"samples": {}, **{name: {"channels": name} for name in ("both directions", "differences", "spectrum")}},
-    ),
-    "mixed-members": Comparison(
-        ("ECG200", "ItalyPowerDemand", "GunPoint", "ArrowHead", "JapaneseVowels", "ECG5000"),
-        {"training.refit": True},
-        {
-            "lru": {"model.cell": "lru"},
-            "gru": {"model.cell": "gru"},
-            "convolutions": {"model.cell": "lru", "model.conv_layers": 3},
-            "differences": {"model.cell": "lru", "channels": "differences"},
-            "closed form": {**SOLVED, "model.cell": "lru", "model.hidden_size": 256},
-        },
-        seeds=(0,),
-        ensembles={
-            "four lru": FOUR_LRU,
-            "three lru, one gru": (*THREE_LRU, ("gru", 0)),
-            "three lru, one with convolutions": (*THREE_LRU, ("convolutions", 0)),
-            "three lru, one with differences": (*THREE_LRU, ("differences", 0)),
-            "four kinds": (("lru", 0), ("gru", 0), ("convolutions", 0), ("differences", 0)),
-            "four lru, two closed forms": (*FOUR_LRU, ("closed form", 0), ("closed form", 1)),
-        },
-    ),
-    "closed-form": Comparison(
-        ("ItalyPowerDemand", "GunPoint", "ArrowHead", "JapaneseVowels", "digits"),
-        {},
-        {
-            "lru": {"model.cell": "lru"},
-            "half of its steps": {"model.cell": "lru", "share": 0.5},
-            "a fifth": {"model.cell": "lru", "share": 0.2},
-            "closed form, lru, 256 units": {**SOLVED, "model.cell": "lru", "model.hidden_size": 256},
-            "64 units": {**SOLVED, "model.cell": "lru"},
-            "lipschitz, 256 units": {**SOLVED, "model.cell": "lipschitz", "model.hidden_size": 256},
-            "gru, 256 units": {**SOLVED, "model.cell": "gru", "model.hidden_size": 256},
-        },
-        seeds=(0,),
-        refits_small=True,
-    ),
-    "closed-form-forecast": Comparison(
-        ("daily-min-temperatures", "ETTh1"),
-        {},
-        {
-            "lipschitz": {"model.cell": "lipschitz"},
-            "a fifth of its steps": {"model.cell": "lipschitz", "share": 0.2},
-            "closed form, linear skip": {**SOLVED, "model.cell": "lru"},
-            "layers of lru alone": {**SOLVED, "model.cell": "lru", "model.skip": "none"},
-        },
-        seeds=(0,),
-    ),
-    "longer-forecasts": Comparison(
-        ("m4-hourly", "ETTh1"),
-        {"model.cell": "lipschitz"},
-        {
-            "default": {},
-            "four members": {"model.members": 4},
-            "128 units": {"model.hidden_size": 128},
-            "128 units, twice the rate": {"model.hidden_size": 128, "training.lr": 0.01},
-            "20 epochs": {"training.epochs": 20},
-            "20 epochs, 128 units": {"training.epochs": 20, "model.hidden_size": 128},
-        },
-        seeds=(0,),
-        parts=2,
-    ),
-    "refitted-forecasts": Comparison(
-        ("m4-hourly", "ETTm1"),
-        {"model.cell": "lipschitz", "model.hidden_size": 128, "training.lr": 0.01, "training.max_steps": 2000},
-        {"validation steps held out": {}, "trained on": {"training.refit": True}},
-        seeds=(0,),
-        parts=2,
-    ),
-    "certified": Comparison(
-        (*PROBLEMS, *FORECASTS),
-        {"model.cell": "lipschitz"},
-        {"free": {"training.certified": False}, "certified": {"training.certified": True}},
-        seeds=(0,),
-    ),
-}
 
 
 def _differences(x: Array) -> Array:
@@ -265,7 +103,8 @@ def settings_of(comparison: str, data: str, variant: str, seed: int, folder: str
     chosen = COMPARISONS[comparison]
     settings = {**source(data), **chosen.common, **chosen.variants[variant], "training.seed": seed}
     channels = settings.pop("channels", None)
-    settings.pop("share", None)
+    for key in ("share", "times"):
+        settings.pop(key, None)
     if channels is not None:
         settings["data.source"] = append_channels(settings["data.source"], channels, folder)
     tree: dict[str, dict[str, Any]] = {}
@@ -315,7 +154,9 @@ def score_ensembles(comparison: str, data: str) -> list[Row]:
     for variant, weights_seed in sorted({network for ensemble in chosen.ensembles.values() for network in ensemble}):
         with tempfile.TemporaryDirectory() as folder:
             config = settings_of(comparison, data, variant, seed, folder)
-            networks[variant, weights_seed] = [held_out(config, weights_seed, part, len(folds)) for part in folds]
+            times = chosen.variants[variant].get("times", 1)
+            answers = [held_out(config, weights_seed, part, len(folds), times=times) for part in folds]
+        networks[variant, weights_seed] = answers
     return ensemble_rows(comparison, data, networks)
 
 

@@ -45,7 +45,7 @@ class HeldOut:
     cpu_seconds: float
 
 
-def held_out(config: Config, weights_seed: int, part: int, parts: int) -> HeldOut:
+def held_out(config: Config, weights_seed: int, part: int, parts: int, *, times: int = 1) -> HeldOut:
     """Train on all folds but one, without a validation split, and return the answers for that one.
 
     Args:
@@ -53,6 +53,7 @@ def held_out(config: Config, weights_seed: int, part: int, parts: int) -> HeldOu
         weights_seed: Seed of the initial weights and of the training.
         part: Number of the fold.
         parts: Number of folds.
+        times: Multiple of the recommended epochs.
     """
     fold = resample(load_all(config), parts, seed=config.training.seed, refit=True)[part].without_validation()
     if not isinstance(fold, ClassificationData) or fold.test is None:
@@ -60,6 +61,10 @@ def held_out(config: Config, weights_seed: int, part: int, parts: int) -> HeldOu
     task, began = task_for(fold), time.process_time()
     seeded = config.training.model_copy(update={"seed": weights_seed})
     settings = resolve(config.model_copy(update={"training": seeded}), task)
+    if times > 1:
+        assert settings.training.epochs is not None
+        longer = seeded.model_copy(update={"epochs": times * settings.training.epochs})
+        settings = resolve(config.model_copy(update={"training": longer}), task)
     device = pick_device("cpu")
     with torch_settings(device, seed=weights_seed, threads=1):
         model = create_model(settings, fold)
