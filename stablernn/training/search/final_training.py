@@ -75,7 +75,9 @@ def final_settings(
     certificate_steps = _certificate_steps(candidate, length)
     whole_steps = float(length.whole_steps)
     most_epochs = candidate.recipe.most_epochs
-    if most_epochs is not None and length.whole_epochs and not has_length(config):
+    if most_epochs is None:
+        most_epochs = candidate.recipe.most_times * length.whole_epochs
+    if length.whole_epochs and not has_length(config):
         epoch_steps = whole_steps / length.whole_epochs
         epochs = min(most_epochs, int((length.affordable_steps - certificate_steps) / epoch_steps))
         if epochs > length.whole_epochs:

@@ -1,26 +1,66 @@
-"""What the rest of a budget is spent on: epochs where a recipe has a use for them, then members."""
+"""What the rest of a budget is spent on: members and epochs, by the task and the recipe."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from stablernn.data import ClassificationData, SequenceSplit
+from stablernn.data.options import TaskName
 from stablernn.training.search.budget import Budget
 from stablernn.training.search.candidates import Candidate
 from stablernn.training.search.final_training import TrainingLength, final_settings
-from stablernn.training.search.recipes import Recipe
+from stablernn.training.search.recipes import Recipe, recipes
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import validate
 
 
-def settings(affordable: float, *, most_epochs: int | None, **training: int) -> tuple[Config, dict[str, Any]]:
-    """Settings of the last training of a forecaster, whose recommended training has 3 epochs and 300 steps."""
-    user = validate({"data": {"source": "toy"}, "training": training})
-    config = validate({"data": {"source": "toy"}, "model": {"cell": "lipschitz"}, "training": training})
-    candidate = Candidate(Recipe("toy", {}, "", most_epochs=most_epochs), config, "contracting")
+def settings(
+    affordable: float,
+    *,
+    most_epochs: int | None = None,
+    most_times: int = 1,
+    task: TaskName = "forecast",
+    members: int | None = None,
+    **training: int,
+) -> tuple[Config, dict[str, Any]]:
+    """Settings of the last training, whose recommended length is 3 epochs and 300 steps."""
+    model = {} if members is None else {"members": members}
+    user = validate({"data": {"source": "toy"}, "model": model, "training": training})
+    config = validate({"data": {"source": "toy"}, "model": {"cell": "lipschitz", **model}, "training": training})
+    candidate = Candidate(Recipe("toy", {}, "", most_times=most_times, most_epochs=most_epochs), config, "contracting")
     length = TrainingLength(affordable, 0.01, 300, 3, Budget(None, 10_000))
-    return final_settings(user, "forecast", candidate, length)
+    return final_settings(user, task, candidate, length)
+
+
+@pytest.mark.parametrize(
+    ("affordable", "changes"),
+    [
+        (399, {}),
+        (400, {"training.epochs": 4}),
+        # Four times the epochs are 1,200 steps.
+        (2399, {"training.epochs": 12}),
+        (2400, {"training.epochs": 12, "model.members": 2}),
+        (9600, {"training.epochs": 12, "model.members": 8}),
+    ],
+)
+def test_a_recipe_gets_a_multiple_of_the_epochs_before_members(affordable: float, changes: dict[str, Any]) -> None:
+    config, chosen = settings(affordable, most_times=4, task="classify")
+    assert chosen == changes
+    assert config.model.members == changes.get("model.members", 1)
+    assert config.training.epochs == changes.get("training.epochs")
+
+
+def test_a_multiple_of_the_epochs_keeps_what_the_user_sets() -> None:
+    assert settings(1200, most_times=4, task="classify", epochs=3)[1] == {"model.members": 4}
+    assert settings(1200, most_times=4, task="classify", members=2)[1] == {"training.epochs": 12}
+    assert settings(9600, most_times=4, task="classify", members=2, epochs=3)[1] == {}
+
+
+def test_outputs_at_every_step_get_the_recommended_training() -> None:
+    assert settings(4800, task="predict-next")[1] == {}
 
 
 @pytest.mark.parametrize(
@@ -63,3 +103,12 @@ def test_too_small_a_budget_cuts_the_training(caplog: pytest.LogCaptureFixture) 
     assert settings(250, most_epochs=20)[1] == {"training.max_steps": 250}
     assert "The budget of 10,000 steps leaves 250 of the 300 optimizer steps of 'toy'" in caplog.text
     assert "needs 50 steps more." in caplog.text
+
+
+def test_recipes_of_classifiers_with_augmentation_have_a_use_for_more_epochs() -> None:
+    labels = np.arange(12) % 3
+    split = SequenceSplit(np.ones((12, 30, 1), np.float32), np.full(12, 30), labels, ())
+    data = ClassificationData("toy", ("a", "b", "c"), ("x",), split, split, None, {}, "sha256:0")
+    times = {recipe.name: recipe.most_times for recipe in recipes(data)}
+    assert times.pop("lru, unchanged sequences") == 1
+    assert set(times.values()) == {4}
