@@ -127,6 +127,7 @@ COMPARISONS = {
             "four": FOUR_LRU,
             "four, twice the epochs": tuple(("twice", seed) for seed in range(4)),
             "two, four times the epochs": tuple(("four times", seed) for seed in range(2)),
+            "one, four times the epochs": (("four times", 0),),
         },
     ),
     "closed-form": Comparison(
