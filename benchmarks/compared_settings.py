@@ -130,6 +130,14 @@ COMPARISONS = {
             "one, four times the epochs": (("four times", 0),),
         },
     ),
+    "longer-unchanged": Comparison(
+        ("Adiac",),
+        {"model.cell": "lru", "training.refit": True, **UNCHANGED},
+        {"recommended": {}, "twice": {"times": 2}},
+        seeds=(0,),
+        parts=3,
+        ensembles={"recommended epochs": (("recommended", 0),), "twice the epochs": (("twice", 0),)},
+    ),
     "closed-form": Comparison(
         ("ItalyPowerDemand", "GunPoint", "ArrowHead", "JapaneseVowels", "digits"),
         {},
