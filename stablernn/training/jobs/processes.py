@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -239,14 +240,20 @@ def _run_job(connection: Connection, job: Job, locks: JobLocks) -> None:
         os.setsid()
     # The parent ends this process by SIGTERM; the default would leave the lock behind, as after a death.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    send_stages(connection)
+
+    def send(message: object) -> None:
+        # A killed parent reads no more, and the job goes on: its results are in files.
+        with suppress(BrokenPipeError):
+            connection.send(message)
+
+    send_stages(send)
     try:
-        is_done = _run_claimed(job, locks, connection.send)
+        is_done = _run_claimed(job, locks, send)
     except (StableRNNError, OSError) as error:
-        # Raised again in the parent; other errors end the process with a traceback.
+        # Raised again in the parent; other errors end the process with a traceback, as this one does without a parent.
         connection.send(error)
     else:
-        connection.send(is_done)
+        send(is_done)
 
 
 def _receive(job: Job, connection: Connection, process: BaseProcess) -> object:

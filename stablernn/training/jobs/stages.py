@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 
 _PROGRESS = logging.getLogger("stablernn.progress")
 
@@ -26,19 +25,19 @@ def named_stages(name: str) -> Iterator[None]:
 
 
 class _Sender(logging.Handler):
-    """A handler that sends records through a connection."""
+    """A handler that passes records to a function."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, send: Callable[[logging.LogRecord], None]) -> None:
         super().__init__()
-        self._connection = connection
+        self._send = send
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._connection.send(record)
+        self._send(record)
 
 
-def send_stages(connection: Connection) -> None:
-    """Send the stages of this process from now on to the one that has started it, for :func:`show_stage`."""
-    _PROGRESS.addHandler(_Sender(connection))
+def send_stages(send: Callable[[logging.LogRecord], None]) -> None:
+    """Send the stages of this process from now on to another one, for :func:`show_stage`."""
+    _PROGRESS.addHandler(_Sender(send))
     _PROGRESS.setLevel(logging.INFO)
     _PROGRESS.propagate = False
 

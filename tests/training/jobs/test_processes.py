@@ -14,7 +14,7 @@ import pytest
 from process_jobs import ctrl_c, die, leave_a_file, log_a_stage, refuse, wait_long
 from stablernn.errors import ConfigError, InterruptedRun, TrainingError
 from stablernn.training.jobs.locks import JobLocks
-from stablernn.training.jobs.processes import Job, run_jobs
+from stablernn.training.jobs.processes import Job, _start, run_jobs
 
 
 def job(work, path: Path) -> Job:
@@ -62,6 +62,17 @@ def test_an_error_of_a_job_is_the_error(tmp_path: Path, at_once: int) -> None:
 def test_a_process_that_dies_is_said_to_have_died_and_the_others_are_ended(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"^The process of a ended with exit code -9 and no result; "):
         run_jobs([job(die, tmp_path / "a"), job(wait_long, tmp_path / "b")], 2, locks_in(tmp_path), lambda one: None)
+
+
+def test_a_job_goes_on_when_the_process_that_started_it_was_killed(tmp_path: Path) -> None:
+    """It logs a stage, which nobody reads any more, before it leaves its file."""
+    connection, process = _start(job(log_a_stage, tmp_path / "a"), locks_in(tmp_path))
+    # As the death of this process would.
+    connection.close()
+    process.join(timeout=120)
+    assert process.exitcode == 0
+    assert (tmp_path / "a").exists()
+    assert not list((tmp_path / ".locks").iterdir())
 
 
 def test_ctrl_c_in_a_single_job_is_a_stop(tmp_path: Path) -> None:
