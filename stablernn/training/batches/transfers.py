@@ -22,12 +22,13 @@ def move_like(x: Tensor, tensor: Tensor) -> Tensor:
 
 
 def read_scalar(value: Tensor) -> Callable[[], float]:
-    """Return a function that returns a number, and waits for the work that computes it but for no later work.
+    """Return a function that returns the number in a tensor, and waits for the work before this call alone.
 
-    ``float(value)`` also waits for what the GPU is given between this call and that one.
+    ``float(value)`` in its place would also wait for what the GPU is given in between.
     """
     if not value.is_cuda:
-        return lambda: float(value)
+        number = float(value)
+        return lambda: number
     on_cpu = torch.empty((), dtype=value.dtype, pin_memory=True)
     on_cpu.copy_(value, non_blocking=True)
     is_copied = torch.cuda.Event()  # type: ignore[no-untyped-call]

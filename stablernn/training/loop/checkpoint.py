@@ -122,9 +122,9 @@ def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], state
     for name, tensor in tensors.items():
         index, entry = name.split(".", 1)
         entries.setdefault(int(index), {})[entry] = tensor
-    # Whether one kernel updates all parameters depends on the device, which may be another one now.
-    groups = [
-        {**group, **{name: now[name] for name in ("fused",) if name in now}}
-        for group, now in zip(state["groups"], optimizer.param_groups, strict=True)
-    ]
+    groups = [dict(group) for group in state["groups"]]
+    for group, current in zip(groups, optimizer.param_groups, strict=True):
+        # Whether one kernel updates all parameters depends on the device, which may be another one now.
+        if "fused" in current:
+            group["fused"] = current["fused"]
     optimizer.load_state_dict({"state": entries, "param_groups": groups})
