@@ -177,6 +177,17 @@ def test_matrices_that_are_not_on_chip(key: str, engine: str) -> None:
     check(key, 33, 5, 2, [2, 1, 0, 2, 2], engine=engine)
 
 
+@pytest.mark.parametrize(
+    ("batch", "members", "rows"),
+    [(1, 1, 1), (132, 1, 1), (133, 1, 2), (264, 1, 2), (265, 1, 4), (10_000, 1, 4), (33, 4, 1), (34, 4, 2)],
+)
+def test_each_processor_streams_as_few_rows_as_it_can(
+    batch: int, members: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "count_processors", lambda device: 132)
+    assert plan.count_streamed_rows(batch, members, torch.device("cuda")) == rows
+
+
 @needs_triton
 @pytest.mark.usefixtures("streamed")
 @pytest.mark.parametrize(("processors", "rows"), [(5, 1), (4, 2), (1, 4)])
