@@ -162,6 +162,7 @@ def test_only_all_times_tell_instants_from_local_days(
     assert content == predict(trained, "load:1", source, tmp_path / "b.csv")[0]
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
 @pytest.mark.parametrize(
     ("cell", "fault"), [("x", ": 'x' is not a number. Correct it,"), ("inf", " is inf. Values must be finite float32")]
 )
@@ -172,14 +173,17 @@ def test_a_bad_cell_near_the_end_names_its_row_and_leaves_no_file(
     whole_readings: list[str],
     cell: str,
     fault: str,
+    suffix: str,
 ) -> None:
     frame = sequences().with_columns(pl.col("pixel").cast(pl.String))
     row = len(frame) - 3
     frame[row, "pixel"] = cell
-    source, output = write(frame, tmp_path / "in.parquet"), tmp_path / "out" / "answers.parquet"
+    source, output = write(frame, tmp_path / f"in{suffix}"), tmp_path / "out" / "answers.parquet"
     output.parent.mkdir()
     result = trained("predict", "digits:1", "--input", source, "--output", output)
-    assert result.sentence.startswith(f"'in.parquet' row {row + 1}, column 'pixel'{fault}")
+    # The first line of a CSV file has the names of its columns.
+    number = row + (2 if suffix == ".csv" else 1)
+    assert result.sentence.startswith(f"'in{suffix}' row {number}, column 'pixel'{fault}")
     assert list(output.parent.iterdir()) == []
     # The piece knows the row of the file, which is not read again to name it.
     assert whole_readings == []

@@ -137,7 +137,8 @@ class _PieceAnswers:
 
         Raises:
             NotInPieces: If the piece has other answers in the whole file, or may have.
-            DataError: If the piece is the whole file, and cannot be used, or a bad cell costs all their answers.
+            DataError: If the piece is the whole file, and cannot be used, or has a bad cell, and no series may lack its
+                answer.
         """
         from stablernn.data.readers.cells import CellError
         from stablernn.data.readers.table_pieces import NotInPieces
@@ -160,7 +161,7 @@ class _PieceAnswers:
         try:
             predictions, faults = leave_out_faulty(predict, strict=is_strict)
         except DataError as error:
-            # The row of a bad cell is that of the file, in which the cell is as bad.
+            # The whole file has the same error, since the rows of a piece have the numbers that they have in the file.
             if piece.is_whole or (is_strict and isinstance(error, CellError)):
                 raise
             # Only the whole file says whether it is an error there, and in which words.
