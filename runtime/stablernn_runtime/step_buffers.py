@@ -2,7 +2,8 @@
 
 A run by ``InferenceSession.run`` creates a value for every input and an array for every output. A step of one stream
 takes so little time that this is a third of it. Buffers that are bound once are read and written in place, and the
-states that a step writes are those that the next one reads. On a GPU the states stay there from step to step.
+states that a step writes are those that the next one reads. On a GPU the states stay there from step to step, and the
+inputs are bound again for each run, which copies them there.
 """
 
 from __future__ import annotations
