@@ -13,11 +13,14 @@ from stablernn.data.windows import build_windows
 from stablernn.errors import ConfigError, TrainingError
 from stablernn.nn.models import Classifier
 from stablernn.training.batches.losses import Batch, ClassifyObjective
+from stablernn.training.batches.minibatches import Minibatch
 from stablernn.training.batches.sample_minibatches import SampleMinibatches, TensorBatches
 from stablernn.training.evaluation.metric_catalog import metrics_of
 from stablernn.training.evaluation.scorers import ClassificationScorer
 from stablernn.training.loop.base_trainer import Progress
 from stablernn.training.loop.checkpoint import Checkpoint
+from stablernn.training.loop.launch import Launch
+from stablernn.training.loop.process_group import ProcessGroup
 from stablernn.training.loop.trainer import Trainer
 from stablernn.training.settings.config import TrainingConfig
 
@@ -228,6 +231,25 @@ def test_a_loss_that_is_not_finite() -> None:
         "Set a lower training.lr, such as 0.01, or training.clip_norm=1."
     )
     assert recorder.saved == []
+
+
+def test_shares_of_a_loss_that_is_not_finite_in_one_process() -> None:
+    """Their sum is what every process raises an error for, before any optimizer reads a gradient."""
+    x, lengths, y = (torch.from_numpy(array) for array in data().train.gather(range(2))[:3])
+    x[0, 0] = torch.inf
+    shares = []
+    for rank in range(3):
+        ours, _ = trainer()
+        ours._processes = ProcessGroup(Launch(rank, 3))
+        shares.append(ours._backward(Batch(x, lengths, y), Minibatch(Batch(x, lengths, y), 2, is_first=True)))
+        gradients = [parameter.grad for parameter in ours.model.parameters() if parameter.grad is not None]
+        # The third process has no row.
+        assert bool(gradients) is (rank < 2)
+        assert all(gradient.isfinite().all() for gradient in gradients) is (rank > 0)
+    assert math.isnan(shares[0])
+    assert shares[1] > 0
+    assert shares[2] == 0
+    assert math.isnan(sum(shares))
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
