@@ -18,6 +18,7 @@ from torch.distributed import distributed_c10d
 
 from stablernn.data import ClassificationData, ForecastData, SequenceSplit, Series
 from stablernn.data.step_data import Data, StepData, StoredSteps
+from stablernn.training.batches.losses import Batch
 from stablernn.training.batches.minibatches import Minibatch, Minibatches
 from stablernn.training.build_model import create_model
 from stablernn.training.describe import certified_range
@@ -78,11 +79,13 @@ class DoubleMinibatches(Minibatches):
 
     def take(self, number: int) -> Minibatch:
         minibatch = self._minibatches.take(number)
-        fields = minibatch.batch._asdict().items()
-        doubles = {
-            name: tensor.double() for name, tensor in fields if tensor is not None and tensor.is_floating_point()
+        fields: dict[str, Any] = minibatch.batch._asdict()
+        fields |= {
+            name: field.double()
+            for name, field in fields.items()
+            if isinstance(field, Tensor) and field.is_floating_point()
         }
-        return minibatch._replace(batch=minibatch.batch._replace(**doubles))
+        return minibatch._replace(batch=Batch(**fields))
 
 
 def classification() -> ClassificationData:
