@@ -126,8 +126,10 @@ COMPARISONS = {
             "eight": tuple(("lru", seed) for seed in range(8)),
             "four": FOUR_LRU,
             "four, twice the epochs": tuple(("twice", seed) for seed in range(4)),
+            "two, twice the epochs": tuple(("twice", seed) for seed in range(2)),
             "two, four times the epochs": tuple(("four times", seed) for seed in range(2)),
             "one, four times the epochs": (("four times", 0),),
+            "the same, another seed": (("four times", 1),),
         },
     ),
     "longer-unchanged": Comparison(

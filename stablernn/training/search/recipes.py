@@ -30,7 +30,7 @@ MANY_WINDOWS = MAX_STEPS * MOST_WINDOWS_A_STEP // 4
 networks are worth more than members (`python benchmarks/cross_validation.py longer-forecasts`)."""
 MOST_EPOCHS = 20
 """Epochs of a training of so many windows, if the budget allows."""
-MOST_TIMES = 4
+MOST_TIMES = 2
 """Multiple of the epochs of a classifier with augmentation that is worth more than members (`python
 benchmarks/cross_validation.py longer-members`)."""
 BASELINE_UNITS = 256

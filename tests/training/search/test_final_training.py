@@ -111,4 +111,4 @@ def test_recipes_of_classifiers_with_augmentation_have_a_use_for_more_epochs() -
     data = ClassificationData("toy", ("a", "b", "c"), ("x",), split, split, None, {}, "sha256:0")
     times = {recipe.name: recipe.most_times for recipe in recipes(data)}
     assert times.pop("lru, unchanged sequences") == 1
-    assert set(times.values()) == {4}
+    assert set(times.values()) == {2}
