@@ -17,8 +17,8 @@ __all__ = ["TRACKERS", "open_trackers"]
 
 
 class _Tracker(NamedTuple):
-    library: str
-    """Name of the library for messages."""
+    title: str
+    """Name of its library in messages."""
     module: str
     """Module that the library installs."""
     callback: str
@@ -49,9 +49,7 @@ def open_trackers(names: Sequence[str]) -> list[Callback]:
             raise ConfigError(f"The tracker '{name}' is named twice. Name it once.")
         tracker = TRACKERS[name]
         if find_spec(tracker.module) is None:
-            raise ConfigError(
-                f"The tracker '{name}' uses {tracker.library}, which the extra 'stablernn[{name}]' brings."
-            )
+            raise ConfigError(f"The tracker '{name}' uses {tracker.title}, which the extra 'stablernn[{name}]' brings.")
         module = importlib.import_module(f"{__name__}.{name}")
         callbacks.append(getattr(module, tracker.callback)())
     return callbacks

@@ -36,21 +36,29 @@ def settings(
 
 
 @pytest.mark.parametrize(
-    ("affordable", "changes"),
+    ("task", "longer", "affordable", "changes"),
     [
-        (399, {}),
-        (400, {"training.epochs": 4}),
+        ("forecast", {"most_epochs": 20}, 399, {}),
+        ("forecast", {"most_epochs": 20}, 1250, {"training.epochs": 12}),
+        # 20 epochs are 2,000 steps; what is left after them pays for a second member.
+        ("forecast", {"most_epochs": 20}, 3900, {"training.epochs": 20}),
+        ("forecast", {"most_epochs": 20}, 4000, {"training.epochs": 20, "model.members": 2}),
+        ("classify", {"most_times": 4}, 399, {}),
+        ("classify", {"most_times": 4}, 400, {"training.epochs": 4}),
         # Four times the epochs are 1,200 steps.
-        (2399, {"training.epochs": 12}),
-        (2400, {"training.epochs": 12, "model.members": 2}),
-        (9600, {"training.epochs": 12, "model.members": 8}),
+        ("classify", {"most_times": 4}, 2399, {"training.epochs": 12}),
+        ("classify", {"most_times": 4}, 2400, {"training.epochs": 12, "model.members": 2}),
+        ("classify", {"most_times": 4}, 9600, {"training.epochs": 12, "model.members": 8}),
     ],
 )
-def test_a_recipe_gets_a_multiple_of_the_epochs_before_members(affordable: float, changes: dict[str, Any]) -> None:
-    config, chosen = settings(affordable, most_times=4, task="classify")
+def test_a_larger_budget_pays_for_epochs_before_members(
+    task: TaskName, longer: dict[str, int], affordable: float, changes: dict[str, Any]
+) -> None:
+    config, chosen = settings(affordable, task=task, **longer)
     assert chosen == changes
-    assert config.model.members == changes.get("model.members", 1)
     assert config.training.epochs == changes.get("training.epochs")
+    assert config.model.members == changes.get("model.members", 1)
+    assert config.model.cell == "lipschitz"
 
 
 def test_a_multiple_of_the_epochs_keeps_what_the_user_sets() -> None:
@@ -61,24 +69,6 @@ def test_a_multiple_of_the_epochs_keeps_what_the_user_sets() -> None:
 
 def test_outputs_at_every_step_get_the_recommended_training() -> None:
     assert settings(4800, task="predict-next")[1] == {}
-
-
-@pytest.mark.parametrize(
-    ("affordable", "changes"),
-    [
-        (399, {}),
-        (1250, {"training.epochs": 12}),
-        # 20 epochs are 2,000 steps; what is left after them pays for a second member.
-        (3900, {"training.epochs": 20}),
-        (4000, {"training.epochs": 20, "model.members": 2}),
-    ],
-)
-def test_a_larger_budget_pays_for_epochs_before_members(affordable: float, changes: dict[str, Any]) -> None:
-    config, chosen = settings(affordable, most_epochs=20)
-    assert chosen == changes
-    assert config.training.epochs == changes.get("training.epochs")
-    assert config.model.members == changes.get("model.members", 1)
-    assert config.model.cell == "lipschitz"
 
 
 def test_certificates_of_members_count_in_a_budget_in_time() -> None:

@@ -8,9 +8,7 @@ import pytest
 
 from server_helpers import Published, Running
 from stablernn_runtime import ServedModel
-from stream_helpers import (
-    serving,
-)
+from stream_helpers import serving
 
 
 @pytest.fixture(scope="module")
