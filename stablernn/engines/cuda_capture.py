@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
@@ -80,6 +81,27 @@ def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
     # the same seed and offset, and belongs to no recording.
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     generator.graphsafe_set_state(generator.clone_state())
+
+
+@contextmanager
+def refuse_waits(device: torch.device) -> Iterator[None]:
+    """Refuse operations that wait for the GPU, where no dispatch mode may be active; on the CPU nothing is refused.
+
+    Raises:
+        RuntimeError: At the first such operation.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        # torch says once that it does not notice every wait.
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 _aten = torch.ops.aten

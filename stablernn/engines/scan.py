@@ -224,7 +224,10 @@ class LinearScan(torch.autograd.Function):
 
 def _conjugate(values: Tensor) -> Tensor:
     """Return the complex conjugates of ``(..., parts, units)``."""
-    return values if values.shape[-2] == 1 else values * values.new_tensor([1.0, -1.0])[:, None]
+    if values.shape[-2] == 1:
+        return values
+    # A tensor of the factors 1 and -1 would be copied to a GPU each time.
+    return torch.cat([values[..., :1, :], -values[..., 1:, :]], dim=-2)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

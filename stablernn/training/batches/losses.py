@@ -134,7 +134,7 @@ class ClassifyObjective(Objective):
         logits = model.member_logits(model.final_state(batch.x, batch.valid_lengths, dt=batch.dt))
         if batch.partner_y is not None:
             return _with_penalty(self._mixed_loss(logits, batch), model), None
-        weights = None if self._weights is None else self._weights.to(logits)
+        weights = self._class_weights(logits)
         truth = batch.y[:, None].expand(-1, logits.shape[1]).flatten()
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), truth, weight=weights, label_smoothing=self._smoothing)
         return _with_penalty(loss, model), None
@@ -147,6 +147,12 @@ class ClassifyObjective(Objective):
             return float(weights[batch.y].sum())
         return float((batch.y_weight * weights[batch.y] + (1 - batch.y_weight) * weights[batch.partner_y]).sum())
 
+    def _class_weights(self, logits: Tensor) -> Tensor | None:
+        if self._weights is not None:
+            # Kept there: to copy them to a GPU for each batch would wait for it.
+            self._weights = self._weights.to(logits)
+        return self._weights
+
     def _mixed_loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the mean over mixtures of the losses against both labels, each in its share.
 
@@ -155,7 +161,9 @@ class ClassifyObjective(Objective):
         """
         assert batch.partner_y is not None
         assert batch.y_weight is not None
-        class_weights = logits.new_ones(logits.shape[2]) if self._weights is None else self._weights.to(logits)
+        class_weights = self._class_weights(logits)
+        if class_weights is None:
+            class_weights = logits.new_ones(logits.shape[2])
         total, weight = logits.new_zeros(()), logits.new_zeros(())
         for labels, shares in ((batch.y, batch.y_weight), (batch.partner_y, 1 - batch.y_weight)):
             # Classes are the second dimension of the logits: (batch, classes, members).
@@ -183,16 +191,18 @@ class ForecastObjective(Objective):
 
     def __init__(self, headline: str = "mae") -> None:
         self.headline = headline
+        self._levels: Tensor | None = None
 
     def advance(self, model: SequenceModel, batch: Batch, state: States | None) -> tuple[Tensor, None]:
         assert isinstance(model, Forecaster)
+        levels = self._quantile_levels(model, batch.y)
         final = model.final_state(batch.x, batch.valid_lengths, dt=batch.dt)
         if model.head_kind == "direct":
-            loss, count = _quantile_loss(model, final, batch.y, batch.covariates)
+            loss, count = _quantile_loss(model, levels, final, batch.y, batch.covariates)
         else:
             # A recursive head answers one step from each state that it is rolled out to.
             parts = [
-                _quantile_loss(model, state, batch.y[:, step : step + 1], covariates)
+                _quantile_loss(model, levels, state, batch.y[:, step : step + 1], covariates)
                 for step, (state, covariates) in enumerate(model.roll_out(final, **batch.covariates))
             ]
             loss, count = (torch.stack(numbers).sum() for numbers in zip(*parts, strict=True))
@@ -201,6 +211,14 @@ class ForecastObjective(Objective):
 
     def normalizer(self, model: SequenceModel, batch: Batch) -> float:
         return float((~torch.isnan(batch.y)).sum())
+
+    def _quantile_levels(self, model: Forecaster, y: Tensor) -> Tensor:
+        """Return the levels that are trained, the median of the point forecast first."""
+        if self._levels is None:
+            self._levels = y.new_tensor([0.5, *model.quantiles])
+        # Kept there: to copy them to a GPU for each batch would wait for it.
+        self._levels = self._levels.to(y)
+        return self._levels
 
 
 class PredictNextObjective(Objective):
@@ -221,7 +239,7 @@ class PredictNextObjective(Objective):
         """Return the loss of a segment of sequences from a state on, and the state after it.
 
         No gradient flows through the returned state (truncated backpropagation). The loss of a segment without any
-        target is a 0 that depends on nothing.
+        target is the penalty alone.
         """
         assert isinstance(model, SequencePredictor)
         answers, after = model.answers(batch.x, batch.lengths, state, batch.dt)
@@ -244,9 +262,7 @@ class PredictNextObjective(Objective):
                 count = is_observed.sum()
                 losses = (answers - targets).square() / model.targets.scale.square().mean()
             total = torch.where(is_observed, losses, 0).sum()
-        if not bool(count):
-            return answers.new_zeros(()), carried
-        return _with_penalty(total / count, model), carried
+        return _with_penalty(total / count.clamp_min(1), model), carried
 
     def normalizer(self, model: SequenceModel, batch: Batch) -> float:
         assert isinstance(model, SequencePredictor)
@@ -257,7 +273,7 @@ class PredictNextObjective(Objective):
 
 
 def _quantile_loss(
-    model: Forecaster, state: States, truth: Tensor, covariates: dict[str, Tensor]
+    model: Forecaster, levels: Tensor, state: States, truth: Tensor, covariates: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Return the sum over observed targets of the mean pinball loss of levels and members, and their number."""
     change, location, scale = model.changes(state, **covariates)
@@ -267,7 +283,6 @@ def _quantile_loss(
     target = (model.scaling.transform(torch.where(observed, truth, 1), model.target_indices) - location) / scale
     # (batch, members, horizon, targets, levels); the point forecast is the first level, a median.
     error = target[:, None, ..., None] - change
-    levels = change.new_tensor([0.5, *model.quantiles])
     pinball = torch.maximum(levels * error, (levels - 1) * error).mean(dim=1) * observed[..., None]
     return 2 * pinball.sum() / len(levels), observed.sum()
 

@@ -21,6 +21,7 @@ from stablernn.certificates.projection import project_model
 from stablernn.errors import ConfigError, TrainingError
 from stablernn.nn.models import SequenceModel, States
 from stablernn.terms import terms
+from stablernn.training.batches.graphed_passes import GraphedPasses
 from stablernn.training.batches.losses import Batch, Objective
 from stablernn.training.batches.minibatches import Minibatch, Minibatches
 from stablernn.training.batches.transfers import read_scalar
@@ -84,6 +85,9 @@ class Trainer(BaseTrainer):
         self._inputs = inputs
         self._device = next(model.parameters()).device
         self._minibatches = minibatches
+        # Of a GPU. In several processes the share of a minibatch, and random numbers, depend on the process.
+        is_graphed = self._device.type == "cuda" and self._processes.world_size == 1
+        self._graphed = GraphedPasses(model, objective) if is_graphed else None
         # State after the last minibatch, of this process's rows, which the next one may go on from.
         self._carried: States | None = None
         self.epoch_steps = minibatches.steps
@@ -222,6 +226,11 @@ class Trainer(BaseTrainer):
         if not minibatch.is_first and self._carried is not None:
             # Sequences fall by length, so those that have ended are the last rows.
             state = tuple(tensor[: len(part.x)] for tensor in self._carried)
+        if self._graphed is not None and minibatch.weight:
+            graphed = self._graphed.run(part, state)
+            if graphed is not None:
+                loss, self._carried = graphed
+                return float(loss)
         loss, self._carried = self.objective.advance(self.model, part, state)
         shard_weight = self._shard_weight(batch, part)
         # The last minibatch of an epoch may have fewer rows than there are processes.
