@@ -28,7 +28,7 @@ from typing import Any
 from given_command import given_command
 
 RESULTS = Path(__file__).parent / "results" / "gpu.json"
-PARTS = {"checks": 120, "steps": 110, "long": 80, "training": 60, "onnx": 50, "serving": 80}
+PARTS = {"checks": 120, "steps": 110, "long": 80, "training": 110, "onnx": 50, "serving": 80}
 """The parts, and the seconds after which each is stopped."""
 PACKAGES = ("torch", "triton", "onnxruntime-gpu", "numpy")
 

@@ -1,4 +1,4 @@
-"""Every kernel of the engine ``triton`` against the loop in float64 on the CPU, for ``benchmarks/gpu.py``."""
+"""Every kernel of Triton, and CUDA graphs, against the loop in float64 on the CPU, for ``benchmarks/gpu.py``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from stablernn.engines import CUDAGraphEngine, list_engines, select_engine
 from stablernn.engines.cuda_graph import LOOPED_RUNS
 
 CELLS = ("rnn", "antisymmetric", "lipschitz", "lipschitz_rk2", "antisymmetric_g")
-"""A cell of each kind of kernel."""
-TOLERANCES = {"triton": 2e-5, "triton-tf32": 2e-2, "triton-bf16": 1e-1, "cuda-graph": 1e-4}
+"""A cell of each kind of kernel of the engine ``triton``."""
+SCAN_CELLS = ("lru", "mingru", "minlstm")
+"""The cells of the engine ``scan``."""
+TOLERANCES = {"triton": 2e-5, "triton-tf32": 2e-2, "triton-bf16": 1e-1, "scan": 2e-5, "cuda-graph": 1e-4}
 """Largest difference, relative to the largest entry of a tensor, by outputs, last state or any gradient."""
 SIZES = ((128, 19, 50), (33, 5, 9), (200, 17, 9))
 GRAPH_SIZES = (33, 5, 9)
@@ -42,6 +44,12 @@ def measure(has_cuda: bool) -> dict[str, Any]:
         if not (kind == "dt" and cell == "rnn")
     ]
     if has_cuda:
+        jobs += [
+            (cell, "scan", *sizes, kind, device)
+            for cell in SCAN_CELLS
+            for sizes in SIZES
+            for kind in ("equal", "lengths")
+        ]
         jobs += [(cell, "cuda-graph", *GRAPH_SIZES, "equal", device) for cell in srn.list_cells()]
         jobs += [("lem", "cuda-graph", *GRAPH_SIZES, kind, device) for kind in ("lengths", "dt")]
         # Nearly all of the time goes to compiling kernels, one of each kind.

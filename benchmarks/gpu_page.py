@@ -65,7 +65,8 @@ def goals(results: dict[str, Any]) -> list[Goal]:
     # Times without a GPU mean nothing.
     parts = results["parts"] if results["environment"]["gpu"] is not None else {}
     rows = parts.get("steps", {}).get("tables", {}).get(MAIN, {}).get("rows", {})
-    epochs = parts.get("training", {}).get("seconds_of_epochs", [])
+    runs = parts.get("training", {}).get("runs", [])
+    epochs = next((run["seconds_of_epochs"] for run in runs if MAIN.startswith(run["cell"])), [])
     # The first epoch contains the compilation, the last one the end of the run.
     epoch = f"{epochs[1]:.2f} s" if len(epochs) > 2 else NOT_MEASURED
     return [
@@ -200,13 +201,13 @@ def _long(part: dict[str, Any]) -> Iterator[str]:
 
 
 def _training(part: dict[str, Any]) -> Iterator[str]:
-    seconds = ", ".join(f"{value:.2f}" for value in part["seconds_of_epochs"])
-    yield (
-        f"`{part['cell']}` on {part['data']}, engine `{part['engine']}`, {part['epochs']} epochs of "
-        f"{part['steps'] // part['epochs']} steps: {seconds} seconds, the last with the end of the run; test accuracy "
-        f"{part['accuracy']:.4f}. An epoch includes augmentation, the scores of 5,000 validation images and a "
-        "certificate."
-    )
+    yield "Seconds of each epoch, the first with the compilation of kernels, the last with the end of the run. An epoch"
+    yield "includes augmentation, the scores of 5,000 validation images and a certificate."
+    yield from ("", "| cell | data | engine | steps of an epoch | seconds | test accuracy |", "| --- " * 6 + "|")
+    for run in part["runs"]:
+        seconds = ", ".join(f"{value:.2f}" for value in run["seconds_of_epochs"])
+        steps = run["steps"] // run["epochs"]
+        yield f"| {run['cell']} | {run['data']} | {run['engine']} | {steps} | {seconds} | {run['accuracy']:.4f} |"
 
 
 def _onnx(part: dict[str, Any]) -> Iterator[str]:

@@ -19,6 +19,8 @@ SIZES = tuple(
     Sizes(cell, hidden_size=hidden, batch_size=batch, length=steps)
     for cell, batch, steps, hidden in (
         ("antisymmetric", 128, 784, 128),
+        ("lru", 128, 784, 128),
+        ("mingru", 128, 784, 128),
         ("antisymmetric", 32, 784, 128),
         ("lipschitz", 128, 784, 128),
         ("antisymmetric", 1024, 256, 64),
@@ -29,9 +31,11 @@ SIZES = tuple(
     )
 )
 SMALL_SIZES = (Sizes("antisymmetric", hidden_size=8, batch_size=2, length=3),)
-ENGINES = ("triton", "triton-tf32", "triton-bf16", "cuda-graph")
-KERNEL_CELLS = ("antisymmetric", "lipschitz")
-"""Cells that the engine ``triton`` runs."""
+ENGINES = {
+    **dict.fromkeys(("antisymmetric", "lipschitz"), ("triton", "triton-tf32", "triton-bf16", "cuda-graph")),
+    **dict.fromkeys(("lru", "mingru"), ("scan", "cuda-graph")),
+}
+"""Engines of a cell besides the loop; of others ``cuda-graph``."""
 ROUNDS = 7
 SECONDS = 100
 """Seconds after which no further size is begun."""
@@ -92,8 +96,8 @@ def builders(sizes: Sizes, device: torch.device, *, with_cpu: bool) -> dict[str,
     x = torch.randn(sizes.batch_size, sizes.length, 1, device=device)
     rows: dict[str, Callable[[], Step]] = {
         f"engine {name}": lambda name=name: _training(EnsembleState(sizes, name).to(device), x)
-        for name in ENGINES
-        if name in list_engines() and (sizes.cell in KERNEL_CELLS or name == "cuda-graph")
+        for name in ENGINES.get(sizes.cell, ("cuda-graph",))
+        if name in list_engines()
     }
     rows["engine loop"] = lambda: _training(EnsembleState(sizes, "loop").to(device), x)
     rows["nn.LSTM, float32"] = lambda: _training(_LSTM(sizes.hidden_size, allow_tf32=False).to(device), x)

@@ -12,11 +12,17 @@ from gpu import NotMeasured
 
 from stablernn.training import Progress, load_config, train
 
-CELL, EPOCHS, BATCH = "antisymmetric", 3, 128
+CELLS = ("antisymmetric", "lru")
+EPOCHS, BATCH = 3, 128
 
 
 def measure(has_cuda: bool) -> dict[str, Any]:
-    """Return the seconds of each epoch; without CUDA of a few steps on ``digits``, which needs no files."""
+    """Return the seconds of each epoch by cell; without CUDA of a few steps on ``digits``, which needs no files."""
+    return {"runs": [measure_cell(cell, has_cuda) for cell in CELLS]}
+
+
+def measure_cell(cell: str, has_cuda: bool) -> dict[str, Any]:
+    """Return the figures of the training of a cell."""
     if has_cuda:
         folder = os.environ.get("STABLERNN_DATA", "")
         if not folder or not (Path(folder) / "mnist").is_dir():
@@ -33,12 +39,12 @@ def measure(has_cuda: bool) -> dict[str, Any]:
         begins.setdefault(progress.epoch, time.perf_counter())
 
     with tempfile.TemporaryDirectory() as place:
-        summary = train(load_config(None, [f"model.cell={CELL}", *settings]), Path(place) / "run", progress=report)
+        summary = train(load_config(None, [f"model.cell={cell}", *settings]), Path(place) / "run", progress=report)
     moments = [*begins.values(), time.perf_counter()]
     seconds = [round(end - begin, 2) for begin, end in zip(moments, moments[1:], strict=False)]
     return {
         "data": "mnist" if has_cuda else "digits",
-        "cell": CELL,
+        "cell": cell,
         "engine": summary["engine"],
         "epochs": summary["epochs"],
         "steps": summary["steps"],

@@ -93,14 +93,18 @@ def refuse_waits(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        # torch says once that it does not notice every wait.
-        warnings.simplefilter("ignore")
-        torch.cuda.set_sync_debug_mode("error")
+    before = torch.cuda.get_sync_debug_mode()
+    _set_sync_debug_mode("error")
     try:
         yield
     finally:
+        _set_sync_debug_mode(before)
+
+
+def _set_sync_debug_mode(mode: int | str) -> None:
+    with warnings.catch_warnings():
+        # torch warns that it does not notice every wait; one that it misses spoils the recording.
+        warnings.simplefilter("ignore")
         torch.cuda.set_sync_debug_mode(mode)
 
 

@@ -3,7 +3,8 @@
 Composing steps ``h -> a h + b`` is associative, so that parts of a sequence can be run at once (Martin and Cundy,
 "Parallelizing linear recurrent neural nets over sequence length", ICLR 2018). Time is cut into chunks of about
 sqrt(time) steps. All chunks run side by side from a state of zero, one step after the other; then the state is carried
-from chunk to chunk, and what each chunk's first state adds to its steps is added to them.
+from chunk to chunk, and what each chunk's first state adds to its steps is added to them. On a GPU with the package
+triton one kernel runs all steps in their order.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from stablernn.cells._diagonal_recurrence import DiagonalCell
 from stablernn.cells.mingru import MinGRUCell, MinLSTMCell
 from stablernn.engines.gated_scan import GatedScan, MinGRUGates, MinLSTMGates
 from stablernn.engines.select import register_engine
+from stablernn.engines.triton.plan import runs_on
 from stablernn.transforms import is_transformed
 
 MAX_STEP_BYTES = 1 << 16
@@ -195,7 +197,13 @@ class LinearScan(torch.autograd.Function):
     def forward(ctx: Any, pool: BufferPool, decay: Tensor, increment: Tensor, first: Tensor, reverse: bool) -> Tensor:
         shape = increment.shape
         states = pool.take(increment, *shape) if increment.device.type == "cpu" else increment.new_empty(shape)
-        scan(states, decay, increment, first, reverse=reverse)
+        if has_kernel(increment):
+            # Here and not above: the import of triton takes a second.
+            from stablernn.engines.triton.diagonal_scan import run_scan
+
+            run_scan(states, decay, increment, first, reverse=reverse)
+        else:
+            scan(states, decay, increment, first, reverse=reverse)
         ctx.pool, ctx.reverse = pool, reverse
         ctx.save_for_backward(decay, first, states)
         return states
@@ -209,10 +217,16 @@ class LinearScan(torch.autograd.Function):
         is_constant = decay.dim() == 2
         conjugate = _conjugate(decay) if is_constant else decay
         # h_t reaches the loss by itself and by the step after it, through the decay of that step.
+        grad_decay: Tensor | None = None
+        if is_constant and has_kernel(grad) and not torch.is_grad_enabled():
+            from stablernn.engines.triton.diagonal_scan import run_scan_backward
+
+            g = torch.empty_like(grad, memory_format=torch.contiguous_format)
+            grad_decay = run_scan_backward(g, conjugate, grad, states, first, reverse=not reverse)
+            return None, grad_decay, g, _product(g[-1] if reverse else g[0], conjugate), None
         shifted = conjugate if is_constant else _shift(decay, torch.zeros_like(decay[0]), backward=reverse)
         g = cast("Tensor", LinearScan.apply(ctx.pool, shifted, grad, torch.zeros_like(first), not reverse))  # type: ignore[no-untyped-call]
         start = g[-1] if reverse else g[0]
-        grad_decay = None
         if ctx.needs_input_grad[1] and is_constant:
             earlier, later = (states[1:], g[:-1]) if reverse else (states[:-1], g[1:])
             grad_decay = _sum_of_products(start[None], first[None]) + _sum_of_products(later, earlier)
@@ -220,6 +234,15 @@ class LinearScan(torch.autograd.Function):
             grad_decay = g * _shift(states, first, backward=not reverse)
         start_decay = conjugate if is_constant else decay[-1 if reverse else 0]
         return None, grad_decay, g, _product(start, start_decay), None
+
+
+def has_kernel(tensor: Tensor) -> bool:
+    """Return whether a kernel of Triton runs a recurrence of such states: on a GPU, where the package is installed.
+
+    A mode such as FakeTensorMode replaces torch's functions, and its tensors may have no memory.
+    """
+    has_memory = tensor.is_cuda and tensor.numel() > 0 and torch._C._len_torch_dispatch_stack() == 0
+    return has_memory and runs_on(tensor.device)
 
 
 def _conjugate(values: Tensor) -> Tensor:

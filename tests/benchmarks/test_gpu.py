@@ -88,7 +88,7 @@ def test_goals_and_tables_of_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     training = {"data": "mnist", "cell": "antisymmetric", "engine": "triton", "epochs": 3, "steps": 1290}
     results = stored(
         steps={"rounds": 7, "tables": {page.MAIN: table, "another": {"not_measured": "130 seconds had passed."}}},
-        training={**training, "seconds_of_epochs": [9.0, 2.5, 7.0], "accuracy": 0.5},
+        training={"runs": [{**training, "seconds_of_epochs": [9.0, 2.5, 7.0], "accuracy": 0.5}]},
         long={
             "rows": [
                 {

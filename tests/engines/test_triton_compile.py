@@ -67,6 +67,18 @@ def test_the_kernels_compile(tmp_path: Path) -> None:
     assert_fits(cases, tmp_path)
 
 
+def test_the_kernel_of_diagonal_recurrences_compiles(tmp_path: Path) -> None:
+    constants = {"UNITS": 67, "IS_REVERSED": True, "BLOCK": 64, "STAGES": 6}
+    cases = [
+        {"scan": {**constants, "IS_COMPLEX": kind[0], "IS_CONSTANT": kind[1], "HAS_PRODUCTS": kind[2]}, "dtype": dtype}
+        for kind in ((True, True, True), (True, True, False), (False, False, False))
+        for dtype in ("fp32", "fp64")
+    ]
+    for described, result in zip(cases, compile_all(cases, tmp_path), strict=True):
+        assert result["shared"] <= 48 * 1024, described
+        assert result["spilled"] == 0, described
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["ieee", "tf32", "bf16"])
 @pytest.mark.parametrize("hidden", [1, 33, 64, 128, 200, 512])

@@ -12,12 +12,10 @@ from stablernn.cells import StableCell, State
 from stablernn.cells._step_form import StepForm
 from stablernn.engines.loop import LoopEngine
 from stablernn.engines.select import register_engine, register_missing
-from stablernn.engines.triton.plan import Precision, fits
+from stablernn.engines.triton.plan import Precision, fits, runs_on
 from stablernn.engines.triton.sequence import run_form
 from stablernn.transforms import is_transformed
 
-MIN_CAPABILITY = (8, 0)
-"""Compute capability of the GPUs that it runs on: Ampere and later."""
 INSTALL = "pip install 'stablernn[gpu]'"
 
 
@@ -45,7 +43,7 @@ class TritonEngine:
             # The kernels were made for the interpreter when their file was imported.
             is_device = drive.device.type == "cpu"
         else:
-            is_device = drive.device.type == "cuda" and _has_tensor_cores(drive.device)
+            is_device = drive.device.type == "cuda" and runs_on(drive.device)
         return is_device and fits(self.precision, cell.state_sizes[0], drive.device)
 
     def run(
@@ -101,11 +99,6 @@ class TritonEngine:
         )
         by_member = [None] * len(cells) if outputs is None else [part.transpose(0, 1) for part in outputs.unbind(1)]
         return [(output, (h,)) for output, h in zip(by_member, last.unbind(), strict=True)]
-
-
-def _has_tensor_cores(device: torch.device) -> bool:
-    """Return whether a GPU is NVIDIA's and has tensor cores for tf32 and bfloat16."""
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
 
 
 def is_interpreted() -> bool:

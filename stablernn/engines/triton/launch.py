@@ -143,7 +143,7 @@ def _launch(kernel: Any, batch: Batch, like: Tensor, time: int, *, is_backward: 
         "lengths": batch.lengths,
         "scratch": None if plan.is_resident else like.new_empty(grid[0] * members, plan.rows, plan.columns),
     }
-    with _device_of(like):
+    with device_of(like):
         kernel[grid](
             # The compiler never reads a tensor that is not there, and the interpreter takes no None.
             **{name: like if value is None else value for name, value in tensors.items()},
@@ -175,7 +175,7 @@ def _sizes(plan: Plan, hidden: int) -> dict[str, Any]:
     }
 
 
-def _device_of(tensor: Tensor) -> AbstractContextManager[object]:
+def device_of(tensor: Tensor) -> AbstractContextManager[object]:
     """Return a context in which the GPU of a tensor is the current one; Triton launches on that."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 

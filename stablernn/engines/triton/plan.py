@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -162,6 +163,21 @@ def shared_limit(device: torch.device) -> int | None:
     if device.type != "cuda":
         return None
     return _limit_of(device.index if device.index is not None else torch.cuda.current_device())
+
+
+MIN_CAPABILITY = (8, 0)
+"""Compute capability of the GPUs that kernels run on: Ampere and later."""
+
+
+def runs_on(device: torch.device) -> bool:
+    """Return whether kernels run on a GPU: it is NVIDIA's and recent enough, and the package triton is installed."""
+    is_recent = torch.version.hip is None and torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
+    return is_recent and _has_triton()
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def count_processors(device: torch.device) -> int:
