@@ -123,7 +123,7 @@ def test_from_a_row_of_a_csv_file_to_a_gradient(
 
     def step() -> None:
         trainer._minibatches.shuffle(torch.Generator())
-        trainer._step(trainer._minibatches.take(0))
+        trainer._step(trainer._draw(0))
 
     step()
     with tracer.record():

@@ -156,10 +156,13 @@ def project(cell: StableCell, margin: float, inputs: Box | None = None) -> None:
     Raises:
         ValueError: If an LSTM has no range.
     """
+    has_modrelu = getattr(cell, "nonlinearity", None) == "modrelu"
+    if not (has_modrelu or cell.key in PROJECTIONS or cell.key in RANGE_PROJECTIONS):
+        return
     # No decomposition takes NaN; the training loop stops at a loss that is not finite.
     if not all(bool(torch.isfinite(parameter).all()) for parameter in cell.parameters()):
         return
-    if getattr(cell, "nonlinearity", None) == "modrelu":
+    if has_modrelu:
         bias: Any = cell.bias
         bias.clamp_(max=-OFFSET if cell.key == "eunn" else 0.0)
     if cell.key in PROJECTIONS:

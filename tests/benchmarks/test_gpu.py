@@ -118,7 +118,7 @@ def test_goals_and_tables_of_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         "| engine triton | 2.00 | 1.00 to 9.00 |",
         "| engine triton-bf16 | not measured | E: no |",
         "Not measured: 130 seconds had passed.",
-        "3 epochs of 430 steps: 9.00, 2.50, 7.00 seconds",
+        "| antisymmetric | mnist | triton | 430 | 9.00, 2.50, 7.00 | 0.5000 |",
         "| rnn | 64 | 65,536 | shooting | 3.0 | 2.0 to 4.0 |",
         "| rnn | 64 | 65,536 | torch-rnn | not measured | E: no |",
         "Failed: RuntimeError: no CUDA",

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 import stablernn as srn
 from stablernn.buffers import BufferPool
@@ -108,5 +109,5 @@ def test_a_gpu_takes_the_kernel_where_no_mode_is_active() -> None:
     assert scan.has_kernel(x)
     assert not scan.has_kernel(x.cpu())
     assert not scan.has_kernel(x[:0])
-    with torch.utils.flop_counter.FlopCounterMode(display=False):
+    with FlopCounterMode(display=False):
         assert not scan.has_kernel(x)

@@ -194,16 +194,18 @@ def _run_in_turn(candidates: Mapping[str, Candidate], limit_seconds: float) -> d
         share = (deadline - time.monotonic()) / (len(candidates) - index)
         with _options_until(share) as options:
             results[name].first_ms = _run_once(candidate, options, results[name])
-    active = [name for name, runs in results.items() if math.isfinite(runs.first_ms)]
+    # The last run of each, in seconds. The first one is no measure: it may compile kernels or load libraries.
+    latest = {name: 0.0 for name, runs in results.items() if math.isfinite(runs.first_ms)}
     with _options_until(deadline - time.monotonic()) as options:
         for _ in range(_TIMED_RUNS):
-            # Every candidate gets the same number of runs, as far as the first runs tell how long one takes.
-            if sum(results[name].first_ms for name in active) / 1e3 > deadline - time.monotonic():
+            # Every candidate gets the same number of runs, as far as the ones before tell how long one takes.
+            if sum(latest.values()) >= deadline - time.monotonic():
                 break
-            for name in active:
+            for name in latest:
                 elapsed = _run_once(candidates[name], options, results[name])
                 if math.isfinite(elapsed):
                     results[name].timed_ms.append(elapsed)
+                    latest[name] = elapsed / 1e3
     return results
 
 

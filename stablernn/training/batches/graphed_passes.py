@@ -17,6 +17,7 @@ from torch import Tensor
 from stablernn.engines import ScanEngine, TorchRNNEngine
 from stablernn.engines.cuda_capture import Capture, capture_on_gpu, refuse_waits
 from stablernn.nn.models import SequenceModel, States
+from stablernn.nn.segments import trusted_lengths
 from stablernn.training.batches.losses import Batch, Objective
 
 _LOG = logging.getLogger("stablernn.training")
@@ -162,7 +163,8 @@ class _Graph:
             return self._loss, tuple(tensor.clone() for tensor in self._after) or None
 
     def _pass(self) -> list[Tensor]:
-        with torch.enable_grad():
+        # Lengths of batches were checked when the data were read.
+        with torch.enable_grad(), trusted_lengths():
             loss, after = self._objective.advance(self._model, self._batch, self._state)
             # Not backward(): the nodes that add up gradients belong to the stream on which they were made.
             gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)

@@ -88,6 +88,9 @@ class Trainer(BaseTrainer):
         # Of a GPU. In several processes the share of a minibatch, and random numbers, depend on the process.
         is_graphed = self._device.type == "cuda" and self._processes.world_size == 1
         self._graphed = GraphedPasses(model, objective) if is_graphed else None
+        # The next minibatch of the epoch, where it was drawn ahead, and the state of the generator before.
+        self._next: Minibatch | None = None
+        self._state_before_next = torch.get_rng_state()
         # State after the last minibatch, of this process's rows, which the next one may go on from.
         self._carried: States | None = None
         self.epoch_steps = minibatches.steps
@@ -160,7 +163,8 @@ class Trainer(BaseTrainer):
         self._minibatches.shuffle(self._shuffle)
         started = time.monotonic()
         while position.batch < self.epoch_steps and position.step < self.total_steps:
-            minibatch = self._minibatches.take(position.batch)
+            minibatch = self._draw(position.batch) if self._next is None else self._next
+            self._next = None
             with enough_memory(minibatch.batch.x, position.step + 1):
                 loss = self._step(minibatch)
             # A checkpoint from before this was stored goes on without: a later loss is no first one.
@@ -179,6 +183,7 @@ class Trainer(BaseTrainer):
             if is_stopped or is_save_due:
                 self._save_last()
             if is_stopped:
+                self._forget_next()
                 return
         if position.batch < self.epoch_steps:
             self._save_last()
@@ -192,15 +197,32 @@ class Trainer(BaseTrainer):
         self._shuffle_start = self._shuffle.get_state()
         self._save_last()
 
+    def _draw(self, number: int) -> Minibatch:
+        """Return a minibatch of the epoch, with the random changes of its batch."""
+        minibatch = self._minibatches.take(number)
+        # Of the whole minibatch, so that the draws do not depend on the number of processes.
+        return minibatch._replace(batch=self.objective.prepare(self.model, minibatch.batch))
+
+    def _draw_next(self) -> None:
+        """Draw the next minibatch while the GPU is at work on this one."""
+        position = self.position
+        if position.batch + 1 < self.epoch_steps and position.step + 1 < self.total_steps:
+            self._state_before_next = torch.get_rng_state()
+            self._next = self._draw(position.batch + 1)
+
+    def _forget_next(self) -> None:
+        """Forget a minibatch that was drawn ahead, and give the generator its state from before."""
+        if self._next is not None:
+            self._next = None
+            torch.set_rng_state(self._state_before_next)
+
     def _step(self, minibatch: Minibatch) -> float:
         # Setting the mode walks through all modules, which is felt in a short step.
         if not self.model.training:
             self.model.train()
         self._optimizer.zero_grad(set_to_none=True)
-        # Of the whole minibatch, so that the draws do not depend on the number of processes.
-        batch = self.objective.prepare(self.model, minibatch.batch)
-        with self._processes.rank_rng(len(batch.x), self.settings.seed, self.position.step):
-            value = self._backward(batch, minibatch)
+        with self._processes.rank_rng(len(minibatch.batch.x), self.settings.seed, self.position.step):
+            value = self._backward(minibatch)
         value = self._processes.all_reduce_gradients(self._parameters, value)
         if not math.isfinite(value):
             raise TrainingError(self._not_finite(value))
@@ -219,8 +241,9 @@ class Trainer(BaseTrainer):
         if self.settings.certified:
             project_model(self.model, self.settings.certified_margin or 0.0, self._inputs)
 
-    def _backward(self, batch: Batch, minibatch: Minibatch) -> float:
+    def _backward(self, minibatch: Minibatch) -> float:
         """Add this process's share of a minibatch to the gradients, and return its share of the mean loss."""
+        batch = minibatch.batch
         part, total = self._processes.shard(batch), len(batch.x)
         state = None
         if not minibatch.is_first and self._carried is not None:
@@ -230,6 +253,7 @@ class Trainer(BaseTrainer):
             graphed = self._graphed.run(part, state)
             if graphed is not None:
                 loss, self._carried = graphed
+                self._draw_next()
                 return float(loss)
         loss, self._carried = self.objective.advance(self.model, part, state)
         shard_weight = self._shard_weight(batch, part)
@@ -317,7 +341,8 @@ class Trainer(BaseTrainer):
         tensors |= {f"optimizer.{name}": value for name, value in moments.items()}
         carried = self._processes.all_gather_states(self._carried) or ()
         tensors |= {f"carried.{number}": state for number, state in enumerate(carried)}
-        tensors |= {"random.shuffle": self._shuffle_start, "random.cpu": torch.get_rng_state()}
+        random = torch.get_rng_state() if self._next is None else self._state_before_next
+        tensors |= {"random.shuffle": self._shuffle_start, "random.cpu": random}
         if self._device.type == "cuda":
             tensors["random.cuda"] = torch.cuda.get_rng_state(self._device)
         state = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,11 @@ from stablernn.training.batches.losses import (
     Objective,
     PredictNextObjective,
 )
+from stablernn.training.batches.mixup import Mixup
 from stablernn.training.batches.sample_minibatches import SampleMinibatches
 from stablernn.training.evaluation.scorers import ClassificationScorer
-from stablernn.training.loop.base_trainer import NoRecorder
+from stablernn.training.loop.base_trainer import Progress
+from stablernn.training.loop.checkpoint import Checkpoint
 from stablernn.training.loop.trainer import Trainer
 from stablernn.training.settings.config import TrainingConfig
 
@@ -113,10 +116,10 @@ def test_equals_plain_passes(case: str, device: str) -> None:
     passes = passes_of(model, objective, device)
     for number in range(EAGER_PASSES + 3):
         batch = draw(device)
-        result = graphed(passes, model, batch)
+        result, expected = graphed(passes, model, batch), plain(model, objective, batch)
         assert (result is None) == (number < EAGER_PASSES)
         if result is not None:
-            torch.testing.assert_close(result, plain(model, objective, batch), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
         # As an optimizer does, in place.
         with torch.no_grad():
             for parameter in model.parameters():
@@ -141,8 +144,23 @@ def test_segments_go_on_from_the_state_of_the_one_before(device: str) -> None:
         torch.testing.assert_close(state, expected)
 
 
-def fit(cell: str, engine: str, device: str, *, is_graphed: bool, dropout: float = 0.0) -> tuple[list[Tensor], int]:
-    """Train for three epochs of four full minibatches and a smaller one; return the weights and the recordings."""
+class Recorder:
+    """Keeps the last checkpoint of each name."""
+
+    def __init__(self) -> None:
+        self.saved: dict[str, Checkpoint] = {}
+
+    def record(self, line: dict[str, Any]) -> None:
+        pass
+
+    def save(self, name: str, checkpoint: Checkpoint) -> None:
+        self.saved[name] = checkpoint
+
+
+def trainer_of(
+    cell: str, engine: str, device: str, *, is_graphed: bool, objective: Objective | None = None, dropout: float = 0.0
+) -> tuple[Trainer, Recorder]:
+    """A training of three epochs of four full minibatches and a smaller one."""
     random = np.random.default_rng(0)
     x = random.normal(size=(34, STEPS, 2)).astype(np.float32)
     names = tuple(str(number) for number in range(len(x)))
@@ -151,18 +169,25 @@ def fit(cell: str, engine: str, device: str, *, is_graphed: bool, dropout: float
     settings = {"batch_size": 8, "epochs": 3, "optimizer": "adam", "weight_decay": 0.0, "schedule": "constant"}
     torch.manual_seed(3)
     model = Classifier(cell, 2, 2, 8, num_layers=2, dropout=dropout, engine=engine).to(device)
+    recorder = Recorder()
     trainer = Trainer(
         model,
         SampleMinibatches(split, 8, torch.device(device)),
-        ClassifyObjective(),
+        objective or ClassifyObjective(),
         ClassificationScorer(data, "validation"),
         TrainingConfig.model_validate({**settings, "lr": 0.01, "clip_norm": 0.5}),
-        NoRecorder(),
+        recorder,
     )
     assert (trainer._graphed is not None) == (device == "cuda")
     trainer._graphed = passes_of(model, trainer.objective, device) if is_graphed else None
+    return trainer, recorder
+
+
+def fit(cell: str, engine: str, device: str, **options: Any) -> tuple[list[Tensor], int]:
+    """Return the weights after training, and the number of recordings."""
+    trainer, _ = trainer_of(cell, engine, device, **options)
     trainer.fit()
-    return [*model.parameters()], 0 if trainer._graphed is None else trainer._graphed.count
+    return [*trainer.model.parameters()], 0 if trainer._graphed is None else trainer._graphed.count
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -173,6 +198,37 @@ def test_a_training_with_recorded_passes_equals_one_without(cell: str, engine: s
     # Both shapes have come three times.
     assert count == 2
     torch.testing.assert_close(weights, plain_weights, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_minibatches_that_are_drawn_ahead_have_the_draws_of_others(device: str) -> None:
+    plain_weights, _ = fit("lru", "scan", device, is_graphed=False, objective=ClassifyObjective(mixup=Mixup(0.5)))
+    weights, count = fit("lru", "scan", device, is_graphed=True, objective=ClassifyObjective(mixup=Mixup(0.5)))
+    assert count
+    torch.testing.assert_close(weights, plain_weights, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_stop_forgets_the_minibatch_that_was_drawn_ahead(device: str) -> None:
+    def objective() -> Objective:
+        return ClassifyObjective(mixup=Mixup(0.5))
+
+    expected, _ = fit("lru", "scan", device, is_graphed=True, objective=objective())
+    stopped, recorder = trainer_of("lru", "scan", device, is_graphed=True, objective=objective())
+
+    def stop(progress: Progress) -> None:
+        if progress.step == 12:
+            assert stopped._next is not None
+            signal.raise_signal(signal.SIGINT)
+
+    assert not stopped.fit(stop)
+    assert stopped.position.batch == 2
+    after = torch.get_rng_state()
+    resumed, _ = trainer_of("lru", "scan", device, is_graphed=True, objective=objective())
+    resumed.restore(recorder.saved["last"])
+    assert torch.equal(torch.get_rng_state(), after)
+    assert resumed.fit()
+    torch.testing.assert_close([*resumed.model.parameters()], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.gpu

@@ -241,7 +241,7 @@ def test_shares_of_a_loss_that_is_not_finite_in_one_process() -> None:
     for rank in range(3):
         ours, _ = trainer()
         ours._processes = ProcessGroup(Launch(rank, 3))
-        shares.append(ours._backward(Batch(x, lengths, y), Minibatch(Batch(x, lengths, y), 2, is_first=True)))
+        shares.append(ours._backward(Minibatch(Batch(x, lengths, y), 2, is_first=True)))
         gradients = [parameter.grad for parameter in ours.model.parameters() if parameter.grad is not None]
         # The third process has no row.
         assert bool(gradients) is (rank < 2)
