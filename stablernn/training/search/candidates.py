@@ -21,9 +21,29 @@ from stablernn.training.settings.closed_form import CLOSED_FORM
 from stablernn.training.settings.config import AUTO, Config
 from stablernn.training.settings.load import validate
 from stablernn.training.settings.resolve import described_cell, resolve
+from stablernn.training.speed import training_steps
 from stablernn.training.tasks import task_for
+from stablernn.training.tasks.classify import AUGMENTATION
 
+MOST_TIMES = 2
+"""Multiple of the recommended epochs of a classifier with augmentation that is worth more than members (`python
+benchmarks/cross_validation.py longer-members`). Without augmentation it is too long."""
 _STRENGTH = {"none": 0, "bounded": 1, "non-expansive": 2, "contracting": 3}
+
+
+@dataclass(frozen=True)
+class RecommendedLength:
+    """Length of a training on all of the training data, which is longer than one on a part of them.
+
+    Attributes:
+        steps: Optimizer steps, 0 for a fit in closed form.
+        epochs: Epochs, 0 where the length is a number of steps.
+        most_epochs: Epochs up to which a larger budget makes the training longer, before it pays for members.
+    """
+
+    steps: int
+    epochs: int
+    most_epochs: int
 
 
 @dataclass
@@ -34,6 +54,7 @@ class Candidate:
         recipe: The recipe.
         config: Its settings together with those of the user, which win; not resolved.
         proof: Kind in which training keeps its layers, ``none`` where it is free.
+        recommended: Length of its training.
         results: Results of its finished trainings, by the number of the part.
         status: ``chosen``, ``compared`` on all parts of the plan, ``stopped`` after a part, ``failed``, or ``skipped``
             for want of time.
@@ -43,6 +64,7 @@ class Candidate:
     recipe: Recipe
     config: Config
     proof: str
+    recommended: RecommendedLength
     results: dict[int, TrialResult] = field(default_factory=dict)
     status: str = "skipped"
     reason: str = ""
@@ -63,16 +85,6 @@ class Candidate:
     def step_seconds(self) -> float:
         """Seconds of an optimizer step in its trainings, the median."""
         return float(np.median([result.step_seconds for result in self.results.values()]))
-
-    @property
-    def whole_steps(self) -> int:
-        """Optimizer steps of its whole training."""
-        return next(iter(self.results.values())).whole_steps
-
-    @property
-    def whole_epochs(self) -> int:
-        """Epochs of its whole training, 0 where its length is a number of steps."""
-        return max((result.whole_epochs for result in self.results.values()), default=0)
 
     def document(self) -> dict[str, Any]:
         """Return the candidate as JSON types."""
@@ -140,7 +152,8 @@ def select(compared: Sequence[Candidate], stopped: Sequence[Candidate] = ()) -> 
     if first not in close:
         # What is no better than the default is no reason to leave it.
         close = [each for each in close if each is best or not _is_close(each, first, errors)]
-    distance = "one standard error" if errors == 1 else f"{errors:.1f} standard errors"
+    # Four candidates are equal within 1.05 standard errors.
+    distance = "one standard error" if f"{errors:.1f}" == "1.0" else f"{errors:.1f} standard errors"
     if streaming := [candidate for candidate in close if candidate.recipe.streams]:
         close = streaming
     strongest = max(_STRENGTH[candidate.proof] for candidate in close)
@@ -251,15 +264,15 @@ def find_candidates(config: Config, data: Data) -> list[Candidate]:
     error: ConfigError | None = None
     for recipe in recipes(data):
         try:
-            combined, resolved = _resolved(config, recipe, data)
+            candidate, resolved = _candidate(config, recipe, data)
         except ConfigError as refusal:
             error = error or refusal
             continue
         # A longer context changes the data, so that the same length is told apart before it is loaded.
-        key = resolved.model_copy(update={"task": combined.task})
+        key = resolved.model_copy(update={"task": candidate.config.task})
         if key not in resolved_settings:
             resolved_settings.append(key)
-            candidates.append(Candidate(recipe, combined, _proof(resolved)))
+            candidates.append(candidate)
     if not candidates:
         assert error is not None
         raise error
@@ -281,20 +294,35 @@ def find_baseline(config: Config, data: Data) -> Candidate:
     error: ConfigError | None = None
     for recipe in baselines(data):
         try:
-            combined, resolved = _resolved(config, recipe, data)
+            candidate, _ = _candidate(config, recipe, data)
         except ConfigError as refusal:
             error = error or refusal
         else:
-            return Candidate(recipe, combined, _proof(resolved))
+            return candidate
     assert error is not None
     raise error
 
 
-def _resolved(config: Config, recipe: Recipe, data: Data) -> tuple[Config, Config]:
-    """Return the settings of the user together with those of a recipe, and the same resolved."""
+def _candidate(config: Config, recipe: Recipe, data: Data) -> tuple[Candidate, Config]:
+    """Return a recipe under the settings of the user, and these together, resolved.
+
+    The data has the context of the user or the default one: a recipe with a longer one has fewer windows, and a
+    training that is shorter than its recommended length.
+    """
     combined = merged(config, recipe.settings)
-    used = data.without_validation() if combined.training.refit else data
-    return combined, resolve(combined, task_for(used))
+    task = task_for(data.without_validation() if combined.training.refit else data)
+    resolved = resolve(combined, task)
+    epochs = resolved.training.epochs or 0
+    most_epochs = recipe.most_epochs
+    if most_epochs is None:
+        most_epochs = MOST_TIMES * epochs if _is_augmented(resolved) else epochs
+    recommended = RecommendedLength(training_steps(resolved, task), epochs, most_epochs)
+    return Candidate(recipe, combined, _proof(resolved), recommended), resolved
+
+
+def _is_augmented(settings: Config) -> bool:
+    """Return True if resolved settings change sequences at random in training, as a classifier does by default."""
+    return any(getattr(settings.training, name) for name in AUGMENTATION)
 
 
 def merged(config: Config, settings: Mapping[str, Any]) -> Config:

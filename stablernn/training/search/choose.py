@@ -28,7 +28,7 @@ from stablernn.training.search.candidates import (
     open_settings,
     select,
 )
-from stablernn.training.search.final_training import TrainingLength, final_settings, has_length
+from stablernn.training.search.final_training import RemainingBudget, final_settings, has_length
 from stablernn.training.search.plan import (
     LEAST_SHARE,
     SEARCH_SHARE,
@@ -173,8 +173,6 @@ class _Search:
         self._parts, self._first_parts = parts
         self._began = began
         self._steps = 0
-        # Of the whole training of the first network.
-        self._first_epochs = 0
         # Loading and measuring, which come before a plan.
         self._preparation_seconds = 0.0
         self._processes = 1
@@ -233,7 +231,7 @@ class _Search:
         return self._choice(selected, reason, plan)
 
     def _measure(self, workers: Workers, stop: Event) -> tuple[float, int]:
-        """Return the seconds of a step of the first recipe, and the steps of its whole training."""
+        """Return the seconds of a step of the first recipe, and the steps of its whole training on a part."""
         # Of a budget in steps nothing is measured, so that the choice is the same on every machine.
         steps = 1 if self._budget.seconds is None else _MEASURED_STEPS
         first = Trial(0, self._networks[0].config, 0, self._parts, most_steps=steps)
@@ -244,7 +242,6 @@ class _Search:
         result = results[-1]
         if result.status == "failed":
             raise ConfigError(f"The recipe '{self._networks[0].recipe.name}' cannot be trained: {result.reason}")
-        self._first_epochs = result.whole_epochs
         return max(result.step_seconds, 1e-5), result.whole_steps
 
     def _plan(self, workers: Workers, step_seconds: float, whole_steps: int) -> Plan | None:
@@ -307,7 +304,7 @@ class _Search:
 
     def _choice(self, candidate: Candidate, reason: str, plan: Plan) -> Choice:
         metric = next(iter(candidate.results.values())).metric
-        config, length = self._final_settings(candidate, candidate.step_seconds, candidate.whole_steps)
+        config, added = self._final_settings(candidate, candidate.step_seconds)
         return Choice(
             config,
             {
@@ -320,7 +317,7 @@ class _Search:
                 "search_steps": self._steps,
                 "chosen": candidate.recipe.name,
                 "reason": reason,
-                "settings": {**open_settings(self._config, candidate.recipe.settings), **length},
+                "settings": {**open_settings(self._config, candidate.recipe.settings), **added},
                 "recipes": [each.document() for each in self._candidates],
             },
         )
@@ -329,18 +326,13 @@ class _Search:
         """Return the share of its optimizer steps that a network would get in the training that follows."""
         if has_length(self._config):
             return 1.0
-        return min(1.0, self._affordable_steps(candidate.step_seconds) / candidate.whole_steps)
+        return min(1.0, self._affordable_steps(candidate.step_seconds) / candidate.recommended.steps)
 
-    def _final_settings(
-        self, candidate: Candidate, step_seconds: float, whole_steps: int
-    ) -> tuple[Config, dict[str, Any]]:
+    def _final_settings(self, candidate: Candidate, step_seconds: float) -> tuple[Config, dict[str, Any]]:
         if candidate is self._baseline:
             return candidate.config, {}
-        # Where nothing was compared, the first network is trained.
-        epochs = candidate.whole_epochs if candidate.results else self._first_epochs
-        affordable = self._affordable_steps(step_seconds)
-        length = TrainingLength(affordable, step_seconds, whole_steps, epochs, self._budget)
-        return final_settings(self._config, self._task, candidate, length)
+        remaining = RemainingBudget(self._affordable_steps(step_seconds), step_seconds, self._budget)
+        return final_settings(self._config, self._task, candidate, remaining)
 
     def _affordable_steps(self, step_seconds: float) -> float:
         if self._budget.steps is not None:
@@ -350,12 +342,12 @@ class _Search:
         return _RESERVE * max(0.0, left) / step_seconds
 
     def _without_search(self, step_seconds: float, whole_steps: int) -> Choice:
-        first = self._networks[0]
+        first, recommended_steps = self._networks[0], self._networks[0].recommended.steps
         # Little is lost by a cut at the end of a schedule, much at its beginning.
-        least_steps = min(LEAST_TRAINED * whole_steps, ENOUGH_STEPS)
+        least_steps = min(LEAST_TRAINED * recommended_steps, ENOUGH_STEPS)
         if self._baseline is not None and self._affordable_steps(step_seconds) < least_steps:
             first = self._baseline
-            needed = self._describe_whole(step_seconds, whole_steps)
+            needed = self._describe_whole(step_seconds, recommended_steps)
             reason = f"the budget of {self._budget} is too small to train a network on this data, which needs {needed}"
             _LOG.warning(
                 f"{reason[0].upper()}{reason[1:]}, so that the baseline '{first.recipe.name}' is taken: random layers "
@@ -368,7 +360,7 @@ class _Search:
                 f"Nothing was compared: {reason}. The recipe '{first.recipe.name}' is trained for as many steps as fit."
             )
         first.status = "chosen"
-        config, length = self._final_settings(first, step_seconds, whole_steps)
+        config, added = self._final_settings(first, step_seconds)
         return Choice(
             config,
             {
@@ -378,16 +370,16 @@ class _Search:
                 "search_steps": self._steps,
                 "chosen": first.recipe.name,
                 "reason": reason,
-                "settings": {**open_settings(self._config, first.recipe.settings), **length},
+                "settings": {**open_settings(self._config, first.recipe.settings), **added},
                 "recipes": [candidate.document() for candidate in self._candidates],
             },
         )
 
-    def _describe_whole(self, step_seconds: float, whole_steps: int) -> str:
+    def _describe_whole(self, step_seconds: float, steps: int) -> str:
         """Return the budget with which a network is trained for all its steps, and nothing is compared."""
         if self._budget.seconds is None:
-            return f"{whole_steps + self._steps:,} steps"
-        return f"about {math.ceil(time.monotonic() - self._began + whole_steps * step_seconds / _RESERVE)} s"
+            return f"{steps + self._steps:,} steps"
+        return f"about {math.ceil(time.monotonic() - self._began + steps * step_seconds / _RESERVE)} s"
 
     def _describe_least_budget(self, step_seconds: float, whole_steps: int) -> str:
         """Return the budget with which two recipes can be compared."""
@@ -415,11 +407,14 @@ class _Search:
         return self._without_search(step_seconds, whole_steps)
 
     def _interrupted(self) -> InterruptedRun:
-        done = [candidate for candidate in self._candidates if candidate.results]
+        done = comparable(self._candidates)
         if not done:
             return InterruptedRun("Stopped before any recipe was compared; nothing was kept.")
         best = min(done, key=lambda candidate: candidate.rank)
-        settings = " ".join(f"--set {key}={value}" for key, value in best.recipe.settings.items())
+        settings = " ".join(
+            f"--set {key}={str(value).lower() if isinstance(value, bool) else value}"
+            for key, value in open_settings(self._config, best.recipe.settings).items()
+        )
         return InterruptedRun(
             f"Stopped while recipes were compared. The best so far, '{best.recipe.name}', is trained with {settings}"
         )

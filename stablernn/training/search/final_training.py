@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stablernn.data.options import TaskName
+from stablernn.terms import terms
 from stablernn.training.search.budget import Budget
 from stablernn.training.search.candidates import Candidate, held_out_temperature, merged
 from stablernn.training.settings.config import Config
@@ -24,31 +25,27 @@ _KEPT_NORM_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class TrainingLength:
-    """Optimizer steps that a training may take, and those that are recommended.
+class RemainingBudget:
+    """The rest of a budget, in optimizer steps of the training that it is for.
 
     Attributes:
         affordable_steps: Optimizer steps that the rest of the budget pays for.
         step_seconds: Time of one.
-        whole_steps: Optimizer steps of the recommended training.
-        whole_epochs: Its epochs, 0 where its length is a number of steps.
         budget: The budget of the search and this training together.
     """
 
     affordable_steps: float
     step_seconds: float
-    whole_steps: int
-    whole_epochs: int
     budget: Budget
 
-    def describe_excess(self) -> str:
+    def describe_excess(self, recommended_steps: int) -> str:
         """Return what the budget lacks for the recommended training."""
-        steps = self.whole_steps - max(1, int(self.affordable_steps))
+        steps = recommended_steps - max(1, int(self.affordable_steps))
         return f"{steps:,} steps" if self.budget.seconds is None else f"about {math.ceil(steps * self.step_seconds)} s"
 
 
 def final_settings(
-    config: Config, task: TaskName, candidate: Candidate, length: TrainingLength
+    config: Config, task: TaskName, candidate: Candidate, remaining: RemainingBudget
 ) -> tuple[Config, dict[str, Any]]:
     """Return the settings of the training that follows, and those of them that neither user nor recipe has set.
 
@@ -59,35 +56,45 @@ def final_settings(
         config: Settings of the user.
         task: Task of the data.
         candidate: The network to train.
-        length: What the training may take.
+        remaining: What the training may take.
     """
+    recommended, affordable_steps = candidate.recommended, remaining.affordable_steps
     changes: dict[str, Any] = {}
     if (temperature := held_out_temperature(candidate)) is not None:
         changes["training.temperature"] = temperature
-    if length.affordable_steps < length.whole_steps and not has_length(config):
-        steps = changes["training.max_steps"] = max(1, int(length.affordable_steps))
+    if affordable_steps < recommended.steps and not has_length(config):
+        steps = changes["training.max_steps"] = max(1, int(affordable_steps))
         _LOG.warning(
-            f"The budget of {length.budget} leaves {steps:,} of the {length.whole_steps:,} optimizer steps of "
+            f"The budget of {remaining.budget} leaves {steps:,} of the {recommended.steps:,} optimizer steps of "
             f"'{candidate.recipe.name}', so that the model may be poor. Its whole training needs "
-            f"{length.describe_excess()} more."
+            f"{remaining.describe_excess(recommended.steps)} more."
         )
         return merged(candidate.config, changes), changes
-    certificate_steps = _certificate_steps(candidate, length)
-    whole_steps = float(length.whole_steps)
-    most_epochs = candidate.recipe.most_epochs
-    if most_epochs is None:
-        most_epochs = candidate.recipe.most_times * length.whole_epochs
-    if length.whole_epochs and not has_length(config):
-        epoch_steps = whole_steps / length.whole_epochs
-        epochs = min(most_epochs, int((length.affordable_steps - certificate_steps) / epoch_steps))
-        if epochs > length.whole_epochs:
+    if affordable_steps < recommended.steps:
+        _LOG.warning(
+            f"The training takes {remaining.describe_excess(recommended.steps)} more than the budget of "
+            f"{remaining.budget} leaves. Leave {terms().key('training.epochs')} and "
+            f"{terms().key('training.max_steps')} out for one that fits."
+        )
+    # A step of an ensemble that the user sets trains all of its members, and each of them has a certificate.
+    certificate_steps = candidate.config.model.members * _certificate_steps(candidate, remaining)
+    steps = recommended.steps
+    additions: list[str] = []
+    if recommended.epochs and not has_length(config):
+        epoch_steps = recommended.steps // recommended.epochs
+        epochs = min(recommended.most_epochs, int((affordable_steps - certificate_steps) / epoch_steps))
+        if epochs > recommended.epochs:
             changes["training.epochs"] = epochs
-            whole_steps = epochs * epoch_steps
+            steps = epochs * epoch_steps
+            additions.append(f"{epochs:,} epochs in place of the recommended {recommended.epochs:,}")
     if "members" not in config.model.model_fields_set and task != "predict-next":
-        cost = whole_steps + certificate_steps
-        members = next((count for count in _MEMBERS if count * cost <= length.affordable_steps), 1)
+        cost = steps + certificate_steps
+        members = next((count for count in _MEMBERS if count * cost <= affordable_steps), 1)
         if members > 1:
             changes["model.members"] = members
+            additions.insert(0, f"{members} members")
+    if additions:
+        _LOG.info(f"The rest of the budget pays for {' and '.join(additions)}.")
     return merged(candidate.config, changes), changes
 
 
@@ -96,11 +103,11 @@ def has_length(config: Config) -> bool:
     return not config.training.model_fields_set.isdisjoint({"epochs", "max_steps"})
 
 
-def _certificate_steps(candidate: Candidate, length: TrainingLength) -> float:
+def _certificate_steps(candidate: Candidate, remaining: RemainingBudget) -> float:
     """Return the time of certifying a network at the end, in optimizer steps."""
     cell = described_cell(candidate.config.model)
-    if length.budget.seconds is None or cell.lure_system() is None:
+    if remaining.budget.seconds is None or cell.lure_system() is None:
         return 0.0
     if candidate.proof != "none":
-        return _KEPT_NORM_SECONDS * max(1.0, cell.hidden_size / 128) ** 2 / length.step_seconds
-    return _SEARCHED_NORM_SECONDS * (cell.hidden_size / 64) ** 2 / length.step_seconds
+        return _KEPT_NORM_SECONDS * max(1.0, cell.hidden_size / 128) ** 2 / remaining.step_seconds
+    return _SEARCHED_NORM_SECONDS * (cell.hidden_size / 64) ** 2 / remaining.step_seconds

@@ -7,7 +7,7 @@ for many classes on the training files of Adiac and Crop as well; docs/choosing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,9 +30,6 @@ MANY_WINDOWS = MAX_STEPS * MOST_WINDOWS_A_STEP // 4
 networks are worth more than members (`python benchmarks/cross_validation.py longer-forecasts`)."""
 MOST_EPOCHS = 20
 """Epochs of a training of so many windows, if the budget allows."""
-MOST_TIMES = 2
-"""Multiple of the epochs of a classifier with augmentation that is worth more than members (`python
-benchmarks/cross_validation.py longer-members`)."""
 BASELINE_UNITS = 256
 """Units of a layer that is not trained: in five folds of digits 64 get 97.4 % right and 256 get 98.4 %
 (`python benchmarks/cross_validation.py closed-form`)."""
@@ -50,16 +47,14 @@ class Recipe:
         purpose: The data that it is for, in a few words.
         streams: False for a model that needs complete sequences; a search chooses it only where no recipe that streams
             is as good.
-        most_times: Multiple of the recommended epochs up to which a larger budget makes the training longer, before it
-            pays for members.
-        most_epochs: Epochs up to which it does, in place of a multiple.
+        most_epochs: Epochs up to which a larger budget makes the training longer, before it pays for members; None for
+            what the task recommends.
     """
 
     name: str
     settings: Mapping[str, Any]
     purpose: str
     streams: bool = True
-    most_times: int = 1
     most_epochs: int | None = None
 
 
@@ -102,7 +97,7 @@ def _classification(data: ClassificationData) -> list[Recipe]:
     stride = max(1, round(longest / PATCHES))
     fine = max(1, min(stride // 2, round(short / PATCHES)))
     lru = {"model.cell": "lru", "training.refit": len(lengths) < SMALL}
-    portfolio = [
+    return [
         Recipe("lru", lru, "the default"),
         *_resampled(data, lru, lengths),
         Recipe(
@@ -122,11 +117,6 @@ def _classification(data: ClassificationData) -> list[Recipe]:
         Recipe("lru, convolutions", {**lru, "model.conv_layers": 3}, "shapes of 15 samples or less at any place"),
         Recipe("lru, 128 units", {**lru, "model.hidden_size": 128}, "many classes"),
         Recipe("gru", {**lru, "model.cell": "gru"}, "events that overwrite what came before"),
-    ]
-    # Without augmentation, twice the epochs are too many.
-    return [
-        replace(recipe, most_times=MOST_TIMES) if "training.jitter" not in recipe.settings else recipe
-        for recipe in portfolio
     ]
 
 

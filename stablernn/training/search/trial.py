@@ -70,8 +70,7 @@ class TrialResult:
         tie: Value of a second metric, lower is better, for equal scores; None where the first has no equal values.
         seconds: Time of the training and of scoring.
         steps: Optimizer steps done.
-        whole_steps: Optimizer steps of the whole training.
-        whole_epochs: Epochs of the whole training, 0 where its length is a number of steps.
+        whole_steps: Optimizer steps of the whole training on the part.
         step_seconds: Time of an optimizer step, validation of the epochs included.
         reason: Why it failed.
         samples: Sequences, windows or steps that were held out and scored; 0 where there is no score.
@@ -87,7 +86,6 @@ class TrialResult:
     seconds: float = 0.0
     steps: int = 0
     whole_steps: int = 0
-    whole_epochs: int = 0
     step_seconds: float = 0.0
     reason: str = ""
     samples: int = 0
@@ -133,7 +131,6 @@ def run_trial(trial: Trial) -> TrialResult:
                     seconds=seconds,
                     steps=steps,
                     whole_steps=whole_steps,
-                    whole_epochs=whole.training.epochs or 0,
                     step_seconds=clock.step_seconds,
                 )
             scores, samples = _score(trainer, settings, reference, task, scored)
@@ -152,7 +149,6 @@ def run_trial(trial: Trial) -> TrialResult:
             seconds=time.monotonic() - began,
             steps=trainer.position.step,
             whole_steps=whole_steps,
-            whole_epochs=whole.training.epochs or 0,
             step_seconds=clock.step_seconds,
             samples=samples,
             held_out=held_out,

@@ -91,6 +91,20 @@ def test_the_printed_command_trains_the_same_model(place: Workplace, chosen: dic
     assert weights[0] == weights[1]
 
 
+def test_more_epochs_stay_within_the_budget_and_the_printed_command_has_them(place: Workplace) -> None:
+    # An epoch of all sequences has more steps than one of a part.
+    options = ("--data", "right/waves_TRAIN.npz", "--budget", "2200steps", "--hidden-size", 4, *NO_PLOTS)
+    result = place.ok("train", *options, "--run-dir", "longer")
+    summary = json.loads(place.path("longer/summary.json").read_text())
+    assert summary["choice"]["settings"]["training.epochs"] == summary["epochs"]
+    assert f"pays for {summary['epochs']} epochs in place of the recommended 100." in result.err
+    assert 500 < summary["steps"] <= 2200 - summary["choice"]["search_steps"]
+    command = result.out.partition("The same without a search: stablernn ")[2].splitlines()[0].split()
+    place.ok(*command, "--run-dir", "same_length")
+    weights = [place.path(f"{run}/checkpoints/best.safetensors").read_bytes() for run in ("longer", "same_length")]
+    assert weights[0] == weights[1]
+
+
 def test_a_run_that_was_chosen_is_resumed_and_exported_like_any_other(place: Workplace, chosen: dict[str, Any]) -> None:
     place.ok("-q", "train", "--resume", "--run-dir", "run")
     exported = place.ok("export", "run", "--name", "found", "--json").json

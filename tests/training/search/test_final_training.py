@@ -10,9 +10,9 @@ import pytest
 from stablernn.data import ClassificationData, SequenceSplit
 from stablernn.data.options import TaskName
 from stablernn.training.search.budget import Budget
-from stablernn.training.search.candidates import Candidate
-from stablernn.training.search.final_training import TrainingLength, final_settings
-from stablernn.training.search.recipes import Recipe, recipes
+from stablernn.training.search.candidates import Candidate, RecommendedLength, find_candidates
+from stablernn.training.search.final_training import RemainingBudget, final_settings
+from stablernn.training.search.recipes import Recipe
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import validate
 
@@ -20,8 +20,7 @@ from stablernn.training.settings.load import validate
 def settings(
     affordable: float,
     *,
-    most_epochs: int | None = None,
-    most_times: int = 1,
+    most_epochs: int = 3,
     task: TaskName = "forecast",
     members: int | None = None,
     **training: int,
@@ -30,41 +29,45 @@ def settings(
     model = {} if members is None else {"members": members}
     user = validate({"data": {"source": "toy"}, "model": model, "training": training})
     config = validate({"data": {"source": "toy"}, "model": {"cell": "lipschitz", **model}, "training": training})
-    candidate = Candidate(Recipe("toy", {}, "", most_times=most_times, most_epochs=most_epochs), config, "contracting")
-    length = TrainingLength(affordable, 0.01, 300, 3, Budget(None, 10_000))
-    return final_settings(user, task, candidate, length)
+    candidate = Candidate(Recipe("toy", {}, ""), config, "contracting", RecommendedLength(300, 3, most_epochs))
+    return final_settings(user, task, candidate, RemainingBudget(affordable, 0.01, Budget(None, 10_000)))
 
 
 @pytest.mark.parametrize(
-    ("task", "longer", "affordable", "changes"),
+    ("most_epochs", "affordable", "changes"),
     [
-        ("forecast", {"most_epochs": 20}, 399, {}),
-        ("forecast", {"most_epochs": 20}, 1250, {"training.epochs": 12}),
+        (20, 399, {}),
+        (20, 400, {"training.epochs": 4}),
+        (20, 1250, {"training.epochs": 12}),
         # 20 epochs are 2,000 steps; what is left after them pays for a second member.
-        ("forecast", {"most_epochs": 20}, 3900, {"training.epochs": 20}),
-        ("forecast", {"most_epochs": 20}, 4000, {"training.epochs": 20, "model.members": 2}),
-        ("classify", {"most_times": 4}, 399, {}),
-        ("classify", {"most_times": 4}, 400, {"training.epochs": 4}),
-        # Four times the epochs are 1,200 steps.
-        ("classify", {"most_times": 4}, 2399, {"training.epochs": 12}),
-        ("classify", {"most_times": 4}, 2400, {"training.epochs": 12, "model.members": 2}),
-        ("classify", {"most_times": 4}, 9600, {"training.epochs": 12, "model.members": 8}),
+        (20, 3999, {"training.epochs": 20}),
+        (20, 4000, {"training.epochs": 20, "model.members": 2}),
+        (20, 16_000, {"training.epochs": 20, "model.members": 8}),
+        (3, 1250, {"model.members": 4}),
     ],
 )
 def test_a_larger_budget_pays_for_epochs_before_members(
-    task: TaskName, longer: dict[str, int], affordable: float, changes: dict[str, Any]
+    most_epochs: int, affordable: float, changes: dict[str, Any]
 ) -> None:
-    config, chosen = settings(affordable, task=task, **longer)
+    config, chosen = settings(affordable, most_epochs=most_epochs)
     assert chosen == changes
     assert config.training.epochs == changes.get("training.epochs")
     assert config.model.members == changes.get("model.members", 1)
     assert config.model.cell == "lipschitz"
 
 
-def test_a_multiple_of_the_epochs_keeps_what_the_user_sets() -> None:
-    assert settings(1200, most_times=4, task="classify", epochs=3)[1] == {"model.members": 4}
-    assert settings(1200, most_times=4, task="classify", members=2)[1] == {"training.epochs": 12}
-    assert settings(9600, most_times=4, task="classify", members=2, epochs=3)[1] == {}
+def test_what_the_rest_of_the_budget_pays_for_is_printed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    settings(4000, most_epochs=20)
+    assert "The rest of the budget pays for 2 members and 20 epochs in place of the recommended 3." in caplog.text
+    caplog.clear()
+    settings(399, most_epochs=20)
+    assert not caplog.text
+
+
+def test_members_of_the_user_are_kept() -> None:
+    assert settings(1200, most_epochs=12, members=2)[1] == {"training.epochs": 12}
+    assert settings(9600, most_epochs=12, members=2, epochs=3)[1] == {}
 
 
 def test_outputs_at_every_step_get_the_recommended_training() -> None:
@@ -75,18 +78,24 @@ def test_certificates_of_members_count_in_a_budget_in_time() -> None:
     config = validate({"data": {"source": "toy"}, "model": {"cell": "lipschitz"}})
     # Of 10 s an ensemble of four takes 4 * (1 + 2), one of two half of it; without a proof in training one takes 9.
     for proof, members in (("contracting", 2), ("none", None)):
-        length = TrainingLength(1000, 0.01, 100, 3, Budget(10.0))
-        candidate = Candidate(Recipe("toy", {}, ""), config, proof)
-        assert final_settings(config, "forecast", candidate, length)[1].get("model.members") == members
+        remaining = RemainingBudget(1000, 0.01, Budget(10.0))
+        candidate = Candidate(Recipe("toy", {}, ""), config, proof, RecommendedLength(100, 2, 2))
+        assert final_settings(config, "forecast", candidate, remaining)[1].get("model.members") == members
 
 
-def test_other_recipes_get_members_alone() -> None:
-    assert settings(1250, most_epochs=None)[1] == {"model.members": 4}
+def test_certificates_of_members_of_the_user_count_for_each() -> None:
+    user = validate({"data": {"source": "toy"}, "model": {"cell": "lipschitz", "members": 4}})
+    candidate = Candidate(Recipe("toy", {}, ""), user, "contracting", RecommendedLength(100, 2, 20))
+    # Of 10 s, certificates of four members take 4 * 2; an epoch takes .5.
+    remaining = RemainingBudget(1000, 0.01, Budget(10.0))
+    assert final_settings(user, "forecast", candidate, remaining)[1] == {"training.epochs": 4}
 
 
-def test_a_length_of_the_user_is_kept() -> None:
+def test_a_length_of_the_user_is_kept(caplog: pytest.LogCaptureFixture) -> None:
     assert settings(1250, most_epochs=20, epochs=3)[1] == {"model.members": 4}
+    assert not caplog.text
     assert settings(250, most_epochs=20, epochs=3)[1] == {}
+    assert "The training takes 50 steps more than the budget of 10,000 steps leaves. Leave" in caplog.text
 
 
 def test_too_small_a_budget_cuts_the_training(caplog: pytest.LogCaptureFixture) -> None:
@@ -95,10 +104,34 @@ def test_too_small_a_budget_cuts_the_training(caplog: pytest.LogCaptureFixture) 
     assert "needs 50 steps more." in caplog.text
 
 
-def test_recipes_of_classifiers_with_augmentation_have_a_use_for_more_epochs() -> None:
-    labels = np.arange(12) % 3
-    split = SequenceSplit(np.ones((12, 30, 1), np.float32), np.full(12, 30), labels, ())
-    data = ClassificationData("toy", ("a", "b", "c"), ("x",), split, split, None, {}, "sha256:0")
-    times = {recipe.name: recipe.most_times for recipe in recipes(data)}
-    assert times.pop("lru, unchanged sequences") == 1
-    assert set(times.values()) == {2}
+def find_lengths(count: int, **training: Any) -> dict[str, RecommendedLength]:
+    """Lengths of the recipes for sequences of two classes, of which a fifth is for validation."""
+
+    def split(first: int, last: int) -> SequenceSplit:
+        labels = np.arange(first, last) % 2
+        return SequenceSplit(np.ones((last - first, 30, 1), np.float32), np.full(last - first, 30), labels, ())
+
+    splits = split(0, count - count // 5), split(count - count // 5, count)
+    data = ClassificationData("toy", ("a", "b"), ("x",), *splits, None, {}, "sha256:0")
+    candidates = find_candidates(validate({"data": {"source": "toy"}, "training": training}), data)
+    return {candidate.recipe.name: candidate.recommended for candidate in candidates}
+
+
+def test_the_recommended_length_is_that_of_all_training_sequences() -> None:
+    # At least 500 steps with minibatches of 8; a part of a search has fewer steps in an epoch, and more epochs.
+    assert find_lengths(50)["lru"] == RecommendedLength(7 * 72, 72, 144)
+    # Without the ten sequences that are held out for validation.
+    assert find_lengths(50, patience=5)["lru"] == RecommendedLength(5 * 100, 100, 200)
+    assert find_lengths(50, epochs=3)["lru"] == RecommendedLength(7 * 3, 3, 6)
+    assert find_lengths(50, max_steps=90)["lru"] == RecommendedLength(90, 0, 0)
+
+
+def test_only_classifiers_with_augmentation_are_worth_more_epochs() -> None:
+    lengths = find_lengths(50)
+    unchanged = lengths.pop("lru, unchanged sequences")
+    assert unchanged.most_epochs == unchanged.epochs
+    assert all(length.most_epochs == 2 * length.epochs for length in lengths.values())
+    # The same where it is the user who leaves sequences unchanged.
+    off = find_lengths(50, time_warp=0.0, jitter=0.0, rescale=0.0)
+    assert "lru, unchanged sequences" not in off
+    assert all(length.most_epochs == length.epochs for length in off.values())

@@ -19,6 +19,7 @@ from stablernn.errors import ConfigError, DataError
 from stablernn.training.search.budget import Budget
 from stablernn.training.search.candidates import (
     Candidate,
+    RecommendedLength,
     comparable,
     find_baseline,
     find_candidates,
@@ -213,9 +214,11 @@ def test_the_cell_auto_is_replaced() -> None:
     assert merged(config, {"model.cell": "gru"}).model.cell == "gru"
 
 
-def candidate(name: str, proof: str, scores: list[float], ties: list[float] | None = None) -> Candidate:
+def candidate(
+    name: str, proof: str, scores: list[float], ties: list[float] | None = None, *, steps: int = 500
+) -> Candidate:
     config = validate({"data": {"source": "toy"}, "model": {"cell": "lru"}})
-    found = Candidate(Recipe(name, {}, ""), config, proof)
+    found = Candidate(Recipe(name, {}, ""), config, proof, RecommendedLength(steps, 0, 0))
     for part, score in enumerate(scores):
         trial, tie = Trial(0, config, part, len(scores)), None if ties is None else ties[part]
         found.results[part] = TrialResult(trial, "done", score=score, metric="accuracy", tie=tie)
@@ -388,7 +391,8 @@ def test_many_windows_begin_with_a_larger_network_and_a_fair_comparison(monkeypa
     assert first.settings == {"model.cell": "lipschitz", "model.hidden_size": 128, "training.lr": 0.01}
     assert {recipe.most_epochs for recipe in others if recipe.name != "lru"} == {first.most_epochs} == {20}
     config = validate({"data": {"source": "toy"}, "model": {"cell": "lipschitz"}})
-    networks = [Candidate(recipe, config, "contracting") for recipe in (first, *others)]
+    length = RecommendedLength(100, 1, 20)
+    networks = [Candidate(recipe, config, "contracting", length) for recipe in (first, *others)]
     search = _Search(config, "forecast", Budget(None, 1000), networks, None, (5, 3), 0.0)
     workers = cast(Workers, ScoringWorkers(100))
     # A fifth of the steps of two recipes would fit: 2 * 5 * 20 = 200.
@@ -507,10 +511,10 @@ class ScoringWorkers:
 def test_the_baseline_is_chosen_over_networks_that_got_half_of_their_steps(
     steps: int, whole_steps: int, chosen: str, has_warning: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    networks = [candidate(name, "contracting", []) for name in ("first", "second")]
+    networks = [candidate(name, "contracting", [], steps=whole_steps) for name in ("first", "second")]
     method = {"method": "closed-form"}
     config = validate({"data": {"source": "toy"}, "model": {"cell": "lru"}, "training": method})
-    baseline = Candidate(Recipe("closed form, toy", {}, ""), config, "contracting")
+    baseline = Candidate(Recipe("closed form, toy", {}, ""), config, "contracting", RecommendedLength(0, 0, 0))
     user = validate({"data": {"source": "toy"}})
     search = _Search(user, "classify", Budget(None, steps), networks, baseline, (5, 3), 0.0)
     choice = search.run(cast(Workers, ScoringWorkers(whole_steps)), Event())
@@ -522,9 +526,9 @@ def test_the_baseline_is_chosen_over_networks_that_got_half_of_their_steps(
 
 @pytest.mark.parametrize(("slowdown", "chosen"), [(1.0, "first"), (20.0, "closed form, toy")])
 def test_a_network_that_gets_few_steps_in_the_end_yields_to_a_better_baseline(slowdown: float, chosen: str) -> None:
-    networks = [candidate(name, "contracting", []) for name in ("first", "second")]
+    networks = [candidate(name, "contracting", [], steps=1000) for name in ("first", "second")]
     config = validate({"data": {"source": "toy"}, "training": {"method": "closed-form"}, "model": {"cell": "lru"}})
-    baseline = Candidate(Recipe("closed form, toy", {}, ""), config, "contracting")
+    baseline = Candidate(Recipe("closed form, toy", {}, ""), config, "contracting", RecommendedLength(0, 0, 0))
     user = validate({"data": {"source": "toy"}})
     search = _Search(user, "classify", Budget(60.0), networks, baseline, (5, 3), time.monotonic())
     workers = ScoringWorkers(1000, step_seconds=0.01, slowdown=slowdown)
@@ -535,7 +539,7 @@ def test_a_network_that_gets_few_steps_in_the_end_yields_to_a_better_baseline(sl
 
 def test_a_budget_that_compares_nothing_is_told_a_larger_one(caplog: pytest.LogCaptureFixture) -> None:
     """What loading took counts, too: of 20 s, 12 are for the search, of which 11 are over."""
-    networks = [candidate(name, "contracting", []) for name in ("first", "second")]
+    networks = [candidate(name, "contracting", [], steps=1000) for name in ("first", "second")]
     user = validate({"data": {"source": "toy"}})
     workers = ScoringWorkers(1000, step_seconds=0.01)
     search = _Search(user, "classify", Budget(20.0), networks, None, (5, 3), time.monotonic() - 11.0)
@@ -549,3 +553,19 @@ def test_a_budget_that_compares_nothing_is_told_a_larger_one(caplog: pytest.LogC
     search = _Search(user, "classify", Budget(needed), networks, None, (5, 3), time.monotonic() - 11.0)
     search.run(cast(Workers, workers), Event())
     assert "Nothing was compared" not in caplog.text
+
+
+def test_a_stop_names_the_best_on_the_same_parts_with_what_the_user_left_open() -> None:
+    user = validate({"data": {"source": "toy"}, "training": {"patience": 3}})
+    settings = {"model.cell": "lru", "model.hidden_size": 128, "training.refit": True}
+    scores = {"first": [0.8, 1.0], "best": [0.85], "third": [0.7], "second part alone": []}
+    networks = [candidate(name, "none", rows) for name, rows in scores.items()]
+    for network in networks:
+        network.recipe = replace(network.recipe, settings=settings)
+    networks[3].results[1] = networks[0].results[1]
+    search = _Search(user, "classify", Budget(60.0), networks, None, (5, 3), time.monotonic())
+    # By means over different parts, each of the two with a result on the second would be the best.
+    assert str(search._interrupted()) == (
+        "Stopped while recipes were compared. The best so far, 'best', is trained with --set model.cell=lru --set "
+        "model.hidden_size=128"
+    )
