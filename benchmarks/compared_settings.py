@@ -25,13 +25,17 @@ class Comparison:
         data: Names of data sets.
         common: Settings of all, by their key.
         variants: Further settings of each, by name; the first is what the others are compared with. Three keys are no
-            settings: ``channels`` is one of ``CHANNELS`` of ``cross_validation.py``, ``share`` the share of the
-            optimizer steps. Of networks in ensembles ``times`` is a multiple of the recommended epochs.
+            settings: ``channels`` is one of ``CHANNELS`` of ``cross_validation.py``; ``share`` is the share of the
+            optimizer steps, of variants that are compared by themselves; ``times`` is a multiple of the recommended
+            epochs, of networks in ensembles.
         seeds: Seeds, which draw the folds and the initial weights.
         parts: Folds, or ends of series; of short series there are fewer.
         refits_small: Whether nothing is held out of small training sets to choose an epoch by, as in a search.
         ensembles: Networks whose probabilities are averaged, each a variant and the seed of its weights, by the name of
             the ensemble. These are compared then, instead of the variants alone, on the folds of the first seed.
+
+    Raises:
+        ValueError: If a variant has a ``share`` in an ensemble, or ``times`` without one.
     """
 
     data: tuple[str, ...]
@@ -41,6 +45,13 @@ class Comparison:
     parts: int = FOLDS
     refits_small: bool = False
     ensembles: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        unused = "share" if self.ensembles else "times"
+        for name, settings in self.variants.items():
+            if unused in settings:
+                kind = "networks in ensembles" if self.ensembles else "variants that are compared by themselves"
+                raise ValueError(f"'{unused}' has no effect on {kind}, got it in '{name}'; leave it out.")
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import pytest
 from benchmark_scripts import script
 from stablernn.data.types import ClassificationData
 from stablernn.training.search.trial import load_all
+from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import validate
 
 
@@ -66,17 +67,37 @@ def test_only_data_sets_without_all_rows_of_ensembles_are_pending(module: Any) -
     ]
 
 
-def test_a_network_answers_for_the_sequences_of_its_fold_alone(module: Any, tmp_path: Path) -> None:
+def small_training(folder: Path, **training: int) -> Config:
+    """Settings of a training on twenty sequences."""
     time = np.arange(16)
     x = np.stack([np.sin(time * (0.2 if label else 0.9)) for label in [0, 1] * 10])[..., None].astype(np.float32)
-    np.savez(tmp_path / "waves.npz", x=x, y=np.array([0, 1] * 10))
-    config = validate(
+    np.savez(folder / "waves.npz", x=x, y=np.array([0, 1] * 10))
+    return validate(
         {
-            "data": {"source": str(tmp_path / "waves.npz")},
+            "data": {"source": str(folder / "waves.npz")},
             "model": {"cell": "lru", "hidden_size": 8},
-            "training": {"refit": True, "max_steps": 20},
+            "training": {"refit": True, **training},
         }
     )
+
+
+def test_a_multiple_of_the_epochs_is_that_of_the_fold(module: Any, tmp_path: Path) -> None:
+    twice = module.held_out(small_training(tmp_path, epochs=3), 1, 0, 5, times=2)
+    as_long = module.held_out(small_training(tmp_path, epochs=6), 1, 0, 5)
+    np.testing.assert_array_equal(twice.logits, as_long.logits)
+
+
+@pytest.mark.parametrize(("key", "ensembles"), [("share", {"one": (("a", 0),)}), ("times", {})])
+def test_lengths_that_a_comparison_would_leave_out_are_refused(
+    module: Any, key: str, ensembles: dict[str, Any]
+) -> None:
+    comparison = script("compared_settings").Comparison
+    with pytest.raises(ValueError, match=rf"^'{key}' has no effect on .*, got it in 'a'; leave it out\.$"):
+        comparison(("toy",), {}, {"a": {key: 2}}, ensembles=ensembles)
+
+
+def test_a_network_answers_for_the_sequences_of_its_fold_alone(module: Any, tmp_path: Path) -> None:
+    config = small_training(tmp_path, max_steps=20)
     folds = [module.held_out(config, 1, part, 5) for part in range(5)]
     data = load_all(config)
     assert isinstance(data, ClassificationData)
