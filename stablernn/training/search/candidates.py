@@ -25,8 +25,8 @@ from stablernn.training.speed import training_steps
 from stablernn.training.tasks import task_for
 from stablernn.training.tasks.classify import AUGMENTATION
 
-MOST_TIMES = 2
-"""Multiple of the recommended epochs of a classifier with augmentation that is worth more than members (`python
+MAX_EPOCH_FACTOR = 2
+"""Largest multiple of the recommended epochs of a classifier with augmentation that is worth more than members (`python
 benchmarks/cross_validation.py longer-members`). Without augmentation it is too long."""
 _STRENGTH = {"none": 0, "bounded": 1, "non-expansive": 2, "contracting": 3}
 
@@ -315,7 +315,7 @@ def _candidate(config: Config, recipe: Recipe, data: Data) -> tuple[Candidate, C
     epochs = resolved.training.epochs or 0
     most_epochs = recipe.most_epochs
     if most_epochs is None:
-        most_epochs = MOST_TIMES * epochs if _is_augmented(resolved) else epochs
+        most_epochs = MAX_EPOCH_FACTOR * epochs if _is_augmented(resolved) else epochs
     recommended = RecommendedLength(training_steps(resolved, task), epochs, most_epochs)
     return Candidate(recipe, combined, _proof(resolved), recommended), resolved
 

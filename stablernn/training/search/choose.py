@@ -356,9 +356,8 @@ class _Search:
         else:
             needed = self._describe_least_budget(step_seconds, whole_steps)
             reason = f"the budget of {self._budget} compares no recipes on this data; that needs {needed}"
-            _LOG.warning(
-                f"Nothing was compared: {reason}. The recipe '{first.recipe.name}' is trained for as many steps as fit."
-            )
+            extent = "for its whole length, which is set" if has_length(self._config) else "for as many steps as fit"
+            _LOG.warning(f"Nothing was compared: {reason}. The recipe '{first.recipe.name}' is trained {extent}.")
         first.status = "chosen"
         config, added = self._final_settings(first, step_seconds)
         return Choice(

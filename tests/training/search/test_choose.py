@@ -115,7 +115,10 @@ def test_a_run_that_was_chosen_is_resumed_and_exported_like_any_other(place: Wor
 def test_a_length_of_the_user_is_not_cut_and_a_file_of_settings_wins(place: Workplace) -> None:
     place.path("own.yaml").write_text("training: {epochs: 9, refit: false}\nmodel: {hidden_size: 4}\n")
     options = ("--data", "right/waves_TRAIN.npz", "--config", "own.yaml", "--budget", "5steps", *NO_PLOTS)
-    printed = place.ok("train", *options, "--run-dir", "own").out
+    result = place.ok("train", *options, "--run-dir", "own")
+    printed = result.out
+    assert "The recipe 'lru' is trained for its whole length, which is set." in result.err
+    assert re.search(r"The training takes \d+ steps more than the budget of 5 steps leaves\. Leave", result.err)
     settings = load_config(place.path("own/config.yaml"))
     assert (settings.training.epochs, settings.training.refit, settings.model.hidden_size) == (9, False, 4)
     command = printed.partition("The same without a search: ")[2].splitlines()[0]
