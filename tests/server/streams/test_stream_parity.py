@@ -44,22 +44,17 @@ Transport = Callable[[Running, ServedModel, np.ndarray, np.ndarray | None], Outp
 
 
 @pytest.fixture(scope="module")
-def published(stream_models: Published) -> Published:
-    return stream_models
+def opened(stream_models: Published) -> dict[str, ServedModel]:
+    return {name: ServedModel.load(stream_models.registry.get(name), "cpu") for name in stream_models.torch_models}
+
+
+def settings(stream_models: Published) -> Settings:
+    return Settings(registry=stream_models.root, state_key=STATE_KEY)
 
 
 @pytest.fixture(scope="module")
-def opened(published: Published) -> dict[str, ServedModel]:
-    return {name: ServedModel.load(published.registry.get(name), "cpu") for name in published.torch_models}
-
-
-def settings(published: Published) -> Settings:
-    return Settings(registry=published.root, state_key=STATE_KEY)
-
-
-@pytest.fixture(scope="module")
-def running(published: Published) -> Iterator[Running]:
-    yield from serve(create_app(settings(published)))
+def running(stream_models: Published) -> Iterator[Running]:
+    yield from serve(create_app(settings(stream_models)))
 
 
 def body(x: np.ndarray, dt: np.ndarray | None, **further: Any) -> dict[str, Any]:
@@ -303,13 +298,13 @@ def test_static_values_hold_in_binary_frames(running: Running, opened: dict[str,
     assert_same_bits({name: value[0] for name, value in alone.items()}, offline(model, x[0]))
 
 
-def test_static_values_hold_in_a_shared_batch(published: Published, opened: dict[str, ServedModel]) -> None:
+def test_static_values_hold_in_a_shared_batch(stream_models: Published, opened: dict[str, ServedModel]) -> None:
     """Two sockets send as many samples as streams; whoever takes one axis for the other finds numbers, wrong ones."""
     model = opened["still"]
     x = np.stack([samples(model, 2, seed) for seed in range(4)]).reshape(2, 2, 2, 1)
 
     async def run() -> list[bytes]:
-        context = AppContext.open(settings(published))
+        context = AppContext.open(settings(stream_models))
         context.start()
         served = await context.models.find_open("still")
         sockets = [StreamConnection(served, served.ref, None, context, "") for _ in range(2)]
@@ -340,7 +335,7 @@ def test_only_inputs_of_all_steps_go_to_the_graph_as_they_are(opened: dict[str, 
     assert not plan.accepts({"x": x[:1]}, 2, 2)
 
 
-def test_many_tokens_do_not_stop_the_others(published: Published) -> None:
+def test_many_tokens_do_not_stop_the_others(stream_models: Published) -> None:
     """While the tokens of a frame are read and written, the event loop goes round."""
     turns = 0
 
@@ -352,7 +347,7 @@ def test_many_tokens_do_not_stop_the_others(published: Published) -> None:
 
     async def run() -> None:
         nonlocal turns
-        context = AppContext.open(settings(published))
+        context = AppContext.open(settings(stream_models))
         context.start()
         socket = StreamConnection(await context.models.find_open("classes"), "classes", None, context, "")
         numbers, x = list(range(2000)), np.zeros((2000, 1, 2), np.float32)
@@ -446,7 +441,7 @@ def test_fewer_steps_ahead_of_a_direct_head(running: Running, opened: dict[str, 
 
 
 def test_a_stream_goes_on_in_another_process_with_the_same_key(
-    published: Published, opened: dict[str, ServedModel]
+    stream_models: Published, opened: dict[str, ServedModel]
 ) -> None:
     """Servers come and go; text, binary frames and plain requests take over from each other."""
     model = opened["timed"]
@@ -454,7 +449,7 @@ def test_a_stream_goes_on_in_another_process_with_the_same_key(
     assert dt is not None
     found, token = [], ""
     for part, place in enumerate((slice(0, 2), slice(2, 4), slice(4, 6))):
-        for running in serve(create_app(settings(published))):
+        for running in serve(create_app(settings(stream_models))):
             if part == 0:
                 with Wire(running.url, "timed") as wire:
                     _, outputs, (token,) = wire.step([4], x[None, place], dt=dt[None, place], want_tokens=True)
@@ -472,9 +467,9 @@ def test_a_stream_goes_on_in_another_process_with_the_same_key(
 
 
 @contextmanager
-def process(published: Published, model: str = "timed") -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def process(stream_models: Published, model: str = "timed") -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """``stablernn serve`` in a process of its own, and its address; killed at the end."""
-    environment = os.environ | {"STABLERNN_REGISTRY": str(published.root), "STABLERNN_STATE_KEY": STATE_KEY}
+    environment = os.environ | {"STABLERNN_REGISTRY": str(stream_models.root), "STABLERNN_STATE_KEY": STATE_KEY}
     command = [sys.executable, "-m", "stablernn_cli", "serve", "--json", "--port", "0", "--model", model]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -491,13 +486,13 @@ def process(published: Published, model: str = "timed") -> Iterator[tuple[str, s
             one.kill()
 
 
-def test_a_stream_outlives_the_process_that_is_killed(published: Published, opened: dict[str, ServedModel]) -> None:
+def test_a_stream_outlives_the_process_that_is_killed(stream_models: Published, opened: dict[str, ServedModel]) -> None:
     """What the client holds is enough: the next process goes on from the last token, by whatever route."""
     model = opened["timed"]
     x, dt = samples(model, 6), distances(model, 6)
     assert dt is not None
     found: list[Outputs] = []
-    with process(published) as (first, one), process(published) as (second, _):
+    with process(stream_models) as (first, one), process(stream_models) as (second, _):
         with Wire(first, "timed") as wire:
             _, outputs, (token,) = wire.step([4], x[None, :2], dt=dt[None, :2], want_tokens=True)
             found.append({name: value[0] for name, value in outputs.items()})
@@ -514,12 +509,12 @@ def test_a_stream_outlives_the_process_that_is_killed(published: Published, open
 
 
 def test_a_process_that_is_told_to_stop_answers_the_frame_in_hand(
-    published: Published, opened: dict[str, ServedModel]
+    stream_models: Published, opened: dict[str, ServedModel]
 ) -> None:
     """Then it hands back the streams; another one goes on from there."""
     model, steps = opened["classes"], 30_000
     x = np.tile(samples(model, 100), (steps // 100, 1))
-    with process(published, "classes") as (url, one):
+    with process(stream_models, "classes") as (url, one):
         with Wire(url, "classes") as wire:
             wire.step([7], x[None, :10])
             wire.socket.send(frame([7], x[None], last=True))
@@ -539,6 +534,6 @@ def test_a_process_that_is_told_to_stop_answers_the_frame_in_hand(
         assert one.wait(20) == 0
     expected = model.run_sequence(np.concatenate([x[:10], x])[None])
     assert_same_bits({name: value[0] for name, value in outputs.items()}, {name: expected[name] for name in outputs})
-    for running in serve(create_app(settings(published))):
+    for running in serve(create_app(settings(stream_models))):
         answer = post(running, "/v1/step", {"state_token": said["state_tokens"]["7"], "values": [1.0, 2.0]})
         assert answer["step"] == steps + 11

@@ -26,10 +26,10 @@ from stream_helpers import (
 )
 
 
-def test_many_sockets_at_a_time(running: Running, published: Published) -> None:
+def test_many_sockets_at_a_time(running: Running, stream_models: Published) -> None:
     """Their steps are batched; each stream gets the bits of its own series, and numbers of one socket are its own."""
     names = ["classes", "timed"]
-    models = {name: ServedModel.load(published.registry.get(name), "cpu") for name in names}
+    models = {name: ServedModel.load(stream_models.registry.get(name), "cpu") for name in names}
 
     def follow(seed: int) -> None:
         model = models[names[seed % 2]]
@@ -65,8 +65,8 @@ def test_frames_of_a_socket_are_answered_in_their_order(running: Running, classe
             assert json.loads(wire.socket.recv(10))["id"] == step
 
 
-def test_frames_count_among_what_is_held(published: Published) -> None:
-    for running in serving(published, models=("classes",), max_held_bytes=1000):
+def test_frames_count_among_what_is_held(stream_models: Published) -> None:
+    for running in serving(stream_models, models=("classes",), max_held_bytes=1000):
         with Wire(running.url, "classes") as wire:
             for content in (frame([0], np.zeros((1, 200, 2))), json.dumps({"values": [[1.0, 2.0]] * 200})):
                 wire.socket.send(content)

@@ -33,11 +33,11 @@ def leave(running: Running, loop: asyncio.AbstractEventLoop, seconds: float) -> 
     asyncio.run_coroutine_threadsafe(sockets.drain(seconds), loop).result(seconds + 10)
 
 
-def test_a_server_that_stops_hands_back_the_streams(published: Published, classes: ServedModel) -> None:
+def test_a_server_that_stops_hands_back_the_streams(stream_models: Published, classes: ServedModel) -> None:
     """Every client gets a token of each stream that has begun, and goes on elsewhere with the same bits."""
     x = np.stack([samples(classes, 5, seed) for seed in range(3)])
     tokens: dict[str, str] = {}
-    for running in serving(published, models=("classes",)):
+    for running in serving(stream_models, models=("classes",)):
         loop = loop_of(running)
         with Wire(running.url, "classes") as wire, Wire(running.url, "classes") as idle:
             wire.step([4, 9, 6], x[:, :2])
@@ -52,7 +52,7 @@ def test_a_server_that_stops_hands_back_the_streams(published: Published, classe
                     connection.recv(10)
                 assert caught.value.rcvd is not None
                 assert caught.value.rcvd.code == 1001
-    for running in serving(published, models=("classes",)):
+    for running in serving(stream_models, models=("classes",)):
         with Wire(running.url, "classes") as wire:
             _, found, _ = wire.step([1, 2, 3], x[:, 2:], tokens=[tokens["4"], tokens["9"], tokens["6"]])
     for place in range(3):
@@ -120,7 +120,7 @@ def test_goodbye_is_said_after_the_frame_in_hand(alone: Running) -> None:
         assert list(json.loads(wire.socket.recv(10))["state_tokens"]) == ["0"]
 
 
-def test_a_frame_that_outlasts_the_grace_is_ended(alone: Running, published: Published) -> None:
+def test_a_frame_that_outlasts_the_grace_is_ended(alone: Running, stream_models: Published) -> None:
     """It has an answer, and the stream is where it was before the frame."""
     context, loop = alone.app.state.context, loop_of(alone)
     x = np.ones((1, 2, 3))
@@ -141,15 +141,15 @@ def test_a_frame_that_outlasts_the_grace_is_ended(alone: Running, published: Pub
     with Wire(alone.url, "deep") as wire:
         taken, found, _ = wire.step([5], x[:, 1:], tokens=[token], sequence=[2])
         assert taken == [2]
-    model = ServedModel.load(published.registry.get("deep"), "cpu")
+    model = ServedModel.load(stream_models.registry.get("deep"), "cpu")
     expected = {name: value[1:] for name, value in offline(model, x[0].astype(np.float32)).items()}
     assert_same_bits({name: value[0] for name, value in found.items()}, expected)
 
 
 @pytest.mark.parametrize("told", ["websocket.connect", "websocket.accept"])
-def test_a_handshake_in_the_middle_of_a_drain(published: Published, told: str) -> None:
+def test_a_handshake_in_the_middle_of_a_drain(stream_models: Published, told: str) -> None:
     """Told to stop before it agreed, the server refuses; told after, it says goodbye at once."""
-    app = create_app(Settings(registry=published.root, state_key=STATE_KEY, models=("classes",)))
+    app = create_app(Settings(registry=stream_models.root, state_key=STATE_KEY, models=("classes",)))
     context = app.state.context
     sent: list[Any] = []
 

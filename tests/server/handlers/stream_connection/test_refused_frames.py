@@ -173,9 +173,9 @@ def test_a_token_of_another_model(running: Running) -> None:
         )
 
 
-def test_who_may_stream(published: Published) -> None:
+def test_who_may_stream(stream_models: Published) -> None:
     """Browsers name their token among the subprotocols."""
-    for running in serving(published, models=("classes",), infer_tokens=("secret-of-the-test",)):
+    for running in serving(stream_models, models=("classes",), infer_tokens=("secret-of-the-test",)):
         with pytest.raises(InvalidStatus) as caught, Wire(running.url, "classes"):
             pass
         assert caught.value.response.status_code == 401

@@ -8,23 +8,12 @@ import httpx
 import pytest
 
 from server_helpers import Published, Running
-from stablernn_runtime import ServedModel
 from stream_helpers import serving
 
 
 @pytest.fixture(scope="module")
-def published(stream_models: Published) -> Published:
-    return stream_models
-
-
-@pytest.fixture(scope="module")
-def classes(published: Published) -> ServedModel:
-    return ServedModel.load(published.registry.get("classes"), "cpu")
-
-
-@pytest.fixture(scope="module")
-def running(published: Published) -> Iterator[Running]:
-    yield from serving(published, max_steps=1000)
+def running(stream_models: Published) -> Iterator[Running]:
+    yield from serving(stream_models, max_steps=1000)
 
 
 @pytest.fixture(scope="module")

@@ -31,8 +31,8 @@ from stablernn_server.streams.stream import Stream
 from stream_helpers import X, assert_same_bits, offline, plain, samples, serving, stacked
 
 
-def test_idle_sessions_expire(published: Published) -> None:
-    for running in serving(published, models=("classes",), session_ttl_seconds=0.5):
+def test_idle_sessions_expire(stream_models: Published) -> None:
+    for running in serving(stream_models, models=("classes",), session_ttl_seconds=0.5):
         with httpx.Client(base_url=running.url) as client:
             used, idle = opened(client), opened(client)
             for _ in range(6):
@@ -45,8 +45,8 @@ def test_idle_sessions_expire(published: Published) -> None:
             )
 
 
-def test_the_longest_idle_session_gives_way(published: Published) -> None:
-    for running in serving(published, models=("classes",), max_sessions=3):
+def test_the_longest_idle_session_gives_way(stream_models: Published) -> None:
+    for running in serving(stream_models, models=("classes",), max_sessions=3):
         with httpx.Client(base_url=running.url) as client:
             first, second, third = (opened(client) for _ in range(3))
             step(client, first)
@@ -79,9 +79,9 @@ def test_requests_of_one_session_wait_for_their_turn(running: Running, classes: 
     )
 
 
-def test_too_many_may_not_wait(published: Published) -> None:
+def test_too_many_may_not_wait(stream_models: Published) -> None:
     """One request is long, one may wait for it; the others are told so at once."""
-    for running in serving(published, models=("deep",), max_session_queue=1):
+    for running in serving(stream_models, models=("deep",), max_session_queue=1):
         with httpx.Client(base_url=running.url, timeout=60) as client:
             session = opened(client, "deep")
             long = [[1.0, 2.0, 3.0]] * 60_000
@@ -129,8 +129,8 @@ def wait_for(server: Running, session: str, count: int) -> None:
     wait(lambda: on_loop(server, lambda: len(queues.get(session, ()))) == count)
 
 
-def test_a_turn_is_waited_for_no_longer_than_a_request_may_take(published: Published) -> None:
-    for running in serving(published, models=("classes",), request_timeout_seconds=0.2):
+def test_a_turn_is_waited_for_no_longer_than_a_request_may_take(stream_models: Published) -> None:
+    for running in serving(stream_models, models=("classes",), request_timeout_seconds=0.2):
         with httpx.Client(base_url=running.url, timeout=PATIENT) as client:
             session = opened(client)
             with held(running, session):
@@ -143,8 +143,8 @@ def test_a_turn_is_waited_for_no_longer_than_a_request_may_take(published: Publi
             assert step(client, session).json()["step"] == 1
 
 
-def test_draining_ends_an_end_that_waits_for_its_turn(published: Published) -> None:
-    for running in serving(published, models=("classes",)):
+def test_draining_ends_an_end_that_waits_for_its_turn(stream_models: Published) -> None:
+    for running in serving(stream_models, models=("classes",)):
         with httpx.Client(base_url=running.url, timeout=PATIENT) as client, ThreadPoolExecutor(1) as pool:
             session, context = opened(client), running.app.state.context
             with held(running, session):
@@ -154,8 +154,8 @@ def test_draining_ends_an_end_that_waits_for_its_turn(published: Published) -> N
                 assert assert_refused(end.result(PATIENT), 503, "not_ready") == UNFINISHED
 
 
-def test_clients_that_leave_take_no_place_and_no_step(published: Published) -> None:
-    for running in serving(published, models=("classes",), max_session_queue=2):
+def test_clients_that_leave_take_no_place_and_no_step(stream_models: Published) -> None:
+    for running in serving(stream_models, models=("classes",), max_session_queue=2):
         with httpx.Client(base_url=running.url, timeout=PATIENT) as client:
             session = opened(client)
             with held(running, session):
@@ -190,9 +190,9 @@ def test_a_session_keeps_its_last_outputs_alone(running: Running, client: httpx.
             assert value.nbytes < 1000
 
 
-def test_the_log_says_how_long_steps_waited(published: Published, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_how_long_steps_waited(stream_models: Published, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "stablernn_server.access"):
-        for running in serving(published, models=("classes",), access_log="json"):
+        for running in serving(stream_models, models=("classes",), access_log="json"):
             with httpx.Client(base_url=running.url) as client:
                 assert step(client, opened(client)).status_code == 200
                 assert client.post("/v1/step", json={"model": "classes", "values": X}).status_code == 200
@@ -203,9 +203,9 @@ def test_the_log_says_how_long_steps_waited(published: Published, caplog: pytest
         assert line["queue_ms"] > 0
 
 
-def test_the_work_of_a_step_is_told(published: Published) -> None:
+def test_the_work_of_a_step_is_told(stream_models: Published) -> None:
     """Of a roll-out, that of all its runs."""
-    fed = ServedModel.load(published.registry.get("fed"), "cpu")
+    fed = ServedModel.load(stream_models.registry.get("fed"), "cpu")
 
     async def check() -> None:
         async with scheduling() as desk:
@@ -224,9 +224,9 @@ def test_the_work_of_a_step_is_told(published: Published) -> None:
 
 
 @pytest.mark.parametrize("what", ["times", "values", "size"])
-def test_large_requests_are_checked_beside_the_event_loop(published: Published, what: str) -> None:
+def test_large_requests_are_checked_beside_the_event_loop(stream_models: Published, what: str) -> None:
     """Others go on while a request that is refused in the end is looked through."""
-    deep = ServedModel.load(published.registry.get("deep"), "cpu")
+    deep = ServedModel.load(stream_models.registry.get("deep"), "cpu")
     x = [[1.0, 2.0, 3.0]] * 50_000
     request = {
         "times": Samples(values=x, time=[*map(float, range(49_999)), 1.0]),
@@ -263,8 +263,8 @@ def test_too_many_samples_are_counted_before_they_are_read(client: httpx.Client)
     )
 
 
-def test_several_processes_keep_no_sessions(published: Published) -> None:
-    for running in serving(published, models=("classes",), workers=2):
+def test_several_processes_keep_no_sessions(stream_models: Published) -> None:
+    for running in serving(stream_models, models=("classes",), workers=2):
         with httpx.Client(base_url=running.url) as client:
             for answer in (
                 client.post("/v1/sessions", json={"model": "classes"}),

@@ -21,8 +21,8 @@ def test_a_token_that_is_not_ours(client: httpx.Client) -> None:
         assert_refused(client.post("/v1/sessions", json={"state_token": given}), 400, "bad_token")
 
 
-def test_a_token_that_has_expired(published: Published) -> None:
-    for running in serving(published, models=("classes",), token_ttl_seconds=0.001):
+def test_a_token_that_has_expired(stream_models: Published) -> None:
+    for running in serving(stream_models, models=("classes",), token_ttl_seconds=0.001):
         with httpx.Client(base_url=running.url) as client:
             token = client.post("/v1/step", json={"model": "classes", "values": X}).json()["state_token"]
             time.sleep(2)

@@ -72,14 +72,14 @@ def test_a_sequence_that_was_not_begun(client: httpx.Client, classes: ServedMode
     )
 
 
-def test_sequences_expire_and_need_one_process(published: Published, classes: ServedModel) -> None:
+def test_sequences_expire_and_need_one_process(stream_models: Published, classes: ServedModel) -> None:
     x = samples(classes, 2)[None]
-    for running in serving(published, models=("classes",), session_ttl_seconds=0.2):
+    for running in serving(stream_models, models=("classes",), session_ttl_seconds=0.2):
         with httpx.Client(base_url=running.url) as client:
             infer(client, x, sequence_id=3, sequence_start=True)
             time.sleep(0.5)
             assert "expired after 0.2 s" in assert_refused(infer(client, x, sequence_id=3), 409, "unknown_sequence")
-    for running in serving(published, models=("classes",), workers=2):
+    for running in serving(stream_models, models=("classes",), workers=2):
         with httpx.Client(base_url=running.url) as client:
             answer = infer(client, x, sequence_id=3, sequence_start=True)
             assert assert_refused(answer, 409, "one_process_only").startswith(
