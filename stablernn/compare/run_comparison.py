@@ -17,6 +17,7 @@ from stablernn.compare.runs import ComparedRun, has_metrics, train_and_measure
 from stablernn.errors import ConfigError
 from stablernn.training.jobs.locks import JobLocks
 from stablernn.training.jobs.processes import Job, run_jobs
+from stablernn.training.jobs.stages import unique_readings
 from stablernn.training.loop.environment import environment
 from stablernn.training.run_data import load_run_data
 from stablernn.training.run_directory import RunDirectory
@@ -72,6 +73,7 @@ class Comparison:
         return load_config(self.config, overrides, {"training": {"plots": False}}, options=options)
 
 
+@unique_readings()
 def compare(
     comparison: Comparison,
     output: Path,

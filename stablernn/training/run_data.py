@@ -52,7 +52,7 @@ def load_run_data(
         # Before a run has begun, its settings may leave the task to the data.
         task = Task if config.task.name is None else task_type(config.task.name)
         options = task.select_columns(options, features, targets)
-    _PROGRESS.info("Reading %s ...", options.source)
+    _PROGRESS.info("Reading %s ...", options.source, extra={"source": str(options.source)})
     data = prepare_data(load_source(options), config)
     model = config.model
     # Before a run has begun, its settings do not say yet whether the times are used.

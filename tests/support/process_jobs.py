@@ -25,6 +25,12 @@ def log_a_stage(path: Path) -> None:
     leave_a_file(path)
 
 
+def read_data(path: Path) -> None:
+    source = path.name[0]
+    logging.getLogger("stablernn.progress").info("Reading %s ...", source, extra={"source": source})
+    leave_a_file(path)
+
+
 def die(path: Path) -> None:
     signal.raise_signal(signal.SIGKILL)
 

@@ -24,6 +24,27 @@ def named_stages(name: str) -> Iterator[None]:
         _PROGRESS.removeFilter(add_name)
 
 
+@contextmanager
+def unique_readings() -> Iterator[None]:
+    """Log once that a data set is read, however often this process and its jobs read it."""
+    logged: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        source: str | None = getattr(record, "source", None)
+        if source is None:
+            return True
+        if source in logged:
+            return False
+        logged.add(source)
+        return True
+
+    _PROGRESS.addFilter(is_new)
+    try:
+        yield
+    finally:
+        _PROGRESS.removeFilter(is_new)
+
+
 class _Sender(logging.Handler):
     """A handler that passes records to a function."""
 

@@ -17,6 +17,9 @@ def test_tables_and_mean_ranks_are_printed(tmp_path_factory: pytest.TempPathFact
     for text in ("test accuracy", "test mae", "Baselines of every run: ridge", "over 2 data sets", "contracting, rate"):
         assert text in printed.out
     assert "4 of 4: rnn on co2, seed 0" in printed.err
+    # The plan and each run read the data.
+    readings = [line for line in printed.err.splitlines() if "Reading" in line]
+    assert readings == ["Reading digits ...", "Reading co2 ..."]
     assert "lipschitz on digits, seed 0: Scoring the best weights ..." in printed.err.splitlines()
     again = workplace.ok(*words, *small, "--json").json
     assert set(again["ranks"]["mean"]) == {"lipschitz", "rnn"}

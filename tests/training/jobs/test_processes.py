@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from process_jobs import ctrl_c, die, leave_a_file, log_a_stage, refuse, wait_long
+from process_jobs import ctrl_c, die, leave_a_file, log_a_stage, read_data, refuse, wait_long
 from stablernn.errors import ConfigError, InterruptedRun, TrainingError
 from stablernn.training.jobs.locks import JobLocks
 from stablernn.training.jobs.processes import Job, _start, run_jobs
+from stablernn.training.jobs.stages import unique_readings
 
 
 def job(work, path: Path) -> Job:
@@ -47,6 +48,22 @@ def test_stages_have_the_name_of_the_job(tmp_path: Path, at_once: int, caplog: p
     with caplog.at_level(logging.WARNING, progress.name):
         run_jobs([job(log_a_stage, tmp_path / name) for name in "cd"], at_once, locks_in(tmp_path), lambda job: None)
     assert not caplog.messages
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_data_that_several_jobs_read_is_logged_once(
+    tmp_path: Path, at_once: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = [job(read_data, tmp_path / name) for name in ("a1", "a2", "b1")]
+    with caplog.at_level(logging.INFO, "stablernn.progress"):
+        with unique_readings():
+            run_jobs(jobs, at_once, locks_in(tmp_path), lambda job: None)
+        readings = sorted(message.partition(": ")[2] for message in caplog.messages)
+        assert readings == ["Reading a ...", "Reading b ..."]
+        # Jobs outside of it log each reading.
+        caplog.clear()
+        run_jobs([job(read_data, tmp_path / name) for name in ("a3", "a4")], 1, locks_in(tmp_path), lambda job: None)
+        assert caplog.messages == ["a3: Reading a ...", "a4: Reading a ..."]
 
 
 @pytest.mark.parametrize("at_once", [1, pytest.param(2, marks=pytest.mark.slow)])
