@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +12,15 @@ import polars as pl
 
 from stablernn import errors
 from stablernn.data.arrays import Int64Array, Resolution, Timestamps, finite_float32
+from stablernn.data.check.column_types import (
+    are_numbers,
+    as_numbers,
+    column_kind,
+    has_categories,
+    is_constant,
+    is_row_counter,
+    missing_texts,
+)
 from stablernn.data.check.report import Column, Findings, Kind, Role
 from stablernn.data.check.row_order import check_row_order
 from stablernn.data.messages import format_names, format_timestamp, pluralize, quote
@@ -28,10 +37,6 @@ _TIME_PARTS = ("year", "month", "day", "hour", "minute", "second")
 _MIN_COLUMNS_OF_SERIES_IN_ROWS = 20
 #: Only so many rows of a rejected file are inspected; errors behind them appear once the earlier ones are fixed.
 _MAX_ROWS = 2_000_000
-#: A column of text has categories if it has at most so many different ones, and each comes twice on average.
-_MAX_CATEGORIES = 20
-#: A cell that is no number may stand for a missing one if it is one of few, and no word that is there once.
-_MAX_MISSING_TEXTS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,59 +118,70 @@ def inspect_cells(
         findings.problem("unreadable", str(error))
         return None
     if time_column not in cells.names and _has_series_in_rows(cells):
-        findings.warn(
-            "series_in_rows",
-            f"Each row seems to be a series of up to {pluralize(len(cells.names) - 1, 'value')} behind its name. "
-            "Tables are read with a row for each series and time: unique_id, ds, y.",
-        )
-        return TableInspection(tuple(_value_column(cells[name]) for name in cells.names), (), {})
+        return _inspect_series_in_rows(cells, findings)
     warn_about_header(cells.names, findings)
     time_name, guessed_settings = _find_time_column(cells, time_column)
     times: Timestamps | None = None
     if time_name is not None:
         times, guess = _parse_times(cells, time_name, stamps, findings)
         guessed_settings |= guess
-    if times is not None:
-        ids = cells[id_column] if id_column in cells.names else None
-        guessed_settings |= check_row_order(
-            path.name, cells.frame, times, ids, repairs, (time_name or "", *targets), findings
-        )
-    roles: dict[str | None, Role] = {
-        label_column: "label",
-        group_column: "group",
-        guessed_settings.get("id_column", id_column): "id",
-        time_name: "time",
-    }
-    columns, readable = [], []
-    for name in cells.names:
-        role: Role = "channel" if channels is None or name in channels else "ignored"
-        role = "static" if name in static else roles.get(name, role)
-        if name in repairs.categories:
-            columns.append(Column(name, role, "words", cells[name].null_count() / max(len(cells[name]), 1)))
-            continue
-        column = _inspect_column(cells, name, role, repairs, findings)
-        if role == "time":
-            column = _add_times(column, cells, name, times)
-        columns.append(column)
-        if role == "channel" and not column.unreadable and column.kind in ("numbers", "empty"):
-            readable.append(name)
+        if times is not None:
+            ids = cells[id_column] if id_column in cells.names else None
+            ordered = (time_name, *targets)
+            guessed_settings |= check_row_order(path.name, cells.frame, times, ids, repairs, ordered, findings)
+    id_name = guessed_settings.get("id_column", id_column)
+    named: dict[str | None, Role] = {label_column: "label", group_column: "group", id_name: "id", time_name: "time"}
+    roles = _assign_roles(cells.names, named, channels, static)
+    columns = tuple(_inspect_column(cells, name, role, times, repairs, findings) for name, role in roles.items())
     if time_name is None or guessed_settings.get("time_column"):
         _warn_about_time_parts(cells.names, findings)
-    unreadable = [column.name for column in columns if column.role == "channel" and column.name not in readable]
+    channel_columns = [column for column in columns if column.role == "channel"]
+    readable = [column.name for column in channel_columns if _is_readable(column)]
+    unreadable = [column.name for column in channel_columns if not _is_readable(column)]
     guessed_settings |= _guess_channels(cells, unreadable, readable, channels)
-    id_name = guessed_settings.get("id_column", id_column)
-    if "categories" in guessed_settings and id_name in cells.names:
-        constant = [name for name in guessed_settings["categories"] if _is_constant(cells[id_name], cells[name])]
-        guessed_settings |= {"static": [*static, *constant]} if constant else {}
-    return TableInspection(tuple(columns), tuple(readable), guessed_settings)
+    if id_name in cells.names:
+        guessed_settings |= _guess_static(cells, id_name, guessed_settings.get("categories", ()), static)
+    return TableInspection(columns, tuple(readable), guessed_settings)
+
+
+def _inspect_series_in_rows(cells: _TableCells, findings: Findings) -> TableInspection:
+    findings.warn(
+        "series_in_rows",
+        f"Each row seems to be a series of up to {pluralize(len(cells.names) - 1, 'value')} behind its name. "
+        "Tables are read with a row for each series and time: unique_id, ds, y.",
+    )
+    return TableInspection(tuple(_value_column(cells[name]) for name in cells.names), (), {})
+
+
+def _assign_roles(
+    names: Sequence[str], named: Mapping[str | None, Role], channels: Sequence[str] | None, static: Sequence[str]
+) -> dict[str, Role]:
+    """Return the role of each column.
+
+    Args:
+        names: Names of all columns, in the order of the file.
+        named: Roles of the columns that are no values.
+        channels: Names of the channels; None for all columns without another role.
+        static: Names of the columns that are constant for each series.
+    """
+    roles: dict[str, Role] = {}
+    for name in names:
+        default: Role = "channel" if channels is None or name in channels else "ignored"
+        roles[name] = "static" if name in static else named.get(name, default)
+    return roles
+
+
+def _is_readable(column: Column) -> bool:
+    """Return True if a column could be a channel as it is."""
+    return not column.unreadable and column.kind in ("numbers", "empty")
 
 
 def _guess_channels(
     cells: _TableCells, unreadable: Sequence[str], readable: Sequence[str], channels: Sequence[str] | None
 ) -> Notes:
     """Return settings with which columns that hold no numbers are categories or left out, or their words missing."""
-    categories = [name for name in unreadable if _has_categories(cells[name])]
-    texts = {name: _missing_texts(cells[name]) for name in unreadable if name not in categories}
+    categories = [name for name in unreadable if has_categories(cells[name])]
+    texts = {name: missing_texts(cells[name]) for name in unreadable if name not in categories}
     mended = [name for name in texts if texts[name]]
     left_out = [name for name in unreadable if name not in (*categories, *mended)]
     guess: Notes = {"categories": categories} if categories else {}
@@ -177,29 +193,10 @@ def _guess_channels(
     return guess
 
 
-def _has_categories(column: pl.Series) -> bool:
-    """Return True if a column of words has few different ones."""
-    words = column.drop_nulls()
-    if column.dtype != pl.String or _as_numbers(words).count() or parse_dates(normalize_times(words)).count():
-        return False
-    return 2 <= words.n_unique() <= min(_MAX_CATEGORIES, len(words) // 2)
-
-
-def _is_constant(ids: pl.Series, column: pl.Series) -> bool:
-    """Return True if a column has one value for each of several series, and values for all of them."""
-    pairs = pl.DataFrame({"id": ids, "value": column})
-    counts = pairs.group_by("id").agg(pl.col("value").n_unique(), has_missing=pl.col("value").is_null().any())
-    return len(counts) > 1 and bool((counts["value"] == 1).all()) and not bool(counts["has_missing"].any())
-
-
-def _missing_texts(column: pl.Series) -> list[str]:
-    """Return the cells of a column of numbers that are none, if they may all stand for missing values."""
-    invalid = column.filter(_as_numbers(column).is_null() & column.is_not_null())
-    if invalid.dtype != pl.String or 2 * len(invalid) > column.count():
-        return []
-    counts = invalid.value_counts()
-    is_code = [count > 1 or not any(map(str.isalnum, text)) for text, count in counts.iter_rows()]
-    return sorted(invalid.unique()) if all(is_code) and len(is_code) <= _MAX_MISSING_TEXTS else []
+def _guess_static(cells: _TableCells, id_name: str, categories: Sequence[str], static: Sequence[str]) -> Notes:
+    """Return the setting that makes columns of categories with one value for each series static."""
+    constant = [name for name in categories if is_constant(cells[id_name], cells[name])]
+    return {"static": [*static, *constant]} if constant else {}
 
 
 def warn_about_header(names: Sequence[str], findings: Findings) -> None:
@@ -241,8 +238,8 @@ def _find_time_column(cells: _TableCells, time_column: str) -> tuple[str | None,
     if time_column == TIME_COLUMN and parse_dates(normalize_times(cells[first])).count():
         return first, {}
     for name in cells.names:
-        if _is_row_counter(cells[name]) or (
-            not _are_numbers(cells[name]) and not parse_dates(normalize_times(cells[name])).null_count()
+        if is_row_counter(cells[name]) or (
+            not are_numbers(cells[name]) and not parse_dates(normalize_times(cells[name])).null_count()
         ):
             return name, {"time_column": name}
     return None, {}
@@ -257,35 +254,14 @@ def _has_series_in_rows(cells: _TableCells) -> bool:
         return False
     return (
         len(others) >= _MIN_COLUMNS_OF_SERIES_IN_ROWS
-        and not _are_numbers(cells[first])
-        and all(_are_numbers(cells[name]) for name in others)
+        and not are_numbers(cells[first])
+        and all(are_numbers(cells[name]) for name in others)
     )
 
 
 def _value_column(cells: pl.Series) -> Column:
-    kind: Kind = "numbers" if _are_numbers(cells) else "words"
+    kind: Kind = "numbers" if are_numbers(cells) else "words"
     return Column(str(cells.name), "ignored", kind, cells.null_count() / max(len(cells), 1))
-
-
-def _as_numbers(column: pl.Series) -> pl.Series:
-    if column.dtype.is_temporal():
-        return pl.Series(column.name, [None] * len(column), dtype=pl.Float64)
-    return column.cast(pl.Float64, strict=False)
-
-
-def _are_numbers(column: pl.Series) -> bool:
-    return _as_numbers(column).null_count() == column.null_count()
-
-
-def _is_row_counter(column: pl.Series) -> bool:
-    """Return True if a column contains integers that rise by the same step from row to row."""
-    if column.dtype.is_temporal() or column.dtype.is_float():
-        return False
-    integers = column.cast(pl.Int64, strict=False)
-    if integers.null_count() or len(integers) < 3:
-        return False
-    steps = np.diff(integers.to_numpy())
-    return bool(steps[0] > 0 and (steps == steps[0]).all())
 
 
 def _parse_times(
@@ -322,51 +298,54 @@ def _parse_times(
     return None, guess
 
 
-def _add_times(column: Column, cells: _TableCells, name: str, times: Timestamps | None) -> Column:
-    if times is None:
-        return replace(column, kind="mixed", unreadable=parse_dates(normalize_times(cells[name])).null_count())
-    kind: Kind = "dates" if times.dtype.kind == "M" else "numbers"
-    return replace(column, kind=kind, low=format_timestamp(times.min()), high=format_timestamp(times.max()))
+def _inspect_column(
+    cells: _TableCells, name: str, role: Role, times: Timestamps | None, repairs: Repairs, findings: Findings
+) -> Column:
+    """Return a column's facts, and report why it cannot have its role.
 
-
-def _inspect_column(cells: _TableCells, name: str, role: Role, repairs: Repairs, findings: Findings) -> Column:
+    Args:
+        cells: The table.
+        name: Name of the column.
+        role: Its role.
+        times: The parsed column of times; None if it could not be parsed.
+        repairs: Repairs that are asked for already.
+        findings: Gets problems.
+    """
     column = cells[name]
-    numbers = MissingCodes(cells.path.name, repairs.missing).replace(_as_numbers(column))
+    if name in repairs.categories:
+        return Column(name, role, "words", column.null_count() / max(len(column), 1))
     num_filled = column.count()
-    kind = _kind(column, numbers)
+    numbers = MissingCodes(cells.path.name, repairs.missing).replace(as_numbers(column))
+    kind = column_kind(column, numbers)
     unreadable = 0
     if role in ("channel", "static"):
-        unreadable = num_filled - _as_numbers(column).count()
+        unreadable = num_filled - as_numbers(column).count()
         _check_numbers(cells, name, kind, numbers, findings)
     low = high = None
     if kind == "numbers":
         low, high = (float(str(value)) for value in (numbers.min(), numbers.max()))
-    return Column(name, role, kind, 1 - num_filled / max(len(column), 1), low, high, unreadable)
+    inspected = Column(name, role, kind, 1 - num_filled / max(len(column), 1), low, high, unreadable)
+    return _add_times(inspected, column, times) if role == "time" else inspected
 
 
-def _kind(column: pl.Series, numbers: pl.Series) -> Kind:
-    num_filled, num_numbers = column.count(), numbers.count()
-    if not num_filled:
-        return "empty"
-    if num_numbers == num_filled:
-        return "numbers"
-    num_dates = parse_dates(normalize_times(column)).count()
-    if num_dates == num_filled:
-        return "dates"
-    return "mixed" if num_numbers or num_dates else "words"
+def _add_times(column: Column, cells: pl.Series, times: Timestamps | None) -> Column:
+    if times is None:
+        return replace(column, kind="mixed", unreadable=parse_dates(normalize_times(cells)).null_count())
+    kind: Kind = "dates" if times.dtype.kind == "M" else "numbers"
+    return replace(column, kind=kind, low=format_timestamp(times.min()), high=format_timestamp(times.max()))
 
 
 def infer_column_kinds(path: Path, names: Sequence[str], repairs: Repairs) -> dict[str, Kind]:
     """Return the kind of each column, inferred from the first chunk of the file."""
     frame = next(iter(read_chunks(path, names, repairs=repairs)))
     columns = {name: strip_cells(frame[name], MISSING_CELLS) for name in names}
-    return {name: _kind(column, _as_numbers(column)) for name, column in columns.items()}
+    return {name: column_kind(column, as_numbers(column)) for name, column in columns.items()}
 
 
 def _check_numbers(cells: _TableCells, name: str, kind: Kind, numbers: pl.Series, findings: Findings) -> None:
     """Report every reason for which a column cannot be a channel."""
     column, location = cells[name], f"'{cells.path.name}' column '{name}'"
-    is_invalid = _as_numbers(column).is_null() & column.is_not_null()
+    is_invalid = as_numbers(column).is_null() & column.is_not_null()
     if kind in ("words", "dates"):
         examples = [quote(str(cell)) for cell in column.drop_nulls().unique(maintain_order=True)[:3]]
         findings.problem(
