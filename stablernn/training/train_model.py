@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import yaml
@@ -39,7 +39,7 @@ from stablernn.training.stored_runs.stored_settings import stored_settings
 from stablernn.training.tasks import Task, task_for
 
 if TYPE_CHECKING:
-    from stablernn.training.search import Budget
+    from stablernn.training.search import Budget, Choice
 
 _PROGRESS = logging.getLogger("stablernn.progress")
 
@@ -89,43 +89,25 @@ def train(
             ``training.certified`` asks for.
         InterruptedRun: If the user stopped it; it can be resumed.
     """
-    resumed = directory_to_resume(run_dir) if resume else None
-    stored = stored_settings(resumed) if resumed is not None else None
-    # A resumed run keeps its engine where that runs, unless another one is named. The command line gives the stored
-    # settings with those that were typed.
-    keeps_engine = stored is not None and (config is None or config.model.engine in (None, stored.model.engine))
-    if stored is not None:
-        config = stored if config is None else merge_settings(stored, config)
-    if config is None:
-        raise ConfigError("train needs settings: give a config, or resume a run.")
-    if not resume and run_dir is not None and RunDirectory(Path(run_dir)).has_run:
-        raise ConfigError(f"There is a run in '{run_dir}' already. Resume it with --resume, or name another directory.")
+    origin = _find_origin(config, run_dir, resume=resume)
+    config = origin.config
     launch = read_launch()
     refuse_settings_of_one_process(config)
     device = pick_device(config.training.device, launch)
-    if budget is not None and config.model.cell != AUTO:
-        raise ConfigError(
-            f"A budget is for choosing a cell, and '{config.model.cell}' is given. Leave one of them out."
-        )
-    choice = None
-    if config.model.cell == AUTO:
-        # Imported here: a search trains models itself.
-        from stablernn.training.search import choose_settings
-
-        choice = choose_settings(config, budget)
+    choice = _choose(config, budget)
+    if choice is not None:
         config = choice.config
     # Before the data is read, which may take some processes longer than others.
     with open_group(launch, device) as processes:
-        located = config if resumed is None else locate_files(config, resumed.path, read_json(resumed.data))
-        data = load_run_data(located)
+        data = load_run_data(origin.locate_files(config))
         settings = resolve(config, task_for(data))
         data = with_time(data, settings)
-        if stored is not None:
-            check_resumable(stored, settings)
+        if origin.stored is not None:
+            check_resumable(origin.stored, settings)
         with torch_settings(device, seed=settings.training.seed, threads=settings.training.threads):
             # The model is created on the CPU, so that a seed gives the same first weights on every device.
             model = create_model(settings, data)
-            settings = with_engine(settings, model, device, may_change=keeps_engine)
+            settings = with_engine(settings, model, device, may_change=origin.engine_may_change)
             check_processes(processes, settings, data, device)
             model.rnn.recompute_every(settings.training.recompute_every)
             # All processes have read a run that is resumed before its files are replaced.
@@ -139,6 +121,64 @@ def train(
                 progress, callbacks = None, ()
             with mark_running(directory.path) if processes.is_main else nullcontext():
                 return _fit(directory, settings, task_for(data), model.to(device), progress, callbacks, processes)
+
+
+class _Origin(NamedTuple):
+    """The settings that a training begins with, and the run that they come from.
+
+    Attributes:
+        config: The settings, not resolved.
+        resumed: Directory of the run that is resumed; None for a new run.
+        stored: Settings of that run.
+        engine_may_change: Whether ``auto`` takes the place of an engine that cannot run here.
+    """
+
+    config: Config
+    resumed: RunDirectory | None = None
+    stored: Config | None = None
+    engine_may_change: bool = False
+
+    def locate_files(self, config: Config) -> Config:
+        """Return settings in which the files of a resumed run are found from any working directory."""
+        if self.resumed is None:
+            return config
+        return locate_files(config, self.resumed.path, read_json(self.resumed.data))
+
+
+def _find_origin(config: Config | None, run_dir: str | Path | None, *, resume: bool) -> _Origin:
+    """Return the settings given, merged over those of a run that is resumed.
+
+    Raises:
+        ConfigError: If there is no run to resume, a run in the directory of a new one, or no settings.
+    """
+    if resume:
+        resumed = directory_to_resume(run_dir)
+        stored = stored_settings(resumed)
+        if config is None:
+            return _Origin(stored, resumed, stored, engine_may_change=True)
+        # The command line gives the stored settings with those that were typed: the stored engine was not asked for.
+        is_engine_asked_for = config.model.engine not in (None, stored.model.engine)
+        merged = merge_settings(stored, config)
+        return _Origin(merged, resumed, stored, engine_may_change=not is_engine_asked_for)
+    if config is None:
+        raise ConfigError("train needs settings: give a config, or resume a run.")
+    if run_dir is not None and RunDirectory(Path(run_dir)).has_run:
+        raise ConfigError(f"There is a run in '{run_dir}' already. Resume it with --resume, or name another directory.")
+    return _Origin(config)
+
+
+def _choose(config: Config, budget: Budget | None) -> Choice | None:
+    """Choose cell and settings where the cell is ``auto``; None where there is nothing to choose."""
+    if config.model.cell == AUTO:
+        # Imported here: a search trains models itself.
+        from stablernn.training.search import choose_settings
+
+        return choose_settings(config, budget)
+    if budget is not None:
+        raise ConfigError(
+            f"A budget is for choosing a cell, and '{config.model.cell}' is given. Leave one of them out."
+        )
+    return None
 
 
 def _open_directory(
