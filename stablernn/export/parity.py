@@ -16,8 +16,9 @@ step graph called sample by sample, and one padded batch of unequal lengths.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import onnxruntime as ort
@@ -44,9 +45,6 @@ SEQUENCE_CAP = 1e-3
 """Largest allowed error of a sequence, and of a step."""
 BATCHES = (1, 5)
 DEFAULT_LENGTHS = (1, 7, 40)
-
-SequenceRunner = Callable[[Arrays, np.ndarray, Arrays], Arrays]
-"""From inputs, lengths, and states with known inputs to outputs, all by name."""
 
 
 def open_session(graph: bytes) -> ort.InferenceSession:
@@ -103,60 +101,23 @@ def measure_parity(
 ) -> dict[str, Any]:
     """Return the report of :func:`check_parity`, whatever it says."""
     generator = np.random.default_rng(seed)
-    names = state_names(model)
-    step_session, sequence_session = open_session(step), open_session(sequence)
-    run_sequence = _sequence_runner(sequence_session)
+    graphs = _Graphs(model, open_session(step), open_session(sequence), scripted)
     rows = []
     amplification = 1.0
     for length in lengths:
-        for batch in BATCHES:
-            inputs = draw_inputs(model, generator, batch, length)
-            lengths_of_batch = draw_lengths(generator, batch, length)
-            known_inputs = _draw_known_inputs(model, generator, batch)
-            expected = run_torch(model, inputs, lengths_of_batch, known_inputs)
-            actual = run_sequence(inputs, lengths_of_batch, {**_zero_states(model, batch), **known_inputs})
-            batch_amplification = measure_amplification(model, inputs, lengths_of_batch, known_inputs, generator)
-            amplification = max(amplification, batch_amplification)
-            max_error = min(STEP_TOLERANCE * batch_amplification, SEQUENCE_CAP)
-            row: dict[str, Any] = {"time": length, "batch": batch, "allowed_rel_error": max_error}
-            row["max_abs_error"], row["max_rel_error"] = max_errors(expected, actual)
-            if not row["max_rel_error"] <= max_error:
-                rounding = measure_rounding(model, inputs, lengths_of_batch, known_inputs, expected)
-                row["allowed_rel_error"] = allow_rounding(max_error, rounding)
-            # Each sequence of the batch alone, without padding: (1, lengths_of_batch[b], ...).
-            singles = [
-                {name: value[b : b + 1, : lengths_of_batch[b]] for name, value in inputs.items()} for b in range(batch)
-            ]
-            single_known = [{name: value[b : b + 1] for name, value in known_inputs.items()} for b in range(batch)]
-            streamed = [_run_stream(step_session, model, *pair) for pair in zip(singles, single_known, strict=True)]
-            single_outputs = [
-                run_sequence(single, lengths_of_batch[b : b + 1], {**_zero_states(model, 1), **single_known[b]})
-                for b, single in enumerate(singles)
-            ]
-            first_sample = _split_steps(model, inputs)[0]
-            final = {name: actual[f"{name}_out"] for name in names}
-            row["step_rel_error"] = _step_error(step_session, model, first_sample, final, known_inputs)
-            if not row["step_rel_error"] <= STEP_TOLERANCE:
-                rounding = measure_step_rounding(model, first_sample, final, known_inputs)
-                row["allowed_step_rel_error"] = allow_rounding(STEP_TOLERANCE, rounding)
-            # Once more from the final state, since equality must not hold for a zero state only.
-            final_states = {name: single_outputs[-1][f"{name}_out"] for name in names}
-            continued = run_sequence(singles[-1], lengths_of_batch[-1:], {**final_states, **single_known[-1]})
-            streamed.append(_run_stream(step_session, model, singles[-1], single_known[-1], final_states))
-            row["stream_equals_sequence"] = all(map(are_equal, streamed, [*single_outputs, continued]))
-            row["batch_equals_single"] = all(
-                are_equal(_select_sequence(model, actual, b, int(lengths_of_batch[b])), single_outputs[b])
-                for b in range(batch)
+        for size in BATCHES:
+            batch = _Batch(
+                draw_inputs(model, generator, size, length),
+                draw_lengths(generator, size, length),
+                _draw_known_inputs(model, generator, size),
             )
-            # One batch is enough. Its first sequence is complete.
-            if (length, batch) == (lengths[-1], BATCHES[-1]) and MAX_ROWS_NAME.encode() in sequence:
-                row["batch_equals_single"] &= _long_batch_equals_single(
-                    model, run_sequence, singles[0], single_known[0], single_outputs[0]
-                )
-            if scripted is not None:
-                script_output = _run_script(scripted, model, inputs, lengths_of_batch, known_inputs)
-                row["torchscript_rel_error"] = max_errors(expected, script_output)[1]
-            rows.append(row)
+            batch_amplification = measure_amplification(model, *batch, generator)
+            amplification = max(amplification, batch_amplification)
+            # One long batch is enough.
+            is_last = (length, size) == (lengths[-1], BATCHES[-1])
+            has_long_batches = is_last and MAX_ROWS_NAME.encode() in sequence
+            row = graphs.compare(batch, batch_amplification, has_long_batches=has_long_batches)
+            rows.append({"time": length, "batch": size, **row})
     report = {
         "max_abs_error": max(row["max_abs_error"] for row in rows),
         "max_rel_error": max(row["max_rel_error"] for row in rows),
@@ -171,6 +132,143 @@ def measure_parity(
     if scripted is not None:
         report["torchscript_rel_error"] = max(row["torchscript_rel_error"] for row in rows)
     return report
+
+
+class _Batch(NamedTuple):
+    """Padded sequences.
+
+    Attributes:
+        inputs: Inputs at every sample by name, each (batch, time, ...). The first sequence is as long as the batch.
+        lengths: int64 (batch,).
+        known_inputs: Inputs of the emission apart from the state by name, each (batch, ...).
+    """
+
+    inputs: Arrays
+    lengths: np.ndarray
+    known_inputs: Arrays
+
+    def split(self) -> list[_Batch]:
+        """Return each sequence alone, without padding."""
+        return [
+            _Batch(
+                {name: value[row : row + 1, :length] for name, value in self.inputs.items()},
+                self.lengths[row : row + 1],
+                {name: value[row : row + 1] for name, value in self.known_inputs.items()},
+            )
+            for row, length in enumerate(self.lengths)
+        ]
+
+    def repeat(self, count: int) -> _Batch:
+        """Return a batch of copies of a single sequence."""
+        return _Batch(_repeat(self.inputs, count), np.repeat(self.lengths, count), _repeat(self.known_inputs, count))
+
+
+@dataclass(frozen=True)
+class _Graphs:
+    """The exported graphs, to be compared with the model that they were made of.
+
+    Attributes:
+        model: The model.
+        step: Session of the step graph.
+        sequence: Session of the sequence graph.
+        scripted: The TorchScript module; None if there is none.
+    """
+
+    model: SequenceModel
+    step: ort.InferenceSession
+    sequence: ort.InferenceSession
+    scripted: Any | None
+
+    def run(self, batch: _Batch, states: Arrays | None = None) -> Arrays:
+        """Return the outputs of the sequence graph, from a zero state by default."""
+        states = states or _zero_states(self.model, len(batch.lengths))
+        return run_session(self.sequence, {**batch.inputs, "lengths": batch.lengths, **states, **batch.known_inputs})
+
+    def stream(self, batch: _Batch, states: Arrays | None = None) -> Arrays:
+        """Run the step graph over all steps; outputs have a time axis if the model has outputs at every step."""
+        model = self.model
+        states = states or _zero_states(model, len(batch.lengths))
+        outputs: Arrays = {}
+        step_outputs: dict[str, list[np.ndarray]] = {name: [] for name in model.output_names}
+        for sample in _split_steps(model, batch.inputs):
+            outputs = run_session(self.step, sample | states | batch.known_inputs)
+            states = {name: outputs[f"{name}_out"] for name in states}
+            for name, values in step_outputs.items():
+                values.append(outputs[name])
+        if not model.every_step:
+            return outputs
+        return outputs | {name: np.stack(values, axis=1) for name, values in step_outputs.items()}
+
+    def compare(self, batch: _Batch, amplification: float, *, has_long_batches: bool) -> dict[str, Any]:
+        """Return the errors on a batch, those that are allowed, and whether equal bits were equal.
+
+        Args:
+            batch: The batch.
+            amplification: Amplification of a rounding error by the model on this batch.
+            has_long_batches: Whether to also compare a batch that is computed without products in front of the Scan.
+        """
+        expected, outputs = run_torch(self.model, *batch), self.run(batch)
+        singles = batch.split()
+        single_outputs = [self.run(single) for single in singles]
+        row: dict[str, Any] = {
+            **self._sequence_errors(batch, expected, outputs, amplification),
+            **self._step_errors(batch, self._final_states(outputs)),
+            "stream_equals_sequence": self._stream_equals_sequence(singles, single_outputs),
+            "batch_equals_single": all(
+                are_equal(_select_sequence(self.model, outputs, number, int(length)), single_outputs[number])
+                for number, length in enumerate(batch.lengths)
+            ),
+        }
+        if has_long_batches:
+            row["batch_equals_single"] &= self._long_batch_equals_single(singles[0], single_outputs[0])
+        if self.scripted is not None:
+            row["torchscript_rel_error"] = max_errors(expected, _run_script(self.scripted, self.model, *batch))[1]
+        return row
+
+    def _sequence_errors(
+        self, batch: _Batch, expected: Arrays, outputs: Arrays, amplification: float
+    ) -> dict[str, float]:
+        allowed = min(STEP_TOLERANCE * amplification, SEQUENCE_CAP)
+        max_abs_error, max_rel_error = max_errors(expected, outputs)
+        if not max_rel_error <= allowed:
+            allowed = allow_rounding(allowed, measure_rounding(self.model, *batch, expected))
+        return {"allowed_rel_error": allowed, "max_abs_error": max_abs_error, "max_rel_error": max_rel_error}
+
+    def _step_errors(self, batch: _Batch, states: Arrays) -> dict[str, float]:
+        """Return the relative difference of torch and the step graph after one step from some states."""
+        sample, known_inputs = _split_steps(self.model, batch.inputs)[0], batch.known_inputs
+        expected = torch_step(self.model, sample, states, known_inputs)
+        outputs = run_session(self.step, sample | states | known_inputs)
+        errors = {"step_rel_error": max_errors(expected, outputs)[1]}
+        if not errors["step_rel_error"] <= STEP_TOLERANCE:
+            rounding = measure_step_rounding(self.model, sample, states, known_inputs)
+            errors["allowed_step_rel_error"] = allow_rounding(STEP_TOLERANCE, rounding)
+        return errors
+
+    def _stream_equals_sequence(self, sequences: Sequence[_Batch], outputs: Sequence[Arrays]) -> bool:
+        """Return whether the step graph gives the bits of the sequence graph, from a zero state and from a final one.
+
+        Args:
+            sequences: Single sequences.
+            outputs: Outputs of the sequence graph for each, from a zero state.
+        """
+        last, states = sequences[-1], self._final_states(outputs[-1])
+        return all(
+            are_equal(self.stream(sequence), result) for sequence, result in zip(sequences, outputs, strict=True)
+        ) and are_equal(self.stream(last, states), self.run(last, states))
+
+    def _long_batch_equals_single(self, single: _Batch, outputs: Arrays) -> bool:
+        """Return whether a sequence has the same outputs in a batch too long for products in front of the Scan."""
+        rows = MAX_ELEMENTS // self.model.rnn.first.hidden_size + 1
+        count = rows // -(-int(single.lengths[0]) // self.model.patches.stride) + 1
+        return are_equal(_repeat(outputs, count), self.run(single.repeat(count)))
+
+    def _final_states(self, outputs: Arrays) -> Arrays:
+        return {name: outputs[f"{name}_out"] for name in state_names(self.model)}
+
+
+def _repeat(values: Arrays, count: int) -> Arrays:
+    return {name: np.repeat(value, count, axis=0) for name, value in values.items()}
 
 
 def conditions() -> dict[str, Any]:
@@ -218,23 +316,6 @@ def check_bounds(report: Mapping[str, Any]) -> None:
         raise ParityError(
             "A sequence alone and in a padded batch are not bitwise equal in the sequence graph; nothing was exported."
         )
-
-
-def _long_batch_equals_single(
-    model: SequenceModel, run_sequence: SequenceRunner, inputs: Arrays, known_inputs: Arrays, outputs: Arrays
-) -> bool:
-    """Return whether a sequence has the same outputs in a batch too long for products in front of the Scan."""
-    rows = MAX_ELEMENTS // model.rnn.first.hidden_size + 1
-    time = inputs[model.input_name].shape[1]
-    batch = rows // -(-time // model.patches.stride) + 1
-
-    def repeat(values: Arrays) -> Arrays:
-        return {name: np.repeat(value, batch, axis=0) for name, value in values.items()}
-
-    actual = run_sequence(
-        repeat(inputs), np.full(batch, time, np.int64), {**_zero_states(model, batch), **repeat(known_inputs)}
-    )
-    return are_equal(repeat(outputs), actual)
 
 
 def draw_inputs(model: SequenceModel, generator: np.random.Generator, batch: int, length: int) -> Arrays:
@@ -310,53 +391,16 @@ def _run_script(
     return outputs_by_name(model, dict(zip(model.output_names, results[:count], strict=True)), results[count:])
 
 
-def _sequence_runner(session: ort.InferenceSession) -> SequenceRunner:
-    return lambda inputs, lengths, state: run_session(session, {**inputs, "lengths": lengths, **state})
-
-
 def run_session(session: ort.InferenceSession, inputs: Arrays) -> Arrays:
     """Return all outputs of a graph by name."""
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, cast("list[np.ndarray]", session.run(names, inputs)), strict=True))
 
 
-def _run_stream(
-    session: ort.InferenceSession,
-    model: SequenceModel,
-    inputs: Arrays,
-    known_inputs: Arrays,
-    state: Arrays | None = None,
-) -> Arrays:
-    """Run the step graph over all steps; outputs have a time axis if the model has outputs at every step."""
-    state = state or _zero_states(model, len(inputs[model.input_name]))
-    outputs: Arrays = {}
-    step_outputs: dict[str, list[np.ndarray]] = {name: [] for name in model.output_names}
-    for sample in _split_steps(model, inputs):
-        outputs = run_session(session, sample | state | known_inputs)
-        state = {name: outputs[f"{name}_out"] for name in state}
-        for name, values in step_outputs.items():
-            values.append(outputs[name])
-    if not model.every_step:
-        return outputs
-    return outputs | {name: np.stack(values, axis=1) for name, values in step_outputs.items()}
-
-
 def _select_sequence(model: SequenceModel, outputs: Arrays, row: int, length: int) -> Arrays:
     """Return the outputs of one sequence of a batch; outputs at every step are cut to its length."""
     unpadded = {name: value[:, :length] for name, value in outputs.items() if name in model.output_names}
     return {name: value[row : row + 1] for name, value in {**outputs, **(unpadded if model.every_step else {})}.items()}
-
-
-def _step_error(
-    session: ort.InferenceSession,
-    model: SequenceModel,
-    sample: Arrays,
-    state: Arrays,
-    known_inputs: Arrays,
-) -> float:
-    """Return the relative difference of torch and the step graph after one step from a state."""
-    actual = run_session(session, sample | state | known_inputs)
-    return max_errors(torch_step(model, sample, state, known_inputs), actual)[1]
 
 
 def allow_rounding(tolerance: float, rounding: float) -> float:
