@@ -9,15 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.errors import ConfigError, did_you_mean
+from stablernn.errors import ConfigError
 from stablernn.nn.ensemble import Heads
 from stablernn.nn.models._arguments import NetworkOptions, check_covariates
 from stablernn.nn.models._base import SequenceModel, States
+from stablernn.nn.models._forecast_checks import check_channels, check_choices, check_levels, check_recursive
 from stablernn.nn.preprocessing import ContextScaling
 
-SKIPS = ("none", "linear")
-HEADS = ("direct", "recursive")
-ANCHORS = ("last", "mean")
 _KNOWN_HIDDEN = 32
 """Hidden units of the network on the known values of a future step."""
 
@@ -98,22 +96,12 @@ class Forecaster(SequenceModel):
         if static_size < 0:
             raise ValueError(f"static_size must be 0 or more, got {static_size}.")
         targets, future = [int(index) for index in target_indices], [int(index) for index in future_indices]
-        _check_channels("target_indices", targets, input_size, is_required=True)
-        _check_channels("future_indices", future, input_size)
-        if set(targets) & set(future):
-            raise ConfigError(
-                f"A channel is forecast or known in the future, not both; got {sorted(set(targets) & set(future))}."
-            )
+        check_channels(targets, future, input_size)
         levels = list(quantiles)
-        if levels != sorted(set(levels)) or not all(0 < level < 1 for level in levels):
-            raise ConfigError(f"quantiles must increase and lie between 0 and 1, got {levels}.")
-        for option, value, allowed in (("head", head, HEADS), ("skip", skip, SKIPS), ("anchor", anchor, ANCHORS)):
-            if value not in allowed:
-                raise ConfigError(
-                    f"Unknown {option} '{value}'.{did_you_mean(value, allowed)} It is {' or '.join(allowed)}."
-                )
+        check_levels(levels)
+        check_choices(head=head, skip=skip, anchor=anchor)
         if head == "recursive":
-            self._check_recursive([*targets, *future])
+            check_recursive([*targets, *future], input_size, self.patches.stride)
         if anchor == "mean" and self.scaling.kind not in ("standard", "none"):
             raise ConfigError(
                 "anchor='mean' starts from the mean of the training data, which only the scalings 'standard' and "
@@ -131,14 +119,7 @@ class Forecaster(SequenceModel):
             self.output_names = ("mean",)
         size, answers = self.feature_size, len(targets) * (1 + len(levels))
         self.head = Heads(len(self.rnn), size + static_size, self.steps * answers, head_dropout)
-        self.skip: nn.Linear | None = None
-        if skip == "linear":
-            if not isinstance(self.scaling, ContextScaling):
-                raise ConfigError(
-                    "skip='linear' reads the values that the scaling 'context' remembers, got "
-                    f"scaling='{self.scaling.kind}'."
-                )
-            self.skip = nn.Linear(self.scaling.window, self.steps, bias=False)
+        self.skip = self._build_skip() if skip == "linear" else None
         self.known: nn.Sequential | None = None
         if future:
             inner = nn.Linear(len(self.rnn) * size + static_size + len(future), _KNOWN_HIDDEN)
@@ -360,18 +341,13 @@ class Forecaster(SequenceModel):
         layers = [*self.head.modules(), *([] if self.known is None else [self.known[-1]])]
         return [layer for layer in layers if isinstance(layer, nn.Linear)]
 
-    def _check_recursive(self, channels: Sequence[int]) -> None:
-        unknown = sorted(set(range(self.input_size)) - set(channels))
-        if unknown:
+    def _build_skip(self) -> nn.Linear:
+        if not isinstance(self.scaling, ContextScaling):
             raise ConfigError(
-                "A recursive head needs every channel to be a target or known in the future, so that its forecasts can "
-                f"stand for values; channel {unknown[0]} is neither. Leave it out, or take head='direct'."
+                "skip='linear' reads the values that the scaling 'context' remembers, got "
+                f"scaling='{self.scaling.kind}'."
             )
-        if self.patches.stride > 1:
-            raise ConfigError(
-                f"A recursive head forecasts one sample at a time, got patch_stride={self.patches.stride}; take "
-                "patch_stride=1, or head='direct'."
-            )
+        return nn.Linear(self.scaling.window, self.steps, bias=False)
 
     def roll_out(self, state: States, **covariates: Tensor) -> Iterable[tuple[States, dict[str, Tensor]]]:
         """Yield the steps of a recursive forecast: the state that each starts from, and its covariates."""
@@ -433,17 +409,3 @@ def _append_to_members(features: Tensor, static: Tensor, members: int) -> Tensor
     """Append the static covariates to each member's features, ``(batch, members * (features + static))``."""
     member_inputs = [torch.cat([chunk, static], dim=-1) for chunk in features.chunk(members, dim=-1)]
     return torch.cat(member_inputs, dim=-1)
-
-
-def _check_channels(name: str, indices: Sequence[int], input_size: int, *, is_required: bool = False) -> None:
-    """Refuse indices that repeat or are out of range, or an empty list if it is required.
-
-    Raises:
-        ValueError: If they do.
-    """
-    if (
-        (is_required and not indices)
-        or len(set(indices)) < len(indices)
-        or not all(0 <= index < input_size for index in indices)
-    ):
-        raise ValueError(f"{name} must be different channels from 0 to {input_size - 1}, got {list(indices)}.")
