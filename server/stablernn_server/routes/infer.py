@@ -74,18 +74,8 @@ async def infer(context: AppContext, active_request: ActiveRequest, scope: Scope
     if scope["method"] != "POST":
         raise MethodError(scope["method"], scope["path"], ["POST"])
     # Before the body is read: a client that names an unknown model need not send it.
-    model = None
-    try:
-        model = active_request.model = context.models.get_for_request(*context.models.resolve(match[1], match[2]))
-    except UnknownModelError:
-        if _model_of_sequences(context, match) is None:
-            raise
-    fields = header_fields(scope)
-    length_header = accept_encoding = None
-    if (field := fields.get(b"inference-header-content-length")) is not None:
-        length_header = field.decode("latin-1")
-    if (field := fields.get(b"accept-encoding")) is not None:
-        accept_encoding = field.decode("latin-1")
+    model = active_request.model = _find_served(context, match)
+    length_header, accept_encoding = _read_headers(scope)
     settings = context.settings
     limit = settings.json_limit if length_header is None else settings.max_body_bytes
     body = await context.read_body(active_request, scope, limit)
@@ -94,22 +84,10 @@ async def infer(context: AppContext, active_request: ActiveRequest, scope: Scope
         # No JSON: which input the bytes are, and their type, only the model tells.
         caller = context.create_caller(active_request)
     else:
-        if len(body) <= OFFLOAD_BYTES:
-            request = _decode(body, length_header, settings.json_limit)
-        else:
-            request = await asyncio.to_thread(_decode, body, length_header, settings.json_limit)
+        request = await _decode_body(body, length_header, settings.json_limit)
         caller = context.create_caller(active_request, request.timeout_us, request.priority)
-    try:
-        if model is None:
-            model = await context.models.find_open(match[1], match[2], caller.deadline)
-    except UnknownModelError:
-        # A sequence goes on with the version that it began with, although that is not served any more.
-        control = None if request is None else request.sequence
-        sequence_model = None if control is None or control.start else _model_of_sequences(context, match)
-        if sequence_model is None:
-            raise
-        model = sequence_model
-    active_request.model = model
+    if model is None:
+        model = active_request.model = await _find_open(context, match, request, caller)
     if request is None:
         request = decode_raw_request(body, model.sequence.inputs[model.input_name])
     pattern: RequestPattern | None = None
@@ -128,18 +106,53 @@ async def infer(context: AppContext, active_request: ActiveRequest, scope: Scope
         response = _respond_alike(pattern, model, request, result, accept_encoding)
         if response is not None:
             return response
-    head = _response_head(model, request, result)
-    size = sum(value.nbytes for value in result.outputs.values())
-    if size <= OFFLOAD_BYTES:
-        content, json_length, encoding = _encode(head, request, result.outputs, model, accept_encoding)
-    else:
-        content, json_length, encoding = await asyncio.to_thread(
-            _encode, head, request, result.outputs, model, accept_encoding
-        )
-    return _create_response(content, json_length, encoding)
+    return await _respond(model, request, result, accept_encoding)
 
 
 INFER_ROUTE = DirectRoute(INFER_PATH, "/v2/models/{model}/infer", infer)
+
+
+def _find_served(context: AppContext, match: re.Match[str]) -> ServedModel | None:
+    """Return the model that a path names; None if it has to be opened, or only sequences still run it.
+
+    Raises:
+        UnknownModelError: If there is no such model.
+    """
+    try:
+        return context.models.get_for_request(*context.models.resolve(match[1], match[2]))
+    except UnknownModelError:
+        if _model_of_sequences(context, match) is None:
+            raise
+        return None
+
+
+async def _find_open(
+    context: AppContext, match: re.Match[str], request: InferRequest | None, caller: Caller
+) -> ServedModel:
+    """Return the model that a path names, opened, or that of the sequence which a request continues.
+
+    Raises:
+        UnknownModelError: If there is neither.
+    """
+    try:
+        return await context.models.find_open(match[1], match[2], caller.deadline)
+    except UnknownModelError:
+        # A sequence goes on with the version that it began with, although that is not served any more.
+        control = None if request is None else request.sequence
+        model = None if control is None or control.start else _model_of_sequences(context, match)
+        if model is None:
+            raise
+        return model
+
+
+def _read_headers(scope: Scope) -> tuple[str | None, str | None]:
+    """Return the length of the JSON before raw tensors, and the accepted encodings, as they were sent."""
+    fields = header_fields(scope)
+    length, encodings = fields.get(b"inference-header-content-length"), fields.get(b"accept-encoding")
+    return (
+        None if length is None else length.decode("latin-1"),
+        None if encodings is None else encodings.decode("latin-1"),
+    )
 
 
 def _model_of_sequences(context: AppContext, match: re.Match[str]) -> ServedModel | None:
@@ -287,6 +300,12 @@ def _ignore_first_dt(model: ServedModel, inputs: Mapping[str, Array]) -> Mapping
     return {**inputs, "dt": dt}
 
 
+async def _decode_body(body: bytes, length_header: str | None, json_limit: int) -> InferRequest:
+    if len(body) <= OFFLOAD_BYTES:
+        return _decode(body, length_header, json_limit)
+    return await asyncio.to_thread(_decode, body, length_header, json_limit)
+
+
 def _decode(body: bytes, length_header: str | None, json_limit: int) -> InferRequest:
     if length_header is None:
         return decode_with_template(body)
@@ -294,6 +313,15 @@ def _decode(body: bytes, length_header: str | None, json_limit: int) -> InferReq
     if json_length > json_limit:
         raise body_too_large(json_limit)
     return decode_binary_with_template(body, json_length)
+
+
+async def _respond(
+    model: ServedModel, request: InferRequest, result: InferenceResult, accept_encoding: str | None
+) -> RawResponse:
+    arguments = (_response_head(model, request, result), request, result.outputs, model, accept_encoding)
+    size = sum(value.nbytes for value in result.outputs.values())
+    encoded = _encode(*arguments) if size <= OFFLOAD_BYTES else await asyncio.to_thread(_encode, *arguments)
+    return _create_response(*encoded)
 
 
 def _encode(
