@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -176,32 +176,33 @@ def read_inputs(
         raise errors.unknown("task", task, TASKS, "Tasks are classify and forecast.")
     path = Path(path)
     repairs = (repairs or Repairs()).without_selection
-    columns: dict[str, Any] = {
-        "id_column": id_column,
-        "time_column": time_column,
-        "stamps": stamps,
-        "repairs": repairs,
-        "exclude": exclude,
-    }
 
     def open_or_piece() -> OpenTable:
-        return open_table(path, **columns) if table is None else replace(table, exclude=exclude)
+        if table is not None:
+            return replace(table, exclude=exclude)
+        return open_table(
+            path, id_column=id_column, time_column=time_column, stamps=stamps, repairs=repairs, exclude=exclude
+        )
 
     if task == "classify":
         return _read_sequences(path, features, time_step, label_column, open_or_piece, max_steps)
     require_task(path, "forecast")
-    if context_length is not None and context_length < 1:
-        raise errors.ConfigError(f"context_length must be 1 or more, got {context_length}.")
     covariates = Covariates.of(future, static, calendar).expanded(repairs.categories)
-    if covariates.future and (horizon is None or horizon < 1):
-        raise errors.ConfigError(
-            f"horizon must be 1 or more where a model takes what is known in advance, got {horizon}."
-        )
+    _check_lengths(context_length, horizon, covariates)
     rows = _read_model_columns(open_or_piece(), features, covariates, channels_as_series=channels_as_series)
     # Without targets any observed feature makes a context usable.
     required = targets or [name for name in rows.channels if name not in covariates.columns]
     inputs = _ModelInputs(features, covariates, required, context_length, horizon or 0, time_step)
     return _read_contexts(rows, inputs, frequency)
+
+
+def _check_lengths(context_length: int | None, horizon: int | None, covariates: Covariates) -> None:
+    if context_length is not None and context_length < 1:
+        raise errors.ConfigError(f"context_length must be 1 or more, got {context_length}.")
+    if covariates.future and (horizon is None or horizon < 1):
+        raise errors.ConfigError(
+            f"horizon must be 1 or more where a model takes what is known in advance, got {horizon}."
+        )
 
 
 class _ModelInputs(NamedTuple):
@@ -286,16 +287,13 @@ def _read_contexts(table: Table, model: _ModelInputs, frequency: str | None) -> 
     ahead: tuple[Series, ...] = ()
     if covariates.columns:
         past, ahead = _split_at_last_observation(table, series, covariates, model.horizon)
-    if ahead:
-        notes["future_values_missing"] = sum(int(np.isnan(each.values).sum()) for each in ahead)
-        # Rows beyond the horizon are known, too, but are not forecast.
-        used_rows = sum(len(before.ds) + len(after.ds) for before, after in zip(past, ahead, strict=True))
-        notes["future_rows_unused"] = sum(len(each.ds) for each in series) - used_rows
+        notes |= _count_future_rows(series, past, ahead)
     _, past = covariates.with_calendar(table.name, table.channels, past, model.features)
     context = slice(-context_length if context_length else None, None)
     past = tuple(replace(each, ds=each.ds[context], values=each.values[context]) for each in past)
     _check_contexts(table, past, model.required)
     x, lengths = pad_sequences([each.values for each in past])
+    notes["short_contexts"] = int((lengths < context_length).sum()) if context_length else 0
     inputs = InputSet(
         task="forecast",
         x=x,
@@ -304,16 +302,22 @@ def _read_contexts(table: Table, model: _ModelInputs, frequency: str | None) -> 
         y=None,
         ds=tuple(each.ds for each in past),
         frequency=grid.alias if grid else None,
-        notes={
-            **table.notes,
-            **notes,
-            "short_contexts": int((lengths < context_length).sum()) if context_length else 0,
-        },
+        notes={**table.notes, **notes},
         dt=None if model.time_step is None else _pad_dt([each.ds for each in past], model.time_step),
         static=np.stack([each.static for each in past]) if covariates.static else None,
         ahead=tuple(each.ds for each in ahead),
     )
     return replace(inputs, future=_future_values(inputs, ahead, model)) if covariates.future else inputs
+
+
+def _count_future_rows(series: Sequence[Series], past: Sequence[Series], ahead: Sequence[Series]) -> Notes:
+    """Return notes on the rows after the last observation of each series."""
+    # Rows beyond the horizon are known, too, but are not forecast.
+    used_rows = sum(len(before.ds) + len(after.ds) for before, after in zip(past, ahead, strict=True))
+    return {
+        "future_values_missing": sum(int(np.isnan(each.values).sum()) for each in ahead),
+        "future_rows_unused": sum(len(each.ds) for each in series) - used_rows,
+    }
 
 
 def _check_contexts(table: Table, contexts: Sequence[Series], required: Sequence[str]) -> None:
