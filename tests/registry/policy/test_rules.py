@@ -1,11 +1,7 @@
-"""The policy: the moves that it allows, its format, and the detection of damage."""
+"""The policy: the moves that it allows, and the rules that make no sense."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -15,15 +11,12 @@ import pytest
 from stablernn_registry import (
     AliasEntry,
     GateRefused,
-    IntegrityError,
     MetricRule,
     Policy,
     PolicyError,
     PolicyRules,
     RefError,
     Registry,
-    RegistryError,
-    StorageError,
     Version,
 )
 from stablernn_registry.documents.certificates import KINDS, Kind
@@ -69,47 +62,6 @@ def test_without_a_policy_nothing_is_asked(registry: Registry, publish: Publish)
     assert registry.set_alias("digits", "production", 1).checks == []
     assert registry.policy().rules("production") == PolicyRules()
     assert registry.verify().ok
-
-
-def test_a_line_says_who_when_why_and_is_chained_as_the_documentation_says(registry: Registry) -> None:
-    registry.set_policy({"kind": "bounded"}, why="from the start", who="ada")
-    registry.set_policy(PolicyRules(max_parity=1e-5, metric=ACCURACY), alias="production", why="it counts", who="bob")
-    registry.set_policy(None, alias="production", why="it does not", who="bob")
-    previous, trees = "0" * 64, []
-    for line in (registry.root / "policy.jsonl").read_bytes().splitlines():
-        line_hash = hashlib.sha256(line[:-77] + b"}").hexdigest()
-        assert line.endswith(f',"previous":"{previous}","sha256":"{line_hash}"}}'.encode())
-        trees.append(json.loads(line))
-        previous = line_hash
-    nothing = {"kind": None, "max_parity": None, "metric": None, "model_signature": None}
-    metric = {"name": "accuracy", "split": "test", "worse_by": 0.01, "better": "higher"}
-    assert [(tree["seq"], tree["who"], tree["why"], tree["alias"], tree["rules"]) for tree in trees] == [
-        (1, "ada", "from the start", "*", nothing | {"kind": "bounded"}),
-        (2, "bob", "it counts", "production", nothing | {"max_parity": 1e-5, "metric": metric}),
-        (3, "bob", "it does not", "production", None),
-    ]
-    assert all(tree["time"].endswith("Z") for tree in trees)
-    assert registry.policy().head == previous
-    assert registry.verify().ok
-
-
-def test_the_last_line_for_an_alias_counts_and_the_star_for_those_without(registry: Registry) -> None:
-    def kinds() -> list[str | None]:
-        return [registry.policy().rules(alias).kind for alias in ("production", "canary")]
-
-    registry.set_policy({"kind": "none"}, why="w")
-    assert kinds() == ["none", "none"]
-    registry.set_policy({"kind": "contracting"}, alias="production", why="w")
-    registry.set_policy({"kind": "bounded"}, why="w")
-    assert kinds() == ["contracting", "bounded"]
-    registry.set_policy({}, alias="production", why="free on purpose")
-    assert kinds() == [None, "bounded"]
-    registry.set_policy(None, alias="production", why="w")
-    assert kinds() == ["bounded", "bounded"]
-    registry.set_policy(None, why="w")
-    assert kinds() == [None, None]
-    assert registry.policy().in_force == {}
-    assert len(registry.policy().entries) == 6
 
 
 @pytest.mark.parametrize(
@@ -363,227 +315,3 @@ def test_rules_are_for_an_alias_or_all(registry: Registry, alias: str) -> None:
     with pytest.raises(RefError):
         registry.set_policy({}, alias=alias, why="w")
     assert not registry.root.exists()
-
-
-def test_a_policy_is_no_model(registry: Registry, publish: Publish) -> None:
-    registry.set_policy({}, why="before the first model")
-    assert registry.list() == ()
-    publish("policy")
-    assert [model.name for model in registry.list()] == ["policy"]
-    assert registry.verify().ok
-    assert not list((registry.root / "tmp").iterdir())
-
-
-def test_a_folder_that_is_no_registry_gets_no_policy(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(StorageError, match="is not a registry"):
-        Registry(tmp_path).set_policy({}, why="w")
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
-@pytest.fixture
-def ruled(registry: Registry, publish: Publish) -> Registry:
-    """A version and a policy of two lines."""
-    publish()
-    registry.set_policy({"kind": "none"}, alias="gated", why="first reason", who="ada")
-    registry.set_policy({"kind": "bounded"}, alias="gated", why="second reason", who="ada")
-    return registry
-
-
-def assert_nothing_moves(registry: Registry, sentence: str, error: type[RegistryError] = IntegrityError) -> None:
-    """Verify and every write that asks the policy say the same; what does not ask it works."""
-    assert registry.verify().problems == (sentence,)
-    assert registry.verify("digits:1").problems == (sentence,)
-    for ask in (
-        registry.policy,
-        lambda: registry.set_alias("digits", "free", 1),
-        lambda: registry.set_alias("digits", "free", 1, force=True, why="must be"),
-        lambda: registry.set_policy({}, why="w"),
-    ):
-        with pytest.raises(error) as raised:
-            ask()
-        assert str(raised.value) == sentence
-    assert registry.get("digits").read("step.onnx") == b"graph"
-
-
-def test_a_damaged_policy_moves_nothing(ruled: Registry) -> None:
-    path = ruled.root / "policy.jsonl"
-    path.write_bytes(path.read_bytes().replace(b'"kind":"bounded"', b'"kind":"boundet"'))
-    assert_nothing_moves(
-        ruled,
-        "The policy (policy.jsonl) is damaged: line 2 does not match its own sha256. Restore it from a copy of the "
-        "registry.",
-    )
-
-
-def test_a_lost_policy_moves_nothing(ruled: Registry) -> None:
-    (ruled.root / "policy.jsonl").unlink()
-    assert_nothing_moves(
-        ruled,
-        "The policy (policy.jsonl) is missing: locks/@policy is there. Restore it from a copy of the registry; if it "
-        "was taken out on purpose, take out locks/@policy too.",
-    )
-    (ruled.root / "locks/@policy").unlink()
-    assert ruled.policy() == Policy()
-    assert ruled.verify().ok
-
-
-@pytest.mark.parametrize(
-    ("lines", "what"),
-    [
-        ([], "it is empty"),
-        ([1], "line 1 does not follow: its seq is 2"),
-        ([1, 0], "line 1 does not follow: its seq is 2"),
-        ([0, 1, 1], "line 3 does not follow: its seq is 2"),
-    ],
-    ids=["none", "dropped", "swapped", "doubled"],
-)
-def test_policy_lines_that_do_not_follow(ruled: Registry, lines: list[int], what: str) -> None:
-    path = ruled.root / "policy.jsonl"
-    old = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(old[number] for number in lines))
-    assert_nothing_moves(
-        ruled, f"The policy (policy.jsonl) is damaged: {what}. Restore it from a copy of the registry."
-    )
-
-
-def sealed(tree: dict[str, Any]) -> bytes:
-    """Return a line with the hash of its content."""
-    body = json.dumps(tree, separators=(",", ":")).encode()
-    return body[:-1] + f',"sha256":"{hashlib.sha256(body).hexdigest()}"}}\n'.encode()
-
-
-def first_line(registry: Registry) -> dict[str, Any]:
-    line: dict[str, Any] = json.loads((registry.root / "policy.jsonl").read_bytes().splitlines()[0])
-    del line["sha256"]
-    return line
-
-
-def test_a_line_put_in_by_hand_breaks_the_chain(ruled: Registry) -> None:
-    path = ruled.root / "policy.jsonl"
-    forged = sealed({**first_line(ruled), "who": "mallory"})
-    path.write_bytes(forged + path.read_bytes().splitlines(keepends=True)[1])
-    assert_nothing_moves(
-        ruled,
-        "The policy (policy.jsonl) is damaged: line 2 does not follow: its previous hash is not that of the line "
-        "before. Restore it from a copy of the registry.",
-    )
-
-
-def test_rules_of_a_newer_program_are_not_passed_over(ruled: Registry) -> None:
-    tree = first_line(ruled)
-    (ruled.root / "policy.jsonl").write_bytes(sealed({**tree, "rules": {**tree["rules"], "signature": "ada"}}))
-    assert_nothing_moves(
-        ruled,
-        "The policy (policy.jsonl) has a line 1 that this stablernn does not know. Update stablernn.",
-        RegistryError,
-    )
-
-
-def test_a_sound_line_with_a_bad_alias(ruled: Registry) -> None:
-    (ruled.root / "policy.jsonl").write_bytes(sealed({**first_line(ruled), "alias": "No Alias"}))
-    assert_nothing_moves(
-        ruled,
-        "The policy (policy.jsonl) is damaged: line 1: field 'alias': an alias is 1 to 64 of the characters a-z 0-9 . "
-        "_ -, the first a letter or a digit, got 'No Alias'. Restore it from a copy of the registry.",
-    )
-
-
-@pytest.mark.parametrize(
-    ("stray", "what"),
-    [
-        ("tmp/@policy/log.jsonl", " does not belong in a registry: take it out."),
-        ("tmp/digits/policy.jsonl", " does not belong in a registry: take it out."),
-        ("models/@policy", " does not belong in a registry: take it out."),
-        ("locks/@Policy", " does not belong in a registry: take it out."),
-    ],
-)
-def test_strays_beside_the_policy(ruled: Registry, stray: str, what: str) -> None:
-    (ruled.root / stray).parent.mkdir(parents=True, exist_ok=True)
-    (ruled.root / stray).write_text("x")
-    assert ruled.verify().problems == (stray + what,)
-
-
-def test_a_link_in_place_of_the_policy(ruled: Registry, tmp_path: Path) -> None:
-    (ruled.root / "policy.jsonl").rename(tmp_path / "elsewhere")
-    (ruled.root / "policy.jsonl").symlink_to(tmp_path / "elsewhere")
-    assert ruled.verify().problems == ("policy.jsonl does not belong in a registry in place of a file: take it out.",)
-
-
-def test_an_interrupted_change_is_noted_and_cleared_by_the_next(ruled: Registry) -> None:
-    (ruled.root / "tmp/@policy").mkdir()
-    (ruled.root / "tmp/@policy/policy.jsonl").write_text("half a li")
-    report = ruled.verify()
-    assert (report.problems, report.notes) == (
-        (),
-        (
-            "tmp/@policy holds 1 staged file: a write to the policy is running or was interrupted; the next write to "
-            "it clears them.",
-        ),
-    )
-    ruled.set_policy({}, why="w")
-    assert not (ruled.root / "tmp/@policy").exists()
-    assert len(ruled.policy().entries) == 3
-
-
-def test_a_registry_of_a_policy_only_that_lost_its_registry_json(registry: Registry) -> None:
-    registry.set_policy({}, why="w")
-    (registry.root / "registry.json").unlink()
-    with pytest.raises(IntegrityError, match="has lost its registry.json"):
-        registry.policy()
-    (problem,) = registry.verify().problems
-    assert problem.startswith("registry.json is missing: ")
-
-
-CHANGER = """
-import sys
-from stablernn_registry import Registry
-registry = Registry(sys.argv[1])
-for _ in range(8):
-    registry.set_policy({"max_parity": 1.0}, why=sys.argv[2])
-"""
-
-
-def test_processes_that_change_it_at_once_all_get_their_line(registry: Registry) -> None:
-    running = [
-        subprocess.Popen([sys.executable, "-c", CHANGER, str(registry.root), f"process {number}"])
-        for number in range(3)
-    ]
-    looks = 0
-    while any(process.poll() is None for process in running) or not looks:
-        looks += 1
-        assert registry.verify().problems == ()
-        registry.policy()
-    assert [process.returncode for process in running] == [0, 0, 0]
-    whys = [entry.why for entry in registry.policy().entries]
-    assert sorted(whys) == sorted(f"process {number}" for number in range(3) for _ in range(8))
-    assert registry.verify().notes == ()
-
-
-def test_a_change_that_waits_too_long_says_for_what(ruled: Registry) -> None:
-    holder = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import filelock, sys\n"
-            "with filelock.FileLock(sys.argv[1]):\n"
-            "    print('held', flush=True); sys.stdin.readline()",
-            str(ruled.root / "locks/@policy"),
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(StorageError) as error:
-            Registry(ruled.root, lock_timeout_seconds=0.1).set_policy({}, why="w")
-        assert str(error.value) == (
-            f"Another process has been writing to the policy for 0.1 s ({ruled.root / 'locks/@policy'} is locked). "
-            "Wait for it to end, then do it again."
-        )
-        # Aliases do not wait for it.
-        ruled.set_alias("digits", "free", 1)
-    finally:
-        holder.communicate("\n")
