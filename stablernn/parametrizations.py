@@ -1,8 +1,7 @@
 """Functions from free parameters to the matrices that a step uses. Matrices act on columns: the product is ``K @ h``.
 
 Docstrings name the paper and the equation. The properties that each parametrization promises are tested in
-``tests/cells/``: ``test_guarantee.py``, ``test_guarantee_orthogonal.py``, ``test_guarantee_unitary.py`` and
-``test_guarantee_lvf.py``.
+``tests/cells/guarantees/``.
 """
 
 from __future__ import annotations

@@ -234,9 +234,9 @@ class GatedAntisymmetricRNNCell(AntisymmetricRNNCell):
     Guarantee:
         None. The paper says that the gated Jacobian is a diagonal times an antisymmetric matrix; the diagonal is
         z [(1 - t^2) + (1 - z) t] with t = tanh(.), which is negative for t near -1, and with mixed signs
-        eigenvalues can be real and positive. ``tests/cells/test_guarantee.py`` shows one. The diagonal lies within
-        -1/4 to 1, which bounds how far a step drives two states apart. For inputs within a range the state is bounded
-        if the moduli in each row of W - W^T sum to less than gamma.
+        eigenvalues can be real and positive. ``tests/cells/guarantees/test_antisymmetric.py`` shows one. The diagonal
+        lies within -1/4 to 1, which bounds how far a step drives two states apart. For inputs within a range the state
+        is bounded if the moduli in each row of W - W^T sum to less than gamma.
 
     Args:
         input_size: Features per time step.

@@ -71,7 +71,7 @@ class NAISNetCell(StableCell):
         By construction the eigenvalues of A lie in [-(1 - e), -e] and, with step_size at most 1, those of the Jacobian
         I + step_size diag(tanh') A of the step between 0 and 1 at every state and input. They are those of a matrix
         that is symmetric in coordinates scaled by tanh'^(-1/2), which differ from state to state: the 2-norm can exceed
-        1, and two trajectories can move apart for a while. ``tests/cells/test_guarantee_residual.py`` shows such a
+        1, and two trajectories can move apart for a while. ``tests/cells/guarantees/test_residual.py`` shows such a
         step. Eigenvalues of single Jacobians bound no trajectory; the norm ``|(-A)^(1/2) e|`` does, in which no step
         drives two states apart while step_size ||A|| <= 2: with P = -A and slopes S within 0 to 1 a step turns P into
         ``P - P (2 step_size S - step_size^2 S P S) P``.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from stablernn.cells import StableCell
 
 STAGES = ("fresh", "perturbed", "trained")
 """A promise by construction holds at every stage of a cell's life."""
+every_stage = pytest.mark.parametrize("stage", STAGES)
 
 TRAINED_STEPS = 20
 """After which the stage "trained" stands: at its rate of learning every parameter has moved by tenths."""

@@ -1,8 +1,7 @@
-"""What the residual cells beside the antisymmetric and the Lipschitz ones promise, and where a promise ends.
+"""Guarantees of the residual cells other than the antisymmetric and the Lipschitz ones, and where they end.
 
 NAIS-Net, neural ODEs, the ablation of the gated antisymmetric cell, the incremental RNN and the noisy RNN; FastRNN and
-FastGRNN have ``test_guarantee_fastrnn.py``. As in ``test_guarantee.py``: on fresh parameters, after a random
-perturbation, after optimizer steps.
+FastGRNN have ``test_fastrnn.py``. Checked on fresh parameters, after a random perturbation, after optimizer steps.
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ from torch import Tensor, nn
 from reference import lipschitz as lipschitz_reference
 from reference import nais_net as nais_reference
 from reference import noisy_rnn as noisy_reference
-from reference.dynamics import STAGES, cell_at, eye, jacobian, norm, train, trajectory, vector
+from reference.dynamics import cell_at, every_stage, eye, jacobian, norm, train, trajectory, vector
 from reference.mapping import MAPPING
 from stablernn import StableRNN, create_cell
-
-every_stage = pytest.mark.parametrize("stage", STAGES)
 
 
 class TestNAISNet:

@@ -1,4 +1,4 @@
-"""What the real orthogonal cells and their relatives promise, and where a promise ends."""
+"""Guarantees of the real orthogonal cells, and where they end."""
 
 from __future__ import annotations
 
@@ -10,42 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from cells.guarantees.long_training import every_long_run, off_orthogonal, train_long
 from reference import pieces
-from reference import soft_orth as soft_orth_reference
-from reference.dynamics import STAGES, assert_approach, cell_at, eye, norm, trajectory
+from reference.dynamics import assert_approach, cell_at, every_stage, eye, norm, trajectory
 from stablernn import StableRNN, create_cell
 from stablernn.parametrizations import cayley, exponential, initial_skew, reflections, skew, skew_size
 
-every_stage = pytest.mark.parametrize("stage", STAGES)
-# A larger matrix and float64 in the same steps are slow tests.
-every_long_run = pytest.mark.parametrize(
-    ("dtype", "size", "tolerance"),
-    [
-        pytest.param(torch.float32, 64, 1e-5, id="float32-64"),
-        pytest.param(torch.float32, 128, 1e-5, id="float32-128", marks=pytest.mark.slow),
-        pytest.param(torch.float64, 128, 1e-10, id="float64-128", marks=pytest.mark.slow),
-    ],
-)
 ORTHOGONAL = pytest.mark.parametrize("key", ["scornn", "exprnn", "dtriv"])
-
-
-def _off_orthogonal(matrix: Tensor) -> float:
-    """The largest entry of W^T W - I."""
-    w = matrix.detach()
-    return float((w.T @ w - torch.eye(len(w), dtype=w.dtype)).abs().max())
-
-
-def _trained(key: str, dtype: torch.dtype, size: int, **options: Any) -> Any:
-    """A cell after 200 optimizer steps at a rate that moves every entry far."""
-    layer = StableRNN(key, 1, size, **options).to(dtype)
-    optimizer = torch.optim.Adam(layer.parameters(), lr=0.02)
-    x, target = torch.randn(8, 4, 1, dtype=dtype), torch.randn(8, size, dtype=dtype)
-    for step in range(200):
-        optimizer.zero_grad()
-        (layer(x)[0][:, -1] - target).square().mean().backward()
-        optimizer.step()
-        layer.after_step(step + 1, 200)
-    return layer.cells[0]
 
 
 def _free_skew(size: int, scale: float = 1.0) -> Tensor:
@@ -58,7 +29,7 @@ class TestParametrizations:
     @pytest.mark.parametrize("parametrization", [exponential, cayley])
     def test_skew_matrices_become_rotations(self, parametrization: Any, scale: float, size: int) -> None:
         w = parametrization(skew(_free_skew(size, scale), size))
-        assert _off_orthogonal(w) < 1e-10
+        assert off_orthogonal(w) < 1e-10
         assert torch.linalg.det(w).item() == pytest.approx(1, abs=1e-9)
 
     @pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 100.0])
@@ -75,7 +46,7 @@ class TestParametrizations:
 
     @pytest.mark.parametrize("scale", [1.0, 10.0])
     def test_single_precision_exponential_is_orthogonal_to_its_last_digits(self, scale: float) -> None:
-        assert _off_orthogonal(exponential(skew(_free_skew(128, scale).float(), 128))) < 2e-6
+        assert off_orthogonal(exponential(skew(_free_skew(128, scale).float(), 128))) < 2e-6
 
     @pytest.mark.parametrize("length", [1.0, 1e2, 1e4])
     def test_single_precision_cayley_transform_is_orthogonal_near_an_eigenvalue_minus_one(self, length: float) -> None:
@@ -84,7 +55,7 @@ class TestParametrizations:
         w = cayley(a)
         assert w.dtype == torch.float32
         assert length < 100 or (torch.linalg.eigvals(w.double()) + 1).abs().min() < 0.1
-        assert _off_orthogonal(w.double()) < 2e-6
+        assert off_orthogonal(w.double()) < 2e-6
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_gradients_go_through_the_cayley_transform(self, dtype: torch.dtype) -> None:
@@ -118,7 +89,7 @@ class TestParametrizations:
         for k in range(count):
             product = product @ pieces.reflection(torch.cat([torch.zeros(k).double(), vectors[k, k:]]))
         torch.testing.assert_close(reflections(vectors), product, rtol=0, atol=1e-12)
-        assert _off_orthogonal(reflections(vectors)) < 1e-12
+        assert off_orthogonal(reflections(vectors)) < 1e-12
         assert torch.linalg.det(product).item() == pytest.approx((-1) ** count)
 
 
@@ -207,7 +178,7 @@ class TestInitialMatrices:
     @pytest.mark.parametrize("init", ["henaff", "cayley", "haar"])
     @pytest.mark.parametrize("key", ["rnn_orth", "exprnn", "dtriv", "scornn"])
     def test_every_start_is_orthogonal(self, key: str, init: str) -> None:
-        assert _off_orthogonal(create_cell(key, 1, 31, init=init).recurrent_matrix()) < 2e-6
+        assert off_orthogonal(create_cell(key, 1, 31, init=init).recurrent_matrix()) < 2e-6
 
 
 class TestOrthogonal:
@@ -216,23 +187,23 @@ class TestOrthogonal:
     def test_matrix_stays_orthogonal_over_200_optimizer_steps(
         self, key: str, dtype: torch.dtype, size: int, tolerance: float
     ) -> None:
-        cell = _trained(key, dtype, size)
-        assert _off_orthogonal(cell.recurrent_matrix()) < tolerance
+        cell = train_long(key, dtype, size)
+        assert off_orthogonal(cell.recurrent_matrix()) < tolerance
 
     @every_long_run
     @pytest.mark.parametrize("parametrization", ["exp", "cayley"])
     def test_a_base_that_moves_at_every_step_does_not_drift(
         self, parametrization: str, dtype: torch.dtype, size: int, tolerance: float
     ) -> None:
-        cell = _trained("dtriv", dtype, size, rebase=1, project=0, parametrization=parametrization)
+        cell = train_long("dtriv", dtype, size, rebase=1, project=0, parametrization=parametrization)
         assert int(cell.rebases) == 200
-        assert _off_orthogonal(cell.recurrent_matrix()) < tolerance
+        assert off_orthogonal(cell.recurrent_matrix()) < tolerance
 
     @ORTHOGONAL
     @every_stage
     @pytest.mark.parametrize("hidden_size", [1, 2, 9, 64])
     def test_matrix_is_orthogonal_at_every_size_and_stage(self, hidden_size: int, stage: str, key: str) -> None:
-        assert _off_orthogonal(cell_at(stage, key, hidden_size).recurrent_matrix()) < 1e-10
+        assert off_orthogonal(cell_at(stage, key, hidden_size).recurrent_matrix()) < 1e-10
 
     @ORTHOGONAL
     @every_stage
@@ -332,7 +303,7 @@ class TestMovingBase:
             # Further off than the correction in each pass can take in one step.
             cell.base.mul_(1.3)
             cell.after_step(3, 3)
-        assert (_off_orthogonal(cell.base) < 1e-12) is repaired
+        assert (off_orthogonal(cell.base) < 1e-12) is repaired
 
     def test_the_base_travels_with_the_weights(self) -> None:
         layer = StableRNN("dtriv", 1, 9, rebase=1)
@@ -357,222 +328,7 @@ class TestOrthogonalStart:
     @pytest.mark.parametrize("nonlinearity", ["modrelu", "tanh", "relu"])
     def test_training_takes_the_matrix_away_from_orthogonality(self, nonlinearity: str) -> None:
         cell = cell_at("fresh", "rnn_orth", 16, nonlinearity=nonlinearity)
-        assert _off_orthogonal(cell.recurrent_matrix()) < 2e-6
+        assert off_orthogonal(cell.recurrent_matrix()) < 2e-6
         cell = cell_at("trained", "rnn_orth", 16, nonlinearity=nonlinearity)
-        assert _off_orthogonal(cell.recurrent_matrix()) > 0.1
+        assert off_orthogonal(cell.recurrent_matrix()) > 0.1
         assert norm(cell.recurrent_matrix()) > 1.1
-
-
-class TestSpectralRNN:
-    @every_long_run
-    def test_singular_values_stay_within_the_margin_over_200_optimizer_steps(
-        self, dtype: torch.dtype, size: int, tolerance: float
-    ) -> None:
-        cell = _trained("spectral_rnn", dtype, size)
-        for vectors in (cell.weight_left, cell.weight_right):
-            assert _off_orthogonal(reflections(vectors)) < tolerance
-        singular = torch.linalg.svdvals(cell.recurrent_matrix().double())
-        assert singular.min() >= 1 - cell.margin - tolerance
-        assert singular.max() <= 1 + cell.margin + tolerance
-        assert singular.max() - singular.min() > 1e-4
-
-    @every_stage
-    @pytest.mark.parametrize("margin", [0.0, 0.01, 0.5])
-    def test_singular_values_are_as_parametrized(self, margin: float, stage: str) -> None:
-        cell = cell_at(stage, "spectral_rnn", 9, margin=margin, num_reflections=4)
-        singular = torch.linalg.svdvals(cell.recurrent_matrix())
-        expected = cell.singular_values().sort(descending=True).values
-        torch.testing.assert_close(singular, expected, rtol=0, atol=1e-12)
-        assert (singular - 1).abs().max() <= margin + 1e-12
-
-    @every_stage
-    @pytest.mark.parametrize("nonlinearity", ["relu", "tanh", "softshrink"])
-    def test_a_step_expands_by_at_most_one_plus_the_margin(self, nonlinearity: str, stage: str) -> None:
-        cell = cell_at(stage, "spectral_rnn", 9, margin=0.05, nonlinearity=nonlinearity)
-        assert_approach(cell, rate=1.05, scale=2.0)
-
-    def test_with_a_margin_states_can_move_apart(self) -> None:
-        cell = cell_at("fresh", "spectral_rnn", 8, margin=0.1)
-        with torch.no_grad():
-            cell.spectrum.fill_(3.0)
-            cell.bias.fill_(100.0)  # relu's linear side, where nothing but W acts
-        pair = torch.randn(2, 8, dtype=torch.float64)
-        states = trajectory(cell, pair, torch.zeros(3, 1, dtype=torch.float64))
-        distances = (states[:, 0] - states[:, 1]).norm(dim=1)
-        assert (distances[1:] / distances[:-1]).min() > 1.08
-
-    def test_after_a_step_vectors_are_masked_and_of_length_one_and_the_matrix_is_the_same(self) -> None:
-        cell = cell_at("perturbed", "spectral_rnn", 9, num_reflections=5)
-        before = cell.recurrent_matrix().detach()
-        with torch.no_grad():
-            cell.after_step(1, 10)
-        for vectors in (cell.weight_left, cell.weight_right):
-            assert not torch.tril(vectors, diagonal=-1).any()
-            torch.testing.assert_close(vectors.norm(dim=1), torch.ones(5).double(), rtol=0, atol=1e-12)
-        torch.testing.assert_close(cell.recurrent_matrix(), before, rtol=0, atol=1e-12)
-
-    def test_as_many_reflections_as_units_reach_other_matrices_than_a_quarter_does(self) -> None:
-        # n reflections leave a space of N - n dimensions as it is.
-        few, all_of_them = (
-            create_cell("spectral_rnn", 1, 8, num_reflections=count, margin=0.0).double() for count in (2, 8)
-        )
-        kept = torch.linalg.matrix_rank(few.recurrent_matrix() - eye(8), tol=1e-6)
-        assert int(kept) <= 4
-        assert int(torch.linalg.matrix_rank(all_of_them.recurrent_matrix() - eye(8), tol=1e-6)) > 6
-
-
-class TestSoftOrthogonal:
-    @every_long_run
-    def test_factors_stay_orthogonal_over_200_optimizer_steps(
-        self, dtype: torch.dtype, size: int, tolerance: float
-    ) -> None:
-        cell = _trained("soft_orth", dtype, size, form="factored", margin=0.1)
-        p, s, q = cell.factors()
-        assert _off_orthogonal(p) < tolerance
-        assert _off_orthogonal(q) < tolerance
-        singular = torch.linalg.svdvals(cell.recurrent_matrix().double())
-        assert (singular - 1).abs().max() <= 0.1 + tolerance
-        torch.testing.assert_close(singular, s.double().sort(descending=True).values, rtol=0, atol=100 * tolerance)
-
-    @every_stage
-    @pytest.mark.parametrize("margin", [0.0, 0.01, 1.0])
-    def test_factored_singular_values_are_within_the_margin(self, margin: float, stage: str) -> None:
-        cell = cell_at(stage, "soft_orth", 9, form="factored", margin=margin)
-        assert (torch.linalg.svdvals(cell.recurrent_matrix()) - 1).abs().max() <= margin + 1e-12
-
-    def test_unbounded_singular_values_are_one_plus_what_is_trained(self) -> None:
-        cell = cell_at("perturbed", "soft_orth", 9, form="unbounded", margin=0.01)
-        expected = (1 + cell.spectrum).abs().sort(descending=True).values
-        singular = torch.linalg.svdvals(cell.recurrent_matrix())
-        torch.testing.assert_close(singular, expected, rtol=0, atol=1e-12)
-        assert singular.max() > 1.1
-
-    def test_penalty_is_the_squared_distance_from_orthogonality(self) -> None:
-        cell = cell_at("perturbed", "soft_orth", 7, penalty_weight=0.3)
-        expected = 0.3 * soft_orth_reference.penalty(cell.weight_hh.detach())
-        assert cell.penalty().item() == pytest.approx(expected.item(), rel=1e-12)
-        assert create_cell("soft_orth", 1, 7, form="factored").penalty() is None
-        assert create_cell("soft_orth", 1, 7).penalty().item() == pytest.approx(0, abs=1e-10)
-
-    def test_the_distance_from_orthogonality_goes_to_zero_as_the_penalty_is_weighted_up(self) -> None:
-        distances = []
-        for weight in (0.0, 0.1, 10.0, 1000.0):
-            torch.manual_seed(2)
-            layer = StableRNN("soft_orth", 1, 12, penalty_weight=weight).double()
-            optimizer = torch.optim.Adam(layer.parameters(), lr=0.01)
-            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98)
-            x, target = torch.randn(8, 4, 1).double(), torch.randn(8, 12).double()
-            for _ in range(400):
-                optimizer.zero_grad()
-                ((layer(x)[0][:, -1] - target).square().mean() + layer.penalty()).backward()
-                optimizer.step()
-                schedule.step()
-            distances.append(_off_orthogonal(layer.cells[0].recurrent_matrix()))
-        assert distances[0] > 0.1
-        for low, high in zip(distances[1:], distances[:-1], strict=True):
-            assert low < high / 5
-        assert distances[-1] < 1e-4
-
-    def test_a_sequence_starts_at_the_trained_state_and_goes_on_from_its_own(self) -> None:
-        cell = cell_at("perturbed", "soft_orth", 5, form="factored")
-        x = torch.randn(2, 1, dtype=torch.float64)
-        hidden, started = cell(x)
-        expected = torch.tanh(cell.hidden_0 @ cell.recurrent_matrix().T + cell.drive(x))
-        torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-14)
-        assert torch.equal(started, torch.ones(2, 1).double())
-        # A state that training or chance brought to zero is no start.
-        again, _ = cell(x, (torch.zeros(2, 5).double(), started))
-        torch.testing.assert_close(again, torch.tanh(cell.drive(x)), rtol=0, atol=1e-14)
-
-    @pytest.mark.parametrize("form", ["penalty", "factored", "unbounded"])
-    def test_starts_are_orthogonal(self, form: str) -> None:
-        assert _off_orthogonal(create_cell("soft_orth", 1, 31, form=form).recurrent_matrix()) < 5e-6
-
-    @pytest.mark.parametrize("form", ["factored", "unbounded"])
-    def test_the_whole_random_start_is_in_the_left_factor(self, form: str) -> None:
-        torch.manual_seed(3)
-        cell = create_cell("soft_orth", 1, 31, form=form)
-        torch.manual_seed(3)
-        assert torch.equal(cell.weight_left, initial_skew("haar", 31))
-        p, _, q = cell.factors()
-        assert torch.equal(q, torch.eye(31))
-        torch.testing.assert_close(cell.recurrent_matrix(), p, rtol=0, atol=0)
-
-
-class TestNonNormal:
-    @every_stage
-    @pytest.mark.parametrize("hidden_size", [1, 2, 7, 8])
-    def test_eigenvalues_are_as_parametrized(self, hidden_size: int, stage: str) -> None:
-        cell = cell_at(stage, "nnrnn", hidden_size)
-        pairs = hidden_size // 2
-        planes = torch.polar(cell.gain[:pairs].abs().detach(), cell.phase.detach())
-        planes = planes * torch.sign(cell.gain[:pairs].detach())
-        expected = torch.cat([planes, planes.conj(), cell.gain[pairs:].detach().to(torch.complex128)])
-        found = torch.linalg.eigvals(cell.recurrent_matrix())
-        # In no order: each expected eigenvalue has one of those found next to it.
-        distances = (expected[:, None] - found[None, :]).abs()
-        assert distances.min(dim=1).values.max() < 1e-7
-        assert distances.min(dim=0).values.max() < 1e-7
-        moduli = torch.cat([cell.gain[:pairs], cell.gain]).abs().detach().sort().values
-        torch.testing.assert_close(found.abs().sort().values, moduli, rtol=0, atol=1e-7)
-
-    def test_a_number_inside_a_block_would_lose_the_modulus(self) -> None:
-        cell = cell_at("fresh", "nnrnn", 2)
-        with torch.no_grad():
-            cell.phase.fill_(1.0)
-        assert cell.weight_upper.numel() == 0
-        block = cell.schur_form().detach()
-        assert torch.linalg.eigvals(block).abs() == pytest.approx(torch.ones(2), abs=1e-12)
-        # What the released code's mask lets T do there.
-        block[0, 1] += 0.5
-        assert torch.linalg.eigvals(block).abs() == pytest.approx(torch.full((2,), 0.761), abs=5e-4)
-
-    @every_stage
-    def test_the_upper_triangle_is_zero_inside_the_blocks_and_nowhere_else(self, stage: str) -> None:
-        cell = cell_at(stage, "nnrnn", 7)
-        with torch.no_grad():
-            cell.weight_upper.fill_(1.0)
-            cell.gain.zero_()
-        expected = torch.triu(torch.ones(7, 7).double(), 1)
-        for k in (0, 2, 4):
-            expected[k, k + 1] = 0
-        assert torch.equal(cell.schur_form().detach(), expected)
-
-    def test_states_can_grow_though_every_eigenvalue_is_below_one(self) -> None:
-        cell = cell_at("fresh", "nnrnn", 6)
-        with torch.no_grad():
-            cell.gain.fill_(0.9)
-            cell.weight_upper.fill_(3.0)
-            cell.bias.zero_()
-        assert torch.linalg.eigvals(cell.recurrent_matrix()).abs().max() < 0.91
-        assert norm(cell.recurrent_matrix()) > 5
-        states = trajectory(cell, torch.randn(20, 6, dtype=torch.float64), torch.zeros(4, 1, dtype=torch.float64))
-        growth = states.norm(dim=-1) / states[0].norm(dim=-1)
-        assert growth.max() > 5
-
-    def test_penalties_are_those_of_the_paper(self) -> None:
-        cell = cell_at("perturbed", "nnrnn", 7, gain_penalty=0.2, upper_penalty=0.3)
-        gains = sum((g - 1) ** 2 for g in cell.gain.tolist())
-        upper = sum(t**2 for t in cell.weight_upper.tolist())
-        assert cell.penalty().item() == pytest.approx(0.2 * gains + 0.15 * upper, rel=1e-12)
-        (gradient,) = torch.autograd.grad(cell.penalty(), cell.weight_upper)
-        # An optimizer's weight decay of 0.3 adds 0.3 T to the gradient of T.
-        torch.testing.assert_close(gradient, 0.3 * cell.weight_upper.detach(), rtol=0, atol=1e-14)
-
-    def test_gains_go_to_one_as_their_penalty_is_weighted_up(self) -> None:
-        distances = []
-        for weight in (0.0, 1.0, 100.0):
-            torch.manual_seed(2)
-            layer = StableRNN("nnrnn", 1, 12, gain_penalty=weight).double()
-            optimizer = torch.optim.Adam(layer.parameters(), lr=0.01)
-            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
-            x, target = torch.randn(8, 4, 1).double(), torch.randn(8, 12).double()
-            for _ in range(270):
-                optimizer.zero_grad()
-                ((layer(x)[0][:, -1] - target).square().mean() + layer.penalty()).backward()
-                optimizer.step()
-                schedule.step()
-            distances.append(float((layer.cells[0].gain.detach() - 1).abs().max()))
-        assert distances[0] > 0.05
-        assert distances[1] < distances[0] / 2
-        assert distances[2] < distances[1] / 20

@@ -1,4 +1,4 @@
-"""What the linear recurrences and the equilibrium network promise.
+"""Guarantees of the linear recurrences and the equilibrium network.
 
 Cells: mingru, minlstm, lru, ren.
 """
@@ -14,10 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from reference.dynamics import STAGES, cell_at, eye, norm, random_normal, states_after, trajectory
+from reference.dynamics import cell_at, every_stage, eye, norm, random_normal, states_after, trajectory
 from stablernn import StableRNN, create_cell
 
-every_stage = pytest.mark.parametrize("stage", STAGES)
 MINIMAL = pytest.mark.parametrize("key", ["mingru", "minlstm"])
 
 

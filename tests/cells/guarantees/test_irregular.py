@@ -1,4 +1,4 @@
-"""What the cells of irregular time promise.
+"""Guarantees of the cells of irregular time.
 
 Cells: gru_d, cfc, ode_lstm.
 """
@@ -13,11 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from reference.dynamics import STAGES, cell_at, random_normal, states_after
+from reference.dynamics import cell_at, every_stage, random_normal, states_after
 from reference.mapping import MAPPING
 from stablernn import StableRNN, create_cell
 
-every_stage = pytest.mark.parametrize("stage", STAGES)
 TIMED = pytest.mark.parametrize(
     ("key", "options"),
     [

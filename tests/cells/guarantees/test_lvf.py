@@ -1,4 +1,4 @@
-"""What the latent-vector-field cells promise, and where the paper's criterion and its Euler step fall short."""
+"""Guarantees of the latent-vector-field cells, and where the paper's criterion and its Euler step fall short."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import math
 import pytest
 import torch
 
-from reference.dynamics import STAGES, assert_approach, cell_at, eye, log_norm, norm, symmetric_part, trajectory
+from reference.dynamics import assert_approach, cell_at, every_stage, eye, log_norm, norm, symmetric_part, trajectory
 from stablernn import create_cell
 from stablernn.parametrizations import cayley_propagator, modrelu
 
-every_stage = pytest.mark.parametrize("stage", STAGES)
 LVF = pytest.mark.parametrize("key", ["lvf", "lvf_mid"])
 
 

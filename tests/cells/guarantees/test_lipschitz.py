@@ -1,4 +1,4 @@
-"""What the Lipschitz cells promise (propositions of the paper, bounds of one step), and where its conditions fail."""
+"""Guarantees of the Lipschitz cells (propositions of the paper, bounds of one step), and where its conditions fail."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from reference.dynamics import (
-    STAGES,
     assert_approach,
     cell_at,
+    every_stage,
     eye,
     jacobian,
     log_norm,
@@ -22,7 +22,6 @@ from reference.dynamics import (
 )
 from stablernn import create_cell
 
-every_stage = pytest.mark.parametrize("stage", STAGES)
 LIPSCHITZ = pytest.mark.parametrize("key", ["lipschitz", "lipschitz_rk2"])
 
 

@@ -1,6 +1,6 @@
-"""What FastRNN and FastGRNN promise, with low ranks, sparse matrices and bytes, and where a promise ends.
+"""Guarantees of FastRNN and FastGRNN, with low ranks, sparse matrices and bytes, and where they end.
 
-As in ``test_guarantee.py``: on fresh parameters, after a random perturbation, after optimizer steps.
+Checked on fresh parameters, after a random perturbation, after optimizer steps.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from torch import Tensor
 
 import stablernn as srn
 from model_helpers import mark_fitted
-from reference.dynamics import STAGES, assert_approach, cell_at, eye, norm, trajectory, vector
+from reference.dynamics import assert_approach, cell_at, every_stage, eye, norm, trajectory, vector
 from stablernn import StableRNN, create_cell
 from stablernn.cells import cell_info
 
-every_stage = pytest.mark.parametrize("stage", STAGES)
 EVERY_FASTGRNN = pytest.mark.parametrize("key", ["fastgrnn", "fastgrnn_lsq"])
 
 

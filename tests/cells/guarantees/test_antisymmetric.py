@@ -1,8 +1,7 @@
-"""What the baselines and the antisymmetric cells promise, and where a promise ends, computed from their matrices.
+"""Guarantees of the baselines and the antisymmetric cells, and where they end, computed from their matrices.
 
 Promises are checked on fresh parameters, after a random perturbation and after optimizer steps. Where a paper's claim
-does not hold, a test holds the counterexample. The other cells: ``test_guarantee_lipschitz.py``,
-``test_guarantee_lvf.py``.
+does not hold, a test holds the counterexample.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ import pytest
 import torch
 
 from reference.dynamics import (
-    STAGES,
     TRAINED_STEPS,
     assert_approach,
     cell_at,
+    every_stage,
     eye,
     jacobian,
     norm,
@@ -26,8 +25,6 @@ from reference.dynamics import (
     trajectory,
 )
 from stablernn import StableRNN, create_cell, list_cells
-
-every_stage = pytest.mark.parametrize("stage", STAGES)
 
 
 @pytest.mark.parametrize("key", list_cells())
