@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 
 from server_helpers import Running
@@ -179,3 +180,15 @@ def busy(server: Running, model: str = "flow") -> Iterator[Blocker]:
     finally:
         blocker.released.set()
     running.result(PATIENT)
+
+
+def random_series(rows: int = 1, steps: int = 10, features: int = 1, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(rows, steps, features)).astype(np.float32)
+
+
+def submit(desk: Desk, model: ServedModel, x: np.ndarray, priority: int = 100) -> asyncio.Task[InferenceResult]:
+    return asyncio.create_task(desk.scheduler.run(model, {"x": x}, caller=Caller(priority=priority)))
+
+
+def wait_for_all(tasks: Sequence[Awaitable[InferenceResult]]) -> Awaitable[list[InferenceResult]]:
+    return asyncio.wait_for(asyncio.gather(*tasks), PATIENT)

@@ -1,46 +1,26 @@
-"""How batches are made up: what waits for what, how long, and how many at a time."""
+"""Batches: which requests join one, and how long it waits for more."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import os
-import threading
 import time
-from collections.abc import Awaitable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from scheduler_helpers import PATIENT, Blocker, Desk, scheduling, turns, until
+from scheduler_helpers import PATIENT, Blocker, random_series, scheduling, submit, turns, until, wait_for_all
 from server_helpers import Published
 from stablernn_runtime import ServedModel
-from stablernn_runtime.cpus import available_cpus
 from stablernn_runtime.errors import OutOfMemoryError
-from stablernn_runtime.graph import CancellationToken
-from stablernn_runtime.run_batch import BatchResult
-from stablernn_server import InputError, NotReadyError
+from stablernn_server import NotReadyError
 from stablernn_server.batching import dispatch
-from stablernn_server.batching.dispatch import WAIT_BUDGET_RUNS, WAIT_BUDGET_SECONDS
 from stablernn_server.batching.types import Caller, InferenceResult
 
 MS = 1_000_000
 """Nanoseconds."""
-
-
-def series(rows: int = 1, steps: int = 10, features: int = 1, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=(rows, steps, features)).astype(np.float32)
-
-
-def run(desk: Desk, model: ServedModel, x: np.ndarray, priority: int = 100) -> asyncio.Task[InferenceResult]:
-    return asyncio.create_task(desk.scheduler.run(model, {"x": x}, caller=Caller(priority=priority)))
-
-
-def all_of(tasks: Sequence[Awaitable[InferenceResult]]) -> Awaitable[list[InferenceResult]]:
-    return asyncio.wait_for(asyncio.gather(*tasks), PATIENT)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +38,11 @@ def all_of(tasks: Sequence[Awaitable[InferenceResult]]) -> Awaitable[list[Infere
 def test_the_limit_counts_rows_and_a_larger_request_runs_alone(
     animals: ServedModel, limit: int, rows: list[int], runs: dict[int, int]
 ) -> None:
-    requests = [series(count, 10, seed=seed) for seed, count in enumerate(rows)]
+    requests = [random_series(count, 10, seed=seed) for seed, count in enumerate(rows)]
 
     async def together() -> None:
         async with scheduling(max_batch_size=limit, inferences=1) as desk:
-            answers = await all_of([run(desk, animals, x) for x in requests])
+            answers = await wait_for_all([submit(desk, animals, x) for x in requests])
             assert desk.sizes(animals) == runs
             for x, answer in zip(requests, answers, strict=True):
                 assert np.array_equal(answer.outputs["logits"], animals.run_numpy(x)["logits"])
@@ -73,8 +53,8 @@ def test_the_limit_counts_rows_and_a_larger_request_runs_alone(
 def test_lengths_and_models_that_do_not_go_together_run_apart(animals: ServedModel, flow: ServedModel) -> None:
     async def together() -> None:
         async with scheduling(inferences=1) as desk:
-            works = [run(desk, animals, series(1, steps)) for steps in (8, 15, 16, 31, 7)]
-            await all_of([*works, run(desk, flow, series(1, 8, 3))])
+            works = [submit(desk, animals, random_series(1, steps)) for steps in (8, 15, 16, 31, 7)]
+            await wait_for_all([*works, submit(desk, flow, random_series(1, 8, 3))])
             assert (desk.sizes(animals), desk.sizes(flow)) == ({2: 2, 1: 1}, {1: 1})
 
     asyncio.run(together())
@@ -84,18 +64,18 @@ def test_a_padded_batch_stays_within_the_limit_of_numbers(animals: ServedModel) 
     async def together() -> None:
         async with scheduling(inferences=1, max_elements=animals.count_elements(3, 15)) as desk:
             # Three of 15 steps fit; the others are padded to 15 as well.
-            await all_of([run(desk, animals, series(1, steps)) for steps in (8, 15, 8, 8, 8, 8)])
+            await wait_for_all([submit(desk, animals, random_series(1, steps)) for steps in (8, 15, 8, 8, 8, 8)])
             assert desk.sizes(animals) == {3: 2}
 
     asyncio.run(together())
 
 
 def test_batching_does_not_change_what_a_request_alone_gets(animals: ServedModel) -> None:
-    x = series(3, 40)
+    x = random_series(3, 40)
 
     async def alone(**settings: Any) -> InferenceResult:
         async with scheduling(**settings) as desk:
-            return await run(desk, animals, x)
+            return await submit(desk, animals, x)
 
     for settings in ({}, {"max_batch_size": 1}, {"max_queue_delay_ms": 20}, {"inferences": 3}):
         answer = asyncio.run(alone(**settings))
@@ -107,10 +87,10 @@ def test_batching_does_not_change_what_a_request_alone_gets(animals: ServedModel
 def test_a_request_that_arrives_while_another_is_decoded_joins_it(animals: ServedModel) -> None:
     async def together() -> None:
         async with scheduling() as desk:
-            first = run(desk, animals, series())
+            first = submit(desk, animals, random_series())
             await asyncio.sleep(0)
             assert desk.scheduler.pending == 1
-            await all_of([first, run(desk, animals, series())])
+            await wait_for_all([first, submit(desk, animals, random_series())])
             assert desk.sizes(animals) == {2: 1}
 
     asyncio.run(together())
@@ -120,10 +100,10 @@ def test_a_request_that_arrives_while_another_is_decoded_joins_it(animals: Serve
 def test_without_a_delay_a_request_alone_goes_at_once(animals: ServedModel, limit: int) -> None:
     async def together() -> None:
         async with scheduling(max_batch_size=limit, max_queue=1) as desk:
-            first = run(desk, animals, series())
+            first = submit(desk, animals, random_series())
             await turns()
             # It has left the queue of one, or this would be refused.
-            await all_of([first, run(desk, animals, series())])
+            await wait_for_all([first, submit(desk, animals, random_series())])
             assert desk.sizes(animals) == {1: 2}
 
     asyncio.run(together())
@@ -134,13 +114,13 @@ def test_a_batch_that_is_not_full_waits_for_the_whole_delay(animals: ServedModel
 
     async def together() -> None:
         async with scheduling(max_queue_delay_ms=500) as desk:
-            works = [run(desk, animals, series())]
+            works = [submit(desk, animals, random_series())]
             await turns()
-            works.append(run(desk, animals, series()))
+            works.append(submit(desk, animals, random_series()))
             since = time.perf_counter()
             await until(lambda: time.perf_counter() - since > 0.3)
-            works.append(run(desk, animals, series()))
-            answers = await all_of(works)
+            works.append(submit(desk, animals, random_series()))
+            answers = await wait_for_all(works)
             assert answers[0].queue_ns >= 500 * MS
             assert answers[0].batch_rows == answers[1].batch_rows >= 2
 
@@ -150,15 +130,15 @@ def test_a_batch_that_is_not_full_waits_for_the_whole_delay(animals: ServedModel
 def test_later_requests_do_not_put_the_release_off(animals: ServedModel) -> None:
     async def together() -> None:
         async with scheduling(max_queue_delay_ms=100, max_batch_size=10_000, max_queue=100_000) as desk:
-            first = run(desk, animals, series())
+            first = submit(desk, animals, random_series())
             others = []
             started = time.monotonic()
             while not first.done():
                 assert time.monotonic() - started < PATIENT, "the first request was put off again and again"
-                others.append(run(desk, animals, series()))
+                others.append(submit(desk, animals, random_series()))
                 await asyncio.sleep(0.005)
             assert (await first).queue_ns >= 100 * MS
-            await all_of(others)
+            await wait_for_all(others)
 
     asyncio.run(together())
 
@@ -170,15 +150,15 @@ def test_a_more_urgent_request_does_not_put_the_release_off(animals: ServedModel
         async with scheduling(max_queue_delay_ms=400, inferences=1) as desk:
             works = []
             for name, model, x, priority in (
-                ("first", animals, series(), 100),
-                ("other model", flow, series(1, 10, 3), 100),
-                ("urgent", animals, series(), 1),
+                ("first", animals, random_series(), 100),
+                ("other model", flow, random_series(1, 10, 3), 100),
+                ("urgent", animals, random_series(), 1),
             ):
-                works.append(run(desk, model, x, priority))
+                works.append(submit(desk, model, x, priority))
                 works[-1].add_done_callback(lambda _, name=name: order.append(name))
                 since = time.perf_counter()
                 await until(lambda since=since: time.perf_counter() - since > 0.1)
-            await all_of(works)
+            await wait_for_all(works)
 
     asyncio.run(together())
     assert order.index("first") < order.index("other model")
@@ -187,11 +167,11 @@ def test_a_more_urgent_request_does_not_put_the_release_off(animals: ServedModel
 def test_a_full_batch_goes_at_once_and_needs_no_further_request(animals: ServedModel) -> None:
     async def together() -> None:
         async with scheduling(max_queue_delay_ms=1000, max_batch_size=4, max_queue=4) as desk:
-            works = [run(desk, animals, series()) for _ in range(4)]
+            works = [submit(desk, animals, random_series()) for _ in range(4)]
             await turns()
             # Four are the whole queue: a fifth gets in because they have left it.
-            works.append(run(desk, animals, series()))
-            answers = await all_of(works)
+            works.append(submit(desk, animals, random_series()))
+            answers = await wait_for_all(works)
             assert [answer.batch_rows for answer in answers] == [4, 4, 4, 4, 1]
             assert answers[4].queue_ns >= 1000 * MS
 
@@ -201,12 +181,12 @@ def test_a_full_batch_goes_at_once_and_needs_no_further_request(animals: ServedM
 def test_requests_that_were_given_up_do_not_fill_a_batch(animals: ServedModel) -> None:
     async def together() -> None:
         async with scheduling(max_queue_delay_ms=300, max_batch_size=4) as desk:
-            works = [run(desk, animals, series()) for _ in range(3)]
+            works = [submit(desk, animals, random_series()) for _ in range(3)]
             await turns()
             for work in works[1:]:
                 work.cancel()
-            works = [works[0], *(run(desk, animals, series()) for _ in range(2))]
-            answers = await all_of(works)
+            works = [works[0], *(submit(desk, animals, random_series()) for _ in range(2))]
+            answers = await wait_for_all(works)
             assert answers[0].queue_ns >= 300 * MS
             assert desk.sizes(animals) == {3: 1}
 
@@ -216,7 +196,7 @@ def test_requests_that_were_given_up_do_not_fill_a_batch(animals: ServedModel) -
 def test_the_delay_runs_while_another_batch_does(animals: ServedModel, flow: ServedModel) -> None:
     async def together() -> None:
         async with scheduling(max_queue_delay_ms=50, inferences=2) as desk, desk.occupied(flow) as blocker:
-            answer = await asyncio.wait_for(run(desk, animals, series()), PATIENT)
+            answer = await asyncio.wait_for(submit(desk, animals, random_series()), PATIENT)
             assert answer.queue_ns >= 50 * MS
             assert not blocker.released.is_set()
 
@@ -229,48 +209,14 @@ def test_a_delay_that_passed_while_the_runner_was_busy_does_not_begin_again(
     async def together() -> None:
         async with scheduling(max_queue_delay_ms=300, inferences=1, max_queue=1) as desk:
             async with desk.occupied(flow):
-                work = run(desk, animals, series())
+                work = submit(desk, animals, random_series())
                 since = time.perf_counter()
                 await until(lambda: time.perf_counter() - since > 0.4)
                 assert desk.scheduler.pending == 2
             await turns()
             # It has left the queue of one, or this would be refused.
-            other = run(desk, animals, series())
-            await all_of([work, other])
-
-    asyncio.run(together())
-
-
-def test_a_short_request_gets_a_further_thread_behind_a_long_one(
-    animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatch, "available_cpus", lambda: 1)
-
-    async def together() -> None:
-        async with scheduling() as desk, desk.occupied(flow) as blocker:
-            answer = await asyncio.wait_for(run(desk, animals, series()), PATIENT)
-            assert answer.queue_ns >= WAIT_BUDGET_SECONDS * 1e9
-            assert not blocker.released.is_set()
-
-    asyncio.run(together())
-
-
-def test_work_of_the_kind_that_runs_waits_for_as_long_as_that_usually_takes(
-    flow: ServedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatch, "available_cpus", lambda: 1)
-
-    async def together() -> None:
-        async with scheduling() as desk:
-            async with desk.occupied(flow):
-                since = time.perf_counter()
-                await until(lambda: time.perf_counter() - since > 0.1)
-            # Released a tenth of a second after it began, so it usually takes no less.
-            async with desk.occupied(flow) as blocker:
-                work = desk.scheduler.call(flow, lambda stop: BatchResult({}), 1, caller=Caller())
-                answer = await asyncio.wait_for(work, PATIENT)
-                assert answer.queue_ns >= 0.1 * WAIT_BUDGET_RUNS * 1e9
-                assert not blocker.released.is_set()
+            other = submit(desk, animals, random_series())
+            await wait_for_all([work, other])
 
     asyncio.run(together())
 
@@ -287,7 +233,7 @@ def test_a_scheduler_that_was_stopped_can_be_started_again(animals: ServedModel,
                 await asyncio.wait_for(first, PATIENT)
             await asyncio.to_thread(end)
             # On a thread that is there, and not on that of the run before.
-            await all_of([run(desk, animals, series()), run(desk, animals, series(steps=40))])
+            await wait_for_all([submit(desk, animals, random_series()), submit(desk, animals, random_series(steps=40))])
 
     asyncio.run(together())
 
@@ -303,154 +249,13 @@ def test_answers_that_cannot_be_handed_out_fail_those_who_wait_for_them(
         async with scheduling(inferences=1) as desk:
             with monkeypatch.context() as broken:
                 broken.setattr(dispatch, "InferenceResult", lambda *given: 1 / 0)
-                for work in [run(desk, animals, series()), run(desk, animals, series())]:
+                for work in [submit(desk, animals, random_series()), submit(desk, animals, random_series())]:
                     with pytest.raises(ZeroDivisionError):
                         await asyncio.wait_for(work, PATIENT)
-            await all_of([run(desk, animals, series())])
+            await wait_for_all([submit(desk, animals, random_series())])
             assert desk.scheduler.pending == 0
 
     asyncio.run(together())
-
-
-def test_the_last_cpu_is_the_event_loops_while_a_short_run_is_under_way(
-    animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatch, "available_cpus", lambda: 2)
-    monkeypatch.setattr(dispatch, "SHORT_SECONDS", PATIENT)
-
-    async def together() -> None:
-        async with scheduling() as desk:
-            # Nobody knows yet how long this takes.
-            async with desk.occupied(flow) as blocker:
-                await asyncio.wait_for(run(desk, animals, series(steps=40)), PATIENT)
-                assert not blocker.released.is_set()
-            async with desk.occupied(flow):
-                work = [run(desk, animals, series()), run(desk, animals, series())]
-                await asyncio.wait(work, timeout=0.1)
-                assert desk.executions(animals) == 1
-            await all_of(work)
-            assert desk.sizes(animals) == {1: 1, 2: 1}
-
-    asyncio.run(together())
-
-
-def test_cheap_steps_are_answered_while_every_runner_is_busy(
-    animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(animals, "estimate_step_ns", lambda rows: 0.0)
-    x = series(1, 5)
-
-    async def together() -> None:
-        async with scheduling(inferences=1) as desk, desk.occupied(flow) as blocker:
-            answer = await asyncio.wait_for(desk.scheduler.step(animals, {"x": x}, {}, caller=Caller()), PATIENT)
-            assert not blocker.released.is_set()
-            assert np.array_equal(answer.outputs["logits"][:, -1], animals.run_numpy(x)["logits"])
-
-    asyncio.run(together())
-
-
-def test_short_sequences_are_answered_while_every_runner_is_busy(
-    animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # However slow this machine is.
-    monkeypatch.setattr(dispatch, "INLINE_NS", 1e9)
-
-    async def together() -> None:
-        async with scheduling(inferences=1) as desk:
-            first = await all_of([run(desk, animals, series(1))])
-            async with desk.occupied(flow) as blocker:
-                (again,) = await all_of([run(desk, animals, series(1))])
-                assert not blocker.released.is_set()
-            assert np.array_equal(first[0].outputs["logits"], again.outputs["logits"])
-
-    asyncio.run(together())
-
-
-@pytest.mark.parametrize("x", [series(33), series(1, 5_000)], ids=["more rows", "more steps"])
-def test_what_was_short_for_others_is_not_taken_to_be_short_for_all(
-    animals: ServedModel, flow: ServedModel, x: np.ndarray
-) -> None:
-    """On the event loop a long run could be neither ended nor overtaken."""
-
-    async def together() -> None:
-        async with scheduling(inferences=1) as desk:
-            for _ in range(3):
-                await all_of([run(desk, animals, series(1))])
-            async with desk.occupied(flow):
-                waiting = run(desk, animals, x)
-                await turns()
-                assert desk.scheduler.pending == 2
-            assert (await waiting).batch_rows == len(x)
-
-    asyncio.run(together())
-
-
-def test_a_run_that_failed_teaches_nothing(
-    animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatch, "INLINE_NS", 1e9)
-    # This model's states grow without end.
-    x = series(1, 60_000)
-
-    async def together() -> None:
-        async with scheduling(inferences=1) as desk:
-            with pytest.raises(InputError):
-                await all_of([run(desk, animals, x)])
-            async with desk.occupied(flow):
-                waiting = run(desk, animals, series(1))
-                await turns()
-                assert desk.scheduler.pending == 2
-            await waiting
-
-    asyncio.run(together())
-
-
-def test_as_many_run_at_a_time_as_the_containers_quota_has_cpus(
-    animals: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cpu.max").write_text("300000 100000")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
-    monkeypatch.setattr(dispatch, "available_cpus", partial(available_cpus, tmp_path))
-    # A batch that has waited for long gets one thread more, which on a slow machine happens here, too.
-    monkeypatch.setattr(dispatch, "WAIT_BUDGET_SECONDS", 2 * PATIENT)
-    # Nobody passes before three are there.
-    barrier = threading.Barrier(3, timeout=PATIENT)
-    lock, running, most = threading.Lock(), 0, 0
-
-    def count(stop: CancellationToken) -> BatchResult:
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        barrier.wait()
-        with lock:
-            running -= 1
-        return BatchResult({})
-
-    async def together() -> None:
-        async with scheduling() as desk:
-            await all_of([desk.scheduler.call(animals, count, 1, caller=Caller()) for _ in range(9)])
-
-    asyncio.run(together())
-    assert most == 3
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_run_has_the_threads_it_was_given_and_they_do_not_spin(published: Published, threads: int) -> None:
-    def tasks() -> set[str]:
-        return set(os.listdir("/proc/self/task"))
-
-    before = tasks() if os.path.isdir("/proc/self/task") else set()
-    model = ServedModel.load(published.registry.get("animals:1"), "cpu", threads)
-    model.run_numpy(series(64, 20))
-    if before:
-        # The calling thread is one of them; both graphs have their own.
-        assert len(tasks() - before) <= 2 * (threads - 1)
-    for graph in (model.sequence, model.step):
-        options = graph.session.get_session_options()  # type: ignore[attr-defined]
-        assert (options.intra_op_num_threads, options.inter_op_num_threads) == (threads, 1)
-        assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
-        assert options.get_session_config_entry("session.inter_op.allow_spinning") == "0"
 
 
 HUNGRY = """
@@ -489,11 +294,11 @@ def test_requests_whose_batch_needs_too_much_memory_are_run_one_by_one(
     (tmp_path / "hungry_engine.py").write_text(HUNGRY)
     monkeypatch.syspath_prepend(tmp_path)
     model = ServedModel.load(published.registry.get("animals:1"), "cpu", engine="hungry")
-    requests = [series(rows, 10, seed=rows) for rows in (1, 2, 3, 1)]
+    requests = [random_series(rows, 10, seed=rows) for rows in (1, 2, 3, 1)]
 
     async def together() -> None:
         async with scheduling(inferences=1) as desk:
-            works = [run(desk, model, x) for x in requests]
+            works = [submit(desk, model, x) for x in requests]
             answers = await asyncio.gather(*works, return_exceptions=True)
             assert desk.sizes(model) == {7: 1}
             for x, answer in zip(requests, answers, strict=True):
@@ -518,14 +323,16 @@ def test_nothing_is_lost_when_requests_come_and_go(
     monkeypatch.setattr(dispatch, "INLINE_NS", inline_ns)
     monkeypatch.setattr(dispatch, "INLINE_ALONE_NS", inline_ns)
     random = np.random.default_rng(0)
-    requests = [series(int(random.integers(1, 4)), int(random.integers(1, 40)), seed=seed) for seed in range(300)]
+    requests = [
+        random_series(int(random.integers(1, 4)), int(random.integers(1, 40)), seed=seed) for seed in range(300)
+    ]
     doomed = set(random.choice(300, 100, replace=False).tolist())
 
     async def together() -> list[InferenceResult | BaseException]:
         async with scheduling(max_batch_size=16) as desk:
             works = []
             for number, x in enumerate(requests):
-                works.append(run(desk, animals, x))
+                works.append(submit(desk, animals, x))
                 if number - 3 in doomed:
                     works[number - 3].cancel()
                 if random.random() < 0.3:

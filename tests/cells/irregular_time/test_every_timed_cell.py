@@ -1,0 +1,282 @@
+"""Steps of unequal length: what holds for every cell that takes ``dt``."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import gradcheck, gradgradcheck
+from torch.func import functional_call
+
+import stablernn as srn
+from cells.irregular_time.steps import (
+    TIMED,
+    UNTIMED,
+    assert_close,
+    every_timed_cell,
+    normal_inputs,
+    step_lengths,
+    timed_layer,
+)
+from model_helpers import mark_fitted
+from reference.mapping import MAPPING
+from stablernn import StableRNN, create_cell
+from stablernn.cells import NoisyRNNCell, StableCell
+
+
+def _repeats_its_step(key: str) -> bool:
+    """Whether a long step is the regular one several times over, the input held; others have a way of their own."""
+    cell = type(create_cell(key, 2, 3))
+    # Without noise the noisy cell's own way is that one.
+    own = cell.advance is not StableCell.advance and cell is not NoisyRNNCell
+    return not own and cell.substeps is StableCell.substeps
+
+
+REPEATING = [key for key in TIMED if _repeats_its_step(key)]
+# The midpoint rule's reference has no dt: a test of its own says what its step is.
+REFERENCED = [key for key in TIMED if "dt" in inspect.signature(MAPPING[key].module.sequence).parameters]
+# Along random directions, which a wrong derivative does not survive; entry by entry in the slow tests.
+every_thoroughness = pytest.mark.parametrize(
+    "fast", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["directions", "entries"]
+)
+every_repeating_cell = pytest.mark.parametrize("key", REPEATING)
+
+
+def _parts(state: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
+    return [state] if isinstance(state, Tensor) else list(state)
+
+
+def test_the_cells_that_come_from_an_equation_in_time_take_dt() -> None:
+    assert {"antisymmetric", "antisymmetric_g", "antisym_ablation", "lipschitz", "lipschitz_rk2", "noisy_rnn"} <= {
+        *TIMED
+    }
+    assert {"neural_ode_rnn", "ode_rnn", "nais_net", "lvf", "lvf_mid"} <= {*TIMED}
+    assert {"rnn", "lstm", "gru", "fastrnn", "incremental"} <= {*UNTIMED}
+
+
+def test_every_cell_but_one_has_a_reference_with_dt() -> None:
+    assert set(TIMED) - set(REFERENCED) == {"lvf_mid"}
+
+
+@every_timed_cell
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_regular_steps_said_are_regular_steps_unsaid(key: str, num_layers: int) -> None:
+    layer = timed_layer(key, num_layers)
+    x = normal_inputs(3, 9, 3)
+    output, last = layer(x, dt=torch.ones(3, 9, dtype=torch.float64))
+    expected, expected_last = layer(x)
+    assert_close([output, *_parts(last)], [expected, *_parts(expected_last)])
+
+
+@every_timed_cell
+def test_the_length_of_a_step_matters(key: str) -> None:
+    layer = timed_layer(key)
+    x = normal_inputs(1, 6, 3)
+    dt = torch.ones(1, 6, dtype=torch.float64)
+    regular = layer(x, dt=dt)[0]
+    dt[0, 3] = 0.5
+    shorter = layer(x, dt=dt)[0]
+    assert torch.equal(shorter[:, :3], regular[:, :3])
+    assert (shorter[:, 3:] - regular[:, 3:]).abs().amax(dim=(0, 2)).gt(1e-6).all()
+
+
+@every_timed_cell
+def test_each_sample_has_lengths_of_its_own(key: str) -> None:
+    layer = timed_layer(key, max_dt=2.5)
+    x, dt = normal_inputs(3, 7, 3), step_lengths(3, 7)
+    output, last = layer(x, dt=dt)
+    for row in range(3):
+        alone, alone_last = layer(x[row], dt=dt[row])
+        assert_close([alone, *_parts(alone_last)], [output[row], *(part[:, row] for part in _parts(last))])
+
+
+@every_repeating_cell
+def test_a_step_of_two_in_two_parts_is_two_regular_steps_of_one_input(key: str) -> None:
+    layer = timed_layer(key)
+    x = normal_inputs(2, 6, 3)
+    output, last = layer(x, dt=torch.full((2, 6), 2.0, dtype=torch.float64))
+    expected, expected_last = layer(x.repeat_interleave(2, dim=1))
+    assert_close([output, *_parts(last)], [expected[:, 1::2], *_parts(expected_last)])
+
+
+@every_repeating_cell
+def test_a_step_of_no_length_leaves_the_state(key: str) -> None:
+    cell = timed_layer(key).cells[0]
+    state = cell(normal_inputs(2, 3))
+    assert_close(_parts(cell(normal_inputs(2, 3), state, dt=0.0)), _parts(state))
+
+
+@every_repeating_cell
+def test_no_part_of_a_step_is_longer_than_a_regular_one(key: str) -> None:
+    cell = create_cell(key, 3, 5)
+    assert [cell.substeps(longest) for longest in (0.1, 1.0, 1.01, 2.0, 2.5, 7.0)] == [1, 1, 2, 2, 3, 7]
+
+
+def test_the_longest_step_decides_the_parts_of_all_steps() -> None:
+    # max_dt fixes the parts once, so that a model gives the same numbers whatever else is in a batch.
+    layer, free = timed_layer("lipschitz", max_dt=2.5), timed_layer("lipschitz")
+    free.load_state_dict(layer.state_dict())
+    x, ones = normal_inputs(1, 5, 3), torch.ones(1, 5, dtype=torch.float64)
+    in_three, whole = layer(x, dt=ones)[0], free(x, dt=ones)[0]
+    assert not torch.allclose(in_three, whole)
+    longer = ones.clone()
+    longer[0, -1] = 2.5
+    assert torch.equal(layer(x, dt=longer)[0][:, :-1], in_three[:, :-1])
+    assert_close([free(x, dt=longer)[0][:, :-1]], [in_three[:, :-1]])
+
+
+@every_timed_cell
+@every_thoroughness
+@pytest.mark.parametrize("size", [1, 3])
+def test_first_derivatives_through_dt_equal_finite_differences(key: str, size: int, fast: bool) -> None:
+    function, points = _problem(key, size, time=3)
+    assert gradcheck(function, points, fast_mode=fast)
+
+
+@every_timed_cell
+@every_thoroughness
+def test_second_derivatives_through_dt_equal_finite_differences(key: str, fast: bool) -> None:
+    function, points = _problem(key, 3, time=2)
+    assert gradgradcheck(function, points, fast_mode=fast)
+
+
+def _problem(key: str, size: int, time: int) -> tuple[Any, list[Tensor]]:
+    """The layer as a function of input, lengths of steps and parameters, away from whole lengths."""
+    # Of its field's 100 units a few are as good, and take a tenth of the time.
+    options = {"flow_size": 4} if key == "ode_rnn" else {}
+    layer = StableRNN(key, 2, size, engine="loop", max_dt=2.5, **options).double().eval()
+    names = [name for name, _ in layer.named_parameters()]
+    points = [normal_inputs(2, time, 2), 0.1 + step_lengths(2, time, longest=2.3)]
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(std=0.5)
+        # Outside a constraint the gradient passes straight through the projection, and is no derivative.
+        layer.after_step(1, 100)
+    points += [parameter.detach().clone() for parameter in layer.parameters()]
+
+    def outputs(x: Tensor, dt: Tensor, *values: Tensor) -> Tensor:
+        result, last = functional_call(layer, dict(zip(names, values, strict=True)), (x, None, None, dt))
+        return torch.cat([result.flatten(), *(part.flatten() for part in _parts(last))])
+
+    return outputs, [point.detach().requires_grad_() for point in points]
+
+
+@pytest.mark.parametrize("key", REFERENCED)
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (2, 7, 3, 7), (2, 20, 2, 32)], ids=["ones", "odd", "usual"])
+def test_values_and_gradients_are_those_of_the_reference(key: str, sizes: tuple[int, ...]) -> None:
+    batch, time, features, hidden = sizes
+    module = MAPPING[key].module
+    layer = StableRNN(key, features, hidden).double().eval()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.4 * hidden**-0.5)
+    layer.after_step(1, 100)
+    cell = layer.cells[0]
+    # Up to 1 no cell divides a step; beyond it only those that take any length at once do not.
+    longest = 3.0 if cell.substeps(3.0) == 1 else 1.0
+    x, dt = normal_inputs(batch, time, features), step_lengths(batch, time, longest=longest)
+    if cell.takes_missing:
+        x[torch.rand(x.shape) < 0.2] = math.nan
+    leaves = [x.requires_grad_(), dt.requires_grad_()]
+    zeros = cell.initial_state(batch)
+
+    def flat(states: Any) -> Tensor:
+        outputs = states[0] if isinstance(states, tuple) else states
+        return (outputs * torch.linspace(-1, 2, outputs.numel(), dtype=outputs.dtype).reshape(outputs.shape)).sum()
+
+    output, _ = layer.run(leaves[0], zeros, dt=leaves[1])
+    scalars = MAPPING[key].scalars(cell)
+    expected = module.sequence(MAPPING[key].params(cell), leaves[0], *zeros, **scalars, dt=leaves[1])
+    assert_close([output], [expected[0] if isinstance(expected, tuple) else expected], 1e-9)
+    wanted = [*leaves, *layer.parameters()]
+    arguments: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
+    got = torch.autograd.grad(flat(output), wanted, **arguments)
+    for have, want in zip(got, torch.autograd.grad(flat(expected), wanted, **arguments), strict=True):
+        if want.numel():
+            torch.testing.assert_close(have, want, rtol=0, atol=1e-9 * max(1.0, float(want.abs().max())))
+
+
+@every_timed_cell
+@pytest.mark.parametrize("filler", [0.0, -3.0, 1e9, math.nan, math.inf])
+def test_what_stands_in_the_padding_of_dt_changes_no_bit(key: str, filler: float) -> None:
+    layer = timed_layer(key, num_layers=2, max_dt=2.5)
+    lengths = torch.tensor([8, 5, 1])
+    x, dt = normal_inputs(3, 8, 3), step_lengths(3, 8)
+    results = []
+    for value in (1.0, filler):
+        filled = dt.masked_fill(torch.arange(8) >= lengths[:, None], value)
+        output, last = layer(x, lengths=lengths, dt=filled)
+        gradients = torch.autograd.grad(output.square().sum(), list(layer.parameters()), allow_unused=True)
+        results.append([output, *_parts(last), *(gradient for gradient in gradients if gradient is not None)])
+    for have, want in zip(results[1], results[0], strict=True):
+        assert torch.equal(have, want)
+
+
+@every_timed_cell
+@pytest.mark.parametrize("cuts", [[5, 6], [1] * 11], ids=["two-chunks", "single-steps"])
+def test_a_run_in_chunks_equals_the_whole_run(key: str, cuts: list[int]) -> None:
+    layer = timed_layer(key, num_layers=2, max_dt=2.5)
+    x, dt = normal_inputs(2, 11, 3), step_lengths(2, 11)
+    output, last = layer(x, dt=dt)
+    state, pieces = None, []
+    for chunk, lengths in zip(x.split(cuts, dim=1), dt.split(cuts, dim=1), strict=True):
+        piece, state = layer(chunk, state if state is None or isinstance(state, Tensor) else tuple(state), dt=lengths)
+        pieces.append(piece)
+    assert state is not None
+    assert_close([torch.cat(pieces, dim=1), *_parts(state)], [output, *_parts(last)])
+
+
+@every_timed_cell
+def test_stepping_the_cell_equals_the_layer(key: str) -> None:
+    layer = timed_layer(key)
+    x, dt = normal_inputs(2, 6, 3), step_lengths(2, 6, longest=1.0)
+    output, _ = layer(x, dt=dt)
+    state = None
+    for t in range(6):
+        state = layer.cells[0](x[:, t], state, dt=dt[:, t])
+        assert_close([_parts(state)[0]], [output[:, t]])
+
+
+@every_timed_cell
+def test_a_cell_takes_one_length_for_all_samples(key: str) -> None:
+    cell = timed_layer(key).cells[0]
+    x = normal_inputs(2, 3)
+    assert_close(_parts(cell(x, dt=0.7)), _parts(cell(x, dt=torch.tensor([0.7, 0.7], dtype=torch.float64))))
+
+
+@every_timed_cell
+def test_time_first_equals_batch_first(key: str) -> None:
+    layer, time_first = timed_layer(key), timed_layer(key, batch_first=False)
+    time_first.load_state_dict(layer.state_dict())
+    x, dt = normal_inputs(2, 6, 3), step_lengths(2, 6)
+    assert_close([time_first(x.transpose(0, 1), dt=dt.T)[0].transpose(0, 1)], [layer(x, dt=dt)[0]])
+
+
+@every_timed_cell
+def test_without_gradients_the_numbers_are_the_same(key: str) -> None:
+    layer = timed_layer(key)
+    x, dt = normal_inputs(2, 6, 3), step_lengths(2, 6)
+    expected = layer(x, dt=dt)[0]
+    with torch.no_grad():
+        regular = layer(x)[0]
+        assert_close([layer(x, dt=dt)[0]], [expected])
+        # Matrices are kept between calls, those for dt apart from those for regular steps.
+        assert torch.equal(layer(x)[0], regular)
+        assert_close([layer(x, dt=dt)[0]], [expected])
+
+
+FAST = ("lvf_mid", "neural_ode_rnn")
+
+
+@pytest.mark.parametrize("key", [key if key in FAST else pytest.param(key, marks=pytest.mark.slow) for key in TIMED])
+def test_a_model_for_irregular_time_exports_to_both_formats_with_parity(key: str, tmp_path: Path) -> None:
+    model = mark_fitted(srn.Classifier(key, 2, 3, 17, max_dt=2.5))
+    report = srn.export(model, tmp_path, formats=("onnx", "torchscript"))
+    assert report.signature["max_dt"] == 2.5
+    assert report.parity["stream_equals_sequence"] is True
+    assert report.parity["batch_equals_single"] is True
+    assert all(row["torchscript_rel_error"] <= row["allowed_rel_error"] for row in report.parity["compared"])

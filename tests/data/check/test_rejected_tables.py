@@ -1,0 +1,238 @@
+"""The look at a table that was refused: every problem, and guesses at settings that would read it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bad_files import BAD_FILES, DAYS, ROWS, BadFile
+from data.check.reports import check, warnings
+from stablernn.data import load_data
+from stablernn.data.check import DataReport, check_data
+from stablernn.data.check.row_order import count_unordered
+from stablernn.errors import StableRNNError
+
+SHARED = os.environ.get("STABLERNN_DATA")
+
+
+def problems(report: DataReport) -> list[tuple[str, str]]:
+    return [(finding.code, finding.text) for finding in report.problems]
+
+
+@pytest.mark.parametrize("bad", BAD_FILES, ids=lambda bad: bad.fault)
+def test_a_bad_file_is_refused_in_the_words_of_the_reader_and_every_fault_is_listed(
+    tmp_path: Path, bad: BadFile
+) -> None:
+    bad.write(tmp_path)
+    with pytest.raises(StableRNNError) as refused:
+        load_data(tmp_path / bad.name, **bad.options)
+    assert str(refused.value) == bad.sentence
+    report = check_data(tmp_path / bad.name, **bad.options)
+    assert problems(report) == [("refused", bad.sentence), *bad.more]
+    assert not report.ok
+    assert (report.data is None) == (not report.assumed)
+    json.dumps(report.as_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize("bad_cell", ["inf", "1e60"])
+def test_a_number_that_float32_does_not_hold_is_found_beside_other_faults(tmp_path: Path, bad_cell: str) -> None:
+    rows = [f"{row},{bad_cell if n == 4 else n}" for n, row in enumerate(ROWS)]
+    rows[9] = f"{DAYS[9]},word,3"
+    sentences = [text for _, text in problems(check(tmp_path, rows, "ds,y,z"))]
+    assert any("row 11, column 'y': 'word' is not a number" in text for text in sentences)
+    assert any(text.startswith("'d.csv' row 6, column 'z' is ") for text in sentences)
+
+
+def test_columns_of_words_are_left_out_on_trial(tmp_path: Path) -> None:
+    rows = [f"{row},{'NW' if n % 2 else 'SE'},{n}" for n, row in enumerate(ROWS)]
+    report = check(tmp_path, rows, "ds,y,wind,z")
+    assert problems(report)[1] == (
+        "words",
+        "'d.csv' column 'wind' holds words ('SE', 'NW') and no numbers. Name it by data.categories, name the "
+        "columns to read by 'channels', or write it as numbers.",
+    )
+    assert report.assumed == {"categories": ["wind"]}
+    assert report.data is not None
+    assert report.content["series"] == 1
+
+
+def test_a_target_is_guessed_and_said_to_be(tmp_path: Path) -> None:
+    report = check(tmp_path, [f"{row},{n % 4}" for n, row in enumerate(ROWS)], "ds,a,b")
+    assert report.assumed == {"target": "b"}
+    assert [column.role for column in report.columns] == ["time", "channel", "target"]
+    assert [code for code, _ in problems(report)] == ["refused"]
+
+
+def test_columns_that_differ_by_a_number_are_guessed_to_be_series(tmp_path: Path) -> None:
+    meters = [f"{row},{n % 4},{n % 5}" for n, row in enumerate(ROWS)]
+    report = check(tmp_path, meters, "ds,meter 1,meter 2,meter 10")
+    assert report.assumed == {"channels_as_series": True}
+    assert problems(report)[0][1].endswith("Where each is a series to forecast, set data.channels_as_series=true.")
+    assert report.content["series"] == 3
+    weather = check(tmp_path, meters, "ds,wind,load 1,load 2")
+    assert weather.assumed == {"target": "load 2"}
+    # Names of series say that the columns are channels of each.
+    named = check(tmp_path, [f"x,{row}" for row in meters], "unique_id,ds,meter 1,meter 2,meter 10")
+    assert named.assumed == {"target": "meter 10"}
+
+
+def test_the_only_column_of_numbers_is_the_target_beside_words(tmp_path: Path) -> None:
+    rows = [f"{row},{'ok' if n % 3 else 'check'}" for n, row in enumerate(ROWS)]
+    report = check(tmp_path, rows, "ds,load,status")
+    assert report.assumed == {"categories": ["status"], "target": "load"}
+    assert report.data is not None
+    assert report.data.targets == ("load",)
+
+
+def test_a_column_that_tells_series_apart_is_guessed(tmp_path: Path) -> None:
+    rows = [f"{shop},{row}" for row in ROWS for shop in ("x", "z")]
+    report = check(tmp_path, rows, "shop,ds,y")
+    assert report.assumed == {"id_column": "shop"}
+    assert warnings(report)["unnamed_series"] == "Column 'shop' seems to tell series apart: name it by id_column."
+    assert report.content["series"] == 2
+    assert warnings(report)["duplicate_series"].startswith("1 of 2 series have the values of another one.")
+
+
+def test_a_time_in_several_columns_is_recognized(tmp_path: Path) -> None:
+    rows = [f"{n + 1},2024,{1 + n // 30},{1 + n % 30},{n % 7}" for n in range(60)]
+    report = check(tmp_path, rows, "No,year,month,day,y")
+    assert warnings(report)["time_in_parts"] == (
+        "The time seems to be in several columns (year, month, day). Join them into one column 'ds', such as "
+        "2024-01-31 13:00."
+    )
+    assert report.assumed["time_column"] == "No"
+
+
+def test_series_in_rows_are_recognized(tmp_path: Path) -> None:
+    header = ",".join(f"V{n}" for n in range(1, 32))
+    report = check(tmp_path, [f"H{n}," + ",".join(map(str, range(n, n + 30))) for n in range(4)], header)
+    assert warnings(report) == {
+        "series_in_rows": "Each row seems to be a series of up to 30 values behind its name. Tables are read with a "
+        "row for each series and time: unique_id, ds, y."
+    }
+
+
+@pytest.mark.parametrize("first", ["2024-01-{:02}", "{:02}/01/2024"], ids=["dates", "days first"])
+def test_a_wide_table_is_not_taken_for_series_in_rows(tmp_path: Path, first: str) -> None:
+    header = ",".join(["date", *(f"c{channel}" for channel in range(25))])
+    rows = [
+        f"{first.format(day)}," + ",".join(str((day * channel) % 7) for channel in range(25)) for day in range(1, 31)
+    ]
+    report = check(tmp_path, rows, header)
+    assert "series_in_rows" not in warnings(report)
+    assert not report.ok
+    if first.startswith("2024"):
+        assert report.assumed == {"channels_as_series": True}
+        assert (report.content["series"], len(report.columns)) == (25, 26)
+
+
+def test_single_faults_are_all_listed(tmp_path: Path) -> None:
+    """Loading stops at the first; the check tells of each, though it stands in one cell only."""
+    rows = [f"2024-01-{day:02},{day % 5},{day % 3}" for day in range(1, 31)]
+    rows[3], rows[7] = "2024-01-04,many,1", "2024-01-08,3,few"
+    rows[12], rows[13] = rows[13], rows[12]
+    rows[20] = rows[20].replace("01-21", "01-20")
+    report = check(tmp_path, rows, "ds,y,z")
+    assert [code for code, _ in problems(report)] == ["refused", "time_twice", "not_sorted", "not_a_number"]
+    assert [text for _, text in problems(report)[1:]] == [
+        "'d.csv' has 1 row with a time that its series already has.",
+        "'d.csv' has 1 row that is earlier than the row of their series before.",
+        "'d.csv' column 'z': 1 of 30 cells is no number; the first is 'few' in row 9.",
+    ]
+
+
+def test_a_file_of_no_known_ending_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "d.dat").write_text("0.5;1\n0.6;2\n")
+    report = check_data(tmp_path / "d.dat")
+    assert report.preview == ("0.5;1", "0.6;2")
+    assert "looks_like_a_table" in warnings(report)
+
+
+def test_what_is_left_of_a_cut_file_is_shown(tmp_path: Path) -> None:
+    (bad,) = [bad for bad in BAD_FILES if bad.fault == "truncated gzip"]
+    bad.write(tmp_path)
+    assert check_data(tmp_path / bad.name).preview[:2] == ("ds,y", "2024-01-01,0")
+
+
+def test_parquet_is_looked_at_as_csv_is(tmp_path: Path) -> None:
+    frame = pl.DataFrame({"ds": DAYS, "y": [n % 7 for n in range(60)], "word": ["a"] * 60})
+    frame.write_parquet(tmp_path / "d.parquet")
+    report = check_data(tmp_path / "d.parquet")
+    assert [code for code, _ in problems(report)] == ["refused", "words"]
+    assert report.assumed == {"channels": ["y"]}
+    assert report.data is not None
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9)), min_size=1, max_size=40))
+def test_rows_out_of_order_are_counted_in_their_series(rows: list[tuple[str, int]]) -> None:
+    twice = len(rows) - len(set(rows))
+    back = sum(
+        later < earlier
+        for name in "ab"
+        for times in [[time for series, time in rows if series == name]]
+        for earlier, later in zip(times, times[1:], strict=False)
+    )
+    stamps = np.array([time for _, time in rows], dtype=np.int64)
+    assert count_unordered(stamps, pl.Series([name for name, _ in rows])) == (twice, back)
+
+
+@pytest.mark.skipif(SHARED is None, reason="STABLERNN_DATA is not set")
+@pytest.mark.parametrize(
+    ("file", "codes", "assumed", "facts"),
+    [
+        ("forecasting/ETT-small/ETTh1.csv", ["refused"], {"target": "OT"}, {"frequency": "h", "missing_values": 0}),
+        ("forecasting/univariate/airline-passengers.csv", [], {}, {"frequency": "MS", "season": 12}),
+        ("ucr-uea/JapaneseVowels/JapaneseVowels_TRAIN.ts", [], {}, {"lengths": {"min": 7, "median": 15, "max": 29}}),
+        ("ucr-uea/ECG5000/ECG5000_TRAIN.tsv", [], {}, {"sequences": {"train": 400, "validation": 100, "test": 4500}}),
+        ("forecasting/m4/Hourly-train.csv.gz", ["refused"], {}, {}),
+    ],
+    ids=lambda value: Path(value).name if isinstance(value, str) else "",
+)
+def test_published_files(file: str, codes: list[str], assumed: dict[str, str], facts: dict[str, object]) -> None:
+    assert SHARED is not None
+    report = check_data(Path(SHARED) / file)
+    assert [code for code, _ in problems(report)] == codes
+    assert report.assumed == assumed
+    assert {key: report.content[key] for key in facts} == facts
+
+
+@pytest.mark.skipif(SHARED is None, reason="STABLERNN_DATA is not set")
+def test_the_published_air_of_beijing_needs_a_time_and_numbers() -> None:
+    assert SHARED is not None
+    report = check_data(Path(SHARED) / "forecasting/beijing_pm25/pollution.csv.gz")
+    assert [code for code, _ in problems(report)] == ["refused", "words"]
+    assert report.assumed["time_column"] == "No"
+    assert report.assumed["categories"] == ["cbwd"]
+    assert "time_in_parts" in warnings(report)
+    missing = {column.name: round(column.missing * 43824) for column in report.columns}
+    assert missing["pm2.5"] == 2067
+
+
+@pytest.mark.parametrize("kind", ["numbers", "whole numbers", "words"])
+def test_a_channel_does_not_tell_series_apart_where_a_row_stands_twice(tmp_path: Path, kind: str) -> None:
+    cells = {"numbers": [n / 4 for n in range(4)], "whole numbers": [3, 1, 4, 2], "words": ["N", "E", "S", "W"]}[kind]
+    rows = [f"{row},{cells[n % 4]}" for n, row in enumerate(ROWS)]
+    report = check(tmp_path, [*rows[:5], f"{DAYS[4]},3,{cells[1]}", *rows[5:]], "ds,y,wind")
+    assert "id_column" not in report.assumed
+    assert "unnamed_series" not in warnings(report)
+
+
+def test_the_target_does_not_tell_series_apart(tmp_path: Path) -> None:
+    report = check(tmp_path, [f"{day},{shop}" for day in DAYS for shop in (1, 2)])
+    assert report.assumed == {}
+
+
+def test_blank_and_short_rows_are_said(tmp_path: Path) -> None:
+    rows = [*(f"{row},1" for row in ROWS[:10]), ",,", ROWS[10], *(f"{row},{n}" for n, row in enumerate(ROWS[11:]))]
+    found = warnings(check(tmp_path, rows, "ds,y,z"))
+    assert found["blank_rows"] == "1 row without anything in them, skipped."
+    assert found["short_rows"] == (
+        "1 row with fewer cells than the header has; those at the end are taken for missing."
+    )
