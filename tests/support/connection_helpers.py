@@ -10,10 +10,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
+
+from server_helpers import Published, Running, serve
+from stablernn_server import Settings, create_app
 
 PATIENT = 20.0
 """Seconds after which a server that does not answer has failed the test."""
-HEALTH = b"GET /v2/health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+GET = b"GET /v2/health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+HEALTH = GET + b"\r\n"
+CHUNKED = b"POST /v1/timeseries/classify HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+HANDSHAKE_FIELDS = (
+    b"\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+MIB = 2**20
 
 
 @contextmanager
@@ -113,3 +124,14 @@ def health_watched(port: int, pause: float = 0.05) -> Iterator[Latencies]:
         thread.join(2 * PATIENT)
     assert not errors, errors
     assert not thread.is_alive()
+
+
+@contextmanager
+def animals_server(published: Published, **settings: Any) -> Iterator[Running]:
+    """A server of one version, for this block."""
+    yield from serve(create_app(Settings(registry=published.root, models=("animals:1",), **settings)))
+
+
+def assert_healthy(connection: socket.socket) -> None:
+    connection.sendall(HEALTH)
+    assert read_response(connection)[0] == 200

@@ -183,10 +183,12 @@ def busy(server: Running, model: str = "flow") -> Iterator[Blocker]:
 
 
 def random_series(rows: int = 1, steps: int = 10, features: int = 1, seed: int = 0) -> np.ndarray:
+    """Sequences of normal numbers, ``(rows, steps, features)``."""
     return np.random.default_rng(seed).normal(size=(rows, steps, features)).astype(np.float32)
 
 
 def submit(desk: Desk, model: ServedModel, x: np.ndarray, priority: int = 100) -> asyncio.Task[InferenceResult]:
+    """Begin a request, as a task."""
     return asyncio.create_task(desk.scheduler.run(model, {"x": x}, caller=Caller(priority=priority)))
 
 

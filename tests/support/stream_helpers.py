@@ -258,3 +258,25 @@ def frame(
         parts.append(struct.pack("<I", len(token)) + token.encode())
     parts.append(x.astype("<i8" if x.dtype.kind == "i" else "<f4").tobytes())
     return b"".join(parts)
+
+
+def stream_settings(stream_models: Published) -> Settings:
+    """Settings of a server whose state tokens are those of every other one."""
+    return Settings(registry=stream_models.root, state_key=STATE_KEY)
+
+
+def step_body(x: np.ndarray, dt: np.ndarray | None, **further: Any) -> dict[str, Any]:
+    """The body of a request for steps."""
+    return {"values": plain(x), **further} | ({} if dt is None else {"dt": dt.tolist()})
+
+
+def post_json(running: Running, path: str, content: dict[str, Any]) -> dict[str, Any]:
+    """Return the response to a request, which must succeed."""
+    answer = httpx.post(running.url + path, json=content)
+    assert answer.status_code == 200, answer.text
+    document: dict[str, Any] = answer.json()
+    return document
+
+
+def at_or_none(value: np.ndarray | None, place: int | slice) -> np.ndarray | None:
+    return None if value is None else np.asarray(value[place])

@@ -17,7 +17,7 @@ from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
 from stablernn_runtime.online.online_streams import OnlineOptions, create_online_streams
 from stablernn_server import ModelLoadError, Settings, create_app
-from stream_helpers import QUANTILES, STATE_KEY, Wire, frame, offline, plain
+from stream_helpers import QUANTILES, STATE_KEY, Wire, frame, offline, plain, post_json
 
 STEPS = 160
 RATE = 0.004
@@ -100,13 +100,6 @@ def expected(forecasters: Published, name: str) -> tuple[np.ndarray, np.ndarray,
 Answer = tuple[np.ndarray, int]
 
 
-def post(running: Running, path: str, content: dict[str, Any]) -> dict[str, Any]:
-    answer = httpx.post(running.url + path, json=content)
-    assert answer.status_code == 200, answer.text
-    document: dict[str, Any] = answer.json()
-    return document
-
-
 def as_array(outputs: list[dict[str, Any]]) -> np.ndarray:
     return np.array([output["adaptive_quantiles"] for output in outputs], np.float32)
 
@@ -116,17 +109,17 @@ def by_tokens(running: Running, other: Running, name: str, x: np.ndarray) -> Ans
     outputs, alarms, token = [], 0, None
     for start in range(0, len(x), 10):
         body = {"model": name, "values": plain(x[start : start + 10])} | ({"state_token": token} if token else {})
-        answer = post((running, other)[start // 10 % 2], "/v1/step", body)
+        answer = post_json((running, other)[start // 10 % 2], "/v1/step", body)
         outputs, token = outputs + answer["outputs"], answer["state_token"]
         alarms += answer.get("drift_alarms", 0)
     return as_array(outputs), alarms
 
 
 def by_session(running: Running, other: Running, name: str, x: np.ndarray) -> Answer:
-    session = post(running, "/v1/sessions", {"model": name})["session_id"]
+    session = post_json(running, "/v1/sessions", {"model": name})["session_id"]
     outputs, alarms = [], 0
     for sample in x:
-        answer = post(running, f"/v1/sessions/{session}/step", {"values": plain(sample)})
+        answer = post_json(running, f"/v1/sessions/{session}/step", {"values": plain(sample)})
         outputs += answer["outputs"]
         alarms += answer.get("drift_alarms", 0)
     return as_array(outputs), alarms
@@ -188,7 +181,7 @@ def test_every_transport_answers_the_same_intervals_and_alarms(
 
 def test_the_last_answer_alone_has_the_estimates_of_all_samples(running: Running, forecasters: Published) -> None:
     x, intervals, alarms = expected(forecasters, "quick")
-    answer = post(running, "/v1/step", {"model": "quick", "values": plain(x), "every": False})
+    answer = post_json(running, "/v1/step", {"model": "quick", "values": plain(x), "every": False})
     assert np.array_equal(as_array(answer["outputs"]), intervals[-1:])
     assert answer["drift_alarms"] == alarms
     with Wire(running.url, "quick") as wire:
@@ -197,7 +190,7 @@ def test_the_last_answer_alone_has_the_estimates_of_all_samples(running: Running
 
 
 def test_a_shorter_horizon_cuts_the_intervals_as_it_cuts_the_quantiles(running: Running) -> None:
-    (output,) = post(running, "/v1/step", {"model": "quick", "values": [5, 5], "horizon": 3})["outputs"]
+    (output,) = post_json(running, "/v1/step", {"model": "quick", "values": [5, 5], "horizon": 3})["outputs"]
     assert np.shape(output["adaptive_quantiles"]) == np.shape(output["quantiles"]) == (3, 1, 3)
 
 
@@ -210,7 +203,7 @@ def test_the_first_message_and_sessions_describe_the_intervals(running: Running)
         "adaptive_quantiles": [12, 1, 3],
         "drift_evidence": [1],
     }
-    session = post(running, "/v1/sessions", {"model": "quick"})
+    session = post_json(running, "/v1/sessions", {"model": "quick"})
     assert session["outputs"] == ["mean", "quantiles", "adaptive_quantiles", "drift_evidence"]
 
 
@@ -218,10 +211,10 @@ def test_a_session_and_the_metrics_count_coverage(running: Running, forecasters:
     x, _, _ = expected(forecasters, "quick")
     name = 'stablernn_interval_scores_total{model="quick",nominal="0.8",result="%s",version="1"}'
     before = [metric(running, name % result) for result in ("covered", "missed")]
-    session = post(running, "/v1/sessions", {"model": "quick"})["session_id"]
+    session = post_json(running, "/v1/sessions", {"model": "quick"})["session_id"]
     path = f"{running.url}/v1/sessions/{session}"
     assert httpx.get(path).json()["coverage"] == [{"nominal": 0.8, "scored": 0, "covered": 0}]
-    post(running, f"/v1/sessions/{session}/step", {"values": plain(x)})
+    post_json(running, f"/v1/sessions/{session}/step", {"values": plain(x)})
     content = httpx.get(path).json()
     (coverage,) = content["coverage"]
     assert coverage["scored"] > 500
@@ -236,18 +229,18 @@ def test_a_token_from_before_the_option_is_continued(
     running: Running, without: Running, forecasters: Published
 ) -> None:
     x, _, _ = expected(forecasters, "quick")
-    token = post(without, "/v1/step", {"model": "quick", "values": plain(x[:20])})["state_token"]
-    answer = post(running, "/v1/step", {"state_token": token, "values": plain(x[20])})
+    token = post_json(without, "/v1/step", {"model": "quick", "values": plain(x[:20])})["state_token"]
+    answer = post_json(running, "/v1/step", {"state_token": token, "values": plain(x[20])})
     assert answer["step"] == 21
     # The estimates begin here.
     (output,) = answer["outputs"]
     assert output["adaptive_quantiles"] == output["quantiles"]
-    later = post(running, "/v1/step", {"state_token": answer["state_token"], "values": plain(x[21])})["outputs"][0]
+    later = post_json(running, "/v1/step", {"state_token": answer["state_token"], "values": plain(x[21])})["outputs"][0]
     assert later["adaptive_quantiles"] != later["quantiles"]
 
 
 def test_a_token_with_estimates_is_refused_without_the_option(running: Running, without: Running) -> None:
-    token = post(running, "/v1/step", {"model": "quick", "values": [5, 5]})["state_token"]
+    token = post_json(running, "/v1/step", {"model": "quick", "values": [5, 5]})["state_token"]
     answer = httpx.post(without.url + "/v1/step", json={"state_token": token, "values": [5, 5]})
     assert answer.status_code == 400
     assert answer.json() == {

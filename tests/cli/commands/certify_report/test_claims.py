@@ -1,0 +1,123 @@
+"""The claims of the certificate document: bounds as printed, sentences and figures."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from certificate_page import Page, read_document
+from cli_helpers import ALIKE, Workplace
+from model_helpers import mark_fitted
+from stablernn import Classifier
+from stablernn.certificates.certificate import prove
+from stablernn.dynamics.drawn_trajectories import draw_trajectories
+from stablernn_cli.report.claims import certificate_entry
+from stablernn_cli.report.document import compose_report
+from stablernn_cli.report.html_page import render
+from stablernn_cli.report.observed import compare
+from stablernn_cli.targets import CertifiedTarget
+from stablernn_registry.documents.rounding import format_lower, format_upper
+
+
+def test_the_range_of_each_input_is_listed_by_its_name(trained: Workplace) -> None:
+    page, document = read_document(trained, "load-run")
+    ranges = document["proved"][1]["range"]
+    rows = " ".join(
+        f"{name} {format_upper(low, 6)} {format_lower(high, 6)}"
+        for name, low, high in zip(("heat", "power", "wind"), ranges["lower"], ranges["upper"], strict=True)
+    )
+    assert f"input, in the units of the data from to {rows}" in page.text
+
+
+def test_a_range_of_ones_own_is_certified_beside_all_inputs(trained: Workplace) -> None:
+    _, document = read_document(trained, "load-run", "--inputs-within", "0:400")
+    assert [entry["range"] for entry in document["proved"]] == [None, {"lower": [0.0] * 3, "upper": [400.0] * 3}]
+    assert "from the range" not in document["observed"]["drawn_trajectories"]["inputs"]
+
+
+def test_a_bounded_model_is_stated_with_its_radius(trained: Workplace) -> None:
+    page, document = read_document(trained, "load-run")
+    (entry, *_) = document["proved"]
+    radius = format_upper(max(claim["value"] for claim in entry["claims"] if claim["id"].startswith("state_ball_")), 4)
+    assert f"For all inputs: bounded within {radius} " in page.text
+    assert f"For all inputs, the state is bounded, within a radius of {radius}. Contraction is not proved" in page.text
+
+
+def test_every_bound_of_a_table_holds_as_it_is_printed() -> None:
+    """A claim, a limit and a range of which the nearest six digits would say more than is proved."""
+    model = mark_fitted(Classifier("lru", 1, 2, 4)).eval()
+    made = compose_report(CertifiedTarget("nowhere", None, model, {}, (prove(model),)))
+    entry = made.document["proved"][0]
+    next(claim for claim in entry["claims"] if claim["id"] == "gap_1")["value"] = 1.2345612
+    made.document["comparison"][0]["proved_at_most"] = 0.12345612
+    condition = {"name": "tight", "value": 0.999999512, "bound": 1 - 2**-22, "slack": 2.4959189e-7, "holds": True}
+    entry["hypotheses"] = [condition]
+    entry["range"] = {"lower": [-1.2345678, 0.0], "upper": [1.2345678, 1.0]}
+    text = Page(render(made)).text
+    assert "effect of 1 wrong input 1.23457 " in text
+    assert "0.123457 " in text
+    assert "tight 0.99999952 0.99999976 2.49591e-07 yes" in text
+    assert "0 -1.23456 1.23456 1 0 1 " in text
+
+
+@pytest.mark.parametrize("cell", ["lru", "lstm"])
+def test_the_sentences_follow_from_the_claims(cell: str, empty: Workplace) -> None:
+    empty.ok("-q", "train", "--cell", cell, *ALIKE, "--run-dir", cell)
+    page, document = read_document(empty, cell)
+    kind = document["proved"][0]["kind"]
+    assert kind == {"lru": "contracting", "lstm": "none"}[cell]
+    if kind == "none":
+        assert "For all inputs, neither contraction nor a bound on the whole state is proved." in page.text
+        assert "Not proved: contraction rate" in page.text
+    else:
+        values = {claim["id"]: claim["value"] for claim in document["proved"][0]["claims"]}
+        steps, stride = values["forgetting_1_percent"], document["model"]["patch_stride"]
+        assert f"by more than 0.01 after {steps:,} steps ({steps * stride:,} samples)." in page.text
+        assert f"moves no later output of the layers by more than {format_upper(values['gap_1'], 3)};" in page.text
+
+
+@pytest.mark.parametrize(
+    ("cell", "title"), [("gru", "Trajectories and ball"), ("antisymmetric", "Trajectories")], ids=["ball", "none"]
+)
+def test_figures_and_commands_are_those_of_the_model(cell: str, title: str) -> None:
+    model = mark_fitted(Classifier(cell, 1, 2, 4)).eval()
+    certificate = prove(model)
+    assert bool(certificate.balls) == (cell == "gru")
+    made = compose_report(CertifiedTarget("my runs/a", None, model, {}, (certificate,)))
+    assert [figure["title"] for figure in made.document["figures"]] == [title, "Forgetting", "Spectra"]
+    text = Page(render(made)).text
+    assert f"{title}. Blue: observed trajectories" in text
+    assert "stablernn eval 'my runs/a' --stability measures it." in text
+    assert "stablernn eval 'my runs/a' --robustness measures it." in text
+
+
+def test_a_state_that_overflows_is_stated() -> None:
+    model = mark_fitted(Classifier("identity_rnn", 1, 2, 4)).eval()
+    with torch.no_grad():
+        model.rnn.cells[0].weight_hh.copy_(1000 * torch.eye(4))
+        model.rnn.cells[0].weight_ih.fill_(1.0)
+    made = compose_report(CertifiedTarget("nowhere", None, model, {}, (prove(model),)))
+    note = "The state of the layers grew beyond the numbers of float64 under inputs that were drawn"
+    assert made.document["observed"]["drawn_trajectories"].keys() == {"note"}
+    assert made.document["comparison"] == []
+    page = Page(render(made))
+    assert note in page.text
+    assert "img" not in page.tags
+
+
+@pytest.mark.parametrize("key", ["identity_rnn", "dtriv", "cornn", "lru", "lipschitz"])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_nothing_observed_exceeds_what_the_document_calls_proved(key: str, layers: int) -> None:
+    """In a stack, the largest rate of its layers is no bound on what a step does to the distance of two states."""
+    torch.manual_seed(0)
+    model = mark_fitted(Classifier(key, 2, 3, 6, num_layers=layers)).eval()
+    certificate = prove(model)
+    entry = certificate_entry(certificate, model)
+    observations = {"drawn_trajectories": draw_trajectories(model, certificate, None).document()}
+    rows = compare([entry], {**observations, "stability_report": None, "parity": None})
+    assert len(rows) >= 2
+    for row in rows:
+        assert row["proved_at_most"] is None or row["largest_observed"] <= row["proved_at_most"] * (1 + 1e-6)
+    rate = next(claim for claim in entry["claims"] if claim["id"] == "contraction_rate")
+    if layers > 1:
+        assert "In the end" in rate["statement"] or "of a single layer" in rate["statement"]

@@ -1,0 +1,251 @@
+"""Limits on connections: idle and busy ones, those of one address, TLS, and many at once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import Request
+
+from certificate_helpers import make_certificate
+from connection_helpers import (
+    CHUNKED,
+    GET,
+    MIB,
+    animals_server,
+    assert_healthy,
+    connected,
+    health_watched,
+    is_closed,
+    read_error,
+    read_response,
+    send_all,
+)
+from scheduler_helpers import wait
+from server_helpers import Published, serve
+from serving_helpers import ServeProcess, start_serve
+from stablernn_server import Settings, SettingsError, create_app
+from stablernn_server.process.server import create_connection_table
+from stablernn_server.transport.connections import ConnectionTable, parse_networks, raise_file_limit
+from stablernn_server.transport.write_coalescing import LINGER_IDLE_SECONDS
+
+SLOW_ANSWER_SECONDS = 2.0
+"""Health takes milliseconds; on a machine that is busy with other tests somewhat longer."""
+
+
+def test_the_longest_idle_connection_gives_way(published: Published) -> None:
+    settings = {"max_connections": 6, "max_idle_connections": 6, "head_timeout_seconds": 60}
+    with animals_server(published, **settings) as server, ExitStack() as stack:
+        connections = [stack.enter_context(connected(server.port)) for _ in range(6)]
+        # The first is not the longest idle one any more.
+        assert_healthy(connections[0])
+        with connected(server.port) as another:
+            assert_healthy(another)
+        wait(lambda: is_closed(connections[1]))
+        assert not any(is_closed(connection) for connection in connections[2:])
+        assert_healthy(connections[2])
+
+
+def test_where_all_connections_are_busy_one_more_is_a_503(published: Published) -> None:
+    with animals_server(published, max_connections=3) as server, ExitStack() as stack:
+        context = server.app.state.context
+        for count in range(1, 4):
+            connection = stack.enter_context(connected(server.port))
+            connection.sendall(CHUNKED + b"1\r\n \r\n")
+            wait(lambda count=count: context.budget.held_bytes == count)  # type: ignore[misc]
+        with connected(server.port) as refused:
+            status, headers, body = read_response(refused)
+            sentence = "The server has reached its limit of open connections; try again later."
+            assert (status, headers["retry-after"]) == (503, "1")
+            assert json.loads(body) == {"error": sentence, "code": "busy"}
+        connection.close()
+        wait(lambda: context.budget.held_bytes == 2)
+        assert httpx.get(f"{server.url}/v2/health/live").status_code == 200
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.parametrize("content", [b"", b"\x16\x03\x01"], ids=["silent", "begun"])
+def test_a_tls_handshake_has_the_time_of_a_head(published: Published, tmp_path: Path, content: bytes) -> None:
+    make_certificate(tmp_path, "own")
+    files = {"tls_cert_file": tmp_path / "own.pem", "tls_key_file": tmp_path / "own.key"}
+    with animals_server(published, head_timeout_seconds=1, **files) as server, connected(server.port) as connection:
+        connection.sendall(content)
+        wait(lambda: is_closed(connection))
+        url = f"https://127.0.0.1:{server.port}/v2/health/live"
+        assert httpx.get(url, verify=ssl.create_default_context(cafile=files["tls_cert_file"])).status_code == 200
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_tls_handshakes_count_as_idle_connections(published: Published, tmp_path: Path) -> None:
+    make_certificate(tmp_path, "own")
+    files = {"tls_cert_file": tmp_path / "own.pem", "tls_key_file": tmp_path / "own.key"}
+    limits = {"max_connections": 8, "max_idle_connections": 4, "head_timeout_seconds": 60}
+    trust = ssl.create_default_context(cafile=files["tls_cert_file"])
+    with animals_server(published, **limits, **files) as server, ExitStack() as stack:
+        url = f"https://127.0.0.1:{server.port}"
+        begun = [stack.enter_context(connected(server.port)) for _ in range(5)]
+        wait(lambda: [is_closed(connection) for connection in begun] == [True, False, False, False, False])
+        with httpx.Client(base_url=url, verify=trust) as client:
+            # Its own handshake takes the place of the second.
+            assert client.get("/v2/health/live").status_code == 200
+            assert [is_closed(connection) for connection in begun] == [True, True, False, False, False]
+            for connection in begun:
+                connection.close()
+            wait(lambda: "stablernn_connections 1.0" in client.get("/metrics").text)
+
+
+def open_sockets(port: int) -> int:
+    """Sockets of the server that are not closed, whatever the table of connections says."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    # The state 0A is the listener; a socket without an inode is closed, and the kernel still says goodbye.
+    return sum(row[1].endswith(f":{port:04X}") and row[3] != "0A" and row[9] != "0" for row in rows)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="this system does not list its sockets")
+def test_tls_clients_that_do_not_say_goodbye_hold_no_sockets(published: Published, tmp_path: Path) -> None:
+    make_certificate(tmp_path, "own")
+    files = {"tls_cert_file": tmp_path / "own.pem", "tls_key_file": tmp_path / "own.key"}
+    trust = ssl.create_default_context(cafile=files["tls_cert_file"])
+    with animals_server(published, max_connections=4, max_idle_connections=4, **files) as server, ExitStack() as stack:
+        for _ in range(3):
+            for _ in range(4):
+                connection = trust.wrap_socket(stack.enter_context(connected(server.port)), server_hostname="127.0.0.1")
+                # Never read from, so that the end of TLS is not answered.
+                stack.enter_context(connection).sendall(b"nothing\r\n\r\n")
+            # Until the server has begun to close these; then others take their places.
+            time.sleep(1.2 * LINGER_IDLE_SECONDS)
+        # asyncio waits 30 s for a client to end TLS; a server that aborts such connections needs a tenth of that.
+        deadline = time.monotonic() + 15
+        while open_sockets(server.port) > 4 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert open_sockets(server.port) <= 4
+
+
+@pytest.mark.parametrize("exempt", [(), ("127.0.0.0/8",)], ids=["client", "proxy"])
+def test_one_address_keeps_a_share_of_idle_connections(published: Published, exempt: tuple[str, ...]) -> None:
+    settings = {"max_idle_connections": 4, "head_timeout_seconds": 60, "forwarded_allow_ips": exempt}
+    with animals_server(published, **settings) as server, ExitStack() as stack:
+        connections = [stack.enter_context(connected(server.port)) for _ in range(6)]
+        with connected(server.port) as last:
+            assert_healthy(last)
+            wait(lambda: [is_closed(connection) for connection in connections].count(True) == (0 if exempt else 3))
+            assert not any(is_closed(connection) for connection in connections[3:])
+
+
+def test_only_a_listed_proxy_is_believed_whom_it_forwards(published: Published) -> None:
+    seen = []
+    for exempt in ((), ("127.0.0.1",)):
+        app = create_app(Settings(registry=published.root, models=("animals:1",), forwarded_allow_ips=exempt))
+
+        @app.get("/client")
+        async def client(request: Request) -> str:
+            assert request.client is not None
+            return request.client.host
+
+        for server in serve(app):
+            seen.append(httpx.get(f"{server.url}/client", headers={"X-Forwarded-For": "192.0.2.7"}).json())
+    assert seen == ["127.0.0.1", "192.0.2.7"]
+
+
+class Dummy:
+    """A connection that notes that it was closed."""
+
+    is_closed = False
+
+    def close_idle(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_same"),
+    [
+        ("192.0.2.1", "192.0.2.1", True),
+        ("192.0.2.1", "192.0.2.2", False),
+        ("::ffff:192.0.2.1", "::ffff:192.0.2.2", False),
+        ("::ffff:192.0.2.1", "192.0.2.1", True),
+        ("2001:db8::1", "2001:db8::ffff:1", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+        ("", "", False),
+    ],
+)
+def test_which_addresses_share_a_limit(first: str, second: str, is_same: bool) -> None:
+    table = ConnectionTable(10, 1)
+    older, newer = Dummy(), Dummy()
+    assert table.add(older, first)
+    assert table.add(newer, second)
+    assert older.is_closed == is_same
+    table.remove(newer)
+    assert (len(table), table.idle) == ((0, 0) if is_same else (1, 1))
+
+
+@pytest.mark.parametrize("texts", [("10.0.0.1/8",), ("proxy",)])
+def test_a_proxy_that_is_no_address_is_refused(texts: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=texts[0]):
+        parse_networks(texts)
+    with pytest.raises(SettingsError, match="^Settings: forwarded_allow_ips: .* does not appear|host bits set"):
+        Settings(forwarded_allow_ips=texts)
+
+
+def test_limits_follow_from_the_open_file_limit(caplog: pytest.LogCaptureFixture) -> None:
+    files = raise_file_limit()
+    table = create_connection_table(Settings())
+    assert (table.limit, table.idle_per_address) == (int(0.8 * files), int(0.25 * int(0.8 * files)))
+    assert create_connection_table(Settings(max_connections=50)).limit == 50
+    assert not caplog.messages
+    with caplog.at_level(logging.WARNING):
+        assert create_connection_table(Settings(max_connections=10**12)).limit < 10**12
+    assert caplog.messages[0].endswith("raise the limit on open files (ulimit -n).")
+
+
+@pytest.fixture(scope="module")
+def attacked(published: Published, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    """A server process with default limits."""
+    log = tmp_path_factory.mktemp("attacked") / "log"
+    server = start_serve(published.root, log, "--model", "animals:1", "--access-log", "off")
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.mark.parametrize(
+    "size", [4, pytest.param(60, marks=pytest.mark.slow), pytest.param(300, marks=pytest.mark.slow)]
+)
+def test_health_is_answered_while_heads_of_many_megabytes_arrive(
+    attacked: ServeProcess, size: int, record_property: Any
+) -> None:
+    content = GET + b"X: " + b"a" * (size * MIB) + b"\r\n\r\n"
+    with health_watched(attacked.port) as latencies:
+        for _ in range(3):
+            with connected(attacked.port) as connection:
+                send_all(connection, content)
+                assert read_error(connection)[:2] == (431, "head_too_large")
+    record_property("worst_health_seconds", latencies.worst)
+    assert latencies.worst < SLOW_ANSWER_SECONDS
+
+
+@pytest.mark.parametrize("wanted", [500, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_health_is_answered_beside_idle_connections(attacked: ServeProcess, wanted: int, record_property: Any) -> None:
+    # Each costs this process a file, too.
+    count = min(wanted, raise_file_limit(wanted + 200) - 200)
+    with ExitStack() as stack, health_watched(attacked.port) as latencies:
+        for number in range(count):
+            connection = stack.enter_context(connected(attacked.port))
+            if number % 2:
+                connection.sendall(GET)
+        time.sleep(0.2)
+    record_property("idle_connections", count)
+    record_property("worst_health_seconds", latencies.worst)
+    print(f"{count} idle connections, health took at most {latencies.worst:.3f} s")
+    assert latencies.worst < SLOW_ANSWER_SECONDS
