@@ -24,7 +24,7 @@ from stablernn.training.several_processes import check_processes
 from torchrun_cases import CASES, classification, run_case
 from torchrun_helpers import finished, torchrun
 
-SCRIPT = Path(__file__).parents[1] / "support/torchrun_cases.py"
+SCRIPT = Path(__file__).parents[1] / "support/training/torchrun_cases.py"
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from torchrun_helpers import (
     wait_for_epoch,
 )
 
-SLOW_PHASE = Path(__file__).parents[1] / "support/slow_phase.py"
+SLOW_PHASE = Path(__file__).parents[1] / "support/training/slow_phase.py"
 
 
 @pytest.fixture(scope="module")
