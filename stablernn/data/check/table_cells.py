@@ -130,8 +130,13 @@ def inspect_cells(
             ordered = (time_name, *targets)
             guessed_settings |= check_row_order(path.name, cells.frame, times, ids, repairs, ordered, findings)
     id_name = guessed_settings.get("id_column", id_column)
-    named: dict[str | None, Role] = {label_column: "label", group_column: "group", id_name: "id", time_name: "time"}
-    roles = _assign_roles(cells.names, named, channels, static)
+    other_roles: dict[str | None, Role] = {
+        label_column: "label",
+        group_column: "group",
+        id_name: "id",
+        time_name: "time",
+    }
+    roles = _assign_roles(cells.names, other_roles, channels, static)
     columns = tuple(_inspect_column(cells, name, role, times, repairs, findings) for name, role in roles.items())
     if time_name is None or guessed_settings.get("time_column"):
         _warn_about_time_parts(cells.names, findings)
@@ -154,20 +159,20 @@ def _inspect_series_in_rows(cells: _TableCells, findings: Findings) -> TableInsp
 
 
 def _assign_roles(
-    names: Sequence[str], named: Mapping[str | None, Role], channels: Sequence[str] | None, static: Sequence[str]
+    names: Sequence[str], other_roles: Mapping[str | None, Role], channels: Sequence[str] | None, static: Sequence[str]
 ) -> dict[str, Role]:
     """Return the role of each column.
 
     Args:
         names: Names of all columns, in the order of the file.
-        named: Roles of the columns that are no values.
+        other_roles: Roles of the columns of labels, groups, names and times.
         channels: Names of the channels; None for all columns without another role.
         static: Names of the columns that are constant for each series.
     """
     roles: dict[str, Role] = {}
     for name in names:
         default: Role = "channel" if channels is None or name in channels else "ignored"
-        roles[name] = "static" if name in static else named.get(name, default)
+        roles[name] = "static" if name in static else other_roles.get(name, default)
     return roles
 
 
