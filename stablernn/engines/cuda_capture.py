@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Protocol
 
 import torch
@@ -83,6 +83,11 @@ def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
     generator.graphsafe_set_state(generator.clone_state())
 
 
+def device_of(tensor: Tensor) -> AbstractContextManager[object]:
+    """Return a context in which the GPU of a tensor is the current one, of which graphs are."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+
+
 @contextmanager
 def refuse_waits(device: torch.device) -> Iterator[None]:
     """Refuse operations that wait for the GPU, where no dispatch mode may be active; on the CPU nothing is refused.
@@ -150,6 +155,13 @@ class OnlyRecordable(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _refusal(func: Any) -> RuntimeError:
     return RuntimeError(f"its step waits for the device in '{func}', which a CUDA graph cannot hold")
+
+
+def failure_reason(error: BaseException) -> str:
+    """Return the first line of what made a recording fail."""
+    # The error of an operation invalidates the recording, whose own error at its end says less.
+    first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
+    return str(first).splitlines()[0]
 
 
 class ReplayOrder:

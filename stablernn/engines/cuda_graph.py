@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -19,7 +18,14 @@ import torch
 from torch import Tensor
 
 from stablernn.cells import StableCell, State
-from stablernn.engines.cuda_capture import Capture, OnlyRecordable, ReplayOrder, capture_on_gpu
+from stablernn.engines.cuda_capture import (
+    Capture,
+    OnlyRecordable,
+    ReplayOrder,
+    capture_on_gpu,
+    device_of,
+    failure_reason,
+)
 from stablernn.engines.loop import LoopEngine, run_steps
 from stablernn.engines.second_derivatives import differentiate_again
 from stablernn.engines.select import register_engine
@@ -86,7 +92,7 @@ class CUDAGraphEngine:
         recording = self._recording(steps, tensors)
         if recording is None:
             return LoopEngine().run(cell, weights, drive, state, valid, dt, substeps, every_output=every_output)
-        with _device_of(drive):
+        with device_of(drive):
             results = list(
                 cast("tuple[Tensor, ...]", _Replayed.apply(recording, steps, *tensors))  # type: ignore[no-untyped-call]
                 if recording.is_training
@@ -131,16 +137,15 @@ class CUDAGraphEngine:
         order = self._order_on(tensors[0].device)
         try:
             # The buffers outlive the mode of this run.
-            with _device_of(tensors[0]), torch.inference_mode(False), order.hold():
+            with device_of(tensors[0]), torch.inference_mode(False), order.hold():
                 return _Recording(steps, tensors, needs_grad, self._capture, order)
         # What a cell does may not be recordable, such as an operation that waits for the GPU.
         except RuntimeError as error:
             # A smaller shape may have the memory.
             if not isinstance(error, torch.OutOfMemoryError):
                 self._unrecordable.add(steps.cell)
-            # The error of an operation invalidates the recording, whose own error at its end says less.
-            first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
-            reason = str(first).splitlines()[0]
+            # No variable may keep an error: its traceback, which keeps tensors, would keep the variable in turn.
+            reason = failure_reason(error)
             _LOG.warning(f"The engine 'cuda-graph' cannot record '{steps.cell.key}', and the loop runs it: {reason}")
             return None
 
@@ -154,11 +159,6 @@ def _forget(of_cell: dict[Any, Any], kind: type, limit: int) -> None:
     keys = [key for key, value in of_cell.items() if isinstance(value, kind)]
     for key in keys[: max(0, len(keys) - limit)]:
         del of_cell[key]
-
-
-def _device_of(tensor: Tensor) -> AbstractContextManager[object]:
-    """Return a context in which the GPU of a tensor is the current one, of which graphs are."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 def _stream_of(tensor: Tensor) -> torch.cuda.Stream | None:
@@ -325,7 +325,7 @@ class _Replayed(torch.autograd.Function):
             with torch.enable_grad():
                 gradients = differentiate_again(ctx.steps, tensors, grads)
             return None, None, *(None if gradient is None else gradient.detach() for gradient in gradients)
-        with _device_of(tensors[0]):
+        with device_of(tensors[0]):
             return None, None, *ctx.recording.backward(tensors, ctx.run, grads)
 
 

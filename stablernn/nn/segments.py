@@ -75,6 +75,23 @@ Results = list[tuple[Tensor | None, State]]
 """For each member the outputs of the last layer, ``(batch, time, size)``, and the flat state after the last step."""
 
 
+_TRUSTED: ContextVar[bool] = ContextVar("trusted_lengths", default=False)
+
+
+@contextmanager
+def trusted_lengths() -> Iterator[None]:
+    """Do not look at the values of lengths, for which the CPU would wait for a GPU.
+
+    They are known to be from 0 to the steps of the input. :func:`valid_steps` does not check them, and
+    :func:`run_segments` does not sort by them: which operations run depends on shapes alone.
+    """
+    token = _TRUSTED.set(True)
+    try:
+        yield
+    finally:
+        _TRUSTED.reset(token)
+
+
 def run_segments(
     run: Callable[[Batch], Results], batch: Batch, recompute_every: int | None, output_index: int
 ) -> Results:
@@ -90,7 +107,8 @@ def run_segments(
     size, time = batch.inputs[0].shape[:2]
     order, ends = None, [time]
     lengths = [time] * size
-    if batch.valid is not None:
+    # Where no length may be read, padding is run.
+    if batch.valid is not None and not _TRUSTED.get():
         sorted_lengths, indices = batch.valid.sum(dim=1).sort(descending=True, stable=True)
         lengths = sorted_lengths.tolist()
         # A program that records the operations would record this order.
@@ -210,22 +228,6 @@ class _SortedOutputs(torch.autograd.Function):
             start += steps
         of_last.append(gradients[start:].sum(dim=0).index_select(0, order))
         return None, None, torch.stack(of_last).sum(dim=0), *parts
-
-
-_TRUSTED: ContextVar[bool] = ContextVar("trusted_lengths", default=False)
-
-
-@contextmanager
-def trusted_lengths() -> Iterator[None]:
-    """Do not look at the values of lengths in :func:`valid_steps`, for which the CPU would wait for a GPU.
-
-    They are known to be from 0 to the steps of the input.
-    """
-    token = _TRUSTED.set(True)
-    try:
-        yield
-    finally:
-        _TRUSTED.reset(token)
 
 
 def valid_steps(x: Tensor, lengths: Tensor | None) -> Tensor | None:

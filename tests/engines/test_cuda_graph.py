@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -180,6 +181,26 @@ def test_what_cannot_be_recorded_runs_in_the_loop(
         "The engine 'cuda-graph' cannot record 'lem', and the loop runs it: "
         "operation not permitted when stream is capturing"
     ]
+
+
+def test_a_failed_recording_leaves_no_tensor_behind(select: Callable[[CUDAGraphEngine], None]) -> None:
+    references = []
+
+    def fail(function: Callable[[], list[Tensor]], pool: Any, /) -> Any:
+        results = function()
+        references.extend(weakref.ref(result) for result in results)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    select(CUDAGraphEngine(fail, "cpu"))
+    rnn = srn.StableRNN("lem", 3, 8, engine="cuda-graph")
+    gc.disable()
+    try:
+        for _ in range(cuda_graph.LOOPED_RUNS + 1):
+            rnn(torch.randn(4, 5, 3))
+        assert references
+        assert [reference() for reference in references] == [None] * len(references)
+    finally:
+        gc.enable()
 
 
 def test_recordings_end_with_their_cell(select: Callable[[CUDAGraphEngine], None]) -> None:

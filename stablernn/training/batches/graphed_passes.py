@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stablernn.engines import ScanEngine, TorchRNNEngine
-from stablernn.engines.cuda_capture import Capture, capture_on_gpu, refuse_waits
+from stablernn.engines.cuda_capture import Capture, capture_on_gpu, device_of, failure_reason, refuse_waits
 from stablernn.nn.models import SequenceModel, States
 from stablernn.nn.segments import trusted_lengths
 from stablernn.training.batches.losses import Batch, Objective
@@ -94,15 +94,17 @@ class GraphedPasses:
         if not self._gradients:
             self._gradients = [torch.zeros_like(parameter) for parameter in self._parameters]
         try:
-            with _kept_state(self._model):
+            with device_of(batch.x), _kept_state(self._model):
                 graph = _Graph(self._model, self._objective, batch, state, self._parameters, self._gradients)
                 self._memory = graph.record(self._capture, self._memory)
         # What a loss or a cell does may not be recordable.
         except RuntimeError as error:
             self._is_off = True
-            # The error of an operation invalidates the recording, whose own error at its end says less.
-            first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
-            _LOG.info(f"Training passes cannot be recorded as a CUDA graph: {str(first).splitlines()[0]}")
+            # The passes of the caller may need the memory of the recordings.
+            self._graphs, self._gradients, self._memory = {}, [], None
+            # No variable may keep an error: its traceback, which keeps tensors, would keep the variable in turn.
+            reason = failure_reason(error)
+            _LOG.info(f"Training passes cannot be recorded as a CUDA graph: {reason}")
             return None
         return graph
 
@@ -156,7 +158,7 @@ class _Graph:
 
     def replay(self, tensors: dict[str, Tensor]) -> tuple[Tensor, States | None]:
         """Run the pass for other tensors of the same shapes."""
-        with torch.no_grad():
+        with device_of(self._batch.x), torch.no_grad():
             for name, tensor in tensors.items():
                 self._inputs[name].copy_(tensor)
             self._replay()

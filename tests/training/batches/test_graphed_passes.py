@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cuda_graphs import run_again
 from stablernn.data import ClassificationData, SequenceSplit
@@ -144,6 +147,41 @@ def test_segments_go_on_from_the_state_of_the_one_before(device: str) -> None:
         torch.testing.assert_close(state, expected)
 
 
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps which operations run, and the shapes of their tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append((func, *(arg.shape for arg in args if isinstance(arg, Tensor))))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("recompute_every", [None, 16])
+@pytest.mark.parametrize("case", ["padded", "next"])
+def test_operations_do_not_depend_on_lengths(case: str, recompute_every: int | None) -> None:
+    """A GPU would be waited for, and a recording has those of one minibatch."""
+    build, build_objective, draw = CASES[case]
+    model, objective = build(), build_objective()
+    model.rnn.use_engine("scan")
+    model.rnn.recompute_every(recompute_every)
+    # Long enough that the loop without recordings sorts the sequences and runs them in parts.
+    batch = draw("cpu")
+    batch = batch._replace(x=torch.randn(ROWS, 64, 2), y=batch.y if case == "padded" else torch.randn(ROWS, 64, 2))
+    passes = GraphedPasses(model, objective, run_again)
+    seen = []
+    for shortest in (63, 63, 63, 63, 20):
+        lengths = torch.full((ROWS,), shortest)
+        lengths[0] = 64
+        with Operations() as operations:
+            result = graphed(passes, model, batch._replace(lengths=lengths))
+        seen.append(operations.seen)
+    assert result is not None
+    assert seen[-1] == seen[-2]
+
+
 class Recorder:
     """Keeps the last checkpoint of each name."""
 
@@ -229,6 +267,24 @@ def test_a_stop_forgets_the_minibatch_that_was_drawn_ahead(device: str) -> None:
     assert torch.equal(torch.get_rng_state(), after)
     assert resumed.fit()
     torch.testing.assert_close([*resumed.model.parameters()], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_error_in_a_step_forgets_the_minibatch_that_was_drawn_ahead(device: str) -> None:
+    expected, _ = fit("lru", "scan", device, is_graphed=True)
+    trainer, _ = trainer_of("lru", "scan", device, is_graphed=True)
+
+    def fail_once(*args: Any) -> None:
+        if trainer.position.step == 11:
+            hook.remove()
+            assert trainer._next is not None
+            raise KeyboardInterrupt
+
+    hook = trainer._optimizer.register_step_pre_hook(fail_once)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit()
+    assert trainer.fit()
+    torch.testing.assert_close([*trainer.model.parameters()], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.gpu
@@ -324,6 +380,47 @@ def test_a_pass_that_draws_on_the_cpu_is_refused_once(device: str, caplog: pytes
         "repeat"
     ]
     assert float(model.get_buffer("passes")) == 0
+
+
+class _Failing(ClassifyObjective):
+    """Fails in the recording of a short minibatch, of which its pass has a tensor."""
+
+    intermediate: weakref.ref[Tensor]
+
+    def advance(self, model: SequenceModel, batch: Batch, state: States | None) -> tuple[Tensor, None]:
+        loss, after = super().advance(model, batch, state)
+        if len(batch.x) < ROWS:
+            product = 2 * loss
+            self.intermediate = weakref.ref(product)
+            raise RuntimeError("not recordable")
+        return loss, after
+
+
+def test_a_failed_recording_leaves_no_memory_in_use() -> None:
+    model, objective = Classifier("lru", 2, 3, 4), _Failing()
+    model.rnn.use_engine("scan")
+    passes = GraphedPasses(model, objective, run_again)
+    batch = classes("cpu")
+    for _ in range(EAGER_PASSES + 1):
+        passes.run(batch, None)
+    (recorded,) = passes._graphs.values()
+    assert isinstance(recorded, graphed_passes._Graph)
+    kept = [weakref.ref(tensor) for tensor in [*passes._gradients, recorded._batch.x]]
+    del recorded
+    model.zero_grad()
+    fewer = batch._replace(x=batch.x[1:], lengths=batch.lengths[1:], y=batch.y[1:])
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(EAGER_PASSES + 1):
+            assert passes.run(fewer, None) is None
+        assert objective.intermediate() is None
+    finally:
+        gc.enable()
+    # A recording in place of one on a GPU is a reference cycle.
+    gc.collect()
+    assert [tensor() for tensor in kept] == [None] * len(kept)
+    assert passes.run(batch, None) is None
 
 
 class _Waiting(ClassifyObjective):
