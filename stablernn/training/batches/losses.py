@@ -86,6 +86,27 @@ class Objective(ABC):
         """
 
 
+class _Constant:
+    """Numbers as a tensor like another one. Its copies are kept, since one to a GPU for each batch would wait for it.
+
+    Args:
+        values: The numbers.
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+        self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """Return the numbers on the device and in the dtype of a tensor."""
+        key = tensor.device, tensor.dtype
+        if key not in self._copies:
+            # The next call may be of training, which takes no tensor that was made in inference mode.
+            with torch.inference_mode(False):
+                self._copies[key] = self.values.to(*key, copy=True)
+        return self._copies[key]
+
+
 class ClassifyObjective(Objective):
     """Cross entropy, of each ensemble member alone; the headline is accuracy.
 
@@ -105,7 +126,7 @@ class ClassifyObjective(Objective):
         augmentation: Augmentation | None = None,
         mixup: Mixup | None = None,
     ) -> None:
-        self._weights = class_weights
+        self._weights = None if class_weights is None else _Constant(class_weights)
         self._smoothing = label_smoothing
         self._augmentation = augmentation
         self._mixup = mixup
@@ -134,7 +155,7 @@ class ClassifyObjective(Objective):
         logits = model.member_logits(model.final_state(batch.x, batch.valid_lengths, dt=batch.dt))
         if batch.partner_y is not None:
             return _with_penalty(self._mixed_loss(logits, batch), model), None
-        weights = self._class_weights(logits)
+        weights = None if self._weights is None else self._weights.like(logits)
         truth = batch.y[:, None].expand(-1, logits.shape[1]).flatten()
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), truth, weight=weights, label_smoothing=self._smoothing)
         return _with_penalty(loss, model), None
@@ -142,16 +163,10 @@ class ClassifyObjective(Objective):
     def normalizer(self, model: SequenceModel, batch: Batch) -> float:
         if self._weights is None:
             return len(batch.y)
-        weights = self._weights.to(batch.y.device, torch.float64)
+        weights = self._weights.values.to(batch.y.device, torch.float64)
         if batch.partner_y is None or batch.y_weight is None:
             return float(weights[batch.y].sum())
         return float((batch.y_weight * weights[batch.y] + (1 - batch.y_weight) * weights[batch.partner_y]).sum())
-
-    def _class_weights(self, logits: Tensor) -> Tensor | None:
-        if self._weights is not None:
-            # Kept there: to copy them to a GPU for each batch would wait for it.
-            self._weights = self._weights.to(logits)
-        return self._weights
 
     def _mixed_loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the mean over mixtures of the losses against both labels, each in its share.
@@ -161,9 +176,7 @@ class ClassifyObjective(Objective):
         """
         assert batch.partner_y is not None
         assert batch.y_weight is not None
-        class_weights = self._class_weights(logits)
-        if class_weights is None:
-            class_weights = logits.new_ones(logits.shape[2])
+        class_weights = logits.new_ones(logits.shape[2]) if self._weights is None else self._weights.like(logits)
         total, weight = logits.new_zeros(()), logits.new_zeros(())
         for labels, shares in ((batch.y, batch.y_weight), (batch.partner_y, 1 - batch.y_weight)):
             # Classes are the second dimension of the logits: (batch, classes, members).
@@ -191,18 +204,19 @@ class ForecastObjective(Objective):
 
     def __init__(self, headline: str = "mae") -> None:
         self.headline = headline
-        self._levels: Tensor | None = None
+        # By the quantiles of a model.
+        self._levels: dict[tuple[float, ...], _Constant] = {}
 
     def advance(self, model: SequenceModel, batch: Batch, state: States | None) -> tuple[Tensor, None]:
         assert isinstance(model, Forecaster)
-        levels = self._quantile_levels(model, batch.y)
+        quantiles = self._quantile_levels(model)
         final = model.final_state(batch.x, batch.valid_lengths, dt=batch.dt)
         if model.head_kind == "direct":
-            loss, count = _quantile_loss(model, levels, final, batch.y, batch.covariates)
+            loss, count = _quantile_loss(model, quantiles, final, batch.y, batch.covariates)
         else:
             # A recursive head answers one step from each state that it is rolled out to.
             parts = [
-                _quantile_loss(model, levels, state, batch.y[:, step : step + 1], covariates)
+                _quantile_loss(model, quantiles, state, batch.y[:, step : step + 1], covariates)
                 for step, (state, covariates) in enumerate(model.roll_out(final, **batch.covariates))
             ]
             loss, count = (torch.stack(numbers).sum() for numbers in zip(*parts, strict=True))
@@ -212,13 +226,12 @@ class ForecastObjective(Objective):
     def normalizer(self, model: SequenceModel, batch: Batch) -> float:
         return float((~torch.isnan(batch.y)).sum())
 
-    def _quantile_levels(self, model: Forecaster, y: Tensor) -> Tensor:
+    def _quantile_levels(self, model: Forecaster) -> _Constant:
         """Return the levels that are trained, the median of the point forecast first."""
-        if self._levels is None:
-            self._levels = y.new_tensor([0.5, *model.quantiles])
-        # Kept there: to copy them to a GPU for each batch would wait for it.
-        self._levels = self._levels.to(y)
-        return self._levels
+        quantiles = tuple(model.quantiles)
+        if quantiles not in self._levels:
+            self._levels[quantiles] = _Constant(torch.tensor([0.5, *quantiles], dtype=torch.float64))
+        return self._levels[quantiles]
 
 
 class PredictNextObjective(Objective):
@@ -273,7 +286,7 @@ class PredictNextObjective(Objective):
 
 
 def _quantile_loss(
-    model: Forecaster, levels: Tensor, state: States, truth: Tensor, covariates: dict[str, Tensor]
+    model: Forecaster, quantiles: _Constant, state: States, truth: Tensor, covariates: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Return the sum over observed targets of the mean pinball loss of levels and members, and their number."""
     change, location, scale = model.changes(state, **covariates)
@@ -283,6 +296,7 @@ def _quantile_loss(
     target = (model.scaling.transform(torch.where(observed, truth, 1), model.target_indices) - location) / scale
     # (batch, members, horizon, targets, levels); the point forecast is the first level, a median.
     error = target[:, None, ..., None] - change
+    levels = quantiles.like(change)
     pinball = torch.maximum(levels * error, (levels - 1) * error).mean(dim=1) * observed[..., None]
     return 2 * pinball.sum() / len(levels), observed.sum()
 

@@ -1,0 +1,61 @@
+"""The numbers that a loss keeps as tensors fit every model that it is taken of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from stablernn.nn.models import Classifier, Forecaster, SequenceModel
+from stablernn.training.batches.losses import Batch, ClassifyObjective, ForecastObjective, Objective
+from stablernn.training.batches.mixup import Mixup
+
+ROWS = 6
+WEIGHTS = torch.tensor([1 / 3, 1.0, 2.1], dtype=torch.float64)
+
+
+def windows(dtype: torch.dtype) -> Batch:
+    x, y = torch.linspace(-1, 1, ROWS * 5).view(ROWS, 5, 1), torch.linspace(-2, 1, ROWS * 2).view(ROWS, 2, 1)
+    return Batch(x.to(dtype), torch.full((ROWS,), 5), y.to(dtype))
+
+
+def sequences(dtype: torch.dtype) -> Batch:
+    return windows(dtype)._replace(y=torch.arange(ROWS) % 3)
+
+
+CASES: dict[str, tuple[Callable[[], SequenceModel], Callable[[], Objective], Callable[[torch.dtype], Batch]]] = {
+    "classes": (lambda: Classifier("rnn", 1, 3, 4), lambda: ClassifyObjective(WEIGHTS), sequences),
+    "mixtures": (lambda: Classifier("rnn", 1, 3, 4), lambda: ClassifyObjective(WEIGHTS, mixup=Mixup(0.5)), sequences),
+    "windows": (lambda: Forecaster("rnn", 1, 2, 4, quantiles=(0.1, 0.7)), ForecastObjective, windows),
+}
+
+
+def gradients(model: SequenceModel, objective: Objective, batch: Batch) -> list[Tensor]:
+    """The loss and the gradients."""
+    torch.manual_seed(0)
+    loss = objective.loss(model, batch)
+    return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_objective_may_be_taken_of_models_of_several_dtypes(case: str) -> None:
+    build, build_objective, draw = CASES[case]
+    model, objective = build(), build_objective()
+    # What is made in inference mode has no part in a gradient.
+    with torch.inference_mode():
+        objective.loss(model, draw(torch.float32))
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        model.to(dtype)
+        expected = gradients(model, build_objective(), draw(dtype))
+        assert {tensor.dtype for tensor in expected} == {dtype}
+        torch.testing.assert_close(gradients(model, objective, draw(dtype)), expected, rtol=0, atol=0)
+
+
+def test_an_objective_may_be_taken_of_models_with_other_quantiles() -> None:
+    objective, batch = ForecastObjective(), windows(torch.float32)
+    for quantiles in ((0.1, 0.7), (0.2, 0.7), ()):
+        model = Forecaster("rnn", 1, 2, 4, quantiles=quantiles)
+        expected = gradients(model, ForecastObjective(), batch)
+        torch.testing.assert_close(gradients(model, objective, batch), expected, rtol=0, atol=0)
