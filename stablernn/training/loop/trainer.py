@@ -142,11 +142,14 @@ class Trainer(BaseTrainer):
         report = progress or (lambda _: None)
         self._saved_at = time.monotonic()
         self._processes.broadcast_state(self.model.state_dict().values())
-        with stop_signals() as stop:
-            while not self.is_done:
-                self._train_epoch(report, stop)
-                if self._processes.all_reduce_any(stop.is_set()):
-                    return False
+        try:
+            with stop_signals() as stop:
+                while not self.is_done:
+                    self._train_epoch(report, stop)
+                    if self._processes.all_reduce_any(stop.is_set()):
+                        return False
+        finally:
+            self._forget_next()
         if self.position.batch:
             # max_steps ended inside an epoch. ``last`` was saved before this validation, so that a resumed run with
             # more steps goes on as if it had never stopped here.
@@ -183,7 +186,6 @@ class Trainer(BaseTrainer):
             if is_stopped or is_save_due:
                 self._save_last()
             if is_stopped:
-                self._forget_next()
                 return
         if position.batch < self.epoch_steps:
             self._save_last()
@@ -200,8 +202,10 @@ class Trainer(BaseTrainer):
     def _draw(self, number: int) -> Minibatch:
         """Return a minibatch of the epoch, with the random changes of its batch."""
         minibatch = self._minibatches.take(number)
-        # Of the whole minibatch, so that the draws do not depend on the number of processes.
-        return minibatch._replace(batch=self.objective.prepare(self.model, minibatch.batch))
+        step = self.position.step + 1 + number - self.position.batch
+        with enough_memory(minibatch.batch.x, step):
+            # Of the whole minibatch, so that the draws do not depend on the number of processes.
+            return minibatch._replace(batch=self.objective.prepare(self.model, minibatch.batch))
 
     def _draw_next(self) -> None:
         """Draw the next minibatch while the GPU is at work on this one."""
@@ -253,8 +257,9 @@ class Trainer(BaseTrainer):
             graphed = self._graphed.run(part, state)
             if graphed is not None:
                 loss, self._carried = graphed
+                read_loss = read_scalar(loss)
                 self._draw_next()
-                return float(loss)
+                return read_loss()
         loss, self._carried = self.objective.advance(self.model, part, state)
         shard_weight = self._shard_weight(batch, part)
         # The last minibatch of an epoch may have fewer rows than there are processes.

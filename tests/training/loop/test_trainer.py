@@ -358,3 +358,16 @@ def test_long_epochs_are_saved_in_between(monkeypatch: pytest.MonkeyPatch) -> No
     ours.fit()
     steps = [saved.state["position"]["step"] for name, saved in recorder.saved if name == "last"]
     assert steps == [1, 2, 3, 3]
+
+
+def test_random_changes_without_enough_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(model: Any, batch: Batch) -> Batch:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    ours, _ = trainer()
+    monkeypatch.setattr(ours.objective, "prepare", fail)
+    with pytest.raises(TrainingError, match=r"ran out in step 1, for a minibatch of 4 sequences of 6 samples\."):
+        ours.fit()
+    # Drawn ahead.
+    with pytest.raises(TrainingError, match=r"ran out in step 2,"):
+        ours._draw(1)
