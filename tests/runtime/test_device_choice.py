@@ -200,6 +200,20 @@ def test_a_first_run_that_takes_most_of_the_time_is_no_measure() -> None:
     assert times["compiled"] < 500
 
 
+def test_no_candidate_is_run_again_after_the_time_limit() -> None:
+    """A run of torch cannot be stopped, and may have taken all that was left."""
+    order: list[str] = []
+
+    def overrun(options: object) -> None:
+        if "slow" in order:
+            time.sleep(0.6)
+        order.append("slow")
+
+    times = measure_in_turn({"slow": overrun, "other": lambda options: order.append("other")}, 0.5)
+    assert order == ["slow", "other", "slow"]
+    assert all(math.isfinite(time) for time in times.values())
+
+
 def test_candidates_run_in_turn() -> None:
     order: list[str] = []
     times = measure_in_turn({name: lambda options, name=name: order.append(name) for name in ("a", "b")}, 5.0)

@@ -147,7 +147,8 @@ def measure_in_turn(candidates: Mapping[str, Candidate], limit_seconds: float) -
     Args:
         candidates: A function that runs once, by name.
         limit_seconds: Time for all of it. A candidate whose first run has not ended after an equal share of it is
-            stopped, if its run can be, and is not run again.
+            stopped, if its run can be, and is not run again. No second run begins after it, and a run that is under
+            way is stopped, if it can be.
 
     Returns:
         Milliseconds by name; infinite where the first run did not end in time, or a run failed.
@@ -202,6 +203,9 @@ def _run_in_turn(candidates: Mapping[str, Candidate], limit_seconds: float) -> d
             if sum(latest.values()) >= deadline - time.monotonic():
                 break
             for name in latest:
+                # One that cannot be stopped may have taken all that was left.
+                if time.monotonic() >= deadline:
+                    break
                 elapsed = _run_once(candidates[name], options, results[name])
                 if math.isfinite(elapsed):
                     results[name].timed_ms.append(elapsed)
