@@ -66,6 +66,26 @@ def test_equals_chunks_of_time(
     assert_equal(gradients(decay, increment, first, reverse=reverse), expected)
 
 
+@pytest.mark.parametrize("kind", ["sum", "last", "transposed"])
+def test_gradients_may_have_any_strides(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a sum is one number in memory."""
+    torch.manual_seed(0)
+    shape = (5, 3, 2, 7)
+    leaves = [torch.rand(*size, device=DEVICE).requires_grad_() for size in (shape[2:], shape, shape[1:])]
+
+    def differentiate() -> list[Tensor]:
+        states: Tensor = LinearScan.apply(BufferPool(), *leaves, False)  # type: ignore[no-untyped-call]
+        if kind == "transposed":
+            weights = torch.linspace(-1, 1, states.numel(), device=DEVICE).view(shape[::-1]).permute(3, 2, 1, 0)
+            return list(torch.autograd.grad(states, leaves, weights))
+        return list(torch.autograd.grad((states if kind == "sum" else states[-1]).sum(), leaves))
+
+    with_kernel(monkeypatch, runs=False)
+    expected = differentiate()
+    with_kernel(monkeypatch, runs=True)
+    assert_equal(differentiate(), expected)
+
+
 @pytest.mark.parametrize("key", ["lru", "mingru", "minlstm"])
 def test_cells_equal_the_loop(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
