@@ -52,17 +52,19 @@ about 3 sqrt(time) operations on chunks of time.
 without padding, `torch-rnn`. The first two passes of a shape run as they are, the third is recorded, up to 16 shapes,
 which share their memory. It then draws the next minibatch while the GPU is at work. Losses, gradients and random
 numbers are those of passes that are not recorded. A pass that waits for the GPU, such as a check of tokens, or draws
-random numbers on the CPU, is not recorded; the reason is logged. Neither are those of several processes.
+random numbers on the CPU, is not recorded; the reason is logged, and all passes run as they are from then
+on. Passes of several processes are not recorded either. A recorded pass runs the padding of its sequences, too, since
+their lengths are not read; others are cut into parts of time over which fewer sequences run.
 `pytest -m gpu tests/training/batches` compares trainings with and without recordings.
 
 On one H200 an epoch of pixel MNIST with `antisymmetric` took 3.9 s without recorded passes and 2.7 s with them, one
 after the other (`python benchmarks/gpu.py --only training`, once with the code of each). 200 steps of the same training
 with `lru` took 139 ms each before and 25 ms with recorded passes, timed by hand on that machine, and 7.0 ms with the
 kernel of Triton as well, on the machine below. A third of a step was Python's, so that an epoch of `antisymmetric` took
-{epoch} there. To draw minibatches ahead, which takes most of that third off the path, came after these measurements.
+{epoch} there. These figures are from before minibatches were drawn ahead.
 
 On the machine below, `--device auto` took the first run of `torch`, with the compilation of its kernel, for its time,
-since no time was left for another one. Since then a second run always follows.
+since no time was left for another one. Since then a second run begins as long as any time is left.
 
 A kernel is compiled when it is first used, in about a second. Triton keeps it in `~/.triton`, or in
 `TRITON_CACHE_DIR`."""
