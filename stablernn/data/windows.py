@@ -103,8 +103,7 @@ class WindowSet:
             np.full(len(x), self.context_length, dtype=np.int64),
             self.truth(indices),
             None if self._dt is None else self._context_dt(first - self.context_length),
-            None if self._static is None else self._static[series],
-            _slice_windows(self._flat, first, self.horizon, self.future_indices) if self.future_indices else None,
+            *self._covariates(indices),
         )
 
     def gather_longer(self, indices: Sequence[int] | Int64Array, extra: int, multiple: int = 1) -> Samples:
@@ -122,7 +121,6 @@ class WindowSet:
         more = np.minimum(extra, (end - self.context_length) // multiple * multiple)
         lengths = self.context_length + more
         begin = self._starts[series] + end - lengths
-        samples = self.gather(indices)
         x = np.zeros((len(series), self.context_length + extra, self._flat.shape[1]), dtype=np.float32)
         dt = None if self._dt is None else np.ones(x.shape[:2], dtype=np.float32)
         # Contexts of one length are sliced together; there are at most extra / multiple + 1 lengths.
@@ -131,12 +129,20 @@ class WindowSet:
             x[rows, :steps] = _slice_windows(self._flat, begin[rows], int(steps))
             if dt is not None and self._dt is not None:
                 dt[rows, 1:steps] = _slice_windows(self._dt[:, None], begin[rows] + 1, int(steps) - 1)[..., 0]
-        return samples._replace(x=x, lengths=lengths, dt=dt)
+        return Samples(x, lengths, self.truth(indices), dt, *self._covariates(indices))
 
     def truth(self, indices: Sequence[int] | Int64Array) -> Float32Array:
         """Return only the y of :meth:`gather`, without the contexts, which are by far the larger part."""
         series, end = self._select(indices)
         return _slice_windows(self._flat, self._starts[series] + end, self.horizon, self.target_indices)
+
+    def _covariates(self, indices: Sequence[int] | Int64Array) -> tuple[Float32Array | None, Float32Array | None]:
+        """Return ``static`` and ``future`` of :meth:`gather`."""
+        series, end = self._select(indices)
+        static = None if self._static is None else self._static[series]
+        if not self.future_indices:
+            return static, None
+        return static, _slice_windows(self._flat, self._starts[series] + end, self.horizon, self.future_indices)
 
     def _context_dt(self, first: Int64Array) -> Float32Array:
         assert self._dt is not None

@@ -13,6 +13,7 @@ from stablernn.bounds.intervals import Box
 from stablernn.errors import ConfigError, DataError
 from stablernn.nn.preprocessing._scaling import Scaling
 from stablernn.terms import terms
+from stablernn.transforms import is_transformed
 
 _SCALE_FLOOR = 0.05
 """Smallest scale, as a share of the training data's: the noise of a flat stretch must not be amplified."""
@@ -135,7 +136,8 @@ class ContextScaling(Scaling):
         flat_window, count, previous_mean = state
         scaled, observed = self._scaled(x)
         window = flat_window.reshape(-1, self.window, self.size)
-        filled, is_counted = self._fill_missing(scaled, observed, window, count)
+        ends = None if patch_counts is None else patch_counts * stride
+        filled, is_counted = self._fill_missing(scaled, observed, window, count, ends)
         # (batch, window + time, F): the remembered values, then those of this sequence.
         values = torch.cat([window, filled], dim=1)
         counts = torch.clamp(count[:, None] + is_counted.cumsum(dim=1), max=self.window)[:, stride - 1 :: stride]
@@ -149,8 +151,9 @@ class ContextScaling(Scaling):
         channels = (grouped - means[:, :, None]) / deviation[:, :, None]
         num_patches = torch.full_like(count[:, 0], counts.shape[1]).long() if patch_counts is None else patch_counts
         row = torch.arange(len(x), device=x.device)
-        last_window = (num_patches * stride)[:, None] + torch.arange(self.window, device=x.device)
-        next_window = values[row[:, None], last_window].flatten(1)
+        # Windows that end with each patch, (batch, patches + 1, F, window), as a view: the one after the last patch is
+        # copied as a whole, where an index for each of its values takes four times as long.
+        next_window = values.unfold(1, self.window, stride)[row, num_patches].transpose(1, 2).flatten(1)
         next_state = (next_window, every_count[row, num_patches], every_mean[row, num_patches])
         return self._channels(self._clipped(channels.flatten(1, 2)), observed), extras, next_state
 
@@ -196,8 +199,16 @@ class ContextScaling(Scaling):
         return (self.transform(torch.where(observed, x, self.floor)) - self.mean) / self.scale, observed
 
     @staticmethod
-    def _fill_missing(scaled: Tensor, observed: Tensor, window: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the last observed value at each step, and a mask of the steps from the first one on."""
+    def _fill_missing(
+        scaled: Tensor, observed: Tensor, window: Tensor, count: Tensor, ends: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the last observed value at each step, and a mask of the steps from the first one on.
+
+        Both are arbitrary from the ``ends`` of the sequences on, ``(batch,)``.
+        """
+        # On a GPU, to look for gaps would take longer than to fill them.
+        if not (scaled.is_cuda or is_transformed()) and _is_complete(observed, ends):
+            return scaled, torch.ones_like(observed)
         time = torch.arange(scaled.shape[1], device=scaled.device)[:, None].expand_as(scaled)
         # The index of the last observed step at each step, -1 before the first.
         latest = torch.where(observed, time, -1).cummax(dim=1).values
@@ -242,12 +253,15 @@ class ContextScaling(Scaling):
         ends = torch.arange(stride, filled.shape[1] + 1, stride, device=filled.device) + self.window
         ends, window, season = ends // block, self.window // block, self.season // block
         # Relative to the first value there is: running sums of squares would lose a small spread far from zero.
-        first = filled.gather(1, is_counted.long().argmax(dim=1, keepdim=True)).double()
+        uncounted = filled.shape[1] - is_counted.sum(dim=1, keepdim=True)
+        first = filled.gather(1, uncounted.clamp_max(filled.shape[1] - 1)).double()
         precise = values.double() - first
-        counted_values = precise * all_counted
+        # A product with the mask would convert it to float64 first, which takes ten times as long.
+        counted_values = torch.where(all_counted, precise, 0.0)
         total = _running_sum(counted_values, block)
         squares = _running_sum(counted_values * precise, block)
-        changes = (precise[:, self.season :] - precise[:, : -self.season]).abs() * all_counted[:, : -self.season]
+        changes = (precise[:, self.season :] - precise[:, : -self.season]).abs()
+        changes = torch.where(all_counted[:, : -self.season], changes, 0.0)
         no_changes = changes.new_zeros(len(filled), self.season, self.size)
         change_sum = _running_sum(torch.cat([no_changes, changes], dim=1), block)
         steps = counts.double().clamp_min(1)
@@ -267,6 +281,14 @@ class ContextScaling(Scaling):
     @staticmethod
     def _clipped(scaled: Tensor) -> Tensor:
         return scaled.clamp(-_CLIP, _CLIP)
+
+
+def _is_complete(observed: Tensor, ends: Tensor | None) -> bool:
+    """Return whether all values of a batch ``(batch, time, F)`` are observed, up to the ends of its sequences."""
+    if ends is None:
+        return bool(observed.all())
+    # Nothing is observed after the ends. A sequence without any step has no first value.
+    return bool((observed.sum(dim=1) == ends[:, None]).all()) and bool(ends.all())
 
 
 def _log(values: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from stablernn.errors import ConfigError
 from stablernn.nn.preprocessing._scaling import Scaling
+from stablernn.transforms import is_transformed
 
 States = tuple[Tensor, ...]
 
@@ -124,6 +125,9 @@ class Patches:
         if not self.end_aligned:
             return values
         lengths = torch.full((len(values),), time, device=values.device) if valid is None else valid.sum(dim=1)
+        # On a GPU, to look for lengths that need a shift would take longer than to shift.
+        if not (values.is_cuda or is_transformed() or bool((lengths % self.stride).any())):
+            return values
         # Each sequence is shifted to the right by the samples that its first patch lacks; (batch, padded time).
         source = torch.arange(values.shape[1], device=values.device) - (-lengths % self.stride)[:, None]
         shifted = values.gather(1, source.clamp_min(0)[..., None].expand_as(values))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from threadpoolctl import threadpool_limits
@@ -57,17 +58,22 @@ def torch_settings(device: torch.device, *, seed: int, threads: int) -> Iterator
 
     The threads are those of torch and of NumPy's linear algebra: scores of baselines depend in their last digits on how
     many there are. Deterministic algorithms are asked for on the CPU only: on a GPU torch refuses some operations
-    without them.
+    without them. By default torch then fills all memory with NaN before it is written, which changes no result of code
+    that writes before it reads, and takes part of every step; this is switched off.
     """
-    before = torch.get_num_threads(), torch.get_deterministic_debug_mode()
+    # A module with properties, of which type checkers know nothing.
+    deterministic: Any = torch.utils.deterministic
+    before = torch.get_num_threads(), torch.get_deterministic_debug_mode(), deterministic.fill_uninitialized_memory
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), threadpool_limits(threads, user_api="blas"):
         try:
             torch.set_num_threads(threads)
             # use_deterministic_algorithms does the same, and imports torch's compiler, which takes seconds.
             torch.set_deterministic_debug_mode("error" if device.type == "cpu" else "default")
+            deterministic.fill_uninitialized_memory = False
             torch.manual_seed(seed)
             yield
         finally:
             torch.set_num_threads(before[0])
             torch.set_deterministic_debug_mode(before[1])
+            deterministic.fill_uninitialized_memory = before[2]

@@ -1,12 +1,14 @@
-"""Why a GPU that was asked for is not there."""
+"""Why a GPU that was asked for is not there, and torch's settings while a run lasts."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 
 from stablernn.errors import DeviceError
-from stablernn.training.loop.device import pick_device
+from stablernn.training.loop.device import pick_device, torch_settings
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 
@@ -30,3 +32,13 @@ def test_a_driver_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_auto_and_cpu_need_no_gpu() -> None:
     assert [pick_device(name).type for name in ("auto", "cpu")] == ["cpu", "cpu"]
+
+
+def test_a_run_is_deterministic_without_filling_memory_first() -> None:
+    deterministic: Any = torch.utils.deterministic
+    assert deterministic.fill_uninitialized_memory
+    with torch_settings(torch.device("cpu"), seed=0, threads=1):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not deterministic.fill_uninitialized_memory
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert deterministic.fill_uninitialized_memory
