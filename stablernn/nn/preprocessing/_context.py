@@ -206,8 +206,7 @@ class ContextScaling(Scaling):
 
         Both are arbitrary from the ``ends`` of the sequences on, ``(batch,)``.
         """
-        # On a GPU, to look for gaps would take longer than to fill them.
-        if not (scaled.is_cuda or is_transformed()) and _is_complete(observed, ends):
+        if _decides(scaled) and _is_complete(observed, ends):
             return scaled, torch.ones_like(observed)
         time = torch.arange(scaled.shape[1], device=scaled.device)[:, None].expand_as(scaled)
         # The index of the last observed step at each step, -1 before the first.
@@ -223,9 +222,15 @@ class ContextScaling(Scaling):
     def _statistics(self, values: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and scale of the counted values, ``(batch, F)``."""
         # Summed in float64: how ONNX Runtime adds up float32 depends on the size of the batch.
+        precise = values.double()
+        if _decides(values) and bool((count == self.window).all()):
+            # Most windows are full, so that all values count.
+            mean = precise.sum(dim=1) / self.window
+            change = (precise[:, self.season :] - precise[:, : -self.season]).abs().sum(dim=1)
+            deviation = change / (self.window - self.season) + _SCALE_FLOOR
+            return mean.to(values.dtype), deviation.to(values.dtype)
         is_counted, exact_count = self._is_counted(count), count.double()
         steps = exact_count.clamp_min(1)
-        precise = values.double()
         mean = torch.where(is_counted, precise, 0.0).sum(dim=1) / steps
         distance = torch.where(is_counted, precise - mean[:, None], 0.0)
         spread = _root((distance * distance).sum(dim=1) / steps)
@@ -255,15 +260,17 @@ class ContextScaling(Scaling):
         # Relative to the first value there is: running sums of squares would lose a small spread far from zero.
         uncounted = filled.shape[1] - is_counted.sum(dim=1, keepdim=True)
         first = filled.gather(1, uncounted.clamp_max(filled.shape[1] - 1)).double()
-        precise = values.double() - first
+        # Of new sequences nothing before them counts.
+        skipped = self.window if _decides(values) and not bool(all_counted[:, self.window - 1].any()) else 0
+        precise, all_counted = values[:, skipped:].double() - first, all_counted[:, skipped:]
         # A product with the mask would convert it to float64 first, which takes ten times as long.
         counted_values = torch.where(all_counted, precise, 0.0)
-        total = _running_sum(counted_values, block)
-        squares = _running_sum(counted_values * precise, block)
+        total = _running_sum(counted_values, block, skipped)
+        squares = _running_sum(counted_values * precise, block, skipped)
         changes = (precise[:, self.season :] - precise[:, : -self.season]).abs()
         changes = torch.where(all_counted[:, : -self.season], changes, 0.0)
-        no_changes = changes.new_zeros(len(filled), self.season, self.size)
-        change_sum = _running_sum(torch.cat([no_changes, changes], dim=1), block)
+        no_changes = changes.new_zeros(len(filled), precise.shape[1] - changes.shape[1], self.size)
+        change_sum = _running_sum(torch.cat([no_changes, changes], dim=1), block, skipped)
         steps = counts.double().clamp_min(1)
         distance = (total[:, ends] - total[:, ends - window]) / steps
         spread = _root((squares[:, ends] - squares[:, ends - window]) / steps - distance**2)
@@ -281,6 +288,11 @@ class ContextScaling(Scaling):
     @staticmethod
     def _clipped(scaled: Tensor) -> Tensor:
         return scaled.clamp(-_CLIP, _CLIP)
+
+
+def _decides(values: Tensor) -> bool:
+    """Return whether values may decide which operations run; on a GPU, waiting for them takes longer than these."""
+    return not (values.is_cuda or is_transformed())
 
 
 def _is_complete(observed: Tensor, ends: Tensor | None) -> bool:
@@ -303,7 +315,13 @@ def _root(values: Tensor) -> Tensor:
     return torch.where(flat, 0.0, torch.sqrt(torch.where(flat, 1.0, values)))
 
 
-def _running_sum(values: Tensor, block: int) -> Tensor:
-    """Return the sums of the first k blocks of ``(batch, time, F)``, k from 0 to ``time / block``."""
+def _running_sum(values: Tensor, block: int, skipped: int) -> Tensor:
+    """Return the sums of the first k blocks of ``(batch, time, F)``, k from 0 to ``time / block``.
+
+    Args:
+        values: The values after the first ``skipped`` ones.
+        block: Values of a block.
+        skipped: Number of values before them that are 0, a multiple of ``block``.
+    """
     sums = torch.unflatten(values, 1, (-1, block)).sum(dim=2).cumsum(dim=1)
-    return torch.cat([sums.new_zeros(len(sums), 1, sums.shape[2]), sums], dim=1)
+    return torch.cat([sums.new_zeros(len(sums), 1 + skipped // block, sums.shape[2]), sums], dim=1)
