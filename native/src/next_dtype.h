@@ -25,3 +25,5 @@
 #undef UNROLL
 #undef SIGN
 #undef TILE
+#undef GRADIENT_ROWS
+#undef GRADIENT_TILE

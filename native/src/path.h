@@ -10,6 +10,7 @@ typedef struct {
     void (*pack)(int64_t hidden, const void *matrix, int64_t row_stride, int64_t column_stride, void *packed);
     int32_t (*forward)(const srnn_call *call);
     int32_t (*backward)(const srnn_call *call);
+    void (*add_gradient)(const srnn_gradient *gradient);
     int64_t (*affine_size)(int64_t outputs, int64_t inputs);
     void (*pack_affine)(int64_t outputs, int64_t inputs, const void *matrix, void *packed);
     int32_t (*run_model)(const srnn_run *run);

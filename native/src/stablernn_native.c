@@ -59,6 +59,26 @@ int32_t srnn_pack(int32_t path, int32_t dtype, int64_t hidden, const void *matri
     return SRNN_OK;
 }
 
+/* Gradients that have become denormal slow many processors down by an order of magnitude. Returns the mode before. */
+static unsigned int flush_denormals(void) {
+#if defined(__x86_64__) && defined(SRNN_WITH_X86)
+    const unsigned int mode = _mm_getcsr();
+    _mm_setcsr(mode | 0x8040);
+    return mode;
+#else
+    return 0;
+#endif
+}
+
+/* The flags of exceptions are kept as they were, too. */
+static void restore_mode(unsigned int mode) {
+#if defined(__x86_64__) && defined(SRNN_WITH_X86)
+    _mm_setcsr(mode);
+#else
+    (void)mode;
+#endif
+}
+
 /* Whether the parts that every pass reads are there. */
 static int is_complete(const srnn_call *call) {
     return call->hidden > 0 && call->rows >= 0 && call->steps >= 0 && call->substeps > 0 && call->recurrent &&
@@ -84,17 +104,22 @@ int32_t srnn_backward(const srnn_call *call) {
         for (int stage = 0; stage <= (call->family == SRNN_TWO_STAGE); stage++)
             complete &= call->velocities[stage].data != 0;
     if (!complete) return SRNN_BAD_ARGUMENT;
-#if defined(__x86_64__) && defined(SRNN_WITH_X86)
-    /* Gradients that have become denormal slow many processors down by an order of magnitude. */
-    const unsigned int mode = _mm_getcsr();
-    _mm_setcsr(mode | 0x8040);
+    const unsigned int mode = flush_denormals();
     const int32_t status = kernels->backward(call);
-    /* The flags of exceptions are kept as they were, too. */
-    _mm_setcsr(mode);
+    restore_mode(mode);
     return status;
-#else
-    return kernels->backward(call);
-#endif
+}
+
+int32_t srnn_add_gradient(const srnn_gradient *gradient) {
+    const srnn_kernels *kernels = find(gradient->path, gradient->dtype);
+    if (!kernels) return SRNN_NO_PATH;
+    if (gradient->outputs < 0 || gradient->inputs < 0 || gradient->rows < 0 || gradient->steps < 0 ||
+        !gradient->by.data || !gradient->x.data || !gradient->sums)
+        return SRNN_BAD_ARGUMENT;
+    const unsigned int mode = flush_denormals();
+    kernels->add_gradient(gradient);
+    restore_mode(mode);
+    return SRNN_OK;
 }
 
 int64_t srnn_affine_size(int32_t path, int32_t dtype, int64_t outputs, int64_t inputs) {

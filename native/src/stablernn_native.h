@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Changes with the structure below and the meaning of the functions. */
-#define SRNN_ABI_VERSION 3
+#define SRNN_ABI_VERSION 4
 
 enum srnn_path { SRNN_BEST = -1, SRNN_PLAIN_C, SRNN_NEON, SRNN_AVX2, SRNN_AVX512, SRNN_PATHS };
 enum srnn_dtype { SRNN_FLOAT32, SRNN_FLOAT64 };
@@ -79,6 +79,20 @@ typedef struct {
     srnn_rows arguments[2];
     srnn_rows velocities[2];
 } srnn_call;
+
+/* The gradient of a matrix that takes `x` to what the loss has the gradient `by` of: the sum of their products over all
+ * steps and rows. */
+typedef struct {
+    int32_t path;
+    int32_t dtype;
+    int64_t outputs; /* rows of the matrix */
+    int64_t inputs;  /* columns of the matrix */
+    int64_t rows;
+    int64_t steps;
+    srnn_rows by; /* (steps, rows, outputs) */
+    srnn_rows x;  /* (steps, rows, inputs) */
+    void *sums;   /* (outputs, inputs), contiguous, to which the products are added */
+} srnn_gradient;
 
 /* The layer of a model, whose input is that of the model or the states of the layer below. */
 typedef struct {
@@ -176,6 +190,10 @@ SRNN_API int32_t srnn_pack(int32_t path, int32_t dtype, int64_t hidden, const vo
 /* Each call works on its rows alone: threads may share the rows of a batch out among themselves. */
 SRNN_API int32_t srnn_forward(const srnn_call *call);
 SRNN_API int32_t srnn_backward(const srnn_call *call);
+
+/* Adds to the gradient of a matrix. Threads may share its rows out among themselves: each number is added up in the order
+ * of steps and rows whatever the other ones are. */
+SRNN_API int32_t srnn_add_gradient(const srnn_gradient *gradient);
 
 /* Returns the number of elements that a packed matrix of (outputs, inputs) takes for srnn_run_model, 0 if there is no such
  * path. */

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 """That of the structures below; the library states its own."""
 PATH_VARIABLE = "STABLERNN_NATIVE_PATH"
 """The environment variable that forces a path."""
@@ -55,6 +55,22 @@ class Call(ctypes.Structure):
         ("outputs", Rows),
         ("arguments", Rows * 2),
         ("velocities", Rows * 2),
+    )
+
+
+class Gradient(ctypes.Structure):
+    """``srnn_gradient``: the gradient of a matrix."""
+
+    _fields_ = (
+        ("path", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("outputs", ctypes.c_int64),
+        ("inputs", ctypes.c_int64),
+        ("rows", ctypes.c_int64),
+        ("steps", ctypes.c_int64),
+        ("by", Rows),
+        ("x", Rows),
+        ("sums", ctypes.c_void_p),
     )
 
 
@@ -166,6 +182,7 @@ def load_kernels() -> Any:
         "srnn_pack": (int32, [int32, int32, int64, address, int64, int64, address]),
         "srnn_forward": (int32, [ctypes.POINTER(Call)]),
         "srnn_backward": (int32, [ctypes.POINTER(Call)]),
+        "srnn_add_gradient": (int32, [ctypes.POINTER(Gradient)]),
         "srnn_affine_size": (int64, [int32, int32, int64, int64]),
         "srnn_pack_affine": (int32, [int32, int32, int64, int64, address, address]),
         "srnn_run_model": (int32, [ctypes.POINTER(Run)]),

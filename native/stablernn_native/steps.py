@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from stablernn_native.bindings import (
     FLOAT64,
     NONLINEARITIES,
     Call,
+    Gradient,
     Rows,
     check,
     current_path,
@@ -27,6 +29,8 @@ from stablernn_native.threads import MIN_THREAD_WORK, run_parts
 
 BLOCK_ROWS = 8
 """Threads share out multiples of this number of rows: a tile of the widest vectors."""
+GRADIENT_PATHS = ("avx2", "avx512")
+"""Paths whose gradients of matrices were measured to be faster than torch's product."""
 
 
 class _Matrices(NamedTuple):
@@ -49,7 +53,9 @@ class NativeSteps(FusedSteps):
         tensors = [tensor for tensor in (form.recurrent, form.linear, form.bias) if tensor is not None]
         if any(tensor.dtype != form.recurrent.dtype for tensor in tensors):
             raise TypeError(f"The matrices of a step have the same dtype, got {[tensor.dtype for tensor in tensors]}.")
-        self._path = path_number(current_path())
+        path = current_path()
+        self._path = path_number(path)
+        self._adds_gradients = path in GRADIENT_PATHS
         self._packed: dict[bool, list[_Matrices]] = {}
 
     def forward(
@@ -106,6 +112,26 @@ class NativeSteps(FusedSteps):
             run(load_kernels().srnn_backward, call)
         if gradient is not g:
             g.copy_(gradient)
+
+    def add_gradient(self, total: Tensor, gradient: Tensor, states: Tensor) -> None:
+        if not self._adds_gradients:
+            super().add_gradient(total, gradient, states)
+            return
+        for member in range(len(total) if total.dim() == 3 else 1):
+            total_of = total[member] if total.dim() == 3 else total
+            by, x = part_of_member(gradient, member), part_of_member(states, member)
+            call = Gradient(
+                path=self._path,
+                dtype=_dtype(total),
+                outputs=by.shape[-1],
+                inputs=x.shape[-1],
+                rows=by.shape[1],
+                steps=len(by),
+                by=rows_of(by),
+                x=rows_of(x),
+                sums=total_of.data_ptr(),
+            )
+            run_gradient(call)
 
     def _call(self, matrices: _Matrices, like: Tensor, steps: int, lengths: float | Tensor, substeps: int) -> Call:
         """Return a call with all but the buffers."""
@@ -208,16 +234,42 @@ def rows_of(tensor: Tensor) -> Rows:
 
 def run(kernel: Callable[[Call], int], call: Call) -> None:
     """Run a pass, its rows spread over as many threads as torch uses."""
-    blocks = -(-call.rows // BLOCK_ROWS)
-    work = call.rows * call.steps * call.hidden**2
-    count = min(torch.get_num_threads(), blocks, max(1, work // MIN_THREAD_WORK))
-    if count == 1:
+    bounds = bounds_of_threads(call.rows, call.rows * call.steps * call.hidden**2)
+    if len(bounds) == 2:
         check(kernel(call))
         return
-    bounds = [BLOCK_ROWS * (blocks * part // count) for part in range(count)] + [call.rows]
-    calls = [part_of(call, start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
+    calls = [part_of(call, start, end) for start, end in pairwise(bounds)]
     for status in run_parts(kernel, calls):
         check(status)
+
+
+def run_gradient(call: Gradient) -> None:
+    """Add to the gradient of a matrix, its rows spread over as many threads as torch uses."""
+    bounds = bounds_of_threads(call.outputs, call.rows * call.steps * call.inputs * call.outputs)
+    size = 4 if call.dtype == FLOAT32 else 8
+    calls = []
+    for start, end in pairwise(bounds):
+        part = Gradient()
+        ctypes.pointer(part)[0] = call
+        part.outputs = end - start
+        part.by.data += start * size
+        part.sums += start * call.inputs * size
+        calls.append(part)
+    kernel = load_kernels().srnn_add_gradient
+    for status in run_parts(kernel, calls) if len(calls) > 1 else map(kernel, calls):
+        check(status)
+
+
+def bounds_of_threads(rows: int, work: int) -> list[int]:
+    """Return the rows at which the parts of the threads begin, and their end.
+
+    Args:
+        rows: All rows.
+        work: Multiplications of all of them.
+    """
+    blocks = -(-rows // BLOCK_ROWS)
+    count = max(1, min(torch.get_num_threads(), blocks, work // MIN_THREAD_WORK))
+    return [BLOCK_ROWS * (blocks * part // count) for part in range(count)] + [rows]
 
 
 def part_of(call: Call, start: int, end: int) -> Call:

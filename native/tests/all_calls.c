@@ -124,6 +124,11 @@ static void run(srnn_call call, int options) {
     }
     free(recurrent);
     free(linear);
+
+    srnn_gradient gradient = {.path = call.path, .dtype = call.dtype, .outputs = hidden, .inputs = hidden, .rows = rows,
+                              .steps = steps, .by = call.arguments[0], .x = views[3], .sums = matrices[0]};
+    demand(srnn_add_gradient(&gradient));
+    put(matrices[0], call.dtype, hidden * hidden);
 }
 
 static void *filled(int dtype, int64_t count, double scale, double shift) {

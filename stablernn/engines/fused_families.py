@@ -109,6 +109,16 @@ class FusedSteps:
             None if outputs is None else output_gradients(outputs, substeps),
         )
 
+    def add_gradient(self, total: Tensor, gradient: Tensor, states: Tensor) -> None:
+        """Add the products of gradients with states to the gradient of a matrix.
+
+        Args:
+            total: ``(hidden, hidden)``, or that of each member, contiguous.
+            gradient: By the products, ``(steps, rows, hidden)`` or ``(steps, members, rows, hidden)``.
+            states: The states, of the same shape.
+        """
+        self.addmm_(total, _rows_of(gradient).mT, _rows_of(states))
+
     def forward_steps(self, states: Views, drives: Views, lengths: Lengths, saved: Sequence[Views]) -> None:
         """Do what :meth:`forward` says, on views of each step."""
         raise NotImplementedError
@@ -300,6 +310,11 @@ class SharedGateSteps(FusedSteps):
             _sigmoid_backward(velocity * candidate, gate, grad_input=by_gate)
             self.activate_backward(by_value, candidate, by_candidate)
             self.addmm_(g, by_gate + by_candidate, self.recurrent, alpha=scale)
+
+
+def _rows_of(buffer: Tensor) -> Tensor:
+    """Return the rows of all steps, ``(steps * batch, d)`` or ``(members, steps * batch, d)``."""
+    return buffer.reshape(-1, buffer.shape[-1]) if buffer.dim() == 3 else buffer.movedim(1, 0).flatten(1, 2)
 
 
 def slots(buffer: Tensor, count: int) -> Views:

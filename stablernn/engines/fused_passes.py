@@ -179,10 +179,12 @@ class MatrixGradients:
 
     def __init__(self, steps: FusedSteps) -> None:
         form = steps.form
-        self.recurrent = torch.zeros_like(form.recurrent)
-        self.linear = None if form.linear is None else torch.zeros_like(form.linear)
+        # A matrix may be a transpose, whose layout its gradient does not share.
+        layout = torch.contiguous_format
+        self.recurrent = torch.zeros_like(form.recurrent, memory_format=layout)
+        self.linear = None if form.linear is None else torch.zeros_like(form.linear, memory_format=layout)
         self.bias = None if form.bias is None else torch.zeros_like(form.bias)
-        self._add = Tensor.baddbmm_ if form.recurrent.dim() == 3 else Tensor.addmm_
+        self._add_gradient = steps.add_gradient
         # The first argument of a shared gate is that of the gate, which has no bias.
         self._stages = steps.stages
         self._has_signs = form.nonlinearity in ("modrelu", "softshrink")
@@ -205,19 +207,14 @@ class MatrixGradients:
             signs: From :meth:`bias_signs`.
         """
         for gradient, state in zip(arguments, read, strict=True):
-            self._add(self.recurrent, rows_of(gradient).mT, rows_of(state))
+            self._add_gradient(self.recurrent, gradient, state)
         if self.linear is not None:
             for gradient, state in zip(velocities, read, strict=False):
-                self._add(self.linear, rows_of(gradient).mT, rows_of(state))
+                self._add_gradient(self.linear, gradient, state)
         if self.bias is not None:
             for number, gradient in enumerate(arguments[-self._stages :]):
                 by_bias = gradient if signs is None else gradient * signs[number]
                 self.bias += by_bias.sum(dim=(0, -2)).view_as(self.bias)
-
-
-def rows_of(buffer: Tensor) -> Tensor:
-    """Return the rows of all steps, ``(steps * batch, d)`` or ``(members, steps * batch, d)``."""
-    return buffer.reshape(-1, buffer.shape[-1]) if buffer.dim() == 3 else buffer.movedim(1, 0).flatten(1, 2)
 
 
 def grad_of_drives(sequence: Sequence, arguments: list[Tensor]) -> Tensor:

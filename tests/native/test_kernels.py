@@ -115,6 +115,42 @@ class Sequences:
         return states
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (5, 7), (16, 33), (37, 16), (64, 96)])
+def test_the_gradient_of_a_matrix(path: str, dtype: str, outputs: int, inputs: int) -> None:
+    random = np.random.default_rng(0)
+    # More rows than are added up at a time, of a larger batch, whose other rows and columns are not read.
+    steps, rows = 5, 31
+    by, x = np.full((steps, rows + 2, outputs + 3), np.nan), np.full((steps, rows + 1, inputs + 5), np.nan)
+    by, x = by.astype(DTYPES[dtype]), x.astype(DTYPES[dtype])
+    by[:, :rows, :outputs] = random.standard_normal((steps, rows, outputs))
+    x[:, :rows, :inputs] = random.standard_normal((steps, rows, inputs))
+    sums = random.standard_normal((outputs, inputs)).astype(DTYPES[dtype])
+    parts = by[:, :rows, :outputs].astype(np.float64), x[:, :rows, :inputs].astype(np.float64)
+    expected = sums + np.einsum("tni,tnj->ij", *parts)
+    gradient = kernels.Gradient(
+        path=kernels.path_number(path),
+        dtype=list(DTYPES).index(dtype),
+        outputs=outputs,
+        inputs=inputs,
+        rows=rows,
+        steps=steps,
+        by=rows_of(by),
+        x=rows_of(x),
+        sums=sums.ctypes.data,
+    )
+    kernels.check(kernels.load_kernels().srnn_add_gradient(ctypes.byref(gradient)))
+    assert np.abs(sums - expected).max() < (1e-4 if dtype == "float32" else 1e-12)
+
+
+def test_a_gradient_without_its_sums_is_refused() -> None:
+    array = np.zeros((1, 1, 1), np.float32)
+    gradient = kernels.Gradient(path=0, outputs=1, inputs=1, rows=1, steps=1, by=rows_of(array), x=rows_of(array))
+    with pytest.raises(kernels.NativeError, match="the call is incomplete or a size is negative"):
+        kernels.check(kernels.load_kernels().srnn_add_gradient(ctypes.byref(gradient)))
+
+
 def rows_of(array: np.ndarray[Any, Any]) -> Any:
     return kernels.Rows(array.ctypes.data, array.strides[0] // array.itemsize, array.strides[1] // array.itemsize)
 
