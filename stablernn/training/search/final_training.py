@@ -81,12 +81,12 @@ def final_settings(
     steps = recommended.steps
     additions: list[str] = []
     if recommended.epochs and not has_length(config):
-        epoch_steps = recommended.steps // recommended.epochs
-        epochs = min(recommended.most_epochs, int((affordable_steps - certificate_steps) / epoch_steps))
-        if epochs > recommended.epochs:
-            changes["training.epochs"] = epochs
-            steps = epochs * epoch_steps
-            additions.append(f"{epochs:,} epochs in place of the recommended {recommended.epochs:,}")
+        longer, steps = _longer(candidate, affordable_steps - certificate_steps)
+        changes |= longer
+        if "training.epochs" in longer:
+            additions.append(f"{longer['training.epochs']:,} epochs in place of the recommended {recommended.epochs:,}")
+        elif longer:
+            additions.append(f"{steps:,} steps in place of the recommended {recommended.steps:,}")
     if "members" not in config.model.model_fields_set and task != "predict-next":
         cost = steps + certificate_steps
         members = next((count for count in _MEMBERS if count * cost <= affordable_steps), 1)
@@ -96,6 +96,21 @@ def final_settings(
     if additions:
         _LOG.info(f"The rest of the budget pays for {' and '.join(additions)}.")
     return merged(candidate.config, changes), changes
+
+
+def _longer(candidate: Candidate, affordable_steps: float) -> tuple[dict[str, int], int]:
+    """Return the settings of a training that is longer than recommended, and its steps; no settings if none is."""
+    recommended = candidate.recommended
+    epoch_steps = recommended.steps // recommended.epochs
+    most_steps = recommended.most_epochs * epoch_steps
+    # Of a few long epochs, a part of one is worth having.
+    if candidate.recipe.most_epochs is not None and recommended.steps < affordable_steps < most_steps:
+        steps = int(affordable_steps)
+        return {"training.max_steps": steps}, steps
+    epochs = min(recommended.most_epochs, int(affordable_steps / epoch_steps))
+    if epochs <= recommended.epochs:
+        return {}, recommended.steps
+    return {"training.epochs": epochs}, epochs * epoch_steps
 
 
 def has_length(config: Config) -> bool:

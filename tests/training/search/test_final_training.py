@@ -23,14 +23,36 @@ def settings(
     most_epochs: int = 3,
     task: TaskName = "forecast",
     members: int | None = None,
+    takes_parts: bool = False,
     **training: int,
 ) -> tuple[Config, dict[str, Any]]:
-    """Settings of the last training, whose recommended length is 3 epochs and 300 steps."""
+    """Settings of the last training, whose recommended length is 3 epochs and 300 steps.
+
+    With ``takes_parts`` the recipe itself says how many epochs are worth having, as that of many windows does.
+    """
     model = {} if members is None else {"members": members}
     user = validate({"data": {"source": "toy"}, "model": model, "training": training})
     config = validate({"data": {"source": "toy"}, "model": {"cell": "lipschitz", **model}, "training": training})
-    candidate = Candidate(Recipe("toy", {}, ""), config, "contracting", RecommendedLength(300, 3, most_epochs))
+    recipe = Recipe("toy", {}, "", most_epochs=most_epochs if takes_parts else None)
+    candidate = Candidate(recipe, config, "contracting", RecommendedLength(300, 3, most_epochs))
     return final_settings(user, task, candidate, RemainingBudget(affordable, 0.01, Budget(None, 10_000)))
+
+
+@pytest.mark.parametrize(
+    ("affordable", "changes"),
+    [
+        (300, {}),
+        (399, {"training.max_steps": 399}),
+        (1250.5, {"training.max_steps": 1250}),
+        (1999, {"training.max_steps": 1999}),
+        (2000, {"training.epochs": 20}),
+        (4000, {"training.epochs": 20, "model.members": 2}),
+    ],
+)
+def test_a_part_of_a_long_epoch_is_trained(affordable: float, changes: dict[str, Any]) -> None:
+    config, chosen = settings(affordable, most_epochs=20, takes_parts=True)
+    assert chosen == changes
+    assert config.training.max_steps == changes.get("training.max_steps")
 
 
 @pytest.mark.parametrize(
