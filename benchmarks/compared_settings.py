@@ -191,6 +191,17 @@ COMPARISONS = {
         seeds=(0,),
         parts=2,
     ),
+    "many-windows": Comparison(
+        ("m4-hourly",),
+        {"model.cell": "lipschitz", "model.hidden_size": 128, "training.lr": 0.01},
+        {
+            "7 epochs": {"training.epochs": 7},
+            "7 epochs, twice the rate": {"training.epochs": 7, "training.lr": 0.02},
+            "9 epochs": {"training.epochs": 9},
+            "4 epochs, two members": {"training.epochs": 4, "model.members": 2},
+        },
+        parts=2,
+    ),
     "refitted-forecasts": Comparison(
         ("m4-hourly", "ETTm1"),
         {"model.cell": "lipschitz", "model.hidden_size": 128, "training.lr": 0.01, "training.max_steps": 2000},
