@@ -1,0 +1,130 @@
+"""The recipes of a task, and the settings that they leave to the user."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from forecast_helpers import many_series
+from search_helpers import ScoringWorkers, sequences
+from stablernn.data import ClassificationData
+from stablernn.errors import ConfigError
+from stablernn.training.search.budget import Budget
+from stablernn.training.search.candidates import (
+    Candidate,
+    RecommendedLength,
+    find_baseline,
+    find_candidates,
+    merged,
+    open_settings,
+)
+from stablernn.training.search.choose import LEAST_TRAINED, _Search
+from stablernn.training.search.recipes import recipes
+from stablernn.training.search.workers import Workers
+from stablernn.training.settings.load import validate
+from stablernn.training.settings.resolve import resolve
+from stablernn.training.tasks import task_for
+
+
+def test_a_setting_of_the_user_wins_and_equal_recipes_are_tried_once() -> None:
+    data = sequences()
+    config = validate({"data": {"source": "toy"}, "model": {"hidden_size": 7}, "training": {"shift": 0.2}})
+    candidates = find_candidates(config, data)
+    assert {candidate.config.model.hidden_size for candidate in candidates} == {7}
+    assert {candidate.config.training.shift for candidate in candidates} == {0.2}
+    names = [candidate.recipe.name for candidate in candidates]
+    # They differ from the first in a setting that is given.
+    assert "lru, 128 units" not in names
+    assert "lru, any start" not in names
+    assert len(names) < len(recipes(data))
+
+
+def test_only_what_the_user_left_open_counts_as_chosen() -> None:
+    config = validate({"data": {"source": "toy"}, "model": {"cell": "auto"}, "training": {"refit": False}})
+    settings = {"model.cell": "lru", "model.hidden_size": 128, "training.refit": True}
+    assert open_settings(config, settings) == {"model.cell": "lru", "model.hidden_size": 128}
+    assert merged(config, settings).training.refit is False
+
+
+def test_the_baseline_has_random_layers_that_are_proved_and_stays_below_settings_of_the_user() -> None:
+    baseline = find_baseline(validate({"data": {"source": "x"}}), sequences())
+    assert (baseline.recipe.name, baseline.proof) == ("lru, closed form", "contracting")
+    assert (baseline.config.model.hidden_size, baseline.config.training.refit) == (256, True)
+    own = find_baseline(
+        validate({"data": {"source": "x"}, "model": {"cell": "lipschitz", "hidden_size": 8}}), sequences()
+    )
+    assert (own.config.model.cell, own.config.model.hidden_size, own.proof) == ("lipschitz", 8, "contracting")
+    with pytest.raises(ConfigError, match=r"training\.lr is only used by training\.method=gradient"):
+        find_baseline(validate({"data": {"source": "x"}, "training": {"lr": 0.1}}), sequences())
+    with pytest.raises(ConfigError, match=r"takes training\.method=closed-form, got training\.method=gradient"):
+        find_baseline(validate({"data": {"source": "x"}, "training": {"method": "gradient"}}), sequences())
+
+
+def test_the_baseline_of_sequences_with_times_takes_them() -> None:
+    data = sequences()
+    dt = np.ones((len(data.train), 12), np.float32)
+    timed = replace(data, train=replace(data.train, dt=dt), validation=replace(data.validation, dt=dt[:6]), test=None)
+    baseline = find_baseline(validate({"data": {"source": "x"}}), replace(timed, time_step=1.0))
+    assert baseline.recipe.name == "lipschitz, closed form"
+
+
+def test_the_cell_auto_is_replaced() -> None:
+    config = validate({"data": {"source": "toy"}, "model": {"cell": "auto"}})
+    assert merged(config, {"model.cell": "gru"}).model.cell == "gru"
+
+
+def test_the_recipe_of_convolutions_has_patches_as_long_as_they_read() -> None:
+    for length, size in ((24, 15), (240, 40)):
+        data = sequences(length=length)
+        candidates = find_candidates(validate({"data": {"source": "toy"}}), data)
+        (config,) = [each.config for each in candidates if each.recipe.name == "lru, convolutions"]
+        model = resolve(config, task_for(data.without_validation())).model
+        assert (model.conv_layers, model.patch_size, model.patch_stride) == (3, size, length // 24)
+
+
+def test_recipes_of_classification_go_with_the_lengths() -> None:
+    settings: dict[str, dict[str, Any]] = {
+        recipe.name: dict(recipe.settings) for recipe in recipes(sequences(length=240))
+    }
+    # A stride of 10 samples by default, and half of it.
+    assert settings["lru, short patches"]["model.patch_stride"] == 5
+    assert settings["lru"]["training.refit"] is True
+
+
+def test_many_windows_begin_with_a_larger_network_and_a_fair_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = many_series([np.arange(40.0)[:, None] for _ in range(3)])
+    assert recipes(data)[0].name == "lipschitz"
+    monkeypatch.setattr("stablernn.training.search.recipes.MANY_WINDOWS", len(data.windows("train")) - 1)
+    first, *others = recipes(data)
+    assert first.name == "lipschitz, many windows"
+    assert first.settings == {"model.cell": "lipschitz", "model.hidden_size": 128, "training.lr": 0.01}
+    assert {recipe.most_epochs for recipe in others if recipe.name != "lru"} == {first.most_epochs} == {20}
+    config = validate({"data": {"source": "toy"}, "model": {"cell": "lipschitz"}})
+    length = RecommendedLength(100, 1, 20)
+    networks = [Candidate(recipe, config, "contracting", length) for recipe in (first, *others)]
+    search = _Search(config, "forecast", Budget(None, 1000), networks, None, (5, 3), 0.0)
+    workers = cast(Workers, ScoringWorkers(100))
+    # A fifth of the steps of two recipes would fit: 2 * 5 * 20 = 200.
+    assert search._plan(workers, 0.0, 200) is None
+    plan = search._plan(workers, 0.0, 100)
+    assert plan is not None
+    assert plan.share >= LEAST_TRAINED
+
+
+def varied(shortest: int, longest: int, **changes: Any) -> ClassificationData:
+    """Sequences whose lengths are spread evenly."""
+    data = sequences(length=longest)
+    lengths = np.linspace(shortest, longest, len(data.train)).astype(np.int64)
+    return replace(data, train=replace(data.train, lengths=lengths), **changes)
+
+
+def test_resampling_is_tried_only_on_lengths_that_vary_much() -> None:
+    resampled = [recipe for recipe in recipes(varied(29, 361)) if not recipe.streams]
+    assert [recipe.settings["model.resample_steps"] for recipe in resampled] == [100]
+    assert "cannot stream" in resampled[0].purpose
+    assert all(recipe.streams for recipe in recipes(varied(200, 361)))
+    # Samples with times need not be equidistant.
+    assert all(recipe.streams for recipe in recipes(varied(29, 361, time_step=1.0)))

@@ -1,0 +1,76 @@
+"""Parts of the training data, in which nothing of the test data is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from forecast_helpers import many_series
+from search_helpers import MARK, sequences
+from stablernn.data import ClassificationData
+from stablernn.data.splits import stratified_folds
+from stablernn.errors import DataError
+from stablernn.training.search.resampling import resample
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_folds_hold_every_sample_once_and_every_class_evenly(count: int) -> None:
+    y = np.array([0] * 20 + [1] * 10 + [2] * 5)
+    folds = stratified_folds(y, count, seed=3)
+    assert sorted(np.concatenate(folds).tolist()) == list(range(len(y)))
+    for label, size in ((0, 20), (1, 10), (2, 5)):
+        shares = [int((y[fold] == label).sum()) for fold in folds]
+        assert max(shares) - min(shares) <= 1, (label, size)
+    assert [fold.tolist() for fold in folds] == [fold.tolist() for fold in stratified_folds(y, count, seed=3)]
+
+
+@pytest.mark.parametrize("refit", [True, False])
+def test_sequences_of_a_group_are_never_on_both_sides(refit: bool) -> None:
+    data = sequences(60)
+    # Groups of five sequences, of all classes.
+    numbered = [replace(split, groups=np.arange(len(split)) // 5 + first) for split, first in
+                ((data.train, 0), (data.validation, 100))]  # fmt: skip
+    parts = resample(replace(data, train=numbered[0], validation=numbered[1]), 5, seed=0, refit=refit)
+    assert len(parts) == 5
+    for part in parts:
+        sides = [set(split.groups.tolist()) for split in (part.train, part.validation, part.test) if len(split)]
+        assert len(set.union(*sides)) == sum(map(len, sides))
+
+
+@pytest.mark.parametrize("refit", [True, False])
+def test_no_test_sequence_is_in_any_part(refit: bool) -> None:
+    parts = resample(sequences(), 5, seed=0, refit=refit)
+    held_out: list[str] = []
+    for part in parts:
+        assert isinstance(part, ClassificationData)
+        assert part.test is not None
+        for split in (part.train, part.validation, part.test):
+            assert not (split.x == MARK).any()
+        used = {*part.train.ids, *part.validation.ids}
+        assert not used & set(part.test.ids)
+        assert len(used) + len(part.test) == 30
+        assert bool(len(part.validation)) is not refit
+        held_out += part.test.ids
+    assert sorted(held_out, key=int) == [str(number) for number in range(30)]
+
+
+def test_no_test_step_is_in_any_part_of_a_series() -> None:
+    data = many_series([np.arange(60.0)[:, None], np.arange(60.0)[:, None]])
+    for series in data.series:
+        series.values[-data.test_steps :] = MARK
+    parts = resample(data, 3, seed=0, refit=False)
+    assert len(parts) == 3
+    lengths = [len(part.series[0].values) for part in parts]  # type: ignore[union-attr]
+    # Each is earlier than the one before by what is scored.
+    assert lengths == [60 - data.test_steps - number * data.validation_steps for number in range(3)]
+    for part in parts:
+        assert all(not (series.values == MARK).any() for series in part.series)  # type: ignore[union-attr]
+        assert len(part.split("test"))
+
+
+def test_data_that_is_too_short_is_refused_with_what_to_do() -> None:
+    short = many_series([np.arange(18.0)[:, None]])
+    with pytest.raises(DataError, match=r"is too short to compare settings on: .* Name a cell, such as --cell lipsch"):
+        resample(short, 3, seed=0, refit=False)

@@ -1,0 +1,195 @@
+"""Which candidate is selected by its scores, its proof and the order of the recipes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from search_helpers import candidate
+from stablernn.training.search.candidates import Candidate, comparable, held_out_temperature, select
+
+
+def without_streams(name: str, proof: str, scores: list[float]) -> Candidate:
+    made = candidate(name, proof, scores)
+    return replace(made, recipe=replace(made.recipe, streams=False))
+
+
+@pytest.mark.parametrize(
+    ("rows", "chosen", "reason"),
+    [
+        (
+            [("first", "contracting", [0.8, 0.9, 0.7]), ("second", "contracting", [0.9, 1.0, 0.8])],
+            "second",
+            "the best mean over 3 parts",
+        ),
+        (
+            [("first", "contracting", [0.8, 0.9, 0.7]), ("second", "contracting", [0.9, 0.8, 0.8])],
+            "first",
+            "as good as 'second' within one standard error, and before it in the order of the recipes",
+        ),
+        (
+            [("first", "bounded", [0.9, 0.8, 0.8]), ("second", "contracting", [0.8, 0.9, 0.7])],
+            "second",
+            "as good as 'first' within one standard error, and proved to be contracting where that is bounded",
+        ),
+        (
+            [("first", "contracting", [0.5, 0.5, 0.4]), ("second", "none", [0.9, 0.9, 0.9])],
+            "second",
+            "the best mean over 3 parts",
+        ),
+        ([("only", "none", [0.5])], "only", "the only recipe that was compared"),
+    ],
+    ids=["better", "as good", "stronger", "weaker and better", "alone"],
+)
+def test_what_is_as_good_within_one_standard_error_is_chosen_by_proof_and_order(
+    rows: list[tuple[str, str, list[float]]], chosen: str, reason: str
+) -> None:
+    selected, why = select([candidate(*row) for row in rows])
+    assert (selected.recipe.name, why) == (chosen, reason)
+
+
+@pytest.mark.parametrize(("stopped", "chosen"), [(0, "second"), (8, "first")])
+def test_the_best_of_many_has_to_be_better_by_more(stopped: int, chosen: str) -> None:
+    """By 1.25 standard errors of the difference, which the best of ten equal recipes exceeds as a rule."""
+    rows = [candidate("first", "none", [0.8, 0.8, 0.8]), candidate("second", "none", [0.83, 0.83, 0.79])]
+    others = [candidate(f"other {number}", "none", [0.7]) for number in range(stopped)]
+    selected, reason = select(rows, others)
+    assert selected.recipe.name == chosen
+    if stopped:
+        assert reason == "as good as 'second' within 1.5 standard errors, and before it in the order of the recipes"
+    # Recipes that no part was trained of are no comparison.
+    unseen = [candidate(f"other {number}", "none", []) for number in range(8)]
+    assert select(rows, unseen)[0].recipe.name == "second"
+
+
+@pytest.mark.parametrize(("samples", "chosen"), [(20, "first"), (200, "second")])
+def test_parts_that_agree_by_chance_do_not_make_few_sequences_many(samples: int, chosen: str) -> None:
+    """Of 20 sequences, one more right in each of two parts."""
+    rows = [candidate("first", "none", [0.8] * 2), candidate("second", "none", [0.85] * 2)]
+    for each in rows:
+        each.results = {part: replace(result, samples=samples) for part, result in each.results.items()}
+    assert select(rows, [candidate(f"other {number}", "none", [0.7]) for number in range(8)])[0].recipe.name == chosen
+
+
+@pytest.mark.parametrize(("shared", "chosen"), [(16, "second"), (0, "first")])
+def test_recipes_that_err_on_different_sequences_differ_by_chance(shared: int, chosen: str) -> None:
+    """In each of three parts the first errs on 20 of 100 sequences and the second on 16, of which some are the same."""
+    rows = [candidate("first", "none", [0.8] * 3), candidate("second", "none", [0.84] * 3)]
+    for each, wrong in zip(rows, (range(20), range(20 - shared, 36 - shared)), strict=True):
+        logits, truth = np.zeros((100, 2)), np.zeros(100, dtype=np.int64)
+        logits[list(wrong), 1] = 1
+        each.results = {
+            part: replace(result, samples=100, held_out=(logits, truth)) for part, result in each.results.items()
+        }
+    assert select(rows, [candidate(f"other {number}", "none", [0.7]) for number in range(8)])[0].recipe.name == chosen
+
+
+def test_what_is_as_good_as_the_best_has_to_be_better_than_the_default() -> None:
+    rows = [
+        candidate("default", "none", [0.80, 0.80, 0.80]),
+        candidate("lucky", "contracting", [0.75, 0.93, 0.88]),
+        candidate("best", "none", [0.89, 0.90, 0.91]),
+    ]
+    assert select([rows[1], rows[2]])[0].recipe.name == "lucky"
+    selected, reason = select(rows)
+    assert (selected.recipe.name, reason) == ("best", "the best mean over 3 parts")
+
+
+@pytest.mark.parametrize(("samples", "chosen"), [(20, "first"), (2000, "second"), (0, "second")])
+def test_a_single_part_tells_apart_what_its_sequences_do(samples: int, chosen: str) -> None:
+    rows = [candidate("first", "none", [0.85]), candidate("second", "none", [0.9])]
+    for each in rows:
+        each.results[0] = replace(each.results[0], samples=samples)
+    selected, reason = select(rows)
+    assert selected.recipe.name == chosen
+    assert reason == (
+        "as good as 'second' within one standard error, and before it in the order of the recipes"
+        if samples == 20
+        else "the best score"
+    )
+
+
+def test_recipes_are_compared_on_parts_that_more_than_half_of_them_have() -> None:
+    """Time ran out while the second part was trained."""
+    first = candidate("first", "none", [0.8, 0.7])
+    others = [candidate("best", "none", [0.9]), candidate("third", "none", [0.7]), candidate("skipped", "none", [])]
+    chosen = comparable([first, *others])
+    assert [each.recipe.name for each in chosen] == ["first", "best", "third"]
+    assert [each.scores for each in chosen] == [[0.8], [0.9], [0.7]]
+    assert select(chosen)[0].recipe.name == "best"
+
+
+def test_a_recipe_with_fewer_parts_than_the_others_is_left_out() -> None:
+    rows = [candidate(name, "none", scores) for name, scores in (("a", [0.8] * 3), ("b", [0.7] * 3), ("c", [0.9] * 2))]
+    # Without its first part nothing of a recipe can be compared.
+    late = candidate("late", "none", [1.0] * 3)
+    del late.results[0]
+    failed = candidate("failed", "none", [1.0] * 3)
+    failed.status = "failed"
+    assert [each.recipe.name for each in comparable([*rows, late, failed])] == ["a", "b"]
+    assert comparable([late]) == []
+
+
+def test_the_temperature_is_that_of_the_sequences_of_all_parts() -> None:
+    def with_logits(parts: list[tuple[list[list[float]], list[int]] | None]) -> Candidate:
+        found = candidate("a", "none", [0.5] * len(parts))
+        for part, held_out in enumerate(parts):
+            arrays = None if held_out is None else (np.array(held_out[0]), np.array(held_out[1]))
+            found.results[part] = replace(found.results[part], held_out=arrays)
+        return found
+
+    sure = ([[0.0, 6.0], [6.0, 0.0]] * 200, [1, 0] * 200)
+    wrong = ([[0.0, 6.0], [6.0, 0.0]] * 100, [0, 1] * 100)
+    overconfident = held_out_temperature(with_logits([sure, wrong]))
+    assert overconfident is not None
+    # Right in two of three cases: 6 / T is the logarithm of 2, but for the prior.
+    assert overconfident == pytest.approx(6 / np.log(2), rel=0.05)
+    assert held_out_temperature(with_logits([sure])) < 1  # type: ignore[operator]
+    assert held_out_temperature(with_logits([None, None])) is None
+
+
+def test_equal_accuracies_are_ranked_by_log_loss() -> None:
+    first, second = candidate("a", "none", [0.9], [0.5]), candidate("b", "none", [0.9], [0.4])
+    assert second.rank < first.rank
+
+
+@pytest.mark.parametrize(
+    ("streaming", "chosen", "reason"),
+    [
+        (
+            ("streaming", "none", [0.8, 0.7, 0.8]),
+            "streaming",
+            "as good as 'resampled' within one standard error, and it streams, which that does not",
+        ),
+        (
+            ("streaming", "contracting", [0.5, 0.5, 0.4]),
+            "resampled",
+            "the best mean over 3 parts, by more than one standard error from the recipes that stream and were "
+            "compared; it needs complete sequences and cannot stream",
+        ),
+        (("streaming", "bounded", [0.9, 0.9, 0.95]), "streaming", "the best mean over 3 parts"),
+        (
+            ("streaming", "bounded", [0.9, 0.75, 0.85]),
+            "streaming",
+            "the best mean over 3 parts",
+        ),
+    ],
+    ids=["as good", "worse", "better", "as good with a weaker proof"],
+)
+def test_streams_are_given_up_only_for_more_than_one_standard_error(
+    streaming: tuple[str, str, list[float]], chosen: str, reason: str
+) -> None:
+    # The proof of the one that cannot stream is the strongest, and it comes first.
+    compared = [without_streams("resampled", "contracting", [0.75, 0.85, 0.85]), candidate(*streaming)]
+    selected, why = select(compared)
+    assert (selected.recipe.name, why) == (chosen, reason)
+
+
+def test_a_recipe_that_streams_and_was_as_good_until_it_was_stopped_is_named() -> None:
+    compared = [without_streams("resampled", "contracting", [0.9, 0.95]), candidate("default", "none", [0.5, 0.6])]
+    stopped = [candidate("short patches", "contracting", [0.9]), candidate("long patches", "contracting", [0.6])]
+    selected, why = select(compared, stopped)
+    assert selected is compared[0]
+    assert why.endswith("cannot stream, and 'short patches', which streams, was as good on the 1 part that it finished")

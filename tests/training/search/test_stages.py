@@ -1,0 +1,93 @@
+"""A search whose workers train nothing: what it compares within a budget, and what it does at the end."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+from threading import Event
+from typing import cast
+
+import pytest
+
+from search_helpers import ScoringWorkers, candidate
+from stablernn.training.search.budget import Budget
+from stablernn.training.search.candidates import Candidate, RecommendedLength
+from stablernn.training.search.choose import LEAST_TRAINED, _Search
+from stablernn.training.search.recipes import Recipe
+from stablernn.training.search.workers import Workers
+from stablernn.training.settings.load import validate
+
+
+@pytest.mark.parametrize(
+    ("steps", "whole_steps", "chosen", "has_warning"),
+    [
+        (100, 500, "closed form, toy", False),
+        (1400, 500, "first", True),
+        (20_000, 500, "closed form, toy", False),
+        (900, 60_000, "closed form, toy", False),
+        (1100, 60_000, "first", False),
+    ],
+    ids=["too few", "a fifth", "all", "too few of many", "enough of many"],
+)
+def test_the_baseline_is_chosen_over_networks_that_got_half_of_their_steps(
+    steps: int, whole_steps: int, chosen: str, has_warning: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    networks = [candidate(name, "contracting", [], steps=whole_steps) for name in ("first", "second")]
+    method = {"method": "closed-form"}
+    config = validate({"data": {"source": "toy"}, "model": {"cell": "lru"}, "training": method})
+    baseline = Candidate(Recipe("closed form, toy", {}, ""), config, "contracting", RecommendedLength(0, 0, 0))
+    user = validate({"data": {"source": "toy"}})
+    search = _Search(user, "classify", Budget(None, steps), networks, baseline, (5, 3), 0.0)
+    choice = search.run(cast(Workers, ScoringWorkers(whole_steps)), Event())
+    assert choice.document["chosen"] == chosen
+    assert ("is better than 'first' after" in caplog.text) is has_warning
+    assert (choice.document["recipes"][-1]["status"] == "chosen") is (chosen != "first")
+    assert choice.config.training.method == ("gradient" if chosen == "first" else "closed-form")
+
+
+@pytest.mark.parametrize(("slowdown", "chosen"), [(1.0, "first"), (20.0, "closed form, toy")])
+def test_a_network_that_gets_few_steps_in_the_end_yields_to_a_better_baseline(slowdown: float, chosen: str) -> None:
+    networks = [candidate(name, "contracting", [], steps=1000) for name in ("first", "second")]
+    config = validate({"data": {"source": "toy"}, "training": {"method": "closed-form"}, "model": {"cell": "lru"}})
+    baseline = Candidate(Recipe("closed form, toy", {}, ""), config, "contracting", RecommendedLength(0, 0, 0))
+    user = validate({"data": {"source": "toy"}})
+    search = _Search(user, "classify", Budget(60.0), networks, baseline, (5, 3), time.monotonic())
+    workers = ScoringWorkers(1000, step_seconds=0.01, slowdown=slowdown)
+    choice = search.run(cast(Workers, workers), Event())
+    assert choice.document["share_of_steps"] < LEAST_TRAINED
+    assert choice.document["chosen"] == chosen
+
+
+def test_a_budget_that_compares_nothing_is_told_a_larger_one(caplog: pytest.LogCaptureFixture) -> None:
+    """What loading took counts, too: of 20 s, 12 are for the search, of which 11 are over."""
+    networks = [candidate(name, "contracting", [], steps=1000) for name in ("first", "second")]
+    user = validate({"data": {"source": "toy"}})
+    workers = ScoringWorkers(1000, step_seconds=0.01)
+    search = _Search(user, "classify", Budget(20.0), networks, None, (5, 3), time.monotonic() - 11.0)
+    search.run(cast(Workers, workers), Event())
+    found = re.search(r"the budget of 20 s compares no recipes on this data; that needs about (\d+) s", caplog.text)
+    assert found is not None
+    needed = float(found[1])
+    assert needed > 20
+    # With that budget, recipes are compared.
+    caplog.clear()
+    search = _Search(user, "classify", Budget(needed), networks, None, (5, 3), time.monotonic() - 11.0)
+    search.run(cast(Workers, workers), Event())
+    assert "Nothing was compared" not in caplog.text
+
+
+def test_a_stop_names_the_best_on_the_same_parts_with_what_the_user_left_open() -> None:
+    user = validate({"data": {"source": "toy"}, "training": {"patience": 3}})
+    settings = {"model.cell": "lru", "model.hidden_size": 128, "training.refit": True}
+    scores = {"first": [0.8, 1.0], "best": [0.85], "third": [0.7], "second part alone": []}
+    networks = [candidate(name, "none", rows) for name, rows in scores.items()]
+    for network in networks:
+        network.recipe = replace(network.recipe, settings=settings)
+    networks[3].results[1] = networks[0].results[1]
+    search = _Search(user, "classify", Budget(60.0), networks, None, (5, 3), time.monotonic())
+    # By means over different parts, each of the two with a result on the second would be the best.
+    assert str(search._interrupted()) == (
+        "Stopped while recipes were compared. The best so far, 'best', is trained with --set model.cell=lru --set "
+        "model.hidden_size=128"
+    )
