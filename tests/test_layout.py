@@ -10,6 +10,7 @@ from packages import PACKAGES, ROOT
 
 MAX_FILES = 20
 MAX_LINES = 450
+MAX_TEST_LINES = 500
 MAX_BODY_LINES = 70
 
 # One file per cell, command or named dataset: their names are the table of contents.
@@ -36,6 +37,12 @@ def test_no_file_is_too_long() -> None:
     lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in FILES.items()}
     too_long = {name: lines for name, lines in lengths.items() if lines > MAX_LINES}
     assert too_long.keys() == LONG_FILES.keys(), too_long
+
+
+def test_no_test_file_is_too_long() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / "tests").rglob("*.py")}
+    assert lengths
+    assert {path.name: lines for path, lines in lengths.items() if lines > MAX_TEST_LINES} == {}
 
 
 def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
