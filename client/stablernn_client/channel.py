@@ -21,6 +21,7 @@ from stablernn_client.errors import (
     ClientError,
     Conflict,
     ConnectionFailed,
+    ConnectionLost,
     Deadline,
     NotFound,
     StreamLost,
@@ -198,8 +199,9 @@ class Channel:
                 try:
                     return await attempt(retry)
                 except ConnectionFailed as error:
-                    # An address that never answered is more likely wrong than a server that is restarting.
-                    if self._info is None:
+                    # An address that never answered is more likely wrong than a server that is restarting. One that
+                    # accepted the connection and lost it did answer.
+                    if self._info is None and not isinstance(error, ConnectionLost):
                         raise
                     await self.close()
                     await self._transport.sleep(retry.next_delay(error))
@@ -270,7 +272,7 @@ class Channel:
         except BaseException:
             await websocket.close()
             raise
-        # Set last: until here the stream counts as never opened, and a failed connection is not retried.
+        # Set last: until here the stream counts as never opened, and a connection that is refused is not retried.
         self._labels = None if info.labels is None else np.array(info.labels)
         self._info = info
         return connection

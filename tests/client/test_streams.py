@@ -378,6 +378,15 @@ class TestLinesThatBreak:
         assert [result.step for result in results] == list(range(1, STEPS + 1))
         np.testing.assert_array_equal(probabilities(results), offline)
 
+    def test_a_connection_that_was_accepted_and_lost_before_the_first_message(
+        self, breaking: BreakingLine, kind: str, offline: np.ndarray
+    ) -> None:
+        """As where a replica behind a proxy is killed while a stream begins."""
+        breaking.accept_and_lose = 2
+        with Both.of(kind, breaking.url) as client, client.stream("animals") as stream:
+            assert breaking.connections == 3
+            np.testing.assert_array_equal(stream.step(LOUD[0]).outputs["probabilities"], offline[0])
+
     def test_text_messages_too(self, breaking: BreakingLine, kind: str) -> None:
         times = np.datetime_as_string(np.datetime64("2024-01-06") + 7 * np.arange(30), unit="D").tolist()
         with (

@@ -162,6 +162,7 @@ class BreakingLine:
 
     Attributes:
         swallow: How many further messages of the server are lost, each together with its connection.
+        accept_and_lose: How many further WebSockets are lost once the server has accepted them.
         connections: How many there were.
     """
 
@@ -170,6 +171,7 @@ class BreakingLine:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.swallow = 0
+        self.accept_and_lose = 0
         self.connections = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -204,6 +206,11 @@ class BreakingLine:
             while data := source.recv(2**16):
                 if is_answer and self.swallow:
                     self.swallow -= 1
+                    break
+                if is_answer and self.accept_and_lose and data.startswith(b"HTTP/1.1 101"):
+                    self.accept_and_lose -= 1
+                    head, end, _ = data.partition(b"\r\n\r\n")
+                    sink.sendall(head + end)
                     break
                 sink.sendall(data)
         for end in (source, sink):
