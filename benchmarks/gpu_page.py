@@ -67,7 +67,8 @@ On the machine below, `--device auto` took the first run of `torch`, with the co
 since no time was left for another one. Since then a second run begins as long as any time is left.
 
 A kernel is compiled when it is first used, in about a second. Triton keeps it in `~/.triton`, or in
-`TRITON_CACHE_DIR`."""
+`TRITON_CACHE_DIR`. It needs a C compiler, `gcc`, `clang` or the one that `CC` names; without one a warning says so, and
+cells run by the other engines."""
 
 
 class Goal(NamedTuple):

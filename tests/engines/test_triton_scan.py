@@ -13,6 +13,7 @@ import stablernn as srn
 from stablernn.buffers import BufferPool
 from stablernn.engines import scan
 from stablernn.engines.scan import LinearScan
+from stablernn.engines.triton import plan
 
 pytestmark = pytest.mark.skipif(
     find_spec("triton") is None, reason="triton is not installed: pip install 'stablernn[gpu]'"
@@ -120,6 +121,27 @@ def test_second_derivatives_equal_those_of_chunks(monkeypatch: pytest.MonkeyPatc
     with_kernel(monkeypatch, runs=True)
     for result, reference in zip(curvature(), expected, strict=True):
         torch.testing.assert_close(result, reference, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("compiler", "found", "logged"), [(None, True, 0), (None, False, 1), ("cc", False, 0)])
+def test_without_a_c_compiler_other_engines_run(
+    compiler: str | None,
+    found: bool,
+    logged: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    if compiler is not None:
+        monkeypatch.setenv("CC", compiler)
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}" if found else None)
+    plan._can_compile.cache_clear()
+    try:
+        results = [plan._can_compile() for _ in range(2)]
+    finally:
+        plan._can_compile.cache_clear()
+    assert results == [found or compiler is not None] * 2
+    assert [record.message.startswith("Triton needs a C compiler") for record in caplog.records] == [True] * logged
 
 
 @pytest.mark.gpu

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
+import shutil
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -170,14 +172,23 @@ MIN_CAPABILITY = (8, 0)
 
 
 def runs_on(device: torch.device) -> bool:
-    """Return whether kernels run on a GPU: it is NVIDIA's and recent enough, and the package triton is installed."""
+    """Return whether kernels run on a GPU: it is NVIDIA's and recent enough, and Triton can compile them."""
     is_recent = torch.version.hip is None and torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
-    return is_recent and _has_triton()
+    return is_recent and _can_compile()
 
 
 @functools.cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
+def _can_compile() -> bool:
+    """Return whether the package triton is installed, and the C compiler that it needs; a lack of that is logged."""
+    if find_spec("triton") is None:
+        return False
+    has_compiler = "CC" in os.environ or any(shutil.which(name) for name in ("gcc", "clang"))
+    if not has_compiler:
+        _log.warning(
+            "Triton needs a C compiler to launch its kernels, and there is none: install gcc or clang, or set CC. "
+            "Until then cells run without these kernels, more slowly."
+        )
+    return has_compiler
 
 
 def count_processors(device: torch.device) -> int:
