@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +81,27 @@ def tree() -> Callable[[Path], dict[str, bytes]]:
     return lambda root: {
         path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()
     }
+
+
+@pytest.fixture
+def lock_elsewhere() -> Callable[[Path], AbstractContextManager[None]]:
+    """What lets another process hold the lock of a path inside a ``with`` block."""
+
+    @contextmanager
+    def lock(path: Path) -> Iterator[None]:
+        script = """
+import filelock, sys
+with filelock.FileLock(sys.argv[1]):
+    print('held', flush=True)
+    sys.stdin.readline()
+"""
+        command = [sys.executable, "-c", script, str(path)]
+        holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            yield
+        finally:
+            holder.communicate("\n")
+
+    return lock

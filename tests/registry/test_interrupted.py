@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -124,25 +125,12 @@ def test_processes_that_publish_at_once_get_distinct_versions_and_readers_see_wh
     assert (report.ok, report.notes) == (True, ())
 
 
-def test_a_write_that_waits_too_long_says_for_what(registry: Registry, publish: Publish, tree: Tree) -> None:
+def test_a_write_that_waits_too_long_says_for_what(
+    registry: Registry, publish: Publish, tree: Tree, lock_elsewhere: Callable[[Path], AbstractContextManager[None]]
+) -> None:
     publish()
     before = tree(registry.root)
-    holder = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import filelock, sys\n"
-            "with filelock.FileLock(sys.argv[1]):\n"
-            "    print('held', flush=True); sys.stdin.readline()",
-            str(registry.root / "locks/digits"),
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
+    with lock_elsewhere(registry.root / "locks/digits"):
         hasty = Registry(registry.root, lock_timeout_seconds=0.1)
         started = time.monotonic()
         with pytest.raises(StorageError) as error:
@@ -155,8 +143,6 @@ def test_a_write_that_waits_too_long_says_for_what(registry: Registry, publish: 
         # Readers and other models do not wait.
         assert hasty.get("digits").version == 1
         publish("other")
-    finally:
-        holder.communicate("\n")
     registry.set_alias("digits", "production", 1)
     assert before.items() - tree(registry.root).items() == {
         ("models/digits/log.jsonl", before["models/digits/log.jsonl"])

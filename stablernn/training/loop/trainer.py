@@ -85,7 +85,7 @@ class Trainer(BaseTrainer):
         self._inputs = inputs
         self._device = next(model.parameters()).device
         self._minibatches = minibatches
-        # Of a GPU. In several processes the share of a minibatch, and random numbers, depend on the process.
+        # Only where one process trains: among several, each has a share of the loss and random numbers of its own.
         is_graphed = self._device.type == "cuda" and self._processes.world_size == 1
         self._graphed = GraphedPasses(model, objective) if is_graphed else None
         # The next minibatch of the epoch, where it was drawn ahead, and the state of the generator before.
