@@ -70,8 +70,8 @@ def test_the_kernels_compile(tmp_path: Path) -> None:
 def test_the_kernel_of_diagonal_recurrences_compiles(tmp_path: Path) -> None:
     constants = {"UNITS": 67, "IS_REVERSED": True, "BLOCK": 64, "STAGES": 6}
     cases = [
-        {"scan": {**constants, "IS_COMPLEX": kind[0], "IS_CONSTANT": kind[1], "HAS_PRODUCTS": kind[2]}, "dtype": dtype}
-        for kind in ((True, True, True), (True, True, False), (False, False, False))
+        {"scan": {**constants, "PARTS": kind[0], "IS_CONSTANT": kind[1], "HAS_PRODUCTS": kind[2]}, "dtype": dtype}
+        for kind in ((2, True, True), (2, True, False), (1, False, False))
         for dtype in ("fp32", "fp64")
     ]
     for described, result in zip(cases, compile_all(cases, tmp_path), strict=True):

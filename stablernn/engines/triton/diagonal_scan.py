@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -52,6 +54,16 @@ def _launch(
     products = torch.empty((0 if other is None else batch, parts, units), dtype=states.dtype, device=states.device)
     # A kernel without products reads none of these.
     other_states, other_first = other or (states, first)
+    constants: dict[str, Any] = {
+        "UNITS": units,
+        "PARTS": parts,
+        "IS_CONSTANT": decay.dim() == 2,
+        "IS_REVERSED": reverse,
+        "HAS_PRODUCTS": other is not None,
+        "BLOCK": _BLOCK,
+        "STAGES": _STAGES,
+        "num_warps": _BLOCK // 32,
+    }
     with device_of(states):
         scan_kernel[(triton.cdiv(batch * units, _BLOCK),)](
             states,
@@ -63,13 +75,6 @@ def _launch(
             products,
             time,
             batch,
-            UNITS=units,
-            IS_COMPLEX=parts == 2,
-            IS_CONSTANT=decay.dim() == 2,
-            IS_REVERSED=reverse,
-            HAS_PRODUCTS=other is not None,
-            BLOCK=_BLOCK,
-            STAGES=_STAGES,
-            num_warps=_BLOCK // 32,
+            **constants,
         )
     return products

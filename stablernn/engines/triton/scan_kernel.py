@@ -23,7 +23,7 @@ def scan_kernel(
     time,
     batch,
     UNITS: tl.constexpr,
-    IS_COMPLEX: tl.constexpr,
+    PARTS: tl.constexpr,
     IS_CONSTANT: tl.constexpr,
     IS_REVERSED: tl.constexpr,
     HAS_PRODUCTS: tl.constexpr,
@@ -36,7 +36,6 @@ def scan_kernel(
     ``other_first``. The products of each gradient and the conjugate of the state before its step are summed over time
     into ``products``, ``(batch, parts, units)``.
     """
-    PARTS: tl.constexpr = 2 if IS_COMPLEX else 1
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = lane < batch * UNITS
     unit = lane % UNITS
@@ -49,7 +48,7 @@ def scan_kernel(
     imaginary, sum_imaginary, decay_real, decay_imaginary = sum_real, sum_real, sum_real, sum_real
     if IS_CONSTANT:
         decay_real = tl.load(decay + unit, mask=mask, other=0.0)
-    if IS_COMPLEX:
+    if PARTS == 2:
         imaginary = tl.load(first + offset + UNITS, mask=mask, other=0.0)
         decay_imaginary = tl.load(decay + UNITS + unit, mask=mask, other=0.0)
     for step in tl.range(0, time, num_stages=STAGES):
@@ -58,7 +57,7 @@ def scan_kernel(
         if not IS_CONSTANT:
             decay_real = tl.load(decay + slot, mask=mask, other=0.0)
         new = decay_real * real + tl.load(increment + slot, mask=mask, other=0.0)
-        if IS_COMPLEX:
+        if PARTS == 2:
             new -= decay_imaginary * imaginary
             increment_imaginary = tl.load(increment + slot + UNITS, mask=mask, other=0.0)
             imaginary = decay_real * imaginary + decay_imaginary * real + increment_imaginary
@@ -70,14 +69,14 @@ def scan_kernel(
             has_before = mask & (step < time - 1)
             state_real = tl.load(other + before, mask=has_before, other=0.0)
             sum_real += real * state_real
-            if IS_COMPLEX:
+            if PARTS == 2:
                 state_imaginary = tl.load(other + before + UNITS, mask=has_before, other=0.0)
                 sum_real += imaginary * state_imaginary
                 sum_imaginary += imaginary * state_real - real * state_imaginary
     if HAS_PRODUCTS:
         state_real = tl.load(other_first + offset, mask=mask, other=0.0)
         sum_real += real * state_real
-        if IS_COMPLEX:
+        if PARTS == 2:
             state_imaginary = tl.load(other_first + offset + UNITS, mask=mask, other=0.0)
             sum_real += imaginary * state_imaginary
             sum_imaginary += imaginary * state_real - real * state_imaginary
