@@ -218,7 +218,8 @@ def _is_close(best: Candidate, other: Candidate, errors: float) -> bool:
     difference of accuracies is at least that of McNemar's test, the square root of the number of sequences that one of
     the two has right and the other one wrong. On a single part it is that of the best accuracy, a share of so many
     sequences (with one more right and one more wrong, so that 1 has an error, too); other metrics have none there, and
-    nothing is close.
+    nothing is close. Further draws of the folds hold out the same sequences again: the difference is their mean, and
+    its error remains that of one draw.
     """
     parts = sorted(best.results.keys() & other.results.keys())
     if len(parts) == 1 and best.results[parts[0]].metric == "accuracy":
@@ -230,8 +231,13 @@ def _is_close(best: Candidate, other: Candidate, errors: float) -> bool:
     if len(parts) < 2:
         return False
     differences = np.array([other.results[part].rank[0] - best.results[part].rank[0] for part in parts])
-    standard_error = float(differences.std(ddof=1)) / math.sqrt(len(parts))
+    standard_error = float(differences.std(ddof=1)) / math.sqrt(len(parts) / _draws(best, parts))
     return float(differences.mean()) <= errors * max(standard_error, _mcnemar_error(best, other, parts))
+
+
+def _draws(candidate: Candidate, parts: Sequence[int]) -> float:
+    """Return how often the parts hold each sequence out, or 1 where some of them are not held out at all."""
+    return max(1.0, len(parts) / candidate.results[parts[0]].trial.parts)
 
 
 def _mcnemar_error(best: Candidate, other: Candidate, parts: Sequence[int]) -> float:
@@ -250,7 +256,8 @@ def _mcnemar_error(best: Candidate, other: Candidate, parts: Sequence[int]) -> f
             disagreements += float((hits[0] != hits[1]).sum())
         else:
             disagreements += abs((first.score or 0.0) - (second.score or 0.0)) * first.samples
-    return math.sqrt(disagreements) / sum(first.samples for first, _ in pairs)
+    draws = _draws(best, parts)
+    return math.sqrt(disagreements * draws) / sum(first.samples for first, _ in pairs)
 
 
 def find_candidates(config: Config, data: Data) -> list[Candidate]:

@@ -3,82 +3,24 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from threading import Event
-from typing import Any
 
-import numpy as np
-
-from stablernn.data.options import TaskName
 from stablernn.data.step_data import Data
-from stablernn.errors import ConfigError, InterruptedRun
-from stablernn.training.evaluation.metric_catalog import direction
+from stablernn.errors import ConfigError
 from stablernn.training.loop.stop_signals import stop_signals
 from stablernn.training.search.budget import Budget
-from stablernn.training.search.candidates import (
-    Candidate,
-    comparable,
-    find_baseline,
-    find_candidates,
-    is_clearly_better,
-    leading,
-    open_settings,
-    select,
-)
-from stablernn.training.search.final_training import RemainingBudget, final_settings, has_length
-from stablernn.training.search.plan import (
-    LEAST_SHARE,
-    SEARCH_SHARE,
-    Plan,
-    count_trainings,
-    first_parts,
-    halving_rounds,
-    least_share,
-    make_plan,
-)
+from stablernn.training.search.candidates import Candidate, find_baseline, find_candidates, open_settings
+from stablernn.training.search.plan import first_parts
 from stablernn.training.search.resampling import alike_sequences, resample
-from stablernn.training.search.trial import Trial, load_all
-from stablernn.training.search.workers import MOST_WORKERS, Workers, available_cores, open_workers
+from stablernn.training.search.successive_halving import Choice, Search
+from stablernn.training.search.trial import load_all
+from stablernn.training.search.workers import MOST_WORKERS, available_cores, open_workers
 from stablernn.training.settings.closed_form import CLOSED_FORM
 from stablernn.training.settings.config import Config
 
 _LOG = logging.getLogger("stablernn.training")
-_PROGRESS = logging.getLogger("stablernn.progress")
 
 PARTS = 5
-LEAST_TRAINED = 0.5
-"""Share of its optimizer steps below which the first network is not trained, and the baseline is taken; and share from
-which the two are compared. After a fifth of them the baseline is better on most sets, after half of them on some
-(docs/choosing.md)."""
-ENOUGH_STEPS = 1000
-"""Optimizer steps that make a network better than the baseline, however many it has in all: on MNIST the baseline gets
-93.3 % right, lru 93.0 % after 500 steps and 96.3 % after 1,500 (validation split; docs/choosing.md)."""
-_MEASURED_STEPS = 25
-"""Steps after which the speed of a training is known."""
-_TRIAL_SHARE = 0.2
-"""Share of the search's time that one training may take: a recipe that needs more cannot be compared on five parts."""
-_SLOWEST_TRIAL = 5.0
-"""Planned time of a training of the first recipe that one may take in any case, in multiples of it."""
-_USED_SHARE = 0.6
-"""Share of the processes' time that a search uses: the last trainings of a round leave processes idle."""
-_RESERVE = 0.9
-"""Share of the time that is left which the last training may take by its prediction."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Chosen settings, and how they were chosen.
-
-    Attributes:
-        config: The settings, not resolved, with a cell.
-        document: What was tried, with scores, and why one was chosen, as ``choice.json`` of a run holds it.
-    """
-
-    config: Config
-    document: dict[str, Any]
 
 
 def choose_settings(config: Config, budget: Budget | None = None) -> Choice:
@@ -105,7 +47,7 @@ def choose_settings(config: Config, budget: Budget | None = None) -> Choice:
     networks = find_candidates(config, data)
     parts = len(resample(data, PARTS, seed=config.training.seed, refit=networks[0].config.training.refit))
     first = first_parts(alike_sequences(data), parts)
-    search = _Search(config, data.task, budget, networks, _baseline_or_none(config, data), (parts, first), began)
+    search = Search(config, data.task, budget, networks, _baseline_or_none(config, data), (parts, first), began)
     with stop_signals() as stop, open_workers(_worker_count(config), stop) as workers:
         return search.run(workers, stop)
 
@@ -149,271 +91,3 @@ def _worker_count(config: Config) -> int:
     if config.training.device != "cpu" and torch.cuda.is_available():
         return 1
     return min(MOST_WORKERS, available_cores())
-
-
-class _Search:
-    def __init__(
-        self,
-        config: Config,
-        task: TaskName,
-        budget: Budget,
-        networks: list[Candidate],
-        baseline: Candidate | None,
-        parts: tuple[int, int],
-        began: float,
-    ) -> None:
-        self._config = config
-        self._task: TaskName = task
-        self._budget = budget
-        self._networks = networks
-        self._baseline = baseline
-        # The baseline comes last: a network that is as good goes before it.
-        self._candidates = [*networks, *([] if baseline is None else [baseline])]
-        # Of the data, and those on which all recipes are compared.
-        self._parts, self._first_parts = parts
-        self._began = began
-        self._steps = 0
-        # Loading and measuring, which come before a plan.
-        self._preparation_seconds = 0.0
-        self._processes = 1
-        self._most_seconds: float | None = None
-
-    def run(self, workers: Workers, stop: Event) -> Choice:
-        _PROGRESS.info("Comparing recipes ...")
-        step_seconds, whole_steps = self._measure(workers, stop)
-        plan = self._plan(workers, step_seconds, whole_steps)
-        if plan is None:
-            return self._without_search(step_seconds, whole_steps)
-        _LOG.info(
-            f"Comparing {plan.recipes} recipes on up to {plan.rounds[-1][1]} parts of the training data, "
-            + ("each trained in full" if plan.share == 1 else f"each for {plan.share:.0%} of its steps")
-            + f"; budget {self._budget}."
-        )
-        if self._budget.seconds is not None:
-            # Few trainings may each take a large share of a small budget.
-            planned = step_seconds * plan.share * whole_steps
-            self._most_seconds = max(_TRIAL_SHARE * SEARCH_SHARE * self._budget.seconds, _SLOWEST_TRIAL * planned)
-        survivors, done = self._networks[: plan.recipes], 0
-        for recipes, upto in plan.rounds:
-            if done:
-                survivors = leading(survivors, recipes)
-            self._run_round(workers, stop, plan, survivors, range(done, upto))
-            done = upto
-            if stop.is_set():
-                raise self._interrupted()
-            survivors = comparable(survivors)
-            if not survivors:
-                return self._nothing_compared(plan, step_seconds, whole_steps)
-        return self._select(survivors, plan)
-
-    def _select(self, survivors: list[Candidate], plan: Plan) -> Choice:
-        """Return the choice among the networks that are left, and the baseline where it can be compared with them."""
-        baseline = self._comparable_baseline(survivors[0])
-        stopped = [candidate for candidate in self._networks if candidate not in survivors]
-        # In the order of the recipes again, by which equals are told apart.
-        contenders = sorted(survivors, key=self._candidates.index)
-        network, _ = select(contenders)
-        # A baseline has nothing more to learn; a network that gets more steps now than in the comparison has.
-        is_fair = plan.share >= LEAST_TRAINED or self._final_share(network) < LEAST_TRAINED
-        if baseline is not None and is_fair:
-            contenders.append(baseline)
-        for candidate in [*survivors, *([] if baseline is None else [baseline])]:
-            candidate.status = "compared"
-        selected, reason = select(contenders, stopped)
-        selected.status = "chosen"
-        if baseline is not None and not is_fair and is_clearly_better(baseline, selected):
-            scores = f"{np.mean(baseline.scores):.4g} against {np.mean(selected.scores):.4g}"
-            _LOG.warning(
-                f"The baseline '{baseline.recipe.name}' is better than '{selected.recipe.name}' after {plan.share:.0%} "
-                f"of its steps ({scores}), and the network gets more of them now. A larger budget compares them after "
-                "half."
-            )
-        return self._choice(selected, reason, plan)
-
-    def _measure(self, workers: Workers, stop: Event) -> tuple[float, int]:
-        """Return the seconds of a step of the first recipe, and the steps of its whole training on a part."""
-        # Of a budget in steps nothing is measured, so that the choice is the same on every machine.
-        steps = 1 if self._budget.seconds is None else _MEASURED_STEPS
-        first = Trial(0, self._networks[0].config, 0, self._parts, most_steps=steps)
-        # One on each process, which load data and libraries at the same time.
-        results = list(workers.run([first] * workers.count, None))
-        if stop.is_set() or not results:
-            raise self._interrupted()
-        result = results[-1]
-        if result.status == "failed":
-            raise ConfigError(f"The recipe '{self._networks[0].recipe.name}' cannot be trained: {result.reason}")
-        return max(result.step_seconds, 1e-5), result.whole_steps
-
-    def _plan(self, workers: Workers, step_seconds: float, whole_steps: int) -> Plan | None:
-        if self._budget.steps is not None:
-            affordable = SEARCH_SHARE * self._budget.steps / whole_steps
-        else:
-            assert self._budget.seconds is not None
-            self._preparation_seconds, self._processes = time.monotonic() - self._began, workers.count
-            left = SEARCH_SHARE * self._budget.seconds - self._preparation_seconds
-            # The first recipe is among the fast ones.
-            affordable = _USED_SHARE * self._processes * left / (step_seconds * whole_steps)
-        return make_plan(
-            len(self._networks), self._parts, self._first_parts, affordable, whole_steps, self._least_share
-        )
-
-    @property
-    def _least_share(self) -> float:
-        """Least share of their steps after which the recipes are compared."""
-        # What learns longest is behind at the beginning.
-        return LEAST_SHARE if self._networks[0].recipe.most_epochs is None else LEAST_TRAINED
-
-    def _run_round(
-        self, workers: Workers, stop: Event, plan: Plan, survivors: Sequence[Candidate], parts: Sequence[int]
-    ) -> None:
-        deadline = None
-        if self._budget.seconds is not None:
-            deadline = self._began + SEARCH_SHARE * self._budget.seconds
-        # Part by part, so that what is out of time is a part and not a recipe. The baseline takes no steps that a share
-        # could be of, and less time than any network.
-        contenders = [(candidate, plan.share) for candidate in survivors]
-        if self._baseline is not None:
-            contenders.insert(0, (self._baseline, 1.0))
-        trials = [
-            Trial(self._candidates.index(candidate), candidate.config, part, self._parts, share)
-            for part in parts
-            for candidate, share in contenders
-        ]
-        for result in workers.run(trials, deadline, self._most_seconds):
-            candidate = self._candidates[result.trial.recipe]
-            self._steps += result.steps
-            if result.status == "failed":
-                candidate.status, candidate.reason = "failed", result.reason
-            if result.status != "done" or candidate.status == "failed":
-                continue
-            candidate.status = "stopped"
-            candidate.results[result.trial.part] = result
-            _LOG.info(
-                f"{candidate.recipe.name}, part {result.trial.part + 1}: {result.metric} {result.score:.4g}, "
-                f"{result.seconds:.1f} s"
-            )
-
-    def _comparable_baseline(self, network: Candidate) -> Candidate | None:
-        """Return the baseline with results on the parts of a network; None where it lacks any of them."""
-        baseline = self._baseline
-        if baseline is None or not network.results.keys() <= baseline.results.keys():
-            return None
-        # Where time ran out, it has been scored on more parts.
-        baseline.results = {part: baseline.results[part] for part in network.results}
-        return baseline
-
-    def _choice(self, candidate: Candidate, reason: str, plan: Plan) -> Choice:
-        metric = next(iter(candidate.results.values())).metric
-        config, added = self._final_settings(candidate, candidate.step_seconds)
-        return Choice(
-            config,
-            {
-                "budget": str(self._budget),
-                "metric": metric,
-                "better": direction(metric),
-                "parts": self._parts,
-                "share_of_steps": round(plan.share, 4),
-                "search_seconds": round(time.monotonic() - self._began, 1),
-                "search_steps": self._steps,
-                "chosen": candidate.recipe.name,
-                "reason": reason,
-                "settings": {**open_settings(self._config, candidate.recipe.settings), **added},
-                "recipes": [each.document() for each in self._candidates],
-            },
-        )
-
-    def _final_share(self, candidate: Candidate) -> float:
-        """Return the share of its optimizer steps that a network would get in the training that follows."""
-        if has_length(self._config):
-            return 1.0
-        return min(1.0, self._affordable_steps(candidate.step_seconds) / candidate.recommended.steps)
-
-    def _final_settings(self, candidate: Candidate, step_seconds: float) -> tuple[Config, dict[str, Any]]:
-        if candidate is self._baseline:
-            return candidate.config, {}
-        remaining = RemainingBudget(self._affordable_steps(step_seconds), step_seconds, self._budget)
-        return final_settings(self._config, self._task, candidate, remaining)
-
-    def _affordable_steps(self, step_seconds: float) -> float:
-        if self._budget.steps is not None:
-            return max(1, self._budget.steps - self._steps)
-        assert self._budget.seconds is not None
-        left = self._budget.seconds - (time.monotonic() - self._began)
-        return _RESERVE * max(0.0, left) / step_seconds
-
-    def _without_search(self, step_seconds: float, whole_steps: int) -> Choice:
-        first, recommended_steps = self._networks[0], self._networks[0].recommended.steps
-        # Little is lost by a cut at the end of a schedule, much at its beginning.
-        least_steps = min(LEAST_TRAINED * recommended_steps, ENOUGH_STEPS)
-        if self._baseline is not None and self._affordable_steps(step_seconds) < least_steps:
-            first = self._baseline
-            needed = self._describe_whole(step_seconds, recommended_steps)
-            reason = f"the budget of {self._budget} is too small to train a network on this data, which needs {needed}"
-            _LOG.warning(
-                f"{reason[0].upper()}{reason[1:]}, so that the baseline '{first.recipe.name}' is taken: random layers "
-                "with a head that is solved for in one pass over the data."
-            )
-        else:
-            needed = self._describe_least_budget(step_seconds, whole_steps)
-            reason = f"the budget of {self._budget} compares no recipes on this data; that needs {needed}"
-            extent = "for its whole length, which is set" if has_length(self._config) else "for as many steps as fit"
-            _LOG.warning(f"Nothing was compared: {reason}. The recipe '{first.recipe.name}' is trained {extent}.")
-        first.status = "chosen"
-        config, added = self._final_settings(first, step_seconds)
-        return Choice(
-            config,
-            {
-                "budget": str(self._budget),
-                "parts": self._parts,
-                "search_seconds": round(time.monotonic() - self._began, 1),
-                "search_steps": self._steps,
-                "chosen": first.recipe.name,
-                "reason": reason,
-                "settings": {**open_settings(self._config, first.recipe.settings), **added},
-                "recipes": [candidate.document() for candidate in self._candidates],
-            },
-        )
-
-    def _describe_whole(self, step_seconds: float, steps: int) -> str:
-        """Return the budget with which a network is trained for all its steps, and nothing is compared."""
-        if self._budget.seconds is None:
-            return f"{steps + self._steps:,} steps"
-        return f"about {math.ceil(time.monotonic() - self._began + steps * step_seconds / _RESERVE)} s"
-
-    def _describe_least_budget(self, step_seconds: float, whole_steps: int) -> str:
-        """Return the budget with which two recipes can be compared."""
-        steps = (
-            least_share(whole_steps, self._least_share)
-            * whole_steps
-            * count_trainings(halving_rounds(2, self._parts, self._first_parts))
-        )
-        if self._budget.seconds is None:
-            return f"{math.ceil(steps / SEARCH_SHARE):,} steps"
-        search_seconds = steps * step_seconds / (_USED_SHARE * self._processes)
-        seconds = (self._preparation_seconds + search_seconds) / SEARCH_SHARE
-        if seconds <= self._budget.seconds:
-            # A search was planned, and its trainings took longer than the measured step predicts.
-            seconds = 2 * self._budget.seconds
-        return f"about {math.ceil(seconds / 10) * 10} s"
-
-    def _nothing_compared(self, plan: Plan, step_seconds: float, whole_steps: int) -> Choice:
-        failed = [candidate for candidate in self._candidates if candidate.status == "failed"]
-        if len(failed) == len(self._candidates):
-            raise ConfigError(f"No recipe can be trained on this data. '{failed[0].recipe.name}': {failed[0].reason}")
-        if self._baseline is not None and self._baseline.results and len(failed) >= len(self._networks):
-            self._baseline.status = "chosen"
-            return self._choice(self._baseline, f"no network can be trained on this data: {failed[0].reason}", plan)
-        return self._without_search(step_seconds, whole_steps)
-
-    def _interrupted(self) -> InterruptedRun:
-        done = comparable(self._candidates)
-        if not done:
-            return InterruptedRun("Stopped before any recipe was compared; nothing was kept.")
-        best = min(done, key=lambda candidate: candidate.rank)
-        settings = " ".join(
-            f"--set {key}={str(value).lower() if isinstance(value, bool) else value}"
-            for key, value in open_settings(self._config, best.recipe.settings).items()
-        )
-        return InterruptedRun(
-            f"Stopped while recipes were compared. The best so far, '{best.recipe.name}', is trained with {settings}"
-        )

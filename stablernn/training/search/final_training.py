@@ -87,7 +87,7 @@ def final_settings(
             additions.append(f"{longer['training.epochs']:,} epochs in place of the recommended {recommended.epochs:,}")
         elif longer:
             additions.append(f"{steps:,} steps in place of the recommended {recommended.steps:,}")
-    if "members" not in config.model.model_fields_set and task != "predict-next":
+    if not _keeps_members(config, task):
         cost = steps + certificate_steps
         members = next((count for count in _MEMBERS if count * cost <= affordable_steps), 1)
         if members > 1:
@@ -96,6 +96,20 @@ def final_settings(
     if additions:
         _LOG.info(f"The rest of the budget pays for {' and '.join(additions)}.")
     return merged(candidate.config, changes), changes
+
+
+def most_useful_steps(config: Config, task: TaskName, candidate: Candidate, remaining: RemainingBudget) -> float:
+    """Return the optimizer steps of the longest training that follows, certificates included, however much is left."""
+    recommended = candidate.recommended
+    steps = recommended.steps
+    if recommended.epochs and not has_length(config):
+        steps = recommended.most_epochs * (recommended.steps // recommended.epochs)
+    cost = steps + candidate.config.model.members * _certificate_steps(candidate, remaining)
+    return cost if _keeps_members(config, task) else _MEMBERS[0] * cost
+
+
+def _keeps_members(config: Config, task: TaskName) -> bool:
+    return "members" in config.model.model_fields_set or task == "predict-next"
 
 
 def _longer(candidate: Candidate, affordable_steps: float) -> tuple[dict[str, int], int]:

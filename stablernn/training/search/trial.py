@@ -33,6 +33,8 @@ from stablernn.training.tasks import Task, task_for
 
 _TIE_BREAKERS = {"accuracy": "log_loss"}
 """Metric that decides between equal values of another, by that one: a small fold has few values of accuracy."""
+_DRAW_SEEDS = 1_000_000
+"""Distance of the seeds of two draws, beyond the seeds that users try."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,9 @@ class Trial:
     Attributes:
         recipe: Number of the recipe.
         config: Its settings, before they are resolved, with the cell.
-        part: Number of the part of the data, see :func:`~stablernn.training.search.resampling.resample`.
-        parts: Number of all parts.
+        part: Number of the part of the data, see :func:`~stablernn.training.search.resampling.resample`. Parts of
+            another draw of the folds, from ``parts`` on, have other initial weights as well.
+        parts: Number of parts of a draw.
         share: Share of the optimizer steps of the whole training.
         most_steps: Optimizer steps after which the training is stopped to measure its speed; None: none.
         seconds: Time after which it is given up; None: none.
@@ -56,6 +59,11 @@ class Trial:
     share: float = 1.0
     most_steps: int | None = None
     seconds: float | None = None
+
+    @property
+    def seed(self) -> int:
+        """Seed of the draw that the part is of, and of the training."""
+        return self.config.training.seed + _DRAW_SEEDS * (self.part // self.parts)
 
 
 @dataclass(frozen=True)
@@ -110,10 +118,9 @@ def run_trial(trial: Trial) -> TrialResult:
     try:
         part, scored = _part(trial)
         task = task_for(part)
-        whole = resolve(trial.config, task)
+        whole = resolve(_seeded(trial), task)
         whole_steps = training_steps(whole, task)
-        config = _shortened(trial, whole_steps)
-        settings = whole if config is trial.config else resolve(config, task)
+        settings = whole if trial.share >= 1 else resolve(_shortened(trial, whole_steps), task)
         device = pick_device(settings.training.device)
         with torch_settings(device, seed=settings.training.seed, threads=1):
             model = create_model(settings, part)
@@ -199,13 +206,17 @@ class _Clock:
             raise _OutOfTime
 
 
+def _seeded(trial: Trial) -> Config:
+    training = trial.config.training.model_copy(update={"seed": trial.seed})
+    return trial.config.model_copy(update={"training": training})
+
+
 def _shortened(trial: Trial, whole_steps: int) -> Config:
     """Return the settings of a training with a share of the steps."""
-    if trial.share >= 1:
-        return trial.config
+    config = _seeded(trial)
     steps = max(1, round(trial.share * whole_steps))
-    training = trial.config.training.model_copy(update={"epochs": None, "max_steps": steps})
-    return trial.config.model_copy(update={"training": training})
+    training = config.training.model_copy(update={"epochs": None, "max_steps": steps})
+    return config.model_copy(update={"training": training})
 
 
 def load_all(config: Config) -> Data:
@@ -221,11 +232,12 @@ def _part(trial: Trial) -> tuple[Data, Data]:
     """
     config = trial.config
     data = load_all(config)
-    parts = resample(data, trial.parts, seed=config.training.seed, refit=config.training.refit)
-    if trial.part >= len(parts):
+    parts = resample(data, trial.parts, seed=trial.seed, refit=config.training.refit)
+    number = trial.part % trial.parts
+    if number >= len(parts):
         # A longer context leaves fewer ends of the series that training comes before.
         raise ConfigError(f"the data has only {len(parts)} of {trial.parts} parts with these settings")
-    scored = parts[trial.part]
+    scored = parts[number]
     part = scored.without_validation() if config.training.refit else scored
     resolved = resolve(config, task_for(part))
     return with_time(part, resolved), with_time(scored, resolved)

@@ -21,8 +21,8 @@ from stablernn.training.search.candidates import (
     merged,
     open_settings,
 )
-from stablernn.training.search.choose import LEAST_TRAINED, _Search
 from stablernn.training.search.recipes import recipes
+from stablernn.training.search.successive_halving import LEAST_TRAINED, Search
 from stablernn.training.search.workers import Workers
 from stablernn.training.settings.load import validate
 from stablernn.training.settings.resolve import resolve
@@ -105,7 +105,7 @@ def test_many_windows_begin_with_a_larger_network_and_a_fair_comparison(monkeypa
     config = validate({"data": {"source": "toy"}, "model": {"cell": "lipschitz"}})
     length = RecommendedLength(100, 1, 20)
     networks = [Candidate(recipe, config, "contracting", length) for recipe in (first, *others)]
-    search = _Search(config, "forecast", Budget(None, 1000), networks, None, (5, 3), 0.0)
+    search = Search(config, "forecast", Budget(None, 1000), networks, None, (5, 3), 0.0)
     workers = cast(Workers, ScoringWorkers(100))
     # A fifth of the steps of two recipes would fit: 2 * 5 * 20 = 200.
     assert search._plan(workers, 0.0, 200) is None

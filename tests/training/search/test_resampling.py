@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from stablernn.data import ClassificationData
 from stablernn.data.splits import stratified_folds
 from stablernn.errors import DataError
 from stablernn.training.search.resampling import resample
+from stablernn.training.search.trial import Trial, _part, run_trial
+from stablernn.training.settings.load import validate
 
 
 @pytest.mark.parametrize("count", [2, 5])
@@ -74,3 +77,26 @@ def test_data_that_is_too_short_is_refused_with_what_to_do() -> None:
     short = many_series([np.arange(18.0)[:, None]])
     with pytest.raises(DataError, match=r"is too short to compare settings on: .* Name a cell, such as --cell lipsch"):
         resample(short, 3, seed=0, refit=False)
+
+
+def test_another_draw_has_other_folds_of_the_same_sequences_and_another_seed(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(30, 12, 1)).astype(np.float32)
+    np.savez(tmp_path / "toy_TRAIN.npz", x=x, y=np.arange(30) % 2)
+    data, model = {"source": str(tmp_path / "toy_TRAIN.npz")}, {"cell": "lru", "hidden_size": 4}
+    config = validate({"data": data, "model": model, "training": {"refit": True, "max_steps": 1, "seed": 3}})
+    draws = []
+    for first in (0, 5):
+        trials = [Trial(0, config, part, 5) for part in range(first, first + 5)]
+        held_out = [part.test for part, _ in map(_part, trials) if isinstance(part, ClassificationData)]
+        assert sorted(number for split in held_out if split is not None for number in split.ids) == sorted(
+            map(str, range(30))
+        )
+        draws.append([split.ids for split in held_out if split is not None])
+    assert draws[0] != draws[1]
+    assert [Trial(0, config, part, 5).seed for part in (2, 7)] == [3, 1_000_003]
+    first, again, other = (run_trial(Trial(0, config, part, 5)).held_out for part in (2, 2, 7))
+    assert first is not None
+    assert again is not None
+    assert other is not None
+    np.testing.assert_array_equal(first[0], again[0])
+    assert not np.array_equal(first[0], other[0])

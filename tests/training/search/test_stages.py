@@ -11,10 +11,11 @@ from typing import cast
 import pytest
 
 from search_helpers import ScoringWorkers, candidate
+from stablernn.data.options import TaskName
 from stablernn.training.search.budget import Budget
 from stablernn.training.search.candidates import Candidate, RecommendedLength
-from stablernn.training.search.choose import LEAST_TRAINED, _Search
 from stablernn.training.search.recipes import Recipe
+from stablernn.training.search.successive_halving import LEAST_TRAINED, Search
 from stablernn.training.search.workers import Workers
 from stablernn.training.settings.load import validate
 
@@ -38,7 +39,7 @@ def test_the_baseline_is_chosen_over_networks_that_got_half_of_their_steps(
     config = validate({"data": {"source": "toy"}, "model": {"cell": "lru"}, "training": method})
     baseline = Candidate(Recipe("closed form, toy", {}, ""), config, "contracting", RecommendedLength(0, 0, 0))
     user = validate({"data": {"source": "toy"}})
-    search = _Search(user, "classify", Budget(None, steps), networks, baseline, (5, 3), 0.0)
+    search = Search(user, "classify", Budget(None, steps), networks, baseline, (5, 3), 0.0)
     choice = search.run(cast(Workers, ScoringWorkers(whole_steps)), Event())
     assert choice.document["chosen"] == chosen
     assert ("is better than 'first' after" in caplog.text) is has_warning
@@ -52,7 +53,7 @@ def test_a_network_that_gets_few_steps_in_the_end_yields_to_a_better_baseline(sl
     config = validate({"data": {"source": "toy"}, "training": {"method": "closed-form"}, "model": {"cell": "lru"}})
     baseline = Candidate(Recipe("closed form, toy", {}, ""), config, "contracting", RecommendedLength(0, 0, 0))
     user = validate({"data": {"source": "toy"}})
-    search = _Search(user, "classify", Budget(60.0), networks, baseline, (5, 3), time.monotonic())
+    search = Search(user, "classify", Budget(60.0), networks, baseline, (5, 3), time.monotonic())
     workers = ScoringWorkers(1000, step_seconds=0.01, slowdown=slowdown)
     choice = search.run(cast(Workers, workers), Event())
     assert choice.document["share_of_steps"] < LEAST_TRAINED
@@ -64,7 +65,7 @@ def test_a_budget_that_compares_nothing_is_told_a_larger_one(caplog: pytest.LogC
     networks = [candidate(name, "contracting", [], steps=1000) for name in ("first", "second")]
     user = validate({"data": {"source": "toy"}})
     workers = ScoringWorkers(1000, step_seconds=0.01)
-    search = _Search(user, "classify", Budget(20.0), networks, None, (5, 3), time.monotonic() - 11.0)
+    search = Search(user, "classify", Budget(20.0), networks, None, (5, 3), time.monotonic() - 11.0)
     search.run(cast(Workers, workers), Event())
     found = re.search(r"the budget of 20 s compares no recipes on this data; that needs about (\d+) s", caplog.text)
     assert found is not None
@@ -72,9 +73,34 @@ def test_a_budget_that_compares_nothing_is_told_a_larger_one(caplog: pytest.LogC
     assert needed > 20
     # With that budget, recipes are compared.
     caplog.clear()
-    search = _Search(user, "classify", Budget(needed), networks, None, (5, 3), time.monotonic() - 11.0)
+    search = Search(user, "classify", Budget(needed), networks, None, (5, 3), time.monotonic() - 11.0)
     search.run(cast(Workers, workers), Event())
     assert "Nothing was compared" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("task", "steps", "draws"),
+    [("classify", 16_000, 1), ("classify", 20_000, 2), ("classify", 40_000, 3), ("forecast", 40_000, 1)],
+    ids=["too little", "enough for one", "enough for any number", "ends of series"],
+)
+def test_what_the_last_training_has_no_use_for_pays_for_further_draws(task: TaskName, steps: int, draws: int) -> None:
+    """The first draw takes 8,000 steps, each further one 5,000, and eight members at the end 4,000."""
+    networks = [candidate(f"number {number}", "contracting", [], steps=500) for number in range(4)]
+    user = validate({"data": {"source": "toy"}})
+    search = Search(user, task, Budget(None, steps), networks, None, (5, 3), 0.0)
+    document = search.run(cast(Workers, ScoringWorkers(500)), Event()).document
+    assert document["share_of_steps"] == 1
+    assert [len(recipe["scores"]) for recipe in document["recipes"]] == [5 * draws, 5 * draws, 3, 3]
+    assert document["parts"] == 5 * draws
+    assert document["settings"].get("model.members") == 8
+
+
+def test_members_of_the_user_leave_more_for_further_draws() -> None:
+    networks = [candidate(name, "contracting", [], steps=500) for name in ("first", "second")]
+    user = validate({"data": {"source": "toy"}, "model": {"members": 1}})
+    search = Search(user, "classify", Budget(None, 10_500), networks, None, (5, 3), 0.0)
+    document = search.run(cast(Workers, ScoringWorkers(500)), Event()).document
+    assert document["parts"] == 10
 
 
 def test_a_stop_names_the_best_on_the_same_parts_with_what_the_user_left_open() -> None:
@@ -85,7 +111,7 @@ def test_a_stop_names_the_best_on_the_same_parts_with_what_the_user_left_open() 
     for network in networks:
         network.recipe = replace(network.recipe, settings=settings)
     networks[3].results[1] = networks[0].results[1]
-    search = _Search(user, "classify", Budget(60.0), networks, None, (5, 3), time.monotonic())
+    search = Search(user, "classify", Budget(60.0), networks, None, (5, 3), time.monotonic())
     # By means over different parts, each of the two with a result on the second would be the best.
     assert str(search._interrupted()) == (
         "Stopped while recipes were compared. The best so far, 'best', is trained with --set model.cell=lru --set "
