@@ -35,6 +35,6 @@ def enough_memory(x: Tensor, step: int) -> Iterator[None]:
         fewer = f"training.batch_size={rows // 2} takes about half of it; " if rows > 1 else ""
         raise TrainingError(
             f"The memory of the device '{x.device.type}' ran out in step {step}, for a minibatch of {rows} "
-            f"sequence{'s' if rows > 1 else ''} of {steps} samples. {fewer}model.recompute_every={interval} keeps "
+            f"sequence{'s' if rows > 1 else ''} of {steps} samples. {fewer}training.recompute_every={interval} keeps "
             "fewer states of long sequences."
         ) from error

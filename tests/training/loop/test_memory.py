@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from stablernn.errors import TrainingError
+from stablernn.training import load_config
 from stablernn.training.loop.memory import enough_memory
 
 LOW = """
@@ -48,7 +49,7 @@ def test_a_step_without_enough_memory(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(
         r"The memory of the device 'cpu' ran out in step 1, for a minibatch of 1000 sequences of 64 samples\. "
-        r"training\.batch_size=500 takes about half of it; model\.recompute_every=8 keeps fewer states of long "
+        r"training\.batch_size=500 takes about half of it; training\.recompute_every=8 keeps fewer states of long "
         r"sequences\.\n",
         done.stdout,
     )
@@ -61,8 +62,16 @@ def fail(error: RuntimeError) -> None:
 
 
 def test_memory_of_a_gpu() -> None:
-    with pytest.raises(TrainingError, match=r"for a minibatch of 1 sequence of 9 samples\. model\.recompute_every=3"):
+    with pytest.raises(TrainingError, match=r"minibatch of 1 sequence of 9 samples\. training\.recompute_every=3 "):
         fail(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
+
+
+def test_the_settings_that_it_names_are_settings() -> None:
+    with pytest.raises(TrainingError) as caught, enough_memory(torch.zeros(4, 9, 2), step=1):
+        raise MemoryError
+    settings = re.findall(r"[a-z_]+\.[a-z_]+=\d+", str(caught.value))
+    assert len(settings) == 2
+    load_config(None, ["data.source=digits", *settings])
 
 
 def test_other_errors_are_not_changed() -> None:
