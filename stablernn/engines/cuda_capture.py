@@ -46,10 +46,13 @@ def capture_on_gpu(function: Callable[[], list[Tensor]], memory: Any, /) -> tupl
     pool, stream = memory or (torch.cuda.graph_pool_handle(), torch.cuda.Stream())  # type: ignore[no-untyped-call]
     current = torch.cuda.current_stream()
     stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UPS):
-            function()
-    current.wait_stream(stream)
+    try:
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                function()
+    finally:
+        # Whatever fails, the current stream reuses the memory of the caller's tensors after these runs alone.
+        current.wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     try:
         with (
@@ -158,10 +161,10 @@ def _refusal(func: Any) -> RuntimeError:
 
 
 def failure_reason(error: BaseException) -> str:
-    """Return the first line of what made a recording fail."""
+    """Return the first line of what made a recording fail, or the type of an error without a message."""
     # The error of an operation invalidates the recording, whose own error at its end says less.
     first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
-    return str(first).splitlines()[0]
+    return next(iter(str(first).splitlines()), type(first).__name__)
 
 
 class ReplayOrder:

@@ -219,6 +219,10 @@ def fail_in_the_backward_pass(function: Callable[[], list[Tensor]], memory: Any,
         raise RuntimeError("operation failed due to a previous error during capture")
 
 
+def fail_without_a_word(function: Callable[[], list[Tensor]], memory: Any, /) -> Any:
+    raise NotImplementedError
+
+
 def run_out_of_memory(function: Callable[[], list[Tensor]], memory: Any, /) -> Any:
     raise torch.OutOfMemoryError("CUDA out of memory.")
 
@@ -228,6 +232,7 @@ def run_out_of_memory(function: Callable[[], list[Tensor]], memory: Any, /) -> A
     [
         # The first error is named, not the one at the end of the recording; no other shape is tried.
         (fail_in_the_backward_pass, "operation not permitted when stream is capturing", 1),
+        (fail_without_a_word, "NotImplementedError", 1),
         # A shape for which there is no memory does not rule out others.
         (run_out_of_memory, "CUDA out of memory.", 2),
     ],
