@@ -75,21 +75,22 @@ Results = list[tuple[Tensor | None, State]]
 """For each member the outputs of the last layer, ``(batch, time, size)``, and the flat state after the last step."""
 
 
-_TRUSTED: ContextVar[bool] = ContextVar("trusted_lengths", default=False)
+_IS_RECORDED: ContextVar[bool] = ContextVar("is_recorded", default=False)
 
 
 @contextmanager
-def trusted_lengths() -> Iterator[None]:
-    """Do not look at the values of lengths, for which the CPU would wait for a GPU.
+def recordable() -> Iterator[None]:
+    """Leave out what a CUDA graph cannot hold: looks at the values of lengths, and at the state of random generators.
 
-    They are known to be from 0 to the steps of the input. :func:`valid_steps` does not check them, and
-    :func:`run_segments` does not sort by them: which operations run depends on shapes alone.
+    Lengths are known to be from 0 to the steps of the input. :func:`valid_steps` does not check them, and
+    :func:`run_segments` does not sort by them: which operations run depends on shapes alone. Segments that are computed
+    again draw other random numbers, so that none may be drawn in them.
     """
-    token = _TRUSTED.set(True)
+    token = _IS_RECORDED.set(True)
     try:
         yield
     finally:
-        _TRUSTED.reset(token)
+        _IS_RECORDED.reset(token)
 
 
 def run_segments(
@@ -108,7 +109,7 @@ def run_segments(
     order, ends = None, [time]
     lengths = [time] * size
     # Where no length may be read, padding is run.
-    if batch.valid is not None and not _TRUSTED.get():
+    if batch.valid is not None and not _IS_RECORDED.get():
         sorted_lengths, indices = batch.valid.sum(dim=1).sort(descending=True, stable=True)
         lengths = sorted_lengths.tolist()
         # A program that records the operations would record this order.
@@ -172,7 +173,10 @@ def _run_each(
         for member_ended, state in zip(ended, states, strict=True):
             member_ended.append(tuple(tensor[segment.rows :] for tensor in state))
         part = batch.segment(segment, [tuple(tensor[: segment.rows] for tensor in state) for state in states])
-        results = checkpoint(run, part, use_reentrant=False) if is_recomputed else run(part)
+        if is_recomputed:
+            results = checkpoint(run, part, use_reentrant=False, preserve_rng_state=not _IS_RECORDED.get())
+        else:
+            results = run(part)
         states = [state for _, state in results]
         for member_outputs, (output, _) in zip(outputs, results, strict=True):
             if output is not None:
@@ -250,7 +254,7 @@ def valid_steps(x: Tensor, lengths: Tensor | None) -> Tensor | None:
     # No lengths have no minimum.
     if batch == 0:
         return None
-    if not _TRUSTED.get():
+    if not _IS_RECORDED.get():
         shortest, longest = int(lengths.min()), int(lengths.max())
         if shortest < 0 or longest > time:
             raise ValueError(f"lengths must be from 0 to {time}, the steps of the input, got {shortest} to {longest}.")

@@ -17,7 +17,7 @@ from torch import Tensor
 from stablernn.engines import ScanEngine, TorchRNNEngine
 from stablernn.engines.cuda_capture import Capture, capture_on_gpu, device_of, failure_reason, refuse_waits
 from stablernn.nn.models import SequenceModel, States
-from stablernn.nn.segments import trusted_lengths
+from stablernn.nn.segments import recordable
 from stablernn.training.batches.losses import Batch, Objective
 
 _LOG = logging.getLogger("stablernn.training")
@@ -147,11 +147,15 @@ class _Graph:
         Raises:
             RuntimeError: If it cannot be recorded.
         """
-        before = torch.get_rng_state()
-        with refuse_waits(self._batch.x.device):
+        device = self._batch.x.device
+        before = _random_states(device)
+        with refuse_waits(device):
             self._pass()
-        if not torch.equal(before, torch.get_rng_state()):
+        has_drawn = [not torch.equal(*states) for states in zip(before, _random_states(device), strict=True)]
+        if has_drawn[0]:
             raise RuntimeError("it draws random numbers on the CPU, which a replay would repeat")
+        if any(has_drawn) and self._model.rnn.first.recompute_every is not None:
+            raise RuntimeError("it draws random numbers, which computing states again would not repeat")
         results, self._replay, memory = capture(self._pass, memory)
         self._loss, *self._after = results
         return memory
@@ -166,7 +170,7 @@ class _Graph:
 
     def _pass(self) -> list[Tensor]:
         # Lengths of batches were checked when the data were read.
-        with torch.enable_grad(), trusted_lengths():
+        with torch.enable_grad(), recordable():
             loss, after = self._objective.advance(self._model, self._batch, self._state)
             # Not backward(): the nodes that add up gradients belong to the stream on which they were made.
             gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
@@ -191,13 +195,18 @@ def _kept_state(model: SequenceModel) -> Iterator[None]:
     """
     device = next(model.parameters()).device
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    on_cpu = torch.get_rng_state()
-    on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    on_cpu, *on_gpu = _random_states(device)
     try:
         yield
     finally:
         for buffer, value in buffers:
             buffer.copy_(value)
         torch.set_rng_state(on_cpu)
-        if on_gpu is not None:
-            torch.cuda.set_rng_state(on_gpu, device)
+        for state in on_gpu:
+            torch.cuda.set_rng_state(state, device)
+
+
+def _random_states(device: torch.device) -> list[Tensor]:
+    """Return the states of the random generators of the CPU and, if the device is a GPU, of the GPU."""
+    on_gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    return [torch.get_rng_state(), *on_gpu]

@@ -90,10 +90,16 @@ def frames(device: str) -> Batch:
     return Batch(x, torch.full((ROWS,), STEPS, device=device), y)
 
 
+def recomputing(model: SequenceModel) -> SequenceModel:
+    model.rnn.recompute_every(4)
+    return model
+
+
 CASES: dict[str, tuple[Any, Any, Any]] = {
     "classes": (lambda: Classifier("lru", 2, 3, 4), ClassifyObjective, classes),
     "padded": (lambda: Classifier("lru", 2, 3, 4), ClassifyObjective, lambda device: classes(device, padded=True)),
     "members": (lambda: Classifier("mingru", 2, 3, 4, members=2), ClassifyObjective, classes),
+    "recomputed": (lambda: recomputing(Classifier("lru", 2, 3, 4)), ClassifyObjective, classes),
     "weights": (
         lambda: Classifier("minlstm", 2, 3, 4),
         lambda: ClassifyObjective(torch.tensor([0.5, 1.0, 2.0]), label_smoothing=0.1),

@@ -1,0 +1,67 @@
+"""Random numbers in recorded passes: none of the CPU, and none in states that are computed again."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cuda_graphs import run_again
+from stablernn.nn.models import Classifier
+from stablernn.nn.segments import recordable
+from stablernn.training.batches import graphed_passes
+from stablernn.training.batches.graphed_passes import EAGER_PASSES, GraphedPasses
+from stablernn.training.batches.losses import Batch, ClassifyObjective
+
+
+def recomputing(every: int | None) -> Classifier:
+    model = Classifier("lru", 2, 3, 4)
+    model.rnn.use_engine("scan")
+    model.rnn.recompute_every(every)
+    return model
+
+
+def classes() -> Batch:
+    return Batch(torch.randn(6, 9, 2), torch.full((6,), 9), torch.randint(3, (6,)), is_padded=False)
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_recording_does_not_look_at_random_generators(is_recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph refuses it; outside of one, states that are computed again draw the numbers of before."""
+    looks, look = list[Tensor](), torch.get_rng_state
+
+    def count() -> Tensor:
+        looks.append(look())
+        return looks[-1]
+
+    monkeypatch.setattr(torch, "get_rng_state", count)
+    with recordable() if is_recorded else nullcontext():
+        ClassifyObjective().loss(recomputing(4), classes()).backward()  # type: ignore[no-untyped-call]
+    assert bool(looks) is not is_recorded
+
+
+@pytest.mark.parametrize(("every", "count"), [(None, 1), (4, 0)])
+def test_states_are_not_computed_again_with_random_numbers_of_a_gpu(
+    every: int | None, count: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The state of a GPU's generator is a number here, which a pass raises."""
+    objective, drawn = ClassifyObjective(), torch.zeros(())
+
+    def advance(*arguments: Any) -> Any:
+        drawn.add_(1)
+        return ClassifyObjective.advance(objective, *arguments)
+
+    monkeypatch.setattr(objective, "advance", advance)
+    monkeypatch.setattr(graphed_passes, "_random_states", lambda device: [torch.get_rng_state(), drawn.clone()])
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: drawn.copy_(state))
+    passes = GraphedPasses(recomputing(every), objective, run_again)
+    with caplog.at_level(logging.INFO, "stablernn.training"):
+        for _ in range(EAGER_PASSES + 1):
+            passes.run(classes(), None)
+    assert passes.count == count
+    reason = "it draws random numbers, which computing states again would not repeat"
+    assert [record.message.endswith(reason) for record in caplog.records] == [True] * (1 - count)
