@@ -141,7 +141,7 @@ class ClassifyObjective(Objective):
             x = self._augmentation(x, batch.lengths, *model.feature_scaling())
         if self._mixup is None:
             return batch._replace(x=scaling.inverse(x))
-        mixture = self._mixup(x, batch.lengths)
+        mixture = self._mixup(x, batch.lengths, is_padded=batch.is_padded)
         return batch._replace(
             x=scaling.inverse(mixture.x),
             lengths=mixture.lengths,

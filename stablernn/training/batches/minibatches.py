@@ -13,6 +13,7 @@ from stablernn.data.arrays import Int64Array, Samples
 from stablernn.data.segments import count_targets, segment, streams
 from stablernn.data.step_data import StepSplit
 from stablernn.training.batches.losses import Batch
+from stablernn.training.batches.transfers import move_to
 
 Array = npt.NDArray[Any]
 
@@ -113,7 +114,7 @@ class SegmentMinibatches(Minibatches):
         return self._cached_samples[1]
 
     def _tensor(self, array: Array) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+        return move_to(self._device, torch.from_numpy(np.ascontiguousarray(array)))
 
 
 def count_segment_minibatches(split: StepSplit, batch_size: int, bptt_steps: int, *, continuous: bool) -> int:

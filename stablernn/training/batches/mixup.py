@@ -45,19 +45,21 @@ class Mixup:
 
     alpha: float
 
-    def __call__(self, x: Tensor, lengths: Tensor) -> MixedBatch:
+    def __call__(self, x: Tensor, lengths: Tensor, *, is_padded: bool = True) -> MixedBatch:
         """Return a batch of mixtures.
 
         Args:
             x: ``(batch, time, features)``, NaN where missing. Where one of a pair is missing, the sequence with the
                 larger weight decides: its value stands alone, or its gap stays.
             lengths: ``(batch,)`` int64; steps beyond them do not matter.
+            is_padded: False if all lengths are known to be equal.
         """
         weights = move_like(x, _sample_symmetric_beta(self.alpha, len(x)))
         partners = move_to(x.device, torch.randperm(len(x)))
         other_x, other_lengths, mixed_lengths = x[partners], lengths[partners], lengths
-        if not torch.equal(lengths, other_lengths):
-            # Pairs of equal lengths keep theirs: rounding may move the mean, but not by half a step.
+        # Pairs of equal lengths keep theirs: rounding may move the mean, but not by half a step. On a GPU, to look for
+        # other pairs would wait for its work, which takes longer than to stretch all.
+        if is_padded and (lengths.is_cuda or not torch.equal(lengths, other_lengths)):
             mixed_lengths = (weights * lengths + (1 - weights) * other_lengths).round().long()
             x, other_x = _stretch(x, lengths, mixed_lengths), _stretch(other_x, other_lengths, mixed_lengths)
         mixed = mix(x, other_x, 1 - weights[:, None, None])

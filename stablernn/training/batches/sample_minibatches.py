@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,8 @@ class TensorBatches:
         first = source.gather(np.arange(min(1, len(source))))
         if gather_once and (first.x.nbytes + first.y.nbytes) * len(source) <= _GATHERED_BYTES:
             samples = source.gather(np.arange(len(source)))
-            self._full_batch, self._lengths = self._to_device(samples), samples.lengths
+            # All of them once: a copy of so much memory that cannot be swapped out would gain nothing.
+            self._full_batch, self._lengths = _batch_of(samples, lambda part: part.to(device)), samples.lengths
 
     def __len__(self) -> int:
         return len(self._source)
@@ -59,12 +62,13 @@ class TensorBatches:
 
     def _to_batch(self, samples: Samples) -> Batch:
         """Return samples as a batch, cut to the longest sequence."""
-        return _cut(self._to_device(samples), samples.lengths)
+        return _cut(_batch_of(samples, partial(move_to, self._device)), samples.lengths)
 
-    def _to_device(self, samples: Samples) -> Batch:
-        # The fields of samples are the first ones of a batch.
-        parts: list[Any] = [None if part is None else torch.from_numpy(part).to(self._device) for part in samples]
-        return Batch(*parts)
+
+def _batch_of(samples: Samples, move: Callable[[Tensor], Tensor]) -> Batch:
+    # The fields of samples are the first ones of a batch.
+    parts: list[Any] = [None if part is None else move(torch.from_numpy(part)) for part in samples]
+    return Batch(*parts)
 
 
 def _cut(batch: Batch, lengths: Int64Array) -> Batch:

@@ -10,7 +10,7 @@ from scipy import stats
 
 from stablernn.nn.models import Classifier
 from stablernn.training.batches.losses import Batch, ClassifyObjective
-from stablernn.training.batches.mixup import MixedBatch, Mixup, _sample_symmetric_beta
+from stablernn.training.batches.mixup import MixedBatch, Mixup, _sample_symmetric_beta, _stretch
 
 
 def mixed(x: torch.Tensor, lengths: list[int] | None = None, *, alpha: float = 1.0, seed: int = 0) -> MixedBatch:
@@ -56,6 +56,32 @@ def test_unequal_sequences_are_stretched_to_their_mean_length(lengths: list[int]
     assert ((batch.lengths >= torch.minimum(counts, other)) & (batch.lengths <= torch.maximum(counts, other))).all()
     for sequence, length in zip(batch.x[..., 0], batch.lengths.tolist(), strict=True):
         torch.testing.assert_close(sequence[:length], torch.linspace(0, 1, length), rtol=1e-5, atol=1e-5)
+
+
+def test_stretching_to_the_same_length_changes_no_bit() -> None:
+    """So that a GPU, which does not look for pairs of unequal lengths, gives the same mixtures."""
+    x = torch.randn(50, 31, 2)
+    x[torch.rand(x.shape) < 0.3] = torch.nan
+    lengths = torch.randint(1, 32, (50,))
+    is_step = torch.arange(31) < lengths[:, None]
+    torch.testing.assert_close(_stretch(x, lengths, lengths)[is_step], x[is_step], rtol=0, atol=0, equal_nan=True)
+
+
+def test_lengths_that_are_known_to_be_equal_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU would be waited for."""
+    x, lengths = torch.randn(8, 5, 2), torch.full((8,), 5)
+    expected = mixed(x)
+
+    def refuse(*tensors: torch.Tensor) -> bool:
+        raise AssertionError("lengths were compared")
+
+    monkeypatch.setattr(torch, "equal", refuse)
+    torch.manual_seed(0)
+    batch = Mixup(1.0)(x, lengths, is_padded=False)
+    for result, reference in zip(batch, expected, strict=True):
+        torch.testing.assert_close(result, reference, rtol=0, atol=0)
+    objective, sequences = ClassifyObjective(mixup=Mixup(1.0)), Batch(x, lengths, lengths % 3, is_padded=False)
+    assert objective.loss(Classifier("rnn", 2, 3, 4), sequences).isfinite()
 
 
 def test_a_sequence_of_one_step_is_mixed_too() -> None:
