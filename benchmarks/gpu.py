@@ -1,8 +1,11 @@
 """Checks and times the engines of training, whole runs and ONNX Runtime on a GPU.
 
-    STABLERNN_DATA=... python benchmarks/gpu.py          # all of it, about three minutes on one H200
+    STABLERNN_DATA=... python benchmarks/gpu.py          # all of it, about five minutes on one H200
     python benchmarks/gpu.py --only checks --only steps
-    python benchmarks/gpu.py --page                      # writes docs/gpu.md from the results
+    python benchmarks/gpu.py --page                      # writes the page from the results, and measures nothing
+
+Results are one JSON file and a page: ``benchmarks/results/gpu.json`` with ``docs/gpu.md`` and its part of
+``docs/performance.md``, or another FILE with a page beside it; without CUDA ``gpu.json`` in the current folder.
 
 Each part runs in a process of its own, so that a failure, even one that leaves the GPU unusable, is recorded with its
 message and the next part runs. What a part lacks, such as the package triton, a dataset or a provider of ONNX Runtime,
@@ -28,6 +31,8 @@ from typing import Any
 from given_command import given_command
 
 RESULTS = Path(__file__).parent / "results" / "gpu.json"
+WITHOUT_CUDA = Path("gpu.json")
+"""What a machine without CUDA writes, whose results must not take the place of those of a GPU."""
 PARTS = {"checks": 120, "steps": 110, "long": 80, "training": 110, "onnx": 50, "serving": 80}
 """The parts, and the seconds after which each is stopped."""
 PACKAGES = ("torch", "triton", "onnxruntime-gpu", "numpy")
@@ -116,8 +121,8 @@ def _driver() -> str | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", action="append", choices=PARTS, help="a part; can be given several times")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="the file to write")
-    parser.add_argument("--page", action="store_true", help="write docs/gpu.md from the results, and measure nothing")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="the file to write; see above for the default")
+    parser.add_argument("--page", action="store_true", help="write the page from the results, and measure nothing")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
@@ -128,24 +133,45 @@ def main() -> None:
             os.environ["TRITON_INTERPRET"] = "1"
         print(json.dumps(measure_part(options.part)))
         return
-    from gpu_page import goals, write_page
-
     if options.page:
-        write_page(json.loads(options.results.read_text(encoding="utf-8")))
+        write_pages(options.results or RESULTS)
         return
-    stored = (
-        json.loads(options.results.read_text(encoding="utf-8")) if options.only and options.results.exists() else {}
-    )
-    results = {"environment": environment(), "parts": dict(stored.get("parts", {}))}
-    if stored.get("environment", results["environment"])["gpu"] != results["environment"]["gpu"]:
-        raise SystemExit(f"{options.results} has the results of another machine; give --results another file.")
-    for name in options.only or PARTS:
+    facts = environment()
+    path = options.results or (WITHOUT_CUDA if facts["gpu"] is None else RESULTS)
+    measure_parts(path, facts, options.only)
+    for page in write_pages(path):
+        print(f"page: {page}")
+
+
+def measure_parts(path: Path, facts: dict[str, Any], only: list[str] | None) -> None:
+    """Write the results of all parts, or of some and those that the file has of others."""
+    from gpu_page import goals
+
+    stored = json.loads(path.read_text(encoding="utf-8")) if only and path.exists() else {}
+    results = {"environment": facts, "parts": dict(stored.get("parts", {}))}
+    if stored.get("environment", facts)["gpu"] != facts["gpu"]:
+        raise SystemExit(f"{path} has the results of another machine; give --results another file.")
+    for name in only or PARTS:
         print(f"{name} ...", file=sys.stderr, flush=True)
         results["parts"][name] = run_part(name)
-        options.results.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         print(json.dumps(results["parts"][name], indent=1))
     for goal in goals(results):
         print(f"goal: {goal.what}: {goal.wanted}; {goal.reached}")
+
+
+def write_pages(path: Path) -> list[Path]:
+    """Write the pages of a file of results, and return them; that of a file outside the repository is beside it."""
+    import gpu_page
+    import serving_page
+
+    results = json.loads(path.read_text(encoding="utf-8"))
+    if path.resolve() != RESULTS.resolve():
+        gpu_page.write_page(results, path.with_suffix(".md"))
+        return [path.with_suffix(".md")]
+    gpu_page.write_page(results)
+    serving_page.write_page()
+    return [gpu_page.PAGE, serving_page.PAGE]
 
 
 if __name__ == "__main__":

@@ -29,12 +29,10 @@ from serving_continuity import continuity
 from serving_fuzz import fuzz
 from serving_model import CELL, HIDDEN, LENGTHS, Case, Offline, cases, graph, publish
 from serving_overload import overload
-from serving_page import loads_of, page
+from serving_page import RESULTS, loads_of, write_page
 from serving_reloads import reloads
 from serving_streams import streams
 
-RESULTS = Path(__file__).parent / "results" / "serving.json"
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 VERSIONS = ("onnxruntime", "uvicorn", "starlette", "fastapi", "uvloop", "httptools", "websockets", "orjson", "numpy")
 OVERLOAD_SECONDS = 60.0
 STREAM_SECONDS = 5.0
@@ -181,7 +179,7 @@ def main() -> None:
         parser.error(f"unknown section '{min(strange)}'; there are {', '.join(names)}")
     if not arguments.page:
         run(arguments, arguments.sections or list(names))
-    PAGE.write_text(page(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
+    write_page()
 
 
 def run(arguments: argparse.Namespace, names: list[str]) -> None:

@@ -1,12 +1,19 @@
-"""``docs/performance.md`` from what ``serving.py`` measured."""
+"""``docs/performance.md`` from what ``serving.py`` measured, and ``gpu.py`` on a GPU."""
 
 from __future__ import annotations
 
+import json
 import statistics
 import textwrap
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+from gpu_page import conditions, goal_table
+
+RESULTS = Path(__file__).parent / "results" / "serving.json"
+GPU_RESULTS = Path(__file__).parent / "results" / "gpu.json"
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 Row = dict[str, Any]
 KINDS = ("json_784", "binary_784", "json_64", "binary_64")
 SERVE = "**stablernn serve**"
@@ -14,7 +21,13 @@ SERVE_NATIVE = "**stablernn serve --engine native**"
 SECTIONS = ("compare", "streams", "overload", "continuity", "reloads", "fuzz")
 
 
-def page(results: Row) -> str:
+def write_page() -> None:
+    """Write the page from the stored results."""
+    results, gpu = (json.loads(path.read_text(encoding="utf-8")) for path in (RESULTS, GPU_RESULTS))
+    PAGE.write_text(page(results, gpu), encoding="utf-8")
+
+
+def page(results: Row, gpu: Row) -> str:
     """The whole page; sections that were not run are left out."""
     lines = [_HEAD]
     writers: dict[str, Callable[[Row], Iterator[str]]] = {
@@ -32,7 +45,8 @@ def page(results: Row) -> str:
     for name, write in writers.items():
         if name in results:
             lines += ["", *write(results[name])]
-    lines += ["", "## Conditions", "", *_conditions(results), ""]
+    lines += ["", "## Conditions", "", *_conditions(results)]
+    lines += ["", "## On a GPU", "", _ON_GPU, "", conditions(gpu["environment"]), "", *goal_table(gpu), ""]
     return "\n".join(lines)
 
 
@@ -285,10 +299,12 @@ def _machine(one: Row) -> str:
 _HEAD = """# Performance
 
 This page is about serving; [docs/speed.md](speed.md) has training steps and inference by themselves. Written by
-`python benchmarks/serving.py --page` from `benchmarks/results/serving.json`; do not edit. Clients, server and whatever
-else the machine did shared its cores. Every answer was compared with the model's own numbers: those of
-`stablernn serve` bit for bit, those of the others within 0.00001.
+`python benchmarks/serving.py --page` from `benchmarks/results/serving.json`, and the part on GPUs from `gpu.json`; do
+not edit. Clients, server and whatever else the machine did shared its cores. Every answer was compared with the
+model's own numbers: those of `stablernn serve` bit for bit, those of the others within 0.00001.
 """
+_ON_GPU = """The engines of training, ONNX Runtime and a server on a GPU have a page of their own, [gpu.md](gpu.md),
+which also says what was not run on one. Its goals are these:"""
 _COMPARE = """Sequences of 784 steps, or of 64 where it says so, of one feature; a request holds one of them and asks
 for the probabilities. 16 clients, each sending its next request when the one before is answered. The limit is the best
 of the ways below to use ONNX Runtime without any server. Servers ran one after the other in {rounds}; medians, the

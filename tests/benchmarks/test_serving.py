@@ -138,8 +138,8 @@ def test_the_slope_of_memory_is_that_of_the_last_half() -> None:
 
 
 def test_the_page_is_that_of_the_results() -> None:
-    results = stored_results("serving")
-    assert (ROOT / "docs" / "performance.md").read_text(encoding="utf-8") == script("serving_page").page(results)
+    page = script("serving_page").page(stored_results("serving"), stored_results("gpu"))
+    assert (ROOT / "docs" / "performance.md").read_text(encoding="utf-8") == page
 
 
 def test_a_goal_that_was_missed_is_said_to_be() -> None:
@@ -154,4 +154,6 @@ def test_a_goal_that_was_missed_is_said_to_be() -> None:
 def test_a_peer_that_could_not_run_stands_on_the_page_with_its_reason() -> None:
     results = stored_results("serving")
     results["compare"]["peers"]["ray"] = {"title": "Ray Serve", "failed": "pip could not install it: no wheel."}
-    assert "Ray Serve was not measured: pip could not install it: no wheel." in script("serving_page").page(results)
+    assert "Ray Serve was not measured: pip could not install it: no wheel." in script("serving_page").page(
+        results, stored_results("gpu")
+    )
