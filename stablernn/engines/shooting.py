@@ -26,7 +26,7 @@ from torch import Tensor
 from stablernn.cells import StableCell, State
 from stablernn.engines.base import Engine, InputEngine
 from stablernn.engines.loop import LoopEngine
-from stablernn.engines.select import register_engine, select_engine
+from stablernn.engines.select import register_engine, register_missing, select_engine
 from stablernn.errors import ConfigError
 from stablernn.transforms import is_transformed
 
@@ -327,3 +327,8 @@ class Shooting(torch.autograd.Function):
 
 
 register_engine(ShootingEngine(), auto_devices=())
+register_missing(
+    "newton",
+    "There is no engine 'newton': Newton's method on all states keeps a matrix for each step. The engine that runs "
+    "long sequences in parallel is 'shooting'.",
+)

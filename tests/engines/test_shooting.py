@@ -115,6 +115,11 @@ def test_short_sequences_are_left_to_another_engine(caplog: pytest.LogCaptureFix
     ]
 
 
+def test_newton_leads_to_it() -> None:
+    with pytest.raises(ConfigError, match=r"There is no engine 'newton': .* is 'shooting'\. Or take engine='auto'\.$"):
+        srn.StableRNN("gru", 1, 4, engine="newton")
+
+
 def test_auto_does_not_take_it() -> None:
     assert select_engine("auto", create_cell("lem", 3, 4), torch.zeros(1, 10_000, 3)).name == "loop"
 
