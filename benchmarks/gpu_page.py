@@ -34,7 +34,7 @@ takes the engine of all other cells. `lstm`, `gru` and, without the package trit
 batches of `lstm` and `gru`, run by the engine `cuda-graph`: the loop, recorded once for each shape of a batch, so that
 the GPU gets all kernels of a sequence at once. It records a shape in its third run, of up to 4,096 steps, and keeps
 the eight shapes of a cell that were used last. Second derivatives and, with `triton`, gradients by `dt` come from the
-loop.
+loop, and so does everything that `cuda-graph` would record in a training of several processes.
 
 Replays of `cuda-graph` may come from any thread and stream. Those on one GPU run one after the other, since they write
 the buffers of their recordings and may share workspaces of libraries: each waits for an event at the end of the last
@@ -69,7 +69,7 @@ cells run by the other engines.
 The results below are older than the following code, which is tested on the CPU alone, where a function that runs again
 takes the place of a recording:
 
-- the drawing of minibatches ahead, and copies of gathered minibatches for which nothing waits;
+- the drawing of minibatches ahead, with copies and mixtures for which nothing waits;
 - recordings of padded passes and of passes that compute states again, and what a failed recording leaves in memory;
 - the search for a C compiler, and the number of parts as a constant of the kernel of `scan`, which compiles for Hopper
   (`tests/engines/test_triton_compile.py`);

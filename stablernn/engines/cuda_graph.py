@@ -15,6 +15,7 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from stablernn.cells import StableCell, State
@@ -48,9 +49,9 @@ _CHECKED_STEPS = 2
 class CUDAGraphEngine:
     """Runs any cell by CUDA graphs of the plain loop; ``auto`` takes it on a GPU where no kernel runs the cell.
 
-    The first two runs of a shape are the loop itself, and so are sequences of more than 4,096 steps and second
-    derivatives. A cell has up to eight recordings. Replays may come from any thread and stream; those on one GPU run
-    one after the other.
+    The first two runs of a shape are the loop itself, and so are sequences of more than 4,096 steps, second
+    derivatives, and all runs of a process that trains with others. A cell has up to eight recordings. Replays may come
+    from any thread and stream; those on one GPU run one after the other.
 
     Args:
         capture: Records a function.
@@ -109,6 +110,9 @@ class CUDAGraphEngine:
         drive = tensors[0]
         is_refused = steps.cell in self._unrecordable
         if is_refused or drive.numel() == 0 or drive.shape[1] > MOST_STEPS or _is_capturing(drive):
+            return None
+        # Recordings were never made while NCCL was at work in the same process.
+        if dist.is_available() and dist.is_initialized():
             return None
         needs_grad = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
         # Precisions are those of the recording.

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import stablernn as srn
@@ -181,6 +182,25 @@ def test_what_cannot_be_recorded_runs_in_the_loop(
         "The engine 'cuda-graph' cannot record 'lem', and the loop runs it: "
         "operation not permitted when stream is capturing"
     ]
+
+
+def test_several_processes_run_the_loop(select: Callable[[CUDAGraphEngine], None]) -> None:
+    engine = engine_for("cpu")
+    select(engine)
+    rnn = srn.StableRNN("lem", 3, 8, engine="cuda-graph").double()
+
+    def count() -> int:
+        for _ in range(cuda_graph.LOOPED_RUNS + 1):
+            x = torch.randn(4, 5, 3, dtype=torch.float64)
+            assert_equal(run(rnn, "cuda-graph", x), run(rnn, "loop", x))
+        return engine.count_recordings(rnn.cells[0])
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert count() == 0
+    finally:
+        dist.destroy_process_group()
+    assert count() == 1
 
 
 def test_a_failed_recording_leaves_no_tensor_behind(select: Callable[[CUDAGraphEngine], None]) -> None:
