@@ -60,6 +60,10 @@ processes are not recorded either. A recorded pass runs the padding of its seque
 read; others are cut into parts of time over which fewer sequences run. `pytest -m gpu tests/training/batches` compares
 trainings with and without recordings.
 
+An epoch of pixel MNIST took 3.9 s by the code before recordings and 2.7 s with them on one H200, one after the other
+(`python benchmarks/gpu.py --only training` with each). On the one below it took 3.16 s, of which Python took a third:
+minibatches were not drawn ahead yet. The results of the former are not stored, so that the goal counts as missed.
+
 A kernel is compiled when it is first used, in about a second. Triton keeps it in `~/.triton`, or in
 `TRITON_CACHE_DIR`. It needs a C compiler, `gcc`, `clang` or the one that `CC` names; without one a warning says so, and
 cells run by the other engines.
