@@ -32,9 +32,9 @@ _keeps_graph = getattr(getattr(torch._C, "_autograd", None), "_get_current_graph
 class FusedEngine:
     """Runs cells of the families ``plain``, ``residual``, ``two-stage`` and ``shared gate`` on the CPU.
 
-    A second derivative and the gradient by ``dt`` come from the plain loop. While a program transforms or records the
-    operations (``torch.func``, forward-mode differentiation, ``torch.compile``, ``torch.jit.trace``), ``auto`` takes
-    the loop.
+    A second derivative, the gradient by ``dt`` and a batch without rows come from the plain loop. While a program
+    transforms or records the operations (``torch.func``, forward-mode differentiation, ``torch.compile``,
+    ``torch.jit.trace``), ``auto`` takes the loop.
     """
 
     name = "fused"
@@ -58,7 +58,7 @@ class FusedEngine:
         *,
         every_output: bool = True,
     ) -> tuple[Tensor | None, State]:
-        if dt is not None and dt.requires_grad:
+        if not len(drive) or (dt is not None and dt.requires_grad):
             return LoopEngine().run(cell, weights, drive, state, valid, dt, substeps, every_output=every_output)
         form = cell.step_form(weights)
         assert form is not None
@@ -94,7 +94,8 @@ class FusedEngine:
         every_output: bool = True,
     ) -> list[tuple[Tensor | None, State]]:
         batch, time, _ = drives[0].shape
-        if not self.stacks(batch, time, states[0][0].shape[1]) or (dt is not None and dt.requires_grad):
+        is_stacked = batch > 0 and self.stacks(batch, time, states[0][0].shape[1])
+        if not is_stacked or (dt is not None and dt.requires_grad):
             return [
                 self.run(cell, matrices, drive, state, valid, dt, substeps, every_output=every_output)
                 for cell, matrices, drive, state in zip(cells, weights, drives, states, strict=True)

@@ -83,6 +83,18 @@ def test_values_and_gradients_are_those_of_each_member(
     assert_equal(run(ensemble, engine, x, state, lengths, dt), expected)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("key", ["rnn", "antisymmetric_g", "lipschitz", "lipschitz_rk2", "scornn"])
+def test_a_batch_without_rows(key: str, engine: str) -> None:
+    ensemble = create_ensemble(key)
+    x, state = torch.randn(0, 7, 2, dtype=torch.float64), [h.double() for h in ensemble.initial_state(0)]
+    results = [run(ensemble, name, x, state, None, None) for name in ("loop", engine)]
+    assert [value if value is None else value.shape for value in results[1]] == [
+        value if value is None else value.shape for value in results[0]
+    ]
+    assert not any(value.any() for value in results[1] if value is not None)
+
+
 def test_large_members_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     ensemble = create_ensemble("lipschitz")
     x, state = torch.randn(5, 7, 2, dtype=torch.float64), list(ensemble.double().initial_state(5))

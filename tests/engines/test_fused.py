@@ -108,6 +108,13 @@ def test_a_step_size_that_is_a_whole_number(engine: str, key: str) -> None:
     assert_equal(run(rnn, engine, x, state, None, None), run(rnn, "loop", x, state, None, None))
 
 
+@pytest.mark.parametrize("key", ["rnn", "antisymmetric_g", "lipschitz", "lipschitz_rk2", "scornn"])
+def test_a_batch_without_rows(engine: str, key: str) -> None:
+    rnn = create_rnn(key)
+    x, state = torch.randn(0, 7, 3, dtype=torch.float64), torch.randn(2, 0, 9, dtype=torch.float64)
+    assert_equal(run(rnn, engine, x, state, None, None), run(rnn, "loop", x, state, None, None))
+
+
 @pytest.mark.parametrize("lengths", [None, [3, 7, 0, 5, 1], [7, 7, 6, 4, 4]])
 @pytest.mark.parametrize("key", CELLS)
 def test_without_gradients_or_outputs(engine: str, key: str, lengths: list[int] | None) -> None:
