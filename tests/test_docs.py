@@ -7,17 +7,15 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
+from cli_helpers import first_document
 from stablernn_cli.main import app
 
 ROOT = Path(__file__).parents[1]
@@ -138,12 +136,9 @@ def test_the_readme_from_a_csv_to_a_served_forecast(tmp_path: Path) -> None:
         "STABLERNN_REGISTRY": str(tmp_path / "registry"),
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
     }
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
 
     def run(block: str) -> str:
-        words = ["bash", "-e", "-o", "pipefail", "-c", block.replace("localhost:8080", f"127.0.0.1:{port}")]
+        words = ["bash", "-e", "-o", "pipefail", "-c", block]
         done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, f"{block}\n{done.stderr}"
         return done.stdout
@@ -158,16 +153,18 @@ def test_the_readme_from_a_csv_to_a_served_forecast(tmp_path: Path) -> None:
     assert (tmp_path / "image" / "Dockerfile").is_file()
     written = (tmp_path / "forecast.csv").read_text(encoding="utf-8").splitlines()
     server = subprocess.Popen(
-        [*shlex.split(serve), "--port", str(port)], cwd=tmp_path, env=environment, executable=programs / "stablernn"
+        [*shlex.split(serve), "--port", "0", "--json"],
+        cwd=tmp_path,
+        env=environment,
+        executable=programs / "stablernn",
+        stdout=subprocess.PIPE,
+        text=True,
     )
+    assert server.stdout is not None
     try:
-        for _ in range(200):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=5).close()
-                break
-            except OSError:
-                time.sleep(0.1)
-        content = json.loads(run(ask))["outputs"][0]["content"][0]
+        # Printed when the server is ready, however long that takes.
+        address = first_document(server.stdout)["url"].removeprefix("http://")
+        content = json.loads(run(ask.replace("localhost:8080", address)))["outputs"][0]["content"][0]
         assert content["start_timestamp"] == "2024-03-11T00:00:00"
         rows = [row.split(",") for row in written[1:4]]
         assert [row[:2] for row in rows] == [["north", f"2024-03-11T0{hour}:00:00"] for hour in range(3)]
@@ -177,4 +174,5 @@ def test_the_readme_from_a_csv_to_a_served_forecast(tmp_path: Path) -> None:
         ]
     finally:
         server.terminate()
-        assert server.wait(timeout=30) == 0
+        server.communicate()
+    assert server.returncode == 0
