@@ -206,7 +206,7 @@ def _show(output: Output, results: Mapping[str, Any]) -> None:
     output.text(f"Best run: {results['best']['run']}")
     output.text(f"The same without a search: {results['command']}")
     if results["running"]:
-        output.note(f"{count_of(results['running'], 'trial')} of another process are running.")
+        output.note(f"Still running in another process: {count_of(results['running'], 'trial')}.")
     output.note(f"Wrote {results['output']} (results.json, plots, trials).")
     output.note(f"Next: stablernn export {results['best']['run']} --name NAME")
 

@@ -70,6 +70,15 @@ class StudyFolder:
         with filelock.FileLock(self.path / ".lock"):
             yield
 
+    def check_storage(self, storage: str) -> None:
+        """Refuse a storage other than that of the study, if there is one.
+
+        Raises:
+            ConfigError: If the folder belongs to a study in another storage.
+        """
+        if self.identity.is_file():
+            self._read_identity(storage)
+
     def claim(self, storage: str) -> Identity:
         """Return the identity of the folder, which is created; its study is that of ``storage``.
 
@@ -89,7 +98,10 @@ class StudyFolder:
                 identity = Identity(uuid.uuid4().hex, self.path.resolve().name, storage)
                 write_json(self.identity, vars(identity))
                 return identity
-            content = read_json(self.identity)
+        return self._read_identity(storage)
+
+    def _read_identity(self, storage: str) -> Identity:
+        content = read_json(self.identity)
         try:
             identity = Identity(**content)
         except TypeError:

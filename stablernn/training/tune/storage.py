@@ -131,4 +131,7 @@ def open_database(url: str, on_stale: OnStale) -> RDBStorage:
         ) from error
     except (SQLAlchemyError, RuntimeError) as error:
         reason = " ".join(str(getattr(error, "orig", None) or error).split())
-        raise ConfigError(f"Cannot open the database '{without_password(url)}': {reason}.") from error
+        raise ConfigError(
+            f"Cannot open the database '{without_password(url)}': {reason.removesuffix('.')}. Check its address and "
+            "that it can be reached, or leave --storage out for a journal in --output."
+        ) from error

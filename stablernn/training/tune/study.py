@@ -118,12 +118,15 @@ class TuningStudy:
     ) -> None:
         self._folder = folder
         self.storage_name = JOURNAL if storage_url is None else without_password(storage_url)
-        self._identity = folder.claim(self.storage_name)
         self._storage: BaseStorage
         if storage_url is None:
+            self._identity = folder.claim(self.storage_name)
             self._storage = open_journal(folder.journal)
         else:
+            folder.check_storage(self.storage_name)
             self._storage = open_database(storage_url, lambda _, trial: self._enqueue_again(trial, counts=True))
+            # The folder of an address that cannot be opened stays free for the right one.
+            self._identity = folder.claim(self.storage_name)
         sampler = _NumberedSampler(seed)
         pruner = MedianPruner(n_startup_trials=_FIRST_TRIALS, n_warmup_steps=_WARM_UP_PERCENT, n_min_trials=2)
         definition = dict(to_json_types(definition))

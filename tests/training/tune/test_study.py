@@ -12,11 +12,13 @@ from optuna.trial import TrialState
 
 from stablernn.errors import ConfigError, TrainingError
 from stablernn.training.settings.load import validate
+from stablernn.training.tune import study as study_module
 from stablernn.training.tune.folder import StudyFolder
 from stablernn.training.tune.objective import Outcome, Scores
 from stablernn.training.tune.parameters import Parameter, Range
 from stablernn.training.tune.results import write_results
 from stablernn.training.tune.space import Space
+from stablernn.training.tune.storage import open_database
 from stablernn.training.tune.study import MOST_ATTEMPTS, StartedTrial, TuningStudy
 from stablernn.training.tune.workers import run_lock
 
@@ -175,8 +177,19 @@ def test_an_address_that_is_no_database_is_refused(tmp_path: Path, url: str) -> 
         open_study(tmp_path, storage=url)
 
 
-def test_a_password_is_in_no_file(tmp_path: Path) -> None:
+def test_a_folder_is_free_after_an_address_that_could_not_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Cannot open the database .*\. Check its address and that it can"):
+        open_study(tmp_path, storage=f"sqlite:///{tmp_path}/missing/study.db")
+    open_study(tmp_path, storage=f"sqlite:///{tmp_path}/study.db")
+
+
+def test_a_password_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = "postgresql://user:hidden@localhost:1/none"
     with pytest.raises(ConfigError, match=r"\*\*\*") as refusal:
-        open_study(tmp_path, storage="postgresql://user:hidden@localhost:1/none")
+        open_study(tmp_path, storage=address)
     assert "hidden" not in str(refusal.value)
-    assert "hidden" not in (tmp_path / "study.json").read_text()
+    database = f"sqlite:///{tmp_path}/study.db"
+    monkeypatch.setattr(study_module, "open_database", lambda url, on_stale: open_database(database, on_stale))
+    assert open_study(tmp_path, storage=address).storage_name == "postgresql://user:***@localhost:1/none"
+    assert "user:***@" in (tmp_path / "study.json").read_text()
+    assert not any(b"hidden" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
