@@ -56,12 +56,12 @@ class Terms:
     @property
     def channels(self) -> str:
         """The option that names the columns to read."""
-        return "'channels'"
+        return "data.channels"
 
     @property
     def group_column(self) -> str:
         """The option that says to which group a sequence belongs."""
-        return "group_column"
+        return f"data.group_column{self.flag('--group')}"
 
     def key(self, key: str) -> str:
         """Return the name of the setting with this dotted key."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 GLOBAL_OPTIONS = ("-q", "--quiet", "--debug", "--version")
 
@@ -33,11 +36,12 @@ def _problem(error: typer.TyperException, arguments: Sequence[str]) -> str:
             return f"'{option}' goes before the command: stablernn {option} ..."
         from stablernn.errors import did_you_mean
 
+        # Before similar options: the name of a setting is no mistake in writing.
+        if key := _setting_key(option, getattr(error, "ctx", None)):
+            return f"Unknown option '{option}'. This command takes it as --set {key}=VALUE."
         # Typer's own list of similar options is not sorted by how similar they are.
         if suggestion := did_you_mean(option, getattr(error, "possibilities", None) or ()):
             return f"Unknown option '{option}'.{suggestion}"
-        if key := _setting_key(option, getattr(error, "ctx", None)):
-            return f"Unknown option '{option}'. This command takes it as --set {key}=VALUE."
         return f"Unknown option '{option}'"
     parameter = getattr(error, "param", None)
     if parameter is None or type(error).__name__ == "MissingParameter":
@@ -49,14 +53,23 @@ def _problem(error: typer.TyperException, arguments: Sequence[str]) -> str:
 
 
 def _setting_key(option: str, context: typer.Context | None) -> str | None:
-    """Return the setting that an option of `train` stands for; None where the command has no --set of that kind."""
+    """Return the setting that an option of `train` stands for, or whose name it has.
+
+    None if there is none, or the command has no --set of that kind.
+    """
+    from stablernn.training.settings.config import Config
     from stablernn_cli.config_options import KEYS, flag
 
     parameters = context.command.params if context is not None else ()
     # `predict` and `eval` have a --set, but no --config: theirs takes repairs of data only.
     if not {"overrides", "config"} <= {parameter.name for parameter in parameters}:
         return None
-    return next((key for name, key in KEYS.items() if flag(name) == option), None)
+    settings = [
+        (name, f"{section}.{name}")
+        for section, field in Config.model_fields.items()
+        for name in cast("type[BaseModel]", field.annotation).model_fields
+    ]
+    return next((key for name, key in (*KEYS.items(), *settings) if flag(name) == option), None)
 
 
 def _rule(message: str) -> str:

@@ -25,6 +25,11 @@ ROWS = {
         "Unknown option '--hidden-size'. This command takes it as --set model.hidden_size=VALUE. See "
         "'stablernn compare --help'.",
     ),
+    "setting without an option": (
+        ["train", "--channels", "a"],
+        "Unknown option '--channels'. This command takes it as --set data.channels=VALUE. See 'stablernn train "
+        "--help'.",
+    ),
     "option of another command, without settings": (
         ["serve", "--hidden-size", "3"],
         "Unknown option '--hidden-size'. See 'stablernn serve --help'.",

@@ -83,7 +83,7 @@ def test_a_test_file_needs_no_groups_and_its_column_is_no_feature(tmp_path: Path
         (
             ["ann"] * 4,
             ["a", "b"] * 2,
-            r"has one group only \('ann'\), so that none can be held out\. Leave group_column",
+            r"has one group only \('ann'\), so that none can be held out\. Leave data\.group_column \(--group\) out",
         ),
         (
             ["ann", "ann", "ben", "ben"],

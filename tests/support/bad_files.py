@@ -198,7 +198,7 @@ BAD_FILES = (
         "d.csv",
         table("d.csv", replaced({7: f"{DAYS[7]},n.a.", 9: f"{DAYS[9]},1;5"})),
         "'d.csv' row 9, column 'y': 'n.a.' is not a number. Correct it, leave it empty if the value is missing, or "
-        "name the columns to read by 'channels'.",
+        "name the columns to read by data.channels.",
         more=(("not_a_number", "'d.csv' column 'y': 2 of 60 cells are not numbers; the first is 'n.a.' in row 9."),),
     ),
     BadFile(

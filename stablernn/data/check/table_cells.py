@@ -356,7 +356,7 @@ def _check_numbers(cells: _TableCells, name: str, kind: Kind, numbers: pl.Series
         findings.problem(
             kind,
             f"{location} holds {kind} ({format_names(examples)}) and no numbers. Name it by data.categories, name the "
-            "columns to read by 'channels', or write it as numbers.",
+            "columns to read by data.channels, or write it as numbers.",
         )
         return
     if is_invalid.sum() > 1 or (is_invalid.any() and not findings.refusal_contains(f"column '{name}'")):

@@ -161,7 +161,7 @@ def _select_targets(table: Table, targets: Sequence[str] | None, covariates: Cov
         if TARGET_COLUMN in table.channels:
             covariates.check_targets((TARGET_COLUMN,))
             return (TARGET_COLUMN,)
-        # With 'y' left out by 'channels', another channel must not become the target unasked.
+        # With 'y' left out by data.channels, another channel must not become the target unasked.
         is_ignored = TARGET_COLUMN in table.notes.get("ignored_columns", ())
         candidates = tuple(name for name in table.channels if name not in covariates.columns)
         if len(candidates) == 1 and not is_ignored:

@@ -206,7 +206,7 @@ def _create_unnamed_file() -> IO[bytes]:
     except OSError as error:
         raise errors.DataError(
             f"The table is larger than the memory and '{folder}' cannot take it: {error.strerror or error}. "
-            "Set STABLERNN_CACHE to a folder with room, or read fewer columns by 'channels'."
+            "Set STABLERNN_CACHE to a folder with room, or read fewer columns by data.channels."
         ) from error
 
 
@@ -226,5 +226,5 @@ def _write(file: IO[bytes], chunk: npt.NDArray[Any]) -> None:
         raise errors.DataError(
             f"The table is larger than the memory and does not fit on the disk of STABLERNN_CACHE: "
             f"{error.strerror or error}. Set STABLERNN_CACHE to a folder with room, or read fewer columns by "
-            "'channels'."
+            "data.channels."
         ) from error

@@ -263,7 +263,7 @@ def check_features(data: ClassificationData | ForecastData, expected: Sequence[s
     if is_named and features != tuple(expected):
         raise DataError(
             f"{terms().file(data.name)} was loaded with the features {', '.join(features)}, the model expects "
-            f"{', '.join(expected)}. Name them by 'channels' in the order of the model."
+            f"{', '.join(expected)}. Name them by data.channels in the order of the model."
         )
 
 

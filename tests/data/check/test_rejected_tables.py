@@ -56,7 +56,7 @@ def test_columns_of_words_are_left_out_on_trial(tmp_path: Path) -> None:
     assert problems(report)[1] == (
         "words",
         "'d.csv' column 'wind' holds words ('SE', 'NW') and no numbers. Name it by data.categories, name the "
-        "columns to read by 'channels', or write it as numbers.",
+        "columns to read by data.channels, or write it as numbers.",
     )
     assert report.assumed == {"categories": ["wind"]}
     assert report.data is not None

@@ -267,7 +267,7 @@ def test_channel_without_any_training_value_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         load(write(tmp_path / "d.csv", "ds,y,late", rows), **SMALL)
     assert str(caught.value) == (
-        "'d.csv' has no value at all in column 'late' of the training steps. Leave the column out by 'channels', or "
+        "'d.csv' has no value at all in column 'late' of the training steps. Leave the column out by data.channels, or "
         "fill it in."
     )
 

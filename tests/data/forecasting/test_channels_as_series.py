@@ -132,7 +132,7 @@ def test_a_column_without_a_value_is_no_series(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         load(path)
     assert str(caught.value) == (
-        "'wide.csv' has no value at all in column 'b' of the training steps. Leave the column out by 'channels', or "
+        "'wide.csv' has no value at all in column 'b' of the training steps. Leave the column out by data.channels, or "
         "fill it in."
     )
     # In one of two series there are values of it.

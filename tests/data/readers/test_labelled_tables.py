@@ -182,7 +182,7 @@ def test_sequences_for_prediction_have_names_and_need_no_labels(tmp_path: Path) 
             {},
             DataError,
             "'d.csv' row 2, column 'word': 'x' is not a number. Correct it, leave it empty if the value is missing, or "
-            "name the columns to read by 'channels'.",
+            "name the columns to read by data.channels.",
         ),
     ],
     ids=["two labels", "a label missing", "no label", "no column", "no names", "no channel", "words"],

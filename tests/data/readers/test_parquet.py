@@ -91,14 +91,14 @@ def test_rows_are_counted_from_one(tmp_path: Path) -> None:
     words = pl.DataFrame({"ds": [1, 2, 3], "y": ["1", "2", "three"]})
     assert refused(tmp_path, words) == (
         "'d.parquet' row 3, column 'y': 'three' is not a number. Correct it, leave it empty if the value is missing, "
-        "or name the columns to read by 'channels'."
+        "or name the columns to read by data.channels."
     )
 
 
 def test_a_column_that_is_no_numbers_is_refused(tmp_path: Path) -> None:
     frame = pl.DataFrame({"ds": [1], "y": [1.0], "born": [DAYS[0]]})
     assert refused(tmp_path, frame) == (
-        "'d.parquet' column 'born' holds date, not numbers. Name the columns to read by 'channels'."
+        "'d.parquet' column 'born' holds date, not numbers. Name the columns to read by data.channels."
     )
 
 
@@ -184,7 +184,7 @@ def test_a_cache_that_takes_nothing_is_named(tmp_path: Path, monkeypatch: pytest
         GrowingArray(np.float32, None, MemoryBudget(0)).append(np.zeros(1))
     assert str(caught.value) == (
         f"The table is larger than the memory and '{tmp_path / 'file'}' cannot take it: File exists. "
-        "Set STABLERNN_CACHE to a folder with room, or read fewer columns by 'channels'."
+        "Set STABLERNN_CACHE to a folder with room, or read fewer columns by data.channels."
     )
 
 

@@ -129,7 +129,7 @@ WORDING = "Times are dates from 1678 to 2261 as 2024-01-31 or 2024-01-31 13:00:0
             "ds,y\n1,2\n\n3,abc\n",
             {},
             "'d.csv' row 4, column 'y': 'abc' is not a number. Correct it, leave it empty if the value is missing, "
-            "or name the columns to read by 'channels'.",
+            "or name the columns to read by data.channels.",
         ),
         (
             "ds,y\n1,2\n2,inf\n",
@@ -182,7 +182,7 @@ WORDING = "Times are dates from 1678 to 2261 as 2024-01-31 or 2024-01-31 13:00:0
             f'ds,y\n1,"lorem\nipsum {"x" * 90}"\n',
             {},
             f"'d.csv' row 2, column 'y': 'lorem ipsum {'x' * 28}...' is not a number. Correct it, leave it empty if "
-            "the value is missing, or name the columns to read by 'channels'.",
+            "the value is missing, or name the columns to read by data.channels.",
         ),
         (
             "ds,y\n1,2,3\n",

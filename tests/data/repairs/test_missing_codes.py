@@ -39,7 +39,7 @@ def test_a_code_that_is_every_value_is_refused(tmp_path: Path) -> None:
         read(tmp_path, "ds,y,z\n1,0,1\n2,0,0\n3,,3\n", missing=[0])
     assert str(caught.value) == (
         "'d.csv' column 'y' holds nothing but '0', which data.missing takes for missing values. Leave the code out of "
-        "data.missing, or the column out by 'channels'."
+        "data.missing, or the column out by data.channels."
     )
 
 

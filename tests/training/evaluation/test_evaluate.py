@@ -173,7 +173,7 @@ def test_features_in_another_order(series: ForecastData) -> None:
         evaluate(Shapes((6, 1)), series, "test", features=("b", "a"))
     assert str(caught.value) == (
         "'two.csv' was loaded with the features a, b, the model expects b, a. "
-        "Name them by 'channels' in the order of the model."
+        "Name them by data.channels in the order of the model."
     )
 
 
