@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from types import FrameType
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,11 +89,14 @@ def _counted_name(filename: str) -> str | None:
     return name if name.split("/")[0] in PACKAGES and not _NOT_COUNTED.search(name) else None
 
 
-def in_all(traces: Iterable[list[str]]) -> list[str]:
-    """Return the files that are in all traces, by their median position: background work is in few of them."""
+def in_most(traces: Iterable[list[str]]) -> list[str]:
+    """Return the files that are in most traces, by their median position.
+
+    Background work is in few of them, and what a busy machine does after a trace has ended is missing in few.
+    """
     whole = list(traces)
-    first, *others = whole
-    common = [name for name in first if all(name in trace for trace in others)]
+    common = {name for trace in whole for name in trace if 2 * sum(name in other for other in whole) > len(whole)}
     orders = [[name for name in trace if name in common] for trace in whole]
     # Background work that began before a request has moved some files of that trace to its beginning.
-    return sorted(common, key=lambda name: median(order.index(name) for order in orders))
+    places = {name: [order.index(name) for order in orders if name in order] for name in common}
+    return sorted(common, key=lambda name: (median(places[name]), mean(places[name])))
