@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -23,6 +24,11 @@ if find_spec("triton") is not None and not torch.cuda.is_available():
 from exports import keep_in
 
 pytest_plugins = ["cpu_report", "published_models"]
+
+# Where Python is told to write no bytecode, as in many containers, each process that the tests start would compile all
+# that it imports, and each worker would rewrite the assertions of all tests.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # The suite's workers share the cores, and equality to the bit is promised on one thread.
 torch.set_num_threads(1)
