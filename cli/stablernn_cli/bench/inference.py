@@ -21,7 +21,7 @@ import stablernn as srn
 from stablernn.export import model_signature
 from stablernn.export.family_description import add_description
 from stablernn.export.scan import sequence_graph, step_graph
-from stablernn.export.step import export_parts, state_names
+from stablernn.export.step import ModelParts, export_parts, state_names
 from stablernn.nn.models import SequenceModel
 from stablernn_cli.bench.limit import Sizes, forward_limit
 from stablernn_cli.bench.timing import LIMIT, Run
@@ -68,12 +68,17 @@ def graph_run(graph: onnx.ModelProto, feeds: Mapping[str, NDArray[np.generic]], 
     return lambda: session.run(["logits"], feeds)
 
 
-def open_native(model: SequenceModel, threads: int) -> Engine | None:
-    """Open a model with the engine ``native`` of the server; None if it is not installed or does not run the model."""
+def open_native(model: SequenceModel, parts: ModelParts, threads: int) -> Engine | None:
+    """Open a model with the engine ``native`` of the server; None if it is not installed or does not run the model.
+
+    Args:
+        model: From :func:`bench_model`.
+        parts: The exported parts of the model.
+        threads: Threads of the engine.
+    """
     entry_point = entry_points().get(NATIVE)
     if entry_point is None:
         return None
-    parts = export_parts(model)
     step = step_graph(parts)
     add_description(step, model)
     with tempfile.TemporaryDirectory() as name:
@@ -121,11 +126,12 @@ def sequence_model_rows(sizes: Sizes, model: SequenceModel, x: Tensor, threads: 
             for lstm in lstms:
                 lstm(x)
 
-    feeds, native = sequence_feeds(model, x), open_native(model, threads)
+    feeds, parts = sequence_feeds(model, x), export_parts(model)
+    native = open_native(model, parts, threads)
     native_rows = {} if native is None else {"engine native of serve": lambda: native.sequence.run(["logits"], feeds)}
     return {
         LIMIT: forward_limit(sizes),
-        "sequence.onnx": graph_run(sequence_graph(export_parts(model)), feeds, threads),
+        "sequence.onnx": graph_run(sequence_graph(parts), feeds, threads),
         **native_rows,
         "engine auto of torch": run_torch,
         "nn.LSTM": run_lstm,
@@ -147,11 +153,12 @@ def step_rows(sizes: Sizes, threads: int) -> dict[str, Run]:
         threads: Threads of each session.
     """
     model = bench_model(sizes)
+    parts = export_parts(model)
     lstms = [_lstm(sizes) for _ in range(sizes.members)]
     rows = {
         LIMIT: forward_limit(replace(sizes, batch_size=1, length=STEPS_PER_RUN)),
-        **_graph_steps(model, threads),
-        **_native_steps(model, threads),
+        **_graph_steps(model, parts, threads),
+        **_native_steps(model, parts, threads),
         "torch, step by step": _torch_steps(model),
         "nn.LSTM, step by step": _lstm_steps(lstms),
         "ONNX Runtime's LSTM, step by step": _lstm_operator_steps(sizes, lstms, threads),
@@ -160,17 +167,17 @@ def step_rows(sizes: Sizes, threads: int) -> dict[str, Run]:
     return {name: run if name == LIMIT else _repeat(run) for name, run in rows.items()}
 
 
-def _graph_steps(model: SequenceModel, threads: int) -> dict[str, Run]:
+def _graph_steps(model: SequenceModel, parts: ModelParts, threads: int) -> dict[str, Run]:
     """Return steps through ``step.onnx``, all of whose outputs are read."""
-    content = step_graph(export_parts(model)).SerializeToString()
+    content = step_graph(parts).SerializeToString()
     session = open_session(content, "step.onnx", Placement("cpu"), threads)
     names = ("step.onnx, session.run", "step.onnx, bound buffers", "step of a stream in the server's runtime")
     return _session_steps(model, session, names)
 
 
-def _native_steps(model: SequenceModel, threads: int) -> dict[str, Run]:
+def _native_steps(model: SequenceModel, parts: ModelParts, threads: int) -> dict[str, Run]:
     """Return the same steps by the engine ``native``, where it runs the model."""
-    engine = open_native(model, threads)
+    engine = open_native(model, parts, threads)
     if engine is None or engine.step is None:
         return {}
     label = "engine native of serve"

@@ -11,6 +11,7 @@ from torch import nn
 
 from cli_helpers import Workplace
 from stablernn.engines import list_engines
+from stablernn.export.step import export_parts
 from stablernn_cli.bench import inference, timing, training
 from stablernn_cli.bench.limit import Sizes, layer_products
 from step_forms import HAS_NATIVE, needs_native
@@ -102,11 +103,12 @@ def test_a_cell_without_a_step_form_has_the_engines_that_run_it(empty: Workplace
 @needs_native
 def test_the_engine_of_the_server_computes_the_model_of_its_row() -> None:
     model = inference.bench_model(Sizes("antisymmetric", 4, 2, 8))
-    native, x = inference.open_native(model, threads=1), torch.randn(2, 8, 1)
+    native, x = inference.open_native(model, export_parts(model), threads=1), torch.randn(2, 8, 1)
     assert native is not None
     (logits,) = native.sequence.run(["logits"], inference.sequence_feeds(model, x))
     np.testing.assert_allclose(logits, model(x).numpy(), atol=1e-6)
-    assert inference.open_native(inference.bench_model(Sizes("lstm", 4, 2, 8)), threads=1) is None
+    other = inference.bench_model(Sizes("lstm", 4, 2, 8))
+    assert inference.open_native(other, export_parts(other), threads=1) is None
 
 
 @pytest.mark.parametrize("part", ["train", "sequence", "step"])
