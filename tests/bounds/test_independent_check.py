@@ -38,6 +38,8 @@ IN_INFINITY_NORM = ("antisymmetric", "neural_ode_rnn", "noisy_rnn")
 """Cells of which some draws are certified in the infinity norm, whose rates are row sums."""
 TRAINED = ("rnn", "rnn_orth", "soft_orth", "identity_rnn", "lipschitz", "neural_ode_rnn")
 """Cells that training takes far from where their rate is exact."""
+QUICK = ("antisymmetric", "cornn", "exprnn", "incremental", "lipschitz_rk2", "nais_net", "ren", "urnn")
+"""Cells of all forms of a step that the checker reads, besides those of :data:`TRAINED`; the others are slow tests."""
 
 
 def write(model: SequenceModel, folder: Path) -> Path:
@@ -74,7 +76,9 @@ def change_certificate(folder: Path, **entries: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | entries), encoding="utf-8")
 
 
-@pytest.mark.parametrize("key", LURE_CELLS)
+@pytest.mark.parametrize(
+    "key", [key if key in QUICK else pytest.param(key, marks=pytest.mark.slow) for key in LURE_CELLS]
+)
 def test_the_rate_holds_for_the_exported_graph(tmp_path: Path, key: str) -> None:
     folder = write(model_of(key, 3, "small"), tmp_path)
     assert [holds for _, holds in check(folder)] == [True]

@@ -24,6 +24,8 @@ from sklearn.preprocessing import StandardScaler
 import stablernn as srn
 from cli_helpers import Workplace
 from stablernn.errors import ConfigError, DataError
+from stablernn.estimators.stream import Stream
+from stablernn.estimators.stream import Stream
 from stablernn.training import load_run
 from stablernn.training.callbacks import Callback
 from stablernn_registry import Registry
@@ -185,13 +187,13 @@ def test_a_stream_ends_with_the_bits_of_the_exported_sequence(fitted: srn.Stable
 
 
 @pytest.mark.parametrize("steps", [1, 4, 7, 24])
-def test_a_stream_can_end_inside_a_patch(steps: int, patched: tuple[srn.StableClassifier, Path]) -> None:
-    classifier, graph = patched
+def test_a_stream_can_end_inside_a_patch(steps: int, patched: tuple[Stream, Path]) -> None:
+    stream, graph = patched
+    stream.reset()
     session = onnxruntime.InferenceSession(graph)
     feeds = {"x": X[:1, :steps, None].astype(np.float32), "lengths": np.array([steps])}
     states = {entry.name: np.zeros((1, entry.shape[1]), np.float32) for entry in session.get_inputs()[2:]}
     (whole,) = session.run(["probabilities"], feeds | states)
-    stream = classifier.stream()
     outputs = [stream.push(value) for value in X[0, :steps]]
     assert [output is None for output in outputs] == [step % 3 != 2 for step in range(steps)]
     for _ in range(2):
@@ -199,11 +201,11 @@ def test_a_stream_can_end_inside_a_patch(steps: int, patched: tuple[srn.StableCl
 
 
 @pytest.fixture(scope="module")
-def patched(tmp_path_factory: pytest.TempPathFactory) -> tuple[srn.StableClassifier, Path]:
-    """A classifier whose layers advance once for three samples, and its graph of whole sequences."""
+def patched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stream, Path]:
+    """A stream of a classifier whose layers advance once for three samples, and its graph of whole sequences."""
     settings = {"model.patch_size": 5, "model.patch_stride": 3}
     classifier = srn.StableClassifier(**QUICK, settings=settings).fit(X, Y)
-    return classifier, classifier.export(tmp_path_factory.mktemp("patched")).files["sequence.onnx"]
+    return classifier.stream(), classifier.export(tmp_path_factory.mktemp("patched")).files["sequence.onnx"]
 
 
 def test_a_stream_refuses_what_is_no_sample(fitted: srn.StableClassifier) -> None:

@@ -120,7 +120,7 @@ def test_sequences_agree_with_the_graph(versions: Callable[[str], Path], name: s
 
 @pytest.mark.parametrize("key", CELLS)
 def test_every_cell_of_a_family_is_described(key: str, tmp_path: Path) -> None:
-    model = as_trained(srn.Classifier(key, 2, 3, 6, num_layers=2, readout="mean"))
+    model = as_trained(srn.Classifier(key, 2, 3, 6, readout="mean"))
     # Opening compares the numbers.
     engine = native_engine(write_version(model, tmp_path), "auto")
     assert engine.device == "cpu"

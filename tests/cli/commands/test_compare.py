@@ -21,7 +21,7 @@ def test_tables_and_mean_ranks_are_printed(tmp_path_factory: pytest.TempPathFact
     readings = [line for line in printed.err.splitlines() if "Reading" in line]
     assert readings == ["Reading digits ...", "Reading co2 ..."]
     assert "lipschitz on digits, seed 0: Scoring the best weights ..." in printed.err.splitlines()
-    again = workplace.ok(*words, *small, "--json").json
+    again = workplace.ok("compare", "--data", "digits", *words[5:], *small, "--json").json
     assert set(again["ranks"]["mean"]) == {"lipschitz", "rnn"}
     assert again["problems"]["digits"]["rows"][0]["rank"] == 1
 

@@ -117,7 +117,7 @@ def test_tls_clients_that_do_not_say_goodbye_hold_no_sockets(published: Publishe
     files = {"tls_cert_file": tmp_path / "own.pem", "tls_key_file": tmp_path / "own.key"}
     trust = ssl.create_default_context(cafile=files["tls_cert_file"])
     with animals_server(published, max_connections=4, max_idle_connections=4, **files) as server, ExitStack() as stack:
-        for _ in range(3):
+        for _ in range(2):
             for _ in range(4):
                 connection = trust.wrap_socket(stack.enter_context(connected(server.port)), server_hostname="127.0.0.1")
                 # Never read from, so that the end of TLS is not answered.
