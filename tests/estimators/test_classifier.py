@@ -25,7 +25,6 @@ import stablernn as srn
 from cli_helpers import Workplace
 from stablernn.errors import ConfigError, DataError
 from stablernn.estimators.stream import Stream
-from stablernn.estimators.stream import Stream
 from stablernn.training import load_run
 from stablernn.training.callbacks import Callback
 from stablernn_registry import Registry

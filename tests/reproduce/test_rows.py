@@ -14,6 +14,8 @@ from stablernn.reproduce.table import FULL, SHORT, DataSet, Row, Table, matches_
 from stablernn.reproduce.tables import TABLES
 from table_rows import LABELED, STEPWISE, count_parameters, plan_row, train_two_steps
 
+SLOW = ("ptb-char-exprnn", "ptb-char-fc_urnn", "ptb-char-nnrnn")
+"""Rows whose matrices of a thousand units and more take seconds to build; other rows of these cells are quick tests."""
 TRAINED = [table for table in TABLES.values() if table.settings]
 
 
@@ -34,7 +36,14 @@ def rows_of_different_shapes() -> list[tuple[Table, Row, DataSet]]:
 
 @pytest.mark.parametrize(
     ("table", "row", "data"),
-    [pytest.param(*case, id=f"{case[0].key}-{case[1].key}-{case[2].key}") for case in rows_of_different_shapes()],
+    [
+        pytest.param(
+            *(table, row, data),
+            id=f"{table.key}-{row.key}-{data.key}",
+            marks=pytest.mark.slow if f"{table.key}-{row.key}" in SLOW else [],
+        )
+        for table, row, data in rows_of_different_shapes()
+    ],
 )
 def test_a_row_trains_at_full_size_and_its_size_is_the_printed_one(table: Table, row: Row, data: DataSet) -> None:
     # Sizes without a number are matched by the table; its own test counts them.

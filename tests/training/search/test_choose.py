@@ -47,6 +47,12 @@ def chosen(place: Workplace) -> dict[str, Any]:
     return {**json.loads(place.path("run/summary.json").read_text()), "printed": printed}
 
 
+@pytest.fixture(autouse=True)
+def _one_process(chosen: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let searches use one process, except that of ``chosen``: each takes seconds to import torch."""
+    monkeypatch.setattr("stablernn.training.search.choose.available_cores", lambda: 1)
+
+
 def without_times(choice: dict[str, Any]) -> dict[str, Any]:
     recipes = [{key: value for key, value in recipe.items() if key != "seconds"} for recipe in choice["recipes"]]
     return {**choice, "recipes": recipes, "search_seconds": None}

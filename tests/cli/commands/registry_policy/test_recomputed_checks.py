@@ -308,11 +308,11 @@ def test_without_torch_nothing_moves_unless_it_is_forced(workplace: Workplace, t
 
 
 def test_a_graph_that_never_ends_is_refused(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STABLERNN_CHECK_TIMEOUT_SECONDS", "2")
+    monkeypatch.setenv("STABLERNN_CHECK_TIMEOUT_SECONDS", "1")
     good = Registry(workplace.registry).get(STABLE)
     republish(workplace, STABLE, {"step.onnx": with_endless_scan(good.read("step.onnx"))})
     refused = workplace("-q", "registry", "alias", "digits@production", 3)
-    reason = "failed (it takes longer than 2 s)"
+    reason = "failed (it takes longer than 1 s)"
     assert refused.sentence == (
         f"'digits@production' is not set, version 3 is refused: check 'certificate recomputed' {reason} and check "
         f"'parity recomputed' {reason} and check 'signature of the graphs' {reason}. {instead('alias', 3)}"
