@@ -9,6 +9,7 @@ from stablernn_client.errors import Busy, ClientError
 
 MIN_BACKOFF_SECONDS = 0.05
 MAX_BACKOFF_SECONDS = 2.0
+_SHORTEST_ATTEMPT_SECONDS = 0.1
 
 
 class RetryPolicy:
@@ -31,12 +32,13 @@ class RetryPolicy:
         """Return the seconds to wait before the next attempt: as the server asks, else twice as long each time.
 
         Raises:
-            ClientError: ``error`` itself, if the deadline comes before the next attempt.
+            ClientError: ``error`` itself, if the next attempt would have no time before the deadline.
         """
         requested = error.retry_after if isinstance(error, Busy) else None
         # Jitter: clients that failed together must not come back together.
         seconds = random.uniform(0.5, 1.0) * self._backoff if requested is None else requested
         self._backoff = min(2 * self._backoff, MAX_BACKOFF_SECONDS)
-        if time.monotonic() + seconds >= self._deadline:
+        # An attempt that is cut off at once would end the call with a less telling error.
+        if time.monotonic() + seconds + _SHORTEST_ATTEMPT_SECONDS >= self._deadline:
             raise error
         return seconds

@@ -35,6 +35,7 @@ from stablernn_client import (
 )
 from stablernn_client.errors import error_from_reply
 from stablernn_client.open_inference import JSON_LENGTH_HEADER, decode_reply, encode_request
+from stablernn_client.retry import MIN_BACKOFF_SECONDS, RetryPolicy
 from stablernn_runtime import ServedModel
 from stablernn_server import Settings, create_app
 
@@ -410,3 +411,11 @@ def test_many_tasks_share_a_client(server: Running) -> None:
         assert together == alone
 
     asyncio.run(work())
+
+
+def test_an_attempt_that_the_deadline_would_cut_off_is_not_made() -> None:
+    error = ConnectionFailed("The connection was lost.")
+    assert 0 < RetryPolicy(60).next_delay(error) <= MIN_BACKOFF_SECONDS
+    with pytest.raises(ConnectionFailed) as caught:
+        RetryPolicy(0.1).next_delay(error)
+    assert caught.value is error
