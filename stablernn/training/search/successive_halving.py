@@ -162,7 +162,8 @@ class Search:
             is_complete = all(len(candidate.results) == done for candidate in finalists)
             if self._task != "classify" or not is_complete or len(finalists) < 2:
                 break
-            spare = self._spare(finalists)
+            # One that takes longer, as for its certificates, gets fewer members if it is better all the same.
+            spare = self._spare(finalists[0])
             if sum(self._cost(candidate) for candidate in finalists) * self._parts > spare:
                 break
             names = ", ".join(f"'{candidate.recipe.name}'" for candidate in finalists)
@@ -171,23 +172,21 @@ class Search:
             survivors = self._run_round(workers, stop, share, finalists, range(done, done + self._parts), deadline)
         return survivors
 
-    def _spare(self, finalists: Sequence[Candidate]) -> float:
-        """Return what the budget has beyond the longest training of any recipe, in its unit."""
-        spare = []
-        for candidate in finalists:
-            step_seconds = candidate.step_seconds
-            affordable = self._affordable_steps(step_seconds)
-            remaining = RemainingBudget(affordable, step_seconds, self._budget)
-            steps = affordable - most_useful_steps(self._config, self._task, candidate, remaining)
-            spare.append(steps if self._budget.seconds is None else steps * step_seconds)
-        return min(spare)
+    def _spare(self, default: Candidate) -> float:
+        """Return what the budget has beyond the longest training of the default, in its unit."""
+        step_seconds = default.step_seconds
+        affordable = self._affordable_steps(step_seconds)
+        remaining = RemainingBudget(affordable, step_seconds, self._budget)
+        steps = affordable - most_useful_steps(self._config, self._task, default, remaining)
+        return steps if self._budget.seconds is None else steps * step_seconds
 
     def _cost(self, candidate: Candidate) -> float:
         """Return what another training of a recipe on a part takes of the budget, in its unit."""
         results = candidate.results.values()
         if self._budget.seconds is None:
             return float(np.mean([result.steps for result in results]))
-        return float(np.mean([result.seconds for result in results])) / (_USED_SHARE * self._processes)
+        # A draw that takes longer is ended in time, and recipes are compared on the parts that are done.
+        return float(np.mean([result.seconds for result in results])) / self._processes
 
     def _select(self, survivors: list[Candidate], plan: Plan) -> Choice:
         """Return the choice among the networks that are left, and the baseline where it can be compared with them."""
