@@ -9,7 +9,8 @@ from stablernn_client.errors import Busy, ClientError
 
 MIN_BACKOFF_SECONDS = 0.05
 MAX_BACKOFF_SECONDS = 2.0
-_SHORTEST_ATTEMPT_SECONDS = 0.1
+_LEAST_SHARE = 0.1
+"""Share of the timeout that is left to an attempt, up to a tenth of a second."""
 
 
 class RetryPolicy:
@@ -21,6 +22,7 @@ class RetryPolicy:
 
     def __init__(self, timeout: float) -> None:
         self._deadline = time.monotonic() + timeout
+        self._least_attempt = min(0.1, _LEAST_SHARE * timeout)
         self._backoff = MIN_BACKOFF_SECONDS
 
     @property
@@ -39,6 +41,6 @@ class RetryPolicy:
         seconds = random.uniform(0.5, 1.0) * self._backoff if requested is None else requested
         self._backoff = min(2 * self._backoff, MAX_BACKOFF_SECONDS)
         # An attempt that is cut off at once would end the call with a less telling error.
-        if time.monotonic() + seconds + _SHORTEST_ATTEMPT_SECONDS >= self._deadline:
+        if time.monotonic() + seconds + self._least_attempt >= self._deadline:
             raise error
         return seconds
