@@ -89,14 +89,14 @@ def _counted_name(filename: str) -> str | None:
     return name if name.split("/")[0] in PACKAGES and not _NOT_COUNTED.search(name) else None
 
 
-def in_most(traces: Iterable[list[str]]) -> list[str]:
-    """Return the files that are in most traces, by their median position.
+def in_all_but_one(traces: Iterable[list[str]]) -> list[str]:
+    """Return the files that are in all traces or in all but one, by their median position.
 
-    Background work is in few of them, and what a busy machine does after a trace has ended is missing in few.
+    Background work is in fewer of them. What a busy machine does after a trace has ended is missing in that trace.
     """
     whole = list(traces)
-    common = {name for trace in whole for name in trace if 2 * sum(name in other for other in whole) > len(whole)}
+    common = {name for trace in whole for name in trace if sum(name in other for other in whole) >= len(whole) - 1}
     orders = [[name for name in trace if name in common] for trace in whole]
     # Background work that began before a request has moved some files of that trace to its beginning.
-    places = {name: [order.index(name) for order in orders if name in order] for name in common}
-    return sorted(common, key=lambda name: (median(places[name]), mean(places[name])))
+    positions = {name: [order.index(name) for order in orders if name in order] for name in common}
+    return sorted(common, key=lambda name: (median(positions[name]), mean(positions[name])))
