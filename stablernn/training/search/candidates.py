@@ -45,6 +45,11 @@ class RecommendedLength:
     epochs: int
     most_epochs: int
 
+    @property
+    def most_steps(self) -> int:
+        """Optimizer steps of the most epochs; those of the length itself where that is no number of epochs."""
+        return self.most_epochs * (self.steps // self.epochs) if self.epochs else self.steps
+
 
 @dataclass
 class Candidate:
@@ -56,8 +61,8 @@ class Candidate:
         proof: Kind in which training keeps its layers, ``none`` where it is free.
         recommended: Length of its training.
         results: Results of its finished trainings, by the number of the part.
-        status: ``chosen``, ``compared`` on all parts of the plan, ``stopped`` after a part, ``failed``, or ``skipped``
-            for want of time.
+        status: ``chosen``, ``compared`` on all parts, ``stopped`` before the last ones, ``failed``, or ``skipped`` for
+            want of time.
         reason: Why it failed.
     """
 
@@ -89,6 +94,7 @@ class Candidate:
     def document(self) -> dict[str, Any]:
         """Return the candidate as JSON types."""
         scores = self.scores
+        parts = sorted(self.results)
         return {
             "name": self.recipe.name,
             "purpose": self.recipe.purpose,
@@ -98,7 +104,7 @@ class Candidate:
             "status": self.status,
             "scores": scores,
             "mean": float(np.mean(scores)) if scores else None,
-            "standard_error": float(np.std(scores, ddof=1) / math.sqrt(len(scores))) if len(scores) > 1 else None,
+            "standard_error": _standard_error(scores, _draws(self, parts)) if len(scores) > 1 else None,
             "seconds": round(sum(result.seconds for result in self.results.values()), 2),
             **({"reason": self.reason} if self.reason else {}),
         }
@@ -119,6 +125,15 @@ def comparable(candidates: Sequence[Candidate]) -> list[Candidate]:
     for candidate in compared:
         candidate.results = {part: candidate.results[part] for part in range(parts)}
     return compared
+
+
+def keep_shared_parts(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates that did not fail, with results on the first parts that all of them have."""
+    kept = [candidate for candidate in candidates if candidate.status != "failed"]
+    parts = min(map(_first_parts, kept), default=0)
+    for candidate in kept:
+        candidate.results = {part: candidate.results[part] for part in range(parts)}
+    return kept
 
 
 def leading(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
@@ -189,8 +204,9 @@ def _loss_of_streams(selected: Candidate, stopped: Sequence[Candidate], distance
         if not (candidate.recipe.streams and shared):
             continue
         means = [np.mean([each.results[part].rank[0] for part in shared]) for each in (candidate, selected)]
-        error = np.std([result.rank[0] for result in selected.results.values()], ddof=1) if parts > 1 else 0.0
-        if means[0] <= means[1] + error / math.sqrt(parts):
+        ranks = [result.rank[0] for result in selected.results.values()]
+        error = _standard_error(ranks, _draws(selected, sorted(selected.results))) if parts > 1 else 0.0
+        if means[0] <= means[1] + error:
             count = f"{len(shared)} part{'s'[: len(shared) - 1]}"
             end += f", and '{candidate.recipe.name}', which streams, was as good on the {count} that it finished"
     return end
@@ -231,13 +247,18 @@ def _is_close(best: Candidate, other: Candidate, errors: float) -> bool:
     if len(parts) < 2:
         return False
     differences = np.array([other.results[part].rank[0] - best.results[part].rank[0] for part in parts])
-    standard_error = float(differences.std(ddof=1)) / math.sqrt(len(parts) / _draws(best, parts))
+    standard_error = _standard_error(differences, _draws(best, parts))
     return float(differences.mean()) <= errors * max(standard_error, _mcnemar_error(best, other, parts))
 
 
 def _draws(candidate: Candidate, parts: Sequence[int]) -> float:
-    """Return how often the parts hold each sequence out, or 1 where some of them are not held out at all."""
-    return max(1.0, len(parts) / candidate.results[parts[0]].trial.parts)
+    """Return how many times as many parts these are as those of the first draw among them."""
+    return len(parts) / max(1, sum(candidate.results[part].trial.draw == 0 for part in parts))
+
+
+def _standard_error(values: Sequence[float] | np.ndarray, draws: float) -> float:
+    """Return the standard error of a mean over parts, which further draws of the same sequences do not make smaller."""
+    return float(np.std(values, ddof=1)) / math.sqrt(len(values) / draws)
 
 
 def _mcnemar_error(best: Candidate, other: Candidate, parts: Sequence[int]) -> float:

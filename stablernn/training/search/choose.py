@@ -10,7 +10,7 @@ from stablernn.errors import ConfigError
 from stablernn.training.loop.stop_signals import stop_signals
 from stablernn.training.search.budget import Budget
 from stablernn.training.search.candidates import Candidate, find_baseline, find_candidates, open_settings
-from stablernn.training.search.plan import first_parts
+from stablernn.training.search.plan import PARTS, first_parts
 from stablernn.training.search.resampling import alike_sequences, resample
 from stablernn.training.search.successive_halving import Choice, Search
 from stablernn.training.search.trial import load_all
@@ -19,8 +19,6 @@ from stablernn.training.settings.closed_form import CLOSED_FORM
 from stablernn.training.settings.config import Config
 
 _LOG = logging.getLogger("stablernn.training")
-
-PARTS = 5
 
 
 def choose_settings(config: Config, budget: Budget | None = None) -> Choice:

@@ -87,7 +87,7 @@ def final_settings(
             additions.append(f"{longer['training.epochs']:,} epochs in place of the recommended {recommended.epochs:,}")
         elif longer:
             additions.append(f"{steps:,} steps in place of the recommended {recommended.steps:,}")
-    if not _keeps_members(config, task):
+    if not _has_fixed_members(config, task):
         cost = steps + certificate_steps
         members = next((count for count in _MEMBERS if count * cost <= affordable_steps), 1)
         if members > 1:
@@ -101,14 +101,17 @@ def final_settings(
 def most_useful_steps(config: Config, task: TaskName, candidate: Candidate, remaining: RemainingBudget) -> float:
     """Return the optimizer steps of the longest training that follows, certificates included, however much is left."""
     recommended = candidate.recommended
-    steps = recommended.steps
-    if recommended.epochs and not has_length(config):
-        steps = recommended.most_epochs * (recommended.steps // recommended.epochs)
+    steps = recommended.steps if has_length(config) else recommended.most_steps
     cost = steps + candidate.config.model.members * _certificate_steps(candidate, remaining)
-    return cost if _keeps_members(config, task) else _MEMBERS[0] * cost
+    return cost if _has_fixed_members(config, task) else _MEMBERS[0] * cost
 
 
-def _keeps_members(config: Config, task: TaskName) -> bool:
+def recommended_cost(candidate: Candidate, remaining: RemainingBudget) -> float:
+    """Return the optimizer steps of the recommended training, certificates included."""
+    return candidate.recommended.steps + candidate.config.model.members * _certificate_steps(candidate, remaining)
+
+
+def _has_fixed_members(config: Config, task: TaskName) -> bool:
     return "members" in config.model.model_fields_set or task == "predict-next"
 
 
@@ -116,9 +119,8 @@ def _longer(candidate: Candidate, affordable_steps: float) -> tuple[dict[str, in
     """Return the settings of a training that is longer than recommended, and its steps; no settings if none is."""
     recommended = candidate.recommended
     epoch_steps = recommended.steps // recommended.epochs
-    most_steps = recommended.most_epochs * epoch_steps
     # Of a few long epochs, a part of one is worth having.
-    if candidate.recipe.most_epochs is not None and recommended.steps < affordable_steps < most_steps:
+    if candidate.recipe.most_epochs is not None and recommended.steps < affordable_steps < recommended.most_steps:
         steps = int(affordable_steps)
         return {"training.max_steps": steps}, steps
     epochs = min(recommended.most_epochs, int(affordable_steps / epoch_steps))

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+PARTS = 5
+"""Parts of the data that are asked for."""
 SEARCH_SHARE = 0.6
-"""Share of the budget for the search; the rest is for the training that follows."""
+"""Share of the budget for the comparison of all recipes; the rest is for the training that follows, and what that has
+no use for goes to further draws of the folds."""
 LEAST_SHARE = 0.2
 """Least share of its steps that a recipe is compared after: below it, fewer recipes are compared instead."""
 _FEWEST_STEPS = 20

@@ -20,6 +20,7 @@ from stablernn.training.search.candidates import (
     Candidate,
     comparable,
     is_clearly_better,
+    keep_shared_parts,
     leading,
     open_settings,
     select,
@@ -29,9 +30,11 @@ from stablernn.training.search.final_training import (
     final_settings,
     has_length,
     most_useful_steps,
+    recommended_cost,
 )
 from stablernn.training.search.plan import (
     LEAST_SHARE,
+    PARTS,
     SEARCH_SHARE,
     Plan,
     count_trainings,
@@ -64,6 +67,7 @@ _USED_SHARE = 0.6
 _FINALISTS = 3
 """Recipes that are compared on another draw of the folds."""
 _MOST_DRAWS = 3
+"""Draws of the folds; what a few dozen sequences tell about recipes is known by then."""
 _RESERVE = 0.9
 """Share of the time that is left which the last training may take by its prediction."""
 
@@ -141,14 +145,12 @@ class Search:
         for recipes, upto in plan.rounds:
             if done:
                 survivors = leading(survivors, recipes)
-            survivors = self._run_round(workers, stop, plan.share, survivors, range(done, upto), deadline)
+            self._run_round(workers, stop, plan.share, survivors, range(done, upto), deadline)
+            survivors = comparable(survivors)
             done = upto
             if not survivors:
                 return self._nothing_compared(plan, step_seconds, whole_steps)
-        survivors = self._run_further_draws(workers, stop, plan.share, survivors)
-        if not survivors:
-            return self._nothing_compared(plan, step_seconds, whole_steps)
-        return self._select(survivors, plan)
+        return self._select(self._run_further_draws(workers, stop, plan.share, survivors), plan)
 
     def _run_further_draws(
         self, workers: Workers, stop: Event, share: float, survivors: list[Candidate]
@@ -162,23 +164,38 @@ class Search:
             is_complete = all(len(candidate.results) == done for candidate in finalists)
             if self._task != "classify" or not is_complete or len(finalists) < 2:
                 break
-            # One that takes longer, as for its certificates, gets fewer members if it is better all the same.
-            spare = self._spare(finalists[0])
+            spare = self._spare(finalists)
             if sum(self._cost(candidate) for candidate in finalists) * self._parts > spare:
                 break
             names = ", ".join(f"'{candidate.recipe.name}'" for candidate in finalists)
             _LOG.info(f"Comparing {names} on another draw of {self._parts} parts.")
             deadline = None if self._budget.seconds is None else time.monotonic() + spare
-            survivors = self._run_round(workers, stop, share, finalists, range(done, done + self._parts), deadline)
+            before = [(candidate, candidate.status, candidate.results) for candidate in finalists]
+            for candidate in finalists:
+                candidate.results = dict(candidate.results)
+            self._run_round(workers, stop, share, finalists, range(done, done + self._parts), deadline)
+            compared = keep_shared_parts(finalists)
+            if not compared:
+                # As where groups leave no fold with two classes; the draws before stand.
+                for candidate, status, results in before:
+                    candidate.status, candidate.reason, candidate.results = status, "", results
+                break
+            survivors = compared
         return survivors
 
-    def _spare(self, default: Candidate) -> float:
-        """Return what the budget has beyond the longest training of the default, in its unit."""
-        step_seconds = default.step_seconds
-        affordable = self._affordable_steps(step_seconds)
-        remaining = RemainingBudget(affordable, step_seconds, self._budget)
-        steps = affordable - most_useful_steps(self._config, self._task, default, remaining)
-        return steps if self._budget.seconds is None else steps * step_seconds
+    def _spare(self, finalists: Sequence[Candidate]) -> float:
+        """Return what the budget has beyond the last training, in its unit: the longest one of the default, and the
+        recommended one of any other finalist, which gets fewer members if it is chosen."""
+        spare = []
+        for candidate in finalists:
+            remaining = self._remaining(candidate.step_seconds)
+            if candidate is finalists[0]:
+                reserved = most_useful_steps(self._config, self._task, candidate, remaining)
+            else:
+                reserved = recommended_cost(candidate, remaining)
+            steps = remaining.affordable_steps - reserved
+            spare.append(steps if self._budget.seconds is None else steps * remaining.step_seconds)
+        return min(spare)
 
     def _cost(self, candidate: Candidate) -> float:
         """Return what another training of a recipe on a part takes of the budget, in its unit."""
@@ -216,7 +233,7 @@ class Search:
         """Return the seconds of a step of the first recipe, and the steps of its whole training on a part."""
         # Of a budget in steps nothing is measured, so that the choice is the same on every machine.
         steps = 1 if self._budget.seconds is None else _MEASURED_STEPS
-        first = Trial(0, self._networks[0].config, 0, self._parts, most_steps=steps)
+        first = Trial(0, self._networks[0].config, 0, PARTS, most_steps=steps)
         # One on each process, which load data and libraries at the same time.
         results = list(workers.run([first] * workers.count, None))
         if stop.is_set() or not results:
@@ -253,16 +270,16 @@ class Search:
         survivors: Sequence[Candidate],
         parts: Sequence[int],
         deadline: float | None,
-    ) -> list[Candidate]:
-        """Train recipes on parts of the data, and return those that can be compared then."""
+    ) -> None:
+        """Train recipes on parts of the data, which are numbered through all draws."""
         # Part by part, so that what is out of time is a part and not a recipe. The baseline takes no steps that a share
         # could be of, and less time than any network.
         contenders = [(candidate, share) for candidate in survivors]
         if self._baseline is not None:
             contenders.insert(0, (self._baseline, 1.0))
         trials = [
-            Trial(self._candidates.index(candidate), candidate.config, part, self._parts, of_steps)
-            for part in parts
+            Trial(self._candidates.index(candidate), candidate.config, part, PARTS, of_steps, draw=draw)
+            for draw, part in (divmod(number, self._parts) for number in parts)
             for candidate, of_steps in contenders
         ]
         for result in workers.run(trials, deadline, self._most_seconds):
@@ -273,14 +290,14 @@ class Search:
             if result.status != "done" or candidate.status == "failed":
                 continue
             candidate.status = "stopped"
-            candidate.results[result.trial.part] = result
+            number = result.trial.draw * self._parts + result.trial.part
+            candidate.results[number] = result
             _LOG.info(
-                f"{candidate.recipe.name}, part {result.trial.part + 1}: {result.metric} {result.score:.4g}, "
+                f"{candidate.recipe.name}, part {number + 1}: {result.metric} {result.score:.4g}, "
                 f"{result.seconds:.1f} s"
             )
         if stop.is_set():
             raise self._interrupted()
-        return comparable(survivors)
 
     def _comparable_baseline(self, network: Candidate) -> Candidate | None:
         """Return the baseline with results on the parts of a network; None where it lacks any of them."""
@@ -320,8 +337,10 @@ class Search:
     def _final_settings(self, candidate: Candidate, step_seconds: float) -> tuple[Config, dict[str, Any]]:
         if candidate is self._baseline:
             return candidate.config, {}
-        remaining = RemainingBudget(self._affordable_steps(step_seconds), step_seconds, self._budget)
-        return final_settings(self._config, self._task, candidate, remaining)
+        return final_settings(self._config, self._task, candidate, self._remaining(step_seconds))
+
+    def _remaining(self, step_seconds: float) -> RemainingBudget:
+        return RemainingBudget(self._affordable_steps(step_seconds), step_seconds, self._budget)
 
     def _affordable_steps(self, step_seconds: float) -> float:
         if self._budget.steps is not None:

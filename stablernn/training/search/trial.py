@@ -12,9 +12,10 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
+from stablernn.data.options import LARGEST_SEED
 from stablernn.data.step_data import Data
 from stablernn.data.types import ClassificationData
-from stablernn.errors import ConfigError, TrainingError
+from stablernn.errors import ConfigError, DataError, TrainingError
 from stablernn.nn.models import Classifier, SequenceModel
 from stablernn.training.build_model import create_model, with_engine
 from stablernn.training.build_trainer import create_trainer
@@ -44,12 +45,12 @@ class Trial:
     Attributes:
         recipe: Number of the recipe.
         config: Its settings, before they are resolved, with the cell.
-        part: Number of the part of the data, see :func:`~stablernn.training.search.resampling.resample`. Parts of
-            another draw of the folds, from ``parts`` on, have other initial weights as well.
-        parts: Number of parts of a draw.
+        part: Number of the part of the data, see :func:`~stablernn.training.search.resampling.resample`.
+        parts: Number of parts that are asked for; the data may have fewer.
         share: Share of the optimizer steps of the whole training.
         most_steps: Optimizer steps after which the training is stopped to measure its speed; None: none.
         seconds: Time after which it is given up; None: none.
+        draw: Number of the draw of the folds. Those of another one are others, and so are the initial weights.
     """
 
     recipe: int
@@ -59,11 +60,12 @@ class Trial:
     share: float = 1.0
     most_steps: int | None = None
     seconds: float | None = None
+    draw: int = 0
 
     @property
     def seed(self) -> int:
         """Seed of the draw that the part is of, and of the training."""
-        return self.config.training.seed + _DRAW_SEEDS * (self.part // self.parts)
+        return (self.config.training.seed + _DRAW_SEEDS * self.draw) % (LARGEST_SEED + 1)
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ def run_trial(trial: Trial) -> TrialResult:
             samples=samples,
             held_out=held_out,
         )
-    except (ConfigError, TrainingError) as error:
+    except (ConfigError, DataError, TrainingError) as error:
         return TrialResult(trial, "failed", seconds=time.monotonic() - began, reason=str(error))
 
 
@@ -233,11 +235,10 @@ def _part(trial: Trial) -> tuple[Data, Data]:
     config = trial.config
     data = load_all(config)
     parts = resample(data, trial.parts, seed=trial.seed, refit=config.training.refit)
-    number = trial.part % trial.parts
-    if number >= len(parts):
+    if trial.part >= len(parts):
         # A longer context leaves fewer ends of the series that training comes before.
         raise ConfigError(f"the data has only {len(parts)} of {trial.parts} parts with these settings")
-    scored = parts[number]
+    scored = parts[trial.part]
     part = scored.without_validation() if config.training.refit else scored
     resolved = resolve(config, task_for(part))
     return with_time(part, resolved), with_time(scored, resolved)

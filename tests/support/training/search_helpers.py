@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -44,14 +45,23 @@ class ScoringWorkers:
         whole_steps: Optimizer steps of a network.
         step_seconds: Seconds of a step.
         slowdown: Factor of these while recipes are compared, as where other work begins.
+        statuses: Statuses of trials that are not done, by the number of the recipe, the draw and the part.
     """
 
     count = 1
 
-    def __init__(self, whole_steps: int, *, step_seconds: float = 0.0, slowdown: float = 1.0) -> None:
+    def __init__(
+        self,
+        whole_steps: int,
+        *,
+        step_seconds: float = 0.0,
+        slowdown: float = 1.0,
+        statuses: Mapping[tuple[int, int, int], Literal["out of time", "failed"]] | None = None,
+    ) -> None:
         self._whole_steps = whole_steps
         self._step_seconds = step_seconds
         self._slowdown = slowdown
+        self._statuses = statuses or {}
 
     def run(
         self, trials: Sequence[Trial], deadline: float | None, most_seconds: float | None = None
@@ -59,6 +69,9 @@ class ScoringWorkers:
         for trial in trials:
             is_baseline = trial.config.training.method == "closed-form"
             score, whole_steps = (0.9, 0) if is_baseline else (0.8, self._whole_steps)
+            if status := self._statuses.get((trial.recipe, trial.draw, trial.part)):
+                yield TrialResult(trial, status, reason="of the test")
+                continue
             yield TrialResult(
                 trial,
                 "done",
@@ -67,5 +80,6 @@ class ScoringWorkers:
                 tie=0.5,
                 steps=round(whole_steps * trial.share),
                 whole_steps=whole_steps,
+                seconds=self._step_seconds * whole_steps * trial.share,
                 step_seconds=self._step_seconds * (1.0 if trial.most_steps else self._slowdown),
             )

@@ -11,6 +11,7 @@ import pytest
 from forecast_helpers import many_series
 from search_helpers import MARK, sequences
 from stablernn.data import ClassificationData
+from stablernn.data.options import LARGEST_SEED
 from stablernn.data.splits import stratified_folds
 from stablernn.errors import DataError
 from stablernn.training.search.resampling import resample
@@ -85,16 +86,18 @@ def test_another_draw_has_other_folds_of_the_same_sequences_and_another_seed(tmp
     data, model = {"source": str(tmp_path / "toy_TRAIN.npz")}, {"cell": "lru", "hidden_size": 4}
     config = validate({"data": data, "model": model, "training": {"refit": True, "max_steps": 1, "seed": 3}})
     draws = []
-    for first in (0, 5):
-        trials = [Trial(0, config, part, 5) for part in range(first, first + 5)]
+    for draw in (0, 1):
+        trials = [Trial(0, config, part, 5, draw=draw) for part in range(5)]
         held_out = [part.test for part, _ in map(_part, trials) if isinstance(part, ClassificationData)]
         assert sorted(number for split in held_out if split is not None for number in split.ids) == sorted(
             map(str, range(30))
         )
         draws.append([split.ids for split in held_out if split is not None])
     assert draws[0] != draws[1]
-    assert [Trial(0, config, part, 5).seed for part in (2, 7)] == [3, 1_000_003]
-    first, again, other = (run_trial(Trial(0, config, part, 5)).held_out for part in (2, 2, 7))
+    assert [Trial(0, config, 2, 5, draw=draw).seed for draw in (0, 1)] == [3, 1_000_003]
+    last = config.model_copy(update={"training": config.training.model_copy(update={"seed": LARGEST_SEED})})
+    assert Trial(0, last, 2, 5, draw=1).seed == 999_999
+    first, again, other = (run_trial(Trial(0, config, 2, 5, draw=draw)).held_out for draw in (0, 0, 1))
     assert first is not None
     assert again is not None
     assert other is not None

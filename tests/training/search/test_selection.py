@@ -86,19 +86,19 @@ def test_recipes_that_err_on_different_sequences_differ_by_chance(shared: int, c
     assert select(rows, [candidate(f"other {number}", "none", [0.7]) for number in range(8)])[0].recipe.name == chosen
 
 
-def test_a_second_draw_of_the_same_sequences_makes_no_difference_more_certain() -> None:
-    rows = [candidate("first", "none", [0.8, 0.8]), candidate("second", "none", [0.845, 0.795])]
-    for each in rows:
-        first, second = (replace(result, samples=100) for result in each.results.values())
-        each.results = {0: first, 1: second, 2: first, 3: second}
-    assert select(rows)[0].recipe.name == "first"
-    # As four parts of other sequences they are certain.
+@pytest.mark.parametrize(("draws", "chosen", "error"), [(2, "first", 0.025), (1, "second", 0.025 / 2**0.5)])
+def test_a_second_draw_of_the_same_sequences_makes_no_difference_more_certain(
+    draws: int, chosen: str, error: float
+) -> None:
+    rows = [candidate("first", "none", [0.8] * 4), candidate("second", "none", [0.845, 0.795] * 2)]
     for each in rows:
         each.results = {
-            part: replace(result, trial=replace(result.trial, part=part, parts=4))
+            part: replace(result, samples=100, trial=replace(result.trial, draw=part * draws // 4))
             for part, result in each.results.items()
         }
-    assert select(rows)[0].recipe.name == "second"
+    assert select(rows)[0].recipe.name == chosen
+    # The deviation over four parts is smaller by the square root of 2/3 than that over two.
+    assert rows[1].document()["standard_error"] == pytest.approx(error * (2 / 3) ** 0.5)
 
 
 def test_what_is_as_good_as_the_best_has_to_be_better_than_the_default() -> None:

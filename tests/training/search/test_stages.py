@@ -6,7 +6,7 @@ import re
 import time
 from dataclasses import replace
 from threading import Event
-from typing import cast
+from typing import Literal, cast
 
 import pytest
 
@@ -93,6 +93,41 @@ def test_what_the_last_training_has_no_use_for_pays_for_further_draws(task: Task
     assert [len(recipe["scores"]) for recipe in document["recipes"]] == [5 * draws, 5 * draws, 3, 3]
     assert document["parts"] == 5 * draws
     assert document["settings"].get("model.members") == 8
+
+
+@pytest.mark.parametrize(
+    ("statuses", "parts"),
+    [
+        ({(1, 1, 2): "out of time"}, [7, 7]),
+        ({(0, 1, 0): "out of time"}, [5, 5]),
+        ({(1, 1, 4): "failed"}, [10, 9]),
+        ({(0, 1, 1): "failed", (1, 1, 1): "failed"}, [5, 5]),
+    ],
+    ids=["late", "at once", "one fails", "all fail"],
+)
+def test_a_draw_that_ends_early_leaves_what_all_finalists_have(
+    statuses: dict[tuple[int, int, int], Literal["out of time", "failed"]], parts: list[int]
+) -> None:
+    networks = [candidate(name, "contracting", [], steps=500) for name in ("first", "second")]
+    user = validate({"data": {"source": "toy"}})
+    search = Search(user, "classify", Budget(None, 14_000), networks, None, (5, 3), 0.0)
+    document = search.run(cast(Workers, ScoringWorkers(500, statuses=statuses)), Event()).document
+    assert document["chosen"] == "first"
+    assert [len(recipe["scores"]) for recipe in document["recipes"]] == parts
+    assert [recipe["status"] for recipe in document["recipes"]] == [
+        "chosen",
+        "failed" if parts == [10, 9] else "compared",
+    ]
+
+
+@pytest.mark.parametrize(("seconds", "parts"), [(60.0, 5), (200.0, 15)])
+def test_a_budget_in_time_pays_for_further_draws(seconds: float, parts: int) -> None:
+    """Eight members take 40 s, and a draw 22 or 50. Time stands still, so that a third draw fits as a second does."""
+    networks = [candidate(name, "contracting", [], steps=500) for name in ("first", "second")]
+    user = validate({"data": {"source": "toy"}})
+    search = Search(user, "classify", Budget(seconds), networks, None, (5, 3), time.monotonic())
+    workers = cast(Workers, ScoringWorkers(500, step_seconds=0.01))
+    assert search.run(workers, Event()).document["parts"] == parts
 
 
 def test_members_of_the_user_leave_more_for_further_draws() -> None:
