@@ -42,18 +42,6 @@ torch.set_warn_always(True)
 gc.set_threshold(50_000, 20, 20)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int | None:
-    """Return the workers of ``-n auto``, three for two cores: tests of servers and processes spend much time waiting.
-
-    None, for what pytest-xdist does by itself, where its variable says the number.
-    """
-    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
-        return None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 3 * cores // 2
-
-
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
