@@ -129,11 +129,11 @@ def comparable(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def keep_shared_parts(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the candidates that did not fail, with results on the first parts that all of them have."""
-    kept = [candidate for candidate in candidates if candidate.status != "failed"]
-    parts = min(map(_first_parts, kept), default=0)
-    for candidate in kept:
+    finalists = [candidate for candidate in candidates if candidate.status != "failed"]
+    parts = min(map(_first_parts, finalists), default=0)
+    for candidate in finalists:
         candidate.results = {part: candidate.results[part] for part in range(parts)}
-    return kept
+    return finalists
 
 
 def leading(candidates: Sequence[Candidate], count: int) -> list[Candidate]:

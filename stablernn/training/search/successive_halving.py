@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
 from typing import Any
@@ -174,26 +174,28 @@ class Search:
             for candidate in finalists:
                 candidate.results = dict(candidate.results)
             self._run_round(workers, stop, share, finalists, range(done, done + self._parts), deadline)
-            compared = keep_shared_parts(finalists)
-            if not compared:
+            if not (left := keep_shared_parts(finalists)):
                 # As where groups leave no fold with two classes; the draws before stand.
                 for candidate, status, results in before:
                     candidate.status, candidate.reason, candidate.results = status, "", results
                 break
-            survivors = compared
+            survivors = left
         return survivors
 
     def _spare(self, finalists: Sequence[Candidate]) -> float:
-        """Return what the budget has beyond the last training, in its unit: the longest one of the default, and the
-        recommended one of any other finalist, which gets fewer members if it is chosen."""
+        """Return what the budget has beyond the last training, in seconds or steps as the budget itself.
+
+        That is the longest training of the default, and the recommended one of any other finalist, which gets fewer
+        members if it is chosen.
+        """
         spare = []
         for candidate in finalists:
             remaining = self._remaining(candidate.step_seconds)
             if candidate is finalists[0]:
-                reserved = most_useful_steps(self._config, self._task, candidate, remaining)
+                last_steps = most_useful_steps(self._config, self._task, candidate, remaining)
             else:
-                reserved = recommended_cost(candidate, remaining)
-            steps = remaining.affordable_steps - reserved
+                last_steps = recommended_cost(candidate, remaining)
+            steps = remaining.affordable_steps - last_steps
             spare.append(steps if self._budget.seconds is None else steps * remaining.step_seconds)
         return min(spare)
 
@@ -310,15 +312,20 @@ class Search:
 
     def _choice(self, candidate: Candidate, reason: str, plan: Plan) -> Choice:
         metric = next(iter(candidate.results.values())).metric
-        config, added = self._final_settings(candidate, candidate.step_seconds)
+        comparison = {"metric": metric, "better": direction(metric), "share_of_steps": round(plan.share, 4)}
+        return self._choice_of(candidate, candidate.step_seconds, reason, comparison)
+
+    def _choice_of(
+        self, candidate: Candidate, step_seconds: float, reason: str, comparison: Mapping[str, Any]
+    ) -> Choice:
+        """Return the choice of a candidate with its settings for the training that follows."""
+        config, added = self._final_settings(candidate, step_seconds)
         return Choice(
             config,
             {
                 "budget": str(self._budget),
-                "metric": metric,
-                "better": direction(metric),
+                **comparison,
                 "parts": max(self._parts, *(len(each.results) for each in self._candidates)),
-                "share_of_steps": round(plan.share, 4),
                 "search_seconds": round(time.monotonic() - self._began, 1),
                 "search_steps": self._steps,
                 "chosen": candidate.recipe.name,
@@ -367,20 +374,7 @@ class Search:
             extent = "for its whole length, which is set" if has_length(self._config) else "for as many steps as fit"
             _LOG.warning(f"Nothing was compared: {reason}. The recipe '{first.recipe.name}' is trained {extent}.")
         first.status = "chosen"
-        config, added = self._final_settings(first, step_seconds)
-        return Choice(
-            config,
-            {
-                "budget": str(self._budget),
-                "parts": self._parts,
-                "search_seconds": round(time.monotonic() - self._began, 1),
-                "search_steps": self._steps,
-                "chosen": first.recipe.name,
-                "reason": reason,
-                "settings": {**open_settings(self._config, first.recipe.settings), **added},
-                "recipes": [candidate.document() for candidate in self._candidates],
-            },
-        )
+        return self._choice_of(first, step_seconds, reason, {})
 
     def _describe_whole(self, step_seconds: float, steps: int) -> str:
         """Return the budget with which a network is trained for all its steps, and nothing is compared."""
