@@ -9,8 +9,8 @@ import pytest
 from packages import PACKAGES, ROOT
 
 MAX_FILES = 20
-MAX_LINES = 450
-MAX_TEST_LINES = 500
+MAX_LINES = 1000
+MAX_TEST_LINES = 1000
 MAX_BODY_LINES = 70
 
 # One file per cell, command or named dataset: their names are the table of contents.
