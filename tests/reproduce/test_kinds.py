@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from named_helpers import at_home, batches, lay, published
 from reproduce_helpers import little_images, little_table, on_digits
 from stablernn.engines import list_engines
 from stablernn.errors import CheckpointError, ConfigError, DataError, InterruptedRun, UnknownNameError
@@ -18,12 +19,13 @@ from stablernn.reproduce.folder import Run
 from stablernn.reproduce.kinds.dynamics import system_matrix
 from stablernn.reproduce.kinds.pendulum import pendulum
 from stablernn.reproduce.plots import sweep_points
-from stablernn.reproduce.progress import progress, state_of
+from stablernn.reproduce.progress import state_of
 from stablernn.reproduce.results_file import content_hash, read_results, write_results
 from stablernn.reproduce.run_protocol import reproduce
 from stablernn.reproduce.settings import merge, ours
 from stablernn.reproduce.table import FULL, SHORT, DataSet, Protocol, Table
 from stablernn.reproduce.tables import TABLES
+from stablernn.reproduce.tables.cifar10 import NOISE_PADDED
 from stablernn.reproduce.training_runs import Length, TrainingRuns
 from stablernn.training import Progress, load_config, train
 
@@ -100,12 +102,21 @@ def test_results_of_another_table_do_not_count(pixels: Table, tmp_path: Path, mo
         reproduce("mnist-pixel", FULL, tmp_path)
 
 
-def test_a_run_with_a_part_of_its_data_makes_a_table_partial(pixels: Table, tmp_path: Path) -> None:
-    results = reproduce("mnist-pixel", FULL, tmp_path)
-    for run in results["runs"]:
-        run["partial_data"] = ["data_batch_3.bin"]
-    assert progress(pixels, FULL, results["runs"])["partial_data"]
-    assert state_of(pixels, results) == "partial"
+def test_a_run_with_a_part_of_its_data_makes_a_table_partial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    files = batches()
+    published(monkeypatch, "cifar10-noise-padded", files)
+    files.pop("data_batch_3.bin")
+    lay(at_home(monkeypatch, tmp_path) / "cifar-10", files)
+    row = replace(TABLES["cifar10"].row("antisymmetric"), hidden_size=4, data_settings={})
+    settings = ours({"training.max_steps": 2, "training.batch_size": 16, "training.plots": False})
+    table = replace(
+        TABLES["cifar10"], rows=(row,), data=(NOISE_PADDED,), full=Protocol(FULL, seeds=(0,), settings=settings)
+    )
+    monkeypatch.setitem(TABLES, "cifar10", table)
+    results = reproduce("cifar10", FULL, tmp_path / "output", partial_data=True)
+    (run,) = results["runs"]
+    assert (run["partial_data"], run["length"]["share"]) == (["data_batch_3.bin"], 1.0)
+    assert results["state"] == "partial"
 
 
 def test_a_run_from_elsewhere_enters_the_table_where_its_settings_are_those(pixels: Table, tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ STEPS = 1000
 _RECORD = 1 + 3 * 32 * 32
 # As a sequence, an image has 32 steps, each a row in three colors.
 _ROWS, _ROW_SIZE = 32, 96
+# Mean and deviation of red, green and blue by which the Lipschitz RNN's released program (get_data.py) standardizes an
+# image before the noise follows; the deviations are those of single images, averaged, below those of all pixels.
+_MEAN, _DEVIATION = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 _TEST = "test_batch.bin"
 _FOLDERS = ("cifar-10/cifar-10-batches-bin", "cifar-10-batches-bin", "cifar-10", "cifar10", "CIFAR10")
 _HOME = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -80,9 +83,12 @@ def load_pixels(request: Request) -> ClassificationData:
 def load_noise_padded(request: Request) -> ClassificationData:
     """Load images as 32 steps of a row (red, then green, then blue), followed by 968 steps of N(0, 1) noise.
 
-    The noise of each sequence is reproducible: it is drawn from the seed, the split and the index. The released code
-        uses the same noise for all sequences of all splits.
+    The image is standardized, so that its pixels are as large as the noise. The noise of each sequence is reproducible:
+    it is drawn from the seed, the split and the index. The released code uses the same noise for all sequences of all
+    splits.
     """
+    # Of the 96 values of a step: 32 of each color.
+    mean, deviation = (np.repeat(np.array(values, np.float32), _ROW_SIZE // 3) for values in (_MEAN, _DEVIATION))
     shared_noise = _draw_noise([request.options.seed]) if request.variant == "released" else None
 
     def split(images: npt.NDArray[np.uint8], y: Int64Array, split_index: int) -> LazySplit:
@@ -90,7 +96,7 @@ def load_noise_padded(request: Request) -> ClassificationData:
             x = np.empty((len(indices), STEPS, _ROW_SIZE), np.float32)
             # (n, color, row, column) to (n, row, color and column)
             x[:, :_ROWS] = images[indices].transpose(0, 2, 1, 3).reshape(-1, _ROWS, _ROW_SIZE)
-            x[:, :_ROWS] /= 255
+            x[:, :_ROWS] = (x[:, :_ROWS] / 255 - mean) / deviation
             for row, index in zip(x, indices, strict=True):
                 noise = (
                     shared_noise
@@ -107,7 +113,12 @@ def load_noise_padded(request: Request) -> ClassificationData:
     features = [f"{color}_{column}" for color in ("red", "green", "blue") for column in range(32)]
     noise = "one for all" if shared_noise is not None else "one a sequence"
     return classification_data(
-        request, LABELS, features, splits, fingerprint_parts=(request.options.seed,), notes={"noise": noise}
+        request,
+        LABELS,
+        features,
+        splits,
+        fingerprint_parts=("standardized", request.options.seed),
+        notes={"noise": noise},
     )
 
 

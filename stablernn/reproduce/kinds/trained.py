@@ -53,7 +53,7 @@ class TrainedKind(Kind):
             **machine,
             "resumed": len(first.get("resumed", [])),
             "length": plan.length(summary["steps"]),
-            "partial_data": summary.get("partial") or None,
+            "partial_data": summary["data_notes"].get("partial"),
         }
 
 
