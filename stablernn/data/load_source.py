@@ -272,9 +272,11 @@ def _load_steps(source: _Source, options: LoadOptions) -> StepData:
         # Only a task that is asked for makes a text of numbers in columns a text.
         check_not_table(source.path)
     _check_no_forecast_options(source, options, "predict-next", ("channels",))
+    path = require_step_file(source.path)
+    test = find_test_file(path) if options.test is None else require_step_file(Path(options.test))
     return load_steps(
-        require_step_file(source.path),
-        test=None if options.test is None else require_step_file(Path(options.test)),
+        path,
+        test=test,
         features=options.channels,
         validation_fraction=options.validation_fraction,
         seed=options.seed,

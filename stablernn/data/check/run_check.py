@@ -46,7 +46,9 @@ def check_source(options: LoadOptions) -> DataReport:
     """Report on the source of these options, see :func:`check_data`."""
     source, findings = options.source, Findings()
     path = None if isinstance(source, str) and is_dataset(source) else Path(source)
-    test_path = None if path is None else _test_path(path, options.test)
+    test_path = None if options.test is None else Path(options.test)
+    if path is not None and test_path is None:
+        test_path = find_test_file(path)
     data: Data | None = None
     refusal: errors.StableRNNError | None = None
     try:
@@ -102,12 +104,3 @@ def _inspect_loaded(path: Path | None, data: Data, options: LoadOptions, finding
         if isinstance(data, StepData):
             warn_about_separators(path, findings)
     return Inspection(data.task, columns, content, data=data)
-
-
-def _test_path(path: Path, test: str | Path | None) -> Path | None:
-    if test is not None:
-        return Path(test)
-    try:
-        return find_test_file(path)
-    except errors.DataError:
-        return None

@@ -273,11 +273,10 @@ def normalize_newlines(text: str) -> str:
 
 def find_test_file(path: Path) -> Path | None:
     """Return the ``NAME_TEST`` file in the folder of a ``NAME_TRAIN`` file, plain or compressed; None without one."""
-    ending = detect_format(path)
-    stem = _strip_compression(path.name).removesuffix(ending)
-    if not stem.endswith("_TRAIN"):
+    plain = path.with_name(_strip_compression(path.name))
+    if not plain.stem.endswith("_TRAIN"):
         return None
-    plain = path.with_name(f"{stem.removesuffix('_TRAIN')}_TEST{ending}")
+    plain = plain.with_stem(f"{plain.stem.removesuffix('_TRAIN')}_TEST")
     candidates = (plain, *(plain.with_name(plain.name + suffix) for suffix in _COMPRESSIONS))
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 

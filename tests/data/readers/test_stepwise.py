@@ -68,6 +68,21 @@ def test_a_test_file_leaves_more_to_train(tmp_path: Path) -> None:
     assert [int(split.lengths.sum()) for split in (data.train, data.validation, data.test)] == [8, 2, 2]
 
 
+@pytest.mark.parametrize("name", ["a_TEST.txt", "a_TEST.txt.gz"])
+def test_the_test_file_beside_a_training_file_is_taken(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a_TRAIN.txt").write_text("abcabcabcab")
+    (tmp_path / name).write_bytes(gzip.compress(b"cab") if name.endswith(".gz") else b"cab")
+    data = load(tmp_path / "a_TRAIN.txt")
+    assert stored(data.test).inputs[0].tolist() == [2, 0]
+    assert [int(split.lengths.sum()) for split in (data.train, data.validation)] == [8, 2]
+    # Both files of arrays are read alike, and the option still names another file.
+    save(tmp_path / "n_TRAIN.npz", x=np.zeros((5, 4, 1)))
+    save(tmp_path / "n_TEST.npz", x=np.ones((2, 4, 1)))
+    save(tmp_path / "other.npz", x=np.ones((1, 4, 1)))
+    assert len(load(tmp_path / "n_TRAIN.npz", task="predict-next").test) == 2
+    assert len(load(tmp_path / "n_TRAIN.npz", task="predict-next", test=tmp_path / "other.npz").test) == 1
+
+
 def save(path: Path, **arrays: Any) -> Path:
     np.savez(path, **arrays)
     return path
