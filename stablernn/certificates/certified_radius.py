@@ -202,6 +202,11 @@ def _check(model: Classifier) -> None:
             "No radius is proved of a model for irregular time: bounds are of regular steps. Train with "
             "model.time=ignore."
         )
+    if len(model.head_layers):
+        raise CertificateError(
+            "No radius is proved of a model with layers in front of its head, got "
+            f"{len(model.head_layers)}. Train it with a linear head."
+        )
     if model.scaling.keep_missing:
         raise CertificateError(
             f"No radius is proved of the cell '{model.rnn.first.cell}', which fills in missing values by itself."

@@ -137,7 +137,7 @@ def _input_product(cell: StableCell) -> tuple[Tensor, Tensor | None]:
 
 def _head(initializers: dict[str, np.ndarray], model: SequenceModel) -> Document | None:
     """Describe a linear head; None for a head that an engine takes from the graph."""
-    if len(model.rnn) > 1:
+    if len(model.rnn) > 1 or len(model.head_layers):
         return None
     if isinstance(model, Classifier):
         assert isinstance(model.head, Heads)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 import torch
@@ -12,6 +12,7 @@ from stablernn.data.step_data import Output
 from stablernn.errors import ConfigError, did_you_mean
 from stablernn.nn.layers import StableRNN
 from stablernn.nn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
+from stablernn.nn.models._readout import ACTIVATIONS
 
 TorchTask = Literal["classify", "forecast", "predict-next"]
 TASKS = ("classify", "forecast", "predict-next")
@@ -26,7 +27,7 @@ def from_torch(module: nn.RNNBase, head: None = None) -> StableRNN: ...
 @overload
 def from_torch(
     module: nn.RNNBase,
-    head: nn.Linear,
+    head: nn.Linear | nn.Sequential,
     *,
     task: TorchTask,
     horizon: int | None = None,
@@ -39,7 +40,7 @@ def from_torch(
 
 def from_torch(
     module: nn.RNNBase,
-    head: nn.Linear | None = None,
+    head: nn.Linear | nn.Sequential | None = None,
     *,
     task: TorchTask | None = None,
     horizon: int | None = None,
@@ -58,7 +59,8 @@ def from_torch(
 
     Args:
         module: Layers of any number, with ``bias`` or without, in float32 or float64.
-        head: The linear map of the last layer's output; None for the layers alone.
+        head: The linear map of the last layer's output, or a ``Sequential`` of linear maps and activations that ends
+            with a linear map; ``Dropout`` and ``Identity`` in it are left out. None for the layers alone.
         task: With a head, its meaning. ``classify``: logits of the classes of a whole sequence, from the last output.
             ``forecast``: the next ``horizon`` values of the channels ``target_indices``, from the last output, ordered
             ``(horizon, targets)``. ``predict-next``: an output at every step, so also a regression of the last state:
@@ -86,8 +88,9 @@ def from_torch(
         True
     """
     cell = _cell_key(module)
-    _check_weights(module, head)
-    if head is None:
+    head_modules = [] if head is None else _head_modules(head)
+    _check_weights(module, head_modules)
+    if not head_modules:
         _refuse_without_head(task=task, horizon=horizon, mean=mean, scale=scale)
         layer = StableRNN(
             cell,
@@ -98,15 +101,11 @@ def from_torch(
             dropout=_dropout(module),
         )
         return _like(module, _copied(layer, module))
-    if head.in_features != module.hidden_size:
-        raise ConfigError(
-            f"The head must take the {module.hidden_size} outputs of the last layer, got a Linear of "
-            f"{head.in_features} inputs."
-        )
-    model = _create_model(cell, module, head, task, horizon, target_indices, output, is_scaled=mean is not None)
+    _check_sizes(head_modules, module.hidden_size)
+    model = _create_model(cell, module, head_modules, task, horizon, target_indices, output, is_scaled=mean is not None)
     model = _like(module, model)
     _copied(model.rnn.first, module)
-    _copy_head(model, head)
+    _copy_head(model, head_modules)
     _set_scaling(model, module, mean, scale)
     return model
 
@@ -144,18 +143,75 @@ def _cell_key(module: object) -> str:
     return "rnn" if module.nonlinearity == "tanh" else "identity_rnn"
 
 
-def _check_weights(module: nn.RNNBase, head: object) -> None:
-    """Refuse a head that is not linear, and weights of another dtype or without a finite value.
+def _head_modules(head: object) -> list[nn.Module]:
+    """Return the linear maps and activations of a head, of which the last is a linear map.
+
+    Raises:
+        ConfigError: If it has another module.
+    """
+    modules: list[nn.Module] = []
+    for layer in _flatten(head):
+        if isinstance(layer, nn.Dropout | nn.Identity):
+            continue
+        if not isinstance(layer, nn.Linear) and _activation(layer) is None:
+            names = ", ".join(activation.__name__ for activation in ACTIVATIONS.values())
+            raise ConfigError(
+                f"The head must be a torch.nn.Linear, or a Sequential of Linear and {names} with the options that they "
+                f"have by default, got {layer}. Pass head=None for the layers alone and keep the rest of the network "
+                "in torch."
+            )
+        modules.append(layer)
+    if not modules or not isinstance(modules[-1], nn.Linear):
+        last = f"'{type(modules[-1]).__name__}'" if modules else "nothing"
+        raise ConfigError(
+            f"The head must end with a torch.nn.Linear, whose outputs are logits or values, got {last}. Leave out what "
+            "comes after it."
+        )
+    return modules
+
+
+def _flatten(head: object) -> Iterator[Any]:
+    if not isinstance(head, nn.Sequential):
+        yield head
+        return
+    for layer in head:
+        yield from _flatten(layer)
+
+
+def _activation(layer: object) -> str | None:
+    """Return the name of an activation; None for another module, or one with options of its own."""
+    for name, activation in ACTIVATIONS.items():
+        # Whether it works in place changes no value.
+        if type(layer) is activation and str(layer).replace("inplace=True", "").replace(", )", ")") == str(
+            activation()
+        ):
+            return name
+    return None
+
+
+def _check_sizes(head: Sequence[nn.Module], size: int) -> None:
+    """Refuse a head whose linear maps do not fit the layers, or each other.
+
+    Raises:
+        ConfigError: If one does not.
+    """
+    source = "the last layer"
+    for layer in head:
+        if isinstance(layer, nn.Linear):
+            if layer.in_features != size:
+                raise ConfigError(
+                    f"The head must take the {size} outputs of {source}, got a Linear of {layer.in_features} inputs."
+                )
+            size, source = layer.out_features, "the Linear before it"
+
+
+def _check_weights(module: nn.RNNBase, head: Sequence[nn.Module]) -> None:
+    """Refuse weights of another dtype or without a finite value.
 
     Raises:
         ConfigError: If it is so.
     """
-    if head is not None and not isinstance(head, nn.Linear):
-        raise ConfigError(
-            f"The head must be a torch.nn.Linear, got {type(head).__name__}. Pass head=None for the layers alone and "
-            "keep the rest of the network in torch."
-        )
-    tensors = [*module.parameters(), *([] if head is None else head.parameters())]
+    tensors = [*module.parameters(), *(tensor for layer in head for tensor in layer.parameters())]
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1 or dtypes.isdisjoint(_DTYPES):
         names = " and ".join(sorted(str(dtype) for dtype in dtypes))
@@ -181,7 +237,7 @@ def _dropout(module: nn.RNNBase) -> float:
 def _create_model(
     cell: str,
     module: nn.RNNBase,
-    head: nn.Linear,
+    head: Sequence[nn.Module],
     task: str | None,
     horizon: int | None,
     target_indices: Sequence[int],
@@ -200,7 +256,11 @@ def _create_model(
     if (horizon is None) == (task == "forecast"):
         raise ConfigError(f"horizon is for task='forecast', which needs it, got horizon={horizon} for task='{task}'.")
     shape: dict[str, Any] = {"num_layers": module.num_layers, "dropout": _dropout(module)}
-    size, outputs = module.hidden_size, head.out_features
+    shape["head_layers"] = [
+        layer.out_features if isinstance(layer, nn.Linear) else _activation(layer) for layer in head[:-1]
+    ]
+    assert isinstance(head[-1], nn.Linear)
+    size, outputs = module.hidden_size, head[-1].out_features
     if task == "predict-next":
         return SequencePredictor(cell, module.input_size, outputs, size, output=output, **shape)
     shape["scaling"] = "standard" if is_scaled else "none"
@@ -242,12 +302,15 @@ def _copied(layer: StableRNN, module: nn.RNNBase) -> StableRNN:
     return layer
 
 
-def _copy_head(model: SequenceModel, head: nn.Linear) -> None:
-    # A single member, so that its head is the only linear map.
-    (linear,) = (layer for layer in model.head.modules() if isinstance(layer, nn.Linear))
+def _copy_head(model: SequenceModel, head: Sequence[nn.Module]) -> None:
+    # A single member, so that the last linear map is the only one of its head.
+    targets = [layer for part in (model.head_layers, model.head) for layer in part.modules()]
+    maps = [layer for layer in targets if isinstance(layer, nn.Linear)]
+    sources = [layer for layer in head if isinstance(layer, nn.Linear)]
     with torch.no_grad():
-        linear.weight.copy_(head.weight)
-        linear.bias.copy_(torch.zeros_like(linear.bias) if head.bias is None else head.bias)
+        for linear, source in zip(maps, sources, strict=True):
+            linear.weight.copy_(source.weight)
+            linear.bias.copy_(torch.zeros_like(linear.bias) if source.bias is None else source.bias)
 
 
 def _set_scaling(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 import stablernn as srn
 from exports import exported
 from server_helpers import Running, serve
-from stablernn.errors import ConfigError
+from stablernn.certificates.certified_radius import certified_radii
+from stablernn.errors import CertificateError, ConfigError
 from stablernn.nn.models import SequenceModel, build_model
 from stablernn_client import Client
 from stablernn_registry import Registry
@@ -87,6 +89,37 @@ def test_a_forecaster_has_the_values_of_torch_in_raw_units(tmp_path: Path) -> No
     assert exported(model, tmp_path).parity["stream_equals_sequence"]
 
 
+@pytest.mark.parametrize("task", ["classify", "forecast", "predict-next"])
+def test_a_sequential_head_has_the_outputs_of_torch(task: Any, tmp_path: Path) -> None:
+    module = nn.LSTM(2, 6, batch_first=True).eval()
+    inner = nn.Sequential(nn.Linear(6, 5, bias=False), nn.ReLU(inplace=True))
+    head = nn.Sequential(nn.Dropout(0.5), inner, nn.LeakyReLU(), nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 4)).eval()
+    model = srn.from_torch(module, head, task=task, horizon=4 if task == "forecast" else None).eval()
+    x = torch.randn(4, 25, 2)
+    expected: Tensor = head(module(x)[0])
+    if task != "predict-next":
+        expected = expected[:, -1]
+    torch.testing.assert_close(model(x).reshape(expected.shape), expected, rtol=0, atol=1e-6)
+    again = build_model(model.config())
+    again.load_state_dict(model.state_dict())
+    torch.testing.assert_close(again.eval()(x), model(x), rtol=0, atol=0)
+    assert exported(model, tmp_path).parity["stream_equals_sequence"]
+
+
+def test_no_radius_is_certified_through_layers_in_front_of_the_head() -> None:
+    module, layers = nn.RNN(1, 4, batch_first=True), (nn.Linear(4, 4), nn.Tanh())
+    with torch.no_grad():
+        module.weight_hh_l0.mul_(0.1)
+    radii = []
+    for head in (nn.Linear(4, 2), nn.Sequential(*layers, nn.Linear(4, 2))):
+        model = srn.from_torch(module, head, task="classify").eval()
+        assert isinstance(model, srn.Classifier)
+        with contextlib.suppress(CertificateError):
+            radii.append(certified_radii(model, torch.zeros(1, 9, 1)))
+    # The weights of the last map alone would be a radius of another function.
+    assert len(radii) == 1
+
+
 def test_an_imported_layer_goes_on_training() -> None:
     module = nn.LSTM(2, 4, batch_first=True)
     layer = srn.from_torch(module)
@@ -123,7 +156,22 @@ REFUSED: dict[str, Case] = {
     "half": (nn.GRU(3, 4).half(), {}, "takes weights in float32 or float64, got torch.float16. Convert with .float()"),
     "bfloat16": (nn.RNN(3, 4).bfloat16(), {}, "got torch.bfloat16"),
     "two dtypes": (nn.GRU(3, 4), {"head": nn.Linear(4, 2).double(), "task": "classify"}, "float32 and torch.float64"),
-    "a head that is not linear": (nn.GRU(3, 4), {"head": nn.ReLU()}, "The head must be a torch.nn.Linear, got ReLU."),
+    "an activation alone": (nn.GRU(3, 4), {"head": nn.ReLU()}, "The head must end with a torch.nn.Linear"),
+    "probabilities": (
+        nn.GRU(3, 4),
+        {"head": nn.Sequential(nn.Linear(4, 2), nn.Softmax(1))},
+        "got Softmax(dim=1). Pass head=None",
+    ),
+    "an activation with options": (
+        nn.GRU(3, 4),
+        {"head": nn.Sequential(nn.LeakyReLU(0.3), nn.Linear(4, 2))},
+        "got LeakyReLU(negative_slope=0.3)",
+    ),
+    "maps that do not fit": (
+        nn.GRU(3, 4),
+        {"head": nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(5, 2)), "task": "classify"},
+        "The head must take the 3 outputs of the Linear before it, got a Linear of 5 inputs.",
+    ),
     "a head of another size": (
         nn.GRU(3, 5),
         {"head": LINEAR, "task": "classify"},

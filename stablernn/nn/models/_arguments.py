@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from torch import Tensor
@@ -29,6 +29,7 @@ class NetworkOptions(TypedDict, total=False):
     members: int
     max_dt: float | None
     resample_steps: int | None
+    head_layers: Sequence[int | str]
     preset: str
     cell_options: Mapping[str, Any] | None
     engine: str

@@ -19,7 +19,13 @@ from stablernn.nn.convolutions import ConvolutionShape
 from stablernn.nn.ensemble import Ensemble
 from stablernn.nn.layers import check_tensor, group_parameters
 from stablernn.nn.models._arguments import check_covariates
-from stablernn.nn.models._readout import READOUTS, STATISTICS, sequence_statistics, step_statistics
+from stablernn.nn.models._readout import (
+    READOUTS,
+    STATISTICS,
+    build_head_layers,
+    sequence_statistics,
+    step_statistics,
+)
 from stablernn.nn.preprocessing import Patches, Scaling, create_resampling, create_scaling
 from stablernn.nn.segments import valid_steps
 
@@ -55,6 +61,8 @@ class SequenceModel(nn.Module):
         resample_steps: Samples to which every sequence is resampled over its whole length, with the logarithm of its
             length as a further feature, for classifiers of complete sequences; None to read the samples as they are.
             Such a model cannot read streams.
+        head_layers: Layers between the readout and the head: a number is a linear map to as many numbers, a name an
+            activation, such as ``(32, "relu")``. Only with one member.
         preset: ``practical`` (ours) or ``paper``, the cell's defaults.
         cell_options: Options of the cell, which override the preset.
         engine: The engine that runs the steps, see :class:`stablernn.StableRNN`.
@@ -96,6 +104,7 @@ class SequenceModel(nn.Module):
         members: int = 1,
         max_dt: float | None = None,
         resample_steps: int | None = None,
+        head_layers: Sequence[int | str] = (),
         preset: str = "practical",
         cell_options: Mapping[str, Any] | None = None,
         engine: str = "auto",
@@ -140,6 +149,8 @@ class SequenceModel(nn.Module):
             max_dt=max_dt,
             **self.cell_options,
         )
+        self.head_layers = build_head_layers(self._readout_size, head_layers, members)
+        self._head_layer_options = list(head_layers)
         # NaN cannot pass through an embedding, whose whole output would be NaN, nor through the state, which holds the
         # samples that one patch shares with the next.
         can_pass_missing = not patch_embedding and self.patches.size == self.patches.stride
@@ -401,8 +412,9 @@ class SequenceModel(nn.Module):
             "conv_channels": self.conv_channels,
             "members": len(self.rnn),
             "max_dt": self.max_dt,
-            # Older releases do not know the key.
+            # Older releases do not know the keys.
             **({} if self.resampling is None else {"resample_steps": self.resampling.steps}),
+            **({"head_layers": self._head_layer_options} if self._head_layer_options else {}),
             "preset": self.preset,
             "cell_options": self.cell_options,
         }
@@ -410,6 +422,11 @@ class SequenceModel(nn.Module):
     @property
     def feature_size(self) -> int:
         """Input size of the head of each member."""
+        sizes = [layer for layer in self._head_layer_options if isinstance(layer, int)]
+        return sizes[-1] if sizes else self._readout_size
+
+    @property
+    def _readout_size(self) -> int:
         return self.rnn.first.output_size * (3 if self.readout == "all" else 1)
 
     def _convolution_shape(self, layers: int, width: int) -> ConvolutionShape:
@@ -418,6 +435,11 @@ class SequenceModel(nn.Module):
 
     def _features(self, state: States) -> Tensor:
         """Return the input of the heads, ``(batch, members * feature_size)``."""
+        features: Tensor = self.head_layers(self._readout(state))
+        return features
+
+    def _readout(self, state: States) -> Tensor:
+        """Return the statistics of the outputs so far that the head reads, of each member."""
         _, layer_state, readout_state = self._split(state)
         if self.readout in ("mean", "max"):
             return readout_state[0]

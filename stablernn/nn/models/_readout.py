@@ -1,13 +1,57 @@
-"""Statistics of the last layer's outputs so far, which the readouts ``mean``, ``max`` and ``all`` keep in the state."""
+"""Between the layers and the head: statistics of the outputs so far, which the state keeps, and layers of the head."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from stablernn.errors import ConfigError, did_you_mean
 
 READOUTS = ("last", "mean", "max", "all")
 STATISTICS = {"last": (), "mean": ("mean",), "max": ("max",), "all": ("mean", "max")}
 """The statistics in the state of each readout; a count of the outputs follows them if there are any."""
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "leaky_relu": nn.LeakyReLU,
+    "relu": nn.ReLU,
+    "sigmoid": nn.Sigmoid,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+}
+"""Activations between linear maps of a head, with the options that they have by default."""
+
+
+def build_head_layers(size: int, layers: Sequence[int | str], members: int) -> nn.Sequential:
+    """Return the layers between the readout and the last linear map of a head.
+
+    Args:
+        size: Length of the readout.
+        layers: Lengths of linear maps, and names of activations.
+        members: Networks of the ensemble.
+
+    Raises:
+        ConfigError: If a length is below 1, a name is unknown, or there are several members.
+    """
+    if layers and members > 1:
+        raise ConfigError(f"head_layers are for one network, got members={members}. Leave one of them out.")
+    modules: list[nn.Module] = []
+    for layer in layers:
+        if isinstance(layer, str):
+            if layer not in ACTIVATIONS:
+                raise ConfigError(
+                    f"Unknown activation '{layer}' in head_layers.{did_you_mean(layer, ACTIVATIONS)} It is one of "
+                    f"{', '.join(ACTIVATIONS)}."
+                )
+            modules.append(ACTIVATIONS[layer]())
+            continue
+        if layer < 1:
+            raise ConfigError(f"A linear map in head_layers has 1 output or more, got {layer}.")
+        modules.append(nn.Linear(size, layer))
+        size = layer
+    return nn.Sequential(*modules)
 
 
 def step_statistics(readout: str, output: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -216,7 +216,7 @@ class SequencePredictor(SequenceModel):
         scaled, scaled_state = self.scaling.sequence(x, scaled_state, valid)
         outputs, layer_state = self.rnn.run(scaled, layer_state, None if valid is None else lengths, dt)
         assert outputs is not None
-        return self._to_raw_units(self._linear(outputs), last_values), (*scaled_state, *layer_state)
+        return self._to_raw_units(self._linear(self.head_layers(outputs)), last_values), (*scaled_state, *layer_state)
 
     def emit(self, state: States, **covariates: Tensor) -> tuple[Tensor, ...]:
         last_values = self._split(state)[0][0] if self.predict_change else None
