@@ -1,7 +1,8 @@
 """Calendar steps: the timestamp that lies a number of steps after another.
 
 Frequencies are written as KServe's time-series API writes them (``S``, ``minute``, ``M``, ...) or as pandas does
-(``min``, ``B``, ``MS``, ``QE``, ``W-SUN``), with an optional count in front (``15min``).
+(``min``, ``B``, ``MS``, ``BME``, ``QE-NOV``, ``W-SUN``), with an optional count in front (``15min``). ``MS-30`` is the
+30th of a month, or the last day of a shorter one.
 """
 
 from __future__ import annotations
@@ -25,18 +26,24 @@ _FIXED = {
     **dict.fromkeys(("W", "week"), timedelta(weeks=1)),
 }
 _BUSINESS = "B"
-_Edge = Literal["none", "start", "end"]
+_Edge = Literal["none", "start", "end", "business start", "business end"]
 # Months in a period, its edge that timestamps lie on, and the month (0 = January) that periods are counted from.
 _CALENDAR: dict[str, tuple[int, _Edge, int]] = {
     **dict.fromkeys(("M", "month"), (1, "none", 0)),
     "MS": (1, "start", 0),
     "ME": (1, "end", 0),
+    "BMS": (1, "business start", 0),
+    "BME": (1, "business end", 0),
     **dict.fromkeys(("Q", "quarter"), (3, "none", 0)),
     "QS": (3, "start", 0),
     "QE": (3, "end", 11),
+    "BQS": (3, "business start", 0),
+    "BQE": (3, "business end", 11),
     **dict.fromkeys(("Y", "year"), (12, "none", 0)),
     "YS": (12, "start", 0),
     "YE": (12, "end", 11),
+    "BYS": (12, "business start", 0),
+    "BYE": (12, "business end", 11),
 }
 _DAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
 _MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
@@ -45,7 +52,7 @@ _YEARS = range(1678, 2262)
 # As for files of data: step numbers seldom reach 100,000,000, which as a Unix time in seconds is 1973-03-03.
 _MIN_UNIX_SECONDS, _MAX_UNIX_SECONDS = 100_000_000, 4_102_444_800
 _UNIX_UNITS = {"seconds": 1, "milliseconds": 1000}
-_PATTERN = re.compile(r"([1-9][0-9]{0,5})?([A-Za-z]+)(?:-([A-Z]{3}))?")
+_PATTERN = re.compile(r"([1-9][0-9]{0,5})?([A-Za-z]+)(?:-([A-Z]{3}|[1-9][0-9]?))?")
 
 
 def check_frequency(frequency: str, trained: str | None = None) -> None:
@@ -73,7 +80,7 @@ def step_frequency(requested: str | None, trained: str | None) -> str | None:
     """
     if requested is not None or trained is None:
         return requested
-    return re.sub(r"^([0-9]*[MQY])S$", r"\1", trained)
+    return re.sub(r"^([0-9]*[MQY])S(-[A-Z]{3})?$", r"\1", trained)
 
 
 def advance(start: str, steps: int, frequency: str) -> str:
@@ -184,7 +191,10 @@ def _add_steps(start: str, steps: int, frequency: str) -> datetime:
             return moment + steps * count * _FIXED[unit]
         if unit == _BUSINESS:
             return _add_business_days(moment, steps * count)
-        return _add_months(moment, steps * count, *_CALENDAR[unit], anchor)
+        months, edge, first = _CALENDAR[unit]
+        if anchor in _MONTHS:
+            first = _MONTHS.index(anchor)
+        return _add_months(moment, steps * count, months, edge, first, int(anchor) if unit == "MS" and anchor else 1)
     except (OverflowError, ValueError) as error:
         raise InputError(f"{steps} steps of '{frequency}' after '{start}' lie beyond the year 9999.") from error
 
@@ -203,7 +213,11 @@ def _parse(frequency: str) -> tuple[int, str, str | None]:
             "with a count in front if need be ('15min')."
         )
     count, unit, anchor = int(match[1] or 1), match[2], match[3]
-    anchors = _DAYS if unit == "W" else _MONTHS if unit in ("QS", "QE", "YS", "YE") else ()
+    anchors: tuple[str, ...] = _DAYS if unit == "W" else ()
+    if unit == "MS":
+        anchors = tuple(map(str, range(1, 32)))
+    elif unit in _CALENDAR and _CALENDAR[unit][0] > 1 and _CALENDAR[unit][1] != "none":
+        anchors = _MONTHS
     if anchor is not None and anchor not in anchors:
         allowed = f"one of {', '.join(anchors)}" if anchors else "nothing"
         raise InputError(f"The frequency '{frequency}' may have {allowed} after '{unit}-'.")
@@ -234,22 +248,36 @@ def _add_business_days(moment: datetime, steps: int) -> datetime:
     return moment + timedelta(weeks=weeks, days=weekday - moment.weekday())
 
 
-def _add_months(moment: datetime, steps: int, months: int, edge: _Edge, first: int, anchor: str | None) -> datetime:
-    """Return the time ``steps`` periods of ``months`` months after ``moment``; the rest as in ``_CALENDAR``."""
+def _add_months(moment: datetime, steps: int, months: int, edge: _Edge, first: int, day: int) -> datetime:
+    """Return the time ``steps`` periods of ``months`` months after ``moment``.
+
+    Args:
+        moment: A time.
+        steps: Number of periods.
+        months: Months in each.
+        edge: As in ``_CALENDAR``.
+        first: As there.
+        day: Day of the month that periods with the edge "start" begin on.
+    """
     # Months since year 0.
     index = moment.year * 12 + moment.month - 1
-    is_last_day = moment.day == monthrange(moment.year, moment.month)[1]
-    if edge != "none":
-        # Back to the edge: the end of a month that is not over is that of the one before.
-        if edge == "end" and not is_last_day:
-            index -= 1
-        index -= (index - (_MONTHS.index(anchor) if anchor else first)) % months
-    year, month = divmod(index + steps * months, 12)
-    last = monthrange(year, month + 1)[1]
-    if edge == "start":
-        day = 1
-    elif edge == "end" or is_last_day:
-        day = last
+    last = monthrange(moment.year, moment.month)[1]
+    if edge == "none":
+        day = 31 if moment.day == last else moment.day
     else:
-        day = min(moment.day, last)
-    return moment.replace(year=year, month=month + 1, day=day)
+        # Back to the edge: a month whose edge is yet to come is not over.
+        index -= moment.day < _edge_day(index, edge, day)
+        index -= (index - first) % months
+    index += steps * months
+    return moment.replace(year=index // 12, month=index % 12 + 1, day=_edge_day(index, edge, day))
+
+
+def _edge_day(index: int, edge: _Edge, day: int) -> int:
+    """Return the day of a month that is its edge, or ``day``, where there is one, for those that keep it."""
+    weekday, last = monthrange(index // 12, index % 12 + 1)
+    if edge == "business start":
+        # Weekday of the first day, 5 and 6 for a weekend.
+        return 1 + (7 - weekday if weekday > 4 else 0)
+    if edge == "business end":
+        return last - max(0, (weekday + last - 1) % 7 - 4)
+    return last if edge == "end" else min(day, last)

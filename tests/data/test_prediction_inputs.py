@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from stablernn.data import ClassificationData, ForecastData, dataset_info, load_data, read_inputs
+from stablernn.data.time.frequency import parse_frequency
 from stablernn.errors import ConfigError, DataError, StableRNNError, UnknownNameError
 
 
@@ -132,6 +133,29 @@ def test_irregular_series_go_on_by_their_median_step(tmp_path: Path) -> None:
     inputs = read_inputs(path, task="forecast", features=["y"])
     assert inputs.frequency is None
     assert [str(stamp)[:16] for stamp in inputs.future_ds(0, 2)] == ["2024-01-05T06:00", "2024-01-06T06:00"]
+
+
+@pytest.mark.parametrize(
+    ("frequency", "ahead"),
+    [
+        ("BME", ["2024-02-29", "2024-03-29", "2024-04-30", "2024-05-31"]),
+        ("MS-30", ["2024-02-29", "2024-03-30", "2024-04-30", "2024-05-30"]),
+        ("ME", ["2024-02-29", "2024-03-31", "2024-04-30", "2024-05-31"]),
+    ],
+)
+def test_months_whose_day_moves_go_on_on_theirs(tmp_path: Path, frequency: str, ahead: list[str]) -> None:
+    grid = parse_frequency(frequency)
+    ds = grid.at(grid.at(np.datetime64("2019-01-30"), np.zeros(1, np.int64))[0], np.arange(61))
+    rows = "".join(f"{str(day)[:10]},{number}\n" for number, day in enumerate(ds))
+    data = load_data(write(tmp_path / "m.csv", "ds,y\n" + rows), validation_steps=12, test_steps=12)
+    assert isinstance(data, ForecastData)
+    assert (data.frequency, data.season, data.notes["gap_steps_filled"]) == (frequency, 12, 0)
+    # From a context on that ends in January, before a short month.
+    context = write(tmp_path / "n.csv", "ds,y\n" + "".join(rows.splitlines(keepends=True)[-12:]))
+    inputs = read_inputs(context, task="forecast", features=["y"], frequency=data.frequency)
+    assert [str(day)[:10] for day in inputs.future_ds(0, 4)] == ahead
+    with pytest.raises(DataError, match=f"not in steps of frequency 'MS' but of '{frequency}'"):
+        load_data(tmp_path / "m.csv", frequency="MS")
 
 
 def test_given_frequency_serves_a_single_row(tmp_path: Path) -> None:

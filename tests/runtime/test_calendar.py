@@ -51,6 +51,16 @@ from stablernn_runtime.errors import InputError
         ("2024-12-31", 1, "YE", "2025-12-31T00:00:00"),
         ("2024-04-01", 1, "YS-APR", "2025-04-01T00:00:00"),
         ("2024-01-01", 2, "2MS", "2024-05-01T00:00:00"),
+        ("2024-02-29", 1, "MS-30", "2024-03-30T00:00:00"),
+        ("2024-03-10", 1, "MS-30", "2024-03-30T00:00:00"),
+        ("2024-01-31", 2, "BME", "2024-03-29T00:00:00"),
+        ("2024-03-28", 1, "BME", "2024-03-29T00:00:00"),
+        ("2024-03-31", 1, "BME", "2024-04-30T00:00:00"),
+        ("2024-05-01T07:00:00Z", 1, "BMS", "2024-06-03T07:00:00Z"),
+        ("2024-06-01", 1, "BMS", "2024-06-03T00:00:00"),
+        ("2024-12-31", 2, "BQE", "2025-06-30T00:00:00"),
+        ("2021-12-31", 1, "BYE", "2022-12-30T00:00:00"),
+        ("2023-10-31", 1, "BQE-OCT", "2024-01-31T00:00:00"),
     ],
 )
 def test_advance(start: str, steps: int, frequency: str, expected: str) -> None:
@@ -59,7 +69,16 @@ def test_advance(start: str, steps: int, frequency: str, expected: str) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "trained", "expected"),
-    [(None, None, None), ("MS", "D", "MS"), (None, "W-SAT", "W-SAT"), (None, "2MS", "2M"), (None, "QE", "QE")],
+    [
+        (None, None, None),
+        ("MS", "D", "MS"),
+        (None, "W-SAT", "W-SAT"),
+        (None, "2MS", "2M"),
+        (None, "QE", "QE"),
+        (None, "QS-FEB", "Q"),
+        (None, "MS-30", "MS-30"),
+        (None, "BMS", "BMS"),
+    ],
 )
 def test_months_of_training_data_keep_their_day(asked: str | None, trained: str | None, expected: str | None) -> None:
     assert step_frequency(asked, trained) == expected
@@ -69,7 +88,7 @@ def test_months_of_training_data_keep_their_day(asked: str | None, trained: str 
     st.datetimes(allow_imaginary=False).filter(lambda moment: 1000 < moment.year < 3000),
     st.integers(1, 40),
     st.integers(1, 40),
-    st.sampled_from(["S", "15min", "h", "D", "W-SUN", "MS", "ME", "QS", "QE-JAN", "YS", "YE", "2QS"]),
+    st.sampled_from(["S", "15min", "h", "D", "W-SUN", "MS", "ME", "QS", "QE-JAN", "YS", "YE", "2QS", "BME", "MS-30"]),
 )
 def test_two_strides_are_one(start: object, first: int, second: int, frequency: str) -> None:
     text = str(start).replace(" ", "T")
@@ -86,6 +105,7 @@ def test_two_strides_are_one(start: object, first: int, second: int, frequency: 
         ("", "Unknown frequency ''."),
         ("W-SOM", "The frequency 'W-SOM' may have one of MON, TUE, WED, THU, FRI, SAT, SUN after 'W-'."),
         ("QS-SUN", "The frequency 'QS-SUN' may have one of JAN, FEB, MAR,"),
+        ("MS-32", "The frequency 'MS-32' may have one of 1, 2, 3,"),
         ("D-MON", "The frequency 'D-MON' may have nothing after 'D-'."),
     ],
 )

@@ -10,7 +10,13 @@ const FIXED = Object.fromEntries(
     [["W", "week"], 7 * DAY],
   ].flatMap(([aliases, size]) => aliases.map((alias) => [alias, size])),
 );
-const MONTHS = { M: 1, month: 1, MS: 1, ME: 1, Q: 3, quarter: 3, QS: 3, QE: 3, Y: 12, year: 12, YS: 12, YE: 12 };
+const MONTHS = Object.fromEntries(
+  [
+    [["M", "month", "MS", "ME", "BMS", "BME"], 1],
+    [["Q", "quarter", "QS", "QE", "BQS", "BQE"], 3],
+    [["Y", "year", "YS", "YE", "BYS", "BYE"], 12],
+  ].flatMap(([aliases, count]) => aliases.map((alias) => [alias, count])),
+);
 const WEEKDAYS = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"];
 const TIME = /^(\d{4})[-/](\d\d?)(?:[-/](\d\d?))?(?:[T ](\d\d?):(\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?)?\s*(Z|z|[+-]\d\d:?\d\d)?$/;
 
@@ -62,10 +68,22 @@ export function advance(time, steps, frequency) {
   }
   const [year, month, day] = [date.getUTCFullYear(), date.getUTCMonth(), date.getUTCDate()];
   const targetMonth = month + offset * MONTHS[rule.unit];
-  const last = new Date(Date.UTC(year, targetMonth + 1, 0)).getUTCDate();
-  const isLast = day === new Date(Date.UTC(year, month + 1, 0)).getUTCDate();
-  const keepsEnd = isLast && !rule.unit.endsWith("S");
-  return Date.UTC(year, targetMonth, keepsEnd ? last : Math.min(day, last)) + (time % DAY);
+  const isLast = day === lastDay(year, month);
+  const wanted = rule.anchor > 0 ? Number(rule.anchor) : isLast && !rule.unit.endsWith("S") ? 31 : day;
+  return Date.UTC(year, targetMonth, dayOf(year, targetMonth, rule.unit, wanted)) + (time % DAY);
+}
+
+function lastDay(year, month) {
+  return new Date(Date.UTC(year, month + 1, 0)).getUTCDate();
+}
+
+/** Returns the day of a month on which a frequency has a step: that of its edge, else `day`, or the last one of a shorter month. */
+function dayOf(year, month, unit, day) {
+  const last = lastDay(year, month);
+  if (!unit.startsWith("B")) return unit.endsWith("E") ? last : Math.min(day, last);
+  const weekday = new Date(Date.UTC(year, month, unit.endsWith("E") ? last : 1)).getUTCDay();
+  // From a Saturday or Sunday back to Friday, or on to Monday.
+  return unit.endsWith("E") ? last - ({ 6: 1, 0: 2 }[weekday] ?? 0) : 1 + ({ 6: 2, 0: 1 }[weekday] ?? 0);
 }
 
 /** Returns the number of steps from one timestamp to another; null if it is not whole, or the frequency not one of the calendar. */
@@ -81,11 +99,11 @@ export function stepsBetween(from, to, frequency) {
 export function firstOf2024(frequency) {
   const { unit, anchor } = ruleOf(frequency) ?? { unit: "D" };
   if (unit === "W" && anchor) return Date.UTC(2024, 0, 1 + ((WEEKDAYS.indexOf(anchor) + 6) % 7));
-  // The day before the next period begins.
-  return unit.endsWith("E") ? Date.UTC(2024, MONTHS[unit], 0) : Date.UTC(2024, 0, 1);
+  const month = unit.endsWith("E") ? MONTHS[unit] - 1 : 0;
+  return Date.UTC(2024, month, unit in MONTHS ? dayOf(2024, month, unit, anchor > 0 ? Number(anchor) : 1) : 1);
 }
 
 function ruleOf(frequency) {
-  const [, count, unit, anchor] = /^(\d*)([A-Za-z]+)(?:-([A-Z]{3}))?$/.exec(frequency ?? "") ?? [];
+  const [, count, unit, anchor] = /^(\d*)([A-Za-z]+)(?:-([A-Z]{3}|\d\d?))?$/.exec(frequency ?? "") ?? [];
   return unit in FIXED || unit in MONTHS || unit === "B" ? { count: Number(count || 1), unit, anchor } : null;
 }

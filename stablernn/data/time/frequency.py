@@ -1,8 +1,9 @@
 """Time grids: the regular steps that a series' timestamps lie on, their gaps, and the timestamps that come next.
 
 Frequency aliases are those of pandas: ``h``, ``15min``, ``D``, ``B`` (Monday to Friday), ``W-SAT``, ``MS`` (months,
-same day), ``ME`` (month ends), ``QS``, ``QE``, ``YS``, ``YE``, with a number in front for multiples. A bare number is
-the step of integer timestamps.
+same day), ``ME`` (month ends), ``BMS`` and ``BME`` (first and last business day), ``QS``, ``QE-NOV``, ``YS``, ``BYE``,
+with a number in front for multiples. pandas has none for months on the 28th to 31st: ``MS-30`` is the 30th, or the last
+day of a shorter month. A bare number is the step of integer timestamps.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from stablernn import errors
 from stablernn.data.arrays import Int64Array, Timestamps
 
-Kind = Literal["fixed", "business", "month", "month-end", "index"]
+Kind = Literal["fixed", "business", "month", "month-end", "business-start", "business-end", "index"]
 
 _DAY_NS = 86_400_000_000_000
 _FIXED_NS = {
@@ -30,14 +31,15 @@ _FIXED_NS = {
     "us": 1_000,
     "ns": 1,
 }
-_MONTHS: dict[str, tuple[Kind, int]] = {
-    "MS": ("month", 1),
-    "QS": ("month", 3),
-    "YS": ("month", 12),
-    "ME": ("month-end", 1),
-    "QE": ("month-end", 3),
-    "YE": ("month-end", 12),
+_EDGES: dict[str, Kind] = {"S": "month", "E": "month-end", "BS": "business-start", "BE": "business-end"}
+_PERIODS = {"M": 1, "Q": 3, "Y": 12}
+# MS, BMS, QS, BQS, ...: the kind and the number of months.
+_MONTHS = {
+    f"{edge[:-1]}{period}{edge[-1]}": (kind, months)
+    for edge, kind in _EDGES.items()
+    for period, months in _PERIODS.items()
 }
+_MONTH_NAMES = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
 _WEEKDAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
 _ALIASES = (*_FIXED_NS, "B", "W", *_MONTHS)
 
@@ -53,11 +55,15 @@ class Frequency:
         alias: The frequency alias, see the module.
         kind: The unit in which steps are counted.
         step: Length of one step: nanoseconds, business days, months or integers.
+        month: Month, 0 for January, that begins or ends a quarter or year; None for other steps.
+        day: Day of the month, of which shorter months have their last; None: that of the first timestamp.
     """
 
     alias: str
     kind: Kind
     step: int
+    month: int | None = None
+    day: int | None = None
 
     def has_steps_of(self, other: Frequency) -> bool:
         """Return True if steps are as long as those of another grid, wherever in a month theirs are."""
@@ -77,12 +83,13 @@ class Frequency:
                 return None
             offsets = np.asarray(np.busday_count(days[0], days), dtype=np.int64)
         else:
-            months, since_start, until_end = _split_months(ds)
-            offset = since_start if self.kind == "month" else until_end
-            # A month end is its last day, at any time of it: days until the end are counted without the time of day.
-            if len(np.unique(offset)) > 1 or (self.kind == "month-end" and offset[0] != np.timedelta64(1, "D")):
+            months, days = ds.astype("datetime64[M]"), ds.astype("datetime64[D]")
+            is_same = len(np.unique(ds - months)) == 1 if self._keeps_day else (days == self._days_of(months)).all()
+            offsets = (months - months[0]).astype(np.int64)
+            phase = 0 if self.month is None else int(months[0].astype(np.int64)) - self.month
+            # Every second quarter may be either of them.
+            if not is_same or phase % _PERIODS["Q" if "Q" in self.alias else "Y"]:
                 return None
-            offsets = months - months[0]
         if (offsets % self.step).any():
             return None
         return np.asarray(offsets // self.step, dtype=np.int64)
@@ -99,19 +106,32 @@ class Frequency:
             day = start.astype("datetime64[D]")
             return np.asarray(np.busday_offset(day, offsets).astype("datetime64[ns]") + (start - day))
         month = start.astype("datetime64[M]")
-        first = (month + offsets).astype("datetime64[ns]")
+        if self._keeps_day:
+            return np.asarray((month + offsets).astype("datetime64[ns]") + (start - month))
+        time_of_day = start - start.astype("datetime64[D]")
+        return np.asarray(self._days_of(month + offsets).astype("datetime64[ns]") + time_of_day)
+
+    @property
+    def _keeps_day(self) -> bool:
+        """True for months on the day, and at the time of it, of the first timestamp."""
+        return self.kind == "month" and self.day is None
+
+    def _days_of(self, months: npt.NDArray[np.datetime64]) -> npt.NDArray[np.datetime64]:
+        """Return the day, datetime64[D], that the grid has in each month, at any time of it."""
+        first = months.astype("datetime64[D]")
+        last = (months + 1).astype("datetime64[D]") - 1
         if self.kind == "month":
-            return np.asarray(first + (start - month))
-        # Month ends are counted back from the next month, which begins later the longer the month is.
-        next_month = (month + 1).astype("datetime64[ns]")
-        return np.asarray((month + offsets + 1).astype("datetime64[ns]") - (next_month - start))
+            return np.minimum(first + (cast(int, self.day) - 1), last)
+        if self.kind == "business-start":
+            return np.busday_offset(first, 0, roll="forward")
+        return last if self.kind == "month-end" else np.busday_offset(last, 0, roll="backward")
 
     @property
     def season(self) -> int:
         """Steps of the most common season: a day, a working or whole week, a year; 1 when none fits."""
         if self.kind == "business":
             return 5 if self.step == 1 else 1
-        if self.kind in ("month", "month-end"):
+        if self.kind in _EDGES.values():
             return 12 // self.step if 12 % self.step == 0 else 1
         if self.kind == "fixed":
             if self.step == 7 * _DAY_NS:
@@ -129,7 +149,7 @@ def parse_frequency(alias: str) -> Frequency:
     Raises:
         UnknownNameError: If there is no such alias.
     """
-    match = re.fullmatch(r"(\d*)([A-Za-z]*)(?:-([A-Z]{3}))?", alias)
+    match = re.fullmatch(r"(\d*)([A-Za-z]*)(?:-([A-Z]{3}|[1-9]\d?))?", alias)
     number, unit, anchor = match.groups() if match else ("", "", None)
     count = int(number or 1)
     if match and count:
@@ -141,11 +161,21 @@ def parse_frequency(alias: str) -> Frequency:
             return Frequency(alias, "fixed", count * _FIXED_NS[unit])
         if unit == "B" and anchor is None:
             return Frequency(alias, "business", count)
-        if unit in _MONTHS and anchor is None:
+        if unit in _MONTHS:
             kind, months = _MONTHS[unit]
-            return Frequency(alias, kind, count * months)
+            if anchor is None and months == 1:
+                return Frequency(alias, kind, count)
+            name = anchor or ("JAN" if unit[-1] == "S" else "DEC")
+            if months > 1 and name in _MONTH_NAMES:
+                return Frequency(alias, kind, count * months, month=_MONTH_NAMES.index(name))
+            if unit == "MS" and anchor and anchor.isdigit() and int(anchor) <= 31:
+                return Frequency(alias, kind, count, day=int(anchor))
     raise errors.unknown(
-        "frequency", alias, _ALIASES, f"Known are {', '.join(_ALIASES)}, W-MON to W-SUN, and multiples as 15min."
+        "frequency",
+        alias,
+        _ALIASES,
+        f"Known are {', '.join(_ALIASES)}, W-MON to W-SUN, MS-1 to MS-31, months behind Q and Y (QE-NOV), and "
+        "multiples as 15min.",
     )
 
 
@@ -195,24 +225,30 @@ def _candidates(ds: Timestamps) -> list[Frequency]:
 
 
 def _monthly(ds: Timestamps) -> list[Frequency]:
-    months, since_start, _ = _split_months(ds)
-    steps = np.diff(months)
+    months = ds.astype("datetime64[M]")
+    numbers = months.astype(np.int64)
+    steps = np.diff(numbers)
     if (steps < 1).any():
         return []
-    step = _mode(steps)
-    ends = Frequency("", "month-end", step).positions(ds) is not None
-    month = int(months[0]) % 12
-    letter = "E" if ends else "S"
+    step, month = _mode(steps), int(numbers[0]) % 12
+    day = int((ds.astype("datetime64[D]") - months.astype("datetime64[D]")).max().astype(np.int64)) + 1
+    # Not every month has the 29th, and the 28th may be a month's end: such a day is part of the alias.
+    same_day = _month_alias(step, month, "S") if day < 28 else f"{step if step > 1 else ''}MS-{day}"
+    ends, business_ends, business_starts = (_month_alias(step, month, edge) for edge in ("E", "BE", "BS"))
+    aliases = (ends, same_day, business_ends, business_starts) if day < 28 else (ends, business_ends, same_day)
+    return [parse_frequency(alias) for alias in aliases]
+
+
+def _month_alias(step: int, month: int, edge: str) -> str:
+    """Return the alias of periods of ``step`` months, one of which begins or ends (``edge``) in ``month``."""
+    is_end = edge.endswith("E")
     unit, count = "M", step
-    # Anchored quarters and years (QS-FEB) are written as multiples of months; these two are the plain ones.
-    if step % 12 == 0 and month == (11 if ends else 0):
+    # Quarters and years in other months (QS-FEB) are written as multiples of months; these two are the plain ones.
+    if step % 12 == 0 and month == (11 if is_end else 0):
         unit, count = "Y", step // 12
-    elif step == 3 and month % 3 == (2 if ends else 0):
+    elif step == 3 and month % 3 == (2 if is_end else 0):
         unit, count = "Q", 1
-    elif not ends and since_start[0] > np.timedelta64(28, "D"):
-        # Not every month has such a day.
-        return []
-    return [Frequency(f"{count if count > 1 else ''}{unit}{letter}", "month-end" if ends else "month", step)]
+    return f"{count if count > 1 else ''}{edge[:-1]}{unit}{edge[-1]}"
 
 
 def _fixed(step: int, ds: Timestamps) -> Frequency:
@@ -233,11 +269,3 @@ def _mode(steps: npt.NDArray[np.int64]) -> int:
 def _weekdays(ds: Timestamps) -> Int64Array:
     # 1970-01-01 was a Thursday, day 3 of a week that begins on Monday.
     return (ds.astype("datetime64[D]").astype(np.int64) + 3) % 7
-
-
-def _split_months(ds: Timestamps) -> tuple[Int64Array, npt.NDArray[np.timedelta64], npt.NDArray[np.timedelta64]]:
-    """Return the month number, the time since the month began, and days (without the time of day) until it ends."""
-    month = ds.astype("datetime64[M]")
-    since_start: npt.NDArray[np.timedelta64] = np.subtract(ds, month.astype("datetime64[ns]"))
-    until_end = np.asarray((month + 1).astype("datetime64[ns]") - ds.astype("datetime64[D]").astype("datetime64[ns]"))
-    return month.astype(np.int64), since_start, until_end

@@ -86,9 +86,10 @@ def _find_off_grid(name: str, series: Sequence[Series], grid: Frequency) -> dict
     for each in series:
         positions = positions_of(each.ds)
         if positions is None:
+            inferred = infer_frequency(each.ds)
             faulty[each.unique_id] = (
                 f"{terms().series_of(name, each.unique_id)}, which begins at {format_timestamp(each.ds[0])}, is not in "
-                f"steps of frequency '{grid.alias}'."
+                f"steps of frequency '{grid.alias}'" + ("." if inferred is None else f" but of '{inferred.alias}'.")
             )
         elif int(positions[-1]) >= _MAX_STEPS_PER_ROW * len(each.ds):
             faulty[each.unique_id] = (

@@ -209,7 +209,7 @@ def test_without_test_steps_there_is_no_test_split(tmp_path: Path) -> None:
         (
             {"frequency": "2D"},
             DataError,
-            "'d.csv': series 'd', which begins at 2024-01-01, is not in steps of frequency '2D'.",
+            "'d.csv': series 'd', which begins at 2024-01-01, is not in steps of frequency '2D' but of 'D'.",
         ),
         (
             {"frequency": "s"},

@@ -24,6 +24,11 @@ WORDS = [
     ("2MS", "2023-11-01"),
     ("ME", "2023-11-30"),
     ("3ME", "2023-11-30"),
+    ("BMS", "2023-11-01"),
+    ("BME", "2023-11-30"),
+    ("2BME", "2023-11-30"),
+    ("BQE", "2023-12-29"),
+    ("BYS", "2023-01-02"),
     ("QS", "2023-10-01"),
     ("QE", "2023-12-31"),
     ("YS", "2023-01-01"),
@@ -75,6 +80,26 @@ def test_months_on_the_same_day_go_on_on_that_day() -> None:
     assert str(found.at(ds[-1], np.array([1]))[0]) == "2024-04-15T06:00:00.000000000"
 
 
+@pytest.mark.parametrize(("day", "alias"), [(28, "MS-28"), (29, "MS-29"), (30, "MS-30"), (31, "ME")])
+def test_days_that_short_months_lack_are_their_last(day: int, alias: str) -> None:
+    months = np.arange("2021-01", "2025-01", dtype="datetime64[M]")
+    last = (months + 1).astype("datetime64[D]") - 1
+    ds = np.minimum(months.astype("datetime64[D]") + day - 1, last).astype("datetime64[ns]")
+    found = infer_frequency(ds)
+    assert found == parse_frequency(alias)
+    assert found.season == 12
+    # From a February on, too, whose day does not say which one it is of longer months.
+    np.testing.assert_array_equal(found.at(ds[1], np.arange(1, 40)), ds[2:41])
+
+
+@pytest.mark.parametrize("alias", ["QS-FEB", "QE-NOV", "BQE-OCT", "YS-APR", "2QE-NOV"])
+def test_an_anchor_is_a_month_that_quarters_or_years_begin_or_end_in(pandas: Any, alias: str) -> None:
+    ds = stamps(pandas, alias, "2022-01-01", 8)
+    assert parse_frequency(alias).positions(ds).tolist() == list(range(8))  # type: ignore[union-attr]
+    # Without an anchor they are those that begin with January, as in pandas.
+    assert parse_frequency(alias.partition("-")[0]).positions(ds) is None
+
+
 def test_integers_have_a_number_as_frequency() -> None:
     ds = np.array([0, 5, 10, 20, 25])
     found = infer_frequency(ds)
@@ -102,6 +127,7 @@ def test_irregular_times_have_no_frequency(ds: list[str]) -> None:
     [
         ("h", 24), ("2h", 12), ("7h", 1), ("15min", 96), ("min", 1440), ("s", 1), ("D", 7), ("2D", 1), ("B", 5),
         ("W", 52), ("W-SAT", 52), ("2W", 1), ("MS", 12), ("ME", 12), ("QS", 4), ("3MS", 4), ("5MS", 1), ("YS", 1),
+        ("BME", 12), ("BQS", 4), ("MS-30", 12),
         ("7", 1),
     ],
 )  # fmt: skip
@@ -109,7 +135,9 @@ def test_season_follows_from_the_frequency(word: str, season: int) -> None:
     assert parse_frequency(word).season == season
 
 
-@pytest.mark.parametrize("word", ["", "H", "W-XXX", "MS-FEB", "0h", "0", "1.5h", "hourly", "-1D"])
+@pytest.mark.parametrize(
+    "word", ["", "H", "W-XXX", "MS-FEB", "MS-32", "ME-30", "QS-XXX", "0h", "0", "1.5h", "hourly", "-1D"]
+)
 def test_unknown_frequency_is_refused(word: str) -> None:
     with pytest.raises(
         UnknownNameError, match=rf"^Unknown frequency '{word}'\..*Known are D, h, min, s, ms, us, ns, B, W, "
@@ -123,6 +151,8 @@ def test_unknown_frequency_is_refused(word: str) -> None:
         ("B", ["2024-03-01", "2024-03-02"]),
         ("MS", ["2024-03-01", "2024-04-02"]),
         ("ME", ["2024-03-31", "2024-04-29"]),
+        ("BME", ["2024-03-29", "2024-04-29"]),
+        ("MS-30", ["2024-03-30", "2024-04-29"]),
         ("2D", ["2024-03-01", "2024-03-02"]),
     ],
 )

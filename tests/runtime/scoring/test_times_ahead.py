@@ -32,11 +32,25 @@ def hours(*numbers: int) -> list[datetime]:
         ([datetime(2024, 1, 31), datetime(2024, 2, 29)], "ME", [datetime(2024, 3, 31), datetime(2024, 4, 30)]),
         ([FIRST, datetime(2024, 2, 1)], "MS", [datetime(2024, 3, 1), datetime(2024, 4, 1)]),
         ([FIRST], "YS", [datetime(2025, 1, 1), datetime(2026, 1, 1)]),
+        ([date(2024, 1, 31), date(2024, 2, 29)], "BME", [datetime(2024, 3, 29), datetime(2024, 4, 30)]),
+        ([date(2024, 1, 30), date(2024, 2, 29)], "MS-30", [datetime(2024, 3, 30), datetime(2024, 4, 30)]),
         ([date(2024, 2, 28)], "D", [datetime(2024, 2, 29), datetime(2024, 3, 1)]),
         ([3, 5, 7], None, [9, 11]),
         ([3], None, [4, 5]),
     ],
-    ids=["hours", "one hour", "own steps", "ends of months", "months", "years", "dates", "integers", "one integer"],
+    ids=[
+        "hours",
+        "one hour",
+        "own steps",
+        "ends of months",
+        "months",
+        "years",
+        "business",
+        "clipped",
+        "dates",
+        "integers",
+        "one integer",
+    ],
 )
 def test_times_go_on(times: list[Any], frequency: str | None, ahead: list[Any]) -> None:
     assert times_ahead(pl.Series("ds", [times]), 2, frequency)[0].to_list() == [ahead]

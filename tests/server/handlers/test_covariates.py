@@ -424,7 +424,7 @@ def test_forecast_refuses(client: httpx.Client, case: str) -> None:
 
 @given(
     st.datetimes(datetime(1700, 1, 1), datetime(2200, 1, 1)).map(lambda moment: moment.replace(microsecond=0)),
-    st.sampled_from(["min", "15min", "h", "D", "2D", "B", "MS", "QS", "YS"]),
+    st.sampled_from(["min", "15min", "h", "D", "2D", "B", "MS", "QS", "YS", "ME", "BMS", "BME", "MS-30"]),
     st.integers(0, 20),
     st.integers(1, 30),
 )
@@ -433,7 +433,10 @@ def test_times_are_those_that_training_reads(start: datetime, frequency: str, fi
         start = start.replace(day=min(start.day, 27))
     if frequency == "B":
         start -= timedelta(days=max(0, start.weekday() - 4))
-    stamps = parse_frequency(frequency).at(np.datetime64(start, "ns"), np.arange(first, first + count))
+    grid = parse_frequency(frequency)
+    # Onto the grid, which moves the start of months with an edge only.
+    start = grid.at(np.datetime64(start, "ns"), np.zeros(1, np.int64))[0].astype("datetime64[us]").item()
+    stamps = grid.at(np.datetime64(start, "ns"), np.arange(first, first + count))
     expected = stamps.astype("datetime64[ns]").astype(np.int64) * 1e-9
     word = step_frequency(None, frequency)
     assert word is not None

@@ -228,6 +228,8 @@ def test_the_page_counts_steps_as_the_server_does(server: Running, visit: Callab
         **dict.fromkeys(("W-WED", "3B", "2MS", "Q"), "2024-01-31T00:00"),
         **dict.fromkeys(("ME", "2ME"), "2024-02-29"),
         **dict.fromkeys(("QE", "YE"), "2023-12-31"),
+        **dict.fromkeys(("BME", "MS-29", "MS-30"), "2024-02-29"),
+        **dict.fromkeys(("BMS", "BQS"), "2024-01-01"),
     }
     cases = [[start, steps, frequency] for frequency, start in starts.items() for steps in (1, 2, 5, 13, 100)]
     wanted = [[advance(start, steps, str(step_frequency(None, frequency))), steps] for start, steps, frequency in cases]

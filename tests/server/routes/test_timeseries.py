@@ -235,7 +235,8 @@ FORECAST = [
     pytest.param(
         bad(frequency="fortnight"),
         "Unknown frequency 'fortnight'. It is one of S, s, second, T, min, minute, H, h, hour, D, day, W, week, B, "
-        "M, month, MS, ME, Q, quarter, QS, QE, Y, year, YS, YE, with a count in front if need be ('15min').",
+        "M, month, MS, ME, BMS, BME, Q, quarter, QS, QE, BQS, BQE, Y, year, YS, YE, BYS, BYE, with a count in front if "
+        "need be ('15min').",
         id="frequency",
     ),
     pytest.param(
