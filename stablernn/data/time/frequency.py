@@ -109,7 +109,9 @@ class Frequency:
         if self._keeps_day:
             return np.asarray((month + offsets).astype("datetime64[ns]") + (start - month))
         time_of_day = start - start.astype("datetime64[D]")
-        return np.asarray(self._days_of(month + offsets).astype("datetime64[ns]") + time_of_day)
+        return np.asarray(
+            self._days_of((month + offsets).astype("datetime64[M]")).astype("datetime64[ns]") + time_of_day
+        )
 
     @property
     def _keeps_day(self) -> bool:
@@ -121,10 +123,10 @@ class Frequency:
         first = months.astype("datetime64[D]")
         last = (months + 1).astype("datetime64[D]") - 1
         if self.kind == "month":
-            return np.minimum(first + (cast(int, self.day) - 1), last)
+            return np.asarray(np.minimum(first + (cast(int, self.day) - 1), last))
         if self.kind == "business-start":
-            return np.busday_offset(first, 0, roll="forward")
-        return last if self.kind == "month-end" else np.busday_offset(last, 0, roll="backward")
+            return np.asarray(np.busday_offset(first, 0, roll="forward"))
+        return last if self.kind == "month-end" else np.asarray(np.busday_offset(last, 0, roll="backward"))
 
     @property
     def season(self) -> int:
