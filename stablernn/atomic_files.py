@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -34,6 +35,8 @@ def checked_writes(check: Callable[[], None]) -> Iterator[None]:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file atomically: readers, and a kill or power cut, find the old content or the new, never a part.
 
+    After it has returned, a power cut no longer brings back the old content.
+
     Raises:
         CheckpointError: If it cannot be written (a full disk, missing permissions); no temporary file is left then.
     """
@@ -51,12 +54,29 @@ def write_bytes(path: Path, content: bytes) -> None:
         if check is not None:
             check()
         os.replace(temporary, path)
+        _sync_folder(path.parent)
     except BaseException as error:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
         if isinstance(error, OSError):
             raise CheckpointError(f"Cannot write '{path}': {error.strerror}.") from error
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    # A copy of the registry's, which this package does not import: until then, a power cut may undo the rename.
+    if os.name == "nt":
+        # Windows opens no folders.
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        # Some network file systems refuse to sync a folder; they order renames themselves.
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(handle)
 
 
 def _umask() -> int:

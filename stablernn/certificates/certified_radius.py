@@ -152,13 +152,18 @@ def _pair_norms(weight: Matrix, readout: str) -> list[Matrix]:
 
 
 def _margins(model: Classifier, x: Tensor, lengths: Tensor | None) -> Matrix:
-    """Return the logits before calibration, of an ensemble the log-probabilities; ``(batch, classes)``."""
+    """Return scores whose differences are those of the logits before calibration, of an ensemble of log-probabilities.
+
+    Returns:
+        ``(batch, classes)``.
+    """
     with torch.no_grad():
         logits = model.member_logits(model.final_state(x, lengths)).cpu().double()
     if logits.shape[1] == 1:
         return float64(logits[:, 0])
     log_probabilities = torch.log_softmax(logits, dim=-1)
-    return float64(torch.logsumexp(log_probabilities, dim=1) - math.log(logits.shape[1]))
+    # Of the sum over members: dividing by their number changes no difference.
+    return float64(torch.logsumexp(log_probabilities, dim=1))
 
 
 def _repetitions(model: Classifier, x: Tensor, lengths: Tensor | None) -> tuple[list[int], list[float]]:

@@ -10,6 +10,7 @@ import pytest
 
 from bounds.independent_check import exact, holds_exactly
 from stablernn.bounds.linalg import (
+    infinity_norm_upper_bound,
     norm_upper_bound,
     round_to_float32,
     rounding_error_bound,
@@ -44,6 +45,12 @@ class TestUnderflow:
         assert norm_upper_bound(np.zeros((3, 3))) == 0.0
         assert rounding_error_bound(np.zeros((3, 3)), np.eye(3)) == 0.0
         assert rounding_error_bound(np.full((3, 3), 1e-200), np.full((3, 3), 1e-200)) > 0.0
+
+
+def test_the_infinity_norm_covers_a_sum_that_was_rounded_down() -> None:
+    # Each of the small entries is half a unit of the last digit of 1, and is lost in a sum from left to right.
+    row = np.array([[1.0, *[2.0**-53] * 6]])
+    assert float(np.abs(row).sum()) < sum(map(Fraction, row[0].tolist())) <= infinity_norm_upper_bound(row)
 
 
 class TestCancellation:

@@ -11,6 +11,8 @@ from stablernn.nn.models import Classifier
 from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
 from stablernn_runtime.errors import InputError
+from stablernn_runtime.graph import Graph
+from stablernn_runtime.run_batch import BatchResult, run_items, run_steps
 from stablernn_runtime.state_guard import StateGuard
 
 TIGHT = 1e-3
@@ -40,6 +42,25 @@ def test_a_state_that_the_model_computed_is_never_refused_on_the_way(registry: R
     assert (model.guard.violation_count, outside) == (before + 1, {"state_1"})
     with pytest.raises(InputError, match="no input leads this model beyond 0.001"):
         model.run(model.step, {"x": x[:, 0], **state}, from_client=True)
+
+
+@pytest.mark.parametrize("kind", ["sequence", "step"])
+def test_a_state_outside_its_ball_is_reported_to_its_own_request_alone(registry: Registry, kind: str) -> None:
+    model = ServedModel.load(registry.get("kept-tight"), "cpu")
+    zeros = np.zeros((1, 4, 1), np.float32)
+    values = [zeros, 50 * np.ones((2, 4, 1), np.float32), zeros]
+    graph = model.sequence if kind == "sequence" else model.step
+    norms = [np.linalg.norm(model.run_sequence(x)["state_1_out"], axis=1).max() for x in values[:2]]
+    assert norms[0] < norms[1]
+    ball = {"state": "state_1", "norm": "l2", "centre": 0.0, "radius": float(np.mean(norms))}
+    guarded = Graph(
+        graph.signature, graph.session, model.states, StateGuard({"state_balls": [ball]}, ["state_1"]), model.ref
+    )
+    if kind == "sequence":
+        results = run_items(guarded, [model.prepare(guarded, {"x": x}) for x in values], None)
+    else:
+        results = run_steps(guarded, [model.prepare_steps({"x": x}, {}) for x in values], None)
+    assert [isinstance(result, BatchResult) and result.violations for result in results] == [set(), {"state_1"}, set()]
 
 
 def test_a_certificate_of_other_states_does_not_open() -> None:
