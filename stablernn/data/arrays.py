@@ -24,8 +24,10 @@ SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 
 # Rounding to float32 may move a value by this share of its column's spread: more, and the model sees steps, not data.
 _MAX_ROUNDING = 0.01
-# A column that varies by no more than this share of its size is a constant with the rounding of float64 on it.
+# A column that varies by no more than this share of its size is a constant with the rounding of float64 on it, unless
+# it holds integers, as a 64-bit type does.
 _MIN_RELATIVE_SPREAD = 1e-12
+_MAX_INTEGER = 2**64
 _BLOCK_NUMBERS = 1 << 20
 FingerprintPart = str | int | tuple[str, ...] | npt.NDArray[Any]
 """Value that enters a fingerprint."""
@@ -111,20 +113,22 @@ def finite_float32(
     return result
 
 
-def check_resolution(values: npt.NDArray[Any], location: Callable[[int], str]) -> None:
+def check_resolution(
+    values: npt.NDArray[Any], location: Callable[[int], str], *, present: npt.NDArray[np.bool_] | None = None
+) -> None:
     """Refuse columns whose differences float32 cannot represent, see :class:`Resolution`.
 
     Args:
         values: Finite numbers in their original type, the columns last; NaN is ignored.
         location: Describes, for a message, the column with this number.
+        present: Which values count, in the shape of ``values``; all when omitted.
 
     Raises:
         DataError: If rounding to float32 moves a value by more than a hundredth of its column's spread.
     """
-    columns = values.reshape(-1, values.shape[-1])
-    for index in range(columns.shape[1]):
-        resolution = Resolution()
-        resolution.add(columns[:, index])
+    for index in range(values.shape[-1]):
+        resolution, column = Resolution(), values[..., index]
+        resolution.add(column.reshape(-1) if present is None else column[present[..., index]])
         resolution.check(functools.partial(location, index))
 
 
@@ -135,18 +139,27 @@ class Resolution:
     """
 
     def __init__(self) -> None:
-        self._low, self._high, self._error = np.inf, -np.inf, 0.0
+        self._low: float = np.inf
+        self._high: float = -np.inf
+        self._error = 0.0
+        self._has_fractions = False
 
     def add(self, values: npt.NDArray[Any]) -> None:
         """Add finite numbers (n,) in their original type; NaN is ignored."""
         if np.can_cast(values.dtype, np.float32):
             return
-        column = values.astype(np.float64, copy=False)
-        column = column[~np.isnan(column)]
-        if not len(column):
+        if values.dtype.kind not in "iu":
+            values = values.astype(np.float64, copy=False)
+            values = values[~np.isnan(values)]
+        if not len(values):
             return
-        self._low, self._high = min(self._low, float(column.min())), max(self._high, float(column.max()))
-        self._error = max(self._error, float(np.abs(column - column.astype(np.float32)).max()))
+        low, high = values.min().item(), values.max().item()
+        self._low, self._high = min(self._low, low), max(self._high, high)
+        self._error = max(self._error, _rounding(values))
+        if values.dtype.kind == "f":
+            # Below the first size integers, whose spread is 1 or more, need not be told from noise.
+            is_large = 1 / _MIN_RELATIVE_SPREAD <= max(abs(low), abs(high)) < _MAX_INTEGER
+            self._has_fractions |= not is_large or bool((values != np.rint(values)).any())
 
     def check(self, location: Callable[[], str], *, series: Sequence[str] = ()) -> None:
         """Refuse a column that loses too much.
@@ -160,13 +173,26 @@ class Resolution:
         """
         low, high = self._low, self._high
         spread = high - low
-        is_constant = not low < high or spread <= _MIN_RELATIVE_SPREAD * max(abs(low), abs(high))
-        if not is_constant and self._error > _MAX_ROUNDING * spread:
+        is_noise = self._has_fractions and spread <= _MIN_RELATIVE_SPREAD * max(abs(low), abs(high))
+        if low < high and not is_noise and self._error > _MAX_ROUNDING * spread:
+            first, last = (str(limit) if isinstance(limit, int) else f"{limit:.17g}" for limit in (low, high))
             raise errors.DataError(
-                f"{location()} goes from {low:.17g} to {high:.17g}, which float32 rounds by up to {self._error:.3g}. "
-                f"Subtract an offset, such as {low:.17g}, from all of its values.",
+                f"{location()} goes from {first} to {last}, which float32 rounds by up to {self._error:.3g}. "
+                f"Subtract an offset, such as {first}, from all of its values.",
                 series=series,
             )
+
+
+def _rounding(values: npt.NDArray[Any]) -> float:
+    """Return the most by which float32 moves one of these numbers (n,), which are not missing."""
+    rounded = values.astype(np.float32).astype(np.float64)
+    if values.dtype.kind == "f":
+        return float(np.abs(values - rounded).max())
+    # float64 holds 53 of up to 64 bits, but each half, and the difference between float32 and the upper one.
+    wide = values.astype(np.int64 if values.dtype.kind == "i" else np.uint64)
+    upper = (wide >> 32).astype(np.float64) * 2.0**32
+    lower = (wide & 0xFFFFFFFF).astype(np.float64)
+    return float(np.abs(rounded - upper - lower).max())
 
 
 def fingerprint(parts: Iterable[FingerprintPart]) -> str:

@@ -25,7 +25,7 @@ from stablernn.data.check.report import Column, Findings, Kind, Role
 from stablernn.data.check.row_order import check_row_order
 from stablernn.data.messages import format_names, format_timestamp, pluralize, quote
 from stablernn.data.options import TIME_COLUMN, Repairs
-from stablernn.data.readers.cells import MISSING_CELLS, strip_cells
+from stablernn.data.readers.cells import MISSING_CELLS, restore_integers, strip_cells
 from stablernn.data.readers.table_chunks import first_row_number, read_chunks, read_column_names
 from stablernn.data.readers.timestamps import date_format_advice, normalize_times, parse_dates
 from stablernn.data.repairs.missing_codes import MissingCodes
@@ -369,7 +369,7 @@ def _check_numbers(cells: _TableCells, name: str, kind: Kind, numbers: pl.Series
         values = numbers.fill_null(float("nan")).to_numpy()
         finite_float32(values, lambda i: f"'{cells.path.name}' row {cells.rows[i[0]]}, column '{name}'")
         resolution = Resolution()
-        resolution.add(values)
+        resolution.add(restore_integers(column, numbers).drop_nulls().to_numpy())
         resolution.check(lambda: location)
     except errors.DataError as error:
         findings.problem("not_a_number", str(error))

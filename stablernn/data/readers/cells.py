@@ -31,6 +31,14 @@ def strip_cells(cells: pl.Series, missing: Sequence[str]) -> pl.Series:
     return stripped.set(is_missing, None) if is_missing.any() else stripped
 
 
+def restore_integers(cells: pl.Series, numbers: pl.Series) -> pl.Series:
+    """Return the Float64 numbers of cells as Int64 where float64 has rounded integers; others stay as they are."""
+    if numbers.dtype != pl.Float64 or cells.dtype.is_float() or not (numbers.abs() > 2**53).any():
+        return numbers
+    integers = cells.cast(pl.Int64, strict=False)
+    return integers if integers.null_count() == numbers.null_count() else numbers
+
+
 def encode_text(cells: pl.Series, codes_of: dict[str, int]) -> Any:
     """Return a number for each text, new ones being added to ``codes_of``; -1 where a cell is empty."""
     # Rows of one series mostly follow each other, so that there is much less text in runs of equal cells.

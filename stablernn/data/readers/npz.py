@@ -52,14 +52,13 @@ def read_npz(path: Path, *, group: str | None = None) -> Sequences:
             f"{format_names(list(arrays)) or 'none'}."
         )
     present = _read_mask(path, arrays["mask"], arrays["x"]) if "mask" in arrays else None
-    x = read_numbers(path, arrays["x"], present)
+    x, lengths = read_numbers(path, arrays, present)
     names = default_channel_names(x.shape[2])
     if "features" in arrays:
         features = _check_vector(path, arrays, "features", x.shape[2]).tolist()
         names = tuple(_decode(path, f"features[{index}]", name) for index, name in enumerate(features))
         if len(set(names)) < len(names):
             raise errors.DataError(f"'{path.name}' has a name twice in 'features' ({format_names(names)}). Rename one.")
-    lengths = read_lengths(path, arrays, x)
     labels = _read_labels(path, _check_vector(path, arrays, "y", len(x))) if "y" in arrays else None
     if group is not None and group not in arrays:
         raise errors.unknown("array", group, arrays, f"'{path.name}' has {format_names(list(arrays))}.")
@@ -161,24 +160,36 @@ def _read_mask(path: Path, mask: npt.NDArray[Any], x: npt.NDArray[Any]) -> npt.N
     return present if present.ndim == 3 else present[:, :, None]
 
 
-def read_numbers(path: Path, x: npt.NDArray[Any], present: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.float32]:
-    """Return the values (n, time, features), NaN where ``present`` (n, time, features or 1) is false.
+def read_numbers(
+    path: Path, arrays: dict[str, npt.NDArray[Any]], present: npt.NDArray[np.bool_] | None
+) -> tuple[npt.NDArray[np.float32], list[int]]:
+    """Return ``x`` (n, time, features), NaN where ``present`` (n, time, features or 1) is false, and the lengths.
 
     Raises:
-        DataError: If they are not numbers, or not finite in float32.
+        DataError: If they are not numbers, not finite in float32 or lose their differences there, or a length does not
+            fit.
     """
+    x = arrays["x"]
     if x.dtype.kind not in "fiub" or x.ndim not in (2, 3) or 0 in x.shape:
         raise errors.DataError(
             f"'{path.name}': 'x' must be numbers of shape (samples, time, features) or (samples, time), "
             f"none of them 0, got {x.dtype} {x.shape}."
         )
     cube = x if x.ndim == 3 else x[:, :, None]
+    values = cube
     if present is not None:
         # Masked values may be anything, also infinite; they are removed before numbers are checked.
-        cube = np.where(present, cube, np.array(np.nan, cube.dtype if cube.dtype.kind == "f" else np.float64))
-    finite = finite_float32(cube, lambda i: f"'{path.name}': x[{', '.join(map(str, i[: x.ndim]))}]")
-    check_resolution(cube, lambda channel: f"'{path.name}': " + ("x" if x.ndim == 2 else f"x[:, :, {channel}]"))
-    return finite
+        values = np.where(present, cube, np.array(np.nan, cube.dtype if cube.dtype.kind == "f" else np.float64))
+    finite = finite_float32(values, lambda i: f"'{path.name}': x[{', '.join(map(str, i[: x.ndim]))}]")
+    lengths = read_lengths(path, arrays, x)
+    # Padding, mostly zeros, has no part in the spread of the values; (n, time, 1).
+    is_real = (np.arange(x.shape[1]) < np.array(lengths)[:, None])[:, :, None]
+    check_resolution(
+        cube,
+        lambda channel: f"'{path.name}': " + ("x" if x.ndim == 2 else f"x[:, :, {channel}]"),
+        present=np.broadcast_to(is_real if present is None else is_real & present, cube.shape),
+    )
+    return finite, lengths
 
 
 def _check_vector(path: Path, arrays: dict[str, npt.NDArray[Any]], key: str, length: int) -> npt.NDArray[Any]:

@@ -255,10 +255,10 @@ def _read_npz(path: Path, expected: Sequence[str] | None, for_model: bool) -> St
         )
     inputs = arrays["x"]
     tokens = inputs.ndim == 2 and inputs.dtype.kind in "iu"
-    x: Array = inputs if tokens else read_numbers(path, inputs, None)
     if tokens and (0 in inputs.shape or inputs.min() < 0):
         raise errors.DataError(f"'{path.name}': the tokens 'x' must be whole numbers from 0, and at least one.")
-    lengths = read_lengths(path, arrays, x)
+    x: Array
+    x, lengths = (inputs, read_lengths(path, arrays, inputs)) if tokens else read_numbers(path, arrays, None)
     sequences = [row[:length] for row, length in zip(x, lengths, strict=True)]
     size = max(int(row.max()) for row in sequences) + 1 if tokens else x.shape[2]
     features = _read_names(path, arrays, "features", size, expected, tokens=tokens)

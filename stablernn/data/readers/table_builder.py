@@ -16,7 +16,7 @@ from stablernn import errors
 from stablernn.data.arrays import Float32Array, Int64Array, Resolution, Timestamps, finite_float32
 from stablernn.data.messages import quote
 from stablernn.data.options import Repairs
-from stablernn.data.readers.cells import MISSING_CELLS, NO_TEXT, CellError, encode_text, strip_cells
+from stablernn.data.readers.cells import MISSING_CELLS, NO_TEXT, CellError, encode_text, restore_integers, strip_cells
 from stablernn.data.readers.row_checks import no_series_error, refuse_unordered_rows
 from stablernn.data.readers.spilling_array import GrowingArray, MemoryBudget, group_rows, reorder_rows
 from stablernn.data.readers.table_chunks import first_row_number
@@ -390,7 +390,7 @@ class TableBuilder:
         except errors.DataError as error:
             raise CellError(str(error), series=error.series) from error
         if resolution is not None:
-            resolution.add(values)
+            resolution.add(restore_integers(cleaned, numbers).drop_nulls().to_numpy())
         return finite
 
     def _constant_values(self, rows: _Rows, names: list[str]) -> Float32Array | None:

@@ -351,6 +351,35 @@ def test_what_float32_cannot_tell_apart_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "counter",
+    [
+        2**53 + np.arange(12),
+        (2**53 + np.arange(12)).astype(np.float64),
+        # Float64 would round them to one number.
+        1_700_000_000_000_000_000 + np.arange(12),
+        2**64 - 1 - np.arange(12, dtype=np.uint64),
+        -(2**62) - np.arange(12),
+    ],
+    ids=["beyond 2^53", "in float64", "nanoseconds", "unsigned", "negative"],
+)
+def test_large_integers_that_differ_are_no_constant(tmp_path: Path, counter: Any) -> None:
+    y = np.arange(4) % 2
+    with pytest.raises(DataError, match=f"from {int(counter.min())} to {int(counter.max())}, which float32 rounds"):
+        load_data(write(tmp_path, x=counter.reshape(4, 3), y=y))
+    constant = read_npz(write(tmp_path, x=np.full((4, 3), counter[0]), y=y)).values[0]
+    np.testing.assert_array_equal(constant, counter[0].astype(np.float32))
+
+
+@pytest.mark.parametrize("key", ["lengths", "mask"])
+def test_padding_does_not_hide_what_float32_cannot_tell_apart(tmp_path: Path, key: str) -> None:
+    x = np.zeros((4, 5), np.int64)
+    x[:, :3] = 1_700_000_000 + 7 * np.arange(12).reshape(4, 3)
+    arrays = {"lengths": np.full(4, 3), "mask": x > 0}
+    with pytest.raises(DataError, match="'d.npz': x goes from 1700000000 to 1700000077, which float32 rounds"):
+        load_data(write(tmp_path, x=x, y=np.arange(4) % 2, **{key: arrays[key]}))
+
+
+@pytest.mark.parametrize(
     "column",
     [
         np.full(12, 0.1),

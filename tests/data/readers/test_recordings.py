@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,52 @@ def test_a_folder_is_classified_and_predicted(tmp_path: Path) -> None:
     _wav(new / "a.wav", samples(0))
     inputs = read_inputs(new, task="classify", features=data.features)
     assert (inputs.ids, inputs.y) == (("a.wav",), None)
+
+
+def _wav_24(path: Path, values: np.ndarray) -> None:
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(values.shape[1])
+        file.setsampwidth(3)
+        file.setframerate(RATE)
+        # The lower three of four bytes, little-endian.
+        file.writeframes((values.astype("<i4") << 8).reshape(-1, 1).view(np.uint8)[:, :3].tobytes())
+
+
+#: Writers of samples of 16 bits, of which the lower eight are 0, in another depth.
+DEPTHS: dict[str, Writer] = {
+    "8 bits": lambda path, values: _wav(path, ((values >> 8) + 128).astype(np.uint8)),
+    "16 bits": _wav,
+    "24 bits": _wav_24,
+    "32 bits": lambda path, values: _wav(path, values.astype(np.int32) << 16),
+    "float32": lambda path, values: _wav(path, (values / 32768).astype(np.float32)),
+    "float64": lambda path, values: _wav(path, values / 32768),
+}
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_audio_of_any_bit_depth_is_on_one_scale(tmp_path: Path, depth: str) -> None:
+    values = np.linspace([-32768, 32512], [32512, -32768], 40).astype(np.int16) & -256
+    for name, write in {**DEPTHS, "new": DEPTHS[depth]}.items():
+        file = tmp_path / ("new" if name == "new" else "data/noise") / f"{name}.wav"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write(file, values.astype(np.int16))
+    new = read_inputs(tmp_path / "new", task="classify", features=("channel_0", "channel_1"))
+    for sequence in (new.x[0], *read_sequences(tmp_path / "data").values):
+        np.testing.assert_array_equal(sequence, values)
+
+
+@pytest.mark.parametrize("start", [1_700_000_000, 2**53, 1_700_000_000_000_000_000])
+@pytest.mark.parametrize("ending", [".npy", ".csv", ".parquet", ".mat"])
+def test_a_counter_that_float32_cannot_hold_is_refused(tmp_path: Path, ending: str, start: int) -> None:
+    for number in range(8):
+        file = tmp_path / "data" / "ab"[number % 2] / f"{number}{ending}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        steps = np.arange(2, dtype=np.int64)
+        # In one recording alone, a constant and another counter.
+        counter = np.stack([0 * steps + number, steps], axis=1)
+        WRITERS[ending](file, counter + [start, 0])
+    with pytest.raises(DataError, match=f"'data': channel 'channel_0' goes from {start} to .*, which float32 rounds"):
+        load_data(tmp_path / "data")
 
 
 def test_a_manifest_gives_labels_and_groups(tmp_path: Path) -> None:
@@ -247,7 +294,7 @@ def test_a_recording_with_random_damage_is_read_or_refused(tmp_path: Path, endin
             del damaged[random.integers(len(damaged)) :]
         path.write_bytes(damaged)
         try:
-            recording = read_recording(path, path.name)
+            recording = read_recording(path, path.name, {})
         except DataError as error:
             refusals.append(str(error))
         else:

@@ -268,6 +268,9 @@ def test_what_float32_cannot_tell_apart_is_refused(tmp_path: Path) -> None:
         "'d.csv' column 'counter' goes from 1700000000 to 1700002093, which float32 rounds by up to 64. "
         "Subtract an offset, such as 1700000000, from all of its values."
     )
+    beyond_float64 = "".join(f"{step},{step},{1_700_000_000_000_000_000 + step}\n" for step in range(40))
+    with pytest.raises(DataError, match="from 1700000000000000000 to 1700000000000000039, which float32 rounds"):
+        read(tmp_path, "ds,y,counter\n" + beyond_float64)
 
 
 @pytest.mark.parametrize(

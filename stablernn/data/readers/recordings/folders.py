@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import polars as pl
 
 from stablernn import errors
+from stablernn.data.arrays import Resolution
 from stablernn.data.messages import format_names
 from stablernn.data.options import LABEL_COLUMN
 from stablernn.data.readers.cells import strip_cells
@@ -53,7 +55,8 @@ def read_recordings(path: Path, *, label_column: str = LABEL_COLUMN, group_colum
     Raises:
         UnknownNameError: If the manifest lacks the column of groups, or names a file that does not exist.
         ConfigError: If groups are asked for without a manifest.
-        DataError: If there are no recordings, they differ in channels or sampling rate, or one cannot be read.
+        DataError: If there are no recordings, they differ in channels or sampling rate, a channel
+            loses its differences in float32, or one cannot be read.
     """
     listing = _list_files(path, label_column, group_column)
     if not listing.files:
@@ -61,8 +64,12 @@ def read_recordings(path: Path, *, label_column: str = LABEL_COLUMN, group_colum
             f"'{path}' has no recordings; they are {', '.join(RECORDING_FORMATS)} files. Put them into a subfolder for "
             f"each class, or list them in {MANIFEST}."
         )
-    recordings = [read_recording(path / file, file) for file in listing.files]
+    # Recordings share the scale of a channel, so that what float32 loses is judged over all of them.
+    resolutions: dict[str, Resolution] = {}
+    recordings = [read_recording(path / file, file, resolutions) for file in listing.files]
     _check_alike(listing.files, recordings)
+    for channel, resolution in resolutions.items():
+        resolution.check(functools.partial("'{}': channel '{}'".format, path.name, channel))
     notes = dict(listing.notes)
     if recordings[0].sample_rate is not None:
         notes["sample_rate"] = recordings[0].sample_rate

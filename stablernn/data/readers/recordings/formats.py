@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +15,9 @@ import numpy.typing as npt
 import polars as pl
 
 from stablernn import errors
-from stablernn.data.arrays import Float32Array, finite_float32
+from stablernn.data.arrays import Float32Array, Resolution, finite_float32
 from stablernn.data.messages import format_names
-from stablernn.data.readers.cells import MISSING_CELLS, strip_cells
+from stablernn.data.readers.cells import MISSING_CELLS, restore_integers, strip_cells
 from stablernn.data.readers.npz import parse_array
 from stablernn.data.readers.paths import read_bytes
 from stablernn.data.readers.recordings.matlab import read_matlab_arrays
@@ -43,24 +44,42 @@ class Recording(NamedTuple):
     ignored: tuple[str, ...] = ()
 
 
-def read_recording(path: Path, name: str) -> Recording:
+class _Content(NamedTuple):
+    """A recording as it is stored: its channels, (time,) each, in their own types."""
+
+    columns: Sequence[npt.NDArray[Any]]
+    channels: tuple[str, ...]
+    sample_rate: float | None = None
+    ignored: tuple[str, ...] = ()
+
+
+def read_recording(path: Path, name: str, resolutions: dict[str, Resolution]) -> Recording:
     """Read a file of one of :data:`RECORDING_FORMATS`.
 
     Args:
         path: The file.
         name: Its name in messages.
+        resolutions: Takes in the values before they become float32, by channel.
 
     Raises:
-        DataError: If it cannot be read, or holds no numbers in time and channels.
+        DataError: If it cannot be read, or holds no finite numbers in time and channels.
         ConfigError: If a package that reads the format is not installed.
     """
-    recording = _READERS[path.suffix.lower()](path, name)
-    if not recording.values.size:
+    content = _READERS[path.suffix.lower()](path, name)
+    if not any(map(len, content.columns)):
         raise errors.DataError(f"'{name}' has no samples. Leave it out.")
-    return recording
+    columns = []
+    for channel, column in zip(content.channels, content.columns, strict=True):
+        columns.append(finite_float32(column, functools.partial(_describe_sample, name, channel)))
+        resolutions.setdefault(channel, Resolution()).add(column)
+    return Recording(np.stack(columns, axis=1), content.channels, content.sample_rate, content.ignored)
 
 
-def _read_wav(path: Path, name: str) -> Recording:
+def _describe_sample(name: str, channel: str, index: tuple[int, ...]) -> str:
+    return f"'{name}' sample {index[0]}, channel '{channel}'"
+
+
+def _read_wav(path: Path, name: str) -> _Content:
     from scipy.io import wavfile
 
     try:
@@ -71,16 +90,31 @@ def _read_wav(path: Path, name: str) -> Recording:
     # What scipy raises for damaged headers and parts that are missing.
     except (ValueError, EOFError, TypeError, UnboundLocalError, ZeroDivisionError, struct.error) as error:
         raise errors.DataError(f"'{name}' is damaged or is no WAV file. Write it again.") from error
-    values = _as_matrix(name, samples)
-    return Recording(values, default_channel_names(values.shape[1]), float(rate))
+    columns = _as_columns(name, _scale_to_16_bits(samples))
+    return _Content(columns, default_channel_names(len(columns)), float(rate))
 
 
-def _read_npy(path: Path, name: str) -> Recording:
-    values = _as_matrix(name, parse_array(path, path.stem, read_bytes(path)))
-    return Recording(values, default_channel_names(values.shape[1]))
+def _scale_to_16_bits(samples: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return samples of any bit depth in units of those of 16 bits; powers of two lose no digit.
+
+    Up to 8 bits are stored unsigned around 128, integers of more bits at the upper end of their type, and floats have
+    the range -1 to 1.
+    """
+    if samples.dtype.kind == "u":
+        return (samples.astype(np.int16) - 128) * 256
+    if samples.dtype.kind == "f":
+        # Values too large for it become infinite, and are refused as such.
+        with np.errstate(over="ignore"):
+            return samples * 32768
+    return samples if samples.dtype.itemsize == 2 else samples / 2.0 ** (8 * samples.dtype.itemsize - 16)
 
 
-def _read_mat(path: Path, name: str) -> Recording:
+def _read_npy(path: Path, name: str) -> _Content:
+    columns = _as_columns(name, parse_array(path, path.stem, read_bytes(path)))
+    return _Content(columns, default_channel_names(len(columns)))
+
+
+def _read_mat(path: Path, name: str) -> _Content:
     arrays = {key: array for key, array in read_matlab_arrays(name, read_bytes(path)).items() if array.size}
     key = "x" if "x" in arrays else next(iter(arrays), "")
     if not arrays or (len(arrays) > 1 and key != "x"):
@@ -91,12 +125,12 @@ def _read_mat(path: Path, name: str) -> Recording:
         )
     array = arrays[key]
     # A vector of MATLAB is a matrix of one row or column.
-    values = _as_matrix(name, array.reshape(-1) if 1 in array.shape else array)
+    columns = _as_columns(name, array.reshape(-1) if 1 in array.shape else array)
     ignored = tuple(other for other in arrays if other != key)
-    return Recording(values, default_channel_names(values.shape[1]), None, ignored)
+    return _Content(columns, default_channel_names(len(columns)), None, ignored)
 
 
-def _read_table(path: Path, name: str) -> Recording:
+def _read_table(path: Path, name: str) -> _Content:
     names = read_column_names(path)
     channels = tuple(column for column in names if column.lower() not in TIME_COLUMNS)
     if not channels:
@@ -104,10 +138,10 @@ def _read_table(path: Path, name: str) -> Recording:
     frame = pl.concat([chunk.select(channels) for chunk in read_chunks(path, channels)])
     columns = [_column(name, frame[channel]) for channel in channels]
     ignored = tuple(column for column in names if column not in channels)
-    return Recording(np.stack(columns, axis=1), channels, None, ignored)
+    return _Content(columns, channels, None, ignored)
 
 
-def _column(name: str, cells: pl.Series) -> Float32Array:
+def _column(name: str, cells: pl.Series) -> npt.NDArray[Any]:
     cleaned = strip_cells(cells, MISSING_CELLS)
     numbers = cleaned.cast(pl.Float64, strict=False)
     if numbers.null_count() > cleaned.null_count():
@@ -116,11 +150,11 @@ def _column(name: str, cells: pl.Series) -> Float32Array:
             f"'{name}', column '{cells.name}': '{cleaned[row]}' is not a number. Recordings hold numbers; times "
             f"stand in a column named {', '.join(TIME_COLUMNS[:-1])} or {TIME_COLUMNS[-1]}."
         )
-    values = numbers.fill_null(float("nan")).to_numpy()
-    return finite_float32(values, lambda index: f"'{name}' sample {index[0]}, column '{cells.name}'")
+    numbers = restore_integers(cleaned, numbers)
+    return (numbers.fill_null(float("nan")) if numbers.null_count() else numbers).to_numpy()
 
 
-def _read_edf(path: Path, name: str) -> Recording:
+def _read_edf(path: Path, name: str) -> _Content:
     try:
         import edfio
     except ImportError as error:
@@ -143,21 +177,20 @@ def _read_edf(path: Path, name: str) -> Recording:
         raise errors.DataError(f"'{name}' has signals of {len(rates)} sampling rates ({listed}). Resample them to one.")
     if not data:
         raise errors.DataError(f"'{name}' has no signals. Leave it out.")
-    values = _as_matrix(name, np.stack(data, axis=1))
-    return Recording(values, tuple(signal.label for signal in signals), rates[0])
+    columns = _as_columns(name, np.stack(data, axis=1))
+    return _Content(columns, tuple(signal.label for signal in signals), rates[0])
 
 
-def _as_matrix(name: str, array: npt.NDArray[Any]) -> Float32Array:
-    """Return samples of one or several channels as float32 (time, channels)."""
+def _as_columns(name: str, array: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    """Return samples of one or several channels as an array (time,) for each."""
     if array.dtype.kind not in "biuf" or array.ndim not in (1, 2):
         raise errors.DataError(
             f"'{name}' must hold numbers in the shape (time,) or (time, channels), got {array.dtype} {array.shape}."
         )
-    matrix = array[:, None] if array.ndim == 1 else array
-    return finite_float32(matrix, lambda index: f"'{name}' sample {index[0]}, channel {index[1]}")
+    return [array] if array.ndim == 1 else list(array.T)
 
 
-_READERS: dict[str, Callable[[Path, str], Recording]] = {
+_READERS: dict[str, Callable[[Path, str], _Content]] = {
     ".wav": _read_wav,
     ".csv": _read_table,
     ".parquet": _read_table,
