@@ -11,10 +11,12 @@ import re
 from calendar import monthrange
 from datetime import UTC, datetime, timedelta
 from typing import Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stablernn_registry import ManifestFields
 from stablernn_registry.errors import did_you_mean
 from stablernn_runtime.errors import InputError
 
@@ -25,6 +27,7 @@ _FIXED = {
     **dict.fromkeys(("D", "day"), timedelta(days=1)),
     **dict.fromkeys(("W", "week"), timedelta(weeks=1)),
 }
+_DAY_SECONDS = 86_400
 _BUSINESS = "B"
 _Edge = Literal["none", "start", "end", "business start", "business end"]
 # Months in a period, its edge that timestamps lie on, and the month (0 = January) that periods are counted from.
@@ -83,7 +86,31 @@ def step_frequency(requested: str | None, trained: str | None) -> str | None:
     return re.sub(r"^([0-9]*[MQY])S(-[A-Z]{3})?$", r"\1", trained)
 
 
-def advance(start: str, steps: int, frequency: str) -> str:
+def day_zone(manifest: ManifestFields) -> str | None:
+    """Return the zone whose days, or longer steps, a model was trained on; None where its times are of no zone."""
+    zone = (manifest.preprocessing.get("repairs") or {}).get("timezone")
+    frequency = calendar_frequency(manifest.frequency)
+    seconds = None if frequency is None else step_seconds(frequency)
+    is_part_of_day = frequency is None or (seconds is not None and seconds % _DAY_SECONDS != 0)
+    return None if is_part_of_day else zone
+
+
+def in_day_zone(text: str, zone: str | None) -> str:
+    """Return an instant as the local time in the zone of :func:`day_zone`, without a zone; any other text as it is.
+
+    Raises:
+        InputError: If this machine does not know the zone.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    if zone is None or moment.tzinfo is None:
+        return text
+    return moment.astimezone(_zone_info(zone)).replace(tzinfo=None).isoformat()
+
+
+def advance(start: str, steps: int, frequency: str, zone: str | None = None) -> str:
     """Return the timestamp ``steps`` steps after ``start``.
 
     Months, quarters and years without an edge keep the day of the month, and a start on the last day stays on the last.
@@ -93,6 +120,7 @@ def advance(start: str, steps: int, frequency: str) -> str:
         start: ISO 8601, such as ``2024-01-31`` or ``2024-01-31T06:00:00Z``.
         steps: 1 or more.
         frequency: As the module describes.
+        zone: Zone whose days the steps are, see :func:`day_zone`.
 
     Returns:
         ISO 8601 with a time of day, in the zone of ``start``.
@@ -100,7 +128,11 @@ def advance(start: str, steps: int, frequency: str) -> str:
     Raises:
         InputError: If ``start`` or ``frequency`` is not understood, or the result lies beyond the year 9999.
     """
-    text = _add_steps(start, steps, frequency).isoformat()
+    local = in_day_zone(start, zone)
+    moment = _add_steps(local, steps, frequency)
+    if zone is not None and local != start:
+        moment = moment.replace(tzinfo=_zone_info(zone)).astimezone(datetime.fromisoformat(start).tzinfo)
+    text = moment.isoformat()
     # In the notation of the start.
     return text.removesuffix("+00:00") + "Z" if start.endswith("Z") else text
 
@@ -167,6 +199,16 @@ def step_seconds(frequency: str) -> float | None:
 def calendar_frequency(frequency: str | None) -> str | None:
     """Return the frequency to count a model's regular steps by; None where they do not lie on the calendar."""
     return step_frequency(None, frequency) if frequency is not None and _is_calendar_frequency(frequency) else None
+
+
+def _zone_info(zone: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(zone)
+    except ZoneInfoNotFoundError as error:
+        raise InputError(
+            f"The model's steps are days of '{zone}', a zone that this machine does not know. Give times without a "
+            "zone, or install tzdata."
+        ) from error
 
 
 def _utc(moment: datetime) -> datetime:

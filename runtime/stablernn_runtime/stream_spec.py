@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stablernn_registry import GraphSignature, Manifest, Signature, StateSignature, Version
 from stablernn_registry.errors import did_you_mean
-from stablernn_runtime.calendar import calendar_frequency
+from stablernn_runtime.calendar import calendar_frequency, day_zone
 from stablernn_runtime.covariates import Covariates, observed_features
 from stablernn_runtime.errors import BadTokenError, InputError, ModelLoadError, NoStreamsError, cut
 from stablernn_runtime.online.online_streams import (
@@ -114,6 +114,7 @@ class StreamSpec:
         readings: Time steps in a sample.
         takes_dt: Whether the model takes the time between readings.
         frequency: Frequency of the calendar to count regular steps by; None without one.
+        day_zone: Zone whose days the regular steps are; None for other steps.
         static_size: Number of values that never change within a stream.
         state_shapes: Shapes and types of the states of one stream, by input name: those of the model, followed by those
             of the estimates.
@@ -134,7 +135,7 @@ class StreamSpec:
         self.dtype, self.outputs = self.format.dtype, self.format.outputs
         self.readings = model.patch_stride
         self.takes_dt = "dt" in inputs
-        self.frequency = calendar_frequency(manifest.frequency)
+        self.frequency, self.day_zone = calendar_frequency(manifest.frequency), day_zone(manifest)
         self.static_size = len(manifest.static or ())
         self._step_shapes = {
             name: tuple(size for size in spec.shape[1:] if isinstance(size, int)) for name, spec in inputs.items()

@@ -92,7 +92,8 @@ class Repairs(_Options):
     missing: Codes = ()
     """Values that stand for a missing one, such as -9999 or '-'."""
     timezone: str | None = None
-    """Zone of local times, such as 'Europe/Berlin', which are converted to UTC; times that state a zone need none."""
+    """Zone of local times, such as 'Europe/Berlin', which are converted to UTC; times that state a zone need none
+    unless they are its days."""
     sort: bool = False
     """Sort the rows of each series by time."""
     on_duplicate: Literal["error", "mean", "last"] = "error"

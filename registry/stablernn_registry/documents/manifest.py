@@ -178,7 +178,8 @@ class ManifestFields(BaseModel):
         future: Features that are known in advance, in the order of the input ``future``.
         static: Features that are constant within a series, in the order of the input ``static``.
         calendar: Periods whose features are computed from the timestamps; ``future`` has these features, too.
-        preprocessing: Scaling and treatment of missing values, for people; the graphs contain the operations.
+        preprocessing: Scaling and treatment of missing values, which the graphs contain, and how tables are read. Where
+            steps are days or longer, ``repairs.timezone`` is the zone whose days they are.
         metrics: Metrics by split, ``{"test": {"accuracy": 0.98}}``; None if a value is missing.
         parity: Largest differences between torch and the exported graphs.
         certificate: Stability certificate, or None if none was computed.

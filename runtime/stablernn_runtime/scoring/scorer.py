@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_registry import Registry, RegistryError, Version
+from stablernn_runtime.calendar import day_zone
 from stablernn_runtime.covariates import observed_features
 from stablernn_runtime.engines.session import Device
 from stablernn_runtime.errors import InputError, ModelLoadError
@@ -141,7 +142,9 @@ class Scorer:
         numbers, parts = [], []
         times: pl.Series | None = None
         if manifest.task == "forecast" and sequences.times is not None:
-            times, irregular = times_ahead(sequences.times, manifest.horizon or 1, manifest.frequency)
+            times, irregular = times_ahead(
+                sequences.times, manifest.horizon or 1, manifest.frequency, day_zone(manifest)
+            )
             sequences = replace(sequences, errors={**irregular, **sequences.errors})
         errors = dict(sequences.errors)
         for batch in sequences.batches(BATCH_ROWS):

@@ -27,13 +27,16 @@ class _NoTimesError(Exception):
     """Why a sequence has no times ahead."""
 
 
-def times_ahead(times: pl.Series, steps: int, frequency: str | None) -> tuple[pl.Series, dict[int, str]]:
+def times_ahead(
+    times: pl.Series, steps: int, frequency: str | None, day_zone: str | None = None
+) -> tuple[pl.Series, dict[int, str]]:
     """Return the times of the steps after each sequence.
 
     Args:
         times: The times of each sequence in ascending order, lists of dates, datetimes or integers.
         steps: Number of steps ahead.
         frequency: Frequency of the training data; None where their steps had no length of their own.
+        day_zone: Zone whose days the steps are; None: that of the column.
 
     Returns:
         The times, lists of ``steps`` datetimes or integers, null where a sequence has an error or no times; and why a
@@ -63,15 +66,25 @@ def times_ahead(times: pl.Series, steps: int, frequency: str | None) -> tuple[pl
     zone = inner.time_zone
     if zone is not None and name is not None and (seconds is None or seconds >= _DAY):
         # Days and longer steps are those of the calendar: they go on at the same time of day when clocks change.
-        local = times.list.eval(pl.element().dt.replace_time_zone(None))
+        day_zone = day_zone or zone
+        local = times.list.eval(pl.element().dt.convert_time_zone(day_zone).dt.replace_time_zone(None))
         ahead, errors = times_ahead(local, steps, frequency)
-        return ahead.list.eval(pl.element().dt.replace_time_zone(zone, ambiguous="earliest")), errors
+        return ahead.list.eval(_instants(pl.element(), day_zone).dt.convert_time_zone(zone)), errors
     if name is not None and seconds is None:
         return _continue(times, lambda part: _on_calendar(tuple(part), steps, name), is_calendar=True)
     ticks_of_second = _TICKS[inner.time_unit]
     limit = min(_YEAR_10000 * ticks_of_second, 2**63)
     length = None if seconds is None else round(seconds * ticks_of_second)
     return _continue(times, lambda ticks: _in_equal_steps(ticks, steps, limit, length, name=name))
+
+
+def _instants(local: pl.Expr, zone: str) -> pl.Expr:
+    """Return local times as instants: of those that come twice the first, after a midnight that is skipped the next."""
+    first, later = (
+        time.dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
+        for time in (local, local.dt.offset_by("1h"))
+    )
+    return first.fill_null(later)
 
 
 def _continue(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from stablernn_registry.errors import did_you_mean
-from stablernn_runtime.calendar import step_frequency, step_times
+from stablernn_runtime.calendar import day_zone, in_day_zone, step_frequency, step_times
 from stablernn_runtime.covariates import Covariates
 from stablernn_server.arrays import Array
 from stablernn_server.codecs.json_values import to_array
@@ -68,7 +68,7 @@ def _add_calendar(
 ) -> tuple[Array, Array]:
     """Return ``x`` with the features of the calendar, and these at the steps ahead, ``(batch, horizon, features)``."""
     manifest = covariates.model.manifest
-    horizon, features = manifest.horizon or 0, manifest.features
+    horizon, features, zone = manifest.horizon or 0, manifest.features, day_zone(manifest)
     full_x = np.zeros((*x.shape[:2], len(features)), np.float32)
     full_x[:, :, [features.index(name) for name in covariates.observed]] = x
     columns = [features.index(name) for name in covariates.calendar_features]
@@ -83,7 +83,7 @@ def _add_calendar(
         frequency = step_frequency(series.frequency, manifest.frequency) or ""
         # The timestamp is that of the whole series, of which x has the last `length` steps.
         waves = covariates.calendar_waves(
-            step_times(series.start_timestamp, total - length, length + horizon, frequency)
+            step_times(in_day_zone(series.start_timestamp, zone), total - length, length + horizon, frequency)
         )
         # Indexing by a row and a list of columns puts the columns first: (columns, length).
         full_x[row, :length, columns] = waves[:length].T

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from stablernn_runtime.calendar import in_day_zone
 from stablernn_runtime.stream_clock import Clock, Moment, as_moments, parse_moment
 from stablernn_runtime.stream_spec import StreamSpec
 from stablernn_runtime.validation import ignore_first_dt
@@ -192,6 +193,7 @@ def _parse_times(
     """
     model, frequency, readings = spec.model, spec.frequency, count * spec.readings
     moments = [] if request.time is None else as_moments(request.time, readings)
+    moments = [in_day_zone(moment, spec.day_zone) if isinstance(moment, str) else moment for moment in moments]
     is_first = stream.step == 0
     dt: Array | None = None
     if request.dt is not None:

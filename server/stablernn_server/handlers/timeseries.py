@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from stablernn_runtime.calendar import advance, check_frequency, step_frequency
+from stablernn_runtime.calendar import advance, check_frequency, day_zone, step_frequency
 from stablernn_runtime.covariates import Covariates
 from stablernn_runtime.graph import CancellationToken
 from stablernn_runtime.run_batch import BatchResult
@@ -264,7 +264,8 @@ def _forecast_start(series: SeriesInput, steps: int, model: ServedModel) -> tupl
             f"start_timestamp needs a frequency: the model '{model.name}' was trained without one. Give frequency, or "
             "leave start_timestamp out."
         )
-    return frequency, advance(series.start_timestamp, steps, step_frequency(series.frequency, frequency) or frequency)
+    word = step_frequency(series.frequency, frequency) or frequency
+    return frequency, advance(series.start_timestamp, steps, word, day_zone(model.manifest))
 
 
 def _parse_horizon(model: ServedModel, options: ForecastOptions) -> int:

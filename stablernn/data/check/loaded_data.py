@@ -44,7 +44,8 @@ def _warn_about_notes(notes: Notes, options: LoadOptions, findings: Findings) ->
     if options.timezone is not None and not {"local_zone", "calendar_days"} & notes.keys():
         findings.warn(
             "timezone_unused",
-            f"data.timezone={options.timezone} changes nothing: the times state their zone, or are whole numbers.",
+            f"data.timezone={options.timezone} changes nothing: the times state their zone and are no days of it, or "
+            "are whole numbers.",
         )
     if count := notes.get("steps_at_one_time", 0):
         findings.warn(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from stablernn.data.arrays import Float32Array
+from stablernn.data.arrays import Float32Array, Timestamps
 from stablernn.data.check.channel_statistics import (
     build_columns,
     compute_statistics,
@@ -18,6 +18,7 @@ from stablernn.data.check.missing_codes import warn_about_missing_codes
 from stablernn.data.check.report import Column, Findings, Role
 from stablernn.data.forecasting.covariates import calendar_channels
 from stablernn.data.messages import format_names, format_timestamp, pluralize
+from stablernn.data.repairs.local_times import suggest_day_zone
 from stablernn.data.repairs.short_series import suggest_min_length
 from stablernn.data.types import ForecastData, Notes, Series
 
@@ -79,6 +80,8 @@ def inspect_series(
     warn_about_missing_codes(values, channels, findings)
     _warn_about_series(content, constant, findings)
     _warn_about_intervals(content, findings)
+    if notes.get("time_zone") == "UTC":
+        _warn_about_days(max((each.ds for each in series), key=len), findings)
     _warn_about_target_leakage(max(training, key=len), channels, targets, data.horizon if data else 1, findings)
     if data is not None:
         _warn_about_splits(data, findings)
@@ -123,6 +126,17 @@ def _warn_about_intervals(content: Notes, findings: Findings) -> None:
             "irregular_time",
             f"Time stamps have no common step: {pluralize(content['irregular_intervals'], 'interval')} differ from the "
             "usual one. Rows are taken as steps; give the frequency if there is one.",
+        )
+
+
+def _warn_about_days(instants: Timestamps, findings: Findings) -> None:
+    zone = suggest_day_zone(instants)
+    if zone is not None:
+        findings.warn(
+            "local_days",
+            f"The times are days, or longer steps, that begin at one time of the day in {zone} and at several in UTC. "
+            "Set data.timezone to that zone, or to another one with the same changes of clocks.",
+            {"timezone": zone},
         )
 
 

@@ -23,7 +23,7 @@ from stablernn.data.readers.table_chunks import first_row_number
 from stablernn.data.readers.timestamps import BadTime, TimeColumn, date_format_advice, normalize_times
 from stablernn.data.repairs.categories import CategoryCodes, expand_names
 from stablernn.data.repairs.duplicate_rows import find_repeats, find_unlike_categories, merge_duplicates
-from stablernn.data.repairs.local_times import convert_to_utc, find_skipped_time
+from stablernn.data.repairs.local_times import are_days, convert_to_utc, find_skipped_time, to_local
 from stablernn.data.repairs.missing_codes import MissingCodes
 from stablernn.data.repairs.row_order import sort_order
 from stablernn.data.stacked_series import StackedSeries
@@ -217,17 +217,24 @@ class TableBuilder:
         return _Rows(ds, values, order, ends), is_utc
 
     def _convert_times(self, rows: _Rows, is_utc: bool, names: list[str], notes: Notes) -> tuple[_Rows, bool]:
-        """Convert local times to UTC; those that state a zone, and whole numbers, are no local times."""
+        """Convert local times to UTC, and instants that are days in the zone to its days; numbers of steps stay."""
         zone = self._repairs.timezone
-        if zone is None or is_utc or rows.ds.dtype.kind != "M":
+        if zone is None or rows.ds.dtype.kind != "M":
             return rows, is_utc
-        skipped = find_skipped_time(rows.ds, zone)
+        local = to_local(rows.ds, zone) if is_utc else rows.ds
+        skipped = None if is_utc else find_skipped_time(local, zone)
+        # A day whose midnight is skipped is one, too, where it is the only row.
+        if are_days(local) or (skipped is not None and (local == local.astype("datetime64[D]")).all()):
+            notes["calendar_days"] = zone
+            return rows._replace(ds=local), False
+        if is_utc:
+            return rows, True
         if skipped is not None:
             location = terms().row_of(self._path.name, self._number_of(rows, skipped.index))
             raise errors.DataError(f"{location}: {skipped.message}", settings=skipped.settings)
         converted = convert_to_utc(rows.ds, rows.ends, zone)
         notes |= converted.notes
-        return rows._replace(ds=converted.ds), converted.is_utc
+        return rows._replace(ds=converted.ds), True
 
     def _sort(self, rows: _Rows, notes: Notes) -> _Rows:
         if not self._repairs.sort:

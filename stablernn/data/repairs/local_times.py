@@ -1,4 +1,4 @@
-"""``timezone``: local times of a named zone become instants in UTC.
+"""``timezone``: local times of a named zone become instants in UTC; days of its calendar stay, or become, days.
 
 When clocks go back, an hour of local times comes twice: of the rows of one series with the same local time the first
 half, in the order of the file, is taken for the first pass. When clocks go forward, an hour does not exist: rows in it
@@ -36,13 +36,11 @@ class LocalTimes(NamedTuple):
     """Converted times.
 
     Attributes:
-        ds: Instants in UTC; days of the calendar, unchanged, where ``is_utc`` is false.
-        is_utc: Whether they are instants.
+        ds: Instants in UTC.
         notes: Counts of rows that were converted, and of repeated and skipped hours.
     """
 
     ds: Timestamps
-    is_utc: bool
     notes: Notes
 
 
@@ -72,6 +70,12 @@ def check_timezone(name: str) -> None:
     except pl.exceptions.PolarsError:
         hint = "Names are those of the IANA database, such as Europe/Berlin, America/New_York or UTC."
         raise errors.unknown("time zone", name, sorted(zoneinfo.available_timezones()), hint) from None
+
+
+def are_days(local: Timestamps) -> bool:
+    """Return True if there are several times, all at one time of the day: days of the calendar, of unequal length."""
+    ticks = _ticks(local)
+    return bool((ticks != ticks[0]).any()) and bool((ticks % (24 * _HOUR_NS) == ticks[0] % (24 * _HOUR_NS)).all())
 
 
 def find_skipped_time(local: Timestamps, zone: str) -> SkippedTime | None:
@@ -105,9 +109,6 @@ def convert_to_utc(local: Timestamps, ends: Int64Array, zone: str) -> LocalTimes
     """
     first = to_instants(_localize(local, zone, "earliest"))
     last = to_instants(_localize(local, zone, "latest"))
-    if _are_days(local):
-        # Days of the calendar in the zone, which are not equally long.
-        return LocalTimes(local, False, {"calendar_days": zone})
     ds, repeated, once = first.copy(), np.flatnonzero(first != last), 0
     if len(repeated):
         position, count = _occurrences(local, ends, repeated)
@@ -123,13 +124,20 @@ def convert_to_utc(local: Timestamps, ends: Int64Array, zone: str) -> LocalTimes
         "skipped_hours": int(goes_forward.sum()),
         "local_zone": zone,
     }
-    return LocalTimes(ds, True, notes)
+    return LocalTimes(ds, notes)
 
 
 def to_local(instants: Timestamps, zone: str) -> Timestamps:
     """Return instants in UTC as local times, datetime64[ns]."""
     text = pl.Series(instants.astype("datetime64[us]")).dt.replace_time_zone("UTC").dt.convert_time_zone(zone)
     return np.asarray(text.dt.replace_time_zone(None).to_numpy().astype("datetime64[ns]"))
+
+
+def suggest_day_zone(instants: Timestamps) -> str | None:
+    """Return a zone in which instants, a day or more apart, are of one time of the day; None for any in UTC, too."""
+    if len(instants) < 2 or np.median(np.diff(_ticks(instants))) < 23 * _HOUR_NS or are_days(instants):
+        return None
+    return next((zone for zone in _USUAL_ZONES if are_days(to_local(instants, zone))), None)
 
 
 def suggest_timezone(local: Timestamps, ends: Int64Array) -> str | None:
@@ -160,12 +168,6 @@ def to_instants(times: pl.Series) -> npt.NDArray[np.datetime64]:
     """Return times with a zone as datetime64[ns] in UTC."""
     utc = times.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
     return np.asarray(utc.to_numpy().astype("datetime64[ns]"))
-
-
-def _are_days(local: Timestamps) -> bool:
-    """Return True if there are several times, all at one time of the day."""
-    ticks = _ticks(local)
-    return bool((ticks != ticks[0]).any()) and bool((ticks % (24 * _HOUR_NS) == ticks[0] % (24 * _HOUR_NS)).all())
 
 
 def _ticks(times: Timestamps) -> Int64Array:

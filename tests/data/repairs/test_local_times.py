@@ -9,8 +9,10 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pytest
 
+from stablernn.data.check import check_data
 from stablernn.data.options import Repairs
 from stablernn.data.readers.tables import Table, open_table
+from stablernn.data.time.frequency import infer_frequency, parse_frequency
 from stablernn.errors import DataError, UnknownNameError
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -79,6 +81,39 @@ def test_midnights_over_a_change_of_clocks_stay_days(tmp_path: Path) -> None:
 def test_days_stay_days_whether_clocks_change_or_not(tmp_path: Path) -> None:
     table = read(tmp_path, ["2024-01-01 00:00,1", "2024-01-02 00:00,1"])
     assert (str(table.series[0].ds[0])[:10], table.notes["calendar_days"]) == ("2024-01-01", "Europe/Berlin")
+
+
+def test_a_day_whose_midnight_is_skipped_stays_a_day(tmp_path: Path) -> None:
+    rows = [f"2018-11-0{day},1" for day in range(1, 7)]
+    table = read(tmp_path, rows, timezone="America/Sao_Paulo")
+    assert infer_frequency(table.series[0].ds) == parse_frequency("D")
+    (alone,) = read(tmp_path, ["2018-11-04,1"], timezone="America/Sao_Paulo").series
+    assert str(alone.ds[0])[:10] == "2018-11-04"
+    # A recorder of hours shows that its clock was never changed.
+    with pytest.raises(DataError, match="does not exist in America/Sao_Paulo"):
+        read(tmp_path, ["2018-11-04 00:00,1", "2018-11-04 01:00,1"], timezone="America/Sao_Paulo")
+
+
+@pytest.mark.parametrize(
+    ("alias", "begin", "time"),
+    [("D", "2024-01-01", 0), ("W-MON", "2024-01-01", 0), ("MS", "2020-01-01", 0), ("BME", "2020-01-31", 0),
+     ("D", "2024-01-01", 6)],
+)  # fmt: skip
+def test_days_that_are_written_in_utc_are_those_of_their_zone(
+    tmp_path: Path, alias: str, begin: str, time: int
+) -> None:
+    grid = parse_frequency(alias)
+    days = grid.at(np.datetime64(begin, "ns") + np.timedelta64(time, "h"), np.arange(120))
+    moments = [day.item().replace(tzinfo=BERLIN).astimezone(UTC) for day in days.astype("datetime64[us]")]
+    rows = [f"{moment:%Y-%m-%dT%H:%M:%SZ},{number}" for number, moment in enumerate(moments)]
+    table = read(tmp_path, rows)
+    np.testing.assert_array_equal(table.series[0].ds, days)
+    assert infer_frequency(table.series[0].ds) == grid
+    assert (table.notes["calendar_days"], "time_zone" in table.notes) == ("Europe/Berlin", False)
+    report = check_data(tmp_path / "d.csv")
+    assert report.fixes == {"timezone": "Europe/Berlin"}
+    # The last rows, of one summer, are read as the whole was.
+    np.testing.assert_array_equal(read(tmp_path, rows[-4:]).series[0].ds, days[-4:])
 
 
 @pytest.mark.parametrize("doubled", [False, True])

@@ -12,6 +12,7 @@ import pytest
 
 from cli_helpers import NO_PLOTS, Workplace
 from published_models import Published
+from stablernn_runtime.calendar import advance
 from stablernn_runtime.errors import InputError
 from stablernn_runtime.scoring import Scorer
 from stablernn_runtime.scoring.times_ahead import times_ahead
@@ -111,6 +112,23 @@ def test_days_go_on_at_the_same_time_when_clocks_change(frequency: str, last: in
     assert {second.timestamp() - first.timestamp() for first, second in zip(hourly[:-1], hourly[1:], strict=True)} == {
         3600
     }
+
+
+@pytest.mark.parametrize(
+    ("zone", "last", "ahead"),
+    [
+        # The midnight of November 4 did not exist, and the day began at 1:00.
+        ("America/Sao_Paulo", "2018-11-02T03:00", ["2018-11-03T03:00", "2018-11-04T03:00", "2018-11-05T02:00"]),
+        ("Europe/Berlin", "2024-03-29T23:00", ["2024-03-30T23:00", "2024-03-31T22:00", "2024-04-01T22:00"]),
+    ],
+)
+def test_days_of_a_zone_go_on_when_they_begin_there(zone: str, last: str, ahead: list[str]) -> None:
+    utc = pl.Series("ds", [[datetime.fromisoformat(last)]]).list.eval(pl.element().dt.replace_time_zone("UTC"))
+    after, errors = times_ahead(utc, 3, "D", zone)
+    assert ([f"{time:%Y-%m-%dT%H:%M}" for time in after.to_list()[0]], errors) == (ahead, {})
+    local = utc.list.eval(pl.element().dt.convert_time_zone(zone))
+    assert times_ahead(local, 3, "D")[0].to_list()[0] == after.to_list()[0]
+    assert advance(f"{last}Z", 3, "D", zone) == f"{ahead[-1]}:00Z"
 
 
 def test_a_table_without_rows_has_no_times() -> None:

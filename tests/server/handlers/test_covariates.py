@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 import stream_helpers
 from exports import exported
 from server_helpers import Published, Running, json_tensor, serve
+from session_helpers import opened as opened_session
+from session_helpers import step
 from stablernn.data.forecasting.covariates import calendar_values
 from stablernn.data.time.frequency import parse_frequency
 from stablernn.nn.models import Forecaster, SequenceModel
@@ -36,6 +38,9 @@ def fitted() -> dict[str, tuple[SequenceModel, dict[str, Any]]]:
     models = {name: stream_helpers.fitted()[name] for name in ("told", "fed", "patched", "timed")}
     timed, _ = models["timed"]
     models["timed"] = timed, {"features": ["load"], "context_length": 5}
+    told, facts = models["told"]
+    # The days of a place, which begin at 23:00 or 22:00 UTC.
+    models["days"] = told, {**facts, "frequency": "D", "preprocessing": {"repairs": {"timezone": "Europe/Berlin"}}}
     torch.manual_seed(0)
     options: dict[str, Any] = {"hidden_size": 6, "quantiles": QUANTILES}
     single = Forecaster("lipschitz", 1, 3, head="recursive", patch_size=2, patch_stride=1, **options)
@@ -284,7 +289,7 @@ def test_infer_takes_null_for_what_is_not_known(client: httpx.Client, published:
 
 
 def asked(model: str = "told", options: dict[str, Any] | None = None, **item: Any) -> dict[str, Any]:
-    columns = {"told": 2, "fed": 3, "single": 1}[model]
+    columns = {"told": 2, "days": 2, "fed": 3, "single": 1}[model]
     series = np.arange(4 * columns, dtype=float).reshape(4, columns).tolist()
     given = {"series": series, "start_timestamp": "2024-03-01T21:00:00Z", "frequency": "h", **item}
     return {"model": model, "inputs": [given], "options": options or {}}
@@ -313,6 +318,18 @@ def test_the_server_makes_the_calendar_itself(client: httpx.Client, published: P
     body["inputs"][0] |= {"start_timestamp": "2024-03-01T22:30:00+01:30", "frequency": None}
     body["inputs"][0]["start_timestamp"] = "2024-03-01T22:00:00+01:00"
     assert answer(client, body)["mean_forecast"] == content["mean_forecast"]
+
+
+def test_days_of_a_zone_begin_when_they_do_there(client: httpx.Client) -> None:
+    dates = answer(client, asked("days", start_timestamp="2024-03-29", frequency=None))
+    assert dates["start_timestamp"] == "2024-04-02T00:00:00"
+    # In the night to March 31 clocks went forward.
+    instants = answer(client, asked("days", start_timestamp="2024-03-28T23:00:00Z", frequency=None))
+    assert instants["start_timestamp"] == "2024-04-01T22:00:00Z"
+    assert instants["mean_forecast"] == dates["mean_forecast"]
+    session = opened_session(client, "days")
+    for time in ("2024-03-29T23:00:00Z", "2024-03-30T23:00:00Z", "2024-03-31T22:00:00Z", "2024-04-02"):
+        step(client, session, [1.0, 2.0], time=time).raise_for_status()
 
 
 def test_several_series_have_calendars_of_their_own(client: httpx.Client) -> None:
