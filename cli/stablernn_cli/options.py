@@ -17,7 +17,7 @@ Split = Literal["train", "validation", "test"]
 # Same as stablernn_registry.documents.certificates.Kind, whose import is too slow for printing the help.
 Kind = Literal["contracting", "non-expansive", "bounded", "none"]
 # Same as stablernn.data.time.numeric_timestamps.Stamps, for the same reason.
-Stamps = Literal["unix-s", "unix-ms", "yyyymmdd", "step"]
+Stamps = Literal["unix-s", "unix-ms", "yyyymmdd", "yyyyww", "yyyyddd", "yyyyq", "excel", "step"]
 
 KIND_METAVAR = f"[{'|'.join(get_args(Kind))}]"
 """Values of ``--require`` in the help; typer cannot list them, since the option has a parser of its own."""

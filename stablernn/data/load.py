@@ -67,8 +67,9 @@ def load_data(
         label_column: Tables: column with the class of each series.
         group_column: Classification: column of a table, or array of an ``.npz`` file, with the group of each sequence.
             Sequences of one group are all trained on or all held out.
-        stamps: Tables: what whole numbers in the column of timestamps are: ``unix-s``, ``unix-ms``, ``yyyymmdd`` or
-            ``step``. Default: numbers of steps, refused where they look like one of the others.
+        stamps: Tables: what whole numbers in the column of timestamps are: ``unix-s``, ``unix-ms``, ``yyyymmdd``,
+            ``yyyyww``, ``yyyyddd``, ``yyyyq``, ``excel`` or ``step``. Default: numbers of steps, refused where they
+            look like one of the others.
         channels: Inputs of the model, in its order. Tables: columns; all columns of numbers when omitted. Sequences:
             all features, matched by name; a file that does not name its features takes these names.
         future: Forecast: columns that are known in advance; their past is seen, too.

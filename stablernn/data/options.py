@@ -132,7 +132,8 @@ class _SourceOptions(_Options):
     """Column with the timestamps."""
     stamps: Stamps | None = None
     """Meaning of integers in the column of timestamps: Unix times in seconds or milliseconds, dates without
-    separators, or numbers of steps; None: numbers of steps, rejected if they look like one of the others."""
+    separators, a year with its week, day or quarter, days of a spreadsheet, or numbers of steps; None: numbers of
+    steps, rejected if they look like one of the others."""
     label_column: str = LABEL_COLUMN
     """Column of a table with the class of each series."""
     group_column: str | None = None

@@ -19,7 +19,7 @@ CALENDAR = ("--set", "data.calendar=week")
 FIRST = 1_704_067_200  # 2024-01-01
 REFUSED = (
     "holds whole numbers that look like Unix times in seconds: 1704067200 would be 2024-01-01 00:00:00. Say what they "
-    "are with data.stamps (--stamps): unix-s, unix-ms, yyyymmdd, or step where they only number the steps."
+    "are with data.stamps (--stamps): unix-s, or step where they only number the steps."
 )
 
 

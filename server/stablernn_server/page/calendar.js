@@ -35,10 +35,23 @@ export function parseTime(text) {
 
 /** Parses a whole number in the unit of the model's training data (`data.stamps`); null if it is not a time. */
 export function parseNumber(text, stamps) {
+  if (stamps === "excel" && /^\d{5}(\.\d+)?$/.test(text)) return 1000 * Math.round((Number(text) - 25_569) * 86_400);
   if (!/^-?\d+$/.test(text)) return null;
   if (stamps === "unix-s") return 1000 * Number(text);
   if (stamps === "unix-ms") return Number(text);
-  return stamps === "yyyymmdd" && text.length === 8 ? parseTime(`${text.slice(0, 4)}-${text.slice(4, 6)}-${text.slice(6)}`) : null;
+  if (stamps?.length !== text.length || !stamps.startsWith("yyyy")) return null;
+  const year = text.slice(0, 4);
+  if (stamps === "yyyymmdd") return parseTime(`${year}-${text.slice(4, 6)}-${text.slice(6)}`);
+  const period = Number(text.slice(4));
+  const [first, next] = [Number(year), Number(year) + 1].map((each) => firstDay(each, stamps));
+  const time = stamps === "yyyyq" ? Date.UTC(Number(year), 3 * (period - 1)) : first + (period - 1) * (stamps === "yyyyww" ? 7 : 1) * DAY;
+  return period > 0 && time < next ? time : null;
+}
+
+/** Returns the first day of a year; of its first week, that of January 4 from Monday on, for years and weeks. */
+function firstDay(year, stamps) {
+  if (stamps !== "yyyyww") return Date.UTC(year, 0, 1);
+  return Date.UTC(year, 0, 4 - ((new Date(Date.UTC(year, 0, 4)).getUTCDay() + 6) % 7));
 }
 
 /** Formats a timestamp; only the date if `isDay`, for steps of whole days. */

@@ -29,7 +29,13 @@ from stablernn.data.readers.cells import MISSING_CELLS, restore_integers, strip_
 from stablernn.data.readers.table_chunks import first_row_number, read_chunks, read_column_names
 from stablernn.data.readers.timestamps import date_format_advice, normalize_times, parse_dates
 from stablernn.data.repairs.missing_codes import MissingCodes
-from stablernn.data.time.numeric_timestamps import UNIX_NS, ambiguous_numbers_error, find_resemblance, unix_instants
+from stablernn.data.time.numeric_timestamps import (
+    COMPUTED_STAMPS,
+    ambiguous_numbers_error,
+    find_resemblance,
+    may_be_serials,
+    read_numbers,
+)
 from stablernn.data.types import Notes
 
 _TIME_PARTS = ("year", "month", "day", "hour", "minute", "second")
@@ -278,17 +284,23 @@ def _parse_times(
     guess: Notes = {}
     if integers is not None and not integers.null_count() and stamps != "yyyymmdd":
         numbers = integers.to_numpy().astype(np.int64)
-        resemblance = find_resemblance(numbers) if stamps is None else None
+        resemblance = find_resemblance(numbers, name) if stamps is None else None
         if resemblance is not None:
             error = ambiguous_numbers_error(cells.path.name, name, int(numbers[0]), resemblance)
             findings.problem("ambiguous_times", str(error))
             guess = {} if resemblance.stamps is None else {"stamps": resemblance.stamps}
             stamps = resemblance.stamps or "step"
-        if stamps in UNIX_NS:
-            instants, is_in_range = unix_instants(numbers, stamps)
+        if stamps in COMPUTED_STAMPS:
+            instants, is_in_range = read_numbers(numbers, stamps)
             return (instants.view("datetime64[ns]") if is_in_range.all() else None), guess
         if stamps == "step":
             return numbers, guess
+    decimals = text.cast(pl.Float64, strict=False) if integers is not None and integers.null_count() else None
+    if decimals is not None and not decimals.null_count() and stamps in (None, "excel"):
+        numbers = decimals.to_numpy()
+        guess = {"stamps": "excel"} if may_be_serials(numbers) else {}
+        if guess:
+            return read_numbers(numbers, "excel")[0].view("datetime64[ns]"), guess
     dates = parse_dates(text)
     if not dates.null_count():
         return dates.to_numpy().astype("datetime64[ns]"), guess

@@ -187,7 +187,8 @@ def open_table(
             months (``2024-01``, ``202401``) or other integers. Where the default name is missing, the first column is
             taken if it holds dates.
         stamps: What integers are: Unix times in seconds (``unix-s``) or milliseconds (``unix-ms``), dates without
-            separators (``yyyymmdd``), or numbers of steps (``step``). Without it they number steps, and are refused
+            separators (``yyyymmdd``), years with a week (``yyyyww``), day (``yyyyddd``) or quarter (``yyyyq``), days of
+            a spreadsheet (``excel``), or numbers of steps (``step``). Without it they number steps, and are refused
             where they look like one of the others. Dates with separators are always dates.
         repairs: What is converted, merged, replaced or set aside; nothing when omitted.
         exclude: Names of series to leave out, each with the reason.

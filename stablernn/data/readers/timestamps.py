@@ -10,7 +10,7 @@ import polars as pl
 
 from stablernn.data.arrays import Timestamps
 from stablernn.data.readers.spilling_array import GrowingArray, MemoryBudget
-from stablernn.data.time.numeric_timestamps import UNIX_NS, unix_instants
+from stablernn.data.time.numeric_timestamps import COMPUTED_STAMPS, UNIX_NS, read_numbers
 
 _EARLIEST, _LATEST = np.datetime64("1678-01-01", "us"), np.datetime64("2262-01-01", "us")
 _FORMATS = (
@@ -141,7 +141,7 @@ class BadTime(NamedTuple):
         position: Index of the cell, from the first chunk on.
         text: Its content; empty where there is none.
         mixes_zones: Whether it is a date with a zone where others have none, or without one where they have it.
-        is_out_of_range: Whether it is a Unix time outside the years 1678 to 2261.
+        is_out_of_range: Whether it is a number that is no time of the years 1678 to 2261.
     """
 
     position: int
@@ -162,10 +162,10 @@ class TimeColumn:
 
     def __init__(self, budget: MemoryBudget, stamps: str | None = None) -> None:
         self._stamps = stamps
-        self._unix = stamps if stamps in UNIX_NS else None
+        self._computed = stamps if stamps in COMPUTED_STAMPS else None
         self._dates: GrowingArray | None = GrowingArray("datetime64[ns]", None, budget)
         self._local = GrowingArray("datetime64[ns]", None, budget)
-        # Unix times are stored in nanoseconds since 1970.
+        # Times that are computed are stored in nanoseconds since 1970.
         self._integers: GrowingArray | None = None if stamps == "yyyymmdd" else GrowingArray(np.int64, None, budget)
         self._largest = 0
         self._all_integers = True
@@ -222,14 +222,16 @@ class TimeColumn:
         if not self._all_integers:
             return None
         may_be_integers = cells.dtype == pl.String or cells.dtype.is_integer()
-        integers = cells.cast(pl.Int64, strict=False) if may_be_integers else None
+        # Serial numbers of spreadsheets have the time of day behind the decimal point.
+        number_type = pl.Float64 if self._computed == "excel" else pl.Int64
+        integers = cells.cast(number_type, strict=False) if may_be_integers else None
         if integers is None or integers.null_count():
             self._all_integers, self._integers = False, None
         elif self._integers is not None and len(integers):
             numbers = integers.to_numpy()
             self._largest = max(self._largest, int(numbers.max()))
-            if self._unix is not None:
-                numbers, fits = unix_instants(numbers, self._unix)
+            if self._computed is not None:
+                numbers, fits = read_numbers(numbers, self._computed)
                 if not fits.all():
                     index = int(np.argmin(fits))
                     return BadTime(self._num_rows + index, str(cells[index]), is_out_of_range=True)
@@ -254,8 +256,8 @@ class TimeColumn:
         if self.are_integers:
             assert self._integers is not None
             integers = self._integers.finish()
-            if self._unix is not None:
-                return cast(Timestamps, integers.view("datetime64[ns]")), True
+            if self._computed is not None:
+                return cast(Timestamps, integers.view("datetime64[ns]")), self._computed in UNIX_NS
             return cast(Timestamps, integers), False
         assert self._dates is not None
         instants = self._dates.finish()

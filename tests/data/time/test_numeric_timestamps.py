@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 
-from stablernn.data import load_data, read_inputs
+from stablernn.data import ForecastData, load_data, read_inputs
 from stablernn.data.check import check_data
 from stablernn.data.readers.tables import Table, open_table
 from stablernn.data.time.numeric_timestamps import find_resemblance
@@ -18,19 +19,19 @@ HOUR = 3600
 NOON = 1_704_110_400  # 2024-01-01 12:00 UTC
 
 
-def write(path: Path, times: list[object], header: str = "ds,y") -> Path:
+def write(path: Path, times: Sequence[object], header: str = "ds,y") -> Path:
     path.write_text("\n".join([header, *(f"{time},{place % 7}" for place, time in enumerate(times))]) + "\n")
     return path
 
 
-def read(path: Path, times: list[object], stamps: str | None = None) -> Table:
+def read(path: Path, times: Sequence[object], stamps: str | None = None) -> Table:
     return open_table(write(path / "d.csv", times), stamps=stamps).read()
 
 
-def refusal(form: str, first: object, date: str, column: str = "ds") -> str:
+def refusal(form: str, first: object, date: str, stamps: str, column: str = "ds") -> str:
     return (
         f"'d.csv' column '{column}' holds whole numbers that look like {form}: {first} would be {date}. Say what they "
-        "are with data.stamps (--stamps): unix-s, unix-ms, yyyymmdd, or step where they only number the steps."
+        f"are with data.stamps (--stamps): {stamps}, or step where they only number the steps."
     )
 
 
@@ -82,6 +83,11 @@ def test_numbers_that_look_like_dates(numbers: list[int], form: str, example: st
         pytest.param([20_240_100], id="day 0"),
         pytest.param(range(20_240_101, 20_240_301), id="ids of 8 digits, few of them dates"),
         pytest.param([20_240_131, 20_240_132], id="half of them dates"),
+        pytest.param(range(202_001, 202_140), id="a counter of six digits"),
+        pytest.param(range(202_001, 202_053), id="a counter of one year's weeks"),
+        pytest.param([*range(202_001, 202_013), *range(202_101, 202_113)], id="months"),
+        pytest.param([20_001, 20_013, 20_032, 20_044], id="few quarters, far apart"),
+        pytest.param(range(43_831, 44_500), id="serial numbers of every day"),
     ],
 )
 def test_numbers_that_only_number_the_steps(numbers: range | list[int]) -> None:
@@ -92,15 +98,19 @@ def test_numbers_that_only_number_the_steps(numbers: range | list[int]) -> None:
     ("times", "sentence"),
     [
         pytest.param(
-            [NOON, NOON + HOUR], refusal("Unix times in seconds", NOON, "2024-01-01 12:00:00"), id="unix seconds"
+            [NOON, NOON + HOUR],
+            refusal("Unix times in seconds", NOON, "2024-01-01 12:00:00", "unix-s"),
+            id="unix seconds",
         ),
         pytest.param(
             [NOON * 1000, NOON * 1000 + 1],
-            refusal("Unix times in milliseconds", NOON * 1000, "2024-01-01 12:00:00"),
+            refusal("Unix times in milliseconds", NOON * 1000, "2024-01-01 12:00:00", "unix-ms"),
             id="unix milliseconds",
         ),
         pytest.param(
-            [20240131, 20240201], refusal("dates without separators", 20240131, "2024-01-31"), id="days of eight digits"
+            [20240131, 20240201],
+            refusal("dates without separators", 20240131, "2024-01-31", "yyyymmdd"),
+            id="days of eight digits",
         ),
         pytest.param(
             [2024013112, 2024013113],
@@ -111,17 +121,85 @@ def test_numbers_that_only_number_the_steps(numbers: range | list[int]) -> None:
         ),
     ],
 )
-def test_whole_numbers_that_look_like_dates_are_refused(tmp_path: Path, times: list[object], sentence: str) -> None:
+def test_whole_numbers_that_look_like_dates_are_refused(tmp_path: Path, times: Sequence[object], sentence: str) -> None:
     with pytest.raises(DataError) as caught:
         read(tmp_path, times)
     assert str(caught.value) == sentence
+
+
+WEEKS = [*range(202_001, 202_054), *range(202_101, 202_153)]
+DAYS = [*range(2_023_001, 2_023_366), *range(2_024_001, 2_024_367)]
+QUARTERS = [10 * year + quarter for year in range(2010, 2020) for quarter in range(1, 5)]
+LEDGER = [int(day.astype(int)) + 25_569 for day in np.busday_offset("2023-01-02", np.arange(300), roll="forward")]
+MONTHS = [int(month.astype("M8[D]").astype(int)) + 25_569 for month in np.arange("2018-01", "2024-01", dtype="M8[M]")]
+HOURS = [f"{45_000 + hour / 24:.5f}" for hour in range(200)]
+PACKED = [
+    pytest.param(WEEKS, "yyyyww", "W-MON", "2019-12-30", "2022-01-03", id="weeks"),
+    pytest.param(DAYS, "yyyyddd", "D", "2023-01-01", "2025-01-01", id="days of the year"),
+    pytest.param(QUARTERS, "yyyyq", "QS", "2010-01-01", "2020-01-01", id="quarters"),
+    pytest.param(LEDGER, "excel", "B", "2023-01-02", "2024-02-26", id="business days of a sheet"),
+    pytest.param(MONTHS, "excel", "MS", "2018-01-01", "2024-01-01", id="months of a sheet"),
+]
+
+
+@pytest.mark.parametrize(("times", "stamps", "frequency", "first", "ahead"), PACKED)
+def test_packed_periods_are_refused_and_read_by_the_option_that_a_check_proposes(
+    tmp_path: Path, times: Sequence[object], stamps: str, frequency: str, first: str, ahead: str
+) -> None:
+    path = write(tmp_path / "d.csv", times)
+    with pytest.raises(DataError, match=f"look like .*: {times[0]} would be {first}") as caught:
+        load_data(path)
+    assert caught.value.settings == {"stamps": stamps}
+    report = check_data(path)
+    assert report.fixes["stamps"] == stamps
+    data = load_data(path, stamps=stamps, horizon=4)
+    assert isinstance(data, ForecastData)
+    assert (data.frequency, data.notes["gap_steps_filled"]) == (frequency, 0)
+    inputs = read_inputs(path, task="forecast", features=["y"], frequency=frequency, stamps=stamps)
+    assert str(inputs.future_ds(0, 1)[0])[:10] == ahead
+    # A counter is one after all, if somebody says so.
+    assert load_data(path, stamps="step", horizon=4).series[0].ds.dtype.kind == "i"  # type: ignore[union-attr]
+
+
+def test_days_of_a_sheet_are_told_by_the_name_of_their_column_or_their_fractions(tmp_path: Path) -> None:
+    days = write(tmp_path / "d.csv", range(43_831, 44_231))
+    days.write_text(days.read_text().replace("ds", "Date"))
+    with pytest.raises(DataError) as caught:
+        load_data(days, time_column="Date")
+    assert caught.value.settings == {"stamps": "excel"}
+    hours = write(tmp_path / "h.csv", HOURS)
+    assert check_data(hours).fixes == {"stamps": "excel"}
+    data = load_data(hours, stamps="excel")
+    assert (data.frequency, data.notes["gap_steps_filled"]) == ("h", 0)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [f"{year}{month:02}" for year in (2020, 2021) for month in range(1, 14)],
+        [f"{year}{half}" for year in range(2010, 2020) for half in (1, 2)],
+    ],
+)
+def test_periods_that_no_option_reads_are_refused(tmp_path: Path, times: Sequence[object]) -> None:
+    with pytest.raises(DataError, match=r"look like .*set data\.stamps=step") as caught:
+        load_data(write(tmp_path / "d.csv", times))
+    assert caught.value.settings == {}
+
+
+@pytest.mark.parametrize(
+    ("stamps", "number"),
+    [("yyyyww", 202_153), ("yyyyww", 202_000), ("yyyyddd", 2_023_366), ("yyyyq", 20_235), ("excel", 1_000_000)],
+)
+def test_periods_that_do_not_exist_are_refused(tmp_path: Path, stamps: str, number: int) -> None:
+    with pytest.raises(DataError, match=rf"row 2, column 'ds': '{number}' is no time .* data\.stamps={stamps}"):
+        load_data(write(tmp_path / "d.csv", [number]), stamps=stamps)
 
 
 def test_one_series_of_unix_times_among_others_is_refused(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text(f"unique_id,ds,y\na,1,1\na,2,1\nb,{NOON},1\nb,{NOON + HOUR},1\n")
     with pytest.raises(DataError) as caught:
         open_table(tmp_path / "d.csv").read()
-    assert str(caught.value) == refusal("Unix times in seconds", NOON, "2024-01-01 12:00:00")
+    assert str(caught.value) == refusal("Unix times in seconds", NOON, "2024-01-01 12:00:00", "unix-s")
 
 
 def test_whole_numbers_of_parquet_are_refused_alike(tmp_path: Path) -> None:
@@ -140,7 +218,7 @@ def test_whole_numbers_of_parquet_are_refused_alike(tmp_path: Path) -> None:
         ("step", ["2024-01-01T12:00:00Z", "2024-01-01T13:00:00Z"]),
     ],
 )
-def test_unix_times_are_instants(tmp_path: Path, stamps: str, times: list[object]) -> None:
+def test_unix_times_are_instants(tmp_path: Path, stamps: str, times: Sequence[object]) -> None:
     table = read(tmp_path, times, stamps)
     assert [str(one)[:16] for one in table.series[0].ds] == ["2024-01-01T12:00", "2024-01-01T13:00"]
     assert table.notes["time_zone"] == "UTC"
@@ -187,7 +265,9 @@ def test_numbers_of_steps_stay_numbers(tmp_path: Path, times: list[int]) -> None
         ),
     ],
 )
-def test_numbers_that_are_not_what_was_said(tmp_path: Path, stamps: str, times: list[object], sentence: str) -> None:
+def test_numbers_that_are_not_what_was_said(
+    tmp_path: Path, stamps: str, times: Sequence[object], sentence: str
+) -> None:
     with pytest.raises(DataError) as caught:
         read(tmp_path, times, stamps)
     assert str(caught.value) == sentence
@@ -203,7 +283,7 @@ def test_an_unknown_reading_is_refused(tmp_path: Path) -> None:
         read(tmp_path, [1, 2], "unix")
     assert str(caught.value) == (
         "Unknown reading of whole numbers 'unix'. Did you mean 'unix-s'? stamps is one of unix-s, unix-ms, yyyymmdd, "
-        "step."
+        "yyyyww, yyyyddd, yyyyq, excel, step."
     )
 
 
@@ -245,7 +325,7 @@ def test_inputs_of_a_model_are_read_by_the_same_setting(tmp_path: Path) -> None:
         ([20240101 + day for day in range(31)] + [20240201 + day for day in range(29)], "yyyymmdd"),
     ],
 )
-def test_a_check_goes_on_with_the_reading_that_it_guesses(tmp_path: Path, times: list[object], stamps: str) -> None:
+def test_a_check_goes_on_with_the_reading_that_it_guesses(tmp_path: Path, times: Sequence[object], stamps: str) -> None:
     report = check_data(write(tmp_path / "d.csv", times))
     assert not report.ok
     assert report.assumed == {"stamps": stamps}
