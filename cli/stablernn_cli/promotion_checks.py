@@ -1,8 +1,9 @@
 """Checks that a version must pass before the command line points an alias at it, besides the registry's policy.
 
-Its bytes must be those that were published, the certificate and the parity report in its manifest must come out again
-when they are computed from its files, and its graphs must match its signature. The files are not trusted before they
-have passed, so :mod:`stablernn_cli.recompute` runs in a process of its own, with a deadline and a limit on memory.
+It must have a score on data that it was not fitted on, better than that of the trivial answer. Its bytes must be those
+that were published, the certificate and the parity report in its manifest must come out again when they are computed
+from its files, and its graphs must match its signature. The files are not trusted before they have passed, so
+:mod:`stablernn_cli.recompute` runs in a process of its own, with a deadline and a limit on memory.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MEMORY = "STABLERNN_CHECK_MEMORY_BYTES"
 
 def promotion_checks(registry: Registry, alias: str) -> list[Check]:
     """Return the checks of every move of an alias; the first to need certificate or parity computes both."""
-    from stablernn_registry import CheckResult, IntegrityError
+    from stablernn_registry import CheckResult, IntegrityError, check_score
 
     results: dict[tuple[str, str], tuple[CheckResult, CheckResult]] = {}
 
@@ -56,7 +57,7 @@ def promotion_checks(registry: Registry, alias: str) -> list[Check]:
         except IntegrityError:
             return CheckResult(SIGNATURE, False, "its files are damaged")
 
-    return [files_intact, certificate_recomputed, parity_recomputed, signature_of_the_graphs]
+    return [check_score, files_intact, certificate_recomputed, parity_recomputed, signature_of_the_graphs]
 
 
 def files_intact(candidate: Version, current: Version | None) -> CheckResult:

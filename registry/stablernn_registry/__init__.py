@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stablernn_registry.log import AliasEntry, LogEntry, PublishEntry, RecordEntry
     from stablernn_registry.model_version import ModelInfo, Record, Version
     from stablernn_registry.policy import InputRangeRule, MetricRule, Policy, PolicyEntry, PolicyRules
-    from stablernn_registry.promotion import Check
+    from stablernn_registry.promotion import Check, check_score
     from stablernn_registry.refs import Ref, parse_ref
     from stablernn_registry.registry import Registry
     from stablernn_registry.verify import VerifyReport
@@ -75,6 +75,7 @@ __all__ = [
     "UnknownRefError",
     "VerifyReport",
     "Version",
+    "check_score",
     "model_card",
     "parse_ref",
 ]
@@ -115,6 +116,7 @@ _MODULES = {
     "UnknownRefError": "errors",
     "VerifyReport": "verify",
     "Version": "model_version",
+    "check_score": "promotion",
     "model_card": "documents.card",
     "parse_ref": "refs",
 }

@@ -6,6 +6,7 @@ again) are passed in by the caller as a ``Check``, so that this package never im
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,6 +25,19 @@ from stablernn_registry.policy import InputRangeRule, MetricRule, PolicyRules
 
 if TYPE_CHECKING:
     from stablernn_registry.model_version import Version
+
+_SPLITS = ("test", "cross_validation", "validation")
+"""Splits by which a version is judged, the first that it has a score on: the last one has chosen the weights."""
+_TRIVIAL_ANSWERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "majority": ("the most frequent class", {"accuracy": "higher", "log_loss": "lower"}),
+    "seasonal_naive": ("the seasonal naive forecast", {"mase": "lower", "mae": "lower"}),
+    "frequencies": ("the frequencies of the targets", {"nll": "lower"}),
+    "mean": ("the mean of the targets", {"mse": "lower"}),
+}
+"""Trivial answers by the name of their scores: in words, and the better direction of the metrics to compare by."""
+_LEAST_GAIN = 0.99
+"""Share of the log loss of constant probabilities that a useful classifier stays below: probabilities of one that has
+learned nothing are calibrated to within a percent of it."""
 
 
 class Check(Protocol):
@@ -47,6 +61,43 @@ def format_failures(results: tuple[CheckResult, ...]) -> str:
         if not result.ok
     ]
     return " and ".join(messages)
+
+
+def check_score(candidate: Version, current: Version | None = None) -> CheckResult:
+    """Check that a version was scored on data it was not fitted on, and is better than the trivial answer there.
+
+    That is the most frequent class, the seasonal naive forecast, or the frequencies or the mean of the targets; one
+    figure that is better suffices. A version whose metrics have no trivial answer passes by its score alone. It judges
+    the version alone, and is one of the checks of ``stablernn registry alias``.
+    """
+    del current
+    metrics = candidate.manifest.metrics
+    splits = {name: scores for name, scores in metrics.items() if isinstance(scores, Mapping) and _has_figure(scores)}
+    split = next((name for name in (*_SPLITS, *splits) if name in splits), None)
+    if split is None:
+        return CheckResult("score", False, "it has no score on data that it was not fitted on")
+    scores = splits[split]
+    answer = next((name for name in _TRIVIAL_ANSWERS if isinstance(scores.get(name), Mapping)), None)
+    if answer is None:
+        return CheckResult("score", True, f"scored on '{split}', with no trivial answer to compare with")
+    title, better_directions = _TRIVIAL_ANSWERS[answer]
+    worse = []
+    for metric, better in better_directions.items():
+        value, trivial = _number_or_none(scores.get(metric)), _number_or_none(scores[answer].get(metric))
+        if value is None or trivial is None:
+            continue
+        text = f"'{metric}' on '{split}' is {value:.4g}, {title} has {trivial:.4g}"
+        limit = _LEAST_GAIN * trivial if metric == "log_loss" else trivial
+        if value > limit if better == "higher" else value < limit:
+            return CheckResult("score", True, text)
+        worse.append(text)
+    if not worse:
+        return CheckResult("score", True, f"scored on '{split}', with no figure of {title} to compare with")
+    return CheckResult("score", False, f"it is no better than {title}: {' and '.join(worse)}")
+
+
+def _has_figure(scores: Mapping[str, Any]) -> bool:
+    return any(_number_or_none(value) is not None for value in scores.values())
 
 
 def check_policy(rules: PolicyRules, candidate: Version, current: Version | None) -> Iterator[CheckResult]:
@@ -184,4 +235,6 @@ def _metric_value(rule: MetricRule, version: Version) -> float | None:
 
 def _number_or_none(value: object) -> float | None:
     # bool is an int, but no figure.
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if math.isfinite(value) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -14,13 +15,17 @@ from stablernn.data.types import score_notes
 from stablernn.errors import TrainingError
 from stablernn.training.describe import certified_range
 from stablernn.training.evaluation.learning_curve import describe_improvement, improvement_at_end
+from stablernn.training.evaluation.metrics import logit_metrics
+from stablernn.training.evaluation.scorers import Scores
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
+from stablernn.training.evaluation.trivial import compare_with_trivial
 from stablernn.training.guarantee import describe_proof, promised_certificate
 from stablernn.training.loaded_run import Summary
 from stablernn.training.loop.base_trainer import BaseTrainer
 from stablernn.training.loop.certificate_log import check_certified
 from stablernn.training.plots.figures import draw_curves
 from stablernn.training.run_directory import RunDirectory
+from stablernn.training.search.trial import CROSS_VALIDATION, score_on_a_part
 from stablernn.training.settings.config import Config
 from stablernn.training.tasks import Task
 from stablernn.training.tasks.task import FinalScores
@@ -67,11 +72,29 @@ def finish(
         note = "" if improvement is None else ", still improving when stopped"
         draw_curves(plots, records, headline, best_epoch, directory.path.name, note=note)
     scores = task.final_scores(TorchPredictor(trainer.model), config, plots)
+    if not scores.metrics and not trainer.is_diverged:
+        scores = replace(scores, metrics=_cross_validate(directory, config, task, trainer))
     _PROGRESS.info("Computing what is proved ...")
     sentence = describe_proof(trainer, task.scorer("validation", config), inputs)
     if sentence is not None:
         _LOG.info(sentence)
     return _summarize(directory, config, task, trainer, scores, calibration, inputs, improvement)
+
+
+def _cross_validate(directory: RunDirectory, config: Config, task: Task, trainer: BaseTrainer) -> dict[str, Scores]:
+    """Return scores on training samples by fits that left them out, for a run with no split that is held out.
+
+    They come from the closed form, from the search, or else from another training on four fifths of the sequences.
+    """
+    choice = read_json(directory.choice) if directory.choice.is_file() else {}
+    if trainer.left_out is not None:
+        scores = task.baseline_scores("train") | logit_metrics(*trainer.left_out)
+    elif CROSS_VALIDATION in choice:
+        scores = task.baseline_scores("train") | choice[CROSS_VALIDATION]
+    else:
+        _PROGRESS.info("Training once more without a part of the data, to score on that ...")
+        scores = score_on_a_part(config)
+    return {CROSS_VALIDATION: scores} if scores else {}
 
 
 def _summarize(
@@ -85,9 +108,10 @@ def _summarize(
     improvement: Mapping[str, Any] | None,
 ) -> Summary:
     position, data = trainer.position, task.data
-    validated = scores.metrics.get("validation")
-    comparison = None if validated is None else task.compare_with_trivial(validated, trainer.objective)
-    verdict = judge(trainer, comparison, calibration.get("gate"), is_validated=validated is not None)
+    # The split that the verdict is by; scores on a test split alone are for the user to judge.
+    judged = next((split for split in ("validation", CROSS_VALIDATION) if split in scores.metrics), None)
+    comparison = None if judged is None else compare_with_trivial(judged, scores.metrics[judged], trainer.objective)
+    verdict = judge(trainer, comparison, calibration.get("gate"), is_validated=judged == "validation")
     summary: Summary = {
         "run": str(directory.path),
         "task": data.task,

@@ -69,6 +69,33 @@ def test_a_run_has_the_files_of_any_other_and_repeats_itself(waves: Workplace) -
     assert refused.sentence.startswith("training.epochs is only used by training.method=gradient, got 3")
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--budget", "20steps", "--hidden-size", 16),
+        ("--cell", "lru", "--hidden-size", 8, "--max-steps", 10, "--set", "training.refit=true"),
+    ],
+    ids=["closed form of a small budget", "refit"],
+)
+def test_a_model_that_is_trained_on_all_sequences_is_scored_and_no_alias_leads_to_a_useless_one(
+    tmp_path: Path, options: tuple[object, ...]
+) -> None:
+    place = Workplace(tmp_path)
+    # Nothing tells the classes apart.
+    np.savez(tmp_path / "same.npz", x=np.tile(np.arange(8.0, dtype=np.float32), (48, 1)), y=np.arange(48) % 3 % 2)
+    summary = place.ok("train", "--data", "same.npz", *options, *NO_PLOTS, "--run-dir", "run", "--json").json
+    (scores,) = summary["metrics"].values()
+    assert scores["accuracy"] == scores["majority"]["accuracy"]
+    refused = place("export", "run", "--name", "same", "--alias", "live")
+    assert refused.code == 3
+    assert "check 'score' failed (it is no better than the most frequent class: 'accuracy'" in refused.sentence
+    assert place.ok("registry", "list", "--json").json == [{"name": "same", "versions": [1], "aliases": {}}]
+    place.ok("registry", "alias", "same@live", 1, "--force", "--why", "a drill")
+    entry = place.ok("registry", "log", "same", "--json").json[-1]
+    assert (entry["forced"], entry["why"]) == (True, "a drill")
+    assert [check["name"] for check in entry["checks"] if not check["ok"]] == ["score"]
+
+
 def test_run_version_and_server_give_the_same_answers(waves: Workplace) -> None:
     by_torch = waves.ok("-q", "eval", "run", "--split", "validation", "--json").json["metrics"]
     by_runtime = waves.ok("-q", "eval", "waves", "--split", "validation", "--json").json["metrics"]

@@ -10,7 +10,8 @@ from stablernn_registry import Registry
 
 STABLE, UNSTABLE = "digits:1", "digits:2"
 """Of an lru, contracting by construction; of a tanh network that was trained for five steps, bounded."""
-CHECKS = ["policy kind", "files intact", "certificate recomputed", "parity recomputed", "signature of the graphs"]
+RECOMPUTED = ["certificate recomputed", "parity recomputed"]
+CHECKS = ["policy kind", "score", "files intact", *RECOMPUTED, "signature of the graphs"]
 
 
 def require(workplace: Workplace, *rules: object) -> Any:

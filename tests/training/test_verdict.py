@@ -14,7 +14,7 @@ import pytest
 from stablernn.errors import TrainingError
 from stablernn.training import load_config, train
 from stablernn.training.batches.losses import ForecastObjective
-from stablernn.training.evaluation.trivial import compare_with_baseline
+from stablernn.training.evaluation.trivial import compare_with_trivial
 from stablernn.training.loop import trainer as trainer_module
 from stablernn.training.loop.checkpoint import load_checkpoint, save_checkpoint
 from stablernn.training.loop.trainer import Trainer
@@ -134,6 +134,6 @@ def test_a_forecast_is_judged_by_the_figure_that_its_epochs_are_chosen_by(headli
     """Of many series it is MASE: errors in the unit of the data are those of the largest series alone."""
     trainer = SimpleNamespace(is_diverged=False)
     scores = {"mase": 0.9, "mae": 457.0, "seasonal_naive": {"mase": 1.2, "mae": 335.0}}
-    comparison = compare_with_baseline(scores, ForecastObjective(headline))
+    comparison = compare_with_trivial("validation", scores, ForecastObjective(headline))
     verdict = judge(cast(Trainer, trainer), comparison, None, is_validated=True)
     assert bool(verdict.warnings) is is_warned

@@ -127,10 +127,11 @@ def alias(
 ) -> None:
     """Point an alias to a version
 
-    The registry's policy must allow it (`stablernn registry policy show`), every file must be as it was published,
-    certificate and parity, recomputed from the version's files, must match the stored ones, and the graphs the
-    manifest. Exit code 3: one of these checks refused, and the alias was not moved. With --force it is moved anyway;
-    the log records the failed checks and the reason.
+    The registry's policy must allow it (`stablernn registry policy show`), the version must have a better score than
+    the trivial answer on data that it was not fitted on, every file must be as it was published, certificate and
+    parity, recomputed from the version's files, must match the stored ones, and the graphs the manifest. Exit code 3:
+    one of these checks refused, and the alias was not moved. With --force it is moved anyway; the log records the
+    failed checks and the reason.
 
     Example: stablernn registry alias digits@production 3 --why "98.6 % on the test split"
     """

@@ -17,12 +17,28 @@ from stablernn.training.evaluation.ridge import Float64Array, Ridge
 
 # Sequences that are converted to rows at once; all of a large set would not fit into memory.
 _BLOCK = 256
+_LEAST_PROBABILITY = float(np.finfo(np.float32).eps)
+"""As in the log loss of :func:`stablernn.training.evaluation.metrics.classification_metrics`."""
 MOST_FEATURES = 2_000
 """Longest row without averaging over time."""
 MOST_ROWS = 20_000
 """Most training sequences of a fit."""
 MOST_WORK = 2e10
 """Rows times squared columns, to which the time of the fit is proportional: a few seconds."""
+
+
+def majority_scores(counts: npt.NDArray[np.int64], truth: npt.NDArray[np.int64]) -> dict[str, float]:
+    """Return the scores of ``majority``, see :class:`Baselines`.
+
+    Args:
+        counts: (classes,), training sequences of each class.
+        truth: (samples,), true classes of those that are scored.
+    """
+    # A class that training never saw has a probability all the same, as in the log loss of a model.
+    frequencies = np.maximum(counts / counts.sum(), _LEAST_PROBABILITY)
+    log_loss = min(math.log(len(counts)), float(-np.log(frequencies[truth]).mean()))
+    predicted = np.full(len(truth), counts.argmax(), dtype=np.int64)
+    return {**label_metrics(predicted, truth, len(counts)), "log_loss": log_loss}
 
 
 class Baselines:
@@ -32,7 +48,8 @@ class Baselines:
     of the longest training sequence; missing values are filled with that mean, too. A row of more than
     :data:`MOST_FEATURES` values is averaged over as many consecutive steps as bring it below. If there are more than
     :data:`MOST_ROWS` training sequences, or the fit would take more than :data:`MOST_WORK`, as many as are allowed are
-    drawn. ``majority`` predicts the most frequent class of training, the first one of several.
+    drawn. ``majority`` predicts the most frequent class of training, the first one of several; its probabilities are
+    the frequencies of the classes, or equal ones where these have the lower log loss.
 
     Args:
         data: Data with the training split to fit to; nothing else of it is used for the fit.
@@ -48,17 +65,25 @@ class Baselines:
         self._max_rows = min(MOST_ROWS, max(int(MOST_WORK / self._columns**2), int((MOST_WORK / self._columns) ** 0.5)))
 
     def scores(self, split: str) -> dict[str, dict[str, float]]:
-        """Return accuracy and macro F1 of both on a split; empty if training has fewer than two classes."""
+        """Return accuracy and macro F1 of both on a split, and the log loss of ``majority``.
+
+        Empty if training has fewer than two classes.
+        """
         samples = self._data.split(split)
         if self._ridge is None or not len(samples):
             return {}
+        return self._scores(self._ridge.predict(self._rows(samples)), samples.y)
+
+    def left_out_scores(self) -> dict[str, dict[str, float]]:
+        """Return the same scores of both on the training split, of ``ridge`` for each row by the fit to all others."""
+        if self._ridge is None:
+            return {}
+        return self._scores(self._ridge.classes[self._ridge.left_out.argmax(axis=1)], self._data.train.y[self._fitted])
+
+    def _scores(self, ridge: npt.NDArray[np.int64], truth: npt.NDArray[np.int64]) -> dict[str, dict[str, float]]:
         classes = len(self._data.labels)
-        majority = int(np.bincount(self._data.train.y).argmax())
-        predictions = {
-            "ridge": self._ridge.predict(self._rows(samples)),
-            "majority": np.full(len(samples), majority, dtype=np.int64),
-        }
-        return {name: label_metrics(predicted, samples.y, classes) for name, predicted in predictions.items()}
+        majority = majority_scores(np.bincount(self._data.train.y, minlength=classes), truth)
+        return {"ridge": label_metrics(ridge, truth, classes), "majority": majority}
 
     @property
     def notes(self) -> dict[str, Any]:
@@ -77,11 +102,16 @@ class Baselines:
         train = self._data.train
         if len(train) < 2 or len(np.unique(train.y)) < 2:
             return None
-        numbers = np.arange(len(train))
-        if len(train) > self._max_rows:
-            # A fixed seed: the baseline of a dataset is the same in every run.
-            numbers = np.sort(np.random.default_rng(0).permutation(len(train))[: self._max_rows])
-        return Ridge(self._rows(train, numbers), train.y[numbers])
+        return Ridge(self._rows(train, self._fitted), train.y[self._fitted])
+
+    @cached_property
+    def _fitted(self) -> npt.NDArray[np.int64]:
+        """Numbers of the training sequences that the ridge classifier is fitted to."""
+        count = len(self._data.train)
+        if count <= self._max_rows:
+            return np.arange(count)
+        # A fixed seed: the baseline of a dataset is the same in every run.
+        return np.sort(np.random.default_rng(0).permutation(count)[: self._max_rows])
 
     @cached_property
     def _means(self) -> Float64Array:

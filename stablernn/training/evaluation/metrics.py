@@ -51,6 +51,12 @@ def classification_metrics(probabilities: Array, y: Array) -> Metrics:
     return {name: float(compute(p, target)) for name, compute in _CLASSIFICATION_METRICS.items()}
 
 
+def logit_metrics(logits: Array, y: Array, temperature: float = 1.0) -> Metrics:
+    """Return :func:`classification_metrics` of the probabilities of logits, (samples, classes), at a temperature."""
+    scaled = torch.from_numpy(np.asarray(logits, dtype=np.float64)) / temperature
+    return classification_metrics(scaled.softmax(dim=1).numpy(), y)
+
+
 def _accuracy(p: Tensor, target: Tensor) -> Tensor:
     # In float64: .425 in float32 would not be printed as .425.
     return (p.argmax(dim=1) == target).double().mean()

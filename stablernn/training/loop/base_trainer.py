@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -126,6 +128,8 @@ class BaseTrainer(ABC):
         self._scorer = scorer
         self._best: dict[str, Tensor] = {}
         self._processes = processes or ProcessGroup()
+        self.left_out: tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]] | None = None
+        """Logits of training sequences, of each by a fit without it, and their classes; None where no fit has them."""
         self.stability = StabilityLog(model, certify_epochs=certify_epochs)
 
     @abstractmethod

@@ -13,6 +13,7 @@ from stablernn.training.batches.losses import Objective
 from stablernn.training.evaluation.scorers import Scorer
 from stablernn.training.loop.base_trainer import BaseTrainer, Progress, RunRecorder
 from stablernn.training.loop.checkpoint import Checkpoint
+from stablernn.training.loop.ridge_head import Solution
 from stablernn.training.settings.config import TrainingConfig
 
 
@@ -29,7 +30,7 @@ class ClosedFormTrainer(BaseTrainer):
         scorer: Scorer of the validation split.
         settings: Resolved settings.
         recorder: Receives the epoch and the weights.
-        solve: Function that sets the head and returns the mean training loss.
+        solve: Function that sets the head.
         inputs: Range of the raw inputs, on which the certified region of some cells depends; None if there is none.
         certify_epochs: Whether the figures of the epoch say what is proved of the model.
     """
@@ -43,7 +44,7 @@ class ClosedFormTrainer(BaseTrainer):
         scorer: Scorer,
         settings: TrainingConfig,
         recorder: RunRecorder,
-        solve: Callable[[], float],
+        solve: Callable[[], Solution],
         *,
         inputs: InputRange | None = None,
         certify_epochs: bool = True,
@@ -66,7 +67,7 @@ class ClosedFormTrainer(BaseTrainer):
         report(self._progress())
         # Dropout would make the features of a regression noisy.
         self.model.eval()
-        position.last_loss = self._solve()
+        position.last_loss, self.left_out = self._solve()
         position.epoch = 1
         position.seconds = time.monotonic() - started
         self._score()

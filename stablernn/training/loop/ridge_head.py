@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -31,7 +33,20 @@ _CONSTANT = 1e-6
 """Deviation of a column, as a share of its largest value, below which it is constant but for rounding in float32."""
 
 
-def fit_class_head(model: Classifier, split: SequenceSplit) -> float:
+class Solution(NamedTuple):
+    """The result of solving for a head.
+
+    Attributes:
+        loss: Mean training loss.
+        left_out: Classification: logits (samples, classes) of training sequences, of each by the fit to all others, and
+            their classes (samples,); None for other tasks.
+    """
+
+    loss: float
+    left_out: tuple[Float64Array, npt.NDArray[np.int64]] | None = None
+
+
+def fit_class_head(model: Classifier, split: SequenceSplit) -> Solution:
     """Solve for the head of a classifier with one member, and scale its logits to probabilities.
 
     Targets are -1 and 1 for each class. The penalty is selected by leave-one-out, and of the decision values that every
@@ -42,7 +57,7 @@ def fit_class_head(model: Classifier, split: SequenceSplit) -> float:
         split: Training sequences; of more than :data:`MOST_ROWS` evenly spaced ones are used.
 
     Returns:
-        The mean log loss of the sequences, of each by the fit to all others.
+        The loss is the mean log loss of the sequences, of each by the fit to all others.
 
     Raises:
         TrainingError: If all sequences are of one class, or a feature is not finite.
@@ -66,7 +81,7 @@ def fit_class_head(model: Classifier, split: SequenceSplit) -> float:
     weight, bias = ridge.linear_map()
     # The temperature goes into the weights, so that a later calibration starts at 1, as for any other model.
     set_linear(_only_map(model.head), weight / temperature, bias / temperature)
-    return loss
+    return Solution(loss, (ridge.left_out / temperature, classes))
 
 
 def fit_forecast_head(model: Forecaster, windows: WindowSet) -> float:

@@ -15,6 +15,8 @@ from stablernn.certificates.projection import certified_kind
 from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError
 from stablernn.training.calibration.temperature import best_temperature
+from stablernn.training.evaluation.baselines import majority_scores
+from stablernn.training.evaluation.metrics import logit_metrics
 from stablernn.training.search.recipes import Recipe, baselines, recipes
 from stablernn.training.search.trial import TrialResult
 from stablernn.training.settings.closed_form import CLOSED_FORM
@@ -215,11 +217,31 @@ def _loss_of_streams(selected: Candidate, stopped: Sequence[Candidate], distance
 def held_out_temperature(candidate: Candidate) -> float | None:
     """Return the temperature of the probabilities of all held-out sequences, as scikit-learn calibrates a model that is
     refitted to all data (``CalibratedClassifierCV`` with ``ensemble=False``); None where another way sets it."""
+    if candidate.config.training.temperature is not None or (held_out := _held_out(candidate)) is None:
+        return None
+    return round(best_temperature(*held_out)[0], 4)
+
+
+def held_out_scores(candidate: Candidate) -> dict[str, Any] | None:
+    """Return the scores on all held-out sequences of a classifier that is trained on all of them in the end, and those
+    of the most frequent class.
+
+    None where that has a validation split.
+    """
+    if (held_out := _held_out(candidate)) is None:
+        return None
+    logits, truth = held_out
+    temperature = held_out_temperature(candidate) or candidate.config.training.temperature or 1.0
+    majority = majority_scores(np.bincount(truth, minlength=logits.shape[1]), truth)
+    return {**logit_metrics(logits, truth, temperature), "majority": majority}
+
+
+def _held_out(candidate: Candidate) -> tuple[np.ndarray, np.ndarray] | None:
     held_out = [result.held_out for result in candidate.results.values() if result.held_out is not None]
     if not held_out:
         return None
     logits, truth = (np.concatenate(arrays) for arrays in zip(*held_out, strict=True))
-    return round(best_temperature(logits, truth)[0], 4)
+    return logits, truth
 
 
 def is_clearly_better(candidate: Candidate, other: Candidate) -> bool:

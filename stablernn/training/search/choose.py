@@ -13,7 +13,7 @@ from stablernn.training.search.candidates import Candidate, find_baseline, find_
 from stablernn.training.search.plan import PARTS, first_parts
 from stablernn.training.search.resampling import alike_sequences, resample
 from stablernn.training.search.successive_halving import Choice, Search
-from stablernn.training.search.trial import load_all
+from stablernn.training.search.trial import CROSS_VALIDATION, load_all
 from stablernn.training.search.workers import MOST_WORKERS, available_cores, open_workers
 from stablernn.training.settings.closed_form import CLOSED_FORM
 from stablernn.training.settings.config import Config
@@ -47,7 +47,18 @@ def choose_settings(config: Config, budget: Budget | None = None) -> Choice:
     first = first_parts(alike_sequences(data), parts)
     search = Search(config, data.task, budget, networks, _baseline_or_none(config, data), (parts, first), began)
     with stop_signals() as stop, open_workers(_worker_count(config), stop) as workers:
-        return search.run(workers, stop)
+        return _with_score(config, search.run(workers, stop), data)
+
+
+def _with_score(config: Config, choice: Choice, data: Data) -> Choice:
+    """Return a choice with a validation split, where a search that compared nothing leaves none to score the model."""
+    training = choice.config.training
+    is_scored = CROSS_VALIDATION in choice.document or training.method == CLOSED_FORM or "test" in data.splits()
+    if is_scored or not training.refit or "refit" in config.training.model_fields_set:
+        return choice
+    validated = choice.config.model_copy(update={"training": training.model_copy(update={"refit": False})})
+    settings = {**choice.document["settings"], "training.refit": False}
+    return Choice(validated, {**choice.document, "settings": settings})
 
 
 def _closed_form(config: Config, data: Data, budget: Budget | None) -> Choice:

@@ -19,6 +19,7 @@ from stablernn.training.search.budget import Budget
 from stablernn.training.search.candidates import (
     Candidate,
     comparable,
+    held_out_scores,
     is_clearly_better,
     keep_shared_parts,
     leading,
@@ -42,7 +43,7 @@ from stablernn.training.search.plan import (
     least_share,
     make_plan,
 )
-from stablernn.training.search.trial import Trial
+from stablernn.training.search.trial import CROSS_VALIDATION, Trial
 from stablernn.training.search.workers import Workers
 from stablernn.training.settings.config import Config
 
@@ -320,6 +321,7 @@ class Search:
     ) -> Choice:
         """Return the choice of a candidate with its settings for the training that follows."""
         config, added = self._final_settings(candidate, step_seconds)
+        scores = held_out_scores(candidate)
         return Choice(
             config,
             {
@@ -332,6 +334,7 @@ class Search:
                 "reason": reason,
                 "settings": {**open_settings(self._config, candidate.recipe.settings), **added},
                 "recipes": [each.document() for each in self._candidates],
+                **({} if scores is None else {CROSS_VALIDATION: scores}),
             },
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -21,10 +21,12 @@ from stablernn.training.build_model import create_model, with_engine
 from stablernn.training.build_trainer import create_trainer
 from stablernn.training.calibration.temperature import uncalibrated_logits
 from stablernn.training.evaluation.metric_catalog import direction
+from stablernn.training.evaluation.scorers import Scores
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop.base_trainer import BaseTrainer, NoRecorder, Progress
 from stablernn.training.loop.device import pick_device, torch_settings
 from stablernn.training.run_data import load_run_data, with_time
+from stablernn.training.search.plan import PARTS
 from stablernn.training.search.resampling import resample
 from stablernn.training.settings.closed_form import CLOSED_FORM
 from stablernn.training.settings.config import Config
@@ -32,6 +34,8 @@ from stablernn.training.settings.resolve import resolve
 from stablernn.training.speed import WARM_UP_STEPS, training_steps
 from stablernn.training.tasks import Task, task_for
 
+CROSS_VALIDATION = "cross_validation"
+"""Name, in place of a split's, of scores on training samples by fits that left them out."""
 _TIE_BREAKERS = {"accuracy": "log_loss"}
 """Metric that decides between equal values of another, by that one: a small fold has few values of accuracy."""
 _DRAW_SEEDS = 1_000_000
@@ -74,7 +78,8 @@ class TrialResult:
 
     Attributes:
         trial: The training.
-        status: ``done``; ``out of time``; ``failed`` where the loss diverged or the recipe does not go with the data.
+        status: ``done``; ``out of time``, also where a signal stopped it; ``failed`` where the loss diverged or the
+            recipe does not go with the data.
         score: Value of the metric by which models are chosen.
         metric: Its name.
         tie: Value of a second metric, lower is better, for equal scores; None where the first has no equal values.
@@ -83,9 +88,10 @@ class TrialResult:
         whole_steps: Optimizer steps of the whole training on the part.
         step_seconds: Time of an optimizer step, validation of the epochs included.
         reason: Why it failed.
+        scores: All scores, those of the naive answers among them.
         samples: Sequences, windows or steps that were held out and scored; 0 where there is no score.
-        held_out: Logits and true classes of what was held out, where nothing else can set the temperature of the model
-            that is trained in the end; else None.
+        held_out: Logits and true classes of what was held out, of a classifier that has no validation split: they score
+            the model that is trained in the end, and set its temperature; else None.
     """
 
     trial: Trial
@@ -98,6 +104,7 @@ class TrialResult:
     whole_steps: int = 0
     step_seconds: float = 0.0
     reason: str = ""
+    scores: Mapping[str, Any] = field(default_factory=dict)
     samples: int = 0
     held_out: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -131,7 +138,9 @@ def run_trial(trial: Trial) -> TrialResult:
             trainer = create_trainer(NoRecorder(), settings, task, model.to(device), certify_epochs=False)
             clock = _Clock(trial, began)
             try:
-                trainer.fit(clock)
+                if not trainer.fit(clock):
+                    # What a signal cut short has no score.
+                    raise _OutOfTime
             except _OutOfTime:
                 seconds, steps = time.monotonic() - began, trainer.position.step
                 return TrialResult(
@@ -153,6 +162,7 @@ def run_trial(trial: Trial) -> TrialResult:
             trial,
             "done",
             score=scores.get(metric),
+            scores=scores,
             metric=metric,
             tie=None if tie is None else scores.get(tie),
             seconds=time.monotonic() - began,
@@ -166,6 +176,26 @@ def run_trial(trial: Trial) -> TrialResult:
         return TrialResult(trial, "failed", seconds=time.monotonic() - began, reason=str(error))
 
 
+def score_on_a_part(config: Config) -> Scores:
+    """Return scores on the first part of the data, by a training on the others; none if that fails.
+
+    Args:
+        config: Resolved settings of a training that leaves no split to score on.
+
+    Raises:
+        KeyboardInterrupt: If the user stopped it.
+    """
+    training = config.training.model_copy(update={"refit": True})
+    trial = Trial(0, config.model_copy(update={"training": training}), 0, PARTS)
+    result = run_trial(trial)
+    if result.status == "out of time":
+        raise KeyboardInterrupt
+    if not result.scores:
+        return {}
+    part, _ = _part(trial)
+    return {**result.scores, **task_for(part).baseline_scores("test")}
+
+
 def _score(
     trainer: BaseTrainer, settings: Config, reference: Tensor | None, task: Task, scored: Data
 ) -> tuple[Mapping[str, Any], int]:
@@ -177,9 +207,8 @@ def _score(
 
 
 def _held_out(model: SequenceModel, settings: Config, part: Data) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return logits and true classes of what the part holds out, where a search calibrates by them."""
-    is_calibrated = settings.training.calibrate or settings.training.temperature is not None
-    if is_calibrated or not settings.training.refit or settings.training.method == CLOSED_FORM:
+    """Return logits and true classes of what the part holds out, where a search scores and calibrates by them."""
+    if not settings.training.refit or settings.training.method == CLOSED_FORM:
         return None
     if not isinstance(model, Classifier) or not isinstance(part, ClassificationData) or part.test is None:
         return None

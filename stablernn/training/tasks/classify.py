@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,7 @@ from stablernn.training.evaluation.scorers import (
     open_classification,
 )
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
-from stablernn.training.evaluation.trivial import Comparison, compare_with_constant
-from stablernn.training.loop.ridge_head import fit_class_head
+from stablernn.training.loop.ridge_head import Solution, fit_class_head
 from stablernn.training.plots.data import plot_classes
 from stablernn.training.plots.figures import draw_confusion, draw_reliability
 from stablernn.training.plots.windows import WindowChoice
@@ -245,7 +244,7 @@ class ClassifyTask(Task):
         mixup = Mixup(training.mixup) if training.mixup else None
         return ClassifyObjective(weights, training.label_smoothing or 0.0, augmentation, mixup)
 
-    def solve(self, model: SequenceModel) -> float:
+    def solve(self, model: SequenceModel) -> Solution:
         assert isinstance(model, Classifier)
         return fit_class_head(model, self.data.train)
 
@@ -276,8 +275,9 @@ class ClassifyTask(Task):
                 draw_reliability(plots / "reliability.png", data, scorer, outputs, split)
         return FinalScores(metrics, {"ridge": baselines.notes})
 
-    def compare_with_trivial(self, scores: Mapping[str, Any], objective: Objective) -> Comparison | None:
-        return compare_with_constant(scores, self.data)
+    def baseline_scores(self, split: SplitName) -> Scores:
+        baselines = Baselines(self.data)
+        return {**(baselines.left_out_scores() if split == "train" else baselines.scores(split))}
 
     def score(
         self,

@@ -37,9 +37,8 @@ from stablernn.training.evaluation.scorers import (
 )
 from stablernn.training.evaluation.streamed import stream_report
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
-from stablernn.training.evaluation.trivial import Comparison, compare_with_baseline
 from stablernn.training.loop.context_length import choose_context
-from stablernn.training.loop.ridge_head import fit_forecast_head
+from stablernn.training.loop.ridge_head import Solution, fit_forecast_head
 from stablernn.training.loop.ridge_skip import fit_forecaster, gate
 from stablernn.training.plots.data import plot_series
 from stablernn.training.plots.figures import draw_forecast, draw_last_window
@@ -260,9 +259,9 @@ class ForecastTask(Task):
         # Errors of series that differ in size are only comparable in units of each series.
         return ForecastObjective("mase" if len(self.data.series) > 1 else "mae")
 
-    def solve(self, model: SequenceModel) -> float:
+    def solve(self, model: SequenceModel) -> Solution:
         assert isinstance(model, Forecaster)
-        return fit_forecast_head(model, self.data.windows("train"))
+        return Solution(fit_forecast_head(model, self.data.windows("train")))
 
     def scorer(self, split: SplitName, config: Config) -> ForecastScorer:
         # Its naive forecasts are computed once for a run.
@@ -305,9 +304,6 @@ class ForecastTask(Task):
             if plots is not None and split == "test":
                 draw_last_window(plots / "forecast.png", self.data, split, outputs, levels)
         return FinalScores(metrics)
-
-    def compare_with_trivial(self, scores: Mapping[str, Any], objective: Objective) -> Comparison | None:
-        return compare_with_baseline(scores, objective)
 
     def score(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -23,7 +23,7 @@ from stablernn.training.evaluation.predictors import BATCH_SIZE
 from stablernn.training.evaluation.scorers import PredictorNames, Scorer
 from stablernn.training.evaluation.stepwise import StepPredictor
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
-from stablernn.training.evaluation.trivial import Comparison, compare_with_baseline
+from stablernn.training.loop.ridge_head import Solution
 from stablernn.training.loop.step_head import fit_step_head
 from stablernn.training.plots.data import plot_steps
 from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
@@ -213,9 +213,9 @@ class PredictNextTask(Task):
     def objective(self, training: TrainingConfig) -> Objective:
         return PredictNextObjective(self.data.headline)
 
-    def solve(self, model: SequenceModel) -> float:
+    def solve(self, model: SequenceModel) -> Solution:
         assert isinstance(model, SequencePredictor)
-        return fit_step_head(model, self.data.train)
+        return Solution(fit_step_head(model, self.data.train))
 
     def scorer(self, split: SplitName, config: Config) -> Scorer:
         return StepScorer(self.data, split)
@@ -223,9 +223,6 @@ class PredictNextTask(Task):
     def final_scores(self, predictor: TorchPredictor, config: Config, plots: Path | None) -> FinalScores:
         scorers = {split: StepScorer(self.data, split) for split in ("validation", "test")}
         return FinalScores({split: scorer.score_of(predictor) for split, scorer in scorers.items() if scorer.samples})
-
-    def compare_with_trivial(self, scores: Mapping[str, Any], objective: Objective) -> Comparison | None:
-        return compare_with_baseline(scores, objective)
 
     def score(
         self,

@@ -26,7 +26,7 @@ from stablernn.training.evaluation.predictors import BATCH_SIZE
 from stablernn.training.evaluation.scorers import PredictorNames, Scorer, Scores
 from stablernn.training.evaluation.streamed import StreamMonitor
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
-from stablernn.training.evaluation.trivial import Comparison
+from stablernn.training.loop.ridge_head import Solution
 from stablernn.training.plots.windows import WindowChoice
 from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
 from stablernn.training.settings.defaults import TrainingDefaults
@@ -173,8 +173,8 @@ class Task(ABC):
         """Return the scorer of a split, which may be empty."""
 
     @abstractmethod
-    def solve(self, model: SequenceModel) -> float:
-        """Solve for the head of a model on the training split in closed form, and return the mean training loss.
+    def solve(self, model: SequenceModel) -> Solution:
+        """Solve for the head of a model on the training split in closed form.
 
         Args:
             model: In evaluation mode, its scaling fitted.
@@ -213,9 +213,12 @@ class Task(ABC):
             plots: Folder for figures of the predictions; None for no figures.
         """
 
-    @abstractmethod
-    def compare_with_trivial(self, scores: Mapping[str, Any], objective: Objective) -> Comparison | None:
-        """Compare a model with a trivial answer, by its scores on the validation split; None if they say nothing."""
+    def baseline_scores(self, split: SplitName) -> Scores:
+        """Return the scores of baselines that are not among those of a scorer, by their name.
+
+        On the training split they are those of fits that left out the sample.
+        """
+        return {}
 
     @abstractmethod
     def score(

@@ -18,6 +18,7 @@ from stablernn_registry import (
     RefError,
     Registry,
     Version,
+    check_score,
 )
 from stablernn_registry.documents.certificates import KINDS, Kind
 
@@ -252,6 +253,40 @@ def test_the_first_version_of_an_alias_needs_its_figure_only(registry: Registry,
         registry.set_alias("digits", "production", 2)
     (check,) = registry.set_alias("digits", "production", 1).checks
     assert check.detail == "'accuracy' on 'test' is 0.1, and there is no version to compare with"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "refusal"),
+    [
+        ({}, "no score"),
+        ({"test": {"accuracy": None, "majority": {"accuracy": 0.1}}}, "no score"),
+        ({"test": {"accuracy": 0.4, "majority": {"accuracy": 0.4}}}, "the most frequent class: 'accuracy' on 'test'"),
+        # Calibrated to constant probabilities, and no better than they.
+        ({"test": {"accuracy": 0.4, "log_loss": 1.09, "majority": {"accuracy": 0.4, "log_loss": 1.0986}}}, "log_loss"),
+        # Of rare classes a useful model may name none, and know when they are likely.
+        ({"test": {"accuracy": 0.9, "log_loss": 0.2, "majority": {"accuracy": 0.9, "log_loss": 0.33}}}, None),
+        # The test split counts, which chose nothing.
+        (
+            {
+                "validation": {"accuracy": 0.9, "majority": {"accuracy": 0.5}},
+                "test": {"accuracy": 0.3, "majority": {"accuracy": 0.5}},
+            },
+            "on 'test' is 0.3, the most frequent class has 0.5",
+        ),
+        ({"cross_validation": {"accuracy": 0.6, "majority": {"accuracy": 0.5}}}, None),
+        ({"test": {"mase": 1.3, "mae": 5.0, "seasonal_naive": {"mase": 1.2, "mae": 5.0}}}, "seasonal naive forecast"),
+        ({"test": {"mase": 1.1, "mae": 6.0, "seasonal_naive": {"mase": 1.2, "mae": 5.0}}}, None),
+        ({"validation": {"nll": 2.0, "frequencies": {"nll": 1.9}}}, "frequencies"),
+        ({"validation": {"mse": 2.0, "mean": {"mse": 1.9}}}, "mean of the targets"),
+        ({"holdout": {"accuracy": 0.6}}, None),
+    ],
+)
+def test_a_score_is_one_on_other_data_and_better_than_the_trivial_answer(
+    publish: Publish, metrics: dict[str, Any], refusal: str | None
+) -> None:
+    result = check_score(publish(metrics=metrics))
+    assert (result.ok, result.name) == (refusal is None, "score")
+    assert (refusal or "") in result.detail
 
 
 def test_the_policy_stands_beside_the_checks_and_is_logged_with_them(registry: Registry, publish: Publish) -> None:

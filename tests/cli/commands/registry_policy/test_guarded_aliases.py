@@ -88,7 +88,7 @@ def test_an_unstable_model_is_refused_and_nothing_changes(guarded: Workplace) ->
 def test_a_stable_model_passes_and_the_log_says_by_what(guarded: Workplace) -> None:
     moved = guarded.ok("-q", "registry", "alias", "digits@production", 1, "--json").json
     assert [(check["name"], check["ok"]) for check in moved["checks"]] == [(name, True) for name in CHECKS]
-    kind, _, certificate, _, signature = moved["checks"]
+    kind, _, _, certificate, _, signature = moved["checks"]
     assert kind["detail"] == "certificate kind 'contracting', 'contracting' is required"
     assert certificate["detail"] == "'contracting', as stored"
     assert signature["detail"] == "inputs x, lengths, outputs logits, probabilities, 7 states, as stated"
