@@ -41,6 +41,7 @@ def load_data(
     channels_as_series: bool = False,
     sheet: str | None = None,
     decimal_mark: str | None = None,
+    thousands_mark: str | None = None,
     missing: float | str | Sequence[float | str] = (),
     timezone: str | None = None,
     sort: bool = False,
@@ -91,7 +92,9 @@ def load_data(
         length: Named datasets: steps of a sequence.
         channels_as_series: Forecast: whether each of the targets, by default each channel, is a series of its own.
         sheet: Workbooks: the sheet. Default: the only one.
-        decimal_mark: Tables: mark of decimals in CSV, ``,`` or ``.``. Default: recognized.
+        decimal_mark: Tables: mark of decimals in numbers that are text, ``,`` or ``.``. Default: recognized.
+        thousands_mark: Tables: mark between thousands in them, ``,``, ``.``, a blank or ``'``. Default: recognized, if
+            it is one of the first two.
         missing: Tables: values that stand for a missing one, such as -9999.
         timezone: Tables: zone of times that state none, such as ``Europe/Berlin``. They are converted to UTC.
         sort: Tables: whether to sort the rows of each series by time.
@@ -138,6 +141,7 @@ def load_data(
         channels_as_series=channels_as_series,
         sheet=sheet,
         decimal_mark=decimal_mark,
+        thousands_mark=thousands_mark,
         missing=missing,
         timezone=timezone,
         sort=sort,

@@ -73,8 +73,11 @@ def repair_counts(counts: Mapping[str, int]) -> dict[str, int]:
 
 def describe_reading(notes: Mapping[str, Any]) -> str:
     """Return how a text was recognized to be written, such as ``semicolons, decimal commas``; empty if as usual."""
-    decimals = ["decimal commas"] if notes.get("decimal_mark") == "comma" else []
-    return ", ".join([*(notes[key] for key in ("encoding", "delimiter") if key in notes), *decimals])
+    marks = {"comma": "decimal commas", "mixed": "decimal commas and points"}
+    numbers = [marks[notes["decimal_mark"]]] if "decimal_mark" in notes else []
+    if "thousands_mark" in notes:
+        numbers.append(f"{notes['thousands_mark']}s between thousands")
+    return ", ".join([*(notes[key] for key in ("encoding", "delimiter") if key in notes), *numbers])
 
 
 def format_counts(counts: Mapping[str, int]) -> str:

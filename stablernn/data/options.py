@@ -25,8 +25,8 @@ LARGEST_SEED = 2**32 - 1
 
 #: Repairs of a table, in the order in which they are made; :class:`Repairs` describes them.
 REPAIR_OPTIONS = (
-    *("sheet", "decimal_mark", "missing", "timezone", "sort", "on_duplicate", "categories", "unknown_category"),
-    *("resample", "aggregate", "min_length"),
+    *("sheet", "decimal_mark", "thousands_mark", "missing", "timezone", "sort", "on_duplicate"),
+    *("categories", "unknown_category", "resample", "aggregate", "min_length"),
 )
 #: Those of them that a file to predict may need though the training data did not; the others make the model's inputs.
 FILE_REPAIRS = tuple(name for name in REPAIR_OPTIONS if name not in ("categories", "min_length"))
@@ -88,7 +88,9 @@ class Repairs(_Options):
     sheet: str | None = None
     """Sheet of a workbook (.xlsx); None: the only one."""
     decimal_mark: Literal[",", "."] | None = None
-    """Mark of decimals in CSV; None: recognized."""
+    """Mark of decimals in numbers that are text, as in CSV; None: recognized."""
+    thousands_mark: Literal[",", ".", " ", "'"] | None = None
+    """Mark between thousands in numbers that are text; None: recognized, if it is a comma or a point."""
     missing: Codes = ()
     """Values that stand for a missing one, such as -9999 or '-'."""
     timezone: str | None = None

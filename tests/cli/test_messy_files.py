@@ -165,9 +165,32 @@ def test_what_makes_the_inputs_of_a_model_stays(place: Workplace, command: tuple
     result = place(*command, "--set", override)
     assert result.code == 2
     assert result.sentence == (
-        "--set takes repairs of the file here (data.sheet, data.decimal_mark, data.missing, data.timezone, data.sort, "
-        f"data.on_duplicate, data.unknown_category, data.resample, data.aggregate), got '{override}'."
+        "--set takes repairs of the file here (data.sheet, data.decimal_mark, data.thousands_mark, data.missing, "
+        "data.timezone, data.sort, data.on_duplicate, data.unknown_category, data.resample, data.aggregate), "
+        f"got '{override}'."
     )
+
+
+def test_numbers_are_read_as_those_of_the_training_data(tmp_path: Path) -> None:
+    """In a file that alone leaves them open; in the other direction the file says that it is written otherwise."""
+    place = Workplace(tmp_path)
+    cells = ["980", "1.017,50", "994", "1.031,50", "1.008"] * 30
+    rows = [f"{np.datetime64('2024-01-01') + day};{cell}" for day, cell in enumerate(cells)]
+    place.path("d.csv").write_text("\n".join(["ds;y", *rows]) + "\n")
+    place.ok(
+        "-q", "train", "--data", "d.csv", "--horizon", 2, "--context-length", 4, *SMALL, *NO_PLOTS, "--run-dir", "run"
+    )
+    place.ok("-q", "export", "run", "--name", "meters")
+    marked = "\n".join(["ds;y", *(row.replace(",50", "") for row in rows)]) + "\n"
+    place.path("marked.csv").write_text(marked)
+    place.path("plain.csv").write_text(marked.replace(".", ""))
+    for model in ("run", "meters"):
+        answers = [place.ok("predict", model, "--input", name).out for name in ("marked.csv", "plain.csv")]
+        assert answers[0].replace("marked", "plain") == answers[1]
+    place.path("points.csv").write_text(marked.replace("980", "980.25"))
+    refused = place("predict", "meters", "--input", "points.csv")
+    assert (refused.code, "data.decimal_mark='.'" in refused.sentence) == (1, True)
+    place.ok("predict", "meters", "--input", "points.csv", "--set", "data.decimal_mark=.")
 
 
 def test_a_check_names_every_repair_and_writes_nothing_without_fix(tmp_path: Path) -> None:

@@ -12,6 +12,10 @@ _MAX_CATEGORIES = 20
 """A column of text has categories if it has at most so many different ones, and each comes twice on average."""
 _MAX_MISSING_TEXTS = 5
 """A column of numbers has texts for missing values if it has at most so many different ones, and no word only once."""
+_MISSING_WORDS = frozenset(
+    ("unavailable", "unknown", "missing", "nodata", "no data", "n.a.", "n/a", "nil", "none", "null")
+)
+"""Words that stand for a missing value even if they come once."""
 
 
 def as_numbers(column: pl.Series) -> pl.Series:
@@ -69,7 +73,10 @@ def missing_texts(column: pl.Series) -> list[str]:
     if invalid.dtype != pl.String or 2 * len(invalid) > column.count():
         return []
     counts = invalid.value_counts()
-    is_code = [count > 1 or not any(map(str.isalnum, text)) for text, count in counts.iter_rows()]
+    is_code = [
+        count > 1 or text.lower() in _MISSING_WORDS or not any(map(str.isalnum, text))
+        for text, count in counts.iter_rows()
+    ]
     return sorted(invalid.unique()) if all(is_code) and len(is_code) <= _MAX_MISSING_TEXTS else []
 
 

@@ -218,6 +218,7 @@ def _guess_target(inspection: TableInspection, options: LoadOptions) -> Notes:
     channels = inspection.guessed_settings.get("channels") or options.channels or inspection.readable
     other_roles = (*inspection.guessed_settings.values(), *options.future)
     candidates = [name for name in channels if name not in other_roles]
+    may_be_target = [column.name for column in inspection.columns if column.varies and column.name in candidates]
     if options.target is not None or options.channels_as_series or TARGET_COLUMN in candidates:
         return {}
     has_names = any(column.role == "id" for column in inspection.columns)
@@ -225,7 +226,8 @@ def _guess_target(inspection: TableInspection, options: LoadOptions) -> Notes:
         return {"channels_as_series": True}
     # A single column is the target unasked, unless columns of words become channels beside it.
     has_categories = "categories" in inspection.guessed_settings or bool(options.repairs.categories)
-    return {"target": candidates[-1]} if len(candidates) > 1 or (candidates and has_categories) else {}
+    needs_target = len(candidates) > 1 or has_categories
+    return {"target": may_be_target[-1]} if needs_target and may_be_target else {}
 
 
 def _are_numbered(names: Sequence[str]) -> bool:

@@ -67,6 +67,11 @@ class Column:
     def is_constant(self) -> bool:
         return self.low is not None and self.low == self.high
 
+    @property
+    def varies(self) -> bool:
+        """True if it has values, and not the same in all rows."""
+        return self.kind != "empty" and not self.is_constant
+
 
 @dataclass(frozen=True, eq=False)
 class DataReport:

@@ -40,8 +40,10 @@ def check_row_order(
         findings: Gets problems and warnings.
     """
     repeated, unsorted = count_unordered(times, ids)
-    if repeated and ids is None:
-        name = _find_series_column(cells, times, repeated, other_roles)
+    if ids is None:
+        name = _find_series_column(cells, times, repeated, other_roles) if repeated else None
+        if unsorted and name is None:
+            name = _find_ordering_column(cells, times, other_roles)
         if name is not None:
             findings.warn("unnamed_series", f"Column '{name}' seems to tell series apart: name it by id_column.")
             return {"id_column": name}
@@ -72,6 +74,17 @@ def _find_series_column(
     name = min(remaining, key=lambda each: remaining[each], default=None)
     # Some rows may be there twice, or in an hour that comes twice.
     return name if name is not None and remaining[name] <= _MAX_SHARE_OF_REPEATS * len(cells) else None
+
+
+def _find_ordering_column(cells: pl.DataFrame, times: Timestamps, other_roles: Sequence[str]) -> str | None:
+    """Return a column of text within whose values all rows are in order, as in one series after the other."""
+    for name in cells.columns:
+        column = cells[name]
+        if name in other_roles or column.dtype != pl.String or column.null_count() or column.is_unique().any():
+            continue
+        if not column.cast(pl.Float64, strict=False).count() and count_unordered(times, column) == (0, 0):
+            return name
+    return None
 
 
 def _may_name_series(column: pl.Series, repeated: int) -> bool:

@@ -19,7 +19,7 @@ from stablernn.data.step_data import Data, StepData
 from stablernn.data.types import ForecastData
 
 # Settings without which no cell of a file is known.
-_READING_OPTIONS = ("sheet", "decimal_mark")
+_READING_OPTIONS = ("sheet", "decimal_mark", "thousands_mark")
 
 
 def check_data(source: str | Path, *, test: str | Path | None = None, **options: Any) -> DataReport:

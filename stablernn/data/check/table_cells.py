@@ -27,6 +27,7 @@ from stablernn.data.messages import format_names, format_timestamp, pluralize, q
 from stablernn.data.options import TIME_COLUMN, Repairs
 from stablernn.data.readers.cells import MISSING_CELLS, restore_integers, strip_cells
 from stablernn.data.readers.table_chunks import first_row_number, read_chunks, read_column_names
+from stablernn.data.readers.tables import is_index
 from stablernn.data.readers.timestamps import date_format_advice, normalize_times, parse_dates
 from stablernn.data.repairs.missing_codes import MissingCodes
 from stablernn.data.time.numeric_timestamps import (
@@ -149,9 +150,13 @@ def inspect_cells(
     channel_columns = [column for column in columns if column.role == "channel"]
     readable = [column.name for column in channel_columns if _is_readable(column)]
     unreadable = [column.name for column in channel_columns if not _is_readable(column)]
-    guessed_settings |= _guess_channels(cells, unreadable, readable, channels)
+    informative = [column.name for column in channel_columns if column.name in readable and column.varies]
+    guessed_settings |= _guess_channels(cells, unreadable, informative or readable, channels)
     if id_name in cells.names:
         guessed_settings |= _guess_static(cells, id_name, guessed_settings.get("categories", ()), static)
+        if "channels" in guessed_settings:
+            others = guessed_settings.get("static", ())
+            guessed_settings["channels"] = [name for name in guessed_settings["channels"] if name not in others]
     return TableInspection(columns, tuple(readable), guessed_settings)
 
 
@@ -177,7 +182,8 @@ def _assign_roles(
     """
     roles: dict[str, Role] = {}
     for name in names:
-        default: Role = "channel" if channels is None or name in channels else "ignored"
+        is_channel = not is_index(name) if channels is None else name in channels
+        default: Role = "channel" if is_channel else "ignored"
         roles[name] = "static" if name in static else other_roles.get(name, default)
     return roles
 
@@ -198,8 +204,8 @@ def _guess_channels(
     guess: Notes = {"categories": categories} if categories else {}
     if mended:
         guess["missing"] = sorted({text for name in mended for text in texts[name]})
-    if left_out and channels is None and readable:
-        names = (*readable, *categories, *mended)
+    names = (*readable, *categories, *mended)
+    if left_out and channels is None and names:
         guess["channels"] = [name for name in cells.names if name in names]
     return guess
 
@@ -224,7 +230,7 @@ def _read(path: Path, id_column: str, repairs: Repairs) -> _TableCells:
     """Read the rows that are not blank, of the first two million."""
     chunks, num_rows = [], 0
     names = read_column_names(path, repairs)
-    for chunk in read_chunks(path, names, repairs=repairs, verbatim=(id_column, *repairs.categories)):
+    for chunk in read_chunks(path, names, repairs=repairs, verbatim=(id_column, *repairs.categories), is_lenient=True):
         chunks.append(chunk)
         num_rows += len(chunk)
         if num_rows >= _MAX_ROWS:
@@ -249,6 +255,9 @@ def _find_time_column(cells: _TableCells, time_column: str) -> tuple[str | None,
     if time_column == TIME_COLUMN and parse_dates(normalize_times(cells[first])).count():
         return first, {}
     for name in cells.names:
+        # Neither row numbers of a data frame nor the same time in every row, such as the beginning of an export.
+        if is_index(name) or cells[name].n_unique() == 1 < len(cells.rows):
+            continue
         if is_row_counter(cells[name]) or (
             not are_numbers(cells[name]) and not parse_dates(normalize_times(cells[name])).null_count()
         ):
@@ -354,7 +363,7 @@ def _add_times(column: Column, cells: pl.Series, times: Timestamps | None) -> Co
 
 def infer_column_kinds(path: Path, names: Sequence[str], repairs: Repairs) -> dict[str, Kind]:
     """Return the kind of each column, inferred from the first chunk of the file."""
-    frame = next(iter(read_chunks(path, names, repairs=repairs)))
+    frame = next(read_chunks(path, names, repairs=repairs, is_lenient=True))
     columns = {name: strip_cells(frame[name], MISSING_CELLS) for name in names}
     return {name: column_kind(column, as_numbers(column)) for name, column in columns.items()}
 

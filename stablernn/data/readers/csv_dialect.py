@@ -1,61 +1,94 @@
-"""Recognition of how a CSV file is written: what separates its columns, and what its decimals."""
+"""Recognition of how a CSV file is written: lines before its header, and what separates its columns."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-import polars as pl
-
 from stablernn import errors
-from stablernn.data.messages import quote
 
 #: What may separate columns, with the name in messages; of equally good ones the first is taken.
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _SAMPLE_ROWS = 50
 # Numbers with a decimal comma, perhaps with points between thousands; numbers and times as every table has them.
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)?,\d+([eE][+-]?\d+)?")
-_THOUSANDS_COMMA = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")
 _PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|\d{4}[-/]\d\d?([-/]\d\d?([ T][\d:.+Zz-]*)?)?|")
-# As a pattern of polars, which is that of Rust and has no look-around.
-_DECIMAL_COMMA_CELL = r"^\s*[+-]?(?:\d+|\d{1,3}(?:\.\d{3})+)?,\d+(?:[eE][+-]?\d+)?\s*$"
+# Excel takes the delimiter from a first line; InfluxDB writes annotations of the columns before their names.
+_EXCEL_LINE = re.compile(r'"?sep=([,;\t|])"?[ ,;\t|]*\n', re.IGNORECASE)
+_ANNOTATIONS = re.compile(r"(?:#(?:group|datatype|default)\b.*\n)+")
 
 
 @dataclass(frozen=True)
-class Dialect:
-    """Delimiter and decimal mark of a CSV file.
+class Header:
+    """The beginning of a CSV file.
 
     Attributes:
         delimiter: The character between columns.
-        has_decimal_commas: Whether decimals may be separated by commas, as in ``1,5``.
+        names: Names of the columns, without repeated blanks; empty for columns without one.
+        line: The text of the row of names.
+        end: Number of characters up to the first row of data.
+        first_row: Number of the first row of data; rows are counted from 1, also those before the header.
+        is_annotated: Whether InfluxDB's annotations stand before the names.
     """
 
-    delimiter: str = ","
-    has_decimal_commas: bool = False
+    delimiter: str
+    names: list[str]
+    line: str
+    end: int
+    first_row: int
+    is_annotated: bool
 
 
-def detect_dialect(path: Path, text: str, decimal_mark: str | None = None) -> Dialect:
-    """Return the dialect of a file that begins with this text, whole rows of it.
+def read_header(path: Path, text: str) -> Header:
+    """Read the names of the columns of a file that begins with this text, whole rows of it.
 
-    Between semicolons a comma in a number is always a decimal mark. Between others it is one if the first rows have a
-    number whose comma cannot separate thousands.
+    If the first row of data ends with a delimiter more than the names do, the columns have one without a name more.
 
     Args:
         path: The file, for messages.
         text: Its first rows.
-        decimal_mark: Mark of decimals; None to recognize it.
 
     Raises:
-        DataError: If commas in numbers may as well separate thousands.
+        DataError: If the file has no row of names, or names a column twice.
     """
-    delimiter = detect_delimiter(text)
-    if decimal_mark is not None:
-        return Dialect(delimiter, decimal_mark == ",")
-    return Dialect(delimiter, _has_decimal_commas(path, text, delimiter))
+    excel, annotations = _EXCEL_LINE.match(text), _ANNOTATIONS.match(text)
+    preamble = excel or annotations
+    start = preamble.end() if preamble else 0
+    delimiter = excel[1] if excel else detect_delimiter(text[start:] if start else text)
+    reader = csv.reader(_lines(text, start), delimiter=delimiter)
+    try:
+        names = [" ".join(name.split()) for name in next(reader, [])]
+    except csv.Error as error:
+        reason = str(error).removesuffix(".")
+        raise errors.DataError(
+            f"'{path.name}' is not a CSV file with one header row ({reason}). Write it again."
+        ) from error
+    end = start + sum(map(len, islice(_lines(text, start), reader.line_num)))
+    try:
+        first_cells = next(reader, [])
+    except csv.Error:
+        # The reader of the rows names the row at fault.
+        first_cells = []
+    check_names(path, names)
+    line = text[start:end]
+    if len(first_cells) == len(names) + 1 and not first_cells[-1].strip():
+        names, line = [*names, ""], line.rstrip("\n") + delimiter + "\n"
+    first_row = text.count("\n", 0, start) + 2
+    return Header(delimiter, names, line, end, first_row, annotations is not None)
+
+
+def check_names(path: Path, names: list[str]) -> None:
+    """Refuse a table without names of columns, or with the same name for two of them."""
+    duplicate = next((name for name in names if name and names.count(name) > 1), None)
+    if not any(names):
+        raise errors.DataError(f"'{path.name}' begins with a blank row; the first row must name the columns.")
+    if duplicate is not None:
+        raise errors.DataError(f"'{path.name}' has the column '{duplicate}' twice. Rename one of them.")
 
 
 def detect_delimiter(text: str) -> str:
@@ -72,13 +105,12 @@ def detect_delimiter(text: str) -> str:
     return candidates[0] if candidates else ","
 
 
-def replace_decimal_commas(cells: pl.Series) -> pl.Series:
-    """Return text with numbers such as ``1.234,5`` written as ``1234.5``; other text stays as it is."""
-    is_number = cells.str.contains(_DECIMAL_COMMA_CELL)
-    if not is_number.any():
-        return cells
-    numbers = cells.str.replace_all(".", "", literal=True).str.replace(",", ".", literal=True)
-    return numbers.zip_with(is_number.fill_null(False), cells)
+def _lines(text: str, start: int) -> Iterator[str]:
+    # Without a copy of the text, which has some megabytes.
+    while start < len(text):
+        end = text.find("\n", start) + 1 or len(text)
+        yield text[start:end]
+        start = end
 
 
 def _first_rows(text: str) -> str:
@@ -105,27 +137,3 @@ def _score(sample: str, delimiter: str) -> tuple[float, float]:
     cells = [cell.strip() for row in rows for cell in row]
     typed = sum(bool(_PLAIN.fullmatch(cell) or _DECIMAL_COMMA.fullmatch(cell)) for cell in cells)
     return sum(len(row) == len(header) for row in rows) / len(rows), typed / len(cells)
-
-
-def _has_decimal_commas(path: Path, text: str, delimiter: str) -> bool:
-    # Programs write semicolons where a comma is the decimal mark.
-    if delimiter == ";":
-        return True
-    # Between commas, decimal commas stand in quotes.
-    if delimiter == "," and '"' not in text:
-        return False
-    _, *rows = _rows(text, delimiter) or [[]]
-    commas = [cell for cell in _cells(rows) if _DECIMAL_COMMA.fullmatch(cell)]
-    if not commas:
-        return False
-    if all(_THOUSANDS_COMMA.fullmatch(cell) for cell in commas):
-        raise errors.DataError(
-            f"'{path.name}' has numbers such as {quote(commas[0])}, whose comma may separate decimals or thousands. "
-            "If it separates decimals, set data.decimal_mark=','; else write the numbers without commas.",
-            settings={"decimal_mark": ","},
-        )
-    return True
-
-
-def _cells(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    return (cell.strip() for row in rows for cell in row if "," in cell)

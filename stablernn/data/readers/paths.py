@@ -196,7 +196,7 @@ def read_text(path: Path) -> str:
     return normalize_newlines(decode_text(path, read_bytes(path)))
 
 
-def read_text_blocks(path: Path, notes: Notes | None = None) -> Iterator[str]:
+def read_text_blocks(path: Path, notes: Notes | None = None, *, block_bytes: int | None = None) -> Iterator[str]:
     """Yield the text of a table in blocks of some megabytes that end at the end of a line.
 
     A line break inside quotes ends no line: a block holds whole rows of a CSV file. The encoding is recognized, see
@@ -205,6 +205,7 @@ def read_text_blocks(path: Path, notes: Notes | None = None) -> Iterator[str]:
     Args:
         path: The file.
         notes: Gets ``encoding`` if it is not plain UTF-8; complete after the last block.
+        block_bytes: Bytes of a block, or more if a row is longer; some megabytes when omitted.
 
     Raises:
         UnknownNameError: If there is no such file.
@@ -217,7 +218,7 @@ def read_text_blocks(path: Path, notes: Notes | None = None) -> Iterator[str]:
     with open_file(path) as file, _as_utf8(path, file, notes) as stream:
         has_more = True
         while has_more:
-            block = stream.read(_BLOCK_BYTES)
+            block = stream.read(block_bytes or _BLOCK_BYTES)
             if block.endswith(b"\r"):
                 # The two characters of a Windows line break must not be in different blocks.
                 block += stream.read(1)

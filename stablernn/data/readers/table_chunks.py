@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,13 +16,8 @@ import polars as pl
 from stablernn import errors
 from stablernn.data.messages import format_names, pluralize, quote
 from stablernn.data.options import Repairs
-from stablernn.data.readers.csv_dialect import (
-    DELIMITERS,
-    Dialect,
-    detect_delimiter,
-    detect_dialect,
-    replace_decimal_commas,
-)
+from stablernn.data.readers.cells import NumberMarks
+from stablernn.data.readers.csv_dialect import DELIMITERS, Header, check_names, read_header
 from stablernn.data.readers.paths import (
     SIGNATURE_BYTES,
     check_signature,
@@ -35,15 +31,20 @@ from stablernn.data.types import Notes
 CHUNK_CELLS = 1 << 21
 """Cells of a chunk: enough to be fast, few enough for a small machine."""
 _MIN_CHUNK_ROWS = 1 << 12
+_HEADER_BYTES = 1 << 18
+"""Beginning of a CSV file by which its header is recognized; more where a row is longer."""
+# A second table with annotations of its own.
+_ANNOTATION = re.compile(r"^#(?:group|datatype|default)\b", re.MULTILINE)
 # A panic of polars is no Exception; a few flipped bits cause one.
 _DAMAGE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
-# The header of a CSV file is row 1 and numbering starts at 1, so this is what editors and spreadsheets show.
-_FIRST_ROW = {".csv": 2, ".parquet": 1, ".xlsx": 2}
+# The header of a sheet is row 1 and numbering starts at 1, so this is what spreadsheets show.
+_FIRST_ROW = {".parquet": 1, ".xlsx": 2}
 
 
 def first_row_number(path: Path) -> int:
     """Return the number of the first row of data."""
-    return _FIRST_ROW[detect_format(path)]
+    file_format = detect_format(path)
+    return _read_header(path).first_row if file_format == ".csv" else _FIRST_ROW[file_format]
 
 
 def read_column_names(path: Path, repairs: Repairs | None = None) -> list[str]:
@@ -59,10 +60,12 @@ def read_column_names(path: Path, repairs: Repairs | None = None) -> list[str]:
     """
     file_format = detect_format(path)
     if file_format == ".csv":
-        text = next(read_text_blocks(path))
-        return _read_header(path, text, detect_delimiter(text))[0]
+        first, *others = _read_header(path).names
+        return [first, *filter(None, others)]
     if file_format == ".xlsx":
-        return _check_names(path, read_sheet_names(path, repairs.sheet if repairs is not None else None))
+        names = read_sheet_names(path, repairs.sheet if repairs is not None else None)
+        check_names(path, names)
+        return names
     return list(_scan_parquet(path).collect_schema())
 
 
@@ -74,71 +77,86 @@ def read_chunks(
     *,
     verbatim: Sequence[str | None] = (),
     cells: int = CHUNK_CELLS,
+    is_lenient: bool = False,
 ) -> Iterator[pl.DataFrame]:
     """Yield the rows of a table in their order, with at least these columns; cells of a CSV file are text.
 
     Args:
         path: The table.
         columns: The columns that are needed.
-        notes: Gets, of CSV, ``short_rows``, rows with too few cells, whose missing cells are null; ``encoding``,
-            ``delimiter`` and ``decimal_mark`` where they are not UTF-8, commas and points. Complete after the last row.
-        repairs: Used are the sheet of a workbook and the mark of decimals.
-        verbatim: Columns of CSV in which numbers with decimal commas are not rewritten, such as names of series.
+        notes: Gets, of CSV, ``short_rows``, rows with too few cells, whose missing cells are null; ``encoding`` and
+            ``delimiter`` where they are not UTF-8 and commas; and what :class:`NumberMarks` adds. Complete after the
+            last row.
+        repairs: Used are the sheet of a workbook and the marks of numbers.
+        verbatim: Columns whose text is not read as numbers, such as times and names of series. Numbers in the others
+            are written as ``1017.5``.
         cells: Cells of a chunk of Parquet.
+        is_lenient: Whether numbers stay as they are in a column that :class:`NumberMarks` would refuse.
 
     Raises:
-        DataError: If the file is not a whole table, or has no rows.
+        DataError: If the file is not a whole table, or has no rows, or the marks of a column's numbers are open.
     """
-    file_format, repairs = detect_format(path), repairs or Repairs()
-    if file_format == ".csv":
-        return _read_csv_chunks(path, {} if notes is None else notes, repairs.decimal_mark, verbatim)
-    return (
-        iter([read_sheet(path, repairs.sheet)])
-        if file_format == ".xlsx"
-        else _read_parquet_chunks(path, columns, cells)
-    )
+    notes, repairs = Notes() if notes is None else notes, repairs or Repairs()
+    file_format = detect_format(path)
+    header = _read_header(path) if file_format == ".csv" else None
+
+    def read(notes: Notes) -> Iterator[pl.DataFrame]:
+        if header is not None:
+            return _read_csv_chunks(path, header, notes)
+        return (
+            iter([read_sheet(path, repairs.sheet)])
+            if file_format == ".xlsx"
+            else _read_parquet_chunks(path, columns, cells)
+        )
+
+    # Programs write semicolons where a comma is the decimal mark.
+    usual = "," if header is not None and header.delimiter == ";" else "."
+    marks = NumberMarks(path.name, repairs, usual, lambda: read(Notes()), notes, is_lenient=is_lenient)
+    numeric = [name for name in dict.fromkeys(columns) if name not in verbatim]
+    return (marks.replace(chunk, numeric) for chunk in read(notes))
 
 
-def _read_csv_chunks(
-    path: Path, notes: Notes, decimal_mark: str | None, verbatim: Sequence[str | None]
-) -> Iterator[pl.DataFrame]:
-    names: list[str] = []
-    header, dialect = "", Dialect()
-    num_rows = 0
+def _read_csv_chunks(path: Path, header: Header, notes: Notes) -> Iterator[pl.DataFrame]:
+    if header.delimiter != ",":
+        notes["delimiter"] = DELIMITERS[header.delimiter]
+    num_rows, end = 0, header.end
     for text in read_text_blocks(path, notes):
-        body = text
-        if not names:
-            dialect = detect_dialect(path, text, decimal_mark)
-            if dialect.delimiter != ",":
-                notes["delimiter"] = DELIMITERS[dialect.delimiter]
-            names, header = _read_header(path, text, dialect.delimiter)
-            body = text[len(header) :]
+        body, end = text[end:], max(0, end - len(text))
+        if header.is_annotated and (table := _ANNOTATION.search(body)):
+            row = num_rows + header.first_row + body.count("\n", 0, table.start())
+            raise errors.DataError(
+                f"'{path.name}' row {row} begins another table of InfluxDB's annotated CSV. Write each table to a file."
+            )
         try:
             # With the header in front every block has all columns, and a row with more cells is refused.
-            chunk = pl.read_csv(f"{header}{body}".encode(), infer_schema=False, separator=dialect.delimiter)
-            chunk.columns = names
+            chunk = pl.read_csv(f"{header.line}{body}".encode(), infer_schema=False, separator=header.delimiter)
         except pl.exceptions.PolarsError as error:
-            raise _bad_row_error(path, names, body, num_rows, dialect, error) from error
+            raise _bad_row_error(path, header, body, num_rows, error) from error
+        chunk = _with_names(path, header, chunk)
         # Rows are counted only if any may be short: then the last column has a null.
-        if chunk[names[-1]].null_count():
-            short_rows = _count_short_rows(body, len(names), len(chunk), dialect.delimiter)
+        if chunk[:, -1].null_count():
+            columns = max(index for index, name in enumerate(header.names, start=1) if name or index == 1)
+            short_rows = _count_short_rows(body, columns, len(chunk), header.delimiter)
             if short_rows:
                 notes["short_rows"] = notes.get("short_rows", 0) + short_rows
         num_rows += len(chunk)
-        yield _with_decimal_points(chunk, notes, verbatim) if dialect.has_decimal_commas else chunk
+        yield chunk
     if not num_rows:
         raise errors.DataError(f"'{path.name}' has a header but no rows. Add a row for each series and time.")
 
 
-def _with_decimal_points(chunk: pl.DataFrame, notes: Notes, verbatim: Sequence[str | None]) -> pl.DataFrame:
-    for name in chunk.columns:
-        if name in verbatim:
-            continue
-        cells = chunk[name]
-        replaced = replace_decimal_commas(cells)
-        if replaced is not cells:
-            notes["decimal_mark"] = "comma"
-            chunk = chunk.with_columns(replaced.alias(name))
+def _read_header(path: Path) -> Header:
+    return read_header(path, next(read_text_blocks(path, block_bytes=_HEADER_BYTES)))
+
+
+def _with_names(path: Path, header: Header, chunk: pl.DataFrame) -> pl.DataFrame:
+    """Return a chunk with the names of its columns, without empty ones that have none, as of a delimiter at the end."""
+    for index, name in enumerate(header.names):
+        if index and not name and chunk[:, index].str.strip_chars().replace("", None).null_count() < len(chunk):
+            raise errors.DataError(f"'{path.name}' has no name for column {index + 1}. Name it or remove it.")
+    kept = [index for index, name in enumerate(header.names) if name or not index]
+    chunk = chunk[:, kept] if len(kept) < len(header.names) else chunk
+    chunk.columns = [header.names[index] for index in kept]
     return chunk
 
 
@@ -157,41 +175,16 @@ def _count_short_rows(body: str, columns: int, rows: int, delimiter: str) -> int
     return sum(line.count(delimiter) < columns - 1 for line in lines)
 
 
-def _read_header(path: Path, text: str, delimiter: str) -> tuple[list[str], str]:
-    """Return the names of the columns, and the text of the header."""
-    lines = io.StringIO(text)
-    reader = csv.reader(lines, delimiter=delimiter)
-    try:
-        names = [" ".join(name.split()) for name in next(reader)]
-    except csv.Error as error:
-        reason = str(error).removesuffix(".")
-        raise errors.DataError(
-            f"'{path.name}' is not a CSV file with one header row ({reason}). Write it again."
-        ) from error
-    return _check_names(path, names), text[: lines.tell()]
-
-
-def _check_names(path: Path, names: list[str]) -> list[str]:
-    duplicate = next((name for name in names if names.count(name) > 1), None)
-    if not any(names):
-        raise errors.DataError(f"'{path.name}' begins with a blank row; the first row must name the columns.")
-    if duplicate is not None:
-        raise errors.DataError(f"'{path.name}' has the column '{duplicate}' twice. Rename one of them.")
-    return names
-
-
-def _bad_row_error(
-    path: Path, names: Sequence[str], body: str, num_rows: int, dialect: Dialect, error: Exception
-) -> errors.DataError:
+def _bad_row_error(path: Path, header: Header, body: str, num_rows: int, error: Exception) -> errors.DataError:
     """Return the error for rows that polars refuses, after ``num_rows`` others, with the first row that is wrong."""
     # The error of polars names no row, so they are read again here.
-    reader = csv.reader(io.StringIO(body), strict=True, delimiter=dialect.delimiter)
-    separators = DELIMITERS[dialect.delimiter]
-    decimals = ", and write decimals by points" if dialect.delimiter == "," else ""
-    row, line = num_rows + _FIRST_ROW[".csv"], 0
+    reader = csv.reader(io.StringIO(body), strict=True, delimiter=header.delimiter)
+    separators, names = DELIMITERS[header.delimiter], [name for name in header.names if name]
+    decimals = ", and write decimals by points" if header.delimiter == "," else ""
+    row, line = num_rows + header.first_row, 0
     try:
         for cells in reader:
-            if len(cells) > len(names):
+            if len(cells) > len(header.names):
                 return errors.DataError(
                     f"'{path.name}' row {row} has {pluralize(len(cells), 'cell')}, the header has "
                     f"{pluralize(len(names), 'column')} ({format_names(names)}). Name all columns in the first row, "

@@ -5,6 +5,7 @@ Both are one format: a column of timestamps, an optional column of series names,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +27,10 @@ from stablernn.data.repairs.short_series import keep_long_series
 from stablernn.data.time.numeric_timestamps import check_stamps
 from stablernn.data.types import Notes, Series
 from stablernn.terms import terms
+
+_INFLUX_TIME = "_time"
+# Names that pandas gives to an index: when it is read again, and in Parquet.
+_INDEX = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +63,7 @@ class OpenTable:
     Attributes:
         path: The file.
         names: All columns, in the order of the file.
-        columns: The columns that are neither timestamps nor series names.
+        columns: The columns that are neither timestamps nor series names nor row numbers.
         time_name: The column of timestamps.
         id_name: The column of series names; None without one.
         stamps: What whole numbers are in the column of timestamps; None where no option says.
@@ -130,7 +135,7 @@ class OpenTable:
         table = Table(
             self.path.name, built.series, built.channels, built.notes, built.texts, built.static, built.categories
         )
-        ignored = [name for name in self.columns if name not in (*names, *others)]
+        ignored = [name for name in self.names if name not in (self.time_name, self.id_name, *names, *others)]
         notes = {**table.notes, **file_notes, **({"ignored_columns": ignored} if ignored else {})}
         table = _resample(replace(table, notes=notes), self.repairs)
         table = _select_long_series(table, self.repairs)
@@ -151,7 +156,7 @@ class OpenTable:
         assert self.id_name is not None
         notes: Notes = {}
         used = [self.time_name, self.id_name, *columns]
-        chunks = read_chunks(self.path, used, notes, self.repairs, verbatim=(self.id_name, *verbatim), cells=cells)
+        chunks = read_chunks(self.path, used, notes, self.repairs, verbatim=(*self._texts, *verbatim), cells=cells)
         pieces = split_rows(chunks, self.id_name, self.time_name, min_rows=cells // len(used), notes=notes)
         # The variable of a loop would hold the rows of a piece while the next one is read.
         return map(self._with_piece, pieces)
@@ -159,14 +164,21 @@ class OpenTable:
     def _with_piece(self, piece: TablePiece) -> OpenTable:
         return replace(self, piece=piece)
 
-    def _chunks(self, columns: Sequence[str], notes: Notes, *, verbatim: Sequence[str]) -> Iterator[pl.DataFrame]:
+    def _chunks(
+        self, columns: Sequence[str], notes: Notes, *, verbatim: Sequence[str | None]
+    ) -> Iterator[pl.DataFrame]:
         if self.piece is not None:
             notes |= self.piece.notes
             return iter(self.piece.frames)
         used: list[str] = [self.time_name, *([self.id_name] if self.id_name else []), *columns]
-        return read_chunks(
-            self.path, list(dict.fromkeys(used)), notes, self.repairs, verbatim=(self.id_name, *verbatim)
-        )
+        texts = (*self._texts, *verbatim)
+        return read_chunks(self.path, list(dict.fromkeys(used)), notes, self.repairs, verbatim=texts)
+
+    @property
+    def _texts(self) -> tuple[str, ...]:
+        """The columns of times and series names that are no numbers; days of a spreadsheet may have decimals."""
+        names = [self.time_name if self.stamps != "excel" else None, self.id_name]
+        return tuple(name for name in names if name is not None)
 
 
 def open_table(
@@ -209,13 +221,13 @@ def open_table(
     if id_column not in names and id_column != ID_COLUMN:
         raise unknown_column_error(path, id_column, names)
     id_name = id_column if id_column in names else None
-    columns = tuple(name for name in names if name not in (time_name, id_name))
-    if "" in columns:
-        # Tables written with their row numbers have such a column; as a feature it would reveal the time.
-        raise errors.DataError(
-            f"{terms().file(path.name)} has no name for column {names.index('') + 1}. Name it or remove it."
-        )
+    columns = tuple(name for name in names if name not in (time_name, id_name) and not is_index(name))
     return OpenTable(path, tuple(names), columns, time_name, id_name, stamps, repairs, exclude)
+
+
+def is_index(name: str) -> bool:
+    """Return True if a column holds the index of a data frame, such as row numbers: pandas writes it without a name."""
+    return not name or bool(_INDEX.fullmatch(name))
 
 
 def unknown_column_error(path: Path, name: str, columns: Sequence[str]) -> errors.UnknownNameError:
@@ -228,15 +240,22 @@ def _find_time_column(path: Path, names: Sequence[str], name: str, repairs: Repa
         return name
     if name != TIME_COLUMN:
         raise unknown_column_error(path, name, names)
-    cells = next(iter(read_chunks(path, [names[0]], repairs=repairs)))[names[0]]
-    times = normalize_times(cells)
-    if len(cells) and parse_dates(times).null_count() < len(cells):
-        return names[0]
+    # Dates may be the index of a data frame, whose name is empty; row numbers are no times.
+    for first in names[:2] if is_index(names[0]) else names[:1]:
+        times = normalize_times(next(read_chunks(path, [first], repairs=repairs, verbatim=[first]))[first])
+        dates = parse_dates(times.head(1) if is_index(first) else times)
+        if len(dates) > dates.null_count():
+            return first
     example = times.drop_nulls().head(1)
     advice = date_format_advice(str(example[0])) if len(example) and example.dtype == pl.String else ""
+    settings: Notes = {}
+    if _INFLUX_TIME in names:
+        settings = {"time_column": _INFLUX_TIME}
+        advice = f"For InfluxDB's annotated CSV {terms().set('data.time_column', _INFLUX_TIME)}."
     raise errors.DataError(
-        f"{terms().file(path.name)} has no column '{TIME_COLUMN}' and its first column '{names[0]}' does not hold "
-        f"dates. {advice or f'Name the time column; there are {format_names(names)}.'}"
+        f"{terms().file(path.name)} has no column '{TIME_COLUMN}' and its first column '{first}' does not hold "
+        f"dates. {advice or f'Name the time column; there are {format_names([*filter(None, names)])}.'}",
+        settings=settings,
     )
 
 

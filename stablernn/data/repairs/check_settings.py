@@ -23,6 +23,14 @@ def check_repairs(repairs: Repairs) -> None:
             raise errors.ConfigError(f"{name} must be {_alternatives(allowed)}, got {getattr(repairs, name)!r}.")
     if repairs.decimal_mark not in (None, ",", "."):
         raise errors.ConfigError(f"decimal_mark must be ',' or '.', got {repairs.decimal_mark!r}.")
+    if repairs.thousands_mark not in (None, ",", ".", " ", "'"):
+        raise errors.ConfigError(
+            f"thousands_mark must be ',', '.', ' ' or an apostrophe, got {repairs.thousands_mark!r}."
+        )
+    if repairs.decimal_mark is not None and repairs.decimal_mark == repairs.thousands_mark:
+        raise errors.ConfigError(
+            f"decimal_mark and thousands_mark are both '{repairs.decimal_mark}', and must differ. Change one of them."
+        )
     if repairs.aggregate != "mean" and repairs.resample is None:
         raise errors.ConfigError(
             f"aggregate={repairs.aggregate} needs resample, the step to aggregate to. Set it, or leave aggregate out."

@@ -67,13 +67,23 @@ def resolve(config: Config, task: TaskSettings) -> Config:
     # Copies are not checked, so the whole is.
     return validate(
         {
-            # With the categories that the training data has, by which other files are read.
-            "data": config.data.model_dump(mode="json") | {"categories": task.data.notes.get("categories", {})},
+            # With the categories and the marks of the training data, by which other files are read.
+            "data": config.data.model_dump(mode="json")
+            | {"categories": task.data.notes.get("categories", {}), "decimal_mark": _decimal_mark(config, task)},
             "task": section.model_dump(mode="json"),
             "model": model.model_dump(mode="json"),
             "training": training.model_dump(mode="json"),
         }
     )
+
+
+def _decimal_mark(config: Config, task: TaskSettings) -> str | None:
+    """Return the mark of decimals that is set, else that of training data with commas in its numbers; None without."""
+    notes = task.data.notes
+    recognized = "," if notes.get("decimal_mark") == "comma" else None
+    if notes.get("thousands_mark") == "comma" and "decimal_mark" not in notes:
+        recognized = "."
+    return config.data.decimal_mark or recognized
 
 
 def _resolve_training(config: Config, task: TaskSettings, model: ModelConfig) -> TrainingConfig:

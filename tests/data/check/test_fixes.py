@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from messy_files import MESSY_FILES, MessyFile
@@ -51,3 +53,55 @@ def test_labeled_tables_are_mended_as_series_are(tmp_path: Path) -> None:
     data = load_data(tmp_path / "d.csv", **report.fixes)
     assert data.features == ("x", "level=high", "level=low")
     assert (data.notes["rows_sorted"], data.notes["duplicate_rows"]) == (12, 12)
+
+
+def _home_assistant(entities: Sequence[str]) -> str:
+    """A history: one entity after the other, recorded when it changed, with states that are no numbers."""
+    rows = [
+        f"{entity},{'unavailable' if step == 40 else 100 + step % 7},"
+        f"2024-03-01T{step // 60:02}:{step % 60:02}:{second:02}.000Z"
+        for second, entity in enumerate(entities)
+        for step in range(300)
+    ]
+    return "\n".join(["entity_id,state,last_changed", *rows])
+
+
+def _influx(sensors: Sequence[str]) -> str:
+    """A table of readings every quarter of an hour."""
+    rows = [
+        f",,{table},2024-03-01T00:00:00Z,2024-04-01T00:00:00Z,{np.datetime64('2024-03-01T00:00:00') + 900 * step}Z,"
+        f"{20 + step % 8},temp,{sensor}"
+        for table, sensor in enumerate(sensors)
+        for step in range(600)
+    ]
+    names = ",result,table,_start,_stop,_time,_value,_field,sensor"
+    return "\n".join(["#group,false", "#datatype,string", "#default,mean", names, *rows])
+
+
+@pytest.mark.parametrize(
+    ("text", "fixes"),
+    [
+        (
+            _home_assistant(["sensor.load"]),
+            {"time_column": "last_changed", "missing": ["unavailable"], "channels": ["state"]},
+        ),
+        (
+            _home_assistant(["sensor.load", "sensor.temp"]),
+            {"time_column": "last_changed", "missing": ["unavailable"], "id_column": "entity_id"},
+        ),
+        (_influx(["s1"]), {"time_column": "_time", "channels": ["_value"]}),
+    ],
+    ids=["one entity", "two entities", "InfluxDB"],
+)
+def test_exports_of_other_programs_are_mended(tmp_path: Path, text: str, fixes: dict[str, Any]) -> None:
+    (tmp_path / "d.csv").write_text(text + "\n")
+    report = check_data(tmp_path / "d.csv")
+    assert report.fixes == fixes
+    assert isinstance(load_data(tmp_path / "d.csv", **report.fixes), ForecastData)
+
+
+def test_a_constant_column_is_no_target(tmp_path: Path) -> None:
+    rows = [f"{np.datetime64('2024-01-01') + day},{day % 7},{day % 5},4,," for day in range(90)]
+    (tmp_path / "d.csv").write_text("\n".join(["ds,load,heat,site,note,", *rows]) + "\n")
+    report = check_data(tmp_path / "d.csv")
+    assert report.fixes["target"] == "heat"

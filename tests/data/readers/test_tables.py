@@ -123,7 +123,7 @@ WORDING = "Times are dates from 1678 to 2261 as 2024-01-31 or 2024-01-31 13:00:0
         ("ds,y\n", {}, "'d.csv' has a header but no rows. Add a row for each series and time."),
         ("ds,y,y\n1,2,3\n", {}, "'d.csv' has the column 'y' twice. Rename one of them."),
         ("ds\n1\n", {}, "'d.csv' has no column of numbers besides ds."),
-        (",ds,y\n0,1,2\n", {}, "'d.csv' has no name for column 1. Name it or remove it."),
+        ("ds,,y\n0,1,2\n", {}, "'d.csv' has no name for column 2. Name it or remove it."),
         ("\nds,y\n1,2\n", {}, "'d.csv' begins with a blank row; the first row must name the columns."),
         (
             "ds,y\n1,2\n\n3,abc\n",

@@ -169,8 +169,11 @@ def test_days_of_a_sheet_are_told_by_the_name_of_their_column_or_their_fractions
     assert caught.value.settings == {"stamps": "excel"}
     hours = write(tmp_path / "h.csv", HOURS)
     assert check_data(hours).fixes == {"stamps": "excel"}
-    data = load_data(hours, stamps="excel")
-    assert (data.frequency, data.notes["gap_steps_filled"]) == ("h", 0)  # type: ignore[union-attr]
+    commas = tmp_path / "c.csv"
+    commas.write_text(hours.read_text().replace(",", ";").replace(".", ","))
+    for path in (hours, commas):
+        data = load_data(path, stamps="excel")
+        assert (data.frequency, data.notes["gap_steps_filled"]) == ("h", 0)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
