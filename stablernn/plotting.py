@@ -208,6 +208,10 @@ def reliability_figure(table: dict[str, Array], *, ece: float, title: str) -> Fi
     filled = table["samples"] > 0
     accuracy, confidence = table["accuracy"][filled], table["confidence"][filled]
     axes.bar(middle[filled], accuracy, width=0.92 / bins, color=BLUE, alpha=0.35, linewidth=0)
+    # Without samples nothing is measured: an accuracy of 0 would look the same.
+    if not filled.all():
+        empty = middle[~filled]
+        axes.bar(empty, np.ones(len(empty)), width=0.92 / bins, color=GREY, alpha=0.15, linewidth=0, label="no samples")
     axes.plot(confidence, accuracy, color=BLUE, marker="o", markersize=5, label="measured")
     axes.set_ylabel("accuracy")
     axes.set_ylim(0, 1.02)
@@ -221,7 +225,7 @@ def reliability_figure(table: dict[str, Array], *, ece: float, title: str) -> Fi
     _integer_ticks(below.yaxis, max_ticks=3)
     below.set_xlabel("probability of the predicted class")
     below.set_xlim(0, 1)
-    _legend_below(figure, ncols=2)
+    _legend_below(figure, ncols=3)
     return figure
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_registry import Manifest, RegistryError, Signature, StateSignature, Version
+from stablernn_registry.documents.reports import EXAMPLE
 from stablernn_runtime.engines.loaded_graphs import ONNX, has_graphs
 from stablernn_runtime.engines.select import open_version
 from stablernn_runtime.engines.session import NO_GPU_OPTIONS, Device, GpuOptions, Placement
@@ -44,6 +45,10 @@ logger = logging.getLogger(__name__)
 Array = NDArray[Any]
 
 
+MAX_EXAMPLE_BYTES = 1_000_000
+"""Largest example that is held in memory; ours have at most about 200 kB."""
+
+
 class ServedModel:
     """A registry version whose graphs are open. Safe to call from several threads at once.
 
@@ -70,6 +75,7 @@ class ServedModel:
         step_elements: Numbers in and out of one step of one stream.
         memory_bytes: Estimate of the memory that the open version takes.
         last_requested: When the model was last asked for, on the monotonic clock.
+        example: JSON of the stored sample that the model was not fitted on; None without one.
         request_patterns: Kept by the server: the common part of like requests that have passed the checks.
     """
 
@@ -114,6 +120,10 @@ class ServedModel:
             self.patch_stride = find_patch_stride(step, self.input_name)
             self.step_elements = count_step_elements(step)
         self._row_elements = count_row_elements(self.sequence, self.rollout.horizon if self.rollout else 1)
+        entry = self.manifest.files.get(EXAMPLE)
+        self.example: bytes | None = (
+            version.read(EXAMPLE) if entry is not None and entry.bytes <= MAX_EXAMPLE_BYTES else None
+        )
         self.request_patterns: dict[object, Any] = {}
         # Nanoseconds of a step, by the power of two above the number of streams.
         self._step_ns: dict[int, float] = {}

@@ -89,6 +89,10 @@ class MethodError(ServerError, LookupError):
         self.headers = {"Allow": ", ".join(allowed)}
 
 
+class NoExampleError(ServerError, LookupError):
+    pass
+
+
 class UnknownSessionError(ServerError, LookupError):
     pass
 
@@ -147,6 +151,7 @@ STATUS_AND_CODE: dict[type[Exception], tuple[int, str]] = {
     UnauthorizedError: (401, "unauthorized"),
     ForbiddenError: (403, "forbidden"),
     UnknownModelError: (404, "unknown_model"),
+    NoExampleError: (404, "no_example"),
     UnknownSessionError: (404, "unknown_session"),
     MethodError: (405, "method_not_allowed"),
     ReadTimeoutError: (408, "timeout"),

@@ -79,6 +79,11 @@ class WindowSet:
         """``(series index, end index)`` of every window; ``end`` is its first forecast step."""
         return [(int(series), int(end)) for series, end in self._origins]
 
+    def origin(self, index: int) -> tuple[int, int]:
+        """Return ``(series index, end index)`` of one window, without a list of all."""
+        series, end = self._origins[index]
+        return int(series), int(end)
+
     def with_context(self, context_length: int) -> WindowSet:
         """Return the same windows under the same numbers with contexts of another length.
 

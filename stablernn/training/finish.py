@@ -71,6 +71,8 @@ def finish(
         headline, best_epoch = trainer.objective.headline, trainer.position.best_epoch
         note = "" if improvement is None else ", still improving when stopped"
         draw_curves(plots, records, headline, best_epoch, directory.path.name, note=note)
+        if (example := task.example()) is not None:
+            write_json(directory.example, example)
     scores = task.final_scores(TorchPredictor(trainer.model), config, plots)
     if not scores.metrics and not trainer.is_diverged:
         scores = replace(scores, metrics=_cross_validate(directory, config, task, trainer))

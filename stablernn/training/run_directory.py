@@ -1,9 +1,10 @@
 """A run directory: one training run as files, written so that it can be resumed after a stop at any moment.
 
 ``config.yaml`` (resolved settings), ``env.json``, ``data.json``, ``metrics.jsonl`` (a line an epoch), ``checkpoints/``
-(``best`` and ``last``, and one of each epoch where they are kept), ``plots/``, ``choice.json`` (how the
-settings were chosen, where they were) and, when the run is done, ``calibration.json`` (what was fitted to the
-validation split, where anything was) and ``summary.json``.
+(``best`` and ``last``, and one of each epoch where they are kept), ``plots/``, ``example.json`` (where there are
+figures: a sample that the model was not fitted on), ``choice.json`` (how the settings were chosen, where they were)
+and, when the run is done, ``calibration.json`` (what was fitted to the validation split, where anything was) and
+``summary.json``.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class RunDirectory:
         self.summary = path / "summary.json"
         self.calibration = path / "calibration.json"
         self.choice = path / "choice.json"
+        self.example = path / "example.json"
         self.plots = path / "plots"
 
     @property

@@ -131,6 +131,27 @@ def test_run_version_and_server_give_the_same_forecast(shops: Workplace, url: st
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_the_example_of_a_run_is_answered_as_its_last_test_window(
+    shops: Workplace, url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stablernn.training import load_run, load_run_data
+    from stablernn.training.evaluation.predictors import predict
+    from stablernn.training.evaluation.torch_predictor import TorchPredictor
+    from stablernn.training.tasks import task_for
+
+    monkeypatch.chdir(shops.folder)
+    run = load_run(Path(name))
+    data = load_run_data(run.config)
+    example = task_for(data).example()
+    assert example is not None
+    windows = data.split("test")
+    np.testing.assert_array_equal(np.array(example["actual"], np.float32).T, windows.gather([len(windows) - 1]).y[0])
+    mean = predict(TorchPredictor(run.model), windows)["mean"][-1, :, 0]
+    [content] = post(url, name, example["input"])
+    np.testing.assert_allclose(content["mean_forecast"], mean, rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_run_and_version_score_the_same(shops: Workplace, name: str) -> None:
     by_torch, by_runtime = (shops.ok("-q", "eval", target, "--json").json["metrics"] for target in (name, f"{name}:1"))
     for key in ("mae", "crps"):

@@ -124,7 +124,7 @@ def _write_and_publish(
     from stablernn.certificates.input_range import training_range
     from stablernn.export import export as write
     from stablernn_registry import model_card
-    from stablernn_registry.documents.reports import ROBUSTNESS, ROBUSTNESS_PLOTS
+    from stablernn_registry.documents.reports import EXAMPLE, ROBUSTNESS, ROBUSTNESS_PLOTS
 
     with tempfile.TemporaryDirectory(prefix="stablernn-export-") as folder:
         # Parity is checked at the length that the model is for: the context, or the longest sequence.
@@ -143,6 +143,8 @@ def _write_and_publish(
         for filename, text in texts.items():
             files[filename] = Path(folder) / filename
             files[filename].write_text(text, encoding="utf-8")
+        if (run / EXAMPLE).is_file():
+            files[EXAMPLE] = run / EXAMPLE
         plots = {f"plots/{plot.name}": plot for plot in sorted((run / "plots").glob("*.png"))}
         if robustness is None:
             # These plots belong to the report that is left out, or are from one that is gone.

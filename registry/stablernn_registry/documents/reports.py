@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from stablernn_registry.documents.rounding import format_lower
 
 ROBUSTNESS = "robustness.json"
+EXAMPLE = "example.json"
+"""A sample that the model was not fitted on, as a request, with its true answer."""
 """Name of the report file, in a version and in a record."""
 ROBUSTNESS_PLOTS = ("plots/robustness.png", "plots/noise.png")
 """Names of its plots."""

@@ -1,15 +1,16 @@
-// "Try it": a pasted or generated series, its request, and the response as a plot and as a table.
+// "Try it": a stored, pasted or generated series, its request, and the response as a plot and as a table.
 
-import { address, modelPath, postJson } from "./api.js";
+import { address, ApiError, getJson, modelPath, postJson } from "./api.js";
 import { Bars, percent } from "./bars.js";
 import { advance, areDays, firstOf2024, parseTime, stepsBetween, timeText } from "./calendar.js";
 import { copyButton, count, el, number, table } from "./dom.js";
 import { choice, field, numberIn, numberInput, observedFeatures, Problem, scalesOf, SHAPES, textInput } from "./fields.js";
-import { Plot } from "./plot.js";
+import { Plot, Plots } from "./plot.js";
 import { generator, parseSeries, readSeries, SeriesError, seriesText } from "./series.js";
 
 const MAX_TABLE_ROWS = 1000;
 const MAX_STEPS = 100_000;
+const MAX_FILE_BYTES = 5_000_000;
 
 /** The section for one version; `facts` are the parameters of its metadata. */
 export function attemptView(name, version, facts) {
@@ -26,7 +27,7 @@ export function attemptView(name, version, facts) {
 
 class Attempt {
   constructor(name, version, facts) {
-    Object.assign(this, { name, version, facts, names: observedFeatures(facts) });
+    Object.assign(this, { name, version, facts, names: observedFeatures(facts), example: null });
     this.isForecast = facts.task === "forecast";
     this.problem = new Problem();
     this.summary = el("p", { class: "lead", role: "status" });
@@ -34,27 +35,73 @@ class Attempt {
     this.options = this.isForecast ? this.forecastFields() : this.classifyFields();
     const lines = this.names.length > 1 ? `one line for each step: ${this.names.join(", ")}` : "numbers in any lines";
     this.text = field(`Series of ${this.names.join(", ")}`, el("textarea", { rows: 7, spellcheck: false, autocomplete: "off" }), {
-      hint: `JSON, CSV, or ${lines}. null, NaN or an empty cell is a missing value. A column ds holds the time of each row.`,
+      hint: `JSON, CSV, or ${lines}. null, NaN or an empty cell is a missing value. A column ds holds the time of each row. A file may be dropped here.`,
       wide: true,
     });
     // The time that was filled in for one series is wrong for the next.
     this.text.control.addEventListener("input", () => this.dropGeneratedStart());
+    this.file = field("File", el("input", { type: "file", accept: ".csv,.tsv,.txt,.json", onchange: ({ target }) => this.readFile(target.files[0]) }));
     this.element = el(
       "form",
-      { class: "attempt", noValidate: true, onsubmit: (event) => this.submit(event) },
-      this.generatorFields(),
-      this.text.element,
-      el("div", { class: "fields" }, this.options.map(({ element }) => element)),
+      { class: "attempt", noValidate: true, onsubmit: (event) => this.submit(event), ondragover: (event) => event.preventDefault(), ondrop: (event) => this.drop(event) },
       el(
         "div",
-        { class: "actions" },
-        (this.button = el("button", { type: "submit", class: "primary" }, this.isForecast ? "Forecast" : "Classify")),
-        copyButton("Copy as curl", () => this.curl()),
+        {},
+        this.text.element,
+        el("div", { class: "fields" }, this.options.map(({ element }) => element)),
+        el(
+          "div",
+          { class: "actions" },
+          (this.button = el("button", { type: "submit", class: "primary" }, this.isForecast ? "Forecast" : "Classify")),
+          copyButton("Copy as curl", () => this.curl()),
+        ),
+        el("details", { open: !facts.example }, el("summary", {}, "Open a file, or generate a series"), el("div", { class: "fields" }, this.file.element), this.generatorFields()),
       ),
-      this.problem.element,
-      this.summary,
-      this.figure,
+      el("div", { class: "answer" }, this.problem.element, this.summary, this.figure),
     );
+    if (facts.example) this.answerExample();
+  }
+
+  /** Fills in the sample that the version stores, and answers it; does nothing if the user was faster. */
+  async answerExample() {
+    let example;
+    try {
+      example = await getJson(`${modelPath(this.name, this.version)}/example`, { quiet: true });
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      return;
+    }
+    if (this.text.control.value !== "") return;
+    const { series, dt = null, start_timestamp: start = "", static: constants = {}, future = {} } = example.input;
+    this.text.control.value = seriesText(series.map((value) => (Array.isArray(value) ? value : [value])));
+    this.example = { ...example, dt, text: this.text.control.value };
+    if (this.isForecast) {
+      if (start !== "") this.setStart(start);
+      for (const [name, { control }] of this.statics) control.value = constants[name] ?? "";
+      for (const [name, { control }] of this.futures) control.value = (future[name] ?? []).map((value) => value ?? "NaN").join(", ");
+    }
+    await this.answer();
+  }
+
+  /** Returns the stored sample, as long as it stands in the form; else null. */
+  shownExample() {
+    return this.example?.text === this.text.control.value ? this.example : null;
+  }
+
+  drop(event) {
+    event.preventDefault();
+    const [file] = event.dataTransfer.files;
+    if (file !== undefined) this.readFile(file);
+  }
+
+  async readFile(file) {
+    if (file.size > MAX_FILE_BYTES) {
+      this.problem.show(new SeriesError(`${file.name} has ${count(file.size, "byte")}; the page reads files of at most ${count(MAX_FILE_BYTES, "byte")}. Use stablernn predict for larger ones.`));
+      return;
+    }
+    this.text.control.value = await file.text();
+    this.dropGeneratedStart();
+    await this.answer();
   }
 
   generatorFields() {
@@ -118,7 +165,8 @@ class Attempt {
     const stamps = facts.preprocessing?.stamps ?? null;
     const read = readSeries(this.text.control.value, { features: this.names, future, statics, stamps });
     const options = {};
-    const body = (input) => ({ model: `${this.name}:${this.version}`, inputs: [input], options });
+    const dt = this.shownExample()?.dt ?? null;
+    const body = (input) => ({ model: `${this.name}:${this.version}`, inputs: [dt === null ? input : { ...input, dt }], options });
     if (!this.isForecast) {
       const topK = numberIn(this.topK.control);
       if (topK !== null) options.top_k = topK;
@@ -154,8 +202,12 @@ class Attempt {
     return { path: "v1/timeseries/forecast", body: body(input), timeOf: hasTimes ? (step) => advance(first, step - 1, frequency) : null };
   }
 
-  async submit(event) {
+  submit(event) {
     event.preventDefault();
+    this.answer();
+  }
+
+  async answer() {
     if (this.button.disabled) return;
     this.problem.clear();
     this.button.disabled = true;
@@ -179,21 +231,25 @@ class Attempt {
     const content = answer.outputs[0].content[0];
     const columns = this.names.map((_, index) => values.map((row) => (Array.isArray(row) ? row[index] : row) ?? null));
     const outside = answer.states_outside_ball ?? [];
-    const warning = outside.length > 0 ? ` States outside their certified ball: ${outside.join(", ")}.` : "";
+    const warning = outside.length > 0 ? ` Beyond the certified bound: ${outside.join(", ")}.` : "";
     const sentence = this.isForecast ? this.showForecast(columns, timeOf, content) : this.showClasses(columns, timeOf, content);
-    this.summary.textContent = `${sentence} Version ${answer.model_version}, ${number(elapsed, 3)} ms round trip.${warning}`;
+    const example = this.shownExample();
+    const origin = example === null ? "" : `A sample of the ${example.split} split. `;
+    const truth = example?.label === undefined ? "" : ` It is of class ${example.label}.`;
+    this.summary.textContent = `${origin}${sentence}${truth} Version ${answer.model_version}, ${number(elapsed, 3)} ms round trip.${warning}`;
     this.figure.hidden = false;
   }
 
   showClasses(columns, timeOf, content) {
-    const plot = new Plot();
+    const plot = new Plots();
     const bars = new Bars("Classes by probability");
     const pairs = Object.entries(content.probabilities).sort((a, b) => b[1] - a[1]);
     const steps = columns[0].length;
     const lines = columns.slice(0, 6).map((column, index) => ({ name: this.names[index], values: column, start: 1, kind: `series-${index}` }));
     bars.draw(pairs);
     this.figure.replaceChildren(
-      el("div", { class: "two" }, plot.element, bars.element),
+      bars.element,
+      plot.element,
       numbers("Probabilities as a table", ["Class", "Probability"], pairs.map(([label, share]) => [label, share])),
       numbers("Series as a table", ["Step", ...this.names], columns[0].map((_, step) => [String(step + 1), ...columns.map((column) => column[step] ?? "missing")])),
     );
@@ -203,6 +259,11 @@ class Attempt {
 
   showForecast(columns, timeOf, content) {
     const targets = content.targets.map((target, index) => forecastOf(target, index, content, columns[this.names.indexOf(target)] ?? []));
+    const actual = this.shownExample()?.actual ?? [];
+    const actualLine = (target) => {
+      const values = (actual[targets.indexOf(target)] ?? []).slice(0, target.mean.length);
+      return values.length === 0 ? [] : [{ name: "what followed", values, start: target.observed.length + 1, kind: "actual" }];
+    };
     const plot = new Plot();
     const draw = (target) =>
       plot.draw({
@@ -212,6 +273,7 @@ class Attempt {
         divider: target.observed.length + 0.5,
         lines: [
           { name: "observed", values: target.observed, start: 1, kind: "observed" },
+          ...actualLine(target),
           { name: "forecast", values: target.mean, start: target.observed.length + 1, kind: "forecast" },
         ],
         bands: target.bands,

@@ -5,7 +5,7 @@ import { count, el, number, some, table, upperBound } from "./dom.js";
 const MEANING = {
   contracting: "Two states under the same input approach each other",
   "non-expansive": "No step increases the distance of two states under the same input.",
-  bounded: "No input drives the state out of its ball; two states under the same input may diverge.",
+  bounded: "No input drives the state beyond its bound; two states under the same input may diverge.",
   none: "No contraction rate and no bound on the states is proved for these weights.",
 };
 
@@ -49,10 +49,12 @@ export function certificateView(certificate, guard) {
   const parts = [el("p", { class: "lead" }, el("span", { class: `kind ${isProved(certificate) ? "proved" : ""}` }, kindOf(certificate)), " ", certificateSentence(certificate))];
   if (certificate === null || certificate === undefined) return parts;
   const facts = factsOf(certificate, guard);
-  parts.push(el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))));
-  parts.push(...conditionsView("What the proof rests on", certificate.hypotheses ?? []));
-  parts.push(...conditionsView("What papers ask for", certificate.conditions ?? []));
-  return parts;
+  const details = [
+    el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
+    ...conditionsView("What the proof rests on", certificate.hypotheses ?? []),
+    ...conditionsView("What papers ask for", certificate.conditions ?? []),
+  ];
+  return [...parts, el("details", {}, el("summary", {}, "Figures and conditions"), details)];
 }
 
 function factsOf(certificate, guard) {
@@ -65,14 +67,14 @@ function factsOf(certificate, guard) {
   }
   for (const ball of certificate.state_balls ?? []) {
     const around = ball.centre ? ` around ${number(ball.centre)}` : "";
-    add(`Ball of ${ball.state}`, `${ball.norm} norm at most ${upperBound(ball.radius)}${around}`);
+    add(`Bound of ${ball.state}`, `${ball.norm} norm at most ${upperBound(ball.radius)}${around}`);
   }
   const settlingSteps = certificate.forgetting?.steps;
   if (typeof settlingSteps === "number") add("Initial state forgotten", `to ${number(100 * certificate.forgetting.share)} % within ${count(settlingSteps, "step")}`);
   const gain = certificate.gains?.input_to_output;
   if (typeof gain === "number") add("Input to output", `gain at most ${upperBound(gain)}`);
   if (certificate.states?.length) add("Proved for", some(certificate.states));
-  if (guard?.states?.length) add("Checked by the server", `${some(guard.states)}; ${count(guard.exits, "exit")} so far`);
+  if (guard?.states?.length) add("Checked by the server", `${some(guard.states)}; exceeded ${count(guard.exits, "time")} so far`);
   return facts;
 }
 

@@ -23,7 +23,7 @@ const TILES = [
   ["steps", "Steps", (rates) => `${number(rates.steps, 3)} /s`],
   ["median", "p50", (rates) => duration(rates.median)],
   ["slow", "p99", (rates) => duration(rates.slow)],
-  ["ratio", "State in its ball", (rates) => (rates.ratio === null ? "–" : percent(rates.ratio))],
+  ["ratio", "Largest state, of its bound", (rates) => (rates.ratio === null ? "–" : percent(rates.ratio))],
   ["pending", "In flight, server", (rates) => number(rates.levels.pending)],
   ["sessions", "Sessions, server", (rates) => number(rates.levels.sessions)],
   ["streams", "Streams, server", (rates) => number(rates.levels.streams)],

@@ -29,16 +29,16 @@ export class ModelView {
       {},
       el("header", { class: "title" }, el("h2", { id: "model-title", tabIndex: -1 }, name), versionLinks(name, versions, others, facts, loaded)),
       el("p", { class: "lead" }, sentence(facts)),
-      factsView(facts),
+      section("Try it", attemptView(name, facts.version, facts)),
+      section("Live stream", facts.resample_steps == null ? this.stream.element : noStreams()),
       el(
         "div",
         { class: "two" },
         section("Stability certificate", certificateView(facts.certificate, facts.state_guard)),
         section("Now", this.load.element),
       ),
-      section("Try it", attemptView(name, facts.version, facts)),
-      section("Live stream", facts.resample_steps == null ? this.stream.element : noStreams()),
       section("Metrics", metricsView(facts.metrics)),
+      factsView(facts),
     );
   }
 

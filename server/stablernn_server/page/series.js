@@ -205,6 +205,6 @@ function gauss(draw) {
 
 /** Samples as the text that `parseSeries` reads back: one line for each step, or blanks between single numbers. */
 export function seriesText(samples) {
-  if (samples.length > 0 && samples[0].length === 1) return samples.map(([value]) => value).join(" ");
-  return samples.map((sample) => sample.join(", ")).join("\n");
+  if (samples.length > 0 && samples[0].length === 1) return samples.map(([value]) => value ?? "NaN").join(" ");
+  return samples.map((sample) => sample.map((value) => value ?? "NaN").join(", ")).join("\n");
 }

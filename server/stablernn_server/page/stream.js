@@ -6,7 +6,7 @@ import { Bars, percent } from "./bars.js";
 import { advance, firstOf2024, timeText } from "./calendar.js";
 import { count, el, number, table } from "./dom.js";
 import { choice, field, numberIn, numberInput, observedFeatures, Problem, scalesOf, SHAPES } from "./fields.js";
-import { Plot } from "./plot.js";
+import { Plot, Plots } from "./plot.js";
 import { generator } from "./series.js";
 import { subprotocols } from "./token.js";
 
@@ -27,7 +27,7 @@ export class Stream {
     this.problem = new Problem();
     this.state = el("p", { class: "lead" }, "Not running.");
     this.status = el("p", { class: "hidden", role: "status" });
-    this.plot = new Plot();
+    this.plot = facts.task === "forecast" ? new Plot() : new Plots();
     this.bars = new Bars("Output so far");
     this.table = el("details", { ontoggle: () => this.drawTable() }, el("summary", {}, "Output so far as a table"), el("div", {}));
     this.figure = el("div", { class: "figure", hidden: true }, el("div", { class: this.hasBars() ? "two" : "" }, this.plot.element, this.hasBars() ? this.bars.element : null), this.table);
@@ -153,7 +153,7 @@ export class Stream {
   }
 
   sentence() {
-    const ratio = this.ratio === null ? "" : ` State norm at ${percent(this.ratio)} of its certified ball.`;
+    const ratio = this.ratio === null ? "" : ` The largest state is at ${percent(this.ratio)} of its certified bound.`;
     if (!this.hasBars()) return `Step ${this.step}.${ratio}`;
     const [label, share] = sharesOf(this.output, this.facts).reduce((best, pair) => (pair[1] > best[1] ? pair : best));
     return `Step ${this.step}: ${label}, ${percent(share)}.${ratio}`;

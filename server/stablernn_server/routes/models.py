@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
+from pydantic import ValidationError
 
 from stablernn_registry import TensorSignature
 from stablernn_registry.documents.certificates import current_certificate
 from stablernn_runtime.engines.loaded_graphs import ONNX
 from stablernn_runtime.served_model import ServedModel
 from stablernn_server.codecs.open_inference import DATATYPES
+from stablernn_server.errors import NoExampleError
 from stablernn_server.http.app_context import get_context
 from stablernn_server.http.request import get_request
 from stablernn_server.schemas.common import ERRORS, VERSION_DOCS
 from stablernn_server.schemas.open_inference import InferAnswer, ModelMetadata, ModelReady, TensorMetadata
+from stablernn_server.schemas.timeseries import ModelExample
 
 router = APIRouter(prefix="/v2/models", tags=["models"])
 documented = APIRouter(prefix="/v2/models", tags=["models"], responses=ERRORS)
@@ -79,6 +82,7 @@ async def model_metadata(request: Request, model: str) -> ModelMetadata:
             "states": [state.model_dump() for state in served.states],
             "resample_steps": served.resample_steps,
             "certificate": current_certificate(manifest.certificate),
+            "example": served.example is not None,
             "metrics": manifest.metrics,
             "preprocessing": manifest.preprocessing,
             "state_guard": {
@@ -102,6 +106,20 @@ async def model_metadata(request: Request, model: str) -> ModelMetadata:
             "measured_ms": served.placement.measured_ms or None,
         },
     )
+
+
+@router.get("/{model}/example", response_model_exclude_none=True)
+@router.get("/{model}/versions/{version}/example", openapi_extra=VERSION_DOCS, response_model_exclude_none=True)
+async def model_example(request: Request, model: str) -> ModelExample:
+    """A sample that the model was not fitted on, as an input of ``/v1/timeseries``, with its true answer."""
+    served = await _find_model(request, model)
+    if served.example is None:
+        raise NoExampleError(f"'{served.ref}' stores no example; send a series of your own to /v1/timeseries.")
+    try:
+        return ModelExample.model_validate_json(served.example)
+    except ValidationError:
+        # Any publisher may have written the file.
+        raise NoExampleError(f"The example that '{served.ref}' stores cannot be read; publish a new version.") from None
 
 
 @router.get("/{model}/ready")

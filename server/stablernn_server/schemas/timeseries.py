@@ -104,6 +104,22 @@ class SeriesInput(_Request):
     static: Constants | None = None
 
 
+class ModelExample(BaseModel):
+    """A sample that the model was not fitted on.
+
+    Attributes:
+        split: The split that it comes from.
+        input: One of the ``inputs`` of a request.
+        label: Its class, of a classifier.
+        actual: What followed it, one list for each target, of a forecaster; null where it is not known.
+    """
+
+    split: str
+    input: SeriesInput
+    label: str | None = None
+    actual: list[list[float | None]] | None = None
+
+
 class _SeriesRequest(_Request):
     model: str = Field(description="NAME, NAME@ALIAS or NAME:VERSION.")
     inputs: list[SeriesInput] = Field(min_length=1, max_length=4096)

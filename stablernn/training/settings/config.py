@@ -267,7 +267,7 @@ class TrainingConfig(Section):
     """Keep the weights after each epoch in the run, as checkpoints/epoch-1 and so on, besides best and last."""
     plots: bool = True
     """Draw figures of the curves and predictions at the end of a run, which can take longer than training a small
-    model."""
+    model, and store a sample of the test split, which a server's page opens with."""
     seed: Seed = 0
     """Seed of initial weights, order of samples and dropout."""
     device: DeviceName = "auto"

@@ -52,7 +52,16 @@ from stablernn.training.settings.defaults import (
     power_of_two,
 )
 from stablernn.training.settings.task_settings import refuse_settings_of_other_tasks, refuse_skip_settings
-from stablernn.training.tasks.task import FinalScores, ScoreExtras, SplitScores, Task, network_options
+from stablernn.training.tasks.task import (
+    MAX_EXAMPLE_VALUES,
+    FinalScores,
+    ScoreExtras,
+    SplitScores,
+    Task,
+    example_series,
+    example_values,
+    network_options,
+)
 
 PATCHES = 24
 """Recurrent steps that the longest sequence is divided into by default."""
@@ -84,6 +93,21 @@ class ClassifyTask(Task):
     @property
     def data(self) -> ClassificationData:
         return self._data
+
+    def example(self) -> dict[str, Any] | None:
+        test = self.data.test
+        name: SplitName = "test" if test is not None and len(test) else "validation"
+        split = self.data.split(name)
+        if not len(split):
+            return None
+        samples = split.gather([0])
+        steps = int(samples.lengths[0])
+        x = samples.x[0, :steps]
+        if x.size > MAX_EXAMPLE_VALUES:
+            return None
+        dt = {} if samples.dt is None else {"dt": example_values(samples.dt[0, :steps])}
+        label = self.data.labels[int(samples.y[0])]
+        return {"split": name, "input": {"series": example_series(x), **dt}, "label": label}
 
     def task_settings(self, config: Config) -> TaskConfig:
         refuse_settings_of_other_tasks(config, "task", self.data)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stablernn.cells import StableCell
 from stablernn.data.arrays import Samples, SplitName, cut_samples
-from stablernn.data.forecasting.covariates import calendar_periods
+from stablernn.data.forecasting.covariates import calendar_channels, calendar_periods
 from stablernn.data.options import LoadOptions
 from stablernn.data.types import ForecastData
 from stablernn.errors import ConfigError
@@ -55,7 +55,16 @@ from stablernn.training.settings.defaults import (
     takes_logarithms,
 )
 from stablernn.training.settings.task_settings import refuse_settings_of_other_tasks, refuse_skip_settings
-from stablernn.training.tasks.task import FinalScores, ScoreExtras, SplitScores, Task, network_options
+from stablernn.training.tasks.task import (
+    MAX_EXAMPLE_VALUES,
+    FinalScores,
+    ScoreExtras,
+    SplitScores,
+    Task,
+    example_series,
+    example_values,
+    network_options,
+)
 
 QUANTILES = (0.1, 0.5, 0.9)
 """Levels of a forecast's quantiles: the median and a central interval of 80 %."""
@@ -88,6 +97,33 @@ class ForecastTask(Task):
     @property
     def data(self) -> ForecastData:
         return self._data
+
+    def example(self) -> dict[str, Any] | None:
+        """Return the last window of the split."""
+        data = self.data
+        name: SplitName = "test" if len(data.windows("test")) else "validation"
+        windows = data.windows(name)
+        if not len(windows):
+            return None
+        samples, (series, end) = windows.gather([len(windows) - 1]), windows.origin(len(windows) - 1)
+        # The server computes the features of the calendar from the time.
+        calendar = calendar_channels(data.calendar)
+        observed = [position for position, channel in enumerate(data.channels) if channel not in calendar]
+        x = samples.x[0][:, observed]
+        if x.size > MAX_EXAMPLE_VALUES:
+            return None
+        request: dict[str, Any] = {"series": example_series(x)}
+        ds = data.series[series].ds
+        if data.frequency is not None and ds.dtype.kind == "M":
+            request["start_timestamp"] = f"{np.datetime_as_string(ds[end - data.context_length], unit='ms')}Z"
+        if samples.dt is not None:
+            request["dt"] = example_values(samples.dt[0])
+        if samples.static is not None:
+            request["static"] = dict(zip(data.static, example_values(samples.static[0]), strict=True))
+        known = zip(data.future, () if samples.future is None else samples.future[0].T, strict=False)
+        if future := {channel: example_values(values) for channel, values in known if channel not in calendar}:
+            request["future"] = future
+        return {"split": name, "input": request, "actual": example_values(np.asarray(samples.y[0], np.float32).T)}
 
     def task_settings(self, config: Config) -> TaskConfig:
         data = self.data

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from stablernn.cells import StableCell
-from stablernn.data.arrays import Samples, SplitName, cut_samples
+from stablernn.data.arrays import Float32Array, Samples, SplitName, cut_samples
 from stablernn.data.options import LoadOptions
 from stablernn.data.step_data import Data
 from stablernn.data.types import ForecastData
@@ -30,6 +30,9 @@ from stablernn.training.loop.ridge_head import Solution
 from stablernn.training.plots.windows import WindowChoice
 from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
 from stablernn.training.settings.defaults import TrainingDefaults
+
+MAX_EXAMPLE_VALUES = 20_000
+"""Largest number of values of a stored example: about 200 kB of JSON, which a page reads at once."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,16 @@ class Task(ABC):
     def steps_per_epoch(self, batch_size: int, bptt_steps: int) -> int: ...
 
     # Data.
+
+    def example(self) -> dict[str, Any] | None:
+        """Return a sample that the model was not fitted on, as a request, with its true answer.
+
+        Returns:
+            ``split``, ``input`` (one of the ``inputs`` of ``/v1/timeseries``, raw units, None where a value is missing)
+            and the true ``label`` or ``actual`` values, one list a target; None without such a sample, or where it has
+            more than ``MAX_EXAMPLE_VALUES`` values.
+        """
+        return None
 
     @staticmethod
     def select_columns(
@@ -332,3 +345,15 @@ def network_options(model: ModelConfig) -> NetworkOptions:
         "resample_steps": model.resample_steps,
         "cell_options": model.cell_options,
     }
+
+
+def example_values(values: Float32Array) -> list[Any]:
+    """Return float32 values as the shortest decimals that are read back as the same ones; None where one is missing."""
+    if values.ndim > 1:
+        return [example_values(row) for row in values]
+    return [None if np.isnan(value) else float(str(value)) for value in values]
+
+
+def example_series(x: Float32Array) -> list[Any]:
+    """Return samples (time, features) as a series of a request, which is flat if there is one feature."""
+    return example_values(x[:, 0] if x.shape[1] == 1 else x)

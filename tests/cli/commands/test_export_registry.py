@@ -25,6 +25,7 @@ FILES = {
     "sequence.onnx",
     "parity.json",
     "calibration.json",
+    "example.json",
     "metrics.json",
     "README.md",
 }

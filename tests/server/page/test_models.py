@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,18 @@ from pathlib import Path
 import httpx
 import pytest
 
-from page_helpers import ADMIN_TOKEN, ASCII_TOKEN, MARKUP, Visit, copy_version, give_token, needs_browser, numbers_of
+import published_models
+from page_helpers import (
+    ADMIN_TOKEN,
+    ASCII_TOKEN,
+    MARKUP,
+    Visit,
+    copy_version,
+    forecasts,
+    give_token,
+    needs_browser,
+    numbers_of,
+)
 from server_helpers import Published, Running, serve
 from stablernn_registry import Registry
 from stablernn_server import Settings, create_app
@@ -60,6 +72,7 @@ def test_a_certificate_of_the_withdrawn_kind_proves_nothing(server: Running, vis
     playwright.expect(card).to_contain_text(
         "No contraction rate and no bound on the states is proved for these weights."
     )
+    card.get_by_text("Figures and conditions").click()
     card.get_by_text("What papers ask for").click()
     playwright.expect(card.get_by_role("row").last).to_have_text("theorem 1 (a)0.250.5✓ yes")
 
@@ -69,7 +82,7 @@ def test_a_bounded_version_is_shown_with_its_radius_rounded_up(server: Running, 
     page = visit(server, "/#/sensor-24").page
     card = page.get_by_role("region", name="Stability certificate")
     playwright.expect(card.locator(".kind")).to_have_text("bounded within 12,346")
-    playwright.expect(card).to_contain_text("Ball of state_0linf norm at most 1")
+    playwright.expect(card).to_contain_text("Bound of state_0linf norm at most 1")
     # From the smallest size that `number` writes with an exponent to the largest, both sides of a rounding.
     values = [1, 0.87504, 0.87496, 1234.1, 12345.2, 9_999_999.5, 6_723_447_172, 0.000051231, 0.99996]
     shown = page.evaluate(
@@ -87,6 +100,7 @@ def test_the_facts_of_a_version(server: Running, visit: Callable[..., Visit]) ->
         "Two states under the same input approach each other, by a factor of 0.875 per step or faster, whatever the "
         "input."
     )
+    card.get_by_text("Figures and conditions").click()
     card.get_by_text("What the proof rests on").click()
     playwright.expect(card.locator(".holds")).to_have_text("✓ yes")
     card.get_by_text("What papers ask for").click()
@@ -113,6 +127,79 @@ def test_figures_of_a_version(server: Running, visit: Callable[..., Visit]) -> N
     # Heads stand over their numbers, of methods that have fewer figures too.
     playwright.expect(table.locator("thead th")).to_have_class(["", "number", "number"])
     playwright.expect(page.get_by_role("group", name="Metrics, validation split")).to_be_hidden()
+
+
+@needs_browser
+def test_a_stored_example_is_answered_when_the_page_opens(
+    published: Published, tmp_path: Path, visit: Callable[..., Visit]
+) -> None:
+    registry = Registry(tmp_path)
+    series = [[1.5, None, 3.0], [2.5, 1.0, 2.0], [3.5, 0.0, 1.0], [1.0, 1.0, 1.0]]
+    example = {
+        "split": "test",
+        "input": {"series": series},
+        "actual": [[1.0, 2.0, 3.0, 4.0, 5.0], [0.0, 0.0, 1.0, None, 1.0]],
+    }
+    content = json.dumps(example).encode()
+    published_models.copy_version(registry, published.registry.get("flow:1"), **{"example.json": content})
+    published_models.copy_version(registry, published.registry.get("animals:1"), **{"example.json": b"[1, 2"})
+    for server in serve(create_app(Settings(registry=tmp_path))):
+        assert httpx.get(f"{server.url}/v2/models/flow/example").json() == example
+        # Any publisher may have written the file.
+        damaged = httpx.get(f"{server.url}/v2/models/animals/example")
+        assert (damaged.status_code, damaged.json()["code"]) == (404, "no_example")
+        made = visit(server, "/")
+        made.expected = {404}
+        page = made.page
+        bodies = forecasts(page)
+        page.goto(f"{server.url}/#/flow")
+        said = page.locator(".attempt [role=status].lead")
+        playwright.expect(said).to_contain_text("A sample of the test split. Forecast of 5 steps")
+        assert bodies[0]["inputs"] == [{"series": series}]
+        playwright.expect(page.locator(".attempt .legend")).to_contain_text("what followed")
+        # On a phone the answer is seen without scrolling.
+        page.set_viewport_size({"width": 390, "height": 844})
+        assert page.locator(".attempt [role=status].lead").bounding_box()["y"] < 600
+        # A file that is dropped is answered in its place.
+        text = "1,2,3\n4,5,6"
+        transfer = page.evaluate_handle(
+            "text => { const data = new DataTransfer(); data.items.add(new File([text], 'a.csv')); return data; }", text
+        )
+        page.dispatch_event(".attempt", "drop", {"dataTransfer": transfer})
+        playwright.expect(said).to_contain_text(re.compile("^Forecast of 5 steps, based on the last 2 steps"))
+        assert bodies[1]["inputs"] == [{"series": [[1, 2, 3], [4, 5, 6]]}]
+        playwright.expect(page.locator(".attempt .legend")).not_to_contain_text("what followed")
+        page.close()
+
+
+@needs_browser
+def test_plots_have_a_panel_for_each_line_and_labels_at_whole_hours(
+    server: Running, visit: Callable[..., Visit]
+) -> None:
+    page = visit(server, "/#/animals").page
+    script = """async ([first, minutes, count]) => {
+        const { Plots, calendarSteps } = await import('/page/plot.js');
+        const timeOf = (step) => first + step * minutes * 60000;
+        const plots = new Plots();
+        document.body.append(plots.element);
+        await new Promise((resolve) => setTimeout(resolve, 100));
+        const line = (name, scale) => ({ name, values: [1, 2, 3].map((v) => v * scale), start: 1, kind: 'series-0' });
+        plots.draw({ label: '', xLabel: 'step', lines: [line('degrees', 1), line('pascals', 1e5)] });
+        await new Promise((resolve) => setTimeout(resolve, 100));
+        const titles = [...plots.element.querySelectorAll('svg')].map((svg) => svg.textContent);
+        const steps = calendarSteps([0, count], timeOf, 6);
+        return [titles, steps?.map((step) => new Date(timeOf(step)).toISOString().slice(5, 16)) ?? null];
+    }"""
+    start = 1_710_000_000_000  # 2024-03-09 16:00
+    titles, labels = page.evaluate(script, [start + 17 * 60_000, 1, 240])
+    assert ["degrees" in title for title in titles] == [True, False]
+    assert ["200000" in title for title in titles] == [False, True]
+    assert labels == [f"03-09T{hour}:00" for hour in (17, 18, 19, 20)]
+    days = ("10", "11", "12")
+    labels = page.evaluate(script, [start, 60, 72])[1]
+    assert labels == [f"03-{day}T{hour}:00" for day in days for hour in ("00", "12")]
+    # Weeks from a Saturday meet no whole unit, although some are the first of a month.
+    assert page.evaluate(script, [start - 16 * 3_600_000, 7 * 24 * 60, 150])[1] is None
 
 
 @needs_browser

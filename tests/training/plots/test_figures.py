@@ -156,7 +156,8 @@ def test_reliability_shows_the_samples_of_each_bin() -> None:
     figure = reliability_figure(table, ece=0.1, title="toy, test")
     counts = [text.get_text() for text in figure.axes[1].texts]
     assert counts == ["", "1", "1,200"]
-    assert legend_texts(figure) == ["perfect calibration", "measured"]
+    # A bin without samples is marked, since its bar would look like an accuracy of 0.
+    assert legend_texts(figure) == ["perfect calibration", "measured", "no samples"]
 
 
 def test_forecast_shows_the_year_of_hourly_times() -> None:
