@@ -4,7 +4,9 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: quickstart native test test-all lint fix types docs wheel clean
+OLDEST = build/oldest
+
+.PHONY: quickstart native oldest test test-all lint fix types docs wheel clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/stablernn quickstart
@@ -13,6 +15,13 @@ quickstart: $(VENV)/installed
 native: $(VENV)/installed
 	@command -v "$${CC:-cc}" > /dev/null || { echo "No C compiler: install gcc or clang, or set CC=; stablernn works without." >&2; exit 1; }
 	$(BIN)/python -m pip --disable-pip-version-check install --quiet --force-reinstall --no-deps ./native
+
+# Exported graphs in the oldest ONNX Runtime that runs them, in an environment of its own; needs Python 3.11 or 3.12.
+oldest: $(VENV)/installed
+	$(PYTHON) -m venv --clear $(OLDEST)
+	$(OLDEST)/bin/python -m pip --disable-pip-version-check install --quiet onnxruntime==1.17.0 numpy==1.26.4
+	$(BIN)/python tests/support/engines/oldest_runtime.py write $(OLDEST)/models
+	$(OLDEST)/bin/python tests/support/engines/oldest_runtime.py run $(OLDEST)/models
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal

@@ -22,7 +22,6 @@ from stablernn.export.input_stage import GraphFragment
 from stablernn.export.residual_steps import scale_states
 from stablernn.export.step import ModelParts
 
-IR_VERSION = 10
 MAX_DUPLICATED_BYTES = 2**20
 """Larger recurrences are stored once: their products take so long that the additional nodes do not matter."""
 
@@ -438,8 +437,11 @@ def _with_time_axis(value: onnx.ValueInfoProto, *, is_patched: bool = False) -> 
 
 
 def build_model(graph: onnx.GraphProto, parts: ModelParts) -> onnx.ModelProto:
-    """Return a checked model with a graph and the operator sets of the parts of a model."""
+    """Return a checked model with a graph and the operator sets of the parts of a model.
+
+    Its IR version is the lowest that these need: runtimes refuse versions that are newer than they are.
+    """
     opsets = list(parts.recurrence.opset_import)
-    model = helper.make_model(graph, producer_name="stablernn", ir_version=IR_VERSION, opset_imports=opsets)
+    model = helper.make_model_gen_version(graph, producer_name="stablernn", opset_imports=opsets)
     onnx.checker.check_model(model, full_check=True)
     return model

@@ -98,5 +98,5 @@ def test_the_tiny_graph_is_what_onnx_makes_of_it() -> None:
 
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch"]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "tiny", [x], [y])
-    model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
+    model = helper.make_model_gen_version(graph, opset_imports=[helper.make_opsetid("", 20)])
     assert model.SerializeToString() == TINY_GRAPH

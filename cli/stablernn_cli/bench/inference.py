@@ -312,7 +312,7 @@ def _lstm_graph(lstms: Sequence[nn.LSTM]) -> onnx.ModelProto:
         [helper.make_tensor_value_info(f"{name}_out", onnx.TensorProto.FLOAT, values[name]) for name in values],
         initializers,
     )
-    return helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
+    return helper.make_model_gen_version(graph, opset_imports=[helper.make_opsetid("", 20)])
 
 
 def _lstm_weights(lstm: nn.LSTM, depth: int) -> Arrays:
