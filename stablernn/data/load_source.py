@@ -34,7 +34,6 @@ from stablernn.data.readers.npz import read_npz
 from stablernn.data.readers.paths import (
     FORMAT_TASKS,
     TABLE_FORMATS,
-    TEXT_FORMAT,
     Task,
     detect_format,
     find_test_file,
@@ -46,7 +45,7 @@ from stablernn.data.readers.stepwise import check_not_table, load_steps, require
 from stablernn.data.readers.table_chunks import read_column_names
 from stablernn.data.readers.tables import OpenTable, open_table
 from stablernn.data.readers.ts import read_ts
-from stablernn.data.readers.ucr_tsv import read_tsv
+from stablernn.data.readers.ucr_tsv import is_ucr_text, read_ucr
 from stablernn.data.sequences import Sequences, has_feature_names, match_features
 from stablernn.data.step_data import Data, StepData
 from stablernn.data.types import ClassificationData, ForecastData
@@ -57,7 +56,8 @@ TASKS: tuple[Task, ...] = ("classify", "forecast")
 _SEQUENCE_READERS: dict[str, Callable[[Path], Sequences]] = {
     ".npz": read_npz,
     ".ts": read_ts,
-    ".tsv": read_tsv,
+    ".tsv": read_ucr,
+    ".txt": read_ucr,
     ".arff": read_arff,
 }
 
@@ -191,6 +191,8 @@ def detect_task(path: Path, task: str | None, label_column: str, repairs: Repair
     if path.is_dir():
         return "classify"
     tasks = FORMAT_TASKS[detect_format(path)]
+    if is_text_file(path) and task is None and not is_ucr_text(path):
+        raise errors.DataError(f"'{path.name}' is read by characters, for task 'predict-next'. Set the task.")
     if len(tasks) == 1:
         return tasks[0]
     if task in tasks:
@@ -216,8 +218,7 @@ def _locate(source: str | Path) -> _Source:
 
 def _is_path(source: str) -> bool:
     """Return True if a name that is no dataset was meant as a file."""
-    endings = (*FORMAT_TASKS, TEXT_FORMAT)
-    return any(mark in source for mark in "/\\") or any(kind in endings for kind in Path(source.lower()).suffixes)
+    return any(mark in source for mark in "/\\") or any(kind in FORMAT_TASKS for kind in Path(source.lower()).suffixes)
 
 
 def _suggest_file(path: Path) -> str:
@@ -231,7 +232,8 @@ def _suggest_file(path: Path) -> str:
 def _detect_source_task(source: _Source, options: LoadOptions) -> TaskName:
     if source.info is not None:
         return source.info.task
-    if is_text_file(source.path) or options.task == "predict-next":
+    is_text = is_text_file(source.path) and options.task != "classify"
+    if options.task == "predict-next" or (is_text and not is_ucr_text(source.path)):
         return "predict-next"
     return detect_task(source.path, options.task, options.label_column, options.repairs)
 

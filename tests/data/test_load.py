@@ -74,8 +74,8 @@ def test_unknown_ending_names_the_known_ones(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError) as caught:
         load_data(tmp_path / name)
     assert str(caught.value) == (
-        f"'{name}' has no ending that is read. Known are .npz, .parquet, .xlsx, .ts, .tsv, .arff and .csv; "
-        "the last four also with .gz or .xz behind them."
+        f"'{name}' has no ending that is read. Known are .npz, .parquet, .xlsx, .ts, .tsv, .txt, .arff and .csv; "
+        "the last five also with .gz or .xz behind them."
     )
 
 

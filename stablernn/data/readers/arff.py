@@ -17,6 +17,8 @@ from stablernn.data.sequences import Sequences, default_channel_names, plain_lab
 
 _NUMERIC = ("numeric", "real", "integer")
 _ATTRIBUTE = re.compile(r"""@attribute\s+('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\S+)\s*(.*)""", re.IGNORECASE)
+# A comment behind content: not within quotes, where a blank is before it, since labels such as 50% are seldom quoted.
+_COMMENT = re.compile(r"""((?:[^\s'"]|\s(?!%)|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")*)\s%.*""")
 _FIELD = re.compile(r"""\s*('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^,]*?)\s*(?:,|$)""")
 
 
@@ -36,7 +38,7 @@ class _Header:
 
 
 def read_arff(path: Path) -> Sequences:
-    r"""Read an ``.arff`` file: ``%`` comments, ``@attribute`` lines, then one sequence per row.
+    r"""Read an ``.arff`` file: ``@attribute`` lines, then one sequence per row, with comments from ``%`` on.
 
     One channel: a numeric attribute for each step. Several: one relational attribute, whose cells hold the channels
     in quotes, separated by a literal ``\n``. The class is the last attribute, in braces; without one the sequences have
@@ -87,10 +89,11 @@ def _read_header(path: Path) -> tuple[_Header, list[tuple[int, str]]]:
     rows: list[tuple[int, str]] = []
     in_data = in_relation = False
     for number, text in number_lines(read_text(path)):
-        line = text.strip()
-        key = line.split(None, 1)[0].lower()
+        comment = _COMMENT.fullmatch(text.strip()) if "%" in text else None
+        line = (comment[1] if comment else text).strip()
         if line.startswith("%"):
             continue
+        key = line.split(None, 1)[0].lower()
         if in_data:
             rows.append((number, line))
         elif key == "@data":

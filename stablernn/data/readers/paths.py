@@ -24,6 +24,7 @@ FORMAT_TASKS: dict[str, tuple[Task, ...]] = {
     ".npz": ("classify",),
     ".ts": ("classify",),
     ".tsv": ("classify",),
+    ".txt": ("classify",),
     ".arff": ("classify",),
     ".csv": ("forecast", "classify"),
     ".parquet": ("forecast", "classify"),
@@ -31,7 +32,7 @@ FORMAT_TASKS: dict[str, tuple[Task, ...]] = {
 }
 #: Endings of tables: a row for each step of a series.
 TABLE_FORMATS = (".csv", ".parquet", ".xlsx")
-#: Ending of texts, which are read by characters.
+#: Ending of texts, which are read by characters, and of the UCR archive's text.
 TEXT_FORMAT = ".txt"
 
 # Formats that are not text are compressed already, so they have no compressed variant.
@@ -70,14 +71,14 @@ def detect_format(path: Path) -> str:
         )
     if ending not in FORMAT_TASKS or (ending in _BINARY and plain_name != name):
         raise errors.DataError(
-            f"'{path.name}' has no ending that is read. Known are .npz, .parquet, .xlsx, .ts, .tsv, .arff and .csv; "
-            "the last four also with .gz or .xz behind them."
+            f"'{path.name}' has no ending that is read. Known are .npz, .parquet, .xlsx, .ts, .tsv, .txt, .arff and "
+            ".csv; the last five also with .gz or .xz behind them."
         )
     return ending
 
 
 def is_text_file(path: Path) -> bool:
-    """Return True if a file is read as text, by characters."""
+    """Return True if a file has the ending of a text."""
     return _strip_compression(path.name.lower()).endswith(TEXT_FORMAT)
 
 
@@ -153,7 +154,7 @@ def check_signature(path: Path, begin: bytes) -> None:
         DataError: If they are, with advice.
     """
     name, ending = path.name, path.suffix.lower()
-    if ending not in (*FORMAT_TASKS, *_COMPRESSIONS, TEXT_FORMAT) or not begin:
+    if ending not in (*FORMAT_TASKS, *_COMPRESSIONS) or not begin:
         return
     expected = _EXPECTED_KINDS.get(ending, "text")
     kind = next((kind for signature, kind in _SIGNATURES if begin.startswith(signature)), None)

@@ -48,12 +48,20 @@ def check_not_table(path: Path) -> None:
     """
     # The last line may be cut off.
     lines = [line for line in read_text(path)[:_TABLE_CHECK_LENGTH].split("\n") if line.strip()][:-1][:5]
-    for separator, name in ((",", "commas"), ("\t", "tabs"), (";", "semicolons")):
+    for separator, name in ((",", "commas"), ("\t", "tabs"), (";", "semicolons"), (None, "blanks")):
         rows = [line.split(separator) for line in lines]
-        if len(rows) > 1 and len({len(row) for row in rows}) == 1 and len(rows[0]) > 1 and _is_number(rows[-1][-1]):
+        # Sentences may have as many words, and end with a number.
+        numbers = rows[-1][-1:] if separator and rows else [cell for row in rows for cell in row]
+        if (
+            len(rows) > 1
+            and len({len(row) for row in rows}) == 1
+            and len(rows[0]) > 1
+            and all(map(_is_number, numbers))
+        ):
+            advice = "rename it" if separator else "write it so"
             raise errors.DataError(
                 f"'{path.name}' looks like a table ({len(rows[0])} columns separated by {name}), which is read from "
-                ".csv; rename it, or say task 'predict-next' to read it by characters."
+                f".csv; {advice}, or say task 'predict-next' to read it by characters."
             )
 
 

@@ -1,4 +1,4 @@
-"""``.tsv``, the text format of the UCR archive, and helpers that readers of archives' text share."""
+"""``.tsv`` and ``.txt``, the text formats of the UCR archive, and helpers that readers of archives' text share."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ import numpy.typing as npt
 from stablernn import errors
 from stablernn.data.arrays import Float32Array, check_resolution, finite_float32
 from stablernn.data.messages import format_names, quote
-from stablernn.data.readers.paths import empty_file_error, read_text
+from stablernn.data.readers.paths import empty_file_error, is_text_file, read_text
 from stablernn.data.sequences import NO_LABEL, Sequences, default_channel_names, plain_labels
 
 Float64Array = npt.NDArray[np.float64]
 
+_DETECTION_LENGTH, _DETECTION_LINES = 1 << 20, 50
+_MIN_CELLS = 4
+"""Fewer numbers in a line are a table."""
 
-def read_tsv(path: Path) -> Sequences:
-    """Read a UCR ``.tsv`` file: one sequence per row, the label first, then its values, separated by tabs.
 
-    This archive pads sequences of unequal length with NaN, so missing values at the end of a row are taken for padding;
-    ``notes["trailing_missing_cut"]`` counts them.
+def read_ucr(path: Path) -> Sequences:
+    """Read a file of the UCR archive: one sequence per row, the label first, then its values.
+
+    Tabs separate them in ``.tsv``, blanks or commas in ``.txt``. This archive pads sequences of unequal length with
+    NaN, so missing values at the end of a row are taken for padding; ``notes["trailing_missing_cut"]`` counts them.
 
     Raises:
         DataError: If a cell is no number, a row has no values, or nothing is in the file.
@@ -33,9 +37,10 @@ def read_tsv(path: Path) -> Sequences:
     if not rows:
         # Blank as text and not as bytes: a no-break space, for one.
         raise empty_file_error(path)
-    _check_tabs(path, rows[:2])
+    if not is_text_file(path):
+        _check_tabs(path, rows[:2])
     for number, line in rows:
-        label, *cells = line.split("\t")
+        label, *cells = _split_text(line) if is_text_file(path) else line.split("\t")
         sequence = strip_padding(path, number, parse_numbers(path, number, cells)[:, None])
         num_cut += len(cells) - len(sequence)
         values.append(sequence)
@@ -48,6 +53,24 @@ def read_tsv(path: Path) -> Sequences:
         notes={"trailing_missing_cut": num_cut} if num_cut else {},
         locations=tuple(f"line {number}" for number, _ in rows),
     )
+
+
+def is_ucr_text(path: Path) -> bool:
+    """Return True if a text is a file of the UCR archive: lines of numbers that begin with labels, some of them alike.
+
+    Raises:
+        DataError: If it is not text, or empty.
+    """
+    lines = number_lines(read_text(path)[:_DETECTION_LENGTH])[:_DETECTION_LINES]
+    rows = [_split_text(line) for _, line in lines]
+    if len(rows) < 2 or min(map(len, rows)) < _MIN_CELLS or not all(is_number(cell) for row in rows for cell in row):
+        return False
+    labels = [float(row[0]) for row in rows]
+    return all(label.is_integer() for label in labels) and len(set(labels)) < len(labels)
+
+
+def _split_text(line: str) -> list[str]:
+    return line.split("," if "," in line else None)
 
 
 def _check_tabs(path: Path, rows: list[tuple[int, str]]) -> None:

@@ -49,6 +49,18 @@ def test_one_channel_has_an_attribute_for_each_step(tmp_path: Path) -> None:
     assert found.notes == {"trailing_missing_cut": 1}
 
 
+def test_comments_stand_behind_content_too(tmp_path: Path) -> None:
+    header = """@relation Toy % of 2024
+@attribute att0 numeric % {<=50K, >50K}
+@attribute 'att % 1' numeric
+@attribute rate {50%,'60 % of all'}\t% shares
+@data % sequences
+"""
+    found = read(tmp_path, header + "1,2,50% % it's the first\n3,4,'60 % of all'\n")
+    assert found.labels == ["50%", "60 % of all"]
+    assert [one[:, 0].tolist() for one in found.values] == [[1, 2], [3, 4]]
+
+
 def test_a_relational_attribute_holds_the_channels(tmp_path: Path) -> None:
     found = read(tmp_path, MANY + r"'1,2\n3,4\n5,6',Standing" + "\n" + r'"7,?\n8,?\n9,?",Running' + "\n")
     np.testing.assert_array_equal(found.values[0], [[1, 3, 5], [2, 4, 6]])

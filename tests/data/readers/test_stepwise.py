@@ -226,16 +226,20 @@ def test_settings_of_a_forecast_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
-    [("1.5,2\n3,4\n5,6\n", "2 columns separated by commas"), ("a\tb\n1\t2\n3\t4\n", "2 columns separated by tabs")],
+    ("text", "told", "advice"),
+    [
+        ("1.5,2\n3,4\n5,6\n", "2 columns separated by commas", "rename it"),
+        ("a\tb\n1\t2\n3\t4\n", "2 columns separated by tabs", "rename it"),
+        (" 0.5  2\n 3.5  4\n", "2 columns separated by blanks", "write it so"),
+    ],
 )
-def test_a_table_is_not_taken_for_a_text(tmp_path: Path, text: str, told: str) -> None:
+def test_a_table_is_not_taken_for_a_text(tmp_path: Path, text: str, told: str, advice: str) -> None:
     path = tmp_path / "rates.txt"
     path.write_text(text * 20)
     with pytest.raises(DataError) as caught:
         load_data(path)
     assert str(caught.value) == (
-        f"'rates.txt' looks like a table ({told}), which is read from .csv; rename it, or say task 'predict-next' to "
-        "read it by characters."
+        f"'rates.txt' looks like a table ({told}), which is read from .csv; {advice}, or say task 'predict-next' "
+        "to read it by characters."
     )
     assert load_data(path, task="predict-next").task == "predict-next"

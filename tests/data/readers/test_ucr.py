@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stablernn.data import ClassificationData, load_data
+from stablernn.data import ClassificationData, load_data, read_inputs
+from stablernn.data.check import check_data
 from stablernn.data.readers.ts import read_ts
-from stablernn.data.readers.ucr_tsv import read_tsv
+from stablernn.data.readers.ucr_tsv import read_ucr
 from stablernn.errors import DataError, UnknownNameError
 
 HEADER = "#a comment\n@problemName Tiny\n@univariate false\n@classLabel true up down\n@data\n"
@@ -28,20 +29,38 @@ def load(source: Path | str, **options: object) -> ClassificationData:
 
 
 def test_tsv_has_the_label_first(tmp_path: Path) -> None:
-    found = read_tsv(write(tmp_path / "a.tsv", "-1\t1.5\t2\n1\t3\t4e-1\n"))
+    found = read_ucr(write(tmp_path / "a.tsv", "-1\t1.5\t2\n1\t3\t4e-1\n"))
     assert found.labels == ["-1", "1"]
     np.testing.assert_array_equal(np.stack(found.values)[:, :, 0], np.array([[1.5, 2], [3, 0.4]], dtype=np.float32))
 
 
+@pytest.mark.parametrize("separator", ["  ", " ", "\t", ","])
+def test_txt_of_the_archive_is_no_text_of_characters(tmp_path: Path, separator: str) -> None:
+    rows = [f"  {1 + row % 2}.0000000e+00{separator}1.5{separator}{row}{separator}NaN\n" for row in range(12)]
+    for name in ("Toy_TRAIN.txt", "Toy_TEST.txt"):
+        write(tmp_path / name, "".join(rows))
+    data = load(tmp_path / "Toy_TRAIN.txt")
+    assert (data.labels, data.test is not None) == (("1", "2"), True)
+    assert check_data(tmp_path / "Toy_TRAIN.txt").task == "classify"
+    inputs = read_inputs(tmp_path / "Toy_TEST.txt", task="classify", features=["value"])
+    np.testing.assert_array_equal(inputs.x[3, :, 0], [1.5, 3])
+    assert load_data(tmp_path / "Toy_TRAIN.txt", task="predict-next").task == "predict-next"
+
+
+@pytest.mark.parametrize("text", ["in the year 1984\nat the age 12\n", "1 2 3 4\n5 6 7\n", "to be or\nnot to be\n"])
+def test_numbers_in_a_text_leave_it_a_text(tmp_path: Path, text: str) -> None:
+    assert load_data(write(tmp_path / "a.txt", text * 20)).task == "predict-next"
+
+
 def test_tsv_padding_is_cut_and_counted_but_missing_values_inside_stay(tmp_path: Path) -> None:
-    found = read_tsv(write(tmp_path / "a.tsv", "1\t1\tNaN\t3\tNaN\tNaN\n2\t1\t2\t3\t4\t5\n"))
+    found = read_ucr(write(tmp_path / "a.tsv", "1\t1\tNaN\t3\tNaN\tNaN\n2\t1\t2\t3\t4\t5\n"))
     assert [len(sequence) for sequence in found.values] == [3, 5]
     np.testing.assert_array_equal(found.values[0][:, 0], [1, np.nan, 3])
     assert found.notes == {"trailing_missing_cut": 2}
 
 
 def test_labels_written_as_floats_are_whole_numbers(tmp_path: Path) -> None:
-    assert read_tsv(write(tmp_path / "a.tsv", "1.0000000e+00\t1\n-1.0\t1\n2.5\t1\n")).labels == ["1", "-1", "2.5"]
+    assert read_ucr(write(tmp_path / "a.tsv", "1.0000000e+00\t1\n-1.0\t1\n2.5\t1\n")).labels == ["1", "-1", "2.5"]
 
 
 def test_labels_are_sorted_by_number(tmp_path: Path) -> None:
@@ -88,7 +107,7 @@ def test_unequal_lengths_are_padded_with_zeros_and_noted(tmp_path: Path) -> None
 def test_windows_line_ends_and_byte_order_mark_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_bytes(b"\xef\xbb\xbf1\t1\t2\r\n2\t3\t4\r\n")
-    found = read_tsv(path)
+    found = read_ucr(path)
     assert found.labels == ["1", "2"]
     assert [len(sequence) for sequence in found.values] == [2, 2]
 
@@ -238,7 +257,7 @@ def test_test_file_with_other_channels_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["\u00a0", "\x1f\n"], ids=["no-break space", "separator"])
 def test_a_file_of_blanks_that_are_no_ascii_is_empty(tmp_path: Path, text: str) -> None:
     with pytest.raises(DataError, match=r"^'a\.tsv' is empty\. "):
-        read_tsv(write(tmp_path / "a.tsv", text))
+        read_ucr(write(tmp_path / "a.tsv", text))
 
 
 def test_a_missing_test_file_is_refused(tmp_path: Path) -> None:
@@ -269,12 +288,12 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("label", ["1E2", "1_000", "1e2", "1e+02", "0x1", "inf", "+1", "01", "2.5"])
 def test_other_labels_stay_as_they_are(tmp_path: Path, label: str) -> None:
-    assert read_tsv(write(tmp_path / "a.tsv", f"{label}\t1\n0\t1\n")).labels == [label, "0"]
+    assert read_ucr(write(tmp_path / "a.tsv", f"{label}\t1\n0\t1\n")).labels == [label, "0"]
 
 
 def test_one_label_in_two_spellings_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
-        read_tsv(write(tmp_path / "a.tsv", "1\t1\n2\t1\n1.0\t1\n"))
+        read_ucr(write(tmp_path / "a.tsv", "1\t1\n2\t1\n1.0\t1\n"))
     assert str(caught.value) == (
         "'a.tsv' has the labels '1' and '1.0', which are the same number. Write it in one way, or use words."
     )
