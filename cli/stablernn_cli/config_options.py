@@ -20,6 +20,9 @@ KEYS = {
     "time_column": "data.time_column",
     "stamps": "data.stamps",
     "frequency": "data.frequency",
+    "calendar": "data.calendar",
+    "future": "data.future",
+    "static": "data.static",
     "group": "data.group_column",
     "task": "task.name",
     "horizon": "task.horizon",
@@ -49,9 +52,13 @@ KEYS = {
 """Key of the configuration that each option stands for, by the name of its parameter."""
 
 
-def data_option(text: str) -> Any:
+_COMMA_LISTS = ("calendar", "future", "static")
+"""Options whose values are separated by commas."""
+
+
+def data_option(text: str, **options: Any) -> Any:
     """Return an option in the panel of the data, without a default in the help: the text states it."""
-    return typer.Option(help=text, rich_help_panel=DATA_PANEL, show_default=False)
+    return typer.Option(help=text, rich_help_panel=DATA_PANEL, show_default=False, **options)
 
 
 def model_option(text: str) -> Any:
@@ -80,6 +87,14 @@ StampsOption = Annotated[
 FrequencyOption = Annotated[
     str | None, data_option("Frequency of the time grid, such as h or W; default: inferred from the data.")
 ]
+CalendarOption = Annotated[
+    list[str] | None,
+    data_option("Periods of which a forecast is told where each step lies: day, week, year.", metavar="PERIOD,..."),
+]
+FutureOption = Annotated[
+    list[str] | None, data_option("Columns that are known in advance, such as prices.", metavar="COLUMN,...")
+]
+StaticOption = Annotated[list[str] | None, data_option("Columns with one value for each series.", metavar="COLUMN,...")]
 GroupOption = Annotated[
     str | None,
     data_option("Column, or array of an .npz file, with the group of each sequence, such as a person: held out whole."),
@@ -105,7 +120,8 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Any key of the configuration, such as training.clip_norm=1; may be repeated. Overrides --config.",
+        help="Any key of the configuration, such as training.clip_norm=1 or data.channels=a,b; may be repeated. "
+        "Overrides --config.",
         show_default=False,
     ),
 ]
@@ -131,6 +147,8 @@ def options_in_use(context: typer.Context, names: Iterable[str] = KEYS) -> dict[
     """
     # Typer passes an empty list for a repeatable option that is absent.
     values = {name: context.params[name] for name in names if context.params[name] not in (None, [], ())}
+    for name in values.keys() & set(_COMMA_LISTS):
+        values[name] = [part.strip() for text in values[name] for part in text.split(",")]
     flags = {parameter.name: parameter for parameter in context.command.params if parameter.secondary_opts}
     return {name: _single_flag(flags[name], value) if name in flags else value for name, value in values.items()}
 

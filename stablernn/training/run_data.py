@@ -10,9 +10,11 @@ from typing import Any
 
 from stablernn.data.catalog import is_dataset
 from stablernn.data.load_source import load_source
-from stablernn.data.options import NAMED_OPTIONS, TABLE_OPTIONS
+from stablernn.data.options import NAMED_OPTIONS, TABLE_OPTIONS, LoadOptions
+from stablernn.data.readers.cells import CellError
 from stablernn.data.readers.paths import is_table
 from stablernn.data.step_data import Data
+from stablernn.errors import DataError
 from stablernn.training.settings.config import Config, data_options
 from stablernn.training.tasks import Task, task_for, task_type
 
@@ -53,11 +55,21 @@ def load_run_data(
         task = Task if config.task.name is None else task_type(config.task.name)
         options = task.select_columns(options, features, targets)
     _PROGRESS.info("Reading %s ...", options.source, extra={"source": str(options.source)})
-    data = prepare_data(load_source(options), config)
+    data = prepare_data(_load(options), config)
     model = config.model
     # Before a run has begun, its settings do not say yet whether the times are used.
     is_time_resolved = model.time == "ignore" or (model.time == "dt" and bool(model.max_dt))
     return with_time(data, config) if is_time_resolved else data
+
+
+def _load(options: LoadOptions) -> Data:
+    """Load a source; the error of a cell names the column of series that a check of the data proposes."""
+    try:
+        return load_source(options)
+    except CellError as error:
+        from stablernn.data.check import check_source
+
+        raise DataError(check_source(options).problems[0].text) from error
 
 
 def prepare_data(data: Data, config: Config) -> Data:

@@ -19,9 +19,15 @@ HORIZON = 4
 CONTEXT = 14
 SERIES = {"north": 3.0, "south": 8.0}
 MODELS: dict[str, tuple[str, ...]] = {
-    "known": ("data.future=promo", "data.static=size", "data.calendar=[week, year]"),
-    "rolled": ("data.future=promo", "data.calendar=week", "model.head=recursive", "data.channels=[y, promo]"),
-    "joined": ("model.members=2", "model.patch_size=3", "model.patch_stride=2", "model.scaling=context"),
+    "known": ("--future", "promo", "--static", "size", "--calendar", "week,year"),
+    "rolled": (
+        *("--future", "promo", "--calendar", "week"),
+        *("--set", "model.head=recursive", "--set", "data.channels=y,promo"),
+    ),
+    "joined": (
+        *("--members", "2", "--patch-size", "3", "--patch-stride", "2"),
+        *("--set", "model.scaling=context"),
+    ),
 }
 FEATURES = {"known": ["y", "promo"], "rolled": ["y", "promo"], "joined": ["y", "promo", "size"]}
 
@@ -51,9 +57,8 @@ def shops(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     write_shops(place.path("past.csv"), 60)
     task = ("--horizon", HORIZON, "--context-length", CONTEXT, "--target", "y", "--hidden-size", 4, "--max-steps", 3)
     for name, options in MODELS.items():
-        sets = [word for option in options for word in ("--set", option)]
         place.ok(
-            "-q", "train", *NO_PLOTS, "--data", "shops.csv", "--cell", "lipschitz", *task, *sets, "--run-dir", name
+            "-q", "train", *NO_PLOTS, "--data", "shops.csv", "--cell", "lipschitz", *task, *options, "--run-dir", name
         )
         place.ok("-q", "export", name, "--name", name)
     return place

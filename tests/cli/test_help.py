@@ -93,6 +93,13 @@ def test_the_list_of_commands_shows_the_first_line_of_each_help() -> None:
     assert summaries == {entry.name: entry.summary for entry in ENTRIES}
 
 
+def test_flags_are_shown_with_their_opposite_and_without_a_type(empty: Workplace) -> None:
+    for command in LEAVES.values():
+        flags = [parameter for parameter in command.params if getattr(parameter, "is_flag", False)]
+        assert all(flag.secondary_opts and flag.metavar == "" for flag in flags), command.name
+    assert empty("cells", "list", "--json", "--no-json").out == empty("cells", "list").out
+
+
 def test_the_list_of_commands_imports_no_command() -> None:
     code = (
         "import sys; from stablernn_cli.main import run; run(['--help']); print(sorted(sys.modules), file=sys.stderr)"
@@ -172,8 +179,14 @@ def test_every_command_takes_json(name: str) -> None:
 
 
 def test_no_pair_of_flags_takes_the_last_of_two_silently() -> None:
-    """A pair such as ``--certified/--free`` must be repeatable, so that ``options_in_use`` sees both."""
-    pairs = [parameter for command in LEAVES.values() for parameter in command.params if parameter.secondary_opts]
+    """A pair such as ``--certified/--free`` must be repeatable, so that ``options_in_use`` sees both; a flag with its
+    ``--no-`` is on or off, as the last of them says."""
+    parameters = [parameter for command in LEAVES.values() for parameter in command.params]
+    pairs = [
+        parameter
+        for parameter in parameters
+        if parameter.secondary_opts and "--no-" not in f"{parameter.opts[0]} {parameter.secondary_opts[0]}"
+    ]
     assert [parameter.name for parameter in pairs] == ["certified"]
     assert all(parameter.multiple for parameter in pairs)
 

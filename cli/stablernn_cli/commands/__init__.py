@@ -37,6 +37,7 @@ class Entry(NamedTuple):
         _format_help_texts(app)
         command = typer.main.get_command(app)
         command.name = self.name
+        _pair_flags(command)
         return command
 
 
@@ -85,6 +86,19 @@ class _LoadedCommands(UserDict[str, Any]):
         if isinstance(command, Entry):
             command = self.data[name] = command.load()
         return command
+
+
+def _pair_flags(command: Any) -> None:
+    """Give each flag the one that undoes it, ``--x/--no-x``, and show neither a type nor a default of it."""
+    for parameter in command.params:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar, parameter.show_default = "", False
+            (name,) = parameter.opts if len(parameter.opts) == 1 else (None,)
+            if name is not None and not parameter.secondary_opts:
+                is_negative = name.startswith("--no-")
+                parameter.secondary_opts = [name.replace("--no-", "--") if is_negative else f"--no-{name[2:]}"]
+    for child in getattr(command, "commands", {}).values():
+        _pair_flags(child)
 
 
 def _format_help_texts(app: typer.Typer) -> None:

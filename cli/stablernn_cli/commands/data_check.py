@@ -22,20 +22,7 @@ if TYPE_CHECKING:
     from stablernn.training import Config
 
 # Options of `train` that the command has too; the others do not affect the report.
-_OPTIONS = (
-    "test",
-    "target",
-    "id_column",
-    "time_column",
-    "stamps",
-    "frequency",
-    "group",
-    "task",
-    "horizon",
-    "context_length",
-    "season",
-    "cell",
-)
+_OPTIONS = (*(name for name, key in KEYS.items() if key.startswith(("data.", "task.")) and name != "data"), "cell")
 # Cell of the plan if none is named; other cells lead to similar plans.
 _CELL = "lipschitz"
 _MAX_ROWS = 40
@@ -53,6 +40,9 @@ def check(
     time_column: config_options.TimeColumnOption = None,
     stamps: config_options.StampsOption = None,
     frequency: config_options.FrequencyOption = None,
+    calendar: config_options.CalendarOption = None,
+    future: config_options.FutureOption = None,
+    static: config_options.StaticOption = None,
     group: config_options.GroupOption = None,
     task: config_options.TaskOption = None,
     horizon: config_options.HorizonOption = None,
@@ -317,9 +307,9 @@ def _options(settings: Mapping[str, Any]) -> str:
     """Return settings of the section ``data`` as options, quoted for the shell."""
     with_option = {key.removeprefix("data."): name for name, key in KEYS.items() if key.startswith("data.")}
     return " ".join(
-        f"{flag(with_option[key])} {shlex.quote(str(value))}"
-        # A list, such as data.channels, has no option of its own.
-        if key in with_option and not isinstance(value, list)
+        f"{flag(with_option[key])} {shlex.quote(','.join(value) if isinstance(value, list) else str(value))}"
+        # A list of several targets takes the option several times.
+        if key in with_option and (key != "target" or not isinstance(value, list))
         else "--set " + shlex.quote(f"data.{key}={format_value(value)}")
         for key, value in settings.items()
     )

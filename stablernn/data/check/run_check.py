@@ -14,9 +14,11 @@ from stablernn.data.check.report import DataReport, Finding, Findings
 from stablernn.data.check.table_cells import warn_about_header
 from stablernn.data.load_source import load_source
 from stablernn.data.options import LoadOptions
+from stablernn.data.readers.cells import CellError
 from stablernn.data.readers.paths import find_test_file
 from stablernn.data.step_data import Data, StepData
 from stablernn.data.types import ForecastData
+from stablernn.terms import terms
 
 # Settings without which no cell of a file is known.
 _READING_OPTIONS = ("sheet", "decimal_mark", "thousands_mark")
@@ -66,7 +68,7 @@ def check_source(options: LoadOptions) -> DataReport:
         inspection = inspect_rejected_data(path, test_path, options, refusal, findings)
     else:
         inspection = Inspection(dataset_info(str(source)).task)
-    return DataReport(
+    report = DataReport(
         source=str(source),
         task=inspection.task,
         files={split: str(file) for split, file in (("train", path), ("test", test_path)) if file is not None},
@@ -79,6 +81,18 @@ def check_source(options: LoadOptions) -> DataReport:
         data=inspection.data,
         refusal=refusal,
     )
+    return _with_series_column(report) if isinstance(refusal, CellError) else report
+
+
+def _with_series_column(report: DataReport) -> DataReport:
+    """Return a report on a bad cell, whose first problem names the column that seems to tell series apart."""
+    name = report.fixes.get("id_column")
+    if name is None:
+        return report
+    first, *others = report.problems
+    advice = f"{terms().set('data.id_column', name)}{terms().flag(f'--id-column {name}')}"
+    text = f"{first.text} Column '{name}' seems to tell series apart: {advice}."
+    return replace(report, problems=(replace(first, text=text), *others))
 
 
 def _check_with(options: LoadOptions, refusal: errors.StableRNNError) -> DataReport:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -45,7 +45,7 @@ def load_config(
 
     Args:
         path: A YAML file with sections ``data``, ``task``, ``model`` and ``training``.
-        overrides: ``"training.lr=0.01"`` and the like; the value is read as YAML. They come last.
+        overrides: ``"training.lr=0.01"`` and the like; the value is read as YAML, or ``a,b`` as a list. They come last.
         defaults: A tree of settings that the file overrides.
         options: Values by dotted key, between file and overrides; those that are None are skipped.
 
@@ -166,9 +166,33 @@ def _parse_override(text: str) -> dict[str, Any]:
     if not equals or not key.strip():
         raise ConfigError(f"An override must look like training.lr=0.01, got '{text}'.")
     try:
-        return _branch(key.strip(), _parse_yaml(value))
+        return _branch(key.strip(), _split_list(key.strip(), _parse_yaml(value)))
     except yaml.YAMLError as error:
         raise ConfigError(f"The value of '{key.strip()}' is not valid YAML: {_reason(error)}.") from error
+
+
+def _split_list(key: str, value: Any) -> Any:
+    """Return the parts of a text such as ``a,b`` where the setting is a list, any other value as it is."""
+    section, _, name = key.partition(".")
+    field = _SECTIONS[section].model_fields.get(name) if section in _SECTIONS else None
+    if field is None or not isinstance(value, str) or not _has_tuple(field.annotation):
+        return value
+    parts = [part.strip() for part in value.split(",")]
+    # A single comma may stand for a missing value.
+    return [_parse_scalar(part) for part in parts] if len(parts) > 1 and all(parts) else value
+
+
+def _parse_scalar(text: str) -> Any:
+    """Return the value of a part of a list; text that is none in YAML, such as a dash, as it is."""
+    try:
+        value = _parse_yaml(text)
+    except yaml.YAMLError:
+        return text
+    return value if isinstance(value, str | int | float) else text
+
+
+def _has_tuple(annotation: Any) -> bool:
+    return get_origin(annotation) is tuple or any(map(_has_tuple, get_args(annotation)))
 
 
 def _branch(key: str, value: Any) -> dict[str, Any]:

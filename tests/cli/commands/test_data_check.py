@@ -168,6 +168,16 @@ def test_a_file_that_is_not_there_is_wrong_usage(empty: Workplace) -> None:
     assert empty("data", "check", "no.csv").sentence == "No file 'no.csv'. Check the path. Did you mean 'now.csv'?"
 
 
+def test_a_column_of_text_that_tells_series_apart_is_named_with_its_option_here_and_in_train(empty: Workplace) -> None:
+    days = [row.split(",")[0] for row in ROWS]
+    rows = [f"{shop},{day},{number % 5}" for shop in ("north", "south") for number, day in enumerate(days)]
+    empty.path("d.csv").write_text("\n".join(["shop,ds,y", *rows]) + "\n")
+    refused = empty("-q", "train", "--data", "d.csv", "--cell", "gru")
+    assert refused.sentence.endswith("set data.id_column=shop (--id-column shop).")
+    checked = empty("-q", "data", "check", "d.csv", "--json").json["problems"][0]
+    assert (checked["text"], checked["settings"]) == (refused.sentence, {"id_column": "shop"})
+
+
 @pytest.mark.parametrize("option", [("--target", "yy"), ("--id-column", "shop"), ("--time-column", "when")])
 def test_a_column_that_is_not_there_is_wrong_usage_here_and_in_train(empty: Workplace, option: tuple[str, str]) -> None:
     table("d.csv", ROWS)(empty.folder)

@@ -76,6 +76,17 @@ def test_values_are_yaml() -> None:
     assert config.model.cell_options == {"step_size": 0.05}
 
 
+def test_lists_take_values_between_commas() -> None:
+    overrides = ["data.calendar=day,week", "task.quantiles=.1,5e-1", "data.missing=-9999,-", "data.sheet=a,b"]
+    config = load_config(overrides=[*NEEDED, *overrides, "data.categories=kind, place", 'data.channels=["a,b"]'])
+    assert config.data.calendar == ("day", "week")
+    assert config.task.quantiles == (0.1, 0.5)
+    assert config.data.missing == (-9999, "-")
+    assert config.data.categories == {"kind": (), "place": ()}
+    # Names with a comma, and settings that are no lists.
+    assert (config.data.channels, config.data.sheet) == (("a,b",), "a,b")
+
+
 @pytest.mark.parametrize("word", ["No", "no", "yes", "on", "OFF", "y"])
 def test_words_that_were_booleans_once_are_words(word: str, tmp_path: Path) -> None:
     assert load_config(overrides=[*NEEDED, f"data.time_column={word}"]).data.time_column == word
