@@ -11,6 +11,8 @@ from itertools import islice
 from pathlib import Path
 
 from stablernn import errors
+from stablernn.data.readers.cells import MISSING_CELLS
+from stablernn.data.sequences import default_channel_names
 
 #: What may separate columns, with the name in messages; of equally good ones the first is taken.
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -18,6 +20,8 @@ _SAMPLE_ROWS = 50
 # Numbers with a decimal comma, perhaps with points between thousands; numbers and times as every table has them.
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)?,\d+([eE][+-]?\d+)?")
 _PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|\d{4}[-/]\d\d?([-/]\d\d?([ T][\d:.+Zz-]*)?)?|")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+|inf(inity)?)([eE][+-]?\d+)?", re.IGNORECASE)
+_INTEGER = re.compile(r"\s*[+-]?\d+\s*")
 # Excel takes the delimiter from a first line; InfluxDB writes annotations of the columns before their names.
 _EXCEL_LINE = re.compile(r'"?sep=([,;\t|])"?[ ,;\t|]*\n', re.IGNORECASE)
 _ANNOTATIONS = re.compile(r"(?:#(?:group|datatype|default)\b.*\n)+")
@@ -30,7 +34,7 @@ class Header:
     Attributes:
         delimiter: The character between columns.
         names: Names of the columns, without repeated blanks; empty for columns without one.
-        line: The text of the row of names.
+        line: The text of the row of names; one that was made where the file has none.
         end: Number of characters up to the first row of data.
         first_row: Number of the first row of data; rows are counted from 1, also those before the header.
         is_annotated: Whether InfluxDB's annotations stand before the names.
@@ -44,7 +48,7 @@ class Header:
     is_annotated: bool
 
 
-def read_header(path: Path, text: str) -> Header:
+def read_header(path: Path, text: str, *, may_lack_names: bool = False) -> Header:
     """Read the names of the columns of a file that begins with this text, whole rows of it.
 
     If the first row of data ends with a delimiter more than the names do, the columns have one without a name more.
@@ -52,9 +56,10 @@ def read_header(path: Path, text: str) -> Header:
     Args:
         path: The file, for messages.
         text: Its first rows.
+        may_lack_names: Whether a first row of numbers belongs to the data, whose columns get default names.
 
     Raises:
-        DataError: If the file has no row of names, or names a column twice.
+        DataError: If the file has no row of names, names a column twice, or begins with a row that may be either.
     """
     excel, annotations = _EXCEL_LINE.match(text), _ANNOTATIONS.match(text)
     preamble = excel or annotations
@@ -74,6 +79,10 @@ def read_header(path: Path, text: str) -> Header:
     except csv.Error:
         # The reader of the rows names the row at fault.
         first_cells = []
+    if may_lack_names and not _has_names(path, names, _rows(_first_rows(text[start:]), delimiter)[1:]):
+        names = list(default_channel_names(len(names)))
+        line = delimiter.join(names) + "\n"
+        return Header(delimiter, names, line, start, text.count("\n", 0, start) + 1, is_annotated=False)
     check_names(path, names)
     line = text[start:end]
     if len(first_cells) == len(names) + 1 and not first_cells[-1].strip():
@@ -89,6 +98,29 @@ def check_names(path: Path, names: list[str]) -> None:
         raise errors.DataError(f"'{path.name}' begins with a blank row; the first row must name the columns.")
     if duplicate is not None:
         raise errors.DataError(f"'{path.name}' has the column '{duplicate}' twice. Rename one of them.")
+
+
+def _has_names(path: Path, first: list[str], rows: list[list[str]]) -> bool:
+    """Return True if the first row of a file, before these, names the columns, False if all of it are numbers.
+
+    Raises:
+        DataError: If it holds 0, 1, 2, ..., as pandas names columns, and the numbers may be written like that.
+    """
+    cells = [cell for cell in first if cell]
+    if not cells or not all(
+        cell in MISSING_CELLS or _NUMBER.fullmatch(cell) or _DECIMAL_COMMA.fullmatch(cell) for cell in cells
+    ):
+        return True
+    if cells != [str(index) for index in range(len(cells))]:
+        return False
+    named = [index for index, cell in enumerate(first) if cell]
+    # Programs write a number such as 0.5 next to 1.0, and not to 1.
+    if not any(_INTEGER.fullmatch(row[index]) for row in rows for index in named if index < len(row)):
+        return True
+    raise errors.DataError(
+        f"'{path.name}' begins with {', '.join(cells)}, which may be the names of its columns or its first sample. "
+        f"Name the columns in the first row, such as {', '.join(default_channel_names(len(cells)))}."
+    )
 
 
 def detect_delimiter(text: str) -> str:

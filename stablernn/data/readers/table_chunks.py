@@ -47,12 +47,13 @@ def first_row_number(path: Path) -> int:
     return _read_header(path).first_row if file_format == ".csv" else _FIRST_ROW[file_format]
 
 
-def read_column_names(path: Path, repairs: Repairs | None = None) -> list[str]:
+def read_column_names(path: Path, repairs: Repairs | None = None, *, may_lack_names: bool = False) -> list[str]:
     """Return the names of a table's columns.
 
     Args:
         path: The table.
         repairs: Used is the sheet of a workbook.
+        may_lack_names: As of :func:`read_header`.
 
     Raises:
         UnknownNameError: If there is no such file or sheet.
@@ -60,7 +61,7 @@ def read_column_names(path: Path, repairs: Repairs | None = None) -> list[str]:
     """
     file_format = detect_format(path)
     if file_format == ".csv":
-        first, *others = _read_header(path).names
+        first, *others = _read_header(path, may_lack_names=may_lack_names).names
         return [first, *filter(None, others)]
     if file_format == ".xlsx":
         names = read_sheet_names(path, repairs.sheet if repairs is not None else None)
@@ -78,6 +79,7 @@ def read_chunks(
     verbatim: Sequence[str | None] = (),
     cells: int = CHUNK_CELLS,
     is_lenient: bool = False,
+    may_lack_names: bool = False,
 ) -> Iterator[pl.DataFrame]:
     """Yield the rows of a table in their order, with at least these columns; cells of a CSV file are text.
 
@@ -92,13 +94,14 @@ def read_chunks(
             are written as ``1017.5``.
         cells: Cells of a chunk of Parquet.
         is_lenient: Whether numbers stay as they are in a column that :class:`NumberMarks` would refuse.
+        may_lack_names: As of :func:`read_header`.
 
     Raises:
         DataError: If the file is not a whole table, or has no rows, or the marks of a column's numbers are open.
     """
     notes, repairs = Notes() if notes is None else notes, repairs or Repairs()
     file_format = detect_format(path)
-    header = _read_header(path) if file_format == ".csv" else None
+    header = _read_header(path, may_lack_names=may_lack_names) if file_format == ".csv" else None
 
     def read(notes: Notes) -> Iterator[pl.DataFrame]:
         if header is not None:
@@ -145,8 +148,9 @@ def _read_csv_chunks(path: Path, header: Header, notes: Notes) -> Iterator[pl.Da
         raise errors.DataError(f"'{path.name}' has a header but no rows. Add a row for each series and time.")
 
 
-def _read_header(path: Path) -> Header:
-    return read_header(path, next(read_text_blocks(path, block_bytes=_HEADER_BYTES)))
+def _read_header(path: Path, *, may_lack_names: bool = False) -> Header:
+    text = next(read_text_blocks(path, block_bytes=_HEADER_BYTES))
+    return read_header(path, text, may_lack_names=may_lack_names)
 
 
 def _with_names(path: Path, header: Header, chunk: pl.DataFrame) -> pl.DataFrame:

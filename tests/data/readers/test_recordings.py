@@ -127,6 +127,37 @@ def test_audio_of_any_bit_depth_is_on_one_scale(tmp_path: Path, depth: str) -> N
         np.testing.assert_array_equal(sequence, values)
 
 
+@pytest.mark.parametrize(
+    ("text", "values", "channels"),
+    [
+        ("0.0,1.0\n0.5,2\n", [[0, 1], [0.5, 2]], ("channel_0", "channel_1")),
+        ("0.5,0.5\n1,2\n", [[0.5, 0.5], [1, 2]], ("channel_0", "channel_1")),
+        ("7\n8\n", [[7], [8]], ("value",)),
+        ("-1e-3;2,5\n;1\n", [[-1e-3, 2.5], [np.nan, 1]], ("channel_0", "channel_1")),
+        ("NA,1.5\n2,3\n", [[np.nan, 1.5], [2, 3]], ("channel_0", "channel_1")),
+        ("0.25,1.5", [[0.25, 1.5]], ("channel_0", "channel_1")),
+        # As pandas writes arrays, with and without their index.
+        ("0,1\n0.5,-0.5\n", [[0.5, -0.5]], ("0", "1")),
+        (",0,1\n0,0.5,-0.5\n1,0.25,2.5\n", [[0.5, -0.5], [0.25, 2.5]], ("0", "1")),
+        ("ax,1\n0.5,2\n", [[0.5, 2]], ("ax", "1")),
+    ],
+)
+def test_a_first_row_of_numbers_is_a_sample(
+    tmp_path: Path, text: str, values: list[list[float]], channels: tuple[str, ...]
+) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    sequences = read_sequences(tmp_path)
+    np.testing.assert_array_equal(sequences.values[0], np.array(values, np.float32))
+    assert sequences.features == channels
+
+
+@pytest.mark.parametrize("text", ["0\n0\n1\n", "0,1\n-2,0.3\n", ",0,1\n0,4,5\n"])
+def test_a_first_row_that_may_be_names_or_a_sample_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(DataError, match=r"'a\.csv' begins with 0.* names of its columns or its first sample"):
+        read_sequences(tmp_path)
+
+
 @pytest.mark.parametrize("start", [1_700_000_000, 2**53, 1_700_000_000_000_000_000])
 @pytest.mark.parametrize("ending", [".npy", ".csv", ".parquet", ".mat"])
 def test_a_counter_that_float32_cannot_hold_is_refused(tmp_path: Path, ending: str, start: int) -> None:

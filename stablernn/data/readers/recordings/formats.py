@@ -22,6 +22,7 @@ from stablernn.data.readers.npz import parse_array
 from stablernn.data.readers.paths import read_bytes
 from stablernn.data.readers.recordings.matlab import read_matlab_arrays
 from stablernn.data.readers.table_chunks import read_chunks, read_column_names
+from stablernn.data.readers.tables import is_index
 from stablernn.data.sequences import default_channel_names
 
 #: Columns of tables that number the steps of a recording, and are no channels.
@@ -131,11 +132,11 @@ def _read_mat(path: Path, name: str) -> _Content:
 
 
 def _read_table(path: Path, name: str) -> _Content:
-    names = read_column_names(path)
-    channels = tuple(column for column in names if column.lower() not in TIME_COLUMNS)
+    names = read_column_names(path, may_lack_names=True)
+    channels = tuple(column for column in names if column.lower() not in TIME_COLUMNS and not is_index(column))
     if not channels:
         raise errors.DataError(f"'{name}' has no column of numbers besides {format_names(names)}.")
-    frame = pl.concat([chunk.select(channels) for chunk in read_chunks(path, channels)])
+    frame = pl.concat([chunk.select(channels) for chunk in read_chunks(path, channels, may_lack_names=True)])
     columns = [_column(name, frame[channel]) for channel in channels]
     ignored = tuple(column for column in names if column not in channels)
     return _Content(columns, channels, None, ignored)
