@@ -112,6 +112,18 @@ def test_forecasts(
     assert in_pieces == predict(trained, "load:1", source, tmp_path / "whole.csv")[0]
 
 
+def test_the_marks_of_numbers_are_those_of_the_whole_file(
+    trained: Workplace, tmp_path: Path, whole_readings: list[str]
+) -> None:
+    """The cell that tells points from thousands is in the last piece."""
+    frame = sequences().with_columns(pixel=pl.int_range(pl.len()) * 7 + 500)
+    plain, _ = predict(trained, "digits:1", write(frame, tmp_path / "in.csv"), tmp_path / "a.csv")
+    rows = [f"{name};{ds};{pixel:,}".replace(",", ".") for name, ds, pixel in frame.rows()]
+    (tmp_path / "marks.csv").write_text("\n".join(["unique_id;ds;pixel", *rows]) + ",0\n")
+    marked, _ = predict(trained, "digits:1", tmp_path / "marks.csv", tmp_path / "b.csv")
+    assert (marked, whole_readings) == (plain, [])
+
+
 def test_a_file_that_is_not_sorted_by_series_is_read_whole(
     trained: Workplace, tmp_path: Path, whole_readings: list[str]
 ) -> None:

@@ -77,7 +77,9 @@ def missing_texts(column: pl.Series) -> list[str]:
         count > 1 or text.lower() in _MISSING_WORDS or not any(map(str.isalnum, text))
         for text, count in counts.iter_rows()
     ]
-    return sorted(invalid.unique()) if all(is_code) and len(is_code) <= _MAX_MISSING_TEXTS else []
+    # Numbers with other marks than those of the file are none.
+    is_code.append(not invalid.str.contains(r"^[+-]?\d[\d.,'\s]*$").any())
+    return sorted(invalid.unique()) if all(is_code) and len(counts) <= _MAX_MISSING_TEXTS else []
 
 
 def is_constant(ids: pl.Series, column: pl.Series) -> bool:

@@ -306,10 +306,10 @@ def _parse_times(
             return numbers, guess
     decimals = text.cast(pl.Float64, strict=False) if integers is not None and integers.null_count() else None
     if decimals is not None and not decimals.null_count() and stamps in (None, "excel"):
-        numbers = decimals.to_numpy()
-        guess = {"stamps": "excel"} if may_be_serials(numbers) else {}
+        serials = decimals.to_numpy()
+        guess = {"stamps": "excel"} if may_be_serials(serials) else {}
         if guess:
-            return read_numbers(numbers, "excel")[0].view("datetime64[ns]"), guess
+            return read_numbers(serials, "excel")[0].view("datetime64[ns]"), guess
     dates = parse_dates(text)
     if not dates.null_count():
         return dates.to_numpy().astype("datetime64[ns]"), guess

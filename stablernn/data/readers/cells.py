@@ -254,12 +254,12 @@ class NumberMarks:
 
     def _open_error(self, name: str, marks: _Marks) -> errors.DataError:
         mark, cell = next(iter(marks.open.items()))
-        beside = marks.integer or next((other for key, other in marks.open.items() if key != mark), None)
+        neighbor = marks.integer or next((other for key, other in marks.open.items() if key != mark), None)
         settings: Notes = {}
         # Marks of both kinds say nothing about either, and files seldom have the usual one for thousands.
         if len(marks.open) == 1 and mark != self._usual:
             settings = {"thousands_mark" if marks.has_integers_beyond(mark) else "decimal_mark": mark}
-        others = "" if beside is None else f" beside {quote(beside)}"
+        others = "" if neighbor is None else f" beside {quote(neighbor)}"
         return errors.DataError(
             f"{terms().column_of(self._file, name)} has {quote(cell)}{others}: {cell.strip().replace(mark, '')} if the "
             f"{_MARK_NAMES[mark]} separates thousands, {cell.strip().replace(mark, '.')} if it separates decimals. "

@@ -66,6 +66,8 @@ def read_column_names(path: Path, repairs: Repairs | None = None, *, may_lack_na
     if file_format == ".xlsx":
         names = read_sheet_names(path, repairs.sheet if repairs is not None else None)
         check_names(path, names)
+        if "" in names[1:]:
+            raise _unnamed_column_error(path, names.index("", 1))
         return names
     return list(_scan_parquet(path).collect_schema())
 
@@ -157,11 +159,15 @@ def _with_names(path: Path, header: Header, chunk: pl.DataFrame) -> pl.DataFrame
     """Return a chunk with the names of its columns, without empty ones that have none, as of a delimiter at the end."""
     for index, name in enumerate(header.names):
         if index and not name and chunk[:, index].str.strip_chars().replace("", None).null_count() < len(chunk):
-            raise errors.DataError(f"'{path.name}' has no name for column {index + 1}. Name it or remove it.")
-    kept = [index for index, name in enumerate(header.names) if name or not index]
-    chunk = chunk[:, kept] if len(kept) < len(header.names) else chunk
-    chunk.columns = [header.names[index] for index in kept]
+            raise _unnamed_column_error(path, index)
+    columns = [index for index, name in enumerate(header.names) if name or not index]
+    chunk = chunk[:, columns] if len(columns) < len(header.names) else chunk
+    chunk.columns = [header.names[index] for index in columns]
     return chunk
+
+
+def _unnamed_column_error(path: Path, index: int) -> errors.DataError:
+    return errors.DataError(f"'{path.name}' has no name for column {index + 1}. Name it or remove it.")
 
 
 def _count_short_rows(body: str, columns: int, rows: int, delimiter: str) -> int:
