@@ -113,9 +113,9 @@ def _has_names(path: Path, first: list[str], rows: list[list[str]]) -> bool:
         return True
     if cells != [str(index) for index in range(len(cells))]:
         return False
-    named = [index for index, cell in enumerate(first) if cell]
+    columns = [index for index, cell in enumerate(first) if cell]
     # Programs write a number such as 0.5 next to 1.0, and not to 1.
-    if not any(_INTEGER.fullmatch(row[index]) for row in rows for index in named if index < len(row)):
+    if not any(_INTEGER.fullmatch(row[index]) for row in rows for index in columns if index < len(row)):
         return True
     raise errors.DataError(
         f"'{path.name}' begins with {', '.join(cells)}, which may be the names of its columns or its first sample. "
