@@ -47,13 +47,8 @@ ask /v2/models/digits/infer '{
 echo
 
 echo "A stream, with its state in a token that any server with the same key and model goes on from:"
-session=$(ask /v1/sessions '{"model": "digits"}')
-# A sample is one reading, [5], or of models of patches as many as their stride has, [[5], [5], [5]].
-readings=$(sed -n 's/.*"sample_shape":\[\([0-9]*\),.*/\1/p' <<< "$session")
+# A model of patches has a label when one is full.
 sample="[5]"
-if [ -n "$readings" ]; then
-  sample="[$(printf '[5],%.0s' $(seq "$readings") | sed 's/,$//')]"
-fi
 answer=$(ask /v1/step "{\"model\": \"digits\", \"values\": $sample, \"sequence\": 1}")
 echo "step 1: $(text label <<< "$answer")"
 for step in 2 3 4; do

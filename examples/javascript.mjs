@@ -76,12 +76,10 @@ const { start_timestamp, mean_forecast } = forecast.outputs[0].content[0];
 console.log(`From ${start_timestamp}:`, mean_forecast);
 
 const stream = await connect("digits");
-// A sample is one reading, [5], or of models of patches as many as their stride has, [[5], [5], [5]].
-const readings = stream.about.sample_shape.length > 1 ? stream.about.sample_shape[0] : 1;
-for (let at = 0; at < PIXELS.length; at += readings) {
-  const sample = PIXELS.slice(at, at + readings);
-  const { step, outputs } = await stream.say({ values: readings > 1 ? sample.map((value) => [value]) : sample });
-  console.log(`step ${step}: ${outputs[0].label}`);
+for (const pixel of PIXELS) {
+  const { step, outputs } = await stream.say({ values: [pixel] });
+  // A model of patches has outputs when one is full.
+  if (outputs.length > 0) console.log(`step ${step}: ${outputs[0].label}`);
 }
 
 // The state in a token, with which any server that has the key and the model goes on.
@@ -91,7 +89,7 @@ console.log(`stream 1 is at step ${restored.step}`);
 stream.close();
 
 const several = await connect("digits");
-const answer = await several.say(frame(2, PIXELS.length / readings, [...PIXELS, ...PIXELS]));
+const answer = await several.say(frame(2, PIXELS.length, [...PIXELS, ...PIXELS]));
 const steps = new BigUint64Array(answer.slice(12, 12 + 8 * 2));
 console.log(`2 streams in one frame, ${steps[0]} and ${steps[1]} steps`);
 several.close();

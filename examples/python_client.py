@@ -33,7 +33,7 @@ def ask() -> None:
 def stream() -> None:
     with Client(URL, TOKEN) as client:
         with client.stream("digits") as stream:
-            # A sample is one reading, or of models of patches as many as their stride has.
+            # A model of patches has results when one is full.
             samples = PIXELS.reshape(-1, *stream.about.sample_shape)
             half = len(samples) // 2
             for result in stream.steps(samples[:half]):

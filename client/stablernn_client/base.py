@@ -149,7 +149,8 @@ class BaseStream:
         info = await self._channel.open()
         values, spacing = single_sample(sample, dt, info.sample_shape)
         result = await self._channel.step(values, spacing, text_fields=encode_text_fields(time, future, horizon))
-        return result.of(0)[0]
+        # Without outputs while a patch is not full.
+        return next(iter(result.of(0)), StepResult(int(result.steps[0]), {}))
 
     async def _single_token(self) -> str:
         [token] = await self._channel.tokens()

@@ -26,6 +26,7 @@ from stablernn_client.errors import (
     NotFound,
     StreamLost,
 )
+from stablernn_client.frames import count_answers
 from stablernn_client.results import StepsResult
 from stablernn_client.retry import RetryPolicy
 from stablernn_client.state_token import version_of
@@ -131,7 +132,7 @@ class Channel:
 
         Args:
             values: ``(streams, steps, *sample_shape)``; NaN is a missing value.
-            dt: ``(streams, steps, *sample_shape[:-1])``, for models of irregular time.
+            dt: ``(streams, steps)``, for models of irregular time.
             every: True to return the outputs of every step, False for those of the last step.
             text_fields: Fields that only a text message can carry; for a single stream only.
         """
@@ -150,7 +151,9 @@ class Channel:
             self._requests_since_tokens.append(request)
             if reply.tokens is not None:
                 self._store_tokens(reply.tokens, reply.steps)
-            return StepsResult(reply.steps, reply.outputs, self._predicted_labels(reply.outputs))
+            answers = count_answers(reply.steps, request.steps, info.patch_stride, last_only=not every)
+            labels = self._predicted_labels(reply.outputs)
+            return StepsResult(reply.steps, reply.outputs, labels, answers, info.patch_stride)
 
         return await self._retry(send)
 
@@ -183,8 +186,9 @@ class Channel:
     def _predicted_labels(self, outputs: Mapping[str, Array]) -> Array | None:
         if self._labels is None or "probabilities" not in outputs:
             return None
-        # (streams, steps, classes) -> (streams, steps)
-        labels: Array = self._labels[outputs["probabilities"].argmax(-1)]
+        probabilities = outputs["probabilities"]
+        # (streams, steps, classes) -> (streams, steps), no text behind the answers of a stream.
+        labels: Array = np.where(np.isnan(probabilities[..., 0]), "", self._labels[probabilities.argmax(-1)])
         return labels
 
     async def _retry(self, attempt: Callable[[RetryPolicy], Awaitable[Result]]) -> Result:

@@ -33,7 +33,8 @@ class StreamReply:
 
     Attributes:
         steps: ``(streams,)``, int64: number of steps each stream has taken.
-        outputs: Arrays by name, each ``(streams, steps, ...)``.
+        outputs: Arrays by name, each ``(streams, steps, ...)``; of a model of patches with a step for each patch, NaN
+            behind those of a stream that filled fewer than another.
         tokens: State tokens, one for each stream; None if they were not requested.
     """
 
@@ -78,24 +79,28 @@ def encode_frame(
     return b"".join([_HEADER.pack(VERSION, flags, 0, streams, steps), *sections, values.tobytes()])
 
 
-def decode_frame(content: bytes, info: StreamInfo, streams: int, steps: int) -> StreamReply:
+def decode_frame(content: bytes, info: StreamInfo, streams: int, samples: int, *, last_only: bool) -> StreamReply:
     """Return the reply to a binary frame.
 
     Args:
         content: The frame.
         info: The server's description of the model, with the shapes of its outputs.
         streams: Expected number of streams.
-        steps: Expected number of steps of the outputs.
+        samples: Samples of each stream in the request.
+        last_only: True if the outputs of the last step only were requested.
 
     Raises:
         ProtocolError: If the frame is not that reply.
     """
     try:
-        version, flags, _, got_streams, got_steps = _HEADER.unpack_from(content)
-        if (version, got_streams, got_steps) != (VERSION, streams, steps):
-            raise ValueError(f"version {version} with {got_streams} streams and {got_steps} steps")
+        version, flags, _, got_streams, steps = _HEADER.unpack_from(content)
+        if (version, got_streams) != (VERSION, streams):
+            raise ValueError(f"version {version} with {got_streams} streams")
         offset = _HEADER.size
         stream_steps = np.frombuffer(content, _STEP_DTYPE, streams, offset).astype(np.int64)
+        expected = int(count_answers(stream_steps, samples, info.patch_stride, last_only=last_only).max())
+        if steps != expected:
+            raise ValueError(f"{steps} steps where {expected} are expected")
         offset += stream_steps.nbytes
         outputs = {}
         for name, shape in info.outputs.items():
@@ -117,6 +122,19 @@ def decode_frame(content: bytes, info: StreamInfo, streams: int, steps: int) -> 
         # ValueError covers too few bytes for an array and a token that is not ASCII.
         raise ProtocolError(f"The server replied with an unreadable frame: {error}.") from error
     return StreamReply(stream_steps, outputs, tokens)
+
+
+def count_answers(steps: Array, samples: int, patch_stride: int, *, last_only: bool) -> Array:
+    """Return how many outputs streams have for their last samples, ``(streams,)``.
+
+    Args:
+        steps: Samples that each stream has taken, ``(streams,)``.
+        samples: The last of them.
+        patch_stride: Samples after which a stream has outputs.
+        last_only: True if only the last outputs count.
+    """
+    counts: Array = steps // patch_stride - (steps - samples) // patch_stride
+    return np.minimum(counts, 1) if last_only else counts
 
 
 def encode_text(request: StreamRequest, *, sequence: int | None, want_token: bool, last_only: bool) -> str:
@@ -143,8 +161,11 @@ def decode_text(message: Mapping[str, Any], info: StreamInfo) -> StreamReply:
     """
     try:
         rows = message["outputs"]
-        # (1, steps, ...)
-        outputs = {name: np.array([[row[name] for row in rows]], np.float32) for name in info.outputs}
+        # (1, steps, ...), without any while a patch is not full.
+        outputs = {
+            name: np.array([[row[name] for row in rows]] if rows else np.zeros((1, 0, *shape)), np.float32)
+            for name, shape in info.outputs.items()
+        }
         token = message.get("state_token")
         steps = np.array([message["step"]], np.int64)
         return StreamReply(steps, outputs, None if token is None else [str(token)])

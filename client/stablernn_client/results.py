@@ -44,9 +44,10 @@ class StepResult:
     """The output of a stream after one step.
 
     Attributes:
-        step: Number of steps the stream has taken, including this one.
-        outputs: Arrays by name, such as ``probabilities`` ``(classes,)`` or ``mean`` ``(horizon, targets)``.
-        label: The most probable class; None for models that do not classify.
+        step: Number of samples the stream has taken, including this one.
+        outputs: Arrays by name, such as ``probabilities`` ``(classes,)`` or ``mean`` ``(horizon, targets)``; none while
+            a patch of samples is not full.
+        label: The most probable class; None for models that do not classify, or without outputs.
     """
 
     step: int
@@ -56,27 +57,32 @@ class StepResult:
 
 @dataclass(frozen=True, eq=False)
 class StepsResult:
-    """The outputs of several streams after one or several steps each.
+    """The outputs of several streams after one or several samples each.
 
     Attributes:
-        steps: ``(streams,)``, int64: number of steps each stream has taken, including these.
-        outputs: Arrays by name, each ``(streams, steps, ...)``; one step if only the last was requested.
-        labels: ``(streams, steps)``, text; None for models that do not classify.
+        steps: ``(streams,)``, int64: number of samples each stream has taken, including these.
+        outputs: Arrays by name, each ``(streams, steps, ...)``; one step if only the last was requested. A model of
+            patches has a step for each patch that is full, and NaN behind those of a stream that filled fewer.
+        labels: ``(streams, steps)``, text, empty where there is no output; None for models that do not classify.
+        answers: ``(streams,)``, int64: number of steps of each stream that have outputs.
+        patch_stride: Samples after which a stream has outputs; 1 for models without patches.
     """
 
     steps: Array
     outputs: dict[str, Array]
-    labels: Array | None = None
+    labels: Array | None
+    answers: Array
+    patch_stride: int = 1
 
     def of(self, stream: int) -> list[StepResult]:
-        """Return the results of one stream, step by step."""
-        num_steps = next((output.shape[1] for output in self.outputs.values()), 0)
-        last_step = int(self.steps[stream])
+        """Return the results of one stream, step by step; none while a patch is not full."""
+        count, stride = int(self.answers[stream]), self.patch_stride
+        last_patch = int(self.steps[stream]) // stride
         return [
             StepResult(
-                step=last_step - num_steps + 1 + index,
+                step=(last_patch - count + 1 + index) * stride,
                 outputs={name: output[stream, index] for name, output in self.outputs.items()},
                 label=None if self.labels is None else str(self.labels[stream, index]),
             )
-            for index in range(num_steps)
+            for index in range(count)
         ]

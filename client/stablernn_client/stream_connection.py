@@ -84,7 +84,7 @@ class StreamConnection:
             message = await self._exchange(frame, retry)
             if not isinstance(message, bytes):
                 raise ProtocolError("The server replied to a binary frame with a text message.")
-            reply = frames.decode_frame(message, self.info, len(request.values), request.steps if every else 1)
+            reply = frames.decode_frame(message, self.info, len(request.values), request.steps, last_only=not every)
         expected = None if self.steps is None else self.steps + request.steps
         if expected is not None and not np.array_equal(reply.steps, expected):
             raise ProtocolError(f"The server counts {reply.steps.tolist()} steps, expected {expected.tolist()}.")

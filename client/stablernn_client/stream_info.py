@@ -21,9 +21,10 @@ class StreamInfo:
         model: Name of the model.
         version: Its version.
         digest: Digest of the version.
-        sample_shape: Shape of the sample of one step.
+        sample_shape: Shape of one sample.
+        patch_stride: Samples after which a stream has outputs; 1 for models without patches.
         dtype: Data type of the samples: float32, or int64 for models of text tokens.
-        outputs: Shapes of the outputs of one step, by name.
+        outputs: Shapes of the outputs after a sample, by name.
         labels: Class labels of a classifier; None for other models.
         max_streams: Maximum number of streams on one WebSocket.
         has_new_streams: True if new streams can start with this version; if False, streams can only resume from state
@@ -34,6 +35,7 @@ class StreamInfo:
     version: str
     digest: str
     sample_shape: tuple[int, ...]
+    patch_stride: int
     dtype: np.dtype[Any]
     outputs: dict[str, tuple[int, ...]]
     labels: tuple[str, ...] | None
@@ -53,6 +55,7 @@ class StreamInfo:
                 version=str(message["model_version"]),
                 digest=str(message["digest"]),
                 sample_shape=tuple(int(size) for size in message["sample_shape"]),
+                patch_stride=int(message["patch_stride"]),
                 dtype=_DTYPES[message["datatype"]],
                 outputs={output["name"]: tuple(int(size) for size in output["shape"]) for output in message["outputs"]},
                 labels=None if message["labels"] is None else tuple(message["labels"]),

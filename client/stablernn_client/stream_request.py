@@ -28,7 +28,7 @@ class StreamRequest:
 
     Attributes:
         values: ``(streams, steps, *sample_shape)``.
-        dt: ``(streams, steps, *sample_shape[:-1])``, or None.
+        dt: ``(streams, steps)``, or None.
         text_fields: ``time``, ``future``, ``horizon`` and ``static``, which only a text message can carry.
     """
 
@@ -48,7 +48,7 @@ class StreamRequest:
 
         Args:
             values: ``(streams, steps, *sample_shape)``.
-            dt: ``(streams, steps, *sample_shape[:-1])``, or None.
+            dt: ``(streams, steps)``, or None.
             info: The server's description of the model.
             count: Number of streams.
             text_fields: As the attribute.
@@ -75,10 +75,10 @@ class StreamRequest:
                 "is NaN."
             )
         spacing = None if dt is None else np.array(number_array(dt, "dt"), np.float32)
-        # A sample of a model of patches, (stride, features), holds several readings; dt has no feature axis.
-        spacing_shape = array.shape[: max(array.ndim - 1, 2)]
-        if spacing is not None and spacing.shape != spacing_shape:
-            raise BadRequest(f"dt must hold a number for each reading, {spacing_shape}, got the shape {spacing.shape}.")
+        if spacing is not None and spacing.shape != array.shape[:2]:
+            raise BadRequest(
+                f"dt must hold a number for each sample, {array.shape[:2]}, got the shape {spacing.shape}."
+            )
         return cls(samples, spacing, text_fields)
 
 

@@ -217,15 +217,17 @@ class Stream(_OpenStream):
         future: Mapping[str, Any] | None = None,
         horizon: int | None = None,
     ) -> StepResult:
-        """Take one step with the next sample, and return the outputs.
+        """Take the next sample, and return the outputs.
 
         Args:
             sample: A number for each feature, or a single number if there is one feature; NaN is a missing value.
-            dt: For models of irregular time: the time since the previous sample, in regular steps; for models of
-                patches, one number for each reading.
+            dt: For models of irregular time: the time since the previous sample, in regular steps.
             time: Time of the sample, ISO 8601 or a number of regular steps.
             future: Future covariates by name.
             horizon: Steps ahead, for models with a recursive head.
+
+        Returns:
+            The outputs; of a model of patches without any while a patch is not full.
 
         Raises:
             StreamLost: If the connection was lost and the stream cannot be restored.
@@ -235,7 +237,7 @@ class Stream(_OpenStream):
         return run(self._step(sample, dt, time, future, horizon))
 
     def steps(self, samples: Numbers | Iterable[Numbers], *, dt: Numbers | None = None) -> Iterator[StepResult]:
-        """Take several steps, and yield the outputs of each.
+        """Take several samples, and yield the outputs after each; for models of patches, after each patch.
 
         Args:
             samples: An array or a list, which is sent several steps at a time, or an iterable, whose samples are sent

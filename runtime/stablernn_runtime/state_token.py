@@ -13,7 +13,8 @@ A token is base64url without padding (RFC 4648, section 5) of these bytes, all n
     f64 or u16 + n   that time: a number of regular steps (kind 1), or ISO 8601 (kind 2); nothing for kind 0
     u16       static values, then as many f32; NaN is one that is not known
     u8        states, then for each of them:
-        u8 + n    name of the state input, UTF-8; the names of estimates begin with "adaptive." or "drift."
+        u8 + n    name of the state input, UTF-8; those of estimates begin with "adaptive." or "drift.",
+                  those of the samples of an unfinished patch with "patch."
         u8        type: 1 float32, 2 int64
         u8        sizes in the shape of one stream's state, without the batch; then as many u32
         ...       the numbers, row-major

@@ -42,12 +42,11 @@ class Clock:
             return f"'{self.origin}'{offset}"
         return f"{(self.origin or 0.0) + self.steps:.17g}"
 
-    def advance_regular(self, moments: Sequence[Moment], stride: int, count: int, frequency: str | None) -> Clock:
+    def advance_regular(self, moments: Sequence[Moment], count: int, frequency: str | None) -> Clock:
         """Return the clock after ``count`` samples of regular steps, if the times that came with them are right.
 
         Args:
             moments: The time of the first sample, or of each; empty if the client gave none.
-            stride: Readings in a sample.
             count: Samples.
             frequency: Frequency of the regular steps; None without a calendar.
 
@@ -57,7 +56,7 @@ class Clock:
             InputError: If a time cannot be read.
         """
         if not moments:
-            return self if self.origin is None else Clock(self.origin, self.steps + stride * count)
+            return self if self.origin is None else Clock(self.origin, self.steps + count)
         # The first time of a stream is right whatever it is: the clock starts one step before it.
         position, start = (1, Clock(moments[0], -1.0)) if self.origin is None else (0, self)
         if self.origin is None:
@@ -65,12 +64,12 @@ class Clock:
         _check_kinds(moments, start)
         instants = np.array([parse_moment(moment, frequency) for moment in moments])
         while position < len(moments):
-            before = Clock(start.origin, start.steps + stride * position)
-            position += before._count_on_time(instants[position : position + _CHUNK], stride, frequency)
+            before = Clock(start.origin, start.steps + position)
+            position += before._count_on_time(instants[position : position + _CHUNK], frequency)
             if position < len(moments):
-                Clock(start.origin, start.steps + stride * position)._check_next(moments[position], frequency)
+                Clock(start.origin, start.steps + position)._check_next(moments[position], frequency)
                 position += 1
-        return Clock(start.origin, start.steps + stride * count)
+        return Clock(start.origin, start.steps + count)
 
     def advance_irregular(
         self, moments: Sequence[Moment], is_first: bool, frequency: str | None
@@ -128,22 +127,22 @@ class Clock:
             )
         return step_times(self.origin, int(self.steps) + first, count, frequency)
 
-    def _count_on_time(self, instants: NDArray[np.float64], stride: int, frequency: str | None) -> int:
-        """Return how many of ``instants`` are right, from the front: one step on, each ``stride`` after the other.
+    def _count_on_time(self, instants: NDArray[np.float64], frequency: str | None) -> int:
+        """Return how many of ``instants`` are right, from the front: each one step after the other.
 
         The first that is not may be right after all: :meth:`_check_next` decides, and has the error.
         """
         count = len(instants)
         if isinstance(self.origin, str):
             try:
-                due = self.seconds(1, (count - 1) * stride + 1, frequency)[::stride]
+                due = self.seconds(1, count, frequency)
             except InputError:
                 # Beyond the years that are counted, but the first of them may lie within.
-                return self._count_on_time(instants[: count // 2], stride, frequency) if count > 1 else 0
+                return self._count_on_time(instants[: count // 2], frequency) if count > 1 else 0
             is_right = np.abs(instants - due) < 1e-5
         else:
             assert self.origin is not None
-            ahead = instants - self.origin - (self.steps + stride * np.arange(count))
+            ahead = instants - self.origin - (self.steps + np.arange(count))
             is_right = (np.rint(ahead) == 1) & (np.abs(ahead - 1) <= 1e-6 * np.maximum(1.0, np.abs(instants)))
         # argmin: the first that is False.
         return count if is_right.all() else int(np.argmin(is_right))

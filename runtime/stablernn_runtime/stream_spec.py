@@ -23,6 +23,9 @@ from stablernn_runtime.online.online_streams import (
     online_streams,
 )
 from stablernn_runtime.served_model import ServedModel
+from stablernn_runtime.state_token import StreamSnapshot
+from stablernn_runtime.stream_patches import CollectedPatches, PatchCollector
+from stablernn_runtime.validation import check_dt
 
 Array = NDArray[Any]
 
@@ -33,15 +36,19 @@ class StreamFormat:
 
     Attributes:
         sample_shape: Shape of one sample as clients send it: the features without those of the calendar, ``()`` for
-            tokens, with an axis over the readings of a stride for models of patches.
-        graph_shape: Shape of one sample as the graph takes it.
+            tokens.
+        graph_shape: Shape of one sample with the features of the calendar.
         dtype: Type of the samples.
-        outputs: Shapes of the outputs at each step, by name.
+        patch_stride: Samples after which there are outputs; 1 for models without patches.
+        has_patches: Whether a step of the graph takes a patch, an axis over samples, if only of one.
+        outputs: Shapes of the outputs, by name.
     """
 
     sample_shape: tuple[int, ...]
     graph_shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    patch_stride: int
+    has_patches: bool
     outputs: dict[str, tuple[int, ...]]
 
     @classmethod
@@ -56,7 +63,9 @@ class StreamFormat:
         inputs = {tensor.name: tensor for tensor in step.inputs}
         tensor = inputs["x"] if "x" in inputs else inputs["tokens"]
         # Without the axis over the batch.
-        graph_shape = tuple(int(size) for size in tensor.shape[1:])
+        step_shape = tuple(int(size) for size in tensor.shape[1:])
+        has_patches = len(step_shape) > 1
+        graph_shape = step_shape[1:] if has_patches else step_shape
         observed = len(observed_features(manifest))
         next_states = {state.output for state in states}
         outputs = {
@@ -64,8 +73,9 @@ class StreamFormat:
             for output in step.outputs
             if output.name not in next_states
         }
-        sample_shape = (*graph_shape[:-1], observed) if graph_shape else ()
-        return cls(sample_shape, graph_shape, np.dtype(tensor.dtype), outputs)
+        sample_shape = (observed,) if graph_shape else ()
+        stride = step_shape[0] if has_patches else 1
+        return cls(sample_shape, graph_shape, np.dtype(tensor.dtype), stride, has_patches, outputs)
 
     @classmethod
     def of_version(cls, version: Version, options: OnlineOptions) -> StreamFormat:
@@ -111,13 +121,13 @@ class StreamSpec:
         graph_shape: Likewise.
         dtype: Likewise.
         outputs: Likewise.
-        readings: Time steps in a sample.
-        takes_dt: Whether the model takes the time between readings.
+        patches: Collects samples to patches; None for models without patches.
+        takes_dt: Whether the model takes the time between samples.
         frequency: Frequency of the calendar to count regular steps by; None without one.
         day_zone: Zone whose days the regular steps are; None for other steps.
         static_size: Number of values that never change within a stream.
-        state_shapes: Shapes and types of the states of one stream, by input name: those of the model, followed by those
-            of the estimates.
+        state_shapes: Shapes and types of the states of one stream, by input name: those of the model, followed by the
+            samples of an unfinished patch and the states of the estimates.
         online: The estimates that the streams update with each sample; None without.
     """
 
@@ -133,8 +143,13 @@ class StreamSpec:
             outputs = self.format.outputs | self.online.output_shapes(self.format.outputs)
             self.format = replace(self.format, outputs=outputs)
         self.dtype, self.outputs = self.format.dtype, self.format.outputs
-        self.readings = model.patch_stride
         self.takes_dt = "dt" in inputs
+        self.patches: PatchCollector | None = None
+        if self.format.has_patches:
+            collected = {model.input_name: (self.graph_shape, self.dtype)}
+            if self.takes_dt:
+                collected["dt"] = ((), np.dtype(np.float32))
+            self.patches = PatchCollector(self.format.patch_stride, collected)
         self.frequency, self.day_zone = calendar_frequency(manifest.frequency), day_zone(manifest)
         self.static_size = len(manifest.static or ())
         self._step_shapes = {
@@ -144,6 +159,8 @@ class StreamSpec:
             state.input: (tuple(int(size) for size in state.shape[1:]), np.dtype(state.dtype)) for state in model.states
         }
         self._model_states = tuple(self.state_shapes)
+        if self.patches is not None:
+            self.state_shapes |= self.patches.state_shapes
         if self.online is not None:
             self.state_shapes |= self.online.state_shapes
         self._vocabulary_size = len(manifest.features)
@@ -188,14 +205,64 @@ class StreamSpec:
         # The estimates need the quantiles, whether or not they are requested.
         return [*graph_names, QUANTILES] if self.online and QUANTILES not in graph_names else graph_names
 
-    def check_token_states(self, states: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the states of a token as the streams have them, without an axis over streams.
+    def count_elements(self, streams: int, samples: int) -> int:
+        """Count the numbers in and out of the steps that samples make, for the limits of a request."""
+        return streams * -(-samples // self.format.patch_stride) * self.model.step_elements
 
-        Estimates that were turned on after the token was issued begin with it.
+    def collect(self, states: Mapping[str, Array], steps: Array, inputs: Mapping[str, Array]) -> CollectedPatches:
+        """Return the patches that samples of a model of patches fill.
+
+        What is wrong with a sample is said now, not when its patch is full.
+
+        Args:
+            states: States of the streams, ``(streams, ...)``; zeros where absent.
+            steps: Samples that each stream has taken, ``(streams,)``.
+            inputs: By name, ``(streams, samples, ...)``.
 
         Raises:
-            BadTokenError: If they are not those of the model's streams on this server.
+            InputError: If the shape or a value of the samples does not fit the model.
         """
+        assert self.patches is not None
+        return self.patches.collect(states, steps, self._check_samples(inputs))
+
+    def _check_samples(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        name = self.model.input_name
+        x = np.asarray(inputs[name])
+        if x.ndim != 2 + len(self.graph_shape) or 0 in x.shape[:2]:
+            shape = ", ".join(("streams", "samples", *map(str, self.graph_shape)))
+            raise InputError(f"{name} must have the shape ({shape}) for streams of {self.model.label}, got {x.shape}.")
+        checked = {**inputs, name: self.model.check_values(name, x)}
+        if "dt" in inputs:
+            dt = np.asarray(inputs["dt"])
+            if dt.shape != x.shape[:2] or not np.isfinite(dt).all():
+                raise InputError(
+                    f"dt must hold a finite number for each sample, {x.shape[:2]}, got the shape {dt.shape}."
+                )
+            check_dt(dt, self.model.max_dt)
+            checked["dt"] = dt.astype(np.float32, copy=False)
+        return checked
+
+    def check_token(self, snapshot: StreamSnapshot) -> StreamSnapshot:
+        """Return the content of a token as the streams have it.
+
+        Estimates that were turned on after the token was issued begin with it. Tokens of earlier releases count patches
+        in place of samples, and have no unfinished one.
+
+        Raises:
+            BadTokenError: If it does not hold what the model's streams on this server have.
+        """
+        states, step = snapshot.states, snapshot.step
+        if snapshot.static.size not in (0, self.static_size):
+            raise BadTokenError(
+                f"The state token holds static values that are not those of {self.model.label}; begin a new stream."
+            )
+        patch_shapes = {} if self.patches is None else self.patches.state_shapes
+        if patch_shapes and not states.keys() & patch_shapes.keys():
+            states = {**states, **{name: np.zeros(shape, dtype) for name, (shape, dtype) in patch_shapes.items()}}
+            step *= self.format.patch_stride
+        return replace(snapshot, states=self._check_token_states(states), step=step)
+
+    def _check_token_states(self, states: Mapping[str, Array]) -> dict[str, Array]:
         shapes = {name: (value.shape, value.dtype) for name, value in states.items()}
         if shapes == self.state_shapes:
             return dict(states)

@@ -133,7 +133,7 @@ def test_times_of_irregular_samples(client: Both) -> None:
     [
         ([1, 2], [1], "each of the 2 samples"),
         (iter([1, 2]), [1, 1], "an array or a list of samples"),
-        ([1, 2], [[1, 1], [1, 1]], r"each reading, \(1, 2\), got the shape \(1, 2, 2\)"),
+        ([1, 2], [[1, 1], [1, 1]], r"each sample, \(1, 2\), got the shape \(1, 2, 2\)"),
     ],
 )
 def test_spacing_that_does_not_fit(client: Both, samples: Any, dt: Any, message: str) -> None:
@@ -142,16 +142,33 @@ def test_spacing_that_does_not_fit(client: Both, samples: Any, dt: Any, message:
 
 
 def test_patches(client: Both) -> None:
-    x = NOISE.normal(5, 3, (12, 2)).astype(np.float32)
-    [answer] = client.classify("patched", x)
-    with client.stream("patched") as stream:
-        assert stream.about.sample_shape == (3, 2)
-        results = stream.collect(x.reshape(4, 3, 2))
-    assert results[-1].step == 4
-    assert results[-1].label == answer.label
+    """Samples one by one, several at once, and by streams that are out of step."""
+    x = NOISE.normal(5, 3, (13, 2)).astype(np.float32)
+    answers = client.classify("patched", [x[:3], x[:6], x[:9], x[:12]])
     labels = client.metadata("patched")["parameters"]["labels"]
-    expected = np.array([answer.probabilities[label] for label in labels], np.float32)
-    np.testing.assert_array_equal(results[-1].outputs["probabilities"], expected)
+    expected = np.array([[answer.probabilities[label] for label in labels] for answer in answers], np.float32)
+    with client.stream("patched") as stream:
+        assert (stream.about.sample_shape, stream.about.patch_stride) == ((2,), 3)
+        results = [stream.step(sample) for sample in x[:7]]
+        assert [(result.step, bool(result.outputs)) for result in results] == [(n, n % 3 == 0) for n in range(1, 8)]
+        assert [results[n].label for n in (2, 5, 6)] == [answers[0].label, answers[1].label, None]
+        token = stream.token()
+        rest = stream.collect(x[7:])
+    assert [(result.step, result.label) for result in rest] == [(9, answers[2].label), (12, answers[3].label)]
+    found = [results[2], results[5], *rest]
+    np.testing.assert_array_equal([result.outputs["probabilities"] for result in found], expected)
+    with client.stream("patched") as stream:
+        stream.step(x[0])
+        begun = stream.token()
+    with client.streams("patched", 2, tokens=[token, begun]) as streams:
+        both = streams.step(np.stack([x[7:10], x[1:4]]))
+        assert (both.steps.tolist(), both.answers.tolist()) == ([10, 4], [1, 1])
+        np.testing.assert_array_equal(both.outputs["probabilities"][:, 0], expected[[2, 0]])
+        both = streams.step(np.stack([x[10:12], x[4:6]]), every=False)
+        assert [[result.step for result in both.of(row)] for row in (0, 1)] == [[12], [6]]
+        np.testing.assert_array_equal(both.outputs["probabilities"][:, 0], expected[[3, 1]])
+        both = streams.step(np.stack([x[12:13]] * 2))
+        assert (both.answers.tolist(), both.outputs["probabilities"].shape, both.of(0)) == ([0, 0], (2, 0, 3), [])
 
 
 @pytest.mark.parametrize("taken", [0, 1, 3])

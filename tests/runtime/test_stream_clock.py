@@ -24,36 +24,36 @@ def outcome(function: Any) -> Any:
 
 
 @st.composite
-def moments(draw: st.DrawFn, frequency: str | None, stride: int) -> list[Moment]:
+def moments(draw: st.DrawFn, frequency: str | None) -> list[Moment]:
     """Times on a grid, some of them with a mistake."""
     count = draw(st.integers(2, 12))
     if frequency is None:
         origin = draw(st.sampled_from([0.0, -3.5, 1e6]))
-        found: list[Moment] = [origin + stride * place for place in range(count)]
+        found: list[Moment] = [origin + place for place in range(count)]
     else:
         first = advance(draw(st.sampled_from(["2024-01-31T00:00:00", "2023-12-04T06:00:00Z"])), 1, frequency)
-        found = [first, *(advance(first, stride * place, frequency) for place in range(1, count))]
+        found = [first, *(advance(first, place, frequency) for place in range(1, count))]
     for place in range(1, count):
         if draw(st.integers(0, 15)) == 0:
             found[place] = draw(st.sampled_from([found[place - 1], found[-1], 2.5, "2024-05-01T00:00:01", "soon"]))
     return found
 
 
-@given(st.data(), st.sampled_from(FREQUENCIES), st.integers(1, 3))
-def test_regular_times_at_once_and_one_by_one(data: st.DataObject, frequency: str | None, stride: int) -> None:
-    given_ = data.draw(moments(frequency, stride))
+@given(st.data(), st.sampled_from(FREQUENCIES))
+def test_regular_times_at_once_and_one_by_one(data: st.DataObject, frequency: str | None) -> None:
+    given_ = data.draw(moments(frequency))
     split = data.draw(st.integers(0, 2))
 
     def one_by_one(clock: Clock, several: list[Moment]) -> Clock:
         for moment in several:
-            clock = clock.advance_regular([moment], stride, 1, frequency)
+            clock = clock.advance_regular([moment], 1, frequency)
         return clock
 
     before = outcome(lambda: one_by_one(Clock(), given_[:split]))
     if not isinstance(before, Clock):
         return
     expected = outcome(lambda: one_by_one(before, given_[split:]))
-    found = outcome(lambda: before.advance_regular(given_[split:], stride, len(given_) - split, frequency))
+    found = outcome(lambda: before.advance_regular(given_[split:], len(given_) - split, frequency))
     if isinstance(expected, Clock) or not given_[split:]:
         assert found == expected
     else:
@@ -65,24 +65,24 @@ def test_regular_times_at_once_and_one_by_one(data: st.DataObject, frequency: st
 
 def test_more_times_than_are_compared_at_once() -> None:
     times: list[Moment] = [advance("1700-01-01", day, "D") for day in range(1, 9001)]
-    clock = Clock().advance_regular(times, 1, len(times), "D")
+    clock = Clock().advance_regular(times, len(times), "D")
     assert clock == Clock(times[0], 8999)
     for place in (1, 4095, 4096, 4097, 8999):
         wrong = [*times[:place], times[place - 1], *times[place + 1 :]]
-        said = outcome(lambda wrong=wrong: Clock().advance_regular(wrong, 1, len(wrong), "D"))
+        said = outcome(lambda wrong=wrong: Clock().advance_regular(wrong, len(wrong), "D"))
         assert said == outcome(
-            lambda place=place: Clock(times[0], place - 1).advance_regular([times[place - 1]], 1, 1, "D")
+            lambda place=place: Clock(times[0], place - 1).advance_regular([times[place - 1]], 1, "D")
         )
 
 
 def test_times_up_to_the_last_year_that_is_counted() -> None:
     times: list[Moment] = [advance("2261-11-21", day, "D") for day in range(1, 101)]
     right = times[: times.index("2261-12-31T00:00:00") + 1]
-    assert Clock().advance_regular(right, 1, len(right), "D") == Clock(right[0], len(right) - 1)
+    assert Clock().advance_regular(right, len(right), "D") == Clock(right[0], len(right) - 1)
     with pytest.raises(InputError, match="years 1678 to 2261"):
-        Clock().advance_regular(times, 1, len(times), "D")
+        Clock().advance_regular(times, len(times), "D")
     with pytest.raises(ServingError, match="1 step is missing"):
-        Clock().advance_regular([*times[:5], *times[6:]], 1, 99, "D")
+        Clock().advance_regular([*times[:5], *times[6:]], 99, "D")
 
 
 def test_elapsed_times_at_once_and_one_by_one() -> None:
@@ -126,7 +126,7 @@ def test_elapsed_times_at_once_and_one_by_one() -> None:
 )
 def test_a_stream_does_not_begin_at_a_unix_time(reading: str, time: float, text: str) -> None:
     begin = {
-        "regular": lambda: Clock().advance_regular([time], 1, 1, "h"),
+        "regular": lambda: Clock().advance_regular([time], 1, "h"),
         "elapsed": lambda: Clock().advance_irregular([time], True, "h"),
     }
     with pytest.raises(InputError) as caught:
@@ -148,8 +148,8 @@ def test_a_stream_does_not_begin_at_a_unix_time(reading: str, time: float, text:
     ],
 )
 def test_a_stream_may_count_its_steps_from_any_other_number(time: float, frequency: str | None) -> None:
-    assert Clock().advance_regular([time], 1, 3, frequency) == Clock(time, 2.0)
+    assert Clock().advance_regular([time], 3, frequency) == Clock(time, 2.0)
 
 
 def test_a_long_stream_may_count_beyond_the_first_unix_time() -> None:
-    assert Clock(99_999_999.0).advance_regular([1e8], 1, 1, "h") == Clock(99_999_999.0, 1.0)
+    assert Clock(99_999_999.0).advance_regular([1e8], 1, "h") == Clock(99_999_999.0, 1.0)

@@ -44,7 +44,7 @@ class StreamAnswers:
         keys: The key of each event.
         numbers: Its number within the key, ``(answers,)``.
         outputs: Outputs of the model by name, ``(answers, ...)``; NaN where there is an error.
-        gaps: How many numbers were skipped right before the event, ``(answers,)``.
+        gaps: How many numbers were skipped since the answer before, ``(answers,)``.
         is_again: True where the event had been answered before, ``(answers,)``.
         errors: Why there is no answer; None where there is one.
     """

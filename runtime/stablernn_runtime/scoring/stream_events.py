@@ -45,8 +45,8 @@ class Events:
         rows: Row of the stream of each event in the shard's arrays, ``(events,)``.
         numbers: Number of each event within its stream, ``(events,)``.
         gaps: Numbers that are skipped right before it, ``(events,)``.
-        samples: As the step graph takes them, ``(events, ...)``.
-        dt: Likewise; None for models without.
+        samples: One of each event, ``(events, ...)``.
+        dt: Time from the sample before, ``(events,)``; None for models without.
         errors: Why a sample cannot be taken, by the position of its event.
     """
 
@@ -122,17 +122,14 @@ class SampleReader:
     Attributes:
         shape: Shape of a sample.
         dtype: Type of samples.
-        dt_shape: Shape of the times of a sample; None for models without ``dt``.
+        takes_dt: Whether samples have times, ``dt``.
     """
 
     def __init__(self, model: ServedModel) -> None:
         spec = stream_spec(model)
         self.shape: tuple[int, ...] = spec.graph_shape
         self.dtype: np.dtype[Any] = spec.dtype
-        inputs = model.step.inputs
-        self.dt_shape: tuple[int, ...] | None = None
-        if "dt" in inputs:
-            self.dt_shape = tuple(int(size) for size in inputs["dt"].shape[1:])
+        self.takes_dt = spec.takes_dt
         self._label = model.label
         self._features = list(model.manifest.features or ())
         # In float32 a dt may lie just above the number that it was written as.
@@ -143,7 +140,7 @@ class SampleReader:
 
         Args:
             samples: ``(count, ...)``, an array or nested lists; None is a missing value.
-            dt: ``(count, ...)``, 1 where it is None.
+            dt: ``(count,)``, 1 where it is None.
             count: Number of events.
 
         Raises:
@@ -208,11 +205,11 @@ class SampleReader:
         return x
 
     def _read_dt(self, dt: Any, count: int, errors: dict[int, str]) -> Array | None:
-        if self.dt_shape is None:
+        if not self.takes_dt:
             if dt is not None:
                 raise InputError(f"{self._label} takes no dt; its samples are one regular step apart.")
             return None
-        shape = (count, *self.dt_shape)
+        shape = (count,)
         if dt is None:
             return np.ones(shape, np.float32)
         values = np.asarray(dt)
@@ -221,7 +218,7 @@ class SampleReader:
         times = values.astype(np.float32)
         # NaN compares as false.
         is_wrong = ~((times >= 0) & (times <= self._max_dt) & np.isfinite(times))
-        for position in np.flatnonzero(is_wrong.reshape(count, -1).any(axis=1)):
+        for position in np.flatnonzero(is_wrong):
             limit = "" if np.isinf(self._max_dt) else f" and at most {self._max_dt:g}"
             errors.setdefault(int(position), f"dt must be 0 or more{limit}, got {times[position].tolist()}.")
         return np.where(is_wrong, np.float32(1), times)

@@ -16,7 +16,7 @@ array([ True])
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Self
 
@@ -140,8 +140,9 @@ class StreamShard:
         Args:
             keys: Key of each event: text, bytes or a whole number. A key may have several events.
             numbers: Number of each event within its key, ``(events,)``.
-            samples: ``(events, ...)``, as :meth:`Scorer.advance` takes them; in lists, None is a missing value.
-            dt: Time from the sample before in regular steps, ``(events, ...)``, for versions that take it; default 1.
+            samples: One of each event, ``(events, features)``, or ``(events,)`` of tokens; in lists, None is a missing
+                value.
+            dt: Time from the sample before in regular steps, ``(events,)``, for versions that take it; default 1.
                 That of the first sample of a stream does not count.
             static: Values that never change within a stream, ``(events, names)``, NaN where not known. Those of the
                 event with which a key begins here are stored.
@@ -229,9 +230,7 @@ class StreamShard:
                 f"The state token is of '{snapshot.model}' ({snapshot.digest}), and this shard runs "
                 f"'{self.scorer.model}' ({self.scorer.digest})."
             )
-        states = self._spec.check_token_states(snapshot.states)
-        if snapshot.static.size not in (0, self._spec.static_size):
-            raise BadTokenError(f"The state token holds static values that are not those of {self._model.label}.")
+        snapshot = self._spec.check_token(snapshot)
         last = snapshot.step - 1 if number is None else number
         if not -1 <= last < MAX_NUMBER:
             raise InputError(f"number must be from -1, before the first event, to 2**62 - 1, got {number}.")
@@ -242,7 +241,7 @@ class StreamShard:
             )
         self.drop(key)
         (row,) = self._table.claim([key]).tolist()
-        for name, value in states.items():
+        for name, value in snapshot.states.items():
             self._table.states[name][row] = value
         self._table.steps[row] = snapshot.step
         self._table.last_numbers[row] = last
@@ -266,7 +265,7 @@ class StreamShard:
         arrays["waiting numbers"] = np.array([number for _, number, _ in waiting], np.int64)
         if waiting:
             arrays["waiting samples"] = np.stack([event.sample for _, _, event in waiting])
-            if self._reader.dt_shape is not None:
+            if self._reader.takes_dt:
                 arrays["waiting dt"] = np.stack([event.dt for _, _, event in waiting if event.dt is not None])
         fields = {
             "model": self.scorer.model,
@@ -301,6 +300,12 @@ class StreamShard:
         shard.counts = StreamCounts(**fields["counts"])
         table = shard._table
         keys = unpack_keys(arrays)
+        if table.stride > 1 and "gaps" not in arrays:
+            raise CheckpointError(
+                f"The checkpoint of '{fields['model']}' is of an earlier release, whose events were whole patches of "
+                f"{table.stride} samples; now an event is one sample. Begin new streams, or move them by the state "
+                "tokens of that release."
+            )
         check_arrays(dict(table.arrays()), arrays, len(keys))
         table.restore(keys, arrays, lambda: release_pages(content))
         for row, text in fields["errors"]:
@@ -384,6 +389,7 @@ class StreamShard:
     def _take(self, events: Events) -> None:
         """Advance streams by one event each, which has their next number or one after a gap."""
         self.counts.gaps += int(events.gaps.sum())
+        self._table.gaps[events.rows] += events.gaps
         stepped = events
         if events.errors:
             stepped = events.select(np.setdiff1d(np.arange(len(events)), list(events.errors)))
@@ -394,44 +400,83 @@ class StreamShard:
         self._table.last_numbers[events.rows] = events.numbers
 
     def _advance(self, events: Events) -> None:
-        """Step streams; one whose outputs are not finite has an error, and its state stays."""
-        table, rows = self._table, events.rows
-        inputs: dict[str, Array] = {}
-        if self._spec.static_size:
-            inputs["static"] = table.static[rows]
-        if events.dt is not None:
+        """Give streams a sample each; a model of patches steps those whose patch it fills."""
+        table, rows, dt = self._table, events.rows, events.dt
+        inputs = {self._model.input_name: events.samples}
+        if dt is not None:
             # No sample lies before the first one.
-            first = table.steps[rows] == 0
-            events.dt.reshape(len(events), -1)[first, 0] = 1
-            inputs["dt"] = events.dt
-        states = {name: value[rows] for name, value in table.states.items()}
+            dt[table.steps[rows] == 0] = 1
+            inputs["dt"] = dt
+        if self._spec.patches is None:
+            self._step(rows, inputs, {}, dt)
+            return
+        states = {name: table.states[name][rows] for name in self._spec.patches.state_shapes}
+        # With an axis over the one sample of each stream.
+        samples = {name: value[:, None] for name, value in inputs.items()}
+        collected = self._spec.patches.collect(states, table.steps[rows], samples)
+        is_begun = collected.counts == 0
+        if is_begun.any():
+            begun = {name: value[is_begun] for name, value in collected.states.items()}
+            self._set_results(rows[is_begun], {}, begun, None if dt is None else dt[is_begun])
+        for group, patches in collected.groups():
+            left_over = {name: value[group] for name, value in collected.states.items()}
+            patch = {name: value[:, 0] for name, value in patches.items()}
+            self._step(rows[group], patch, left_over, None if dt is None else dt[group])
+
+    def _step(self, rows: Array, inputs: Mapping[str, Array], left_over: Mapping[str, Array], dt: Array | None) -> None:
+        """Step streams; one whose outputs are not finite has an error, and its state stays.
+
+        Args:
+            rows: Rows of the streams.
+            inputs: Inputs of the step graph.
+            left_over: States of the samples behind the last patch.
+            dt: Time of the last sample of each.
+        """
+        table = self._table
+        static = {"static": table.static[rows]} if self._spec.static_size else {}
+        states = self._spec.model_states({name: value[rows] for name, value in table.states.items()})
+        x = inputs[self._model.input_name]
+        timed = {"dt": inputs["dt"]} if "dt" in inputs else {}
         try:
-            outputs, next_states = self.scorer.advance(events.samples, states, **inputs)
+            outputs, next_states = self.scorer.advance(x, states, **static, **timed)
         except InputError as error:
-            if len(events) == 1:
+            if len(rows) == 1:
                 self._set_error(int(rows[0]), str(error))
                 return
-            for half in np.array_split(np.arange(len(events)), 2):
-                self._advance(events.select(half))
+            for half in np.array_split(np.arange(len(rows)), 2):
+                part = {name: value[half] for name, value in inputs.items()}
+                left = {name: value[half] for name, value in left_over.items()}
+                self._step(rows[half], part, left, None if dt is None else dt[half])
             return
-        table.set_results(rows, outputs, next_states)
-        if table.elapsed is not None and events.dt is not None:
-            table.elapsed[rows] += events.dt.reshape(len(events), -1).sum(axis=1, dtype=np.float64)
+        self._set_results(rows, outputs, {**next_states, **left_over}, dt)
+
+    def _set_results(
+        self, rows: Array, outputs: Mapping[str, Array], states: Mapping[str, Array], dt: Array | None
+    ) -> None:
+        self._table.set_results(rows, outputs, states)
+        if self._table.elapsed is not None and dt is not None:
+            self._table.elapsed[rows] += dt
 
     def _set_error(self, row: int, text: str) -> None:
         self.counts.errors += 1
         self._table.set_error(row, text)
 
     def _answers(self, events: Events, is_again: Array) -> StreamAnswers:
-        """Return the last answers of streams, which are those to ``events``."""
-        table, rows = self._table, events.rows
+        """Return the last answers of streams, which are those to ``events``; some begin a patch and have none."""
+        table = self._table
+        is_answered = table.is_answered(events.rows)
+        if not is_answered.all():
+            events, is_again = events.select(np.flatnonzero(is_answered)), is_again[is_answered]
+        rows = events.rows
+        gaps = np.where(is_again, 0, table.gaps[rows])
+        table.gaps[rows[~is_again]] = 0
         errors: list[str | None] = [None] * len(rows)
         for position in np.flatnonzero(table.has_error[rows]).tolist():
             errors[position] = table.errors[int(rows[position])]
         outputs = {name: value[rows] for name, value in table.answers.items()}
         names = table.keys
         keys = [names[row] for row in rows.tolist()]
-        return StreamAnswers(keys, events.numbers, outputs, events.gaps, is_again, errors)
+        return StreamAnswers(keys, events.numbers, outputs, gaps, is_again, errors)
 
     def _no_answers(self) -> StreamAnswers:
         outputs = {name: value[:0].copy() for name, value in self._table.answers.items()}

@@ -23,9 +23,11 @@ class StreamTable:
 
     Attributes:
         keys: Keys by row.
+        stride: Samples after which a stream has an answer.
         last_numbers: Number of the last event of each stream, -1 before the first, ``(capacity,)``.
         steps: Samples that each stream has taken, ``(capacity,)``.
-        states: By the name of the input, ``(capacity, ...)``.
+        states: By the name of the input, ``(capacity, ...)``, with the samples of unfinished patches.
+        gaps: Numbers that were skipped since the last answer, ``(capacity,)``.
         answers: Outputs for the last event by name, ``(capacity, ...)``.
         static: Values that never change within a stream, NaN where not known, ``(capacity, names)``.
         elapsed: Sum of ``dt`` since the time of :attr:`clocks`, ``(capacity,)``; without rows for models without.
@@ -38,13 +40,18 @@ class StreamTable:
         spec = stream_spec(model)
         self.keys: list[Key] = []
         self._rows: dict[Key, int] = {}
-        self._readings = spec.readings
+        self.stride = spec.format.patch_stride
         self.last_numbers: Array = np.full(1, -1, np.int64)
         self.steps: Array = np.zeros(1, np.int64)
         self.states: dict[str, Array] = {
             state.input: np.zeros((1, *(int(size) for size in state.shape[1:])), np.dtype(state.dtype))
             for state in model.states
         }
+        if spec.patches is not None:
+            self.states |= {
+                name: np.zeros((1, *shape), dtype) for name, (shape, dtype) in spec.patches.state_shapes.items()
+            }
+        self.gaps: Array = np.zeros(1, np.int64)
         outputs = {output.name: np.dtype(output.dtype) for output in model.step.signature.outputs}
         self.answers: dict[str, Array] = {
             name: np.zeros((1, *shape), outputs[name]) for name, shape in spec.format.outputs.items() if name in outputs
@@ -66,6 +73,8 @@ class StreamTable:
         yield "static", self.static[:count]
         if self.elapsed is not None:
             yield "elapsed", self.elapsed[:count]
+        if self.stride > 1:
+            yield "gaps", self.gaps[:count]
         for name, value in self.states.items():
             yield f"state {name}", value[:count]
         for name, value in self.answers.items():
@@ -116,7 +125,10 @@ class StreamTable:
         return np.array(indices, np.int64)
 
     def set_results(self, rows: Array, outputs: Mapping[str, Array], states: Mapping[str, Array]) -> None:
-        """Store the answers and states of streams after one more sample; rows are unique."""
+        """Store the answers and states of streams after one more sample; rows are unique.
+
+        Without outputs, the sample has filled no patch.
+        """
         for name, value in states.items():
             self.states[name][rows] = value
         for name, value in outputs.items():
@@ -132,6 +144,11 @@ class StreamTable:
         self.has_error[row] = True
         for value in self.answers.values():
             value[row] = np.nan if value.dtype.kind == "f" else 0
+
+    def is_answered(self, rows: Array) -> Array:
+        """Return True for streams whose last event has an answer or an error; others have begun a patch with it."""
+        is_answered: Array = self.has_error[rows] | (self.steps[rows] % self.stride == 0)
+        return is_answered
 
     def clock(self, row: int) -> Clock:
         """Return the time of the last reading of a stream."""
@@ -170,13 +187,13 @@ class StreamTable:
 
     def _elapsed_steps(self, row: int) -> float:
         """Return regular steps that count from the clock of a stream on."""
-        return float(self._readings * self.steps[row]) if self.elapsed is None else float(self.elapsed[row])
+        return float(self.steps[row]) if self.elapsed is None else float(self.elapsed[row])
 
     def _row_arrays(self) -> Iterator[tuple[Array, float]]:
         """Yield all arrays, each with the value of its unused rows."""
         yield self.last_numbers, -1
         yield self.static, np.nan
-        for value in (self.steps, self.has_error, *self.states.values(), *self.answers.values()):
+        for value in (self.steps, self.gaps, self.has_error, *self.states.values(), *self.answers.values()):
             yield value, 0
         if self.elapsed is not None:
             yield self.elapsed, 0
@@ -188,6 +205,7 @@ class StreamTable:
         capacity = max(rows, 2 * capacity)
         self.last_numbers = _grow(self.last_numbers, capacity, -1)
         self.steps = _grow(self.steps, capacity)
+        self.gaps = _grow(self.gaps, capacity)
         self.static = _grow(self.static, capacity, np.nan)
         self.has_error = _grow(self.has_error, capacity)
         for arrays in (self.states, self.answers):

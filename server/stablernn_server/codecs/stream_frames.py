@@ -9,16 +9,18 @@ A request:
     u32       K, samples of each
     u32[S]    numbers of the streams, all different
     u64[S]    with SEQUENCE: number of the first sample of each, from 1
-    f32[S, K, *sample[:-1]]     with DT: time since the previous sample, in regular steps
+    f32[S, K]                   with DT: time since the previous sample, in regular steps
     S x (u32, ASCII)            with RESTORE: length and text of a state token each; length 0 leaves a stream as it is
     f32 or i64 [S, K, *sample]  the samples; NaN is a missing value
 
 Its reply:
 
     u8, u8, u16                 1, the flags of the request, 0
-    u32, u32                    S, and K, or 1 with LAST
+    u32, u32                    S, and R, the rows of each output: K, or 1 with LAST. Of a model of patches as many as
+                                the stream of the frame that filled the most patches, or at most 1 with LAST
     u64[S]    samples that each stream has taken
-    f32[S, K, *shape]           each output of the ready message, in its order
+    f32[S, R, *shape]           each output of the ready message, in its order; the rows of a stream that filled
+                                fewer patches come first, and NaN behind them
     S x (u32, ASCII)            with TOKENS: length and text of the state token of each
 """
 
@@ -98,8 +100,6 @@ class Layout:
         self._dtype = dtype.newbyteorder("<")
         self._native_dtype = dtype
         self._values_per_sample = prod(sample)
-        # A sample of a patch model has one time for each of its rows.
-        self._times_per_sample = prod(sample[:-1])
 
     def head(self, content: bytes) -> tuple[int, int, int]:
         """Return flags, number of streams and samples of each, before the rest of the request is parsed.
@@ -136,7 +136,7 @@ class Layout:
 
     def _tokens_offset(self, flags: int, streams: int, steps: int) -> int:
         offset = HEAD_BYTES + 4 * streams + (8 * streams if flags & SEQUENCE else 0)
-        return offset + (4 * streams * steps * self._times_per_sample if flags & DT else 0)
+        return offset + (4 * streams * steps if flags & DT else 0)
 
     def read(self, content: bytes, flags: int, streams: int, steps: int) -> Frame:
         """Parse a whole request.
@@ -151,7 +151,7 @@ class Layout:
             InputError: If a part is cut off, bytes are left over, or a stream is named twice.
             BadTokenError: If a token is not ASCII.
         """
-        values, times = streams * steps * self._values_per_sample, streams * steps * self._times_per_sample
+        values = streams * steps * self._values_per_sample
         size = values * self._dtype.itemsize
         sequence_offset = HEAD_BYTES + 4 * streams
         dt_offset = sequence_offset + (8 * streams if flags & SEQUENCE else 0)
@@ -165,8 +165,7 @@ class Layout:
         sequence = np.frombuffer(content, "<u8", streams, sequence_offset) if flags & SEQUENCE else None
         dt = None
         if flags & DT:
-            # (streams, steps), and the rows of a patch
-            dt = np.frombuffer(content, "<f4", times, dt_offset).reshape(streams, steps, *self._sample[:-1])
+            dt = np.frombuffer(content, "<f4", streams * steps, dt_offset).reshape(streams, steps)
         samples = np.frombuffer(content, self._dtype, values, offset).reshape(streams, steps, *self._sample)
         # They may begin at any byte; the runtime's C code needs them aligned, and in the machine's byte order.
         if not samples.flags.aligned or self._dtype != self._native_dtype:

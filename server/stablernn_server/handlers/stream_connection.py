@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from stablernn_registry import Version
 from stablernn_runtime.served_model import ServedModel
 from stablernn_runtime.stream_spec import StreamFormat, class_labels, select_outputs
+from stablernn_server.arrays import Array
 from stablernn_server.batching.types import Caller
 from stablernn_server.codecs.json_values import OFFLOAD_BYTES, json_body, run_in_thread_if_large
 from stablernn_server.codecs.stream_frames import RESTORE, Frame, Layout, encode, stream_numbers
@@ -94,6 +95,7 @@ class StreamConnection:
                 "model_version": str(source.version),
                 "digest": source.digest,
                 "sample_shape": list(self._format.sample_shape),
+                "patch_stride": self._format.patch_stride,
                 "datatype": self._format.datatype,
                 "outputs": [{"name": name, "shape": list(outputs[name])} for name in self._outputs],
                 "labels": class_labels(source.manifest),
@@ -128,7 +130,7 @@ class StreamConnection:
         settings = self._context.settings
         # By the head alone: arrays of a size that is refused are not even read.
         if self._first is not None:
-            settings.check_samples(count, steps, count * steps * self._first.spec.model.step_elements)
+            settings.check_samples(count, steps, self._first.spec.count_elements(count, steps))
         check_stream_count(count, self._max_streams)
         numbers = stream_numbers(content, count)
         restored: dict[int, Stream] = {}
@@ -141,7 +143,7 @@ class StreamConnection:
             for version in groups:
                 if version is not self._first:
                     self._check_layout(version)
-                    settings.check_samples(count, steps, count * steps * version.spec.model.step_elements)
+                    settings.check_samples(count, steps, version.spec.count_elements(count, steps))
                 if version.spec.covariates.calendar_features:
                     raise InputError(
                         f"The model '{version.model.name}' needs the position of each step in the calendar, which a "
@@ -194,9 +196,7 @@ class StreamConnection:
             all_steps = [count for advance in advances for count in advance.steps]
             all_streams = [stream for advance in advances for stream in advance.streams]
             step_counts = [all_steps[index] for index in order]
-            outputs = [
-                np.concatenate(arrays)[order] for arrays in zip(*(each.outputs for each in advances), strict=True)
-            ]
+            outputs = [_concatenate(arrays)[order] for arrays in zip(*(each.outputs for each in advances), strict=True)]
             streams = [all_streams[index] for index in order] if all_streams else []
 
         def write() -> bytes:
@@ -265,7 +265,7 @@ class StreamConnection:
             OtherModelError: If they are not.
         """
         layouts = [
-            (form.graph_shape, form.dtype, [(name, form.outputs[name]) for name in names])
+            (form.graph_shape, form.dtype, form.patch_stride, [(name, form.outputs[name]) for name in names])
             for form, names in ((self._format, self._outputs), (version.spec.format, version.outputs))
         ]
         if layouts[0] != layouts[1]:
@@ -405,6 +405,17 @@ class StreamConnection:
 
     def _issue_token(self, stream: Stream) -> str:
         return self._context.state_keys.issue(stream.snapshot())
+
+
+def _concatenate(arrays: Sequence[Array]) -> Array:
+    """Return ``(streams, steps, ...)`` of several versions in one array, NaN where one has fewer steps."""
+    most = max(array.shape[1] for array in arrays)
+    padded = np.full((sum(map(len, arrays)), most, *arrays[0].shape[2:]), np.nan, np.float32)
+    start = 0
+    for array in arrays:
+        padded[start : start + len(array), : array.shape[1]] = array
+        start += len(array)
+    return padded
 
 
 def _check_close(frame: TextFrame) -> None:

@@ -25,7 +25,7 @@ class PreparedSamples:
     """Checked samples of one stream.
 
     Attributes:
-        inputs: Inputs of the step graph, with axes over the one stream and the samples.
+        inputs: Inputs of the step graph, with axes over the one stream and the samples; not yet collected to patches.
         future: Values that are known ahead, over the whole horizon after the last sample, ``(1, horizon, names)``; for
             rollouts. None where the model takes none.
         clock: The clock of the stream after the samples.
@@ -150,9 +150,7 @@ def prepare_samples(spec: StreamSpec, stream: Stream, request: Samples, count: i
         features = spec.model.manifest.features
         x = np.zeros((count, *spec.graph_shape), np.float32)
         x[..., [features.index(name) for name in spec.covariates.observed]] = values
-        # (readings, calendar features) to (steps, ..., calendar features)
-        calendar = waves[: count * spec.readings].reshape(*x.shape[:-1], -1)
-        x[..., [features.index(name) for name in spec.covariates.calendar_features]] = calendar
+        x[..., [features.index(name) for name in spec.covariates.calendar_features]] = waves[:count]
     # From here on with an axis over streams: (1, steps, ...).
     inputs = {spec.model.input_name: x[None]}
     if dt is not None:
@@ -161,9 +159,9 @@ def prepare_samples(spec: StreamSpec, stream: Stream, request: Samples, count: i
         inputs["static"] = stream.static
     future = _parse_future(spec, request, count)
     if waves is not None:
-        ends = [(step + 1) * spec.readings for step in range(count)]
-        # (steps, horizon, names)
-        future = spec.covariates.with_calendar(future, np.stack([waves[end : end + horizon] for end in ends]))
+        # (samples, horizon, names)
+        ahead = np.stack([waves[end : end + horizon] for end in range(1, count + 1)])
+        future = spec.covariates.with_calendar(future, ahead)
     if not spec.model.manifest.future:
         return PreparedSamples(inputs, None, clock, count)
     # The graph of a recursive head takes one step ahead, and the rollout the others.
@@ -188,11 +186,11 @@ def _parse_times(
     """Read when the samples were taken.
 
     Returns:
-        ``dt`` as ``(steps, ...)``, None where the graph takes or gets none; the clock after the samples; and the times
-        of all readings and of the horizon after them in seconds, None unless the model takes calendar features.
+        ``dt`` as ``(samples,)``, None where the graph takes or gets none; the clock after the samples; and the times of
+        all samples and of the horizon after them in seconds, None unless the model takes calendar features.
     """
-    model, frequency, readings = spec.model, spec.frequency, count * spec.readings
-    moments = [] if request.time is None else as_moments(request.time, readings)
+    model, frequency = spec.model, spec.frequency
+    moments = [] if request.time is None else as_moments(request.time, count)
     moments = [in_day_zone(moment, spec.day_zone) if isinstance(moment, str) else moment for moment in moments]
     is_first = stream.step == 0
     dt: Array | None = None
@@ -203,7 +201,7 @@ def _parse_times(
             )
         if moments:
             raise InputError("time and dt are both given; leave one of them out.")
-        dt = _parse_dt(spec, request.dt, count)
+        dt = _parse_dt(request.dt, count)
         if is_first:
             ignore_first_dt(dt.reshape(1, -1), [0], model.max_dt)
         # float64: a float32 sum would drift away from the times of the client.
@@ -213,21 +211,20 @@ def _parse_times(
             raise InputError(
                 f"time must be that of the first of {count} samples, or an array of {count}, got {len(moments)} times."
             )
-        clock = stream.clock.advance_regular(moments, spec.readings, count, frequency)
+        clock = stream.clock.advance_regular(moments, count, frequency)
     elif moments:
-        if len(moments) != readings:
-            raise InputError(f"time must hold that of each of the {readings} readings, got {len(moments)}.")
+        if len(moments) != count:
+            raise InputError(f"time must hold that of each of the {count} samples, got {len(moments)}.")
         dt, clock = stream.clock.advance_irregular(moments, is_first, frequency)
-        dt = dt.reshape(count, *spec.graph_shape[:-1])
     else:
-        clock = _advance_clock(stream.clock, float(readings))
+        clock = _advance_clock(stream.clock, float(count))
     if not spec.covariates.calendar_features:
         return dt, clock, None
-    return dt, clock, _calendar_seconds(spec, moments, clock, readings)
+    return dt, clock, _calendar_seconds(spec, moments, clock, count)
 
 
-def _calendar_seconds(spec: StreamSpec, moments: Sequence[Moment], clock: Clock, readings: int) -> Array:
-    """Return the times of the readings and of the steps of the horizon after them, in seconds."""
+def _calendar_seconds(spec: StreamSpec, moments: Sequence[Moment], clock: Clock, count: int) -> Array:
+    """Return the times of the samples and of the steps of the horizon after them, in seconds."""
     if clock.origin is None:
         periods = " and the ".join(period.name for period in spec.model.manifest.calendar or ())
         raise InputError(
@@ -236,29 +233,27 @@ def _calendar_seconds(spec: StreamSpec, moments: Sequence[Moment], clock: Clock,
         )
     horizon = spec.model.manifest.horizon or 0
     if not spec.takes_dt:
-        return clock.seconds(1 - readings, readings + horizon, spec.frequency)
+        return clock.seconds(1 - count, count + horizon, spec.frequency)
     if not moments:
         raise InputError(
-            "time is missing: give the time of each reading, from which its position in the calendar follows."
+            "time is missing: give the time of each sample, from which its position in the calendar follows."
         )
     past = [parse_moment(moment, spec.frequency) for moment in moments]
     return np.concatenate([past, clock.seconds(1, horizon, spec.frequency)])
 
 
-def _parse_dt(spec: StreamSpec, dt: Any, count: int) -> Array:
-    """Return ``dt`` of a request as ``(steps, ...)``."""
-    shape = (count, *spec.graph_shape[:-1])
+def _parse_dt(dt: Any, count: int) -> Array:
+    """Return ``dt`` of a request as ``(samples,)``."""
     array = to_array(dt if isinstance(dt, list) else [dt], "dt")
-    if array.size != count * spec.readings or array.ndim > len(shape):
-        noun = "sample" if spec.readings == 1 else "reading"
+    if array.shape != (count,):
         raise InputError(
-            f"dt must hold a number for each {noun}, in the shape {list(shape)}, got the shape {list(array.shape)}."
+            f"dt must hold a number for each sample, in the shape [{count}], got the shape {list(array.shape)}."
         )
     if not np.isfinite(array).all():
-        raise InputError("dt must hold finite numbers, the time since the reading before; none can be missing.")
+        raise InputError("dt must hold finite numbers, the time since the sample before; none can be missing.")
     # A number that float32 cannot hold becomes infinite, which the check of the step's inputs refuses.
     with np.errstate(over="ignore"):
-        return array.astype(np.float32).reshape(shape)
+        return array.astype(np.float32)
 
 
 def _advance_clock(clock: Clock, steps: float) -> Clock:

@@ -40,8 +40,9 @@ class StepResult:
     """The result of the samples of one request.
 
     Attributes:
-        outputs: JSON: an array of an object for each answered step, its outputs by name and the label of a classifier.
-        last_outputs: The object of the last step; its arrays are copies.
+        outputs: JSON: an array of an object for each answered step, its outputs by name and the label of a classifier;
+            empty while a patch is not full.
+        last_outputs: The object of the last answered step; its arrays are copies. None without one.
         violations: Names of states that left their certified balls.
         samples_outside: Samples of the request outside the certified range of inputs.
         drift_alarms: Alarms of the test for drift that the samples raised.
@@ -49,7 +50,7 @@ class StepResult:
     """
 
     outputs: orjson.Fragment
-    last_outputs: dict[str, Any]
+    last_outputs: dict[str, Any] | None
     violations: list[str]
     samples_outside: int
     drift_alarms: int
@@ -88,13 +89,24 @@ async def advance_stream(
     model, spec = stream.model, stream_spec(stream.model)
     check_sequence(request.sequence, stream.step)
     count = count_samples(spec, request.values)
-    settings.check_samples(1, count, count * spec.model.step_elements)
+    settings.check_samples(1, count, spec.count_elements(1, count))
     # A number, and a time, take about so many bytes as text.
     size = max(size, count * (8 * prod(spec.sample_shape) + 32))
     samples = await run_in_thread_if_large(size, lambda: prepare_samples(spec, stream, request, count))
     horizon = parse_horizon(spec, request, samples.count)
     x = samples.inputs[model.input_name]
     samples_outside = model.guard.inputs.check(x, None, model.ref, is_refused=settings.refuse_inputs_outside)
+    left_over: dict[str, Array] = {}
+    if spec.patches is not None:
+        collected = spec.collect(stream.states, np.array([stream.step]), samples.inputs)
+        left_over = collected.states
+        if not collected.counts[0]:
+            stream.states = {**stream.states, **left_over}
+            stream.clock, stream.step = samples.clock, stream.step + count
+            inference = InferenceResult({}, {}, set(), 0, 0, 1)
+            return StepResult(orjson.Fragment(b"[]"), None, [], samples_outside, 0, inference)
+        samples.inputs |= collected.inputs
+        x = samples.inputs[model.input_name]
     output_names = list(spec.outputs) if names is None else list(names)
     # A rollout feeds the mean back, whether it is requested or not.
     run_names = output_names if horizon <= 1 or "mean" in output_names else [*output_names, "mean"]
@@ -122,7 +134,7 @@ async def advance_stream(
     size = sum(value.nbytes + 64 * value.shape[1] for value in requested.values())
     content, last_outputs = await run_in_thread_if_large(size, lambda: _write_json(spec, requested, horizon_limit))
     # Last, so that the stream moves on only if everything above has succeeded.
-    stream.states = copy_views(first.states)
+    stream.states = copy_views(first.states) | left_over
     if spec.online is not None and update is not None:
         spec.online.observer(update)
         stream.states |= update.states

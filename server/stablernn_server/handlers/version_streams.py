@@ -5,7 +5,7 @@ This is the fast path of streaming: all streams of a frame make one batch item, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -85,39 +85,81 @@ class VersionStreams:
         inputs = {model.input_name: frame.samples}
         if frame.dt is not None:
             inputs["dt"] = self._convert_dt(frame.dt, indices)
-        if spec.static_size:
-            # (streams, names) to (streams, steps, names), without a copy.
-            inputs["static"] = np.broadcast_to(batch.static(rows)[:, None], (count, steps, spec.static_size))
         states = batch.states(rows)
-        result = await self._run_steps(inputs, spec.model_states(states), frame, scheduler, caller)
-        outputs = result.outputs if model.rollout is None else calibrate_outputs(spec, result.outputs)
-        next_states, update = result.states, None
-        if spec.online is not None:
-            size = 1024 * steps * (1 + count // STREAMS_PER_KIB)
-            update = await run_in_thread_if_large(size, lambda: update_estimates(spec, states, frame.samples, outputs))
-            outputs, next_states = outputs | update.outputs, next_states | update.states
-            if frame.flags & LAST:
-                outputs = {name: value[:, -1:] for name, value in outputs.items()}
+        updates: list[OnlineUpdate] = []
+        if spec.patches is None:
+            outputs, next_states = await self._run_rows(inputs, states, rows, frame, scheduler, caller, updates)
+        else:
+            collected = spec.collect(states, np.array([batch.steps[row] for row in indices]), inputs)
+            results = []
+            for group, patches in collected.groups():
+                group_states = {name: value[group] for name, value in states.items()}
+                group_rows = [indices[position] for position in group.tolist()]
+                result = await self._run_rows(patches, group_states, group_rows, frame, scheduler, caller, updates)
+                results.append((group, *result))
+            outputs, next_states = collected.merge(states, results, {name: spec.outputs[name] for name in self.outputs})
         clocks = {}
         if batch.has_clocks:
             dt = inputs.get("dt")
-            regular_steps = [float(steps * spec.readings)] * count
             # float64, as the steps of a clock.
-            elapsed_steps = regular_steps if dt is None else dt.reshape(count, -1).sum(1, np.float64).tolist()
+            elapsed_steps = [float(steps)] * count if dt is None else dt.sum(1, np.float64).tolist()
             clocks = batch.advance_clocks(frame.numbers, elapsed_steps)
         step_counts = [batch.steps[row] + steps for row in indices]
         arrays = [outputs[name] for name in self.outputs]
         # Tokens are signed with the answer, before the streams are committed.
         streams = batch.preview(rows, step_counts, next_states, clocks) if frame.flags & TOKENS else []
-        return PendingAdvance(self, positions, rows, indices, step_counts, arrays, next_states, clocks, streams, update)
+        return PendingAdvance(
+            self, positions, rows, indices, step_counts, arrays, next_states, clocks, streams, updates
+        )
+
+    async def _run_rows(
+        self,
+        inputs: dict[str, Array],
+        states: Mapping[str, Array],
+        rows: Rows,
+        frame: Frame,
+        scheduler: Scheduler,
+        caller: Caller,
+        updates: list[OnlineUpdate],
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return the requested outputs and the states of some streams after steps, and append their estimates.
+
+        Args:
+            inputs: Inputs of the step graph, ``(streams, steps, ...)``.
+            states: States of the streams before.
+            rows: Rows of the streams in the batch of the version.
+            frame: The frame.
+            scheduler: Runs the steps.
+            caller: The client that waits.
+            updates: Takes the estimates.
+        """
+        spec = self.spec
+        x = inputs[self.model.input_name]
+        streams, steps = x.shape[:2]
+        if spec.static_size:
+            # (streams, names) to (streams, steps, names), without a copy.
+            static = np.broadcast_to(self.batch.static(rows)[:, None], (streams, steps, spec.static_size))
+            inputs = {**inputs, "static": static}
+        result = await self._run_steps(inputs, spec.model_states(states), frame, scheduler, caller)
+        outputs = result.outputs if self.model.rollout is None else calibrate_outputs(spec, result.outputs)
+        if spec.online is None:
+            return outputs, result.states
+        size = 1024 * steps * (1 + streams // STREAMS_PER_KIB)
+        update = await run_in_thread_if_large(size, lambda: update_estimates(spec, states, x, outputs))
+        updates.append(update)
+        outputs = {name: value for name, value in (outputs | update.outputs).items() if name in self.outputs}
+        if frame.flags & LAST:
+            outputs = {name: value[:, -1:] for name, value in outputs.items()}
+        return outputs, result.states | update.states
 
     async def _run_steps(
         self, inputs: dict[str, Array], states: dict[str, Array], frame: Frame, scheduler: Scheduler, caller: Caller
     ) -> InferenceResult:
         # Estimates are updated with the forecast after each sample, whichever of them are answered.
         every = self.spec.online is not None or not frame.flags & LAST
-        if self.spec.accepts(inputs, frame.streams, frame.steps):
-            batch_item = BatchItem({**inputs, **states}, frame.streams, frame.steps, self._graph_outputs, every)
+        streams, steps = inputs[self.model.input_name].shape[:2]
+        if self.spec.accepts(inputs, streams, steps):
+            batch_item = BatchItem({**inputs, **states}, streams, steps, self._graph_outputs, every)
             return await scheduler.step_prepared(self.model, batch_item, caller=caller)
         # The slow path repeats the checks and raises the error of the one that fails.
         if "static" in inputs:
@@ -146,11 +188,12 @@ class PendingAdvance:
         rows: Rows of the streams in the batch of the version.
         indices: The same rows as numbers.
         steps: Samples that each stream will have taken.
-        outputs: ``(streams, steps, ...)`` each, in the order of the answer.
+        outputs: ``(streams, steps, ...)`` each, in the order of the answer; of a model of patches, with a step for each
+            patch, NaN where a stream has filled fewer than another.
         states: By input name.
         clocks: By stream number, of the streams that have one.
         streams: The streams as they will be, where their tokens are wanted.
-        update: The estimates of the streams; None without.
+        updates: The estimates of the streams; none without.
     """
 
     version: VersionStreams
@@ -162,7 +205,7 @@ class PendingAdvance:
     states: dict[str, Array]
     clocks: dict[int, Clock]
     streams: list[Stream]
-    update: OnlineUpdate | None
+    updates: list[OnlineUpdate]
 
     def commit(self) -> None:
         """Let the streams go on from here."""
@@ -172,5 +215,6 @@ class PendingAdvance:
             batch.steps[row] = count
         if self.clocks:
             batch.set_clocks(self.clocks)
-        if self.version.spec.online is not None and self.update is not None:
-            self.version.spec.online.observer(self.update)
+        if self.version.spec.online is not None:
+            for update in self.updates:
+                self.version.spec.online.observer(update)

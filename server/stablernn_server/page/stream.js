@@ -80,12 +80,14 @@ export class Stream {
   }
 
   begin(ready) {
-    // A model of patches takes several samples in one step.
-    this.patch = ready.sample_shape.length > 1 ? ready.sample_shape[0] : 1;
+    // A model of patches answers when one is full.
+    this.patch = ready.patch_stride;
+    this.isText = ready.sample_shape.length === 0;
     this.next = sampler(ready, this.facts, this.shape.control.value, numberIn(this.period.control) ?? 24);
     const rate = Math.min(100, Math.max(1, numberIn(this.rate.control) ?? 20));
     const times = this.facts.calendar === null ? "" : ` Their times are generated, starting at ${timeText(this.timeOf(1))}.`;
-    this.announce(`${this.patch > 1 ? `Streaming ${rate} steps of ${this.patch} samples per second.` : `Streaming ${rate} samples per second.`}${times}`);
+    const answers = this.patch > 1 ? ` The model answers after every ${this.patch} of them.` : "";
+    this.announce(`Streaming ${rate} samples per second.${answers}${times}`);
     this.figure.hidden = false;
     this.timer = setInterval(() => this.send(), 1000 / rate);
     this.drawing = setInterval(() => this.draw(), DRAW_EVERY_MS);
@@ -95,12 +97,12 @@ export class Stream {
   send() {
     // Wait for a server that is slower than the rate.
     if (this.sent - this.step >= MAX_UNANSWERED || this.socket.readyState !== WebSocket.OPEN) return;
-    const { values, samples } = this.next();
-    const request = { values };
+    const sample = this.next();
+    const request = { values: this.isText ? sample[0] : sample };
     if (this.facts.head === "recursive") request.horizon = this.facts.horizon;
-    if (this.facts.calendar !== null) request.time = new Date(this.timeOf(this.sent * this.patch + 1)).toISOString();
+    if (this.facts.calendar !== null) request.time = new Date(this.timeOf(this.sent + 1)).toISOString();
     this.sent += 1;
-    this.samples.push(...samples);
+    this.samples.push(sample);
     this.socket.send(JSON.stringify(request));
   }
 
@@ -112,6 +114,7 @@ export class Stream {
 
   take({ step, outputs, states = [] }) {
     this.step = step;
+    if (outputs.length === 0) return;
     this.output = outputs.at(-1);
     const ratios = states.map(({ ratio }) => ratio).filter((ratio) => typeof ratio === "number");
     this.ratio = ratios.length > 0 ? Math.max(...ratios) : null;
@@ -121,7 +124,7 @@ export class Stream {
   draw() {
     if (!this.changed) return;
     this.changed = false;
-    const answered = this.step * this.patch;
+    const answered = this.step - (this.step % this.patch);
     const excess = Math.max(0, answered - SHOWN_SAMPLES - this.dropped);
     this.samples.splice(0, excess);
     this.dropped += excess;
@@ -193,19 +196,14 @@ export class Stream {
   }
 }
 
-/** Returns a function for the next step: `values` for the request, `samples` as rows of numbers to draw. */
+/** Returns a function for the next sample, as a row of numbers; of text a single one. */
 function sampler({ sample_shape: shape, datatype }, facts, kind, period) {
   const vocabulary = datatype === "INT64" ? facts.features.length : 0;
   const width = shape.at(-1) ?? 1;
   const training = scalesOf(facts);
   const fits = vocabulary === 0 && training.means.length === width;
   const means = fits ? training.means : Array(width).fill(0);
-  const draw = generator({ kind, means, scales: fits ? training.scales : Array(width).fill(1), period, vocabulary });
-  return () => {
-    const samples = Array.from({ length: shape.length > 1 ? shape[0] : 1 }, draw);
-    if (shape.length === 0) return { values: samples[0][0], samples };
-    return { values: shape.length === 1 ? samples[0] : samples, samples };
-  };
+  return generator({ kind, means, scales: fits ? training.scales : Array(width).fill(1), period, vocabulary });
 }
 
 /** Returns classes (or binary targets) with their probabilities, in the order of the labels. */

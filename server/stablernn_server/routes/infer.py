@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_registry import RefError, parse_ref
 from stablernn_runtime.run_batch import BatchItem
 from stablernn_runtime.served_model import ServedModel
+from stablernn_runtime.stream_patches import PatchOutputs
+from stablernn_runtime.stream_spec import stream_spec
 from stablernn_runtime.validation import ignore_first_dt
 from stablernn_server.batching.types import Caller, InferenceResult
 from stablernn_server.codecs.infer_templates import (
@@ -36,6 +39,7 @@ from stablernn_server.http.middleware import DirectRoute
 from stablernn_server.http.request import ActiveRequest, body_too_large, header_fields
 from stablernn_server.http.responses import JSON, RawResponse, compress_if_accepted
 from stablernn_server.settings import Settings
+from stablernn_server.streams.triton_sequences import Sequence as TritonSequence
 
 INFER_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer", re.DOTALL)
 Array = NDArray[Any]
@@ -263,11 +267,71 @@ async def _run_in_sequence(
         samples_outside = _check_range(context.settings, sequence_model, request.inputs)
         is_continued = bool(sequence.states)
         inputs = request.inputs if is_continued else _ignore_first_dt(sequence_model, request.inputs)
-        result = await context.scheduler.run(sequence_model, {**inputs, **sequence.states}, outputs, caller=caller)
-        sequence.set_states({name: result.outputs[output] for name, output in states.items()})
+        if stream_spec(sequence_model).patches is not None:
+            result = await _run_patches(context, sequence, inputs, outputs, is_end=control.end, caller=caller)
+        else:
+            result = await context.scheduler.run(sequence_model, {**inputs, **sequence.states}, outputs, caller=caller)
+            sequence.set_states({name: result.outputs[output] for name, output in states.items()})
         result.outputs = {name: result.outputs[name] for name in requested}
         result.samples_outside = samples_outside
         return sequence_model, result
+
+
+async def _run_patches(
+    context: AppContext,
+    sequence: TritonSequence,
+    inputs: Mapping[str, Array],
+    outputs: Sequence[str],
+    *,
+    is_end: bool,
+    caller: Caller,
+) -> InferenceResult:
+    """Continue a sequence of a model of patches by the patches that its series fill; one that fills none has NaN.
+
+    The last request of a sequence of a classifier answers as the whole series does, whose last patch need not be full.
+    """
+    model, patches = sequence.model, stream_spec(sequence.model).patches
+    assert patches is not None
+    states = {state.input: state.output for state in model.states}
+    names = [name for name in outputs if name not in states.values()]
+    # Checked as a whole, with samples that stay in an unfinished patch.
+    feeds = model.prepare(model.sequence, inputs, outputs).feeds
+    samples = {name: feeds.pop(name) for name in (model.input_name, "dt") if name in feeds}
+    lengths = feeds.pop("lengths", None)
+    steps = np.zeros(sequence.rows, np.int64) + sequence.steps
+    # A forecast starts from the last sample, so that the samples behind the last patch have no place in it.
+    is_end = is_end and model.manifest.task == "classify"
+    collected = patches.collect(sequence.states, steps, samples, lengths, is_end=is_end)
+    total = InferenceResult({}, {}, set(), 0, 0, 1)
+    results: list[PatchOutputs] = []
+    for rows, group in collected.groups():
+        time = int(collected.lengths[rows[0]])
+        part = {name: value.reshape(len(rows), -1, *value.shape[3:])[:, :time] for name, value in group.items()}
+        part |= {name: value[rows] for name, value in feeds.items()}
+        part |= {name: sequence.states[name][rows] for name in states if name in sequence.states}
+        batch_item = BatchItem(part, len(rows), time, outputs)
+        result = await context.scheduler.run_prepared(model, batch_item, caller=caller)
+        next_states = {name: result.outputs[output] for name, output in states.items()}
+        # With an axis over the last patch alone, as the outputs of streams have it.
+        results.append((rows, {name: result.outputs[name][:, None] for name in names}, next_states))
+        total.violations |= result.violations
+        total.queue_ns += result.queue_ns
+        total.compute_ns += result.compute_ns
+        total.batch_rows = max(total.batch_rows, result.batch_rows)
+    zeros = {
+        name: np.zeros((sequence.rows, *map(int, spec.shape[1:])), spec.dtype)
+        for name, spec in model.sequence.inputs.items()
+        if name in states
+    }
+    shapes = {name: tuple(map(int, model.sequence.outputs[name].shape[1:])) for name in names}
+    answers, next_states = collected.merge({**zeros, **sequence.states}, results, shapes)
+    for name, value in answers.items():
+        missing = np.full((sequence.rows, *shapes[name]), np.nan, np.float32)
+        total.outputs[name] = value[:, 0] if value.shape[1] else missing
+    total.outputs |= {output: next_states[name] for name, output in states.items()}
+    sequence.set_states(next_states)
+    sequence.steps = steps + (samples[model.input_name].shape[1] if lengths is None else lengths)
+    return total
 
 
 def _response_head(model: ServedModel, request: InferRequest, result: InferenceResult) -> dict[str, Any]:

@@ -67,7 +67,8 @@ async def _step_session(
     body, size = await _read_body(context, active_request, scope, Samples)
     caller = context.create_caller(active_request)
     async with context.sessions.hold(session, caller) as entry:
-        content, entry.last_outputs = await _advance(context, active_request, entry.stream, body, size, caller)
+        content, last_outputs = await _advance(context, active_request, entry.stream, body, size, caller)
+        entry.last_outputs = last_outputs or entry.last_outputs
     return {"session_id": session, **content}
 
 
@@ -191,8 +192,8 @@ async def _open_stream(
 
 async def _advance(
     context: AppContext, active_request: ActiveRequest, stream: Stream, body: Samples, size: int, caller: Caller
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Advance a stream by the samples; return the content of the response, and the outputs of the last sample."""
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Advance a stream by the samples; return the content of the response, and the last outputs, None without any."""
     active_request.model = stream.model
     stepped = await advance_stream(context.scheduler, stream, body, context.settings, caller, size=size)
     # One stream, however many samples.
@@ -225,5 +226,6 @@ def _describe(context: AppContext, session: Session) -> dict[str, Any]:
         "step": stream.step,
         "expires_in_seconds": context.sessions.ages(session.id)[2],
         "sample_shape": list(spec.sample_shape),
+        "patch_stride": spec.format.patch_stride,
         "outputs": list(spec.outputs),
     }

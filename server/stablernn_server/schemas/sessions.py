@@ -162,7 +162,10 @@ class TextFrame(Samples):
 
 
 class SessionOpened(BaseModel):
-    """A session: ``sample_shape`` is the shape of one sample, ``outputs`` names the outputs of each step."""
+    """A session: ``sample_shape`` is the shape of one sample, ``outputs`` names the outputs of each step.
+
+    There are outputs after every ``patch_stride`` samples.
+    """
 
     session_id: str
     model: str
@@ -171,11 +174,12 @@ class SessionOpened(BaseModel):
     step: int
     expires_in_seconds: float
     sample_shape: list[int]
+    patch_stride: int
     outputs: list[str]
 
 
 class Stepped(BaseModel):
-    """The outputs of each step, and the number of samples that the stream has taken so far."""
+    """The outputs of each step, none while a patch is not full, and the samples that the stream has taken so far."""
 
     session_id: str | None = None
     model: str

@@ -14,7 +14,7 @@ from stablernn_runtime.state_token import StreamSnapshot
 from stablernn_runtime.stream_clock import Clock
 from stablernn_runtime.stream_spec import stream_spec
 from stablernn_server.arrays import Array
-from stablernn_server.errors import BadTokenError, UnknownModelError
+from stablernn_server.errors import UnknownModelError
 
 
 class Versions(Protocol):
@@ -32,8 +32,8 @@ class Stream:
     Attributes:
         model: The model that it began with; a newer version does not take it over.
         step: Samples taken.
-        states: By input name, ``(1, ...)``, with those of the estimates that the stream updates; empty at the
-            beginning, which stands for zeros.
+        states: By input name, ``(1, ...)``, with the samples of an unfinished patch and the states of the estimates
+            that the stream updates; empty at the beginning, which stands for zeros.
         static: ``(1, names)``, where the model takes any.
         clock: The time of the last reading.
     """
@@ -99,14 +99,11 @@ def stream_from_snapshot(snapshot: StreamSnapshot, model: ServedModel) -> Stream
     Raises:
         BadTokenError: If the states of the token do not fit the model.
     """
-    spec = stream_spec(model)
-    token_states = spec.check_token_states(snapshot.states)
-    if snapshot.static.size not in (0, spec.static_size):
-        raise BadTokenError(f"The state token holds states that are not those of {model.label}; begin a new stream.")
+    content = stream_spec(model).check_token(snapshot)
     # With an axis over streams: (1, ...).
-    states = {name: value[None] for name, value in token_states.items()}
-    static = snapshot.static[None] if snapshot.static.size else None
-    return Stream(model, snapshot.step, states, static, snapshot.clock)
+    states = {name: value[None] for name, value in content.states.items()}
+    static = content.static[None] if content.static.size else None
+    return Stream(model, content.step, states, static, content.clock)
 
 
 def copy_views(states: Mapping[str, Array]) -> dict[str, Array]:

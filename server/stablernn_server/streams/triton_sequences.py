@@ -25,12 +25,15 @@ class Sequence:
     Attributes:
         model: The model that it began with, which answers all its requests.
         rows: Series in each of its requests.
-        states: By input name, ``(rows, ...)``; empty at the beginning, which stands for zeros.
+        states: By input name, ``(rows, ...)``, with the samples of unfinished patches; empty at the beginning, which
+            stands for zeros.
+        steps: Samples that each series has had, ``(rows,)``, of a model of patches; else 0.
     """
 
     model: ServedModel
     rows: int
     states: dict[str, Array] = field(default_factory=dict)
+    steps: Array | int = 0
 
     def set_states(self, states: Mapping[str, Array]) -> None:
         """Set the states from which the next request goes on, by the names of the inputs that they feed."""

@@ -15,10 +15,10 @@ KEY = "a key of state tokens that all servers of the tests share"
 
 @pytest.fixture
 def checkpoint(trained: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkpoint of the streams ``hall`` and 7, each after one event, which is a patch of three readings."""
+    """A checkpoint of the streams ``hall`` and 7, each after three events, which fill a patch."""
     monkeypatch.setenv("STABLERNN_STATE_KEY", KEY)
     shard = StreamShard(Scorer.find("digits", registry=trained.registry))
-    shard.add(["hall", 7], [0, 0], [[[1.0]] * 3, [[2.0]] * 3])
+    shard.add(["hall"] * 3 + [7] * 3, [0, 1, 2] * 2, [[1.0]] * 3 + [[2.0]] * 3)
     path = tmp_path / "streams.ckpt"
     path.write_bytes(shard.dump())
     return path
@@ -27,16 +27,18 @@ def checkpoint(trained: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_stream_moves_from_one_key_to_another(trained: Workplace, checkpoint: Path, tmp_path: Path) -> None:
     token = trained.ok("stream", "export", checkpoint, "--key", 7, "--key-type", "int").out.strip()
     document = trained.ok("stream", "export", checkpoint, "--key", "hall", "--json").json
-    assert (document["model"], document["next_number"]) == ("digits:1", 1)
+    assert (document["model"], document["next_number"]) == ("digits:1", 3)
     (tmp_path / "token").write_text(token + "\n")
     result = trained.ok("stream", "import", checkpoint, "--key", "yard", "--token-file", tmp_path / "token")
-    assert "its next event is number 1." in result.err
+    assert "its next event is number 3." in result.err
     trained.ok("-q", "stream", "import", checkpoint, "--key", "b", "--key-type", "bytes", "--token", token)
     command = ("stream", "import", checkpoint, "--key", "late", "--token", token, "--number", 8, "--json")
     assert trained.ok(*command).json == {"model": "digits:1", "key": "late", "next_number": 9}
     shard = StreamShard.load(Scorer.find("digits", registry=trained.registry), checkpoint.read_bytes())
     assert shard.keys == ["hall", 7, "yard", b"b", "late"]
-    answers = shard.add([7, "yard", b"b", "late"], [1, 1, 1, 9], [[[3.0]] * 3] * 4).outputs["probabilities"]
+    numbers = [3, 3, 3, 9, 4, 4, 4, 10, 5, 5, 5, 11]
+    answers = shard.add([7, "yard", b"b", "late"] * 3, numbers, [[3.0]] * 12).outputs["probabilities"]
+    assert len(answers) == 4
     assert all(np.array_equal(answers[0], answer) for answer in answers)
 
 

@@ -190,3 +190,12 @@ def test_the_example_of_the_page_runs(published: Published, monkeypatch: pytest.
     names: dict[str, Any] = {}
     exec(compile(code, "scaling.md", "exec"), names)
     assert names["again"].is_again.tolist() == [True, False]
+
+
+def test_a_checkpoint_of_whole_patches_is_refused(kinds: Published) -> None:
+    scorer = Scorer.find("patched", registry=kinds.root)
+    fields, arrays = layout.unpack_checkpoint(StreamShard(scorer).dump())
+    # As releases wrote it whose events were patches.
+    old = {name: value for name, value in arrays.items() if name != "gaps" and not name.startswith("state patch.")}
+    with pytest.raises(CheckpointError, match="whole patches of 3 samples; now an event is one sample"):
+        StreamShard.load(scorer, packed(fields, old))

@@ -11,7 +11,7 @@ import pytest
 from published_models import Published
 from shard_helpers import TOKENS, add_events, last_outputs, whole_outputs
 from stablernn_runtime.errors import InputError
-from stablernn_runtime.scoring import Scorer, StreamShard
+from stablernn_runtime.scoring import Scorer, StreamAnswers, StreamShard
 from stablernn_runtime.scoring import stream_shard as module
 from stream_helpers import assert_same_bits, distances, offline, samples
 
@@ -136,27 +136,52 @@ def test_every_kind_of_stream_has_the_bits_of_the_sequence_graph(kinds: Publishe
     times = [distances(model, steps, seed) for seed in range(3)]
     static = STATIC if name == "still" else None
     shard = StreamShard(scorer)
-    content, answers = b"", None
+    content, parts = b"", []
     for step in range(steps):
         dt = None if times[0] is None else np.stack([time[step] for time in times if time is not None])
         if dt is not None and step == 0:
             # That of the first sample does not count.
-            dt.reshape(3, -1)[:, 0] = 2.5
-        answers = shard.add([b"k", "k", 0], [step] * 3, x[:, step], dt=dt, static=static if step == 0 else None)
+            dt[:] = 2.5
+        parts.append(shard.add([b"k", "k", 0], [step] * 3, x[:, step], dt=dt, static=static if step == 0 else None))
         content = shard.dump()
         shard = StreamShard.load(scorer, content)
-    assert answers is not None
-    assert answers.keys == [b"k", "k", 0]
-    for row in range(3):
+    # A model of patches answers when one is full, and to nothing else.
+    stride = model.patch_stride
+    assert [part.numbers.tolist() for part in parts] == [[n] * 3 * ((n + 1) % stride == 0) for n in range(steps)]
+    answers = StreamAnswers.concatenate([part for part in parts if len(part)])
+    for row, key in enumerate([b"k", "k", 0]):
         options = {} if static is None else {"static": static[row : row + 1]}
-        expected = {key: value[-1] for key, value in offline(model, x[row], times[row], **options).items()}
-        assert_same_bits({key: value[row] for key, value in answers.outputs.items()}, expected)
-        token = shard.token(answers.keys[row], TOKENS)
+        assert_same_bits(
+            {name: value[row::3] for name, value in answers.outputs.items()},
+            offline(model, x[row], times[row], **options),
+        )
+        token = shard.token(key, TOKENS)
         assert TOKENS.read(token).step == steps
         shard.put("moved", token, TOKENS)
-        moved, expected_states = (TOKENS.read(shard.token(key, TOKENS)) for key in ("moved", answers.keys[row]))
+        moved, expected_states = (TOKENS.read(shard.token(name, TOKENS)) for name in ("moved", key))
         assert moved.static.tobytes() == expected_states.static.tobytes()
         assert_same_bits(moved.states, expected_states.states)
+
+
+def test_readings_that_fill_no_patch_have_no_answer(kinds: Published) -> None:
+    scorer = Scorer.find("patched", registry=kinds.root)
+    shard = StreamShard(scorer, lateness=0)
+    x = samples(scorer.open(), 8)
+    assert len(shard.add(["a"] * 2, [0, 1], x[:2])) == 0
+    # The event before, again; one that cannot be taken; and a gap: the answer that follows says so.
+    assert len(shard.add(["a"], [1], x[1:2])) == 0
+    refused = shard.add(["a"], [2], [[np.inf, 0.0]])
+    assert refused.errors == ["l is infinite or beyond float32."]
+    shard = StreamShard.load(scorer, shard.dump())
+    assert len(shard.add(["b"] * 2, [0, 1], x[:2])) == 0
+    full = shard.add(["a", "a", "b"], [4, 5, 3], [x[2], x[3], x[2]])
+    assert (full.keys, full.numbers.tolist(), full.gaps.tolist()) == (["a", "b"], [4, 3], [1, 1])
+    expected = offline(scorer.open(), x[:3])
+    for row in range(2):
+        assert_same_bits({name: value[row : row + 1] for name, value in full.outputs.items()}, expected)
+    # The patch after it has begun.
+    assert TOKENS.read(shard.token("a", TOKENS)).step == 4
+    assert shard.add(["b"], [3], x[2:3]).is_again.tolist() == [True]
 
 
 class Job:

@@ -59,13 +59,15 @@ def test_stream_of_patches_in_a_calendar(hourly: Running, visit: Callable[..., V
     page.get_by_label("Per second").fill("50")
     page.get_by_role("button", name="Start").click()
     playwright.expect(page.locator(".stream [role=status]")).to_contain_text(
-        "50 steps of 3 samples per second. Their times are generated, starting at 2024-01-01 00:00."
+        "50 samples per second. The model answers after every 3 of them. Their times are generated, starting at "
+        "2024-01-01 00:00."
     )
     playwright.expect(page.locator(".stream .lead")).to_contain_text(re.compile(r"Step \d\d+\."))
     page.get_by_role("button", name="Stop").click()
     playwright.expect(page.locator(".stream [role=alert]")).to_be_empty()
-    assert [frame["time"] for frame in sent[:3]] == [f"2024-01-01T0{hour}:00:00.000Z" for hour in (0, 3, 6)]
-    assert {len(frame["values"]) for frame in sent} == {3}
+    assert [frame["time"] for frame in sent[:3]] == [f"2024-01-01T0{hour}:00:00.000Z" for hour in (0, 1, 2)]
+    # The calendar's features are the server's.
+    assert {len(frame["values"]) for frame in sent} == {1}
 
 
 @needs_browser

@@ -78,9 +78,9 @@ def without(forecasters: Published) -> Iterator[Running]:
 def shifted_samples(model: ServedModel) -> np.ndarray:
     """Samples of one stream whose level rises in the last quarter, some of them missing."""
     random = np.random.default_rng(7)
-    shape = (STEPS, *(int(size) for size in model.step.inputs["x"].shape[1:]))
+    shape = (STEPS * model.patch_stride, len(model.manifest.features))
     x = random.normal(5.0, 3.0, shape).astype(np.float32)
-    x[3 * STEPS // 4 :] += 40
+    x[3 * len(x) // 4 :] += 40
     x[random.random(shape) < 0.05] = np.nan
     return x
 
@@ -93,7 +93,7 @@ def expected(forecasters: Published, name: str) -> tuple[np.ndarray, np.ndarray,
     quantiles = offline(model, x)["quantiles"]
     online = create_online_streams(version.manifest, model.patch_stride, OnlineOptions(True, RATE))
     assert online is not None
-    update = online.advance({}, x[None], quantiles[None])
+    update = online.advance({}, x.reshape(1, STEPS, model.patch_stride, -1), quantiles[None])
     return x, update.outputs["adaptive_quantiles"][0], int(update.alarms[0])
 
 

@@ -19,6 +19,7 @@ from stablernn.data.forecasting.covariates import calendar_periods
 from stablernn.nn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
 from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
+from stablernn_runtime.stream_spec import stream_spec
 from stablernn_server import Settings, create_app
 
 QUANTILES = [0.1, 0.5, 0.9]
@@ -105,9 +106,9 @@ def serving(published: Published, **settings: Any) -> Iterator[Running]:
 
 
 def samples(model: ServedModel, steps: int, seed: int = 0) -> np.ndarray:
-    """Samples of a stream, ``(steps, *sample)``, some of them missing."""
+    """Samples of a stream, ``(steps, *sample)``, some of them missing; of a model of patches one by one, too."""
     random = np.random.default_rng(seed)
-    shape = (steps, *(int(size) for size in model.step.inputs[model.input_name].shape[1:]))
+    shape = (steps, *stream_spec(model).graph_shape)
     if model.input_name == "tokens":
         return random.integers(0, len(LETTERS), shape)
     x = random.normal(5.0, 3.0, shape).astype(np.float32)
@@ -119,23 +120,23 @@ def distances(model: ServedModel, steps: int, seed: int = 0) -> np.ndarray | Non
     """``dt`` of these samples, the first 1; None where the model takes none."""
     if model.max_dt is None:
         return None
-    dt = np.random.default_rng(seed + 1).uniform(0.1, 3.9, (steps, model.patch_stride)).astype(np.float32)
-    dt[0, 0] = 1
-    return dt.reshape(-1) if model.patch_stride == 1 else dt
+    dt = np.random.default_rng(seed + 1).uniform(0.1, 3.9, steps).astype(np.float32)
+    dt[0] = 1
+    return dt
 
 
 def offline(
     model: ServedModel, x: np.ndarray, dt: np.ndarray | None = None, **optional: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return the outputs of the sequence graph after each sample; of recursive heads, those one step ahead."""
-    steps, stride = len(x), model.patch_stride
-    flat = x.reshape(steps * stride, *x.shape[2:] if stride > 1 else x.shape[1:])
+    """Return the outputs of the sequence graph after each whole patch; of recursive heads, those one step ahead."""
+    stride = model.patch_stride
+    steps = len(x) // stride
     inputs = dict(optional) if dt is None else {**optional, "dt": dt.reshape(1, -1)}
     if model.manifest.output is not None:
-        return {name: value[0] for name, value in outputs(model, model.run_sequence(flat[None], **inputs)).items()}
+        return {name: value[0] for name, value in outputs(model, model.run_sequence(x[None], **inputs)).items()}
     rows = {name: np.repeat(value, steps, axis=0) if len(value) == 1 else value for name, value in inputs.items()}
     lengths = stride * np.arange(1, steps + 1)
-    result = outputs(model, model.run_sequence(np.repeat(flat[None], steps, axis=0), lengths, **rows))
+    result = outputs(model, model.run_sequence(np.repeat(x[None], steps, axis=0), lengths, **rows))
     return result if model.rollout is None else {name: value[:, :1] for name, value in result.items()}
 
 

@@ -26,6 +26,7 @@ def test_the_server_speaks_first(running: Running) -> None:
             "model": "deep",
             "model_version": "1",
             "sample_shape": [3],
+            "patch_stride": 1,
             "datatype": "FP32",
             "outputs": [{"name": "mean", "shape": [5, 2]}, {"name": "quantiles", "shape": [5, 2, 3]}],
             "labels": None,
@@ -37,7 +38,7 @@ def test_the_server_speaks_first(running: Running) -> None:
     with Wire(running.url, "text") as wire:
         assert (wire.hello["sample_shape"], wire.hello["datatype"]) == ([], "INT64")
     with Wire(running.url, "patched") as wire:
-        assert wire.hello["sample_shape"] == [3, 2]
+        assert (wire.hello["sample_shape"], wire.hello["patch_stride"]) == ([2], 3)
 
 
 def test_outputs_can_be_chosen(running: Running, classes: ServedModel) -> None:

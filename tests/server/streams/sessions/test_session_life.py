@@ -20,8 +20,8 @@ def test_a_session_from_its_beginning_to_its_end(client: httpx.Client) -> None:
     session = begun.pop("session_id")
     assert begun.pop("digest").startswith("sha256:")
     assert 599 < begun.pop("expires_in_seconds") <= 600
-    about = {"model": "classes", "model_version": "1", "sample_shape": [2], "outputs": ["logits", "probabilities"]}
-    assert begun == {**about, "step": 0}
+    about = {"model": "classes", "model_version": "1", "sample_shape": [2], "patch_stride": 1}
+    assert begun == {**about, "outputs": ["logits", "probabilities"], "step": 0}
     answer = step(client, session, [[1, None], [2.5, 3], [None, None]], sequence=1).json()
     assert (answer["session_id"], answer["model"], answer["model_version"], answer["step"]) == (
         session,

@@ -86,12 +86,6 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
         "values must be one sample of the shape [2] (l, r) for model 'classes:1', or an array of several, one level "
         "more; got the shape [0].",
     ),
-    "half a stride": (
-        "patched",
-        {"values": [[1, 2], [3, 4]]},
-        "values must be one sample of the shape [3, 2] (l, r) for model 'patched:1', or an array of several, one level "
-        "more; got the shape [2, 2].",
-    ),
     "a number": ("classes", {"values": 3}, "values must be an array of numbers, got a number."),
     "text": (
         "classes",
@@ -132,7 +126,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "missing dt": (
         "timed",
         {"values": [1], "dt": [None]},
-        "dt must hold finite numbers, the time since the reading before; none can be missing.",
+        "dt must hold finite numbers, the time since the sample before; none can be missing.",
     ),
     "no calendar": (
         "classes",

@@ -12,7 +12,7 @@ import pytest
 from server_helpers import Published
 from session_helpers import assert_refused
 from stablernn_runtime import ServedModel
-from stream_helpers import plain, samples, serving
+from stream_helpers import offline, plain, samples, serving
 
 
 def infer(client: httpx.Client, x: np.ndarray, path: str = "classes", **parameters: Any) -> httpx.Response:
@@ -41,6 +41,47 @@ def test_a_sequence_of_the_protocol_goes_on(client: httpx.Client, classes: Serve
         f"The sequence {identity!r} of the model 'classes' has ended. Begin it with sequence_start=true and send its "
         "series from the first step on."
     )
+
+
+@pytest.mark.parametrize("name", ["patched", "ragged"])
+def test_a_sequence_of_patches_takes_samples_one_by_one(
+    client: httpx.Client, stream_models: Published, name: str
+) -> None:
+    """Series that are out of step with each other, too: each answers by the patches that a request fills."""
+    model = ServedModel.load(stream_models.registry.get(name), "cpu")
+    x, stride = np.stack([samples(model, 8, seed) for seed in (0, 1)]), model.patch_stride
+    key = "mean" if name == "ragged" else "probabilities"
+    whole = [offline(model, series)[key] for series in x]
+    taken = [0, 0]
+    for lengths in ([1, 2], [2, 1], [1, 1], [1, 2]):
+        parts = np.zeros((2, 2, x.shape[2]), np.float32)
+        for row, length in enumerate(lengths):
+            parts[row, :length] = x[row, taken[row] : taken[row] + length]
+        tensors = [
+            {"name": "x", "shape": list(parts.shape), "datatype": "FP32", "data": plain(parts)},
+            {"name": "lengths", "shape": [2], "datatype": "INT64", "data": lengths},
+        ]
+        control = {"sequence_id": 71, "sequence_start": taken == [0, 0]}
+        body = {"inputs": tensors, "parameters": control}
+        found = output(client.post(f"/v2/models/{name}/infer", json=body), key)
+        for row, length in enumerate(lengths):
+            before, taken[row] = taken[row], taken[row] + length
+            if taken[row] // stride == before // stride:
+                assert np.isnan(found[row]).all()
+            else:
+                assert np.array_equal(found[row], whole[row][taken[row] // stride - 1])
+
+
+def test_the_end_of_a_sequence_of_patches_is_that_of_the_whole_series(
+    client: httpx.Client, stream_models: Published
+) -> None:
+    model = ServedModel.load(stream_models.registry.get("patched"), "cpu")
+    x = samples(model, 8)[None]
+    infer(client, x[:, :4], "patched", sequence_id=72, sequence_start=True)
+    infer(client, x[:, 4:5], "patched", sequence_id=72)
+    last = infer(client, x[:, 5:], "patched", sequence_id=72, sequence_end=True)
+    for name, value in model.run_numpy(x).items():
+        assert np.array_equal(output(last, name), value)
 
 
 def test_a_sequence_begins_anew(client: httpx.Client, classes: ServedModel) -> None:
