@@ -12,7 +12,7 @@ from stablernn._lazy import lazy_names
 from stablernn._version import __version__
 
 if TYPE_CHECKING:
-    from stablernn.cells import create_cell, list_cells
+    from stablernn.cells import StableCell, create_cell, list_cells, register_cell
     from stablernn.certificates.certificate import certify
     from stablernn.estimators import StableClassifier, StableForecaster
     from stablernn.export import export
@@ -24,6 +24,7 @@ __all__ = [
     "Classifier",
     "Forecaster",
     "SequencePredictor",
+    "StableCell",
     "StableClassifier",
     "StableForecaster",
     "StableRNN",
@@ -33,6 +34,7 @@ __all__ = [
     "export",
     "from_torch",
     "list_cells",
+    "register_cell",
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -41,6 +43,7 @@ __getattr__, __dir__ = lazy_names(
         "Classifier": "nn.models",
         "Forecaster": "nn.models",
         "SequencePredictor": "nn.models",
+        "StableCell": "cells",
         "StableClassifier": "estimators",
         "StableForecaster": "estimators",
         "StableRNN": "nn.layers",
@@ -49,5 +52,6 @@ __getattr__, __dir__ = lazy_names(
         "export": "export",
         "from_torch": "nn.from_torch",
         "list_cells": "cells",
+        "register_cell": "cells",
     },
 )

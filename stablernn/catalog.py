@@ -1,29 +1,80 @@
 """Facts about cells and named datasets, for programs that list them; needs neither torch nor NumPy.
 
-They are read from two JSON files, which ``make docs`` writes from the code.
+They are read from two JSON files, which ``make docs`` writes from the code. Facts about cells of other packages come
+from the packages, which need torch.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from stablernn.errors import unknown
+from stablernn.errors import ConfigError, unknown
+
+logger = logging.getLogger(__name__)
 
 CELLS = Path(__file__).parent / "cells" / "catalog.json"
 DATASETS = Path(__file__).parent / "data" / "named" / "catalog.json"
 BUNDLED = Path(__file__).parent / "data" / "bundled"
+CELL_GROUP = "stablernn.cells"
+"""Entry-point group of packages that have cells; the name of an entry point is the key of its cell."""
+
+
+def cell_entry_points() -> dict[str, EntryPoint]:
+    """Return the entry points of the cells of other packages, by key; none is imported.
+
+    Raises:
+        ConfigError: If two packages have a cell of the same key.
+    """
+    points: dict[str, EntryPoint] = {}
+    for point in entry_points(group=CELL_GROUP):
+        other = points.setdefault(point.name, point)
+        if _package(other) != _package(point):
+            raise ConfigError(
+                f"The packages '{_package(other)}' and '{_package(point)}' both have a cell '{point.name}'. Remove one "
+                "of them."
+            )
+    return points
+
+
+def _package(point: EntryPoint) -> str:
+    return point.value if point.dist is None else point.dist.name
 
 
 def list_cell_facts(pattern: str = "*") -> list[dict[str, Any]]:
     """Return the facts about the cells whose keys match a shell-style pattern, sorted by key.
 
-    See :meth:`stablernn.cells.CellInfo.facts` for the facts.
+    See :meth:`stablernn.cells.CellInfo.facts` for the facts. A cell of another package that cannot be loaded is left
+    out, and logged.
+
+    Raises:
+        ConfigError: If two packages have a cell of the same key.
     """
+    rows = [row for row in _own_cell_facts() if fnmatchcase(row["key"], pattern)]
+    keys = {row["key"] for row in rows}
+    others = [key for key in cell_entry_points() if key not in keys and fnmatchcase(key, pattern)]
+    return sorted([*rows, *_plugin_facts(others)], key=lambda row: str(row["key"]))
+
+
+def _own_cell_facts() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = json.loads(CELLS.read_text(encoding="utf-8"))
-    return [row for row in rows if fnmatchcase(row["key"], pattern)]
+    return rows
+
+
+def _plugin_facts(keys: list[str]) -> Iterator[dict[str, Any]]:
+    for key in keys:
+        # Imported here: the classes of cells need torch.
+        from stablernn.cells import cell_info
+
+        try:
+            yield cell_info(key).facts()
+        except ConfigError as error:
+            logger.warning("%s It is left out.", error)
 
 
 def get_cell_facts(key: str) -> dict[str, Any]:
@@ -31,11 +82,17 @@ def get_cell_facts(key: str) -> dict[str, Any]:
 
     Raises:
         UnknownNameError: If there is no such cell.
+        ConfigError: If it is a cell of another package that cannot be loaded.
     """
-    rows = {row["key"]: row for row in list_cell_facts()}
-    if key not in rows:
-        raise unknown("cell", key, rows, "See `stablernn cells list`.")
-    return rows[key]
+    rows = {row["key"]: row for row in _own_cell_facts()}
+    if key in rows:
+        return rows[key]
+    others = cell_entry_points()
+    if key not in others:
+        raise unknown("cell", key, [*rows, *others], "See `stablernn cells list`.")
+    from stablernn.cells import cell_info
+
+    return cell_info(key).facts()
 
 
 def list_dataset_facts(pattern: str = "*") -> list[dict[str, Any]]:

@@ -55,15 +55,100 @@ print the same. What "stable" means for each of them, with conditions and counte
 Every cell trains, exports to ONNX and TorchScript, and is served. Vectors are columns, `.*` is the elementwise product,
 `N` is `hidden_size`. Each cell has two presets of options and training settings: `practical`, the default, tuned for
 this library, and `paper`, the published values where they are known. Options are set by
-`--set model.cell_options.NAME=VALUE`.
+`--set model.cell_options.NAME=VALUE`. [A package of your own](#a-cell-in-a-package-of-your-own) can add cells.
 """
+
+
+_CELLS_TAIL = '''
+## A cell in a package of your own
+
+A package that names its class in the entry-point group `stablernn.cells` has a cell that trains, is certified, exports
+and is listed like those above, in every command and process of the environment. The name of the entry point is the key.
+
+```toml
+# pyproject.toml
+[project]
+name = "leaky-cells"
+version = "1.0"
+dependencies = ["stablernn"]
+
+[project.entry-points."stablernn.cells"]
+leaky = "leaky_cells:LeakyCell"
+
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+```
+
+```python
+# leaky_cells.py
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import stablernn as srn
+from stablernn.bounds.lure import LureSystem
+
+
+@srn.register_cell(
+    "leaky",
+    title="leaky integrator whose recurrent matrix has a norm of at most gain",
+    paper="none",
+    year=2026,
+    guarantee="contracting by construction for gain below 1",
+    family="general",
+    equation="h <- (1 - leak) h + leak tanh(W h + U x + b), W = gain V / max(1, ||V||_F)",
+    training={"practical": {"lr": 0.01, "schedule": "one-cycle", "epochs": 30, "batch_size": 32}},
+)
+class LeakyCell(srn.StableCell):
+    def __init__(self, input_size: int, hidden_size: int, *, leak: float = 0.25, gain: float = 0.9) -> None:
+        super().__init__(input_size, hidden_size)
+        if not 0 < leak <= 1:
+            raise ValueError(f"leak must be above 0 and at most 1, got {leak}.")
+        self.leak, self.gain = leak, gain
+        self.weight_hh = nn.Parameter(torch.empty(hidden_size, hidden_size))
+        self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
+        self.bias_ih = nn.Parameter(torch.empty(hidden_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.1)
+
+    def materialize(self) -> tuple[Tensor, ...]:
+        """The matrices of a step, once for a sequence."""
+        return (self.gain * self.weight_hh / torch.linalg.matrix_norm(self.weight_hh).clamp_min(1),)
+
+    def drive(self, x: Tensor) -> Tensor:
+        """The part of a step that does not depend on the state, for all steps at once."""
+        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
+
+    def step(self, weights, state, drive, dt=None):
+        (h,), (w,) = state, weights
+        return (h + self.leak * (torch.tanh(nn.functional.linear(h, w) + drive) - h),)
+
+    def lure_system(self) -> LureSystem:
+        """The step as h <- F h + G tanh(V h + U x + b), of which a bound is proved; without it, none is."""
+        (w,) = self.materialize()
+        unit, leak = np.eye(self.hidden_size), float(np.float32(self.leak))
+        return LureSystem((1 - leak) * unit, leak * unit, *(t.detach().double().numpy() for t in (w, self.weight_ih)))
+```
+
+    pip install ./leaky-cells
+    stablernn cells show leaky
+    stablernn train --data digits --cell leaky --set model.cell_options.leak=0.5
+
+Options are the keyword arguments of the class; a `ValueError` for a value is shown as it is. Runs and versions name the
+package, and need it to be trained further, certified and recomputed; exported graphs run without it. In a program, a
+class is registered when its module is imported, with or without an entry point. [architecture.md](architecture.md)
+lists what else a cell can declare.
+'''
 
 
 def cells_catalog() -> str:
     """Return the file with the facts about all cells, which ``stablernn cells`` reads."""
-    from stablernn.cells import cell_info, list_cells
-
-    return json.dumps([cell_info(key).facts() for key in list_cells()], indent=1, allow_nan=False) + "\n"
+    rows = [info.facts() for info in sorted(_own_cells(), key=lambda info: info.key)]
+    return json.dumps(rows, indent=1, allow_nan=False) + "\n"
 
 
 def datasets_catalog() -> str:
@@ -75,7 +160,7 @@ def datasets_catalog() -> str:
 
 def cells_page() -> str:
     """Return the page of all cells."""
-    return "".join([_CELLS_HEAD, "\n", *_cells_overview(), *_cell_sections()])
+    return "".join([_CELLS_HEAD, "\n", *_cells_overview(), *_cell_sections(), _CELLS_TAIL])
 
 
 def _cells_overview() -> Iterator[str]:
@@ -112,9 +197,14 @@ def _value(value: object) -> str:
 
 
 def _by_year() -> list[CellInfo]:
-    from stablernn.cells import cell_info, list_cells
+    return sorted(_own_cells(), key=lambda info: (info.year, info.key))
 
-    return sorted(map(cell_info, list_cells()), key=lambda info: (info.year, info.key))
+
+def _own_cells() -> list[CellInfo]:
+    """Return the cells of this library, without those of other packages in the environment."""
+    from stablernn.cells import OWN_PACKAGE, cell_info, list_cells
+
+    return [info for info in map(cell_info, list_cells()) if info.package == OWN_PACKAGE]
 
 
 def render() -> str:

@@ -54,12 +54,12 @@ class CollectedPatches:
             Outputs ``(streams, most patches, ...)``, NaN where a stream has filled fewer; and the states.
         """
         count = len(self.counts)
-        most = max((next(iter(outputs.values())).shape[1] for _, outputs, _ in results if outputs), default=0)
+        patch_count = max((next(iter(outputs.values())).shape[1] for _, outputs, _ in results if outputs), default=0)
         # The usual case, in which nothing is copied: all streams are as far as each other.
         if len(results) == 1 and len(results[0][0]) == count:
             _, outputs, next_states = results[0]
             return dict(outputs), {**states, **next_states, **self.states}
-        merged = {name: np.full((count, most, *shape), np.nan, np.float32) for name, shape in shapes.items()}
+        merged = {name: np.full((count, patch_count, *shape), np.nan, np.float32) for name, shape in shapes.items()}
         merged_states = {name: value.copy() for name, value in states.items()}
         for rows, outputs, next_states in results:
             for name in shapes:
@@ -116,15 +116,17 @@ class PatchCollector:
         """
         stride, main = self.stride, next(iter(self._inputs))
         rows, samples = inputs[main].shape[:2]
-        held = np.asarray(steps, np.int64) % stride
-        totals = held + (samples if lengths is None else lengths)
+        pending = np.asarray(steps, np.int64) % stride
+        totals = pending + (samples if lengths is None else lengths)
         counts = -(-totals // stride) if is_end else totals // stride
-        most = int(counts.max())
-        # Positions in the joined samples of each stream, of which those in [held, stride - 1) are unused.
-        place = np.arange((most + 1) * stride)
-        is_present = place < totals[:, None]
-        source = np.where(is_present, np.where(place < held[:, None], place, place - held[:, None] + stride - 1), 0)
-        left = np.minimum((counts * stride)[:, None] + np.arange(stride - 1), len(place) - 1)
+        patch_count = int(counts.max())
+        # Positions in the joined samples of each stream, of which those in [pending, stride - 1) are unused.
+        positions = np.arange((patch_count + 1) * stride)
+        is_present = positions < totals[:, None]
+        source = np.where(
+            is_present, np.where(positions < pending[:, None], positions, positions - pending[:, None] + stride - 1), 0
+        )
+        left = np.minimum((counts * stride)[:, None] + np.arange(stride - 1), len(positions) - 1)
         is_left = left < totals[:, None]
         index = np.arange(rows)[:, None]
         patches: dict[str, Array] = {}
@@ -140,12 +142,12 @@ class PatchCollector:
             # (streams, (patches + 1) * stride, ...)
             joined = np.concatenate([before, value], axis=1)[index, source]
             joined[~is_present] = 1 if name == "dt" else np.nan
-            patches[name] = joined[:, : most * stride].reshape(rows, most, stride, *shape)
+            patches[name] = joined[:, : patch_count * stride].reshape(rows, patch_count, stride, *shape)
             if stride > 1:
-                rest = joined[index, left]
-                rest[~is_left] = 0
-                left_over[PREFIX + name] = rest
-        if "future" in inputs and most:
-            ends = np.clip((np.arange(most) + 1) * stride - 1 - held[:, None], 0, samples - 1)
+                remainder = joined[index, left]
+                remainder[~is_left] = 0
+                left_over[PREFIX + name] = remainder
+        if "future" in inputs and patch_count:
+            ends = np.clip((np.arange(patch_count) + 1) * stride - 1 - pending[:, None], 0, samples - 1)
             patches["future"] = inputs["future"][index, ends]
         return CollectedPatches(patches, counts, np.minimum(counts * stride, totals), left_over)

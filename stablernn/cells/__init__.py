@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from stablernn.cells._base import StableCell, State
 from stablernn.cells._cached_weights import cached_weights
 from stablernn.cells._catalog import (
+    OWN_PACKAGE,
     CellInfo,
     cell_info,
     create_cell,
@@ -85,6 +86,7 @@ __all__ = [
     "NAISNetCell",
     "NeuralODERNNCell",
     "NoisyRNNCell",
+    "OWN_PACKAGE",
     "NonNormalRNNCell",
     "ODELSTMCell",
     "ODERNNCell",

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeVar
 
+from stablernn.catalog import cell_entry_points
 from stablernn.cells._base import StableCell
 from stablernn.errors import ConfigError, did_you_mean, unknown
 
 Preset = Literal["practical", "paper"]
 PRESETS: tuple[Preset, ...] = ("practical", "paper")
 
+OWN_PACKAGE = "stablernn"
+_KEY = re.compile(r"[a-z][a-z0-9_]*")
 _SIZES = ("self", "input_size", "hidden_size")
 
 
@@ -35,6 +39,7 @@ class CellInfo:
         training: Recommended training settings of each preset.
         upper_options: Options of every layer except the first.
         exports: Formats to which its step can be exported.
+        package: The package that has the class.
     """
 
     key: str
@@ -50,6 +55,7 @@ class CellInfo:
     training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     upper_options: Mapping[str, Any] = field(default_factory=dict)
     exports: tuple[str, ...] = ("onnx", "torchscript")
+    package: str = OWN_PACKAGE
 
     def options(self, preset: str = "practical") -> dict[str, Any]:
         """Return every option of the cell with its value under ``preset``."""
@@ -65,7 +71,8 @@ class CellInfo:
         """Return all facts about the cell that do not need its class, as JSON types.
 
         Besides the attributes: ``options`` and ``training`` by preset, and ``takes``, which says whether a step takes
-        the time since the one before (``dt``) and missing values (``missing``).
+        the time since the one before (``dt``) and missing values (``missing``). ``package`` names another package that
+        has the cell.
         """
         return {
             "key": self.key,
@@ -80,6 +87,7 @@ class CellInfo:
             "training": {preset: dict(self.training.get(preset, {})) for preset in PRESETS},
             "paper_source": self.paper_source,
             "takes": {"dt": self.cell.takes_dt, "missing": self.cell.takes_missing},
+            **({} if self.package == OWN_PACKAGE else {"package": self.package}),
         }
 
 
@@ -90,34 +98,46 @@ _Cell = TypeVar("_Cell", bound=type[StableCell])
 
 
 def register_cell(key: str, **facts: Any) -> Callable[[_Cell], _Cell]:
-    """Register a cell class in the catalog.
+    """Register a cell class in the catalog, as a decorator.
+
+    A package that names the class in the entry-point group ``stablernn.cells`` has its cell in every process of an
+    environment, the command line included; ``docs/python.md`` shows one.
 
     Args:
-        key: Key of the cell; it becomes the attribute ``key`` of the class.
+        key: Key of the cell, lower-case letters, digits and underscores; it becomes the attribute ``key`` of the class.
         facts: Other fields of :class:`CellInfo`.
 
     Raises:
-        ValueError: If the key is registered already.
+        ValueError: If the key is registered already or has other characters, or the class is no cell.
     """
 
     def register(cell: _Cell) -> _Cell:
         if key in _CATALOG:
             raise ValueError(f"The cell '{key}' is registered twice, by {_CATALOG[key].cell} and {cell}.")
+        # `auto` is the search for a cell.
+        if _KEY.fullmatch(key) is None or key == "auto":
+            raise ValueError(
+                f"The key of a cell is made of lower-case letters, digits and underscores, and is not 'auto', got "
+                f"'{key}'."
+            )
+        if not issubclass(cell, StableCell):
+            raise ValueError(f"The cell '{key}' must derive from stablernn.cells.StableCell, got {cell}.")
         cell.key = key
-        _CATALOG[key] = CellInfo(key=key, cell=cell, **facts)
+        package = cell.__module__.partition(".")[0]
+        _CATALOG[key] = CellInfo(key=key, cell=cell, **{"package": package, **facts})
         return cell
 
     return register
 
 
 def list_cells(pattern: str = "*") -> list[str]:
-    """Return the keys that match a shell-style pattern, sorted.
+    """Return the keys that match a shell-style pattern, sorted; those of other packages included.
 
     Example:
         >>> list_cells("lipschitz*")
         ['lipschitz', 'lipschitz_rk2']
     """
-    return sorted(key for key in _CATALOG if fnmatchcase(key, pattern))
+    return sorted(key for key in {*_CATALOG, *cell_entry_points()} if fnmatchcase(key, pattern))
 
 
 def cell_info(key: str) -> CellInfo:
@@ -125,10 +145,38 @@ def cell_info(key: str) -> CellInfo:
 
     Raises:
         UnknownNameError: If there is no such cell.
+        ConfigError: If it is a cell of another package that cannot be loaded.
     """
     if key not in _CATALOG:
-        raise unknown("cell", key, _CATALOG, "See `stablernn cells list`.")
+        _load_plugin(key)
     return _CATALOG[key]
+
+
+def _load_plugin(key: str) -> None:
+    """Register the cell of another package.
+
+    Raises:
+        UnknownNameError: If no package has such a cell.
+        ConfigError: If it cannot be loaded.
+    """
+    points = cell_entry_points()
+    if key not in points:
+        raise unknown("cell", key, [*_CATALOG, *points], "See `stablernn cells list`.")
+    point = points[key]
+    package = point.value if point.dist is None else point.dist.name
+    refusal = f"The cell '{key}' of the package '{package}' could not be loaded"
+    try:
+        point.load()
+    # Code of another package, which may raise anything.
+    except Exception as error:
+        reason = str(error).removesuffix(".") or type(error).__name__
+        raise ConfigError(f"{refusal}: {reason}. Repair or remove that package.") from error
+    if key not in _CATALOG:
+        raise ConfigError(
+            f"{refusal}: its entry point '{point.value}' registers no cell of this key. Decorate the class with "
+            f"stablernn.register_cell('{key}', ...)."
+        )
+    _CATALOG[key] = replace(_CATALOG[key], package=package)
 
 
 def create_cell(

@@ -71,6 +71,7 @@ def show(
             "irregular time": "uses the time between steps" if cell["takes"]["dt"] else "regular steps only",
             "missing values": "handled by the cell" if cell["takes"]["missing"] else "filled in before the cell",
             "exports to": ", ".join(cell["exports"]),
+            **({"package": cell["package"]} if "package" in cell else {}),
         },
         title=cell["title"],
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -18,6 +19,9 @@ from stablernn_cli.options import MODEL_PANEL, TRAINING_PANEL, Device, JsonOptio
 from stablernn_cli.output import Output, count_of
 from stablernn_cli.settings import check_cell, read_settings
 from stablernn_cli.training_progress import library_messages, progress_report
+
+if TYPE_CHECKING:
+    from stablernn.training.settings.config import Config
 
 
 def train(
@@ -220,13 +224,28 @@ def fit(
             settings = read_settings(options, config, overrides)
             # Before the data is read, which may take longer.
             if settings.model.cell != AUTO:
-                check_cell(settings)
+                _check_cell(settings, run_dir if resume else None)
         limit = None if budget is None else Budget.parse(budget)
         callbacks = open_trackers(track)
     with library_messages(output), progress_report(output) as report:
         return dict(
             train_run(settings, run_dir=run_dir, resume=resume, progress=report, budget=limit, callbacks=callbacks)
         )
+
+
+def _check_cell(settings: Config, resumed: Path | None) -> None:
+    """Check the cell as :func:`check_cell`; of a run that is resumed, the error names the package of its cell."""
+    from stablernn.errors import CheckpointError, UnknownNameError
+    from stablernn.training import load_run
+
+    try:
+        check_cell(settings)
+    except UnknownNameError:
+        # A run without weights does not say which.
+        with suppress(CheckpointError):
+            if resumed is not None:
+                load_run(resumed)
+        raise
 
 
 def show(output: Output, summary: Mapping[str, Any]) -> None:

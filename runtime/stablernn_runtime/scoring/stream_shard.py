@@ -416,8 +416,8 @@ class StreamShard:
         collected = self._spec.patches.collect(states, table.steps[rows], samples)
         is_begun = collected.counts == 0
         if is_begun.any():
-            begun = {name: value[is_begun] for name, value in collected.states.items()}
-            self._set_results(rows[is_begun], {}, begun, None if dt is None else dt[is_begun])
+            samples_so_far = {name: value[is_begun] for name, value in collected.states.items()}
+            self._set_results(rows[is_begun], {}, samples_so_far, None if dt is None else dt[is_begun])
         for group, patches in collected.groups():
             left_over = {name: value[group] for name, value in collected.states.items()}
             patch = {name: value[:, 0] for name, value in patches.items()}

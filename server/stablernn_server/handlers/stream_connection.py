@@ -409,8 +409,8 @@ class StreamConnection:
 
 def _concatenate(arrays: Sequence[Array]) -> Array:
     """Return ``(streams, steps, ...)`` of several versions in one array, NaN where one has fewer steps."""
-    most = max(array.shape[1] for array in arrays)
-    padded = np.full((sum(map(len, arrays)), most, *arrays[0].shape[2:]), np.nan, np.float32)
+    step_count = max(array.shape[1] for array in arrays)
+    padded = np.full((sum(map(len, arrays)), step_count, *arrays[0].shape[2:]), np.nan, np.float32)
     start = 0
     for array in arrays:
         padded[start : start + len(array), : array.shape[1]] = array

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.cells import OWN_PACKAGE, cell_info
 from stablernn.errors import ConfigError, did_you_mean
 from stablernn.nn.convolutions import ConvolutionShape
 from stablernn.nn.ensemble import Ensemble
@@ -392,9 +393,11 @@ class SequenceModel(nn.Module):
 
     def config(self) -> dict[str, Any]:
         """Return the options from which :func:`build_model` builds this model again, as JSON types."""
+        package = cell_info(self.rnn.first.cell).package
         return {
             "task": self.task,
             "cell": self.rnn.first.cell,
+            **({} if package == OWN_PACKAGE else {"cell_package": package}),
             "input_size": self.input_size,
             "hidden_size": self.rnn.first.hidden_size,
             "num_layers": self.rnn.first.num_layers,
