@@ -10,10 +10,10 @@ import json
 import logging
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
+from stablernn.cell_packages import cell_entry_points
 from stablernn.errors import ConfigError, unknown
 
 logger = logging.getLogger(__name__)
@@ -21,29 +21,6 @@ logger = logging.getLogger(__name__)
 CELLS = Path(__file__).parent / "cells" / "catalog.json"
 DATASETS = Path(__file__).parent / "data" / "named" / "catalog.json"
 BUNDLED = Path(__file__).parent / "data" / "bundled"
-CELL_GROUP = "stablernn.cells"
-"""Entry-point group of packages that have cells; the name of an entry point is the key of its cell."""
-
-
-def cell_entry_points() -> dict[str, EntryPoint]:
-    """Return the entry points of the cells of other packages, by key; none is imported.
-
-    Raises:
-        ConfigError: If two packages have a cell of the same key.
-    """
-    points: dict[str, EntryPoint] = {}
-    for point in entry_points(group=CELL_GROUP):
-        other = points.setdefault(point.name, point)
-        if _package(other) != _package(point):
-            raise ConfigError(
-                f"The packages '{_package(other)}' and '{_package(point)}' both have a cell '{point.name}'. Remove one "
-                "of them."
-            )
-    return points
-
-
-def _package(point: EntryPoint) -> str:
-    return point.value if point.dist is None else point.dist.name
 
 
 def list_cell_facts(pattern: str = "*") -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeVar
 
-from stablernn.catalog import cell_entry_points
+from stablernn.cell_packages import cell_entry_points, package_of
 from stablernn.cells._base import StableCell
 from stablernn.errors import ConfigError, did_you_mean, unknown
 
@@ -163,7 +163,7 @@ def _load_plugin(key: str) -> None:
     if key not in points:
         raise unknown("cell", key, [*_CATALOG, *points], "See `stablernn cells list`.")
     point = points[key]
-    package = point.value if point.dist is None else point.dist.name
+    package = package_of(point)
     refusal = f"The cell '{key}' of the package '{package}' could not be loaded"
     try:
         point.load()

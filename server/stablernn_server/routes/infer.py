@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from stablernn_registry import RefError, parse_ref
 from stablernn_runtime.run_batch import BatchItem
 from stablernn_runtime.served_model import ServedModel
-from stablernn_runtime.stream_patches import PatchOutputs
-from stablernn_runtime.stream_spec import stream_spec
+from stablernn_runtime.stream_spec import PatchOutputs, stream_spec
 from stablernn_runtime.validation import ignore_first_dt
 from stablernn_server.batching.types import Caller, InferenceResult
 from stablernn_server.codecs.infer_templates import (
