@@ -42,6 +42,7 @@ def load_data(
     sheet: str | None = None,
     decimal_mark: str | None = None,
     thousands_mark: str | None = None,
+    date_format: str | None = None,
     missing: float | str | Sequence[float | str] = (),
     timezone: str | None = None,
     sort: bool = False,
@@ -95,6 +96,7 @@ def load_data(
         decimal_mark: Tables: mark of decimals in numbers that are text, ``,`` or ``.``. Default: recognized.
         thousands_mark: Tables: mark between thousands in them, ``,``, ``.``, a blank or ``'``. Default: recognized, if
             it is one of the first two.
+        date_format: Tables: format of dates, as for strftime. Default: the year first, or the day with points.
         missing: Tables: values that stand for a missing one, such as -9999.
         timezone: Tables: zone of times that state none, such as ``Europe/Berlin``. They are converted to UTC.
         sort: Tables: whether to sort the rows of each series by time.
@@ -142,6 +144,7 @@ def load_data(
         sheet=sheet,
         decimal_mark=decimal_mark,
         thousands_mark=thousands_mark,
+        date_format=date_format,
         missing=missing,
         timezone=timezone,
         sort=sort,

@@ -25,7 +25,7 @@ LARGEST_SEED = 2**32 - 1
 
 #: Repairs of a table, in the order in which they are made; :class:`Repairs` describes them.
 REPAIR_OPTIONS = (
-    *("sheet", "decimal_mark", "thousands_mark", "missing", "timezone", "sort", "on_duplicate"),
+    *("sheet", "decimal_mark", "thousands_mark", "date_format", "missing", "timezone", "sort", "on_duplicate"),
     *("categories", "unknown_category", "resample", "aggregate", "min_length"),
 )
 #: Those of them that a file to predict may need though the training data did not; the others make the model's inputs.
@@ -91,6 +91,9 @@ class Repairs(_Options):
     """Mark of decimals in numbers that are text, as in CSV; None: recognized."""
     thousands_mark: Literal[",", ".", " ", "'"] | None = None
     """Mark between thousands in numbers that are text; None: recognized, if it is a comma or a point."""
+    date_format: str | None = None
+    """Format of dates by the codes of strftime, such as '%d/%m/%Y %H:%M' or '%m/%d/%Y %I:%M %p'; 24:00 is the midnight
+    after the day. None: the year first, or the day with points."""
     missing: Codes = ()
     """Values that stand for a missing one, such as -9999 or '-'."""
     timezone: str | None = None

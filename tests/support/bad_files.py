@@ -116,8 +116,8 @@ BAD_FILES = (
         "unparsable dates",
         "d.csv",
         table("d.csv", replaced({10: "31/01/2024,3", 20: "yesterday,2"})),
-        "'d.csv' row 12, column 'ds': '31/01/2024' is not a time. Write dates with the year first, then month and day, "
-        "as 2024-01-31.",
+        "'d.csv' row 12, column 'ds': '31/01/2024' is not a time. Set data.date_format to the "
+        "format, such as '%d/%m/%Y', or write dates as 2024-01-31 13:00.",
         more=(
             ("not_a_time", "'d.csv' column 'ds': 2 of 60 cells are not times; the first is '31/01/2024' in row 12."),
         ),

@@ -12,7 +12,8 @@ from stablernn.errors import StableRNNError
 
 # Settings that may mend problems of these codes. That of a refusal is in its error, if it is not a guess.
 _SETTINGS_BY_CODE: dict[str, tuple[str, ...]] = {
-    "refused": ("id_column", "time_column", "categories", "static", "channels", "missing", "target"),
+    "refused": ("id_column", "time_column", "stamps", "date_format", "categories", "static", "channels")
+    + ("missing", "target"),
     "time_twice": ("id_column", "timezone", "on_duplicate"),
     "not_sorted": ("timezone", "sort"),
     "words": ("categories", "static", "channels"),

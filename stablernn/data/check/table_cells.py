@@ -28,7 +28,13 @@ from stablernn.data.options import TIME_COLUMN, Repairs
 from stablernn.data.readers.cells import MISSING_CELLS, restore_integers, strip_cells
 from stablernn.data.readers.table_chunks import first_row_number, read_chunks, read_column_names
 from stablernn.data.readers.tables import is_index
-from stablernn.data.readers.timestamps import date_format_advice, normalize_times, parse_dates
+from stablernn.data.readers.timestamps import (
+    date_format_advice,
+    fitting_date_formats,
+    normalize_times,
+    parse_dates,
+    suggest_date_format,
+)
 from stablernn.data.repairs.missing_codes import MissingCodes
 from stablernn.data.time.numeric_timestamps import (
     COMPUTED_STAMPS,
@@ -127,10 +133,10 @@ def inspect_cells(
     if time_column not in cells.names and _has_series_in_rows(cells):
         return _inspect_series_in_rows(cells, findings)
     warn_about_header(cells.names, findings)
-    time_name, guessed_settings = _find_time_column(cells, time_column)
+    time_name, guessed_settings = _find_time_column(cells, time_column, repairs.date_format)
     times: Timestamps | None = None
     if time_name is not None:
-        times, guess = _parse_times(cells, time_name, stamps, findings)
+        times, guess = _parse_times(cells, time_name, stamps, repairs.date_format, findings)
         guessed_settings |= guess
         if times is not None:
             ids = cells[id_column] if id_column in cells.names else None
@@ -247,20 +253,23 @@ def _read(path: Path, id_column: str, repairs: Repairs) -> _TableCells:
     return _TableCells(path, cleaned.filter(has_values), rows)
 
 
-def _find_time_column(cells: _TableCells, time_column: str) -> tuple[str | None, Notes]:
+def _find_time_column(cells: _TableCells, time_column: str, form: str | None) -> tuple[str | None, Notes]:
     """Return the column of times that the reader would use, else the first candidate and the setting that names it."""
     if time_column in cells.names:
         return time_column, {}
     first = cells.names[0]
-    if time_column == TIME_COLUMN and parse_dates(normalize_times(cells[first])).count():
+    if time_column == TIME_COLUMN and (
+        parse_dates(normalize_times(cells[first]), form).count() or fitting_date_formats(cells[first])
+    ):
         return first, {}
     for name in cells.names:
         # Neither row numbers of a data frame nor the same time in every row, such as the beginning of an export.
         if is_index(name) or cells[name].n_unique() == 1 < len(cells.rows):
             continue
-        if is_row_counter(cells[name]) or (
-            not are_numbers(cells[name]) and not parse_dates(normalize_times(cells[name])).null_count()
-        ):
+        is_date = not are_numbers(cells[name]) and (
+            not parse_dates(normalize_times(cells[name]), form).null_count() or fitting_date_formats(cells[name])
+        )
+        if is_date or is_row_counter(cells[name]):
             return name, {"time_column": name}
     return None, {}
 
@@ -285,9 +294,9 @@ def _value_column(cells: pl.Series) -> Column:
 
 
 def _parse_times(
-    cells: _TableCells, name: str, stamps: str | None, findings: Findings
+    cells: _TableCells, name: str, stamps: str | None, form: str | None, findings: Findings
 ) -> tuple[Timestamps | None, Notes]:
-    """Return the times of a column, None if a cell is not a time, and the guessed format of integers in it."""
+    """Return the times of a column, None if a cell is not a time, and the guessed format of integers or dates in it."""
     text = normalize_times(cells[name])
     integers = text.cast(pl.Int64, strict=False) if text.dtype == pl.String else None
     guess: Notes = {}
@@ -310,9 +319,21 @@ def _parse_times(
         guess = {"stamps": "excel"} if may_be_serials(serials) else {}
         if guess:
             return read_numbers(serials, "excel")[0].view("datetime64[ns]"), guess
-    dates = parse_dates(text)
+    dates = parse_dates(text, form)
+    forms = fitting_date_formats(text) if form is None and dates.null_count() else []
+    proved_form = suggest_date_format(text, forms)
+    if proved_form is not None:
+        guess["date_format"] = proved_form
+        dates = parse_dates(text, proved_form)
     if not dates.null_count():
         return dates.to_numpy().astype("datetime64[ns]"), guess
+    if forms:
+        findings.problem(
+            "ambiguous_times",
+            f"'{cells.path.name}' column '{name}' holds dates that several formats read ({format_names(forms)}). "
+            "Set data.date_format to the right one.",
+        )
+        return None, guess
     if integers is not None and not integers.null_count() and stamps is None:
         return integers.to_numpy().astype(np.int64), guess
     if dates.null_count() > 1 or not findings.refusal_contains(f"column '{name}'"):

@@ -107,7 +107,7 @@ class TableBuilder:
         )
         # One budget: the columns together must fit into the memory, or those that do not go to disk.
         budget = MemoryBudget()
-        self._times = TimeColumn(budget, stamps)
+        self._times = TimeColumn(budget, stamps, repairs.date_format)
         self._values = GrowingArray(np.float32, len(columns), budget)
         self._static_values = GrowingArray(np.float32, len(static), budget)
         # Series names and other text as numbers, which are much smaller than text in every row.
@@ -304,6 +304,9 @@ class TableBuilder:
                 f"{terms().setting('data.stamps', self._stamps)}. Set data.stamps{terms().flag('--stamps')} to what "
                 "the numbers are."
             )
+        if self._repairs.date_format is not None:
+            form = terms().setting("data.date_format", self._repairs.date_format)
+            return errors.DataError(f"{location}: {cell} is not a time by {form}. Correct one of them.")
         advice = date_format_advice(bad_time.text) or (
             "Times are dates from 1678 to 2261 as 2024-01-31 or 2024-01-31 13:00:00, or integers."
             if self._stamps != "yyyymmdd"

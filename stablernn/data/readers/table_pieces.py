@@ -45,7 +45,13 @@ class TablePiece:
 
 
 def split_rows(
-    chunks: Iterator[pl.DataFrame], id_name: str, time_name: str, *, min_rows: int, notes: Notes
+    chunks: Iterator[pl.DataFrame],
+    id_name: str,
+    time_name: str,
+    *,
+    min_rows: int,
+    notes: Notes,
+    date_format: str | None = None,
 ) -> Iterator[TablePiece]:
     """Yield the rows of a table in pieces of whole series, if the rows of each series follow each other.
 
@@ -57,6 +63,7 @@ def split_rows(
         time_name: The column of timestamps.
         min_rows: Rows of a piece but for the last one.
         notes: Notes about the file, which the last chunk completes.
+        date_format: Format of the timestamps, if it is set.
 
     Raises:
         NotInPieces: If times have several offsets from UTC: only all of them together tell instants from local days.
@@ -65,7 +72,7 @@ def split_rows(
     rows = first_row = 0
     zones: set[str | None] = set()
     for chunk in chunks:
-        zones.update(zone_suffixes(chunk[time_name]))
+        zones.update(zone_suffixes(chunk[time_name], date_format))
         frames.append(chunk)
         rows += len(chunk)
         # Only the list holds the rows, so that the caller can free them.

@@ -157,7 +157,14 @@ class OpenTable:
         notes: Notes = {}
         used = [self.time_name, self.id_name, *columns]
         chunks = read_chunks(self.path, used, notes, self.repairs, verbatim=(*self._texts, *verbatim), cells=cells)
-        pieces = split_rows(chunks, self.id_name, self.time_name, min_rows=cells // len(used), notes=notes)
+        pieces = split_rows(
+            chunks,
+            self.id_name,
+            self.time_name,
+            min_rows=cells // len(used),
+            notes=notes,
+            date_format=self.repairs.date_format,
+        )
         # The variable of a loop would hold the rows of a piece while the next one is read.
         return map(self._with_piece, pieces)
 
@@ -214,6 +221,11 @@ def open_table(
     check_repairs(repairs)
     if stamps is not None:
         check_stamps(stamps)
+    if stamps is not None and repairs.date_format is not None:
+        raise errors.ConfigError(
+            f"date_format={repairs.date_format} says how dates are written, and stamps={stamps} what whole numbers "
+            "are. Leave one of them out."
+        )
     if detect_format(path) not in TABLE_FORMATS:
         raise errors.DataError(f"{terms().file(path.name)} is not a table; tables are {', '.join(TABLE_FORMATS)}.")
     names = read_column_names(path, repairs)
@@ -243,7 +255,7 @@ def _find_time_column(path: Path, names: Sequence[str], name: str, repairs: Repa
     # Dates may be the index of a data frame, whose name is empty; row numbers are no times.
     for first in names[:2] if is_index(names[0]) else names[:1]:
         times = normalize_times(next(read_chunks(path, [first], repairs=repairs, verbatim=[first]))[first])
-        dates = parse_dates(times.head(1) if is_index(first) else times)
+        dates = parse_dates(times.head(1) if is_index(first) else times, repairs.date_format)
         if len(dates) > dates.null_count():
             return first
     example = times.drop_nulls().head(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 
 from bad_files import BAD_FILES, DAYS, ROWS, BadFile
 from data.check.reports import check, warnings
-from stablernn.data import load_data
+from stablernn.data import ForecastData, load_data
 from stablernn.data.check import DataReport, check_data
 from stablernn.data.check.row_order import count_unordered
-from stablernn.errors import StableRNNError
+from stablernn.data.readers.timestamps import zone_suffixes
+from stablernn.errors import ConfigError, DataError, StableRNNError
 
 SHARED = os.environ.get("STABLERNN_DATA")
 
@@ -98,6 +100,69 @@ def test_a_column_that_tells_series_apart_is_guessed(tmp_path: Path) -> None:
     assert warnings(report)["unnamed_series"] == "Column 'shop' seems to tell series apart: name it by id_column."
     assert report.content["series"] == 2
     assert warnings(report)["duplicate_series"].startswith("1 of 2 series have the values of another one.")
+
+
+HOURS = [datetime(2024, 1, 31) + timedelta(hours=hour) for hour in range(1, 73)]
+DATES = [datetime(2024, 1, 20) + timedelta(days=day) for day in range(60)]
+MONTHS = [datetime(2020 + month // 12, 1 + month % 12, 1) for month in range(60)]
+
+
+def end_of_day(time: datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M}" if time.hour else f"{time - timedelta(days=1):%Y-%m-%d} 24:00"
+
+
+@pytest.mark.parametrize(
+    ("times", "cells", "form", "frequency"),
+    [
+        (DATES, [f"{time:%d/%m/%Y}" for time in DATES], "%d/%m/%Y", "D"),
+        (DATES, [f"{time.month}/{time.day}/{time:%y}" for time in DATES], "%m/%d/%y", "D"),
+        (DATES, [f"{time:%d-%b-%Y}" for time in DATES], "%d-%b-%Y", "D"),
+        (HOURS, [f"{time:%m/%d/%Y %I:%M %p}" for time in HOURS], "%m/%d/%Y %I:%M %p", "h"),
+        (HOURS, [end_of_day(time) for time in HOURS], "%Y-%m-%d %H:%M", "h"),
+        # A spreadsheet leaves out midnight.
+        (HOURS, [f"{time:%d/%m/%Y %H:%M}".removesuffix(" 00:00") for time in HOURS], "%d/%m/%Y %H:%M", "h"),
+        # By the other reading the first twelve days of each January.
+        (MONTHS, [f"{time:%d/%m/%Y}" for time in MONTHS], "%d/%m/%Y", "MS"),
+    ],
+    ids=["day first", "month first, two digits", "names", "AM and PM", "24:00", "no midnight", "only days 1"],
+)
+def test_the_format_that_a_column_of_dates_proves_is_proposed(
+    tmp_path: Path, times: list[datetime], cells: list[str], form: str, frequency: str
+) -> None:
+    path = tmp_path / "d.csv"
+    path.write_text("when,y\n" + "".join(f"{cell},{number % 9}\n" for number, cell in enumerate(cells)))
+    with pytest.raises(DataError, match=r"data\.date_format"):
+        load_data(path)
+    assert check_data(path).fixes == {"date_format": form}
+    data = load_data(path, date_format=form, horizon=2)
+    assert isinstance(data, ForecastData)
+    assert (data.frequency, data.notes["gap_steps_filled"]) == (frequency, 0)
+    np.testing.assert_array_equal(data.series[0].ds, np.array(times, "datetime64[ns]"))
+
+
+def test_a_format_that_a_column_leaves_open_is_not_guessed(tmp_path: Path) -> None:
+    path = tmp_path / "d.csv"
+    path.write_text("ds,y\n" + "".join(f"{day:02}/03/2024,{day}\n" for day in range(1, 13)))
+    report = check_data(path)
+    assert report.fixes == {}
+    assert any("(%d/%m/%Y, %m/%d/%Y)" in problem.text for problem in report.problems)
+
+
+@pytest.mark.parametrize("form", ["%d/%m", "dd/mm/yyyy", "%Y-%m-%d %H", "%Y-%m-%d %Q", "%H:%M"])
+def test_formats_without_a_date_are_refused(tmp_path: Path, form: str) -> None:
+    (tmp_path / "d.csv").write_text("ds,y\n31/01/2024,1\n")
+    with pytest.raises(ConfigError, match=f"date_format .* got '{form}'"):
+        load_data(tmp_path / "d.csv", date_format=form)
+
+
+def test_a_cell_of_another_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("ds,y\n31-01-2024,1\n02-13-2024,2\n")
+    with pytest.raises(DataError, match=r"row 3, column 'ds': '02-13-2024' .* data\.date_format=%d-%m-%Y"):
+        load_data(tmp_path / "d.csv", date_format="%d-%m-%Y")
+    with pytest.raises(ConfigError, match=r"date_format=%d-%m-%Y .* stamps=unix-s"):
+        load_data(tmp_path / "d.csv", date_format="%d-%m-%Y", stamps="unix-s")
+    # The year is no offset from UTC, which would forbid to read the file in pieces.
+    assert zone_suffixes(pl.Series(["31-01-2024", "31-01-2025"]), "%d-%m-%Y") == [None]
 
 
 def test_a_time_in_several_columns_is_recognized(tmp_path: Path) -> None:

@@ -144,8 +144,8 @@ WORDING = "Times are dates from 1678 to 2261 as 2024-01-31 or 2024-01-31 13:00:0
         (
             "ds,y\n2024-01-01,2\n31/01/2024,3\n",
             {},
-            "'d.csv' row 3, column 'ds': '31/01/2024' is not a time. Write dates with the year first, then month and "
-            "day, as 2024-01-31.",
+            "'d.csv' row 3, column 'ds': '31/01/2024' is not a time. Set data.date_format to the "
+            "format, such as '%d/%m/%Y', or write dates as 2024-01-31 13:00.",
         ),
         ("ds,y\n2024-02-30,2\n", {}, f"'d.csv' row 2, column 'ds': '2024-02-30' is not a time. {WORDING}"),
         ("ds,y\n3000-01-01,2\n", {}, f"'d.csv' row 2, column 'ds': '3000-01-01' is not a time. {WORDING}"),
@@ -287,8 +287,8 @@ def test_what_float32_cannot_tell_apart_is_refused(tmp_path: Path) -> None:
         ),
         (
             "date,y\n01/31/2024,2\n",
-            "'d.csv' has no column 'ds' and its first column 'date' does not hold dates. Write dates with the year "
-            "first, then month and day, as 2024-01-31.",
+            "'d.csv' has no column 'ds' and its first column 'date' does not hold dates. Set data.date_format to "
+            "the format, such as '%m/%d/%Y', or write dates as 2024-01-31 13:00.",
         ),
     ],
     ids=["an open quote", "a NUL", "months first"],
