@@ -264,8 +264,8 @@ def _forecast_start(series: SeriesInput, steps: int, model: ServedModel) -> tupl
             f"start_timestamp needs a frequency: the model '{model.name}' was trained without one. Give frequency, or "
             "leave start_timestamp out."
         )
-    word = step_frequency(series.frequency, frequency) or frequency
-    return frequency, advance(series.start_timestamp, steps, word, day_zone(model.manifest))
+    unit = step_frequency(series.frequency, frequency) or frequency
+    return frequency, advance(series.start_timestamp, steps, unit, day_zone(model.manifest))
 
 
 def _parse_horizon(model: ServedModel, options: ForecastOptions) -> int:

@@ -19,7 +19,7 @@ from stablernn.data.readers.paths import TABLE_FORMATS, detect_format
 from stablernn.data.readers.table_builder import TableBuilder
 from stablernn.data.readers.table_chunks import read_chunks, read_column_names
 from stablernn.data.readers.table_pieces import TablePiece, split_rows
-from stablernn.data.readers.timestamps import date_format_advice, normalize_times, parse_dates
+from stablernn.data.readers.timestamps import check_date_format, date_format_advice, normalize_times, parse_dates
 from stablernn.data.repairs.categories import collapse_names, expand_names
 from stablernn.data.repairs.check_settings import check_repairs
 from stablernn.data.repairs.resampling import Resampling, parse_step, resample_series
@@ -219,6 +219,8 @@ def open_table(
     """
     repairs = repairs or Repairs()
     check_repairs(repairs)
+    if repairs.date_format is not None:
+        check_date_format(repairs.date_format)
     if stamps is not None:
         check_stamps(stamps)
     if stamps is not None and repairs.date_format is not None:

@@ -6,7 +6,6 @@ from typing import get_args
 
 from stablernn import errors
 from stablernn.data.options import Repairs
-from stablernn.data.readers.timestamps import check_date_format
 from stablernn.data.repairs.local_times import check_timezone
 from stablernn.data.repairs.resampling import parse_step
 
@@ -43,8 +42,6 @@ def check_repairs(repairs: Repairs) -> None:
         )
     if repairs.min_length is not None and repairs.min_length < 1:
         raise errors.ConfigError(f"min_length must be 1 or more, got {repairs.min_length}.")
-    if repairs.date_format is not None:
-        check_date_format(repairs.date_format)
     if repairs.timezone is not None:
         check_timezone(repairs.timezone)
     if repairs.resample is not None:

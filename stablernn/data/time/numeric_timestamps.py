@@ -44,15 +44,15 @@ class _Packing(NamedTuple):
         form: Its name, for messages.
         stamps: The option that reads it; None where there is none.
         digits: Digits of the period.
-        usual: Number that the last period of a year has at least, where years are whole.
-        most: Number that no period exceeds.
+        min_last: Least number of the last period in any year of a series.
+        max_last: Number that no period exceeds.
     """
 
     form: str
     stamps: Stamps | None
     digits: int
-    usual: int
-    most: int
+    min_last: int
+    max_last: int
 
 
 _PACKINGS = (
@@ -182,13 +182,13 @@ def _packed_resemblance(numbers: Int64Array) -> Resemblance | None:
     if len(np.unique(np.diff(ordered))) < 2:
         # Numbers at equal distances are a grid already.
         return None
-    for form, stamps, digits, usual, most in _PACKINGS:
+    for form, stamps, digits, min_last, max_last in _PACKINGS:
         years, periods = np.divmod(ordered, 10**digits)
         has_years = years[0] in _PACKED_YEARS and years[-1] in _PACKED_YEARS and years[0] < years[-1]
-        if not has_years or periods.min() < 1 or not usual <= periods.max() <= most:
+        if not has_years or periods.min() < 1 or not min_last <= periods.max() <= max_last:
             continue
         if stamps is None:
-            positions = years * most + periods
+            positions = years * max_last + periods
             if 2 * len(ordered) > positions[-1] - positions[0]:
                 return Resemblance(form, None, f"period {periods[0]} of {years[0]}")
             continue
