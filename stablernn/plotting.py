@@ -330,6 +330,54 @@ def forecast_figure(
     return figure
 
 
+def plot_contributions(
+    path: Path,
+    values: Sequence[Array],
+    contributions: Array,
+    bounds: Array,
+    features: Sequence[str],
+    *,
+    titles: Sequence[str],
+    unit: str,
+) -> None:
+    """Plot series over the contributions of their channels and stretches.
+
+    Args:
+        path: PNG file.
+        values: (time, channels) of each series that is drawn.
+        contributions: (series, stretches, channels), of these and further series.
+        bounds: (series, stretches + 1), the first step of each stretch and the end of the last.
+        features: Names of the channels.
+        titles: Title of each series.
+        unit: Meaning of the contributions, beside their scale.
+    """
+    figure = new_figure(8, max(2.0, 0.9 + 0.45 * len(features)) * len(values) + 0.6)
+    limit = max(float(np.abs(contributions[: len(values)]).max()), np.finfo(np.float32).tiny)
+    panels = figure.subplots(len(values), 1, squeeze=False)[:, 0]
+    for number, (axes, series, title) in enumerate(zip(panels, values, titles, strict=True)):
+        _style(axes, title)
+        edges = bounds[number] + 0.5
+        shade = axes.pcolormesh(
+            edges,
+            np.arange(len(features) + 1),
+            contributions[number].T,
+            cmap="RdBu_r",
+            vmin=-limit,
+            vmax=limit,
+            alpha=0.7,
+        )
+        # Each channel runs within its row; fmin and fmax pass over missing values.
+        low, high = np.fmin.reduce(series, axis=0), np.fmax.reduce(series, axis=0)
+        heights = 0.9 - 0.8 * (series - low) / np.where(high > low, high - low, 1)
+        axes.plot(np.arange(1, len(series) + 1), np.arange(len(features)) + heights, color=BLACK, linewidth=0.8)
+        axes.set_yticks(np.arange(len(features)) + 0.5, features)
+        axes.set_xlim(edges[0], edges[-1])
+        axes.set_ylim(len(features), 0)
+    panels[-1].set_xlabel("step")
+    figure.colorbar(shade, ax=list(panels), label=unit)
+    _save(figure, path)
+
+
 def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure of a size in inches, whose axes are laid out without overlaps."""
     from matplotlib.figure import Figure

@@ -45,6 +45,7 @@ class Samples(NamedTuple):
         static: float32 (samples, s), values that are constant for a whole series, raw units; None where there are none.
         future: float32 (samples, horizon, f), values known in advance of the steps to forecast, raw units, NaN =
             missing; None where there are none.
+        weight: float32 (samples,), weight of each sample in the loss; None where all weigh the same.
     """
 
     x: Float32Array
@@ -53,6 +54,7 @@ class Samples(NamedTuple):
     dt: Float32Array | None = None
     static: Float32Array | None = None
     future: Float32Array | None = None
+    weight: Float32Array | None = None
 
 
 def cut_samples(

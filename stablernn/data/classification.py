@@ -233,6 +233,9 @@ def _content(splits: dict[SplitName, SequenceSplit], time_step: float | None) ->
         parts += [name, len(rows), np.array([y for _, _, y in rows], dtype=np.int64), *(x for _, x, _ in rows)]
     times = [(int(i), dt) for split in splits.values() if split.dt is not None for i, dt in _dt_rows(split)]
     parts += [dt for _, dt in sorted(times, key=lambda row: row[0])]
+    for split in splits.values():
+        if split.weights is not None:
+            parts += ["weights", split.weights[np.argsort(np.array(split.ids, dtype=np.int64))]]
     return parts if time_step is None else [*parts, repr(time_step)]
 
 
@@ -251,7 +254,8 @@ def _select(pool: Sequences, y: Int64Array, indices: Int64Array, step: float | N
     x, lengths = pad_sequences([pool.values[i] for i in indices], longest)
     times = pool.times
     dt = None if times is None or step is None else compute_dt([times[i] for i in indices], step, longest)
-    return SequenceSplit(x, lengths, y[indices], tuple(str(i) for i in indices), dt)
+    weights = None if pool.weights is None else pool.weights[indices]
+    return SequenceSplit(x, lengths, y[indices], tuple(str(i) for i in indices), dt, weights=weights)
 
 
 def _encode_labels(sequence_labels: Sequence[str], labels: tuple[str, ...]) -> Int64Array:

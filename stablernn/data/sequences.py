@@ -38,6 +38,7 @@ class Sequences:
         names: Name of each sequence; None when the file has none.
         locations: Position of each sequence in the file, such as ``line 4``, for messages.
         groups: Name of the group of each sequence, such as a person, empty where it has none; None without groups.
+        weights: float32 (sequences,), weight of each sequence in the loss; None where all weigh the same.
         categories: Columns of text that became channels, each with its categories.
         frequency: Frequency alias of the time grid of a table; None without one.
     """
@@ -51,6 +52,7 @@ class Sequences:
     names: tuple[str, ...] | None = None
     locations: tuple[str, ...] | None = None
     groups: tuple[str, ...] | None = None
+    weights: Float32Array | None = None
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     frequency: str | None = None
 

@@ -31,6 +31,7 @@ class SequenceSplit:
         dt: float32 (samples, time), the time since the previous step in units of the regular step, 1 at the first step
             and after ``lengths``; None when the file gives no times, or they are not used.
         groups: int64 (samples,), number of the group of each sample; None without groups.
+        weights: float32 (samples,), weight of each sample in the loss, 0 or more; None where all weigh the same.
     """
 
     x: Float32Array
@@ -39,15 +40,17 @@ class SequenceSplit:
     ids: tuple[str, ...]
     dt: Float32Array | None = None
     groups: Int64Array | None = None
+    weights: Float32Array | None = None
 
     def __len__(self) -> int:
         return len(self.y)
 
     def gather(self, indices: Sequence[int] | Int64Array) -> Samples:
-        """Return the samples with these numbers: x (n, time, features), lengths (n,), y (n,), dt (n, time)."""
+        """Return the samples with these numbers, of which ``dt`` and ``weight`` are None where the split has none."""
         rows = np.asarray(indices, dtype=np.int64)
         dt = None if self.dt is None else self.dt[rows]
-        return Samples(self.x[rows], self.lengths[rows], self.y[rows], dt)
+        weight = None if self.weights is None else self.weights[rows]
+        return Samples(self.x[rows], self.lengths[rows], self.y[rows], dt, weight=weight)
 
     def sequences(self) -> list[Float32Array]:
         """Return each sample without its padding, (length, features)."""
@@ -73,13 +76,15 @@ class SequenceSplit:
             (*self.ids, *other.ids),
             np.concatenate(times) if len(times) == len(parts) else None,
             None if self.groups is None or other.groups is None else np.concatenate([self.groups, other.groups]),
+            None if self.weights is None or other.weights is None else np.concatenate([self.weights, other.weights]),
         )
 
     def subset(self, rows: Int64Array) -> SequenceSplit:
         """Return a split of the samples with these numbers, in their order."""
         part = self.gather(rows)
         groups = None if self.groups is None else self.groups[rows]
-        return SequenceSplit(part.x, part.lengths, self.y[rows], tuple(self.ids[row] for row in rows), part.dt, groups)
+        ids = tuple(self.ids[row] for row in rows)
+        return SequenceSplit(part.x, part.lengths, self.y[rows], ids, part.dt, groups, part.weight)
 
     def emptied(self) -> SequenceSplit:
         """Return a split of the same shapes without samples."""

@@ -21,6 +21,7 @@ from stablernn.training.evaluation.torch_predictor import TorchPredictor
 
 # The base class has said what to install if it is missing.
 from sklearn.base import ClassifierMixin  # isort: skip
+from sklearn.utils.class_weight import compute_sample_weight  # isort: skip
 from sklearn.utils.multiclass import check_classification_targets  # isort: skip
 from sklearn.utils.validation import check_array, column_or_1d, validate_data  # isort: skip
 
@@ -49,6 +50,8 @@ class StableClassifier(ClassifierMixin, RunEstimator):  # type: ignore[misc]
         patience: Epochs without a better validation metric after which training stops; None: never.
         certified: Whether the weights are kept in the region in which the cell is proved stable; None: where that holds
             for all inputs and costs little.
+        class_weight: Weight of each class in the loss: ``balanced``, so that all classes count alike, or a weight by
+            label, 1 for those that are left out; None: all weigh the same.
         device: ``auto``, ``cpu`` or ``cuda``, for the training; predictions are computed on the CPU.
         random_state: Seed of the held-out sequences, initial weights and order of samples; None draws one.
         settings: Further settings by dotted key, as ``--set`` takes them: ``{"training.clip_norm": 1.0}``. See
@@ -86,6 +89,7 @@ class StableClassifier(ClassifierMixin, RunEstimator):  # type: ignore[misc]
         lr: float | None = None,
         patience: int | None = None,
         certified: bool | None = None,
+        class_weight: str | Mapping[Any, float] | None = None,
         device: str = "auto",
         random_state: Any = 0,
         settings: Mapping[str, Any] | None = None,
@@ -103,6 +107,7 @@ class StableClassifier(ClassifierMixin, RunEstimator):  # type: ignore[misc]
         self.lr = lr
         self.patience = patience
         self.certified = certified
+        self.class_weight = class_weight
         self.device = device
         self.random_state = random_state
         self.settings = settings
@@ -110,7 +115,7 @@ class StableClassifier(ClassifierMixin, RunEstimator):  # type: ignore[misc]
         self.runs_folder = runs_folder
         self.callbacks = callbacks
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
         """Train on labeled sequences.
 
         Args:
@@ -119,6 +124,8 @@ class StableClassifier(ClassifierMixin, RunEstimator):  # type: ignore[misc]
                 lengths. Raw units; NaN is a missing value.
             y: Label of each sequence, ``(n,)``.
             groups: Group of each sequence, such as a person, ``(n,)``: groups are trained on or held out as a whole.
+            sample_weight: Weight of each sequence in the loss, ``(n,)``, 0 or more, times that of its class; the
+                choice of the best epoch and calibrated probabilities weigh all held-out sequences the same.
 
         Raises:
             ValueError: If an argument has another form, a value is infinite, or there are not two classes. Errors of
@@ -133,6 +140,8 @@ class StableClassifier(ClassifierMixin, RunEstimator):  # type: ignore[misc]
             contents["groups"] = np.asarray(groups).astype(str)
             data_settings["data.group_column"] = "groups"
             _check_count("groups", contents["groups"], len(arrays.values))
+        if sample_weight is not None or self.class_weight is not None:
+            contents["sample_weight"] = self._sample_weights(y, sample_weight, len(arrays.values))
         if arrays.features is not None:
             contents["features"] = np.array(arrays.features)
         contents["x"], contents["lengths"] = pad_sequences(arrays.values)
@@ -251,6 +260,22 @@ class StableClassifier(ClassifierMixin, RunEstimator):  # type: ignore[misc]
         texts = _class_texts(classes)
         self.classes_ = classes
         return classes, [texts[number] for number in numbers]
+
+    def _sample_weights(self, y: Any, sample_weight: Any, count: int) -> npt.NDArray[np.float64]:
+        """Return the weight of each sequence in the loss, that of its class included.
+
+        Raises:
+            ValueError: If there is not one for each sequence, or one is negative or not finite.
+        """
+        weights = np.ones(count) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+        if weights.ndim != 1:
+            raise ValueError(f"Sample weights must be 1D array or scalar, got {weights.ndim}D array.")
+        _check_count("sample_weight", weights, count)
+        if not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
+            raise ValueError("sample_weight holds finite numbers of 0 or more; not all weights may be zero.")
+        if self.class_weight is not None:
+            weights = weights * compute_sample_weight(self.class_weight, column_or_1d(y))
+        return weights
 
     def _columns(self, run: FittedRun) -> list[int]:
         """Return the position of each of ``classes_`` among the outputs of the model."""

@@ -17,6 +17,7 @@ import pandas as pd
 import polars as pl
 import pytest
 from sklearn.exceptions import NotFittedError
+from sklearn.inspection import permutation_importance
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -233,6 +234,43 @@ def test_groups_are_held_out_as_a_whole() -> None:
     assert classifier.run_.data["notes"]["validation"]["how"] == "whole groups of the training file"
     with pytest.raises(ValueError, match="groups has 3 entries for the 80 sequences of X"):
         classifier.fit(X, Y, groups=[1, 2, 3])
+
+
+def test_weights_of_classes_and_sequences_shift_the_answers() -> None:
+    noise = np.random.default_rng(0).normal(0, 6, X.shape)
+    rare = np.concatenate([np.flatnonzero(Y == "fast")[:8], np.flatnonzero(Y == "slow")])
+    x, y = (X + noise)[rare], Y[rare]
+    shares = {}
+    for method in ("gradient", "closed-form"):
+        settings = {"training.method": method, "training.calibrate": False}
+        options = {**QUICK, "settings": settings} if method == "gradient" else {"hidden_size": 8, "settings": settings}
+        for name, weight, sample_weight in (
+            ("none", None, None),
+            ("balanced", "balanced", None),
+            ("labels", {"fast": 50}, None),
+            ("sequences", None, np.where(y == "fast", 50.0, 1.0)),
+        ):
+            classifier = srn.StableClassifier(**options, class_weight=weight)
+            probabilities = classifier.fit(x, y, sample_weight=sample_weight).predict_proba(x)
+            shares[name] = probabilities[:, 0].mean()
+        assert shares["none"] < shares["balanced"] < shares["labels"], (method, shares)
+        assert shares["sequences"] == pytest.approx(shares["labels"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"), [([1.0], "sample_weight has 1 entries for the 80"), ([-1.0] * 80, "0 or more")]
+)
+def test_weights_that_are_none_are_refused(weights: list[float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        srn.StableClassifier(**QUICK).fit(X, Y, sample_weight=weights)
+
+
+def test_permutation_importance_finds_the_step_that_decides() -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(120, 6))
+    classifier = srn.StableClassifier(**{**QUICK, "epochs": 30}).fit(x, x[:, 4] > 0)
+    importance = permutation_importance(classifier, x, x[:, 4] > 0, n_repeats=3, random_state=0).importances_mean
+    assert importance.argmax() == 4
 
 
 def test_groups_are_named_by_the_argument() -> None:

@@ -11,7 +11,7 @@ from stablernn_cli.commands.predict_folder import predict_folder
 from stablernn_cli.errors import UsageError
 from stablernn_cli.options import DeviceOption, EngineOption, JsonOption, RepairsOption, Stamps, TargetArgument
 from stablernn_cli.output import Output
-from stablernn_cli.prediction.answers import FileOptions, describe_notes, predict_file
+from stablernn_cli.prediction.answers import FileOptions, describe_notes, explain_file, predict_file
 from stablernn_cli.prediction.files import FORMATS, PredictionWriter, check_format, table_rows
 from stablernn_cli.prediction.job import one_thread
 from stablernn_cli.prediction.pieces import answer_file
@@ -77,6 +77,14 @@ def predict(
     strict: Annotated[
         bool, typer.Option("--strict", help="Folders: stop at the first file of which a series cannot be answered.")
     ] = False,
+    explain: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Write explanation.csv and explanation.png here: what each channel and tenth of the time contributes.",
+            show_default=False,
+        ),
+    ] = None,
     device: DeviceOption = "auto",
     engine: EngineOption = None,
     as_json: JsonOption = False,
@@ -90,6 +98,9 @@ def predict(
     row for each step: id, step, and label, probability, target and nll (the actual class and its negative
     log-likelihood), or a column probability_LABEL or mean_TARGET for each output.
 
+    With --explain, each tenth of each channel is left out as missing values are, and its contribution is what the
+    probability of the answer loses, or the mean absolute change of the mean forecast.
+
     With --json, the rows are in the document unless --output names a file.
 
     For a folder, --output names a folder, which gets a Parquet file for each file, written whole or not at all. A file
@@ -101,6 +112,10 @@ def predict(
     output = Output.of(context, as_json)
     options = FileOptions(horizon, id_column, time_column, stamps, tuple(repairs or ()))
     if is_job(source, destination):
+        if explain is not None:
+            raise UsageError(
+                "--explain is for one file, and --output names a folder of answers. Leave one of them out."
+            )
         predict_folder(
             output,
             Path(source),
@@ -140,6 +155,7 @@ def predict(
             output.note(f"Note: {note}")
         if rows is None:
             writer.commit()
+        explanation = [] if explain is None else explain_file(model, source, options, explain)
         document: dict[str, Any] = {
             "target": model.name,
             "task": model.task,
@@ -148,11 +164,14 @@ def predict(
             "samples": samples,
             "rows": len(writer) if rows is None else len(rows),
             "output": None if file is None else destination,
+            **({"explanation": explanation} if explanation else {}),
         }
     if output.as_json:
         output.document(document if rows is None else {**document, "predictions": rows})
     elif file is not None:
         output.note(f"Wrote {document['rows']} rows to {destination}.")
+    for path in explanation:
+        output.note(f"Wrote {path}.")
 
 
 def is_job(source: str, destination: str) -> bool:

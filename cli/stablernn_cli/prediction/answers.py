@@ -11,7 +11,7 @@ from stablernn_cli.config_options import flag
 from stablernn_cli.errors import UsageError
 from stablernn_cli.options import Stamps
 from stablernn_cli.output import drop_none
-from stablernn_cli.prediction.files import Table, as_series
+from stablernn_cli.prediction.files import PredictionWriter, Table, as_series
 from stablernn_cli.prediction.steps import read_step_file, step_table
 from stablernn_cli.targets import Target
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from stablernn.data import InputSet
+    from stablernn.data.arrays import Samples
     from stablernn.training.evaluation.predictors import Predictor
 
     Array = npt.NDArray[Any]
@@ -37,6 +38,9 @@ MAX_STEPS = 1_000_000
 """Steps above which a sequence that is longer than most is not answered: all would be padded to its length."""
 _MOST_READINGS = 20
 """Times that a file is read to leave out series that are at fault; all with the same fault are found at once."""
+STRETCHES = 10
+"""Parts of a series that an explanation leaves out, one after the other."""
+_DRAWN_SERIES = 6
 _LEAST_ROWS, _MOST_ROWS = 256, 1024
 _MOST_STEPS = 1 << 16
 """Steps of a run with more than the least rows."""
@@ -252,6 +256,115 @@ def predict_inputs(model: Target, inputs: InputSet, steps: int | None) -> Predic
         else _class_table(model, inputs, outputs["probabilities"])
     )
     return Predictions(table, len(inputs), inputs.notes)
+
+
+def explain_file(model: Target, source: str, options: FileOptions, folder: Path) -> list[str]:
+    """Write ``explanation.csv`` and ``explanation.png``: contributions of each channel and stretch of time to answers.
+
+    A stretch of one channel is left out as missing values are. Its contribution is what the probability of the answer
+    loses by that, or the mean absolute change of the mean forecast, in units of the targets (Zeiler and Fergus,
+    "Visualizing and understanding convolutional networks", ECCV 2014, section 4.2: occlusion).
+
+    Args:
+        model: The model, of the task ``classify`` or ``forecast``.
+        source: As :func:`predict_file`.
+        options: Likewise.
+        folder: Folder of both files; it is created.
+
+    Returns:
+        The paths of the files.
+
+    Raises:
+        UsageError: If the model answers at every step, or an option does not fit it.
+        stablernn.errors.DataError: If the file cannot be used.
+    """
+    import numpy as np
+
+    from stablernn.plotting import plot_contributions
+
+    if model.task == "predict-next":
+        raise UsageError(f"--explain is for classifications and forecasts, and {model.name} answers at every step.")
+    model = model.with_repairs(source, options.repairs)
+    steps = forecast_steps(model, options.horizon)
+    inputs = _read(model, source, options, {})
+    # (samples, stretches + 1): the first step of each stretch, and the end of the last.
+    bounds = np.arange(STRETCHES + 1) * inputs.lengths[:, None] // STRETCHES
+    answers, contributions = _contributions(model, inputs, bounds, steps)
+    shape = contributions.shape
+    rows, stretches, channels = (index.ravel() for index in np.indices(shape))
+    table: dict[str, Any] = {
+        "id": [inputs.ids[row] for row in rows],
+        **({} if answers is None else {"label": [model.labels[answers[row]] for row in rows]}),
+        "feature": [model.features[channel] for channel in channels],
+        "first_step": bounds[rows, stretches] + 1,
+        "last_step": bounds[rows, stretches + 1],
+        "contribution": contributions.ravel(),
+    }
+    # A series of fewer steps than stretches has empty ones.
+    held = table["last_step"] >= table["first_step"]
+    table = {
+        name: [value for value, is_held in zip(values, held, strict=True) if is_held] for name, values in table.items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / "explanation.csv", folder / "explanation.png"]
+    with PredictionWriter(paths[0]) as writer:
+        writer.add(table)
+        writer.commit()
+    titles = [
+        inputs.ids[row] if answers is None else f"{inputs.ids[row]}: {model.labels[answers[row]]}"
+        for row in range(min(_DRAWN_SERIES, len(inputs)))
+    ]
+    values = [inputs.x[row, : inputs.lengths[row]] for row in range(len(titles))]
+    unit = "change of the forecast" if answers is None else "lost probability"
+    plot_contributions(paths[1], values, contributions, bounds, model.features, titles=titles, unit=unit)
+    return [str(path) for path in paths]
+
+
+@dataclass(frozen=True)
+class _Occluded:
+    """Inputs of which a stretch of one channel is missing."""
+
+    inputs: InputSet
+    channel: int
+    first: Array
+    last: Array
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def gather(self, indices: Array) -> Samples:
+        import numpy as np
+
+        samples = self.inputs.gather(indices)
+        step = np.arange(samples.x.shape[1])
+        x = samples.x.copy()
+        x[(step >= self.first[indices, None]) & (step < self.last[indices, None]), self.channel] = np.nan
+        return samples._replace(x=x)
+
+
+def _contributions(
+    model: Target, inputs: InputSet, bounds: Array, steps: int | None
+) -> tuple[npt.NDArray[np.int64] | None, Array]:
+    """Return the answered classes, None for forecasts, and contributions (samples, stretches, channels)."""
+    import numpy as np
+
+    from stablernn.training import predict as run
+
+    rows = _rows_of_a_run(model, inputs)
+    whole = run(model.predictor, inputs, batch_size=rows)
+    answers = None if steps is not None else whole["probabilities"].argmax(axis=1)
+    contributions = np.empty((len(inputs), bounds.shape[1] - 1, inputs.x.shape[2]))
+    for stretch in range(bounds.shape[1] - 1):
+        for channel in range(inputs.x.shape[2]):
+            source = _Occluded(inputs, channel, bounds[:, stretch], bounds[:, stretch + 1])
+            outputs = run(model.predictor, source, batch_size=rows)
+            if answers is None:
+                change = np.abs(outputs["mean"][:, :steps] - whole["mean"][:, :steps]).mean(axis=(1, 2))
+            else:
+                numbers = np.arange(len(inputs))
+                change = whole["probabilities"][numbers, answers] - outputs["probabilities"][numbers, answers]
+            contributions[:, stretch, channel] = change
+    return answers, contributions
 
 
 def _refuse_empty_series(source: str, inputs: InputSet) -> None:

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
-from stablernn.data.arrays import check_resolution, finite_float32
+from stablernn.data.arrays import Float32Array, check_resolution, finite_float32
 from stablernn.data.messages import format_names, pluralize
 from stablernn.data.readers.paths import read_bytes
 from stablernn.data.sequences import Sequences, default_channel_names
 from stablernn.data.types import Notes
 
-_KEYS = ("x", "y", "lengths", "features", "t", "mask")
+_KEYS = ("x", "y", "lengths", "features", "t", "mask", "sample_weight")
 _HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 # Advice on arrays of Python objects.
 _OBJECT_ADVICE = {
@@ -30,12 +30,13 @@ _OBJECT_ADVICE = {
 
 
 def read_npz(path: Path, *, group: str | None = None) -> Sequences:
-    """Read ``x`` (n, time, features) or (n, time), and those of ``y, lengths, features, t, mask`` that the file has.
+    """Read ``x`` (n, time, features) or (n, time), and those of the other arrays that the file has.
 
     ``y`` (n,) holds labels as integers or text, ``lengths`` (n,) the real steps of each sequence, ``features`` the
     names of the channels, ``t`` (n, time) or (time,) the time of each step, in any unit, ``mask`` in the shape of ``x``
-    or (n, time) which values are present: 0 or false is missing, and counted in ``notes["masked_values"]``. Other
-    arrays are ignored and named in ``notes["ignored_arrays"]``.
+    or (n, time) which values are present: 0 or false is missing, and counted in ``notes["masked_values"]``,
+    ``sample_weight`` (n,) the weight of each sequence in the loss. Other arrays are ignored and named in
+    ``notes["ignored_arrays"]``.
 
     Args:
         path: The file.
@@ -77,6 +78,7 @@ def read_npz(path: Path, *, group: str | None = None) -> Sequences:
         times=_read_times(path, arrays["t"], x.shape[:2], lengths) if "t" in arrays else None,
         locations=tuple(f"y[{index}]" for index in range(len(x))),
         groups=None if group is None else _read_groups(path, arrays, group, len(x)),
+        weights=_read_weights(path, arrays, len(x)) if "sample_weight" in arrays else None,
     )
 
 
@@ -272,3 +274,16 @@ def _decode(path: Path, location: str, value: object) -> str:
             f"'{path.name}': {location} is {value!r}, which is not UTF-8 text. Turn bytes into text by "
             "numpy.char.decode with the encoding that they have."
         ) from error
+
+
+def _read_weights(path: Path, arrays: dict[str, npt.NDArray[Any]], length: int) -> Float32Array:
+    """Return ``sample_weight``, with a mean of 1, so that its scale changes no step size."""
+    values = _check_vector(path, arrays, "sample_weight", length)
+    is_number = values.dtype.kind in "biuf"
+    weights = values.astype(np.float64) if is_number else np.full(length, np.nan)
+    if not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
+        raise errors.DataError(
+            f"'{path.name}': 'sample_weight' holds finite numbers of 0 or more, not all 0, one for each sequence. "
+            "Correct them, or leave the array out."
+        )
+    return (weights / weights.mean()).astype(np.float32)

@@ -29,10 +29,12 @@ class Batch(NamedTuple):
     """``(batch, covariates)`` float32, constants of each series; None where there are none."""
     future: Tensor | None = None
     """``(batch, horizon, channels)`` float32, known values of the steps ahead; None where there are none."""
+    y_weight: Tensor | None = None
+    """``(batch,)`` float32, the weight of ``y`` in the loss: that of its sample, times its share in a mixture."""
     partner_y: Tensor | None = None
     """``(batch,)`` int64, the label of the sequence that was mixed in; None where none was."""
-    y_weight: Tensor | None = None
-    """``(batch,)``, the share of ``y`` in a mixture, 0 to 1; the rest is that of ``partner_y``."""
+    partner_weight: Tensor | None = None
+    """``(batch,)``, the weight of ``partner_y`` in the loss."""
     is_padded: bool = True
     """False if all sequences are known to be as long as ``x``, so that nothing waits for ``lengths`` from the GPU."""
 
@@ -142,43 +144,46 @@ class ClassifyObjective(Objective):
         if self._mixup is None:
             return batch._replace(x=scaling.inverse(x))
         mixture = self._mixup(x, batch.lengths, is_padded=batch.is_padded)
+        weight = torch.ones_like(mixture.weights) if batch.y_weight is None else batch.y_weight
         return batch._replace(
             x=scaling.inverse(mixture.x),
             lengths=mixture.lengths,
+            y_weight=mixture.weights * weight,
             partner_y=batch.y[mixture.partners],
-            y_weight=mixture.weights,
+            partner_weight=(1 - mixture.weights) * weight[mixture.partners],
         )
 
     def advance(self, model: SequenceModel, batch: Batch, state: States | None) -> tuple[Tensor, None]:
         assert isinstance(model, Classifier)
         # (batch, members, classes): every member learns from its own loss, not from that of the averaged answer.
         logits = model.member_logits(model.final_state(batch.x, batch.valid_lengths, dt=batch.dt))
-        if batch.partner_y is not None:
-            return _with_penalty(self._mixed_loss(logits, batch), model), None
+        if batch.y_weight is not None:
+            return _with_penalty(self._weighted_loss(logits, batch), model), None
         weights = None if self._weights is None else self._weights.like(logits)
         truth = batch.y[:, None].expand(-1, logits.shape[1]).flatten()
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), truth, weight=weights, label_smoothing=self._smoothing)
         return _with_penalty(loss, model), None
 
     def normalizer(self, model: SequenceModel, batch: Batch) -> float:
-        if self._weights is None:
+        if self._weights is None and batch.y_weight is None:
             return len(batch.y)
-        weights = self._weights.values.to(batch.y.device, torch.float64)
-        if batch.partner_y is None or batch.y_weight is None:
-            return float(weights[batch.y].sum())
-        return float((batch.y_weight * weights[batch.y] + (1 - batch.y_weight) * weights[batch.partner_y]).sum())
+        by_class = None if self._weights is None else self._weights.values.to(batch.y.device, torch.float64)
+        total = 0.0
+        for labels, weights in _weighted_labels(batch):
+            shares = torch.ones(len(labels), device=labels.device) if weights is None else weights
+            total += float((shares.double() if by_class is None else shares * by_class[labels]).sum())
+        return total
 
-    def _mixed_loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the mean over mixtures of the losses against both labels, each in its share.
+    def _weighted_loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return the weighted mean of the losses against the labels of samples, or against both labels of mixtures.
 
-        With class weights it is the weighted mean, as that of unmixed sequences: a mixture weighs what its labels do.
-        ``cross_entropy`` of targets that are probabilities would divide by the number of sequences instead.
+        With class weights a label weighs what its class does, too. ``cross_entropy`` of targets that are probabilities
+        would divide by the number of sequences instead.
         """
-        assert batch.partner_y is not None
-        assert batch.y_weight is not None
         class_weights = logits.new_ones(logits.shape[2]) if self._weights is None else self._weights.like(logits)
         total, weight = logits.new_zeros(()), logits.new_zeros(())
-        for labels, shares in ((batch.y, batch.y_weight), (batch.partner_y, 1 - batch.y_weight)):
+        for labels, shares in _weighted_labels(batch):
+            assert shares is not None
             # Classes are the second dimension of the logits: (batch, classes, members).
             losses = nn.functional.cross_entropy(
                 logits.transpose(1, 2),
@@ -189,7 +194,14 @@ class ClassifyObjective(Objective):
             )
             total = total + (shares[:, None] * losses).sum()
             weight = weight + (shares * class_weights[labels]).sum() * logits.shape[1]
-        return total / weight
+        # A batch of samples that all weigh nothing has no loss.
+        return total / weight.clamp_min(torch.finfo(weight.dtype).tiny)
+
+
+def _weighted_labels(batch: Batch) -> list[tuple[Tensor, Tensor | None]]:
+    """Return the labels of a batch, and those that were mixed in, each with their weights, None where they are 1."""
+    partners = [] if batch.partner_y is None else [(batch.partner_y, batch.partner_weight)]
+    return [(batch.y, batch.y_weight), *partners]
 
 
 class ForecastObjective(Objective):

@@ -86,5 +86,5 @@ def cached_weights(predictor: object) -> AbstractContextManager[None]:
 
 def optional_inputs(batch: Samples) -> dict[str, Array]:
     """Return the inputs of samples in addition to values and lengths, by name: those of ``dt, static, future``."""
-    fields = batch._asdict()
-    return {name: value for name, value in fields.items() if name not in ("x", "lengths", "y") and value is not None}
+    fields = {"dt": batch.dt, "static": batch.static, "future": batch.future}
+    return {name: value for name, value in fields.items() if value is not None}

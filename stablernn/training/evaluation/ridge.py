@@ -23,31 +23,37 @@ class RidgeRegression:
     Args:
         x: (samples, columns), finite.
         targets: (samples, outputs), finite.
+        weights: (samples,), weight of each row's squared residual, greater than 0; None: all weigh the same.
 
     Attributes:
-        alpha: The penalty with the least mean squared leave-one-out residual.
+        alpha: The penalty with the least (weighted) mean squared leave-one-out residual.
         left_out: (samples, outputs), the prediction of each row by the fit to all others.
     """
 
-    def __init__(self, x: Float64Array, targets: Float64Array) -> None:
-        self._mean = x.mean(axis=0)
-        deviation = x.std(axis=0)
-        self._scale = np.where(deviation > 0, deviation, 1.0)
-        z = (x - self._mean) / self._scale
+    def __init__(self, x: Float64Array, targets: Float64Array, weights: Float64Array | None = None) -> None:
+        shares = np.full(len(x), 1 / len(x)) if weights is None else weights / weights.sum()
+        self._mean = x.mean(axis=0) if weights is None else shares @ x
+        deviation = x.std(axis=0) if weights is None else np.sqrt(shares @ (x - self._mean) ** 2)
+        # The rounding of a weighted mean of equal numbers is no deviation.
+        least = 0.0 if weights is None else 1e-12 * np.abs(self._mean)
+        self._scale = np.where(deviation > least, deviation, 1.0)
+        # A row that weighs w is a row times the root of w in least squares.
+        roots = np.sqrt(len(x) * shares)[:, None]
+        z = roots * (x - self._mean) / self._scale
         # Columns of z have mean 0, so that the mean of the targets is the intercept.
-        self._intercept = targets.mean(axis=0)
+        self._intercept = shares @ targets
         left, squares, right = _decompose(z)
-        projections = left.T @ (targets - self._intercept)
+        projections = left.T @ (roots * (targets - self._intercept))
         best = math.inf
         self.alpha = float(ALPHAS[0])
         self.left_out = np.zeros_like(targets)
-        # 1/n is the intercept's share of the leverage.
-        leverages = left**2 @ (squares[:, None] / (squares[:, None] + ALPHAS)) + 1 / len(x)
+        # The weight's share of all is the intercept's share of the leverage.
+        leverages = left**2 @ (squares[:, None] / (squares[:, None] + ALPHAS)) + shares[:, None]
         for alpha, leverage in zip(ALPHAS, leverages.T, strict=True):
             shrunk = squares / (squares + alpha)
-            fitted = left @ (shrunk[:, None] * projections) + self._intercept
+            fitted = left @ (shrunk[:, None] * projections) / roots + self._intercept
             residuals = (targets - fitted) / (1 - leverage)[:, None]
-            error = float(np.mean(residuals**2))
+            error = float(np.mean(shares @ residuals**2))
             if error < best:
                 best, self.alpha, self.left_out = error, float(alpha), targets - residuals
         self._coefficients = right @ ((np.sqrt(squares) / (squares + self.alpha))[:, None] * projections)

@@ -63,6 +63,9 @@ def fit_class_head(model: Classifier, split: SequenceSplit) -> Solution:
         TrainingError: If all sequences are of one class, or a feature is not finite.
     """
     numbers = evenly_spaced(len(split), MOST_ROWS)
+    weights = None if split.weights is None else split.weights[numbers].astype(np.float64)
+    if weights is not None:
+        numbers, weights = numbers[weights > 0], weights[weights > 0]
     parts: list[Tensor] = []
     with torch.no_grad(), cached_weights(model), inputs_of(model.head) as features:
         for start in range(0, len(numbers), _BATCH):
@@ -76,7 +79,7 @@ def fit_class_head(model: Classifier, split: SequenceSplit) -> Solution:
         )
     # A class without a sequence has -1 everywhere, of which the solution is the intercept alone.
     signs = np.where(classes[:, None] == np.arange(model.num_classes), 1.0, -1.0)
-    ridge = RidgeRegression(design_matrix(parts), signs)
+    ridge = RidgeRegression(design_matrix(parts), signs, weights)
     temperature, loss = best_temperature(ridge.left_out, classes)
     weight, bias = ridge.linear_map()
     # The temperature goes into the weights, so that a later calibration starts at 1, as for any other model.

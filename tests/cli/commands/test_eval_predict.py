@@ -395,3 +395,41 @@ def test_a_reference_that_is_not_there_is_answered_for_the_registry_alone(
     expected = sentence.format(registry=trained.registry)
     assert result.sentence == f"'{target}' is not in the registry {trained.registry}. {expected}"
     assert result.code == 2
+
+
+def test_an_explanation_is_what_the_answer_loses_without_a_stretch(trained: Workplace, tmp_path: Path) -> None:
+    data = load_data("digits")
+    assert isinstance(data, ClassificationData)
+    x = data.split("test").x[:3].copy()
+    x[2, 30:] = 0
+    lengths = np.array([64, 64, 30])
+
+    def probabilities(values: np.ndarray) -> list[dict[str, Any]]:
+        np.savez(tmp_path / "x.npz", x=values, lengths=lengths)
+        words = ("-q", "predict", "digits:1", "--input", tmp_path / "x.npz", "--explain", tmp_path / "why", "--json")
+        return trained.ok(*words).json["predictions"]
+
+    answers = probabilities(x)
+    assert (tmp_path / "why" / "explanation.png").read_bytes().startswith(b"\x89PNG")
+    rows = table((tmp_path / "why" / "explanation.csv").read_text())
+    assert len(rows) == 30
+    assert [row["label"] for row in rows[::10]] == [answer["label"] for answer in answers]
+    for index, answer in enumerate(answers):
+        row = rows[10 * index + 4]
+        assert (row["id"], row["feature"]) == (str(index), "pixel")
+        # The fifth tenth of the steps of each sequence.
+        first, last = 4 * lengths[index] // 10, 5 * lengths[index] // 10
+        assert (int(row["first_step"]), int(row["last_step"])) == (first + 1, last)
+        without = x.copy()
+        without[index, first:last] = np.nan
+        changed = probabilities(without)[index]
+        key = f"probability_{answer['label']}"
+        assert float(row["contribution"]) == pytest.approx(answer[key] - changed[key], abs=1e-6)
+
+
+def test_an_explanation_of_a_forecast_is_its_change_for_each_channel(workplace: Workplace) -> None:
+    workplace.ok("-q", "predict", "load:1", "--input", "load.csv", "--explain", "why")
+    rows = table(workplace.path("why/explanation.csv").read_text())
+    assert list(rows[0]) == ["id", "feature", "first_step", "last_step", "contribution"]
+    assert len({row["feature"] for row in rows}) == 3
+    assert max(float(row["contribution"]) for row in rows) > min(float(row["contribution"]) for row in rows) >= 0

@@ -72,7 +72,9 @@ def classes(device: str, *, padded: bool = False) -> Batch:
 
 def mixtures(device: str) -> Batch:
     return classes(device)._replace(
-        partner_y=torch.randint(3, (ROWS,)).to(device), y_weight=torch.rand(ROWS).to(device)
+        partner_y=torch.randint(3, (ROWS,)).to(device),
+        y_weight=torch.rand(ROWS).to(device),
+        partner_weight=torch.rand(ROWS).to(device),
     )
 
 

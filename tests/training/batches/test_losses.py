@@ -59,3 +59,33 @@ def test_an_objective_may_be_taken_of_models_with_other_quantiles() -> None:
         model = Forecaster("rnn", 1, 2, 4, quantiles=quantiles)
         expected = gradients(model, ForecastObjective(), batch)
         torch.testing.assert_close(gradients(model, objective, batch), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("class_weights", [None, WEIGHTS], ids=["equal classes", "class weights"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_a_weight_of_two_is_a_sequence_twice_and_of_none_no_sequence(
+    class_weights: Tensor | None, smoothing: float
+) -> None:
+    model = Classifier("rnn", 1, 3, 4, members=2).double()
+    objective = ClassifyObjective(class_weights, label_smoothing=smoothing)
+    batch = sequences(torch.float64)
+    weights = torch.tensor([2, 0, 1, 1, 3, 0], dtype=torch.float64)
+    rows = torch.arange(ROWS).repeat_interleave(weights.long())
+    repeated = batch._replace(x=batch.x[rows], lengths=batch.lengths[rows], y=batch.y[rows])
+    weighted = batch._replace(y_weight=weights)
+    torch.testing.assert_close(gradients(model, objective, weighted), gradients(model, objective, repeated))
+    # Processes that share a batch weigh their parts by it.
+    assert objective.normalizer(model, weighted) == pytest.approx(objective.normalizer(model, repeated))
+
+
+def test_the_sequence_that_is_mixed_in_brings_its_weight() -> None:
+    model = Classifier("rnn", 1, 3, 4).double()
+    weights = torch.tensor([0, 0, 0, 0, 0, 1], dtype=torch.float64)
+    batch = sequences(torch.float64)._replace(y_weight=weights)
+    torch.manual_seed(1)
+    mixed = ClassifyObjective(mixup=Mixup(1.0)).prepare(model, batch)
+    assert mixed.y_weight is not None
+    assert mixed.partner_weight is not None
+    assert torch.count_nonzero(mixed.y_weight) == torch.count_nonzero(mixed.partner_weight) == 1
+    assert mixed.partner_y is not None
+    assert mixed.partner_y[mixed.partner_weight > 0].item() == batch.y[5]

@@ -14,7 +14,7 @@ from sklearn.preprocessing import StandardScaler
 
 from stablernn.data import ClassificationData, load_data
 from stablernn.data.types import SequenceSplit
-from stablernn.training.evaluation import baselines
+from stablernn.training.evaluation import baselines, ridge
 from stablernn.training.evaluation.baselines import Baselines
 from stablernn.training.evaluation.ridge import ALPHAS, Ridge
 
@@ -164,3 +164,26 @@ def test_a_large_set_takes_seconds() -> None:
     started = time.monotonic()
     Baselines(data(x, [784] * len(y), list(y))).scores("train")
     assert time.monotonic() - started < 60
+
+
+def test_a_weighted_ridge_is_that_of_repeated_rows_and_leaves_out_each_by_a_fit_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # With one penalty, since leaving out one of several equal rows is another question.
+    monkeypatch.setattr(ridge, "ALPHAS", np.array([0.7]))
+    random = np.random.default_rng(0)
+    x, targets = random.normal(size=(12, 3)), random.normal(size=(12, 2))
+    weights = random.integers(1, 4, 12)
+    weighted = ridge.RidgeRegression(x, targets, weights.astype(np.float64))
+    # A penalty of the same share: weights have a mean of 1, repeated rows have more of them.
+    monkeypatch.setattr(ridge, "ALPHAS", np.array([0.7 * weights.mean()]))
+    repeated = ridge.RidgeRegression(np.repeat(x, weights, axis=0), np.repeat(targets, weights, axis=0))
+    np.testing.assert_allclose(weighted.linear_map()[0], repeated.linear_map()[0], rtol=1e-10)
+    np.testing.assert_allclose(weighted.linear_map()[1], repeated.linear_map()[1], rtol=1e-10)
+    shares = weights / weights.mean()
+    z = np.column_stack([(x - np.average(x, axis=0, weights=shares)) / repeated._scale, np.ones(12)])
+    for row in range(12):
+        kept = np.arange(12) != row
+        left = (z[kept] * shares[kept, None]).T
+        fit = np.linalg.solve(left @ z[kept] + np.diag([0.7, 0.7, 0.7, 0]), left @ targets[kept])
+        np.testing.assert_allclose(weighted.left_out[row], z[row] @ fit, rtol=1e-9)
