@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ MODEL = ("config.json", "weights.safetensors")
 """Files from which certificate and parity are computed, besides the graphs."""
 TOLERANCE = 1e-4
 """Allowed relative difference of a certificate's figures between machines: rates are the result of a search."""
+SAMPLE_TOLERANCE = 0.05
+"""The same of what is stated of raw samples, where a rate close to 1 makes much of a small difference."""
 RECOMPUTED = ("certificate recomputed", "parity recomputed")
 """Names of the checks that compute."""
 SIGNATURE = "signature of the graphs"
@@ -211,6 +214,23 @@ def _differences(stored: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterato
             if key == "kind":
                 # The other figures of another kind differ anyway.
                 return
+    # Certificates from before these keys claim nothing of raw samples.
+    if not {"wrong_sample", "in_words"}.isdisjoint(stored):
+        yield from _sample_differences(stored, fresh)
+
+
+def _sample_differences(stored: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a certificate states otherwise of raw samples: figures, or words that are not those of its figures."""
+    from stablernn.certificates.plain_words import describe_guarantee
+    from stablernn.certificates.stored_certificate import series_facts
+
+    bounds, computed = stored.get("wrong_sample"), fresh["wrong_sample"]
+    if not isinstance(bounds, Mapping) or not _is_same(bounds, computed, SAMPLE_TOLERANCE):
+        yield f"wrong_sample {json.dumps(bounds)} is stored, {json.dumps(computed)} is computed"
+        return
+    words = describe_guarantee(bounds, **series_facts(bounds))
+    if stored.get("in_words") != words:
+        yield f"in_words {json.dumps(stored.get('in_words'))} is stored, {json.dumps(words)} is what wrong_sample means"
 
 
 def _compared(stored: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -226,13 +246,15 @@ def _compared(stored: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterator[t
         yield "bounded_inputs", before, computed
 
 
-def _is_same(stored: object, fresh: object) -> bool:
+def _is_same(stored: object, fresh: object, tolerance: float = TOLERANCE) -> bool:
     if isinstance(stored, Mapping) and isinstance(fresh, Mapping):
-        return stored.keys() == fresh.keys() and all(_is_same(stored[key], fresh[key]) for key in fresh)
+        return stored.keys() == fresh.keys() and all(_is_same(stored[key], fresh[key], tolerance) for key in fresh)
     if isinstance(stored, list) and isinstance(fresh, list):
-        return len(stored) == len(fresh) and all(map(_is_same, stored, fresh))
-    if isinstance(stored, float) and isinstance(fresh, float):
-        return math.isclose(stored, fresh, rel_tol=TOLERANCE)
+        return len(stored) == len(fresh) and all(map(partial(_is_same, tolerance=tolerance), stored, fresh))
+    # Times are whole numbers, which a small change of a rate moves.
+    numbers = (float,) if tolerance == TOLERANCE else (float, int)
+    if type(stored) in numbers and type(fresh) in numbers:
+        return math.isclose(stored, fresh, rel_tol=tolerance)  # type: ignore[arg-type]
     return type(stored) is type(fresh) and stored == fresh
 
 

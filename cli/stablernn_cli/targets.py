@@ -373,18 +373,18 @@ def certify_target(text: str, inputs_within: str | None = None) -> CertifiedTarg
 
     # Before the model is loaded, which takes longer.
     inputs = None if inputs_within is None else InputRange.parse(inputs_within)
-    name, model, default_range, version = _open_with_range(text)
+    name, model, default_range, version, series = _open_with_range(text)
     certificates: tuple[Certificate, ...]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UntrainedWarning)
         warn_of_missing_calls(model, stacklevel=1)
         if inputs is None:
             certificate, bounded = prove_both(model, inputs=default_range)
-            document = stored_document(certificate, bounded)
+            document = stored_document(model, certificate, bounded, **series)
             certificates = (certificate,) if bounded is None else (certificate, bounded)
         else:
             certificates = (prove(model, inputs=inputs, stage=WITHIN_STAGE),)
-            document = {**certificates[0].document(), "bounded_inputs": None}
+            document = stored_document(model, certificates[0], None, **series)
     # No note, which --quiet would hide: a call was left out in training that the guarantee depends on.
     for entry in caught:
         print(f"Warning: {entry.message}", file=sys.stderr, flush=True)
@@ -401,19 +401,24 @@ def open_weights(text: str) -> tuple[str, SequenceModel]:
     return name, model
 
 
-def _open_with_range(text: str) -> tuple[str, SequenceModel, InputRange | None, Version | None]:
-    """Return a TARGET's name, its torch model, the range of its second certificate, and the version if it is one."""
+def _open_with_range(text: str) -> tuple[str, SequenceModel, InputRange | None, Version | None, dict[str, Any]]:
+    """Return a TARGET's name, its torch model, the range of its second certificate, the version, and its series' facts.
+
+    The version is None for a run; the facts are what ``series_facts`` returns.
+    """
     from stablernn.certificates.input_range import InputRange, training_range
+    from stablernn.certificates.stored_certificate import series_facts
 
     if is_run(text):
         from stablernn.training import load_run
 
         run = load_run(Path(text))
-        return text, run.model, training_range(run.data), None
+        return text, run.model, training_range(run.data), None, series_facts(run.data)
     from stablernn.export.load_exported import reload
 
     version = find_version(text)
-    bounded = (version.manifest.certificate or {}).get("bounded_inputs")
+    stored = version.manifest.certificate or {}
+    bounded = stored.get("bounded_inputs")
     inputs = InputRange.from_document(bounded.get("inputs")) if isinstance(bounded, Mapping) else None
     model = reload(version.read("config.json"), version.read("weights.safetensors"))
-    return version.ref, model, inputs, version
+    return version.ref, model, inputs, version, series_facts(stored.get("wrong_sample"))

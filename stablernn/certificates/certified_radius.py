@@ -9,7 +9,7 @@ derives each factor. Rates below 1 are not needed: over finitely many steps any 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ from stablernn.nn.segments import valid_steps
 
 _SAFE = 1 + 1e-9
 """Factor that covers the rounding of the few float64 operations between bounds that are safe themselves."""
+READOUT_PARTS = {"all": ("last", "mean", "max")}
+"""Parts of the readouts that have several, in the order of the head's features."""
 _ROUNDED = 1 + 1e-4
 """Factor that covers float32 sums of the weights of a resampling, some thousand of them."""
 
@@ -83,7 +85,7 @@ class ClassBounds:
         stacks = [stack for stack in model.rnn.stacks if isinstance(stack, StableRNN)]
         self._cascades = [cascade(stack.cells) for stack in stacks] if layers is None else list(layers)
         self._embedding_gains = embedding_gains(model)
-        self._head_norms = [_pair_norms(weight, model.readout) for weight in _weights(model.head.maps)]
+        self._head_norms = [pair_norms(weight, model.readout) for weight in head_weights(model.head.maps)]
         self._cached_growth: dict[int, Matrix] = {}
         if not math.isfinite(float(self.growth(1).max())):
             raise CertificateError(
@@ -108,11 +110,11 @@ class ClassBounds:
                 embedding_gain * _member_growth(layers, head_norms, self._readout, steps)
                 for layers, head_norms, embedding_gain in members
             ]
-            self._cached_growth[steps] = growths[0] if len(growths) == 1 else _averaged_growth(growths)
+            self._cached_growth[steps] = growths[0] if len(growths) == 1 else averaged_growth(growths)
         return self._cached_growth[steps]
 
 
-def _weights(maps: Tensor | nn.Module) -> list[Matrix]:
+def head_weights(maps: Tensor | nn.Module) -> list[Matrix]:
     """Return the weights of the linear maps in a list of modules."""
     assert isinstance(maps, nn.Module)
     return [float64(linear.weight) for linear in maps.children() if isinstance(linear, nn.Linear)]
@@ -123,7 +125,21 @@ def _member_growth(layers: Cascade, head_norms: Sequence[Matrix], readout: str, 
     last_gain, all_gain = layers.gains(steps)
     # A mean of T vectors is at most 1 / sqrt(T) of their joint norm; a largest value moves by at most that norm.
     gains = {"last": last_gain, "mean": all_gain / math.sqrt(steps), "max": all_gain}
-    parts = ("last", "mean", "max") if readout == "all" else (readout,)
+    return readout_growth(head_norms, gains, readout)
+
+
+def readout_growth(head_norms: Sequence[Matrix], gains: Mapping[str, float], readout: str) -> Matrix:
+    """Return the growth of the outputs of a head.
+
+    Args:
+        head_norms: For each part of the readout the norms of the head's weights of that part, of any shape.
+        gains: Of the parts ``last``, ``mean`` and ``max`` of the readout.
+        readout: Of the model.
+
+    Returns:
+        In the shape of the norms.
+    """
+    parts = READOUT_PARTS.get(readout, (readout,))
     total = np.zeros_like(head_norms[0])
     for part, norms in zip(parts, head_norms, strict=True):
         # Infinity times 0 is NaN, which is not taken.
@@ -132,7 +148,7 @@ def _member_growth(layers: Cascade, head_norms: Sequence[Matrix], readout: str, 
     return total
 
 
-def _averaged_growth(members: Sequence[Matrix]) -> Matrix:
+def averaged_growth(members: Sequence[Matrix]) -> Matrix:
     """Return the growth of the logarithms of averaged probabilities.
 
     ``log p_i = -log sum_m exp(l_m - l_i)`` of one member changes by a weighted mean of the changes of ``l_m - l_i``;
@@ -143,11 +159,11 @@ def _averaged_growth(members: Sequence[Matrix]) -> Matrix:
     return total
 
 
-def _pair_norms(weight: Matrix, readout: str) -> list[Matrix]:
+def pair_norms(weight: Matrix, readout: str) -> list[Matrix]:
     """Return the norms of differences of classes' weights, ``(classes, classes)`` for each part of the readout."""
     differences = weight[:, None] - weight[None]
     classes = len(weight)
-    parts = np.split(differences, 3 if readout == "all" else 1, axis=-1)
+    parts = np.split(differences, len(READOUT_PARTS.get(readout, (readout,))), axis=-1)
     return [row_norms(part.reshape(classes * classes, -1)).reshape(classes, classes) for part in parts]
 
 

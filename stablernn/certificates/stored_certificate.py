@@ -11,6 +11,8 @@ from torch import nn
 from stablernn.cells import StableCell
 from stablernn.certificates.certificate import Certificate, prove
 from stablernn.certificates.input_range import InputRange
+from stablernn.certificates.plain_words import describe_guarantee, states_anything
+from stablernn.certificates.wrong_samples import wrong_sample_bounds
 from stablernn.nn.models import SequenceModel
 
 _BOUNDED_KEYS = (
@@ -36,6 +38,8 @@ def certificate_document(
     *,
     inputs: InputRange | None = None,
     norms: Iterable[Mapping[str, Any]] | None = None,
+    frequency: str | None = None,
+    longest: int | None = None,
 ) -> dict[str, Any]:
     """Return the certificate for all inputs, with a second one in ``bounded_inputs``.
 
@@ -44,13 +48,15 @@ def certificate_document(
         inputs: Range of the raw inputs of the second certificate; None, or a model whose inputs have no range, for
             none.
         norms: As of :func:`stablernn.certificates.certificate.prove`.
+        frequency: As of :func:`stored_document`.
+        longest: As of :func:`stored_document`.
 
     Raises:
         ConfigError: If the range does not fit the model.
         CertificateError: If a weight is not finite.
     """
     certificate, bounded = prove_both(module, inputs=inputs, norms=norms)
-    return stored_document(certificate, bounded)
+    return stored_document(module, certificate, bounded, frequency=frequency, longest=longest)
 
 
 def prove_both(
@@ -72,9 +78,56 @@ def prove_both(
     return certificate, certificate_within(module, certificate, inputs, norms, stage=stages[1])
 
 
-def stored_document(certificate: Certificate, bounded: Certificate | None) -> dict[str, Any]:
-    """Return the document of two certificates, the second of which goes into ``bounded_inputs``."""
-    return {**certificate.document(), "bounded_inputs": None if bounded is None else _bounded_summary(bounded)}
+def stored_document(
+    module: nn.Module,
+    certificate: Certificate,
+    bounded: Certificate | None,
+    *,
+    frequency: str | None = None,
+    longest: int | None = None,
+) -> dict[str, Any]:
+    """Return the document of two certificates, the second of which goes into ``bounded_inputs``.
+
+    Args:
+        module: As of :func:`certificate_document`; of a model the document also has ``wrong_sample`` and ``in_words``.
+        certificate: For all inputs, or for those that a user named.
+        bounded: For inputs within the range of training; None for none.
+        frequency: Alias of the time grid, as :func:`stablernn.data.time.frequency.parse_frequency` takes it, for
+            durations in words; None for samples.
+        longest: Samples of the longest training sequence; None if they are not known.
+    """
+    document = {**certificate.document(), "bounded_inputs": None if bounded is None else _bounded_summary(bounded)}
+    if isinstance(module, SequenceModel):
+        bounds = described_bounds(module, certificate, bounded)
+        document["wrong_sample"] = bounds | {"frequency": frequency, "longest": longest}
+        document["in_words"] = describe_guarantee(bounds, frequency=frequency, longest=longest)
+    return document
+
+
+def series_facts(facts: object) -> dict[str, Any]:
+    """Return ``frequency`` and ``longest`` for :func:`stored_document`, None where there is none.
+
+    Args:
+        facts: The content of ``data.json``, or ``wrong_sample`` of a document, which any program may have written.
+    """
+    facts = facts if isinstance(facts, Mapping) else {}
+    frequency, longest = facts.get("frequency"), facts.get("longest")
+    return {
+        "frequency": frequency if isinstance(frequency, str) else None,
+        "longest": longest if isinstance(longest, int) else None,
+    }
+
+
+def described_bounds(model: SequenceModel, certificate: Certificate, bounded: Certificate | None) -> dict[str, Any]:
+    """Return what is proved of raw values: for all inputs or, if nothing is, for those within the range.
+
+    The arguments are those of :func:`stored_document`.
+    """
+    bounds = wrong_sample_bounds(model, certificate)
+    if bounded is not None and not states_anything(bounds):
+        within = wrong_sample_bounds(model, bounded)
+        bounds = within if states_anything(within) else bounds
+    return bounds
 
 
 def certificate_within(

@@ -12,6 +12,7 @@ import numpy as np
 
 from stablernn.certificates.certificate import Certificate, certify
 from stablernn.certificates.input_range import InputRange, training_range
+from stablernn.certificates.stored_certificate import series_facts
 from stablernn.errors import ConfigError, did_you_mean
 from stablernn.estimators.argument_terms import ArgumentTerms, Form
 from stablernn.estimators.fitted_run import ESTIMATOR_FILE, FittedRun, RegistryVersion
@@ -121,7 +122,8 @@ class RunEstimator(BaseEstimator):  # type: ignore[misc]
         """
         data = self._fitted.data
         steps = data.get("context_length") or data.get("longest")
-        return export(self.model_, folder, formats=formats, steps=steps, inputs_within=self._training_range())
+        inputs, facts = self._training_range(), series_facts(data)
+        return export(self.model_, folder, formats=formats, steps=steps, inputs_within=inputs, **facts)
 
     def stream(self) -> Stream:
         """Return a stream that takes samples one by one, computed by the exported step graph.

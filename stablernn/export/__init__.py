@@ -63,6 +63,8 @@ def export(
     formats: Sequence[str] = ("onnx",),
     steps: int | None = None,
     inputs_within: float | Sequence[float | Sequence[float]] | InputRange | None = None,
+    frequency: str | None = None,
+    longest: int | None = None,
 ) -> ExportReport:
     """Write the weights, configuration, graphs, parity report and certificate of a model into a folder.
 
@@ -80,6 +82,10 @@ def export(
         steps: Expected length of the sequences. Parity is checked at this length too, up to 1,000.
         inputs_within: Range of the raw inputs, as of :func:`stablernn.certify`, for which a second certificate is
             stored; servers count samples outside. None for none.
+        frequency: Frequency alias of the series, such as ``h``, in whose unit the certificate states times in words;
+            None to state them in samples.
+        longest: Samples of the longest training sequence: errors that are forgotten later count as never forgotten in
+            words. None if it is not known.
 
     Raises:
         ConfigError: If a format is unknown or cannot hold the model, ``model`` is not a model, or the range does not
@@ -118,7 +124,7 @@ def export(
     parts = export_parts(frozen)
     scripted = torchscript.script(frozen) if "torchscript" in formats else None
     graphs, parity = _build_graphs(frozen, parts, scripted, parity_lengths(steps or 1))
-    certificate = certificate_document(frozen, inputs=inputs_within)
+    certificate = certificate_document(frozen, inputs=inputs_within, frequency=frequency, longest=longest)
     signature = model_signature(frozen)
 
     folder = Path(folder)

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from stablernn.certificates.input_range import InputRange
-from stablernn.certificates.stored_certificate import certificate_document
+from stablernn.certificates.stored_certificate import certificate_document, series_facts
 from stablernn.errors import CheckpointError
 from stablernn.export import parity_lengths
 from stablernn.export.parity import check_parity
@@ -89,4 +89,5 @@ def _recomputed(model: SequenceModel, files: Mapping[str, bytes]) -> dict[str, A
     stored = stored if isinstance(stored, dict) else {}
     norms, bounded = stored.get("metrics"), stored.get("bounded_inputs")
     inputs = InputRange.from_document(bounded.get("inputs")) if isinstance(bounded, dict) else None
-    return certificate_document(model, inputs=inputs, norms=norms if isinstance(norms, list) else [])
+    norms = norms if isinstance(norms, list) else []
+    return certificate_document(model, inputs=inputs, norms=norms, **series_facts(stored.get("wrong_sample")))

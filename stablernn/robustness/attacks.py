@@ -15,16 +15,18 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from stablernn.cells import cached_weights
-from stablernn.nn.models import Classifier
+from stablernn.nn.models import Classifier, SequenceModel
 from stablernn.nn.preprocessing import Patches
 from stablernn.nn.segments import valid_steps
 from stablernn.robustness.settings import Norm
 
+Model = TypeVar("Model", bound=SequenceModel)
 Logits = Callable[[Tensor], Tensor]
 """A differentiable function from changes ``(batch, ...)`` to logits ``(batch, classes)``; rows are independent."""
 
@@ -78,11 +80,14 @@ class PerturbedClassifier:
 
 
 @contextmanager
-def differentiable_copy(model: Classifier) -> Iterator[Classifier]:
+def differentiable_copy(model: Model) -> Iterator[Model]:
     """Yield a copy of a model that is differentiable with respect to its inputs; its matrices are computed once."""
     # Parameters need no gradients here: only the inputs are attacked.
     attacked_model = copy.deepcopy(model).eval().requires_grad_(False)
-    attacked_model.patches = _DifferentiablePatches(attacked_model.scaling, model.patches.size, model.patches.stride)
+    patches = model.patches
+    attacked_model.patches = _DifferentiablePatches(
+        attacked_model.scaling, patches.size, patches.stride, end_aligned=patches.end_aligned
+    )
     with cached_weights(attacked_model), torch.enable_grad():
         yield attacked_model
 

@@ -77,7 +77,7 @@ def finish(
     if not scores.metrics and not trainer.is_diverged:
         scores = replace(scores, metrics=_cross_validate(directory, config, task, trainer))
     _PROGRESS.info("Computing what is proved ...")
-    sentence = describe_proof(trainer, task.scorer("validation", config), inputs)
+    sentence = describe_proof(trainer, task.scorer("validation", config), inputs, task.describe())
     if sentence is not None:
         _LOG.info(sentence)
     return _summarize(directory, config, task, trainer, scores, calibration, inputs, improvement)

@@ -9,126 +9,132 @@ import pytest
 import torch
 
 from model_helpers import mark_fitted
-from stablernn import Classifier, StableRNN, create_cell
+from stablernn import Classifier, create_cell
 from stablernn.certificates.certificate import certify
 from stablernn.certificates.certified_radius import certified_radii
-from stablernn.certificates.plain_words import describe_guarantee
+from stablernn.certificates.plain_words import describe_guarantee, format_duration, format_size
 from stablernn.certificates.projection import project
 
-DOCUMENT: dict[str, Any] = {
-    "kind": "contracting",
-    "norm": "l2",
-    "contraction_rate": 0.9,
-    "time": {"steps": "regular"},
-    "forgetting": {"share": 1e-3, "steps": 1000, "steps_from_distance_1": 1234},
-    "gaps": [{"steps": 1, "output_error": 0.2345}, {"steps": 10, "output_error": 2.0}],
-    "gains": {"input_to_output": 156.4},
-    "state_balls": [{"norm": "linf", "radius": 1.0}, {"norm": "linf", "radius": 7.77}],
+BOUNDS: dict[str, Any] = {
+    "output": "forecast",
+    "reason": None,
+    "unit": "data",
+    "error": 1.0,
+    "effects": [
+        {"missing_after": 0, "output_change": 1.234},
+        {"missing_after": 10, "output_change": 3.0},
+        {"missing_after": None, "output_change": 3.71},
+    ],
+    "within_range": False,
+    "irregular_time": False,
+    "counted_samples": None,
+    "forgotten_after": 9,
+    "forgotten_share": 0.01,
 }
 
 
+def effects(*changes: float | None) -> list[dict[str, Any]]:
+    return [{**effect, "output_change": change} for effect, change in zip(BOUNDS["effects"], changes, strict=True)]
+
+
 @pytest.mark.parametrize(
-    ("changes", "radius", "clauses"),
+    ("changes", "sentences"),
     [
         (
             {},
-            0.0319,
             [
-                "it forgets: a disturbance of its state by 1 moves no output by more than 0.001 after 1,234 steps",
-                "an input that is wrong by 1 in one step moves no later output by more than 0.24, and in every step by "
-                "no more than 157",
-                "half of 80 validation sequences keep their answer under every perturbation smaller than 0.031",
+                "A value that is wrong by 1 moves no forecast by more than 1.3, or 3.8 if any number of missing values "
+                "after it repeat it.",
+                "It is forgotten 9 hours after the last wrong or missing value: from then on less than 1 % of the "
+                "error is left in a forecast.",
             ],
         ),
         (
-            {"time": {"steps": "irregular"}, "gaps": [{"steps": 1, "output_error": None}]},
-            None,
+            {"error": None, "unit": "scales", "effects": effects(1.234, 3.0, 28.0), "forgotten_after": None},
             [
-                "it forgets: a disturbance of its state by 1 moves no output by more than 0.001 after the time of "
-                "1,234 regular steps",
-                "an input that is wrong by 1 in every step moves no output by more than 157",
+                "A value that is wrong by one standard deviation moves no forecast by more than 1.3 standard "
+                "deviations, or 3 standard deviations if up to 10 missing values after it repeat it."
             ],
         ),
         (
-            {"forgetting": {"share": 1e-3, "steps": 1000}, "gaps": [], "gains": {"input_to_output": 1e7}},
-            1e-6,
-            ["it forgets every disturbance of its state"],
-        ),
-        (
-            {"kind": "non-expansive", "contraction_rate": 1.0, "gains": {"input_to_output": None}},
-            None,
+            {"output": "class probability", "error": 6.02, "effects": effects(0.1199, 0.51, 1.0), "forgotten_after": 1},
             [
-                "it never enlarges a disturbance of its state",
-                "an input that is wrong by 1 in one step moves no later output of the next 100,000 by more than 0.24",
+                "A value that is wrong by 6 moves no class probability by more than 0.12, as long as the value after "
+                "it is not missing.",
+                "It is forgotten 60 minutes after the last wrong or missing value: from then on it moves no class "
+                "probability by more than 0.01.",
             ],
         ),
         (
-            {
-                "kind": "non-expansive",
-                "norm": "linf",
-                "contraction_rate": 1.0000001,
-                "gaps": [],
-                "gains": {"input_to_output": None},
-            },
-            None,
-            ["it enlarges a disturbance of its state in the norm 'linf' by no more than 1.1 % in 100,000 steps"],
-        ),
-        ({"kind": "bounded"}, None, ["it keeps every number of its state within 7.8"]),
-        (
-            {"kind": "bounded", "state_balls": [{"norm": "l2", "radius": 2.0}]},
-            None,
-            ["it keeps the norm of every layer's state within 2"],
+            {"effects": effects(10.1, 20.0, None), "forgotten_after": 101},
+            [
+                "No useful bound is proved of how far a value that is wrong by 1 moves a forecast.",
+                "That it is forgotten is proved only after 4.3 days, longer than the data.",
+            ],
         ),
         (
-            {"kind": "bounded", "state_balls": [{"norm": "linf", "radius": 4.0}, {"norm": "l2", "radius": 8.0}]},
-            None,
-            ["it keeps every number of its state within 8"],
+            {"reason": "the scaling 'context' divides by recent values", "effects": effects(None, None, None)},
+            [
+                "How far a wrong value moves a forecast is not bounded, since the scaling 'context' divides by recent "
+                "values.",
+                "It is forgotten 9 hours after the last wrong or missing value: from then on it moves a forecast by "
+                "less than 1 % of the recent change of the series.",
+            ],
         ),
-        ({"kind": "bounded", "state_balls": [{"norm": "linf", "radius": 1e19}]}, None, []),
-        ({"kind": "none"}, None, []),
+        (
+            {"counted_samples": 300, "within_range": True, "forgotten_after": None},
+            [
+                "As long as values stay within the certified range, a value that is wrong by 1 moves no forecast of "
+                "the next 13 days by more than 1.3, or 3.8 if any number of missing values after it repeat it."
+            ],
+        ),
+        (
+            {"output": "probability", "unit": "tokens", "error": None, "effects": effects(0.1199, None, 0.3)},
+            [
+                "A wrong token moves no probability by more than 0.12, and any number of them by no more than 0.3.",
+                "It is forgotten 9 hours after the last wrong token: from then on it moves no probability by more than "
+                "0.01.",
+            ],
+        ),
+        (
+            {"effects": effects(None, None, None), "forgotten_after": None},
+            ["Nothing is proved of how far a wrong value moves a forecast, nor that it is forgotten."],
+        ),
     ],
-    ids=["contracting", "irregular", "older", "non-expansive", "rounded", "bounded", "l2", "mixed", "huge", "none"],
+    ids=["data", "channels", "probability", "useless", "not derived", "non-expansive", "tokens", "nothing"],
 )
-def test_each_kind_has_its_clauses(changes: dict[str, Any], radius: float | None, clauses: list[str]) -> None:
-    assert describe_guarantee(DOCUMENT | changes, radius=radius, sequences=80, embedding_gain=1.0) == clauses
+def test_bounds_are_at_most_two_sentences(changes: dict[str, Any], sentences: list[str]) -> None:
+    assert describe_guarantee(BOUNDS | changes, frequency="h", longest=100) == sentences
 
 
-def test_errors_are_of_the_scaled_values_or_of_the_layers_inputs() -> None:
-    behind = describe_guarantee(DOCUMENT)[1]
-    assert behind.startswith("an input of the layers that is wrong by 1 in one step moves no later output by more than")
-    before = describe_guarantee(DOCUMENT, embedding_gain=2.0)[1]
-    assert before == (
-        "an input that is wrong by 1 in one step moves no later output by more than 0.47, and in every step by no more "
-        "than 313"
-    )
+@pytest.mark.parametrize(
+    ("samples", "frequency", "duration"),
+    [
+        (9, None, "9 samples"),
+        (1, "15min", "15 minutes"),
+        (200, "15min", "2.1 days"),
+        (30, "D", "30 days"),
+        (3, "W-SAT", "3 weeks"),
+        (104, "W-SAT", "104 weeks"),
+        (105, "W-SAT", "2.1 years"),
+        (5, "MS", "5 months"),
+        (9, "QE", "2.3 years"),
+        (7, "B", "7 working days"),
+        (7, "2", "14 steps"),
+        (7, "lunar", "7 samples"),
+        (7, "regular", "the time of 7 regular steps"),
+    ],
+)
+def test_durations_are_in_the_unit_of_the_data_and_never_too_short(
+    samples: int, frequency: str | None, duration: str
+) -> None:
+    assert format_duration(samples, frequency) == duration
 
 
 @pytest.mark.parametrize("value", [1.249, 1.049, 9.96, 10.2, 99.7, 100.2, 12345.6, 0.00012345])
 def test_a_bound_is_never_stated_smaller_than_it_is(value: float) -> None:
-    [clause] = describe_guarantee({"kind": "bounded", "state_balls": [{"norm": "l2", "radius": value}]})
-    stated = float(clause.rpartition(" ")[2].replace(",", ""))
+    stated = float(format_size(value).replace(",", ""))
     assert value <= stated <= 1.1 * value
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_a_disturbance_is_forgotten_in_the_steps_that_are_said(depth: int) -> None:
-    # A shift of the coordinates: its effect stays for as many steps as there are units, in any norm that proves a rate.
-    rnn = StableRNN("identity_rnn", 2, 4, num_layers=depth)
-    with torch.no_grad():
-        for cell in rnn.cells:
-            cell.weight_hh.copy_(torch.diag(torch.ones(3), -1))
-            project(cell, 1e-3)
-    document = certify(rnn).document()
-    steps = document["forgetting"]["steps_from_distance_1"]
-    assert f"by 1 moves no output by more than 0.001 after {steps} steps" in describe_guarantee(document)[0]
-    # One more step than is said, from a start whose first unit is passed on to the last.
-    x, start = torch.zeros(1, steps + 1, 2), torch.zeros(depth, 1, 4)
-    disturbed = start.clone()
-    disturbed[0, 0, 0] = 1.0
-    with torch.no_grad():
-        distances = (rnn(x, start)[0] - rnn(x, disturbed)[0])[0].norm(dim=-1)
-    assert float(distances.max()) > 0.5
-    assert float(distances[steps:].max()) <= 1e-3
 
 
 def test_a_wrong_input_moves_no_later_output_further_than_is_said() -> None:
@@ -158,18 +164,3 @@ def test_radii_from_the_bounds_of_a_certificate_are_the_same() -> None:
     certificate = certify(model)
     radii = certified_radii(model, x, layers=certificate.stacks)
     assert np.allclose(radii, certified_radii(model, x), rtol=1e-6)
-
-
-def test_a_resampled_sequence_is_no_stream() -> None:
-    torch.manual_seed(0)
-    model = Classifier("lipschitz", 1, 2, 4, resample_steps=100_000)
-    model.fit_scaling([np.random.default_rng(0).normal(size=(length, 1)).astype(np.float32) for length in (5, 9)])
-    project(model.rnn.cells[0], 0.01)
-    document = certify(model).document()
-    first, second, *_ = describe_guarantee(document)
-    assert first.endswith("steps of the resampled sequence")
-    assert second.startswith("an input of the layers that is wrong by 1 in one step")
-    assert describe_guarantee(document, embedding_gain=1.0)[1].startswith("a resampled input that is wrong")
-    # It ends before it has forgotten.
-    short = {**document, "time": {"steps": "regular", "resample_steps": 3}}
-    assert not any("forgets" in clause for clause in describe_guarantee(short))

@@ -102,12 +102,16 @@ def test_a_bounded_model_is_described_with_the_radius_of_its_ball(
 def test_the_card_says_what_a_certificate_is_of(fields: dict[str, Any], skip: str, *, is_mentioned: bool) -> None:
     certificate = {
         "kind": "bounded",
+        "in_words": ["Little is proved.", "It is *short*."],
+        "wrong_sample": {"output": "forecast"},
         "contraction_rate": 1.5,
         "hypotheses": [{"name": "a", "value": 2.0, "holds": False}],
     }
     manifest_fields = {**fields, "certificate": certificate, "lineage": {"config": {"model": {"skip": skip}}}}
     card = model_card(ManifestFields.parse(manifest_fields))
     assert "bounded: no input drives the state out of a ball, whose radius is not stored" in card
+    assert "\nLittle is proved. It is \\*short\\*.\n" in card
+    assert "wrong_sample" not in card
     assert "\n| condition | value | at most | holds |\n| --- | --- | --- | --- |\n| a | 2 | null | false |\n" in card
     sentence = "\nThe certificate covers the recurrent layers only, not the linear skip.\n"
     assert (sentence in card) == is_mentioned

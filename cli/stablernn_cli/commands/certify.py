@@ -117,11 +117,11 @@ def _gap_text(gaps: Sequence[Mapping[str, Any]]) -> str | None:
 
     # None for a length without a proved bound.
     bounds = [
-        f"{format_upper(gap['output_error'], 4)} after {gap['steps']:,}"
+        f"{format_upper(gap['output_error'], 4)} after {gap['steps']:,} steps"
         for gap in gaps
         if gap["output_error"] is not None
     ]
-    return "samples wrong by 1 move the output by at most " + ", ".join(bounds) if bounds else None
+    return "wrong by 1, they move the output by at most " + ", ".join(bounds) if bounds else None
 
 
 def _quantization_text(bound: Mapping[str, float] | None) -> str | None:
@@ -161,7 +161,6 @@ def _proof_option(certificate: Mapping[str, Any]) -> str | None:
 
 def show(output: Output, name: str, certificate: Mapping[str, Any]) -> None:
     """Print a certificate as text."""
-    from stablernn.certificates.plain_words import describe_guarantee
     from stablernn_registry.documents.certificates import (
         describe_bounded_inputs,
         describe_certificate,
@@ -181,7 +180,7 @@ def show(output: Output, name: str, certificate: Mapping[str, Any]) -> None:
         "model": name,
         "cell": certificate["cell"],
         "proved": describe_certificate(certificate),
-        "in words": "; ".join(describe_guarantee(certificate)) or _proof_option(certificate),
+        "in words": " ".join(filter(None, [*certificate["in_words"], _proof_option(certificate)])),
         "inputs": None if ranges is None else f"only those {format_input_ranges(ranges)}, in the units of the data",
         "bounded inputs": describe_bounded_inputs(certificate),
         "norm": certificate["norm"],
@@ -194,7 +193,9 @@ def show(output: Output, name: str, certificate: Mapping[str, Any]) -> None:
         if fading["steps"] is None or fading["steps"] > certificate["time"].get("resample_steps", math.inf)
         else f"all but {fading['share']:g} of the first bound on a difference after {fading['steps']:,} steps",
         # A gap of raw samples is one of other samples once they are resampled.
-        "a gap": None if certificate["time"].get("resample_steps") else _gap_text(certificate["gaps"]),
+        "wrong inputs of the layers": None
+        if certificate["time"].get("resample_steps")
+        else _gap_text(certificate["gaps"]),
         **{f"weights in {dtype}": _quantization_text(bound) for dtype, bound in certificate["stored_weights"].items()},
     }
     output.facts(drop_none(facts))

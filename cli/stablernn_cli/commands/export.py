@@ -122,6 +122,7 @@ def _write_and_publish(
         The version, and why a robustness report of the run was left out, if it was.
     """
     from stablernn.certificates.input_range import training_range
+    from stablernn.certificates.stored_certificate import series_facts
     from stablernn.export import export as write
     from stablernn_registry import model_card
     from stablernn_registry.documents.reports import EXAMPLE, ROBUSTNESS, ROBUSTNESS_PLOTS
@@ -129,7 +130,14 @@ def _write_and_publish(
     with tempfile.TemporaryDirectory(prefix="stablernn-export-") as folder:
         # Parity is checked at the length that the model is for: the context, or the longest sequence.
         steps = loaded.data.get("context_length") or loaded.data["longest"]
-        report = write(loaded.model, folder, formats=formats, steps=steps, inputs_within=training_range(loaded.data))
+        report = write(
+            loaded.model,
+            folder,
+            formats=formats,
+            steps=steps,
+            inputs_within=training_range(loaded.data),
+            **series_facts(loaded.data),
+        )
         calibration = _calibration(loaded)
         fields = _fields(loaded, report, calibration)
         robustness, robustness_note = _robustness(run, report)
@@ -178,7 +186,6 @@ def _set_alias(registry: Registry, version: Version, alias: str, why: str) -> No
 
 def show(output: Output, document: Mapping[str, Any]) -> None:
     """Print the new version as text."""
-    from stablernn.certificates.plain_words import describe_guarantee
     from stablernn_registry.documents.certificates import describe_certificate
 
     parity, certificate = document["parity"], document["certificate"]
@@ -191,7 +198,7 @@ def show(output: Output, document: Mapping[str, Any]) -> None:
             "registry": document["registry"],
             **_parity_facts(parity),
             "certificate": describe_certificate(certificate),
-            **({"in words": "; ".join(clauses)} if (clauses := describe_guarantee(certificate)) else {}),
+            "in words": " ".join(certificate["in_words"]),
         }
     )
     output.text()

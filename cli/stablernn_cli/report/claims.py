@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stablernn_cli.report.methods import method_rows
+from stablernn_registry.documents.certificates import format_input_ranges, input_ranges
 
 if TYPE_CHECKING:
     from stablernn.certificates.certificate import Certificate
@@ -39,6 +40,22 @@ def certificate_entry(certificate: Certificate, model: SequenceModel) -> dict[st
         "methods": method_rows(certificate, model),
         "figures": document["figures"],
     }
+
+
+def scope_text(entry: Mapping[str, Any]) -> str:
+    """Return the inputs of which a certificate is, as the beginning of a sentence."""
+    ranges = input_ranges({"inputs": entry["range"]})
+    return "For all inputs" if ranges is None else f"For inputs {format_input_ranges(ranges)}"
+
+
+def claimed_radius(entry: Mapping[str, Any]) -> float | None:
+    """Return the radius of the largest ball that a state stays in; None if no ball is proved.
+
+    Args:
+        entry: Certificate as :func:`certificate_entry` returns it.
+    """
+    balls = [claim["value"] for claim in entry["claims"] if claim["id"].startswith("state_ball_")]
+    return max(balls, default=None)
 
 
 def forgetting_steps(certificate: Certificate, share: float = 0.01) -> int | None:

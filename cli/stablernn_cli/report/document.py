@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stablernn_cli.report.claims import certificate_entry, have_equal_claims
+from stablernn_cli.report.claims import certificate_entry, have_equal_claims, scope_text
 from stablernn_cli.report.clauses import NO_CONFORMITY, clause_rows
 from stablernn_cli.report.figures import Image, describe_figures
 from stablernn_cli.report.history import version_history
 from stablernn_cli.report.model_facts import run_facts, stored_certificate, version_facts
 from stablernn_cli.report.observed import compare, observed_of_run, observed_of_version
-from stablernn_cli.report.sentences import summary_sentences
 from stablernn_cli.report.serving_counts import not_read, read_counts
 from stablernn_cli.targets import CertifiedTarget
 
@@ -30,11 +29,12 @@ _PROGRESS = logging.getLogger("stablernn.progress")
 SCHEMA = 1
 COVERED = (
     "The recurrent layers of the model: the states that a sequence leads to, and what differences of states, inputs "
-    "and stored weights do to their output."
+    "and stored weights do to their output. The sentences about a wrong value include scaling, the filling of missing "
+    "values, patches and the head."
 )
 NOT_COVERED = (
     "Accuracy of the outputs and fitness for the intended use.",
-    "Scaling, patches, a linear skip and the head, which are functions of the inputs or of the layers' output.",
+    "In section A: scaling, patches, a linear skip and the head.",
     "Rounding in operation, the runtime, the processor and the system around the model.",
     "Inputs outside the stated range, as far as a certificate is for a range.",
 )
@@ -98,7 +98,10 @@ def compose_report(target: CertifiedTarget, server: str | None = None) -> Report
         "code": _code(),
         "covers": COVERED,
         "does_not_cover": list(NOT_COVERED),
-        "summary": [{"scope": entry["scope"], "sentences": summary_sentences(entry, facts)} for entry in proved],
+        "summary": [
+            {"scope": entry["scope"], "sentences": _summary(target, certificate, entry)}
+            for certificate, entry in zip(certificates, proved, strict=True)
+        ],
         "proved": proved,
         "stored_certificate": None if version is None else stored_certificate(version, proved[0]),
         "observed": observed,
@@ -111,6 +114,21 @@ def compose_report(target: CertifiedTarget, server: str | None = None) -> Report
     images = [] if trajectories is None else describe_figures(trajectories, certificates[-1])
     document["figures"] = [{"name": image.name, "title": image.title, "caption": image.caption} for image in images]
     return Report(document, images)
+
+
+def _summary(target: CertifiedTarget, certificate: Certificate, entry: Mapping[str, Any]) -> list[str]:
+    """Return what a certificate proves of the layers and of raw samples, in sentences."""
+    from stablernn.certificates.plain_words import describe_guarantee
+    from stablernn.certificates.stored_certificate import described_bounds, series_facts
+    from stablernn_registry.documents.certificates import describe_certificate
+
+    if entry["equals_all_inputs"]:
+        return [f"{scope_text(entry)}, the same bounds hold as for all inputs, and no smaller ones are proved."]
+    facts = series_facts(target.document.get("wrong_sample"))
+    return [
+        f"{scope_text(entry)}, the certificate is {describe_certificate(certificate.document())}.",
+        *describe_guarantee(described_bounds(target.model, certificate, None), **facts),
+    ]
 
 
 def _draw(model: SequenceModel, certificate: Certificate) -> DrawnTrajectories | None:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stablernn_cli.report.claims import claimed_radius, scope_text
 from stablernn_cli.report.document import Report
 from stablernn_cli.report.figures import Image
 from stablernn_cli.report.html_operation import operation_section
@@ -26,10 +27,16 @@ from stablernn_cli.report.html_parts import (
     upper_bound,
 )
 from stablernn_cli.report.prose import PROSE
-from stablernn_cli.report.sentences import claimed_radius, input_unit, scope_text
 from stablernn_cli.report.style import PAGE, STYLE
 from stablernn_registry.documents.certificates import format_kind_and_radius, input_ranges
 
+_SCALING_TEXTS = {
+    "standard": "where 1 is one standard deviation of a feature in the training data",
+    "none": "which is not scaled",
+    "window": "scaled by the mean and the spread of the last observed values",
+    "context": "where 1 is the mean absolute seasonal change of the last steps of the series",
+    "tokens": "where each token is a vector of its own",
+}
 _SHOWN_DIGITS = 19
 """Characters of a digest in the foot of a page: ``sha256:`` and 12 digits."""
 
@@ -171,6 +178,22 @@ def _proved_section(document: Mapping[str, Any]) -> Markup:
     return element("section", *parts)
 
 
+def _input_unit(facts: Mapping[str, Any]) -> str:
+    """Return the unit of the layers' input in words.
+
+    Args:
+        facts: Facts of the model, see :mod:`stablernn_cli.report.model_facts`.
+    """
+    samples = "samples" if facts.get("resample_steps") is None else "resampled samples"
+    patches = f", and a step reads a patch of {facts['patch_size']} {samples}" if facts["patch_size"] > 1 else ""
+    # A linear map and a GELU come between the scaling and the layers, with or without convolutions.
+    if facts["embedding"]:
+        return f"the layers' input, which is a learned embedding of the scaled samples{patches}"
+    scaling = str(facts["scaling"])
+    text = _SCALING_TEXTS.get(scaling, f"after the model's own scaling ('{scaling}')")
+    return f"the layers' input, {text}{patches}"
+
+
 def _bounded_text(kind: str, radius: float | None) -> str:
     """Return a kind, ``bounded`` with the radius of the largest ball where it is known."""
     return format_kind_and_radius({"kind": kind, "radius": radius})
@@ -193,8 +216,8 @@ def _certificate(entry: Mapping[str, Any], model: Mapping[str, Any]) -> Markup:
     # In one sentence, so that the numbers that are proved stand together.
     missing = ", ".join(claim["title"] for claim in entry["claims"] if not claim["proved"])
     units = (
-        f"Units: input is that of {input_unit(model)}; output is that of the layers, before the head; state is that of "
-        "the state tensor. Norms of inputs and outputs are 2-norms."
+        f"Units: input is that of {_input_unit(model)}; output is that of the layers, before the head; state is that "
+        "of the state tensor. Norms of inputs and outputs are 2-norms."
     )
     parts: list[object] = [
         title,

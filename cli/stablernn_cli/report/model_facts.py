@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stablernn_cli.report.claims import claimed_radius
 from stablernn_cli.report.reading import number_at, text_at, value_at
-from stablernn_cli.report.sentences import claimed_radius
 
 if TYPE_CHECKING:
     from stablernn.nn.models import SequenceModel

@@ -43,10 +43,10 @@ PROSE: tuple[tuple[str, str], ...] = (
     ),
     (
         "Gain",
-        "If two inputs differ by at most 1 at every sample, outputs of the recurrent layers differ by at most the "
-        "gain: an incremental L-infinity (and L2) gain. The effect of a gap bounds the same for a limited number of "
-        "wrong samples, such as missing ones that were filled in. Units are those of the layers' input, after the "
-        "model's own scaling.",
+        "If two inputs of the recurrent layers differ by at most 1 at every step, their outputs differ by at most the "
+        "gain: an incremental L-infinity (and L2) gain. The effect of wrong inputs bounds the same for a limited "
+        "number of steps. Units are those of the layers' input, after the model's own scaling. One wrong value of the "
+        "data can be part of several steps; the front page says what it does to the model's output.",
     ),
     (
         "Inputs within a range",
@@ -56,9 +56,9 @@ PROSE: tuple[tuple[str, str], ...] = (
     ),
     (
         "What this is not",
-        "Stability is not accuracy: a contracting model can be wrong. The certificate is of the recurrent layers in "
-        "exact arithmetic on the stored weights. It does not cover the head, the scaling, rounding in operation, the "
-        "hardware, or the system in which the model is used.",
+        "Stability is not accuracy: a contracting model can be wrong. The certificate is of exact arithmetic on the "
+        "stored weights. It does not cover rounding in operation, the hardware, or the system in which the model is "
+        "used.",
     ),
 )
 """Pairs of a term and its explanation."""

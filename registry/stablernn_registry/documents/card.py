@@ -86,7 +86,11 @@ def _format_certificate(fields: ManifestFields) -> str:
     certificate = current_certificate(fields.certificate)
     if not certificate:
         return "None was computed for this version."
-    parts = [f"{_escape(describe_certificate(certificate))}."]
+    words = certificate.get("in_words")
+    # Versions from before there were words, and those of other programs, have none.
+    texts = [text for text in words if isinstance(text, str)] if isinstance(words, list) else []
+    parts = [_escape(" ".join(texts))] if texts else []
+    parts.append(f"{_escape(describe_certificate(certificate))}.")
     bounded = describe_bounded_inputs(certificate)
     if bounded is not None:
         parts.append(f"For inputs of a bounded size, in the units of the data: {_escape(bounded)}.")
@@ -94,7 +98,7 @@ def _format_certificate(fields: ManifestFields) -> str:
     scalars = {
         key: value
         for key, value in certificate.items()
-        if not isinstance(value, list) and key not in ("inputs", "bounded_inputs")
+        if not isinstance(value, list) and key not in ("inputs", "bounded_inputs", "wrong_sample")
     }
     scalars |= {key: value for key, value in certificate.items() if key == "states"}
     parts.append(_format_table(("field", "value"), _flatten(scalars)))

@@ -48,6 +48,8 @@ export function certificateSentence(certificate) {
 export function certificateView(certificate, guard) {
   const parts = [el("p", { class: "lead" }, el("span", { class: `kind ${isProved(certificate) ? "proved" : ""}` }, kindOf(certificate)), " ", certificateSentence(certificate))];
   if (certificate === null || certificate === undefined) return parts;
+  // Older versions, and those of other programs, have none.
+  if (Array.isArray(certificate.in_words)) parts.push(el("p", {}, certificate.in_words.join(" ")));
   const facts = factsOf(certificate, guard);
   const details = [
     el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
@@ -70,9 +72,9 @@ function factsOf(certificate, guard) {
     add(`Bound of ${ball.state}`, `${ball.norm} norm at most ${upperBound(ball.radius)}${around}`);
   }
   const settlingSteps = certificate.forgetting?.steps;
-  if (typeof settlingSteps === "number") add("Initial state forgotten", `to ${number(100 * certificate.forgetting.share)} % within ${count(settlingSteps, "step")}`);
+  if (typeof settlingSteps === "number") add("Initial state of the layers forgotten", `to ${number(100 * certificate.forgetting.share)} % within ${count(settlingSteps, "step")}`);
   const gain = certificate.gains?.input_to_output;
-  if (typeof gain === "number") add("Input to output", `gain at most ${upperBound(gain)}`);
+  if (typeof gain === "number") add("Input to output of the layers", `gain at most ${upperBound(gain)}`);
   if (certificate.states?.length) add("Proved for", some(certificate.states));
   if (guard?.states?.length) add("Checked by the server", `${some(guard.states)}; exceeded ${count(guard.exits, "time")} so far`);
   return facts;

@@ -250,6 +250,7 @@ class ForecastTask(Task):
             "season": data.season,
             "horizon": data.horizon,
             "context_length": data.context_length,
+            "longest": max(map(len, data.training_values())),
             "validation_steps": data.validation_steps,
             "test_steps": data.test_steps,
             "future": list(data.future),

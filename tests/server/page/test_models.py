@@ -100,6 +100,7 @@ def test_the_facts_of_a_version(server: Running, visit: Callable[..., Visit]) ->
         "Two states under the same input approach each other, by a factor of 0.875 per step or faster, whatever the "
         "input."
     )
+    playwright.expect(card).to_contain_text("A wrong value does little. It is forgotten.")
     card.get_by_text("Figures and conditions").click()
     card.get_by_text("What the proof rests on").click()
     playwright.expect(card.locator(".holds")).to_have_text("✓ yes")

@@ -18,6 +18,7 @@ TOKEN = "ünïcode-tôken-of-32-characters-or-more"
 ASCII_TOKEN = "infer-token-0123456789abcdef0123456789"
 ADMIN_TOKEN = "admin-token-0123456789abcdef0123456789"
 CERTIFICATE = {
+    "in_words": ["A wrong value does little.", "It is forgotten."],
     "kind": "contracting",
     "holds": True,
     "norm": "l2",

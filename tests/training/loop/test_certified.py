@@ -21,6 +21,7 @@ from stablernn.nn.models import Classifier
 from stablernn.training import Progress, load_config, load_run, train
 from stablernn.training.loop import certificate_log
 from stablernn.training.loop.certificate_log import StabilityLog, check_certified, is_due
+from stablernn_registry import Registry
 from training.test_resume import assert_same
 
 CONTRACTING = (
@@ -81,7 +82,8 @@ def test_cells_that_keep_distances_are_non_expansive(cell: str, place: Workplace
 def test_cells_that_are_bounded_promise_that_for_all_inputs(cell: str, place: Workplace) -> None:
     options = ("--certified", "--num-layers", 2, *OPTIONS.get(cell, ()), *NO_PLOTS)
     result = place.ok("train", "--data", "waves.npz", "--cell", cell, *WILD, *options, "--run-dir", cell)
-    assert "Proved for all inputs: it keeps every number of its state within " in result.err
+    assert "Nothing is proved of how far a wrong value moves a class probability" in result.err
+    assert "Train with" not in result.err
     place.ok("certify", cell, "--require", "bounded")
 
 
@@ -108,14 +110,24 @@ def test_the_forget_gate_stays_below_one_by_the_margin(place: Workplace) -> None
     assert max(ball["radius"] for ball in free["state_balls"]) > 100
 
 
-def test_the_last_note_says_in_words_what_certify_proves(place: Workplace) -> None:
-    options = ("--certified", *NO_PLOTS, "--run-dir", "words")
-    result = place.ok("train", "--data", "waves.npz", "--cell", "rnn", *WILD, *options)
-    steps = place.ok("certify", "words", "--json").json["forgetting"]["steps_from_distance_1"]
-    assert "Proved for all inputs: it forgets: a disturbance of its state by 1 moves no output by more" in result.err
-    assert f"than 0.001 after {steps:,} steps; an input" in result.err
-    assert " validation sequences keep their answer under every perturbation smaller than 0." in result.err
-    assert "forgets: a disturbance of its state by 1 moves no output" in place.ok("certify", "words").out
+def test_the_last_note_says_of_raw_values_what_every_other_place_does(place: Workplace) -> None:
+    setting = ("training.certified_margin=0.4", "model.readout=last", "model.patch_embedding=0", "model.patch_size=1")
+    options = ("--certified", *NO_PLOTS, *(word for each in setting for word in ("--set", each)))
+    note = place.ok("train", "--data", "waves.npz", "--cell", "rnn", *WILD, *options, "--run-dir", "words").err
+    certificate = place.ok("certify", "words", "--json").json
+    first, second = certificate["in_words"]
+    assert re.fullmatch(r"A value that is wrong by \S+ moves no class probability by more than \S+, .*", first)
+    bound = certificate["wrong_sample"]["effects"][0]["output_change"]
+    assert bound <= float(first.split(" by more than ")[1].split(",")[0]) <= 1.1 * bound
+    assert f"It is forgotten {certificate['wrong_sample']['forgotten_after']} samples after the last wrong" in second
+    assert f"{first} {second}" in note
+    exported = place.ok("export", "words", "--name", "words", "--json").json["certificate"]
+    assert (exported["wrong_sample"], exported["in_words"]) == (certificate["wrong_sample"], [first, second])
+    assert place.ok("certify", "words:1", "--json").json["in_words"] == [first, second]
+    card = Registry(place.registry).get("words:1").read("README.md").decode()
+    assert f"{first} {second}" in card
+    # Stored words are computed again with the rest of the certificate.
+    place.ok("registry", "verify", "words:1", "--recompute")
 
 
 def test_a_run_of_which_nothing_is_proved_names_the_option(place: Workplace) -> None:
@@ -123,24 +135,13 @@ def test_a_run_of_which_nothing_is_proved_names_the_option(place: Workplace) -> 
         "train", "--data", "waves.npz", "--cell", "lipschitz", *WILD, "--free", *NO_PLOTS, "--run-dir", "unproved"
     )
     option = "Train with training.certified=true (--certified), which keeps 'lipschitz' contracting."
-    assert f"Nothing of use is proved of this model. {option}" in result.err
+    assert f"class probability, nor that it is forgotten. {option}" in result.err
     assert option in " ".join(place.ok("certify", "unproved").out.split())
-    wide = ("train", "--data", "waves.npz", "--cell", "slstm", *WILD, "--free", *NO_PLOTS, "--run-dir", "wide")
-    bounded = place.ok(*wide).err
-    summary = json.loads((place.path("wide") / "summary.json").read_text())
-    radius = summary["certificate"]["bounded_inputs"]["radius"]
-    stated = re.search(
-        r"Nothing of use is proved of this model: for inputs within the range of training, half as wide again, its "
-        r"state is only bounded within a radius of (\S+)\. Train with",
-        bounded,
-    )
-    assert stated is not None
-    assert 1e6 < radius <= float(stated[1]) <= 1.1 * radius
     # It is a note, which --quiet leaves out.
     quiet = place.ok(
         "-q", "train", "--data", "waves.npz", "--cell", "rnn", *WILD, "--free", *NO_PLOTS, "--run-dir", "quiet"
     )
-    assert "proved of this model" not in quiet.err
+    assert "proved of" not in quiet.err
 
 
 def test_what_a_free_run_does_instead(place: Workplace) -> None:

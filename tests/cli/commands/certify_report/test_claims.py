@@ -40,7 +40,7 @@ def test_a_bounded_model_is_stated_with_its_radius(trained: Workplace) -> None:
     (entry, *_) = document["proved"]
     radius = format_upper(max(claim["value"] for claim in entry["claims"] if claim["id"].startswith("state_ball_")), 4)
     assert f"For all inputs: bounded within {radius} " in page.text
-    assert f"For all inputs, the state is bounded, within a radius of {radius}. Contraction is not proved" in page.text
+    assert f"the certificate is bounded: no input drives the state out of a ball of radius {radius} " in page.text
 
 
 def test_every_bound_of_a_table_holds_as_it_is_printed() -> None:
@@ -61,19 +61,13 @@ def test_every_bound_of_a_table_holds_as_it_is_printed() -> None:
 
 
 @pytest.mark.parametrize("cell", ["lru", "lstm"])
-def test_the_sentences_follow_from_the_claims(cell: str, empty: Workplace) -> None:
+def test_the_front_page_says_what_the_certificate_says_in_words(cell: str, empty: Workplace) -> None:
     empty.ok("-q", "train", "--cell", cell, *ALIKE, "--run-dir", cell)
     page, document = read_document(empty, cell)
-    kind = document["proved"][0]["kind"]
-    assert kind == {"lru": "contracting", "lstm": "none"}[cell]
-    if kind == "none":
-        assert "For all inputs, neither contraction nor a bound on the whole state is proved." in page.text
-        assert "Not proved: contraction rate" in page.text
-    else:
-        values = {claim["id"]: claim["value"] for claim in document["proved"][0]["claims"]}
-        steps, stride = values["forgetting_1_percent"], document["model"]["patch_stride"]
-        assert f"by more than 0.01 after {steps:,} steps ({steps * stride:,} samples)." in page.text
-        assert f"moves no later output of the layers by more than {format_upper(values['gap_1'], 3)};" in page.text
+    kind = {"lru": "contracting: two states under", "lstm": "none: no rate, and no bound of all its states, is proved."}
+    assert f"For all inputs, the certificate is {kind[cell]}" in page.text
+    assert document["summary"][0]["sentences"][1:] == empty.ok("certify", cell, "--json").json["in_words"]
+    assert cell != "lstm" or "Not proved: contraction rate" in page.text
 
 
 @pytest.mark.parametrize(

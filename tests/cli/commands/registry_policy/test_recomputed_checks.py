@@ -68,6 +68,8 @@ def test_a_false_certificate_is_refused_and_found(guarded: Workplace, in_the_fil
         ({"contraction_rate": None}, "contraction_rate null is stored, "),
         ({"norm": "linf"}, 'norm "linf" is stored, "l2" is computed'),
         ({"states": []}, "states [] is stored, "),
+        ({"in_words": ["It forgets everything."]}, 'in_words ["It forgets everything."] is stored, '),
+        ({"wrong_sample": {"output": "nothing"}}, 'wrong_sample {"output": "nothing"} is stored, '),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
