@@ -62,6 +62,7 @@ def wrong_sample_bounds(model: SequenceModel, certificate: Certificate) -> dict[
         # Tokens are never missing, but any number of them in a row can be wrong.
         if reason is None and (gap != GAPS[1] or not _reads_tokens(model)):
             change = (head(_readout_gains(model, certificate, gap)) + _anchor_gain(model)) * _SAFE
+        if math.isfinite(change):
             # The slope of the logistic function is largest where both probabilities are equally far from a half.
             change = math.tanh(change / 4) if is_probability else change * ratio
         effects.append({"missing_after": gap, "output_change": change if math.isfinite(change) else None})

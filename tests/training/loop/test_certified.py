@@ -113,7 +113,9 @@ def test_the_forget_gate_stays_below_one_by_the_margin(place: Workplace) -> None
 def test_the_last_note_says_of_raw_values_what_every_other_place_does(place: Workplace) -> None:
     setting = ("training.certified_margin=0.4", "model.readout=last", "model.patch_embedding=0", "model.patch_size=1")
     options = ("--certified", *NO_PLOTS, *(word for each in setting for word in ("--set", each)))
-    note = place.ok("train", "--data", "waves.npz", "--cell", "rnn", *WILD, *options, "--run-dir", "words").err
+    note = place.ok(
+        "train", "--data", "waves.npz", "--cell", "rnn", *WILD, "--lr", 0.003, *options, "--run-dir", "words"
+    ).err
     certificate = place.ok("certify", "words", "--json").json
     first, second = certificate["in_words"]
     assert re.fullmatch(r"A value that is wrong by \S+ moves no class probability by more than \S+, .*", first)
