@@ -352,7 +352,7 @@ def plot_contributions(
         unit: Meaning of the contributions, beside their scale.
     """
     figure = new_figure(8, max(2.0, 0.9 + 0.45 * len(features)) * len(values) + 0.6)
-    limit = max(float(np.abs(contributions[: len(values)]).max()), np.finfo(np.float32).tiny)
+    limit = float(np.abs(contributions[: len(values)]).max()) or 1.0
     panels = figure.subplots(len(values), 1, squeeze=False)[:, 0]
     for number, (axes, series, title) in enumerate(zip(panels, values, titles, strict=True)):
         _style(axes, title)

@@ -286,4 +286,5 @@ def _read_weights(path: Path, arrays: dict[str, npt.NDArray[Any]], length: int) 
             f"'{path.name}': 'sample_weight' holds finite numbers of 0 or more, not all 0, one for each sequence. "
             "Correct them, or leave the array out."
         )
-    return (weights / weights.mean()).astype(np.float32)
+    normalized: Float32Array = (weights / weights.mean()).astype(np.float32)
+    return normalized
