@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from scipy.stats import rankdata, wilcoxon
 
 from stablernn.certificates.plain_words import format_size
+from stablernn.errors import DataError
 from stablernn.training.evaluation.metric_catalog import direction
+from stablernn.training.tasks.task import SampleErrors
 
 SIGNIFICANCE = 0.05
 _STRENGTH = ("none", "bounded", "non-expansive", "contracting")
@@ -26,8 +30,9 @@ def aggregate(runs: Rows, problems: Mapping[str, Mapping[str, Any]]) -> dict[str
         problems: Facts about each problem by its name: ``metric`` and, of further models, ``baselines``.
 
     Returns:
-        ``problems``, for each its facts and ``rows`` of contenders, best first: ``score`` (``mean``, ``min``, ``max``),
-        ``rank``, ``parameters``, ``cpu_seconds``, ``step_ms``, ``certificate``, ``failed`` (runs) and ``is_baseline``;
+        ``problems``, for each its facts and ``rows`` of contenders, best first: ``score`` (``mean``, ``std``, ``min``,
+        ``max``), ``rank``, ``parameters``, ``cpu_seconds``, ``step_ms``, ``certificate``, ``failed`` (runs) and
+        ``is_baseline``;
         ``ranks`` with the mean rank of each contender, see :func:`rank`; ``runs``.
     """
     tables = {name: {**facts, **_table(runs, name, facts)} for name, facts in problems.items()}
@@ -75,7 +80,13 @@ def _spread(values: Sequence[float | None]) -> dict[str, Any]:
     if not finite:
         return {"score": None, "seeds": 0}
     return {
-        "score": {"mean": float(np.mean(finite)), "min": min(finite), "max": max(finite)},
+        "score": {
+            "mean": float(np.mean(finite)),
+            # Of a single seed there is none.
+            "std": float(np.std(finite, ddof=1)) if len(finite) > 1 else None,
+            "min": min(finite),
+            "max": max(finite),
+        },
         "seeds": len(finite),
     }
 
@@ -122,9 +133,90 @@ def rank(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _p_value(first: Rows, second: Rows) -> float:
-    differences = np.array([a["mean"] - b["mean"] for a, b in zip(first, second, strict=True)])
-    # The test is not defined where no pair differs.
-    return float(tuple(wilcoxon(differences))[1]) if differences.any() else 1.0
+    return paired_p_value(np.array([a["mean"] - b["mean"] for a, b in zip(first, second, strict=True)]))
+
+
+def paired_p_value(differences: npt.NDArray[np.float64]) -> float:
+    """Return the p-value of Wilcoxon's signed-rank test that paired differences, (units,), are symmetric about 0."""
+    # Without pairs that do not differ, which the test leaves out, the distribution is exact for few of them.
+    differing = differences[differences != 0]
+    return float(tuple(wilcoxon(differing))[1]) if len(differing) else 1.0
+
+
+def compare_errors(first: SampleErrors, second: SampleErrors) -> dict[str, Any]:
+    """Return whether two models differ by more than noise on the samples that both were scored on.
+
+    Differences are averaged over the clusters of samples that are independent of one another, and compared by
+    :func:`paired_p_value`; of several kinds of clusters the larger p counts.
+
+    Returns:
+        ``metric``; ``samples``; ``p`` and ``is_different`` at the level of :data:`SIGNIFICANCE`; ``units``, their
+        number, and ``unit``, their plural noun; ``better``, ``first``, ``second`` or None where the errors are equal.
+
+    Raises:
+        DataError: If no sample was scored for both.
+    """
+    positions = {key: number for number, key in enumerate(second.keys)}
+    pairs = [(number, positions[key]) for number, key in enumerate(first.keys) if key in positions]
+    if first.metric != second.metric or not pairs:
+        raise DataError("The two models have no sample in common. Score both on one file by --data, on its test split.")
+    ours, theirs = np.array(pairs).T
+    differences = first.errors[ours] - second.errors[theirs]
+    is_scored = np.isfinite(differences)
+    differences = differences[is_scored]
+    tests = []
+    for unit, clusters in first.clusters.items():
+        _, members = np.unique(clusters[ours][is_scored], return_inverse=True)
+        sums = np.bincount(members, weights=differences)
+        if len(sums) > 1:
+            tests.append((paired_p_value(sums / np.bincount(members)), len(sums), unit))
+    # A single cluster says nothing of the noise.
+    p, units, unit = max(tests, default=(1.0, 1, next(iter(first.clusters))))
+    mean = float(differences.mean()) if len(differences) else 0.0
+    return {
+        "metric": first.metric,
+        "samples": len(differences),
+        "better": None if mean == 0 else "first" if mean < 0 else "second",
+        "p": p,
+        "is_different": p <= SIGNIFICANCE,
+        "units": units,
+        "unit": unit,
+    }
+
+
+def describe_power(units: int, pairs: int, unit: str) -> str:
+    """Return what the test can separate at most: with few units no difference is large enough.
+
+    Args:
+        units: Paired units.
+        pairs: Pairs of models, by which Holm's correction divides the level.
+        unit: Plural noun of the units.
+    """
+    # All differences of one sign, two-sided: the smallest p that there is.
+    needed = math.ceil(1 - math.log2(SIGNIFICANCE / max(1, pairs)))
+    if units >= needed:
+        return f"{units} {unit} suffice for it to separate models that differ on nearly all of them"
+    return f"with fewer than {needed} {unit} it can separate none, however far apart they are"
+
+
+def describe_test(ranks: Mapping[str, Any]) -> str:
+    """Return one sentence on what the test over data sets separates, and what it cannot."""
+    pairs, problems = ranks["wilcoxon"], ranks["problems"]
+    if problems < 2:
+        return (
+            "No test is made on a single data set: the standard deviation is that of the seeds, and says nothing of "
+            "other data."
+        )
+    if not pairs:
+        return "No test is made: the data sets have different metrics, or a score is missing."
+    separated = [f"{pair['first']} from {pair['second']} (p {pair['p']:.2g})" for pair in pairs if pair["is_different"]]
+    count = len(pairs) - len(separated)
+    found = f"separates {', '.join(separated)}" if separated else "separates no two"
+    rest = f" and not the other {count} of {len(pairs)} pairs" if separated and count else ""
+    return (
+        f"Wilcoxon's signed-rank test with Holm's correction at {SIGNIFICANCE:g} {found}{rest}; "
+        f"{describe_power(problems, len(pairs), 'data sets')}."
+    )
 
 
 def _holm(pairs: Sequence[tuple[str, str, float]]) -> list[dict[str, Any]]:
@@ -145,13 +237,58 @@ def markdown(results: Mapping[str, Any]) -> str:
     if len(results["problems"]) > 1:
         rows = [[name, f"{value:.2f}"] for name, value in results["ranks"]["mean"].items()]
         parts += [f"## Mean rank over {results['ranks']['problems']} data sets", "", *_lines(("", "rank"), rows), ""]
+    parts += [f"Scores are the mean ± standard deviation over seeds. {describe_test(results['ranks'])}", ""]
     return "\n".join(parts)
+
+
+def run_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a row of scalars for each run: its settings, costs and the scores of its splits."""
+    rows = [
+        {key: value for key, value in run.items() if key not in ("metrics", "certificate", "recipe")}
+        | {"recipe": " ".join(run["recipe"]), "proved": (run.get("certificate") or {}).get("kind")}
+        | {
+            f"{split}_{metric}": value
+            for split, scores in run["metrics"].items()
+            for metric, value in scores.items()
+            if not isinstance(value, Mapping)
+        }
+        for run in results["runs"]
+    ]
+    # Runs of other tasks have other scores.
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in names} for row in rows]
+
+
+def latex(results: Mapping[str, Any]) -> str:
+    """Return a table in LaTeX (booktabs): a row for each contender, a column for each data set, the best in bold."""
+    problems = results["problems"]
+    names = dict.fromkeys(row["name"] for table in problems.values() for row in table["rows"])
+    lines = [
+        "% Mean and standard deviation over seeds.",
+        f"\\begin{{tabular}}{{l{'r' * len(problems)}}}",
+        "\\toprule",
+        " & ".join(["", *(_escape(f"{name}, {table['metric']}") for name, table in problems.items())]) + r" \\",
+        "\\midrule",
+    ]
+    for name in names:
+        cells = [_escape(name)]
+        for table in problems.values():
+            row = next((row for row in table["rows"] if row["name"] == name), {"score": None, "rank": None})
+            cell = _format_score(row["score"], r"$\pm$")
+            cells.append(f"\\textbf{{{cell}}}" if row["rank"] == 1 and row["score"] else cell)
+        lines.append(" & ".join(cells) + r" \\")
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
+
+
+def _escape(text: str) -> str:
+    """Return text with the characters that LaTeX reads as markup escaped."""
+    return re.sub(r"[&%$#_{}]", r"\\\g<0>", text.replace("\\", r"\textbackslash "))
 
 
 def columns(table: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the columns of a problem's table."""
     metric = f"{table['split']} {table['metric']}"
-    return ("", metric, "range", "rank", "parameters", "CPU s", "ms a step", "proved", "failed")
+    return ("", metric, "rank", "parameters", "CPU s", "ms a step", "proved", "failed")
 
 
 def table_rows(table: Mapping[str, Any]) -> list[list[str]]:
@@ -162,8 +299,7 @@ def table_rows(table: Mapping[str, Any]) -> list[list[str]]:
         rows.append(
             [
                 row["name"],
-                "-" if score is None else f"{score['mean']:.4g}",
-                "-" if score is None or row["seeds"] < 2 else f"{score['min']:.4g} to {score['max']:.4g}",
+                _format_score(score),
                 f"{row['rank']:g}",
                 "-" if row.get("parameters") is None else f"{row['parameters']:,}",
                 "-" if row["cpu_seconds"] is None else f"{row['cpu_seconds']:.3g}",
@@ -173,6 +309,12 @@ def table_rows(table: Mapping[str, Any]) -> list[list[str]]:
             ]
         )
     return rows
+
+
+def _format_score(score: Mapping[str, Any] | None, plus_minus: str = "±") -> str:
+    if score is None:
+        return "-"
+    return f"{score['mean']:.4g}" + ("" if score["std"] is None else f" {plus_minus} {score['std']:.2g}")
 
 
 def describe_trivial(table: Mapping[str, Any]) -> str:

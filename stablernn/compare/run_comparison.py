@@ -12,9 +12,10 @@ from typing import Any
 from stablernn.atomic_files import read_json, to_json_types, write_bytes, write_json
 from stablernn.compare.baselines import Baseline, check_baseline, score_baseline
 from stablernn.compare.contenders import Contender, Problem, check_overrides, folder_name
-from stablernn.compare.results import aggregate, markdown
+from stablernn.compare.results import aggregate, latex, markdown, run_rows
 from stablernn.compare.runs import ComparedRun, has_metrics, train_and_measure
 from stablernn.errors import ConfigError
+from stablernn.training.evaluation.score_tables import write_tables
 from stablernn.training.jobs.locks import JobLocks
 from stablernn.training.jobs.processes import Job, run_jobs
 from stablernn.training.jobs.stages import unique_readings
@@ -30,7 +31,7 @@ from stablernn.training.trackers import open_trackers
 
 _PROGRESS = logging.getLogger("stablernn.progress")
 
-RESULTS, TABLE, FIGURE = "results.json", "table.md", "critical_difference.png"
+RESULTS, TABLE, LATEX, FIGURE = "results.json", "table.md", "table.tex", "critical_difference.png"
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def compare(
     progress: Callable[[str, int, int], None] | None = None,
     report: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Train the contenders on the problems, and write runs, results and a table into a folder.
+    """Train the contenders on the problems, and write runs, results and tables into a folder.
 
     Finished runs of the same comparison are kept, so that an interrupted one goes on, and further seeds, contenders and
     problems join it. Processes, also of several machines, may make the same call for one folder at a time: each takes
@@ -282,6 +283,8 @@ class _Plan:
         }
         write_json(self._output / RESULTS, results)
         write_bytes(self._output / TABLE, markdown(results).encode())
+        write_bytes(self._output / LATEX, latex(results).encode())
+        write_tables(self._output, {"results": run_rows(results)})
         if results["ranks"]["wilcoxon"]:
             from stablernn.compare.plots import plot_critical_difference
 

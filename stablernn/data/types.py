@@ -171,6 +171,13 @@ class ClassificationData:
         train, validation = self.train.merged(self.validation), self.train.emptied()
         return replace(self, train=train, validation=validation, notes=_notes_of_refit(self.notes))
 
+    def as_test(self) -> ClassificationData:
+        """Return the same data with all sequences of training and validation as the test split, where it has none."""
+        if self.test is not None:
+            return self
+        whole = self.train.merged(self.validation)
+        return replace(self, train=whole, validation=self.train.emptied(), test=whole)
+
     def training_values(self) -> list[Float32Array]:
         """Return the training sequences (length, features), without padding, to fit the scaling on."""
         return self.train.for_scaling()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,19 @@ import pytest
 from scipy.stats import rankdata, wilcoxon
 
 from stablernn.compare.plots import find_groups, plot_critical_difference
-from stablernn.compare.results import aggregate, markdown, table_rows
+from stablernn.compare.results import (
+    SIGNIFICANCE,
+    aggregate,
+    compare_errors,
+    describe_test,
+    latex,
+    markdown,
+    paired_p_value,
+    run_rows,
+    table_rows,
+)
+from stablernn.errors import DataError
+from stablernn.training.tasks.task import SampleErrors
 
 CONTRACTING = {"kind": "contracting", "contraction_rate": 0.95}
 BOUNDED = {"kind": "bounded", "contraction_rate": None, "radius": 6_723_447_172.0}
@@ -30,10 +43,10 @@ def test_scores_are_means_over_seeds_and_the_weakest_certificate_stands() -> Non
     table = aggregate(runs, {"a": {"metric": "accuracy"}})["problems"]["a"]
     assert [(row["name"], row["rank"]) for row in table["rows"]] == [("gru", 1.0), ("lru", 2.0)]
     lru = table["rows"][1]
-    assert lru["score"] == {"mean": pytest.approx(0.8), "min": 0.7, "max": 0.9}
+    assert lru["score"] == {"mean": pytest.approx(0.8), "std": pytest.approx(0.02**0.5), "min": 0.7, "max": 0.9}
     assert (lru["certificate"], lru["cpu_seconds"], lru["failed"]) == (BOUNDED, 2.5, 0)
     assert (table["split"], table["trivial"]) == ("test", {"ridge": 0.5})
-    assert table_rows(table)[1][:3] == ["lru", "0.8", "0.7 to 0.9"]
+    assert table_rows(table)[1][:3] == ["lru", "0.8 ± 0.14", "2"]
     # The kind alone would not tell this bound from one of 1.
     assert "bounded within 6.8e+09" in table_rows(table)[1]
 
@@ -44,7 +57,7 @@ def test_less_is_better_for_errors_and_a_failed_contender_comes_last() -> None:
     table = aggregate(runs, {"load": {"metric": "mase"}})["problems"]["load"]
     assert [row["name"] for row in table["rows"]] == ["gru", "lru", "rnn"]
     assert (table["rows"][2]["score"], table["rows"][2]["failed"]) == (None, 1)
-    assert table_rows(table)[2][1:4] == ["-", "-", "3"]
+    assert table_rows(table)[2][1:3] == ["-", "3"]
 
 
 def test_a_problem_without_test_data_is_scored_on_its_validation() -> None:
@@ -104,7 +117,58 @@ def test_a_model_of_another_library_is_ranked_beside() -> None:
     results = aggregate([run("a", "lru", 0, 0.9), run("a", "gru", 0, 0.8)], {"a": facts})
     rows = results["problems"]["a"]["rows"]
     assert [(row["name"], row["is_baseline"]) for row in rows] == [("lru", False), ("minirocket", True), ("gru", False)]
-    assert "| minirocket | 0.85 | - | 2 | - | 9 | - | - |  |" in markdown(results)
+    assert "| minirocket | 0.85 | 2 | - | 9 | - | - |  |" in markdown(results)
+
+
+def test_a_sentence_says_what_the_test_separates_and_what_it_cannot() -> None:
+    sentence = describe_test(many(0.05)["ranks"])
+    assert re.search(
+        r"separates (first|second) from third \(p 0\.00049\), .* and not the other 1 of 3 pairs; 12", sentence
+    )
+    runs = [run(name, cell, 0, 0.9 - 0.1 * (cell == "gru")) for name in "abcde" for cell in ("lru", "gru")]
+    few = describe_test(aggregate(runs, {name: {"metric": "accuracy"} for name in "abcde"})["ranks"])
+    assert "separates no two; with fewer than 6 data sets it can separate none" in few
+    # Six are enough: all differences of one sign have a p of 2 / 2**6.
+    assert paired_p_value(np.full(6, 0.1)) < SIGNIFICANCE < paired_p_value(np.full(5, 0.1))
+    assert "No test is made on a single data set" in describe_test({"problems": 1, "wilcoxon": []})
+
+
+def test_tables_for_programs_and_papers_have_all_runs_and_escape_names() -> None:
+    runs = [run("a_b", "lru, 50%", seed, score, recipe=["x=1"], error=None) for seed, score in enumerate((0.7, 0.9))]
+    runs += [run("load", "lru, 50%", 0, 1.5, recipe=["x=1"], extra=1)]
+    results = aggregate(runs, {"a_b": {"metric": "accuracy"}, "load": {"metric": "mase"}})
+    rows = run_rows(results)
+    assert [(row["seed"], row["test_accuracy"], row["test_mase"]) for row in rows] == [
+        (0, 0.7, None),
+        (1, 0.9, None),
+        (0, None, 1.5),
+    ]
+    assert {tuple(row) for row in rows} == {tuple(rows[0])}
+    assert latex(results).splitlines()[3:6] == [
+        r" & a\_b, accuracy & load, mase \\",
+        r"\midrule",
+        r"lru, 50\% & \textbf{0.8 $\pm$ 0.14} & \textbf{1.5} \\",
+    ]
+
+
+def errors(values: list[float], clusters: list[int] | None = None) -> SampleErrors:
+    numbers = np.arange(len(values)) if clusters is None else np.array(clusters)
+    return SampleErrors("accuracy", list(range(len(values))), np.array(values), {"sequences": numbers})
+
+
+def test_two_models_differ_by_more_than_noise_where_independent_samples_say_so() -> None:
+    better, worse = errors([0.0] * 40), errors([1.0] * 12 + [0.0] * 28)
+    result = compare_errors(better, worse)
+    assert (result["better"], result["is_different"], result["units"]) == ("first", True, 40)
+    assert compare_errors(worse, better)["better"] == "second"
+    # The same mistakes of a single person are one observation; five people are too few.
+    people = [number // 12 for number in range(40)]
+    assert not compare_errors(errors([0.0] * 40, people), worse)["is_different"]
+    # As many mistakes elsewhere.
+    assert not compare_errors(errors([0.0] * 28 + [1.0] * 12), worse)["is_different"]
+    assert (compare_errors(better, better)["p"], compare_errors(better, better)["better"]) == (1.0, None)
+    with pytest.raises(DataError, match="no sample in common"):
+        compare_errors(better, SampleErrors("accuracy", ["other"], np.zeros(1), {"sequences": np.zeros(1, np.int64)}))
 
 
 def test_the_figure_shows_the_axis_and_the_names(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ def test_every_contender_is_trained_for_the_same_time(timed: tuple[Path, dict[st
     assert {row["name"] for row in rows} == {"lru", "lipschitz"}
     assert all(row["certificate"]["kind"] == "contracting" and row["step_ms"] > 0 for row in rows)
     assert (output / "table.md").read_text().startswith("## short")
+    assert "\\toprule" in (output / "table.tex").read_text()
+    assert (output / "results.csv").read_text().startswith("problem,contender,cell,seed,run,")
     assert (output / "critical_difference.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -112,7 +112,7 @@ def test_a_classification_stands_beside_ridge_and_the_majority(runs: dict[str, t
     summary = runs["classify"][1]
     for split in ("validation", "test"):
         assert set(summary["metrics"][split]["ridge"]) == {"accuracy", "macro_f1"}
-        assert set(summary["metrics"][split]["majority"]) == {"accuracy", "macro_f1"}
+        assert set(summary["metrics"][split]["majority"]) == {"accuracy", "macro_f1", "log_loss"}
     assert summary["metrics"]["test"]["ridge"]["accuracy"] == 0.925
     assert summary["baselines"]["ridge"]["rows"] == 1077
     assert runs["forecast"][1]["baselines"] == {}

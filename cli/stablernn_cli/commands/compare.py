@@ -63,12 +63,13 @@ def compare(
     """Compare cells on data sets
 
     Each cell, with each recipe, is trained with each seed on each data set for the same processor time. Tables have the
-    test score with its range over the seeds, the rank, parameters, time of a streamed step and what is proved. From two
-    data sets on there are mean ranks too, with a critical-difference plot.
+    test score, its mean ± standard deviation over the seeds, the rank, parameters, time of a streamed step and what is
+    proved. From two data sets on there are mean ranks too, with a critical-difference plot. A sentence says what the
+    test over data sets can and cannot separate.
 
-    The folder has the runs, results.json, table.md and, with several data sets, critical_difference.png. Finished runs
-    are kept: the same command goes on after a stop, and further seeds, cells and data sets join. Started on several
-    machines with one folder, it shares the runs between them.
+    The folder has the runs, results.json, results.csv with a row for each run, table.md, table.tex and, with several
+    data sets, critical_difference.png. Finished runs are kept: the same command goes on after a stop, and further
+    seeds, cells and data sets join. Started on several machines with one folder, it shares the runs between them.
 
     Example: stablernn compare --data digits --cells lru,lstm --seeds 0,1
     """
@@ -109,7 +110,7 @@ def compare(
 
 
 def _show(output: Output, results: Mapping[str, Any], folder: Path) -> None:
-    from stablernn.compare.results import columns, describe_trivial, table_rows
+    from stablernn.compare.results import columns, describe_test, describe_trivial, table_rows
 
     for name, table in results["problems"].items():
         output.table(columns(table), table_rows(table), title=name)
@@ -120,6 +121,7 @@ def _show(output: Output, results: Mapping[str, Any], folder: Path) -> None:
     if ranks["problems"] > 1:
         rows = [[name, f"{value:.2f}"] for name, value in ranks["mean"].items()]
         output.table(("", "mean rank"), rows, title=f"over {ranks['problems']} data sets")
+    output.text(describe_test(ranks))
     output.note(f"Written to {folder}. See two runs over one another: stablernn runs show A B")
 
 

@@ -29,6 +29,7 @@ from stablernn_cli.output import Output
 from stablernn_cli.targets import Target, compute_certificate, open_target
 
 if TYPE_CHECKING:
+    from stablernn.data.step_data import Data
     from stablernn.training.tasks.task import ScoreExtras
 
 By = Literal["series", "step", "both"]
@@ -72,6 +73,14 @@ class Extras:
 def evaluate(
     context: typer.Context,
     target: TargetArgument,
+    other: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[OTHER]",
+            help="A second TARGET: both are scored on the same samples, and said to differ by more than noise or not.",
+            show_default=False,
+        ),
+    ] = None,
     data: ScoredDataOption = None,
     stamps: ScoredStampsOption = None,
     repairs: RepairsOption = None,
@@ -152,7 +161,10 @@ def evaluate(
 
     A run is scored by torch, a registry version by ONNX Runtime on the graph that is served. A forecast is compared
     with the seasonal naive, the naive and the drift forecast on the same windows, a classification with a ridge
-    classifier on the raw values and with the most frequent class. docs/evaluation.md has the formulas.
+    classifier on the raw values and with the most frequent class. docs/evaluation.md has the formulas. Labeled
+    sequences of --data that have no test split are scored as a whole.
+
+    With OTHER, differences between the errors of both are tested by Wilcoxon's signed-rank test.
 
     Example: stablernn eval digits@production --split test
     """
@@ -167,48 +179,60 @@ def evaluate(
         attack_random_start,
     )
     extras = Extras(by, tables, backtest, soak, early, stability, attacks, predictions)
-    document = score(
-        output,
-        target,
-        data=data,
-        stamps=stamps,
-        repairs=repairs,
-        split=split,
-        device=device,
-        engine=engine,
-        extras=extras,
-    )
+    options = ScoreOptions(data, stamps, tuple(repairs or ()), split, device, engine)
+    if other is not None and extras != Extras():
+        raise UsageError("More figures are those of one TARGET, got two. Leave the second one out, or the option.")
+    document = score(output, target, options, extras) if other is None else compare(output, (target, other), options)
     if as_json:
         output.document(document)
-    else:
+    elif other is None:
         show(output, document)
+    else:
+        show_comparison(output, document)
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """The data to score on, and how to compute, as the options of the command say."""
+
+    data: str | None = None
+    stamps: Stamps | None = None
+    repairs: tuple[str, ...] = ()
+    split: Split = "test"
+    device: Device = "auto"
+    engine: str | None = None
+
+    def open(self, target: str) -> Target:
+        """Open a target, with the repairs of the table."""
+        model = open_target(target, self.device, self.engine)
+        return model.with_repairs(self.data or model.config.data.source, self.repairs)
+
+    def load(self, model: Target) -> Data:
+        """Load the data as a model takes it; labeled sequences of ``data`` that have no test split are one."""
+        from stablernn.data.types import ClassificationData
+
+        loaded = model.load_data(self.data, self.stamps)
+        if self.data is None or self.split != "test" or not isinstance(loaded, ClassificationData):
+            return loaded
+        return loaded.as_test()
 
 
 def score(
-    output: Output,
-    target: str,
-    *,
-    data: str | None = None,
-    stamps: Stamps | None = None,
-    repairs: Sequence[str] | None = None,
-    split: Split = "test",
-    device: Device = "auto",
-    engine: str | None = None,
-    extras: Extras | None = None,
+    output: Output, target: str, options: ScoreOptions | None = None, extras: Extras | None = None
 ) -> dict[str, Any]:
     """Return the document that ``eval --json`` prints."""
-    extras = extras or Extras()
+    options, extras = options or ScoreOptions(), extras or Extras()
+    split = options.split
     with output.status(f"Scoring {target} on {split} ..."):
         from stablernn.data.types import score_notes
         from stablernn.training.tasks import task_for
 
-        model = open_target(target, device, engine)
-        model = model.with_repairs(data or model.config.data.source, repairs)
+        model = options.open(target)
         # Options that do not fit the task are rejected before the data is read.
         _check(model, extras)
         score_extras = _score_extras(model, extras)
         attack_settings = extras.robustness.settings(model.task, model.name)
-        loaded = model.load_data(data, stamps)
+        loaded = options.load(model)
         scores = task_for(loaded).score(model.predictor, split, model.names, score_extras)
         results = dict(scores.results)
         if extras.predictions is not None:
@@ -222,7 +246,7 @@ def score(
         records = [*results.pop("records", ()), *report.pop("records", ())]
         results |= report | ({"records": records} if records else {})
     # Data named by --data is expected to differ.
-    if data is None and loaded.fingerprint != model.fingerprint:
+    if options.data is None and loaded.fingerprint != model.fingerprint:
         output.note(f"Note: '{loaded.name}' has changed since {target} was trained on it.")
     return {
         "target": model.name,
@@ -238,6 +262,62 @@ def score(
         "data_notes": score_notes(loaded.notes),
         **results,
     }
+
+
+def compare(output: Output, targets: tuple[str, str], options: ScoreOptions) -> dict[str, Any]:
+    """Return the scores of two targets on the same samples, and whether they differ by more than noise.
+
+    Raises:
+        UsageError: If the two have other tasks, horizons or targets.
+        stablernn.errors.DataError: If they have no sample in common.
+    """
+    with output.status(f"Scoring {' and '.join(targets)} on {options.split} ..."):
+        from stablernn.compare.results import compare_errors
+        from stablernn.training.tasks import task_for
+
+        models = [options.open(target) for target in targets]
+        for fact in ("task", "horizon", "targets"):
+            first, second = (getattr(model, fact) for model in models)
+            if first != second:
+                raise UsageError(
+                    f"Two models of the same {fact} are compared, got {first} of {models[0].name} and {second} of "
+                    f"{models[1].name}. Score them one by one."
+                )
+        tasks = [task_for(options.load(model)) for model in models]
+        scores, errors = [], []
+        for task, model in zip(tasks, models, strict=True):
+            scores.append(task.score(model.predictor, options.split, model.names).metrics)
+            errors.append(task.sample_errors(model.predictor, options.split, model.names))
+        comparison = compare_errors(*errors)
+    metric = comparison["metric"]
+    return {
+        "targets": [model.name for model in models],
+        "task": models[0].task,
+        "data": {"name": tasks[0].data.name, "fingerprint": tasks[0].data.fingerprint},
+        "split": options.split,
+        "samples": comparison.pop("samples"),
+        "metrics": scores,
+        "comparison": {**comparison, "first": scores[0][metric], "second": scores[1][metric]},
+    }
+
+
+def show_comparison(output: Output, document: Mapping[str, Any]) -> None:
+    """Print the scores of two targets side by side, and one sentence on their difference."""
+    from stablernn.compare.results import describe_power
+
+    first, second = document["targets"]
+    names = (first, second if second != first else f"{second}, again")
+    comparison = document["comparison"]
+    output.text(f"{document['data']['name']}, {document['split']}: {document['samples']} samples of both")
+    show_metrics(output, {name: scalar_metrics(each) for name, each in zip(names, document["metrics"], strict=True)})
+    metric, units, unit = comparison["metric"], comparison["units"], comparison["unit"]
+    test = f"p {comparison['p']:.2g} by Wilcoxon's signed-rank test over {units} {unit}"
+    output.text()
+    if comparison["is_different"]:
+        better = names[0] if comparison["better"] == "first" else names[1]
+        output.text(f"{better} is better in {metric} by more than noise: {test}.")
+    else:
+        output.text(f"The difference in {metric} is within noise: {test}; {describe_power(units, 1, unit)}.")
 
 
 def _score_extras(model: Target, extras: Extras) -> ScoreExtras:

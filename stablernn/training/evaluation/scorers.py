@@ -137,6 +137,7 @@ class ForecastScorer(SampleScorer):
         windows: Increasing numbers of the windows to score; None: all of the split.
 
     Attributes:
+        origins: (windows, 2), series and first forecast step.
         windows_without_context: Windows that the split leaves out because no target has a value in their context.
 
     Raises:
@@ -158,8 +159,7 @@ class ForecastScorer(SampleScorer):
         self.source = all_windows if windows is None else Subset(all_windows, numbers)
         self.windows_without_context = all_windows.without_context
         self.truth = all_windows.truth(numbers)
-        # (windows, 2): series and first forecast step.
-        self._origins = np.array(all_windows.origins, dtype=np.int64).reshape(-1, 2)[numbers]
+        self.origins = np.array(all_windows.origins, dtype=np.int64).reshape(-1, 2)[numbers]
         targets = list(data.target_indices)
         # The unit of MASE, (series, targets), is of the training steps alone.
         self._scale = np.stack([seasonal_scale(values[:, targets], data.season) for values in data.training_values()])
@@ -185,7 +185,7 @@ class ForecastScorer(SampleScorer):
         targets, horizon = list(self._data.target_indices), self._data.horizon
         mean = np.empty(self.truth.shape)
         for number, rows in self.series_slices():
-            values, ends = self._data.series[number].values[:, targets], self._origins[rows, 1]
+            values, ends = self._data.series[number].values[:, targets], self.origins[rows, 1]
             if name == "drift":
                 mean[rows] = drift(values, ends, horizon=horizon)
             else:
@@ -193,11 +193,20 @@ class ForecastScorer(SampleScorer):
                 mean[rows] = seasonal_naive(values, ends, season=season, horizon=horizon)
         return mean
 
+    def window_errors(self, outputs: Outputs, *, is_scaled: bool) -> npt.NDArray[np.float64]:
+        """Return the mean absolute error of each window, (windows,), in units of MASE if scaled; NaN without any."""
+        errors = np.abs(outputs["mean"].astype(np.float64) - self.truth)
+        if is_scaled:
+            scale = self._scale[self.origins[:, 0]]
+            errors /= np.where(scale > 0, scale, np.nan)[:, None]
+        counts = (~np.isnan(errors)).sum(axis=(1, 2))
+        return np.asarray(np.nansum(errors, axis=(1, 2)) / np.where(counts > 0, counts, np.nan))
+
     def series_slices(self) -> Iterator[tuple[int, slice]]:
         """Yield each series that has windows, and their slice: windows are numbered series by series."""
-        numbers, first = np.unique(self._origins[:, 0], return_index=True)
+        numbers, first = np.unique(self.origins[:, 0], return_index=True)
         # The windows of a series end where those of the next one begin.
-        ends = np.append(first, len(self._origins))[1:]
+        ends = np.append(first, len(self.origins))[1:]
         for number, start, stop in zip(numbers, first, ends, strict=True):
             yield int(number), slice(int(start), int(stop))
 
@@ -214,7 +223,7 @@ class ForecastScorer(SampleScorer):
         """
         truth = self.truth[windows, steps, targets]
         # Series are numbered among those of the part, as are the rows of their scales.
-        number, series = np.unique(self._origins[windows, 0], return_inverse=True)
+        number, series = np.unique(self.origins[windows, 0], return_inverse=True)
         scale = self._scale[number][:, targets]
         scores = forecast_metrics(outputs["mean"][windows, steps, targets], truth, scale=scale, series=series)
         if self._quantiles and "quantiles" in outputs:

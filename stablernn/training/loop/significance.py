@@ -27,6 +27,18 @@ def standard_error(differences: Float64Array, origins: Int64Array, horizon: int)
     Returns:
         The standard error; None where all windows are of one time and one series, which says nothing of the noise.
     """
+    clusters = stretches_of_time(origins, horizon), origins[:, 0]
+    errors = [_clustered(differences, each) for each in clusters]
+    return max((error for error in errors if error is not None), default=None)
+
+
+def stretches_of_time(origins: Int64Array, horizon: int) -> Int64Array:
+    """Return the stretch of origins of each window, (windows,): as many as have targets that do not overlap.
+
+    Args:
+        origins: ``(windows, 2)``, series and first forecast step of each window.
+        horizon: Steps that are forecast.
+    """
     series, ends = origins[:, 0], origins[:, 1]
     last = np.full(int(series.max(initial=0)) + 1, -1, dtype=np.int64)
     np.maximum.at(last, series, ends)
@@ -34,8 +46,7 @@ def standard_error(differences: Float64Array, origins: Int64Array, horizon: int)
     back = last[series] - ends
     span = int(back.max(initial=0)) + 1
     stretches = 1 + (span - 1) // horizon
-    errors = [_clustered(differences, back * stretches // span), _clustered(differences, series)]
-    return max((error for error in errors if error is not None), default=None)
+    return np.asarray(back * stretches // span)
 
 
 def _clustered(differences: Float64Array, clusters: Int64Array) -> float | None:

@@ -55,6 +55,7 @@ from stablernn.training.settings.task_settings import refuse_settings_of_other_t
 from stablernn.training.tasks.task import (
     MAX_EXAMPLE_VALUES,
     FinalScores,
+    SampleErrors,
     ScoreExtras,
     SplitScores,
     Task,
@@ -320,7 +321,18 @@ class ClassifyTask(Task):
         if extras is not None and extras.early:
             refuse_early(predictor)
             results["early"] = early(predictor, scorer, batch_size=batch_size)
-        return SplitScores(metrics | baselines.scores(split), scorer.samples, results)
+        # A file that is all test split has no other sequences to fit them to.
+        is_fitted = self.data.test is self.data.train
+        scores = baselines.left_out_scores() if is_fitted else baselines.scores(split)
+        return SplitScores(metrics | scores, scorer.samples, results)
+
+    def sample_errors(self, predictor: Predictor, split: str, names: PredictorNames) -> SampleErrors:
+        scorer = open_classification(self.data, split, labels=names.outputs, features=names.features)
+        wrong = predict(predictor, scorer.source)["probabilities"].argmax(axis=1) != scorer.truth
+        samples = self.data.split(split)
+        # Sequences of a person have their mistakes in common.
+        clusters = {"sequences": np.arange(len(samples))} if samples.groups is None else {"groups": samples.groups}
+        return SampleErrors("accuracy", samples.ids or range(len(samples)), wrong.astype(np.float64), clusters)
 
     def draw_figure(
         self, kind: str, path: Path, predictor: Predictor, split: str, names: PredictorNames, window: WindowChoice

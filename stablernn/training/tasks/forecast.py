@@ -40,6 +40,7 @@ from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop.context_length import choose_context
 from stablernn.training.loop.ridge_head import Solution, fit_forecast_head
 from stablernn.training.loop.ridge_skip import fit_forecaster, gate
+from stablernn.training.loop.significance import stretches_of_time
 from stablernn.training.plots.data import plot_series
 from stablernn.training.plots.figures import draw_forecast, draw_last_window
 from stablernn.training.plots.windows import WindowChoice, select_window
@@ -58,6 +59,7 @@ from stablernn.training.settings.task_settings import refuse_settings_of_other_t
 from stablernn.training.tasks.task import (
     MAX_EXAMPLE_VALUES,
     FinalScores,
+    SampleErrors,
     ScoreExtras,
     SplitScores,
     Task,
@@ -393,6 +395,16 @@ class ForecastTask(Task):
         if extras.tables is not None:
             results["tables"] = [str(path) for path in write_tables(extras.tables, tables)]
         return results
+
+    def sample_errors(self, predictor: Any, split: str, names: PredictorNames) -> SampleErrors:
+        scorer = open_forecast(self.data, split, quantiles=names.quantiles, features=names.features)
+        series, ends = scorer.origins.T
+        clusters = {"stretches of time": stretches_of_time(scorer.origins, self.data.horizon), "series": series}
+        identifiers = [each.unique_id for each in self.data.series]
+        keys = [(identifiers[number], int(end)) for number, end in zip(series, ends, strict=True)]
+        is_scaled = len(self.data.series) > 1
+        errors = scorer.window_errors(predict(predictor, scorer.source), is_scaled=is_scaled)
+        return SampleErrors("mase" if is_scaled else "mae", keys, errors, clusters)
 
     def draw_figure(
         self, kind: str, path: Path, predictor: Any, split: str, names: PredictorNames, window: WindowChoice

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from stablernn.cells import StableCell
@@ -16,7 +17,7 @@ from stablernn.data.arrays import Float32Array, Samples, SplitName, cut_samples
 from stablernn.data.options import LoadOptions
 from stablernn.data.step_data import Data
 from stablernn.data.types import ForecastData
-from stablernn.errors import DataError
+from stablernn.errors import ConfigError, DataError
 from stablernn.nn.models import NetworkOptions, SequenceModel
 from stablernn.terms import terms
 from stablernn.training.batches.losses import Objective
@@ -83,6 +84,24 @@ class SplitScores:
     metrics: Scores
     samples: int
     results: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SampleErrors:
+    """Errors of a predictor sample by sample, to compare it with another on the same samples.
+
+    Attributes:
+        metric: Metric of the whole that these errors make up.
+        keys: What tells each sample apart: identifiers, or series and origins.
+        errors: (samples,), less is better.
+        clusters: Cluster of each sample, (samples,), by the plural noun of the clusters, which are independent of one
+            another: single sequences, stretches of origins whose targets do not overlap, series.
+    """
+
+    metric: str
+    keys: Sequence[Hashable]
+    errors: npt.NDArray[np.float64]
+    clusters: Mapping[str, npt.NDArray[np.int64]]
 
 
 class Task(ABC):
@@ -256,6 +275,17 @@ class Task(ABC):
             UnknownNameError: If there is no split of that name.
             DataError: If the split is empty, or the data is not of the kind that the predictor was trained on.
         """
+
+    def sample_errors(self, predictor: Any, split: str, names: PredictorNames) -> SampleErrors:
+        """Return the errors of a predictor on each sample of a split; raises as :meth:`score`.
+
+        Raises:
+            ConfigError: If the task has no errors of single samples.
+        """
+        raise ConfigError(
+            f"Two models are compared on forecasts and classification, and {terms().file(self.data.name)} is for "
+            f"'{self.data.task}'. Score them one by one."
+        )
 
     def draw_figure(
         self, kind: str, path: Path, predictor: Any, split: str, names: PredictorNames, window: WindowChoice

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cli_helpers import HORIZON, NO_PLOTS, Workplace
+from stablernn.data import load_data
 from step_forms import needs_native
 
 FORECASTS = pytest.mark.parametrize("target", ["load-run", "load:1"])
@@ -38,6 +39,37 @@ def test_tables_by_series_and_by_step(trained: Workplace, target: str, tmp_path:
             written = list(csv.DictReader(file))
         assert [list(row) for row in written] == [list(row) for row in document[name]]
         assert [float(row["mae"]) for row in written] == [row["mae"] for row in document[name]]
+
+
+@pytest.mark.parametrize("name", ["digits", "load"])
+def test_a_run_and_its_version_are_compared_on_the_same_samples(trained: Workplace, name: str) -> None:
+    document = trained.ok("-q", "eval", f"{name}-run", f"{name}:1", "--json").json
+    assert document["targets"] == [f"{name}-run", f"{name}:1"]
+    assert own(document["metrics"][0]) == pytest.approx(own(document["metrics"][1]), rel=1e-3, abs=1e-5)
+    comparison = document["comparison"]
+    assert comparison["first"] == pytest.approx(comparison["second"], rel=1e-4)
+    if name == "digits":
+        assert (comparison["p"], comparison["better"], comparison["is_different"]) == (1.0, None, False)
+    else:
+        # 19 windows of one series overlap.
+        assert comparison["units"] < 19 == document["samples"]
+    assert "within noise" in trained.ok("-q", "eval", f"{name}-run", f"{name}:1").out
+
+
+def test_models_of_different_tasks_and_further_figures_of_two_are_refused(trained: Workplace) -> None:
+    other = trained("-q", "eval", "digits-run", "load-run")
+    assert (other.code, "task" in other.sentence) == (2, True)
+    assert trained("-q", "eval", "load-run", "load:1", "--soak").code == 2
+
+
+def test_labeled_sequences_of_a_file_are_scored_as_a_whole(trained: Workplace, tmp_path: Path) -> None:
+    test = load_data("digits").split("test")
+    samples = test.gather(range(60))
+    np.savez(tmp_path / "new.npz", x=samples.x, y=samples.y.astype(str))
+    document = trained.ok("-q", "eval", "digits:1", "--data", tmp_path / "new.npz", "--json").json
+    assert (document["split"], document["samples"]) == ("test", 60)
+    # Not those of a fit to the sequences that are scored.
+    assert document["metrics"]["ridge"]["accuracy"] < 1
 
 
 def test_one_table_is_one_table(trained: Workplace, tmp_path: Path) -> None:
@@ -106,7 +138,7 @@ def test_early_scores_end_with_the_score(trained: Workplace, target: str) -> Non
 def test_the_ridge_classifier_and_the_majority_stand_beside_a_classification(trained: Workplace, target: str) -> None:
     document = trained.ok("-q", "eval", target, "--json").json
     assert document["metrics"]["ridge"]["accuracy"] == 0.925
-    assert set(document["metrics"]["majority"]) == {"accuracy", "macro_f1"}
+    assert set(document["metrics"]["majority"]) == {"accuracy", "macro_f1", "log_loss"}
     assert document["baselines"]["ridge"]["features"] == 64
     shown = trained.ok("-q", "eval", target).out
     assert "majority" in shown
