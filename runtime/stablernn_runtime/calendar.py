@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from calendar import monthrange
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -88,18 +88,20 @@ def step_frequency(requested: str | None, trained: str | None) -> str | None:
 
 def day_zone(manifest: ManifestFields) -> str | None:
     """Return the zone whose days, or longer steps, a model was trained on; None where its times are of no zone."""
-    zone = (manifest.preprocessing.get("repairs") or {}).get("timezone")
+    # Publishers may write anything there.
+    repairs = manifest.preprocessing.get("repairs")
+    zone = repairs.get("timezone") if isinstance(repairs, dict) else None
     frequency = calendar_frequency(manifest.frequency)
     seconds = None if frequency is None else step_seconds(frequency)
     is_part_of_day = frequency is None or (seconds is not None and seconds % _DAY_SECONDS != 0)
-    return None if is_part_of_day else zone
+    return None if is_part_of_day or not isinstance(zone, str) else zone
 
 
 def in_day_zone(text: str, zone: str | None) -> str:
     """Return an instant as the local time in the zone of :func:`day_zone`, without a zone; any other text as it is.
 
     Raises:
-        InputError: If this machine does not know the zone.
+        InputError: If this machine does not know the zone, or the year there is none.
     """
     try:
         moment = datetime.fromisoformat(text)
@@ -107,7 +109,7 @@ def in_day_zone(text: str, zone: str | None) -> str:
         return text
     if zone is None or moment.tzinfo is None:
         return text
-    return moment.astimezone(_zone_info(zone)).replace(tzinfo=None).isoformat()
+    return _in_zone(moment, _zone_info(zone)).replace(tzinfo=None).isoformat()
 
 
 def advance(start: str, steps: int, frequency: str, zone: str | None = None) -> str:
@@ -131,7 +133,7 @@ def advance(start: str, steps: int, frequency: str, zone: str | None = None) -> 
     local = in_day_zone(start, zone)
     moment = _add_steps(local, steps, frequency)
     if zone is not None and local != start:
-        moment = moment.replace(tzinfo=_zone_info(zone)).astimezone(datetime.fromisoformat(start).tzinfo)
+        moment = _in_zone(moment.replace(tzinfo=_zone_info(zone)), datetime.fromisoformat(start).tzinfo)
     text = moment.isoformat()
     # In the notation of the start.
     return text.removesuffix("+00:00") + "Z" if start.endswith("Z") else text
@@ -204,11 +206,18 @@ def calendar_frequency(frequency: str | None) -> str | None:
 def _zone_info(zone: str) -> ZoneInfo:
     try:
         return ZoneInfo(zone)
-    except ZoneInfoNotFoundError as error:
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise InputError(
             f"The model's steps are days of '{zone}', a zone that this machine does not know. Give times without a "
             "zone, or install tzdata."
         ) from error
+
+
+def _in_zone(moment: datetime, zone: tzinfo | None) -> datetime:
+    try:
+        return moment.astimezone(zone)
+    except OverflowError as error:
+        raise InputError(f"The time '{moment.isoformat()}' lies outside of the years 1 to 9999 in '{zone}'.") from error
 
 
 def _utc(moment: datetime) -> datetime:

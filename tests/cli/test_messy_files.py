@@ -165,9 +165,9 @@ def test_what_makes_the_inputs_of_a_model_stays(place: Workplace, command: tuple
     result = place(*command, "--set", override)
     assert result.code == 2
     assert result.sentence == (
-        "--set takes repairs of the file here (data.sheet, data.decimal_mark, data.thousands_mark, data.missing, "
-        "data.timezone, data.sort, data.on_duplicate, data.unknown_category, data.resample, data.aggregate), "
-        f"got '{override}'."
+        "--set takes repairs of the file here (data.sheet, data.decimal_mark, data.thousands_mark, "
+        "data.date_format, data.missing, data.timezone, data.sort, data.on_duplicate, data.unknown_category, "
+        f"data.resample, data.aggregate), got '{override}'."
     )
 
 

@@ -116,6 +116,21 @@ def test_an_unknown_frequency_is_refused(frequency: str, sentence: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("start", "zone"),
+    [
+        ("9999-12-31T23:00:00Z", "Asia/Tokyo"),
+        ("9999-12-31T20:00:00-05:00", "Europe/Berlin"),
+        ("2024-01-01T00:00:00Z", "Europe/Berlln"),
+        ("2024-01-01T00:00:00Z", "../zone"),
+        ("2024-01-01T00:00:00Z", "Europe"),
+    ],
+)
+def test_days_of_a_zone_that_cannot_be_are_refused(start: str, zone: str) -> None:
+    with pytest.raises(InputError):
+        advance(start, 1, "D", zone)
+
+
+@pytest.mark.parametrize(
     ("asked", "trained"), [("60min", "h"), ("7D", "W-SUN"), ("month", "MS"), ("3ME", "QE-JAN"), ("D", None), ("D", "1")]
 )
 def test_a_step_may_have_several_words(asked: str, trained: str | None) -> None:
