@@ -123,16 +123,17 @@ class Settings(BaseSettings):
     max_connections: int | None = Field(
         None, ge=1, description="Open connections of one process; default: 0.8 of the files that it may open."
     )
-    max_idle_connections: int | None = Field(
+    max_address_connections: int | None = Field(
         None,
         ge=1,
-        description="Connections without a request that one address may keep open; default: a quarter of the "
-        "connections. Above it, the one that has been idle longest is closed.",
+        description="Connections that one address may keep open, or requests in flight that proxies forward for it; "
+        "default: a quarter of the connections. Above it, the connection that has been idle longest is closed; if none "
+        "is, 503 is answered.",
     )
     forwarded_allow_ips: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="Addresses or networks of proxies, * for all, whose X-Forwarded-For and X-Forwarded-Proto are "
-        "trusted and whose idle connections have no limit of their own; in the environment separated by commas.",
+        "trusted and whose connections have no limit of their own; in the environment separated by commas.",
     )
     refuse_inputs_outside: bool = Field(
         False,
@@ -156,6 +157,13 @@ class Settings(BaseSettings):
     max_steps: int = Field(100_000, ge=1, description="Time steps of one padded batch.")
     read_timeout_seconds: float = Field(
         60.0, gt=0, le=_DAY, allow_inf_nan=False, description="How long a body may take to arrive."
+    )
+    write_timeout_seconds: float = Field(
+        60.0,
+        gt=0,
+        le=_DAY,
+        allow_inf_nan=False,
+        description="How long a response may wait for its client to read any of it; then the connection is ended.",
     )
 
     session_ttl_seconds: float = Field(

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from starlette.requests import HTTPConnection
 
@@ -42,6 +43,14 @@ SWEEP_SECONDS = 0.25
 """Interval at which requests whose body does not arrive, and runs whose clients have gone, are looked for."""
 
 
+class AddressLimit(Protocol):
+    """A limit on the requests in flight of each address; see :class:`.ConnectionTable`."""
+
+    def add_request(self, address: str) -> None: ...
+
+    def remove_request(self, address: str) -> None: ...
+
+
 @dataclass(eq=False)
 class AppContext:
     """Models of one application, and everything that works on them.
@@ -59,6 +68,7 @@ class AppContext:
         tracing: Spans of requests; None if traces are off.
         sockets: The open WebSockets.
         in_flight: Requests that are not answered yet.
+        forwarded: Limit on the requests that trusted proxies forward for one address; None without such proxies.
         is_started: Whether :meth:`start` was called, and :meth:`stop` was not.
         loop: The event loop of the application; None before it starts.
         drain_deadline: When the last request is aborted, on the clock of the event loop; None until the server is told
@@ -77,6 +87,7 @@ class AppContext:
     tracing: Tracing | None = None
     sockets: WebSocketRegistry = field(default_factory=WebSocketRegistry)
     in_flight: set[ActiveRequest] = field(default_factory=set)
+    forwarded: AddressLimit | None = None
     is_started: bool = False
     loop: asyncio.AbstractEventLoop | None = None
     drain_deadline: float | None = None
@@ -159,6 +170,17 @@ class AppContext:
         if not self.is_ready:
             raise NotReadyError(NOT_READY)
 
+    def count_forwarded(self, request: ActiveRequest, scope: Scope) -> None:
+        """Count a request for the address that a trusted proxy names until :meth:`finish`.
+
+        Raises:
+            BusyError: If the address has too many in flight.
+        """
+        client = scope.get("client")
+        if self.forwarded is not None and client:
+            self.forwarded.add_request(client[0])
+            request.forwarded_for = client[0]
+
     def admit(self, request: ActiveRequest) -> None:
         """Count a request as in flight until :meth:`finish`.
 
@@ -172,6 +194,8 @@ class AppContext:
     def finish(self, request: ActiveRequest) -> None:
         """Note that a request is answered, and release the memory of its body."""
         self.in_flight.discard(request)
+        if self.forwarded is not None and request.forwarded_for:
+            self.forwarded.remove_request(request.forwarded_for)
         if request.held_bytes:
             self.budget.release(request, request.held_bytes)
 

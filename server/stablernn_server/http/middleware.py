@@ -190,6 +190,7 @@ class RequestMiddleware:
         route = ""
         span = None if context.tracing is None else context.tracing.begin(scope["method"], scope["headers"])
         try:
+            context.count_forwarded(request, scope)
             checks: HeadChecks | None = scope.get(CHECKS_KEY)
             if checks is None:
                 preflight = self._origins.preflight_headers(scope)
@@ -240,6 +241,7 @@ class RequestMiddleware:
         try:
             _, request.identity, request.client = self._check(scope)
             self._context.check_ready()
+            self._context.count_forwarded(request, scope)
         except ServerError as error:
             response = self._error_response(request, error, scope)
             await refuse_websocket(scope, send, response, request.request_id)
@@ -260,6 +262,7 @@ class RequestMiddleware:
             route = self._route(scope)
             self._context.telemetry.record_request(request.model, route, status, request.error_code, seconds)
             self._log.log_websocket(request, scope, status, seconds)
+            self._context.finish(request)
             del scope[SCOPE_KEY]
 
     def _route(self, scope: Scope) -> str:

@@ -42,6 +42,7 @@ class ActiveRequest:
         request_id: For logs, and for the client.
         identity: Who sent it.
         client: What tells its client from others, for limits.
+        forwarded_for: The address for which it counts as in flight; empty if it counts for none.
         is_read: Whether the whole body has arrived.
         content_length: Bytes of the body; None where only the head says how many.
         body_read_at: When the whole body had arrived and work could begin, on the clock of :attr:`arrived_at`.
@@ -56,7 +57,7 @@ class ActiveRequest:
     """
 
     # Defaults of the class: most requests change few of them.
-    request_id = client = ""
+    request_id = client = forwarded_for = ""
     identity: Identity = NOBODY
     is_read = False
     content_length: int | None = None
@@ -136,17 +137,18 @@ class RequestBudget:
         request.held_bytes -= count
         self.held_bytes -= count
 
-    def count(self, change: int) -> None:
+    def count(self, change: int, share: float = 1.0) -> None:
         """Count bytes that a connection holds before they are a request, such as a frame that is still arriving.
 
         Args:
             change: Bytes more than before; negative for fewer.
+            share: Share of the limit that they may use.
 
         Raises:
-            BusyError: If that makes more than the limit; the bytes are counted all the same.
+            BusyError: If that makes more than the share; the bytes are counted all the same.
         """
         self.held_bytes += change
-        if change > 0 and self.held_bytes > self.limit:
+        if change > 0 and self.held_bytes > share * self.limit:
             raise BusyError(f"The server holds {self.limit} bytes of other requests; try again later.")
 
 

@@ -19,8 +19,8 @@ from stablernn_server.process.log_writer import drain_stderr, dropped_lines
 from stablernn_server.security.tls import tls_context
 from stablernn_server.settings import Settings
 from stablernn_server.transport.connections import (
+    ADDRESS_SHARE,
     CONNECTION_SHARE,
-    IDLE_SHARE,
     MAX_FILES,
     ConnectionTable,
     raise_file_limit,
@@ -47,6 +47,8 @@ thousands of frames in flight again and again, a fifth of the time; the server i
 unless it fails."""
 TICKS_PER_REPORT = 5
 """Ticks of uvicorn, 0.1 s each, between two updates of the connection metrics."""
+TICKS_PER_STALL_CHECK = 50
+"""Ticks between two checks for clients that do not read; fewer where they have less time."""
 
 
 class Server(uvicorn.Server):
@@ -68,8 +70,11 @@ class Server(uvicorn.Server):
         self._context = app.state.context
         self._on_ready = on_ready
         self._head_seconds = settings.head_timeout_seconds
+        self._write_seconds = settings.write_timeout_seconds
         quieten_uvicorn()
         self._connections = create_connection_table(settings)
+        if settings.forwarded_allow_ips:
+            self._context.forwarded = self._connections
         shared = {"context": self._context, "table": self._connections}
         super().__init__(
             uvicorn.Config(
@@ -120,6 +125,9 @@ class Server(uvicorn.Server):
         """Update the metrics that change without a request; uvicorn calls this every 0.1 s."""
         if counter % TICKS_PER_REPORT == 0:
             self._context.telemetry.set_connections(len(self._connections), self._connections.idle, dropped_lines())
+        seconds = self._write_seconds
+        if counter % min(TICKS_PER_STALL_CHECK, math.ceil(seconds)) == 0:
+            self._connections.end_stalled(asyncio.get_running_loop().time(), seconds)
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -163,5 +171,5 @@ def create_connection_table(settings: Settings) -> ConnectionTable:
         )
     elif requested is not None:
         limit = requested
-    idle = settings.max_idle_connections or max(1, int(IDLE_SHARE * limit))
-    return ConnectionTable(limit, idle, settings.forwarded_allow_ips)
+    per_address = settings.max_address_connections or max(1, int(ADDRESS_SHARE * limit))
+    return ConnectionTable(limit, per_address, settings.forwarded_allow_ips)

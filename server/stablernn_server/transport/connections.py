@@ -1,27 +1,33 @@
 """The open connections of one server process, and their limits.
 
 A connection costs a client nothing and the server a file descriptor. So idle connections make room for others: the one
-that has been idle longest is closed when its address, or the whole process, has too many.
+that has been idle longest is closed when its address, or the whole process, has too many. Connections with more
+requests than the one in flight take turns.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import sys
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from stablernn_server.errors import BusyError
 
 MAX_FILES = 11_000
 """Open files that a process asks the system for unless a setting needs more; many systems begin with 1,024."""
 CONNECTION_SHARE = 0.8
 """Share of the open files that connections may take. The rest is for models, the registry, and connections that are
 refused."""
-IDLE_SHARE = 0.25
-"""Share of the connections that one address may keep open without a request."""
+ADDRESS_SHARE = 0.25
+"""Share of the connections that one address may keep open."""
 REFUSED_SHARE = 0.05
 """Connections beyond the limit that may stay open until they have read the refusal, as a share of the limit."""
+MAX_SKIPPED_TURNS = 8
+"""Connections that are accepted before the next request of the others begins."""
 OPEN_FILES_WITHOUT_LIMIT = 10_000
 """Assumed where the system does not say how many files a process may open (Windows)."""
 
@@ -34,31 +40,50 @@ class Connection(Protocol):
     def close_idle(self) -> None:
         """Close the connection, on which no request is in flight."""
 
+    def end_stalled(self, now: float, seconds: float) -> None:
+        """Abort the connection if nothing of its output has been taken for ``seconds``.
+
+        Args:
+            now: The time, on the clock of the event loop; to be called again and again.
+            seconds: How long output may wait.
+        """
+
 
 @dataclass(slots=True)
 class _Peer:
-    """The connections of one address."""
+    """The connections of one address, and the requests that proxies forward for it."""
 
     key: str
     limit: int | None
     open: int = 0
+    requests: int = 0
     idle: OrderedDict[Connection, None] = field(default_factory=OrderedDict)
 
 
 class ConnectionTable:
-    """Open connections by address, the idle ones in the order in which they became idle. For the event loop alone."""
+    """Open connections by address, the idle ones in the order in which they became idle. For the event loop alone.
 
-    def __init__(self, limit: int, idle_per_address: int, exempt: Iterable[str] = ()) -> None:
+    Attributes:
+        limit: Connections in all.
+        per_address: Connections from one address, or requests in flight that proxies forward for it.
+    """
+
+    def __init__(self, limit: int, per_address: int, exempt: Iterable[str] = ()) -> None:
         """Create an empty table.
 
         Args:
             limit: Connections in all.
-            idle_per_address: Idle connections from one address.
-            exempt: Addresses or networks of proxies, which have no limit of their own; ``*`` for all.
+            per_address: Connections from one address.
+            exempt: Addresses or networks of proxies, whose connections have no limit of their own; ``*`` for all.
         """
         self.limit = limit
-        self.idle_per_address = idle_per_address
+        self.per_address = per_address
         self._exempt = parse_networks(exempt)
+        # Connections whose first request has arrived, and those with another one.
+        self._first_turns: deque[Callable[[], None]] = deque()
+        self._turns: deque[Callable[[], None]] = deque()
+        self._has_arrivals = False
+        self._skipped_turns = 0
         self._peers: dict[str, _Peer] = {}
         self._open: dict[Connection, _Peer] = {}
         self._idle: OrderedDict[Connection, None] = OrderedDict()
@@ -72,22 +97,51 @@ class ConnectionTable:
         """Number of connections without a request."""
         return len(self._idle)
 
-    def add(self, connection: Connection, address: str) -> bool:
-        """Count a new connection, idle; return False if there is no room although every idle one has been closed."""
-        if len(self._open) >= self.limit:
+    def add(self, connection: Connection, address: str) -> None:
+        """Count a new connection, idle.
+
+        Raises:
+            BusyError: If there is no room, and none of the connections that would have to make room is idle.
+        """
+        peer = self._peer(address)
+        if peer.limit is not None and peer.open >= peer.limit:
+            if not peer.idle:
+                raise BusyError(
+                    f"Your address has reached its limit of {peer.limit} open connections; close some, or try again "
+                    "later.",
+                    1,
+                )
+            self._close_oldest(peer.idle)
+        elif len(self._open) >= self.limit:
             if not self._idle:
-                return False
+                raise BusyError("The server has reached its limit of open connections; try again later.", 1)
             self._close_oldest(self._idle)
-        host = _parse_host(address)
-        key = _peer_key(host)
-        peer = self._peers.get(key)
-        if peer is None:
-            is_exempt = host is None or any(host in network for network in self._exempt)
-            peer = self._peers[key] = _Peer(key, None if is_exempt else self.idle_per_address)
+        # Closing another connection of the address may have removed its last trace.
+        self._peers[peer.key] = peer
         peer.open += 1
+        self._has_arrivals = True
         self._open[connection] = peer
         self.mark_idle(connection)
-        return True
+
+    def add_request(self, address: str) -> None:
+        """Count a request in flight that a proxy forwards for an address.
+
+        Raises:
+            BusyError: If it has as many as one address may have connections.
+        """
+        peer = self._peer(address)
+        if peer.requests >= self.per_address:
+            raise BusyError(
+                f"Your address has reached its limit of {self.per_address} requests in flight; try again later.", 1
+            )
+        self._peers[peer.key] = peer
+        peer.requests += 1
+
+    def remove_request(self, address: str) -> None:
+        """Remove a request that :meth:`add_request` has counted."""
+        peer = self._peer(address)
+        peer.requests -= 1
+        self._drop_unused(peer)
 
     def refuse(self, connection: Connection) -> bool:
         """Return whether a connection for which there is no room may stay until it has read the refusal."""
@@ -97,14 +151,11 @@ class ConnectionTable:
         return True
 
     def mark_idle(self, connection: Connection) -> None:
-        """Note that no request is in flight on a connection, and close another one where there are too many."""
+        """Note that no request is in flight on a connection."""
         peer = self._open.get(connection)
-        if peer is None:
-            return
-        # Dictionaries keep the order in which connections became idle.
-        self._idle[connection] = peer.idle[connection] = None
-        if peer.limit is not None and len(peer.idle) > peer.limit:
-            self._close_oldest(peer.idle)
+        if peer is not None:
+            # Dictionaries keep the order in which connections became idle.
+            self._idle[connection] = peer.idle[connection] = None
 
     def mark_busy(self, connection: Connection) -> None:
         """Note that a request, or a WebSocket, is in flight on a connection."""
@@ -127,9 +178,51 @@ class ConnectionTable:
         peer = self._open.pop(connection, None)
         if peer is not None:
             peer.open -= 1
-            # Or addresses that have left would add up.
-            if not peer.open:
-                del self._peers[peer.key]
+            self._drop_unused(peer)
+
+    def take_turn(self, go_on: Callable[[], None], *, is_first: bool = False) -> None:
+        """Call ``go_on``, which begins a request of a connection, when it is the connection's turn.
+
+        One a turn of the event loop, after those that were here before; but first requests go before all others. So,
+        however many requests clients send ahead, other clients do not wait for them.
+
+        Args:
+            go_on: Begins the request.
+            is_first: Whether it is the first one of its connection.
+        """
+        if not (self._first_turns or self._turns):
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        (self._first_turns if is_first else self._turns).append(go_on)
+
+    def _next_turn(self) -> None:
+        # The event loop accepts one connection in each of its turns: these should be short while many arrive.
+        is_skipped = self._has_arrivals and self._skipped_turns < MAX_SKIPPED_TURNS
+        self._has_arrivals = False
+        self._skipped_turns = self._skipped_turns + 1 if is_skipped else 0
+        go_on = None if is_skipped else (self._first_turns or self._turns).popleft()
+        if self._first_turns or self._turns:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        if go_on is not None:
+            go_on()
+
+    def end_stalled(self, now: float, seconds: float) -> None:
+        """Abort the connections whose clients have taken nothing of their output for ``seconds``."""
+        for connection in [*self._open, *self._refused]:
+            connection.end_stalled(now, seconds)
+
+    def _peer(self, address: str) -> _Peer:
+        host = _parse_host(address)
+        key = _peer_key(host)
+        peer = self._peers.get(key)
+        if peer is None:
+            is_exempt = host is None or any(host in network for network in self._exempt)
+            peer = _Peer(key, None if is_exempt else self.per_address)
+        return peer
+
+    def _drop_unused(self, peer: _Peer) -> None:
+        # Or addresses that have left would add up.
+        if not peer.open and not peer.requests:
+            self._peers.pop(peer.key, None)
 
     def _close_oldest(self, connections: OrderedDict[Connection, None]) -> None:
         connection = next(iter(connections))

@@ -1,6 +1,7 @@
 """HTTP/1.1 on one connection: uvicorn's protocol with limits on heads, and with error responses that clients can read.
 
-The limits hold before any request reaches the application, and so before any token is checked.
+The limits hold before any request reaches the application, and so before any token is checked. No request is parsed
+before the response to the one before is complete: what has arrived of it stays as it is, and no more is read.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from stablernn_server.errors import BusyError, HeadTooLargeError, InputError, ReadTimeoutError, ServerError
 from stablernn_server.http.asgi import Scope
@@ -24,8 +26,6 @@ from stablernn_server.transport.websocket_handshake import check_handshake
 from stablernn_server.transport.write_coalescing import CoalescingTransport
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGI3Application
-
     from stablernn_server.http.app_context import AppContext
     from stablernn_server.http.middleware import RequestMiddleware
 
@@ -33,6 +33,28 @@ UNREAD_ROUTE = "unread"
 """Route in the metrics of requests that are refused before their path is known."""
 FIELD_OVERHEAD = 4
 """Bytes of ``: `` and the line break of a header field."""
+MESSAGE_END = b"\r\n\r\n"
+"""Ends every head, and every body in chunks with its trailers: the parser accepts no other line breaks."""
+URGENT = (b"GET /v2/health/", b"HEAD /v2/health/")
+"""Beginnings of first requests that wait for nobody: many new connections do not make the server look dead."""
+UNPARSED_SHARE = 0.125
+"""Share of ``max_held_bytes`` above which a connection is closed rather than that requests behind the one in flight are
+kept for it: its client sends them again, as after any response that ends a connection (RFC 9112, section 9.3.2)."""
+
+
+class InputFlow(FlowControl):
+    """Flow control that resumes reading only when all that has been read is parsed.
+
+    Attributes:
+        is_held: Whether input is waiting to be parsed.
+    """
+
+    is_held = False
+
+    def resume_reading(self) -> None:
+        """Resume reading, unless input is waiting."""
+        if not self.is_held:
+            super().resume_reading()
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -78,10 +100,18 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         # Received since the parser last completed an element of a message.
         self._pending_bytes = 0
-        self._has_advanced = False
+        self._has_advanced = self._has_ended = False
         self._refusal: ServerError | None = None
-        # Requests are answered one by one; uvicorn's ``cycle`` is the newest, which may still wait in its ``pipeline``.
-        self._active_cycle: RequestResponseCycle | None = None
+        # Of the head that is being read.
+        self._hosts = self._content_length = 0
+        # A message has begun and not ended; of its body, this much is to come if its length is known.
+        self._is_in_message = False
+        self._body_bytes = 0
+        # The last bytes of what was parsed, of which the next ones may make the end of a message.
+        self._seam = b""
+        # Input behind the request in flight, from `_unparsed_start` on.
+        self._unparsed = b""
+        self._unparsed_start = 0
         # Further input is not read any more; a response may still be on its way.
         self._is_discarding = False
         # uvicorn reads the headers of proxies in an ASGI application, so that behind a proxy every request is for ASGI.
@@ -92,66 +122,76 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_cache = HeadCache(settings.max_head_bytes)
         # Since when no request is in flight, on the clock of the event loop; None while one is.
         self._idle_since: float | None = None
-        self._has_started = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a new connection, or refuse it if there are too many."""
         self._coalescing = CoalescingTransport(transport, self.loop)
         super().connection_made(cast("asyncio.Transport", self._coalescing))
+        self.flow = self._input_flow = InputFlow(self.transport)
         # After a TLS handshake the connection is in the table already, and only changes hands.
         if self.handshake is not None:
             self._table.replace(self.handshake, self)
             self._table.mark_idle(self)
             self.handshake = None
             self._start_head_timer()
-        elif self._table.add(self, self.client[0] if self.client else ""):
-            self._start_head_timer()
-        elif self._table.refuse(self):
-            self._refuse(BusyError("The server has reached its limit of open connections; try again later.", 1))
+            return
+        try:
+            self._table.add(self, self.client[0] if self.client else "")
+        except BusyError as error:
+            if self._table.refuse(self):
+                self._refuse(error)
+            else:
+                # Too many are being refused already.
+                self.transport.abort()
         else:
-            # Too many are being refused already.
-            self.transport.abort()
+            self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove the connection from the table, and tell the request in flight."""
         self._table.remove(self)
         self._cancel_head_timer()
         self._unset_keepalive_if_required()
+        self._keep_unparsed(b"")
         super().connection_lost(exc)
-        # Each of them references the connection.
-        self.pipeline.clear()
-        # uvicorn tells only the newest request.
-        if self._active_cycle is not None and not self._active_cycle.response_complete:
-            self._active_cycle.disconnected = True
-            self._active_cycle.message_event.set()
 
     def close_idle(self) -> None:
         """Close the connection, on which no request is in flight."""
         self._coalescing.close_at_once()
 
+    def end_stalled(self, now: float, seconds: float) -> None:
+        """Abort if the client has taken nothing of a response for ``seconds``."""
+        self._coalescing.end_stalled(now, seconds)
+
     def data_received(self, data: bytes) -> None:
-        """Parse the data that has arrived."""
+        """Parse the data that has arrived, or keep it behind the request in flight."""
         if self._is_discarding or self._coalescing.is_lingering:
             self._coalescing.discard_input()
             return
         self._idle_since = None
-        cycle = self.cycle
-        is_between = not self._is_in_head and (cycle is None or (cycle.response_complete and not cycle.more_body))
-        if is_between and (request := self._head_cache.find(data)) is not None:
+        # The first request of a connection waits for its turn, further ones for the response to the one before.
+        is_waiting = self._is_answering() if self.cycle is not None else self._can_wait(data)
+        if self._unparsed or (is_waiting and not self._is_in_message):
+            self._keep_unparsed(self._unparsed[self._unparsed_start :] + data)
+            return
+        if not self._is_in_message and (request := self._head_cache.find(data)) is not None:
             self._begin_cached(*request)
-            return
-        self._has_advanced = self._has_started = False
-        assert self.parser is not None, "data after the connection was lost"
+        else:
+            self._parse(data)
+
+    def _parse(self, data: bytes, start: int = 0) -> None:
+        """Parse ``data`` from ``start`` on up to the end of a message, and keep the rest."""
+        begin, end = start, len(data)
+        is_between, cycle = not self._is_in_message, self.cycle
+        self._has_advanced = self._has_ended = False
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            if self._should_upgrade():
-                self.handle_websocket_upgrade()
-            elif can_ignore_upgrade(self.parser):
-                head = head_without_upgrade(self.parser, self.url, self.headers)
-                self.parser = httptools.HttpRequestParser(self)
-                self.data_received(head + data[upgrade.args[0] :])
-            return
+            while start < end and not self._has_ended:
+                stop = self._part_end(data, start)
+                is_websocket = self._feed(data if stop - start == end else memoryview(data)[start:stop])
+                self._seam = (self._seam + data[max(start, stop - 3) : stop])[-3:]
+                start = stop
+                if is_websocket:
+                    self._hand_over(data[stop:])
+                    return
         except httptools.HttpParserError:
             # Also when a callback of ours has raised: see _end_parser.
             self._refuse(
@@ -164,17 +204,102 @@ class HttpProtocol(HttpToolsProtocol):
                 self._start_arriving()
         # The parser joins the chunks of an element in quadratic time, whatever the element is: a field of the head or
         # of the trailers, the method, or the extension of a chunk of the body.
-        self._pending_bytes = 0 if self._has_advanced else self._pending_bytes + len(data)
+        self._pending_bytes = 0 if self._has_advanced else self._pending_bytes + start - begin
         if self._pending_bytes > self._max_bytes:
             self._refuse(self._head_too_large())
+        elif start < end:
+            self._keep_unparsed(data, start)
         elif self._head_timer is None and not self._is_answering() and not self.transport.is_closing():
             self._start_head_timer()
-        new = self.cycle if is_between and self.cycle is not cycle else None
+        new = self.cycle if is_between and begin == 0 and self.cycle is not cycle else None
         if isinstance(new, DirectExchange) and self._head_cache.is_useful:
             self._head_cache.keep(data, new)
 
+    def _part_end(self, data: bytes, start: int) -> int:
+        """Return the end of a part of ``data`` in which at most one head or body ends, at the end of the part."""
+        if self._body_bytes:
+            return min(len(data), start + self._body_bytes)
+        place = (self._seam + data[start : start + 3]).find(MESSAGE_END)
+        if place >= 0:
+            return start + place + len(MESSAGE_END) - len(self._seam)
+        place = data.find(MESSAGE_END, start)
+        return len(data) if place < 0 else place + len(MESSAGE_END)
+
+    def _feed(self, part: bytes | memoryview) -> bool:
+        """Pass a part to the parser; return whether it ends the handshake of a WebSocket.
+
+        Raises:
+            httptools.HttpParserError: If it is not valid, or is refused.
+        """
+        assert self.parser is not None, "data after the connection was lost"
+        try:
+            self.parser.feed_data(part)
+        except httptools.HttpParserUpgrade:
+            if self._should_upgrade():
+                return True
+            if can_ignore_upgrade(self.parser):
+                head = head_without_upgrade(self.parser, self.url, self.headers)
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.feed_data(head)
+        return False
+
+    def _can_wait(self, data: bytes) -> bool:
+        budget = self._context.budget
+        return not data.startswith(URGENT) and budget.held_bytes <= UNPARSED_SHARE * budget.limit
+
+    def _keep_unparsed(self, data: bytes, start: int = 0) -> None:
+        """Keep ``data`` from ``start`` on until the request in flight is answered, and read no more."""
+        change = len(data) - len(self._unparsed)
+        self._unparsed, self._unparsed_start = data, start
+        self._input_flow.is_held = bool(data)
+        is_kept = True
+        try:
+            self._context.budget.count(change, UNPARSED_SHARE)
+        except BusyError:
+            is_kept = False
+        if not data:
+            return
+        self.flow.pause_reading()
+        # A connection that is closed with unread input is reset.
+        self._coalescing.is_receiving = True
+        cycle = self.cycle
+        if cycle is None or (is_kept and cycle.keep_alive):
+            if not self._is_answering():
+                self._take_turn()
+            return
+        self._is_discarding = True
+        self._keep_unparsed(b"")
+        if self._is_answering():
+            cycle.keep_alive = False
+        else:
+            self.transport.close()
+
+    def _take_turn(self) -> None:
+        # It may have become idle before it was known that more has arrived.
+        self._table.mark_busy(self)
+        self._idle_since = None
+        self._table.take_turn(self._parse_next, is_first=self.cycle is None)
+
+    def _parse_next(self) -> None:
+        """Parse the next one of the requests that have arrived."""
+        data, start = self._unparsed, self._unparsed_start
+        if not data or self._is_answering() or self.transport.is_closing():
+            return
+        self._keep_unparsed(b"")
+        self._parse(data, start)
+        if self._unparsed:
+            return
+        if not self._is_answering():
+            self._table.mark_idle(self)
+        # Of a body, the application reads more when it is ready.
+        if not (self._is_in_message and self._is_answering()):
+            self.flow.resume_reading()
+
     def on_message_begin(self) -> None:
         """Start with the next request."""
+        assert not self._has_ended, "a part in which more than one message ends"
+        self._is_in_message = True
+        self._hosts = self._content_length = 0
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
@@ -199,7 +324,11 @@ class HttpProtocol(HttpToolsProtocol):
         # Trailers come after the token was checked: the application must not see them as fields of the head.
         if self._is_in_head:
             name = name.lower()
-            if name == b"expect" and value.lower() == b"100-continue":
+            if name == b"host":
+                self._hosts += 1
+            elif name == b"content-length":
+                self._content_length = int(value)
+            elif name == b"expect" and value.lower() == b"100-continue":
                 self.expect_100_continue = True
             self.headers.append((name, value))
 
@@ -208,6 +337,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._is_in_head = False
         self._has_advanced = True
         assert self.parser is not None
+        if self._hosts != 1 and (self._hosts or self.parser.get_http_version() > "1.0"):
+            self._end_parser(
+                InputError(f"A request in HTTP/1.1 has one Host header, got {self._hosts}; send it with one.")
+            )
         if self.parser.should_upgrade() and self._should_upgrade():
             # The connection stays idle, and its timer for the head runs on, until it is handed over to WebSockets.
             self._create_scope()
@@ -216,6 +349,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         if can_ignore_upgrade(self.parser):
             return
+        self._body_bytes = self._content_length
         self._cancel_head_timer()
         self._table.mark_busy(self)
         self._coalescing.is_receiving = True
@@ -228,6 +362,8 @@ class HttpProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""
         self._has_advanced = True
+        # Not below 0 where the body comes in chunks.
+        self._body_bytes = max(0, self._body_bytes - len(body))
         cycle = self.cycle
         if not isinstance(cycle, DirectExchange):
             super().on_body(body)
@@ -239,6 +375,7 @@ class HttpProtocol(HttpToolsProtocol):
         assert self.parser is not None
         if can_ignore_upgrade(self.parser):
             return
+        self._is_in_message, self._has_ended = False, True
         self._coalescing.is_receiving = False
         if self._arriving is None:
             super().on_message_complete()
@@ -255,18 +392,15 @@ class HttpProtocol(HttpToolsProtocol):
         self.continue_connection()
 
     def continue_connection(self) -> None:
-        """Start the next request of this connection, or wait for one."""
-        pipeline = self.pipeline
-        if not pipeline:
-            self._table.mark_idle(self)
+        """Continue with the next request of this connection, or wait for one."""
         self.server_state.total_requests += 1
+        if self._unparsed and not self.transport.is_closing():
+            self._take_turn()
+            return
+        self._table.mark_idle(self)
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
-        if pipeline:
-            cycle, app = pipeline.pop()
-            self._start_asgi_task(cycle, app)
-            return
         self._idle_since = self.loop.time()
         # One timer for many requests: it is not stopped and started again between them.
         if self.timeout_keep_alive_task is None:
@@ -290,8 +424,8 @@ class HttpProtocol(HttpToolsProtocol):
     def _start_keep_alive_timer(self, seconds: float) -> None:
         self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
-    def handle_websocket_upgrade(self) -> None:
-        """Hand the connection over to the WebSocket protocol."""
+    def _hand_over(self, frames: bytes) -> None:
+        """Hand the connection over to the WebSocket protocol, with the frames that have arrived."""
         make_protocol = self.ws_protocol_class
 
         def make_counted(**options: Any) -> asyncio.Protocol:
@@ -300,8 +434,11 @@ class HttpProtocol(HttpToolsProtocol):
             return protocol
 
         self.ws_protocol_class = make_counted  # type: ignore[assignment]
-        super().handle_websocket_upgrade()
+        self.handle_websocket_upgrade()
         self._cancel_head_timer()
+        self.flow.resume_reading()
+        if frames:
+            cast("asyncio.Protocol", self.transport.get_protocol()).data_received(frames)
 
     def shutdown(self) -> None:
         """Close the connection after the response that is on its way, if there is one."""
@@ -320,14 +457,6 @@ class HttpProtocol(HttpToolsProtocol):
             HttpProtocol._default_lines = b"".join(b"%b: %b\r\n" % field for field in fields)
         return HttpProtocol._default_lines
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._active_cycle = cycle
-        if isinstance(cycle, DirectExchange):
-            # Not at once: responses that need no inference would follow each other without end.
-            self.loop.call_soon(self._start_direct, cycle)
-        else:
-            super()._start_asgi_task(cycle, app)
-
     def _create_scope(self) -> None:
         """Create the scope of a request for ASGI."""
         head = self.url, self.expect_100_continue, self.headers
@@ -336,22 +465,14 @@ class HttpProtocol(HttpToolsProtocol):
         self.scope["headers"] = self.headers
 
     def _begin_direct(self) -> None:
-        """Make an exchange of the request whose head is complete; start it soon, or queue it behind another."""
+        """Make an exchange of the request whose head is complete, which starts with its body."""
         assert self.parser is not None
         version = self.parser.get_http_version()
         scope = self._checked_heads.create_scope(self.url, self.headers, self.client)
-        previous, keep_alive = self.cycle, version != "1.0" and self.parser.should_keep_alive()
-        exchange = DirectExchange(self, scope, keep_alive=keep_alive, expects_continue=self.expect_100_continue)
-        self.cycle = exchange
-        # uvicorn keeps it beside each request that waits.
-        app = cast("ASGI3Application", self.app)
-        if previous is not None and not previous.response_complete:
-            self.flow.pause_reading()
-            self.pipeline.appendleft((exchange, app))
-        elif self._has_started:
-            self._start_asgi_task(exchange, app)
-        else:
-            self._arriving, self._has_started = exchange, True
+        keep_alive = version != "1.0" and self.parser.should_keep_alive()
+        self.cycle = self._arriving = DirectExchange(
+            self, scope, keep_alive=keep_alive, expects_continue=self.expect_100_continue
+        )
 
     def _begin_cached(self, scope: Scope, body: bytes) -> None:
         """Answer a request that has arrived as a whole, with a head that was parsed and checked before."""
@@ -360,14 +481,13 @@ class HttpProtocol(HttpToolsProtocol):
         self._table.mark_busy(self)
         exchange = DirectExchange(self, scope, keep_alive=True, expects_continue=False)
         exchange.more_body = False
-        self.cycle = self._active_cycle = exchange
+        self.cycle = exchange
         self._start_direct(exchange, body)
 
     def _start_arriving(self) -> None:
         """Start the exchange whose head has just arrived, if there is one."""
         exchange, self._arriving = self._arriving, None
         if exchange is not None:
-            self._active_cycle = exchange
             self._start_direct(exchange)
 
     def _start_direct(self, exchange: DirectExchange, body: bytes | None = None) -> None:
@@ -403,7 +523,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _check_handshake(self) -> None:
         """Refuse a WebSocket handshake that the WebSocket library would leave without an answer."""
         try:
-            check_handshake(self.scope["method"], self.url, self.headers, is_answering=self._is_answering())
+            check_handshake(self.scope["method"], self.url, self.headers)
         except ServerError as error:
             self._end_parser(error)
 
@@ -420,26 +540,14 @@ class HttpProtocol(HttpToolsProtocol):
         )
 
     def _refuse(self, error: ServerError) -> None:
-        """Answer with an error, if a response can still be written, and read no further.
-
-        Whole requests before the erroneous one are answered, and the last of these responses closes the connection.
-        """
+        """Answer with an error, if a response can still be written, and read no further."""
         self._is_discarding = True
         self._cancel_head_timer()
         response = error_response(error)
         self._context.telemetry.record_request(None, UNREAD_ROUTE, response.status, response.code, 0.0)
-        if self.pipeline and self.cycle.more_body:
-            # The error is in a request that the application has not seen yet.
-            self.pipeline.popleft()
-            self.cycle = self.pipeline[0][0] if self.pipeline else cast("RequestResponseCycle", self._active_cycle)
         cycle = self.cycle
         if self._is_answering():
-            if not cycle.more_body:
-                # A whole request before the erroneous one: its response closes the connection.
-                cycle.keep_alive = False
-                self._coalescing.is_receiving = True
-                return
-            # The erroneous request itself: its body does not come, so the application must not wait for it.
+            # The body of the erroneous request does not come, so the application must not wait for it.
             cycle.disconnected = True
             cycle.message_event.set()
         # After the head of another response, an error response would be read as a part of its body.

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.utils import get_remote_addr
 
+from stablernn_server.errors import BusyError
 from stablernn_server.transport.connections import ConnectionTable
 from stablernn_server.transport.http_protocol import HttpProtocol
 
@@ -58,11 +59,13 @@ class TlsProtocol(SSLProtocol):
         """Begin the handshake, or close the connection if there are too many."""
         self._encrypted_transport = cast("asyncio.Transport", transport)
         client = get_remote_addr(self._encrypted_transport)
-        if self._table.add(self, client[0] if client else ""):
-            super().connection_made(self._encrypted_transport)
-        else:
+        try:
+            self._table.add(self, client[0] if client else "")
+        except BusyError:
             # Without an error message, which the client could read only after a handshake.
             self._encrypted_transport.abort()
+        else:
+            super().connection_made(self._encrypted_transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Remove the connection from the table."""
@@ -73,3 +76,6 @@ class TlsProtocol(SSLProtocol):
         """Close the connection, whose handshake is not complete."""
         assert self._encrypted_transport is not None, "closed before it was counted"
         self._encrypted_transport.abort()
+
+    def end_stalled(self, now: float, seconds: float) -> None:
+        """Do nothing: the handshake has a time limit of its own."""

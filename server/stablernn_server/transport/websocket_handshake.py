@@ -9,22 +9,18 @@ from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 from stablernn_server.errors import HeadTooLargeError, InputError
 
 
-def check_handshake(method: str, target: bytes, headers: Sequence[tuple[bytes, bytes]], *, is_answering: bool) -> None:
+def check_handshake(method: str, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
     """Raise unless a handshake can be handed over to the WebSocket library.
 
     Args:
         method: Method of the request.
         target: Its target.
         headers: Its header fields, with names in lower case.
-        is_answering: Whether an earlier request of the connection is not answered yet.
 
     Raises:
-        InputError: If it comes too early, is no GET request, or has a body.
+        InputError: If it is no GET request, or has a body.
         HeadTooLargeError: If a line is too long, or there are too many.
     """
-    if is_answering:
-        # The response would be written into the WebSocket.
-        raise InputError("A WebSocket handshake must wait for the response to the request before it.")
     if method != "GET":
         raise InputError("A WebSocket handshake must be a GET request.")
     if any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers):

@@ -24,6 +24,8 @@ MAX_EMPTY_FRAGMENTS = 100
 ARRIVING_ALLOWANCE_BYTES = 2**14
 """A frame of which at most this much has arrived is not refused, however much others hold: it may be short, and split
 by the network."""
+FRAMES_PER_TURN = 16
+"""Frames that are parsed before other connections go on; a whole message ends the turn earlier."""
 MESSAGE_BYTES = 512
 """Memory of a queued message without its content."""
 
@@ -31,8 +33,9 @@ MESSAGE_BYTES = 512
 class WebSocketProtocol(WebSocketsSansIOProtocol):
     """One WebSocket.
 
-    The part of a frame that has arrived is in the buffer of the WebSocket library; its earlier fragments, and whole
-    messages that the application has not taken yet, are held here. All of it counts in ``max_held_bytes``.
+    The part of a frame that has arrived is in the buffer of the WebSocket library; its earlier fragments, and a whole
+    message that the application has not taken yet, are held here. Frames behind that one stay as they arrived, and no
+    more is read. All of it counts in ``max_held_bytes``.
     """
 
     def __init__(self, *args: Any, context: AppContext, table: ConnectionTable, **options: Any) -> None:
@@ -49,8 +52,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._table = table
         # Buffered here and in the library, as counted in the budget.
         self._held_bytes = 0
-        # Of it, whole messages in the queue to the application.
+        # Of it, messages in the queue to the application.
         self._queued_bytes = 0
+        # Frames that are not parsed, and how much of the frame before them is still to come.
+        self._unparsed = b""
+        self._unparsed_start = 0
+        self._frame_bytes = 0
         self._empty_fragments = 0
         self._frame_seconds = context.settings.read_timeout_seconds
         self._frame_timer: asyncio.TimerHandle | None = None
@@ -72,6 +79,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """Close the connection; a WebSocket is never idle."""
         self._coalescing.close_at_once()
 
+    def end_stalled(self, now: float, seconds: float) -> None:
+        """Abort if the client has taken nothing of what was sent for ``seconds``."""
+        self._coalescing.end_stalled(now, seconds)
+
     def shutdown(self) -> None:
         """Close the connection; the application has sent its drain message before."""
         # Once the library has ended its side, it sends no close frame any more; the client may just not have read all.
@@ -85,16 +96,63 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self._coalescing.is_lingering:
             self._coalescing.discard_input()
             return
+        if self.handshake_initiated:
+            self._parse(self._unparsed[self._unparsed_start :] + data)
+            return
         super().data_received(data)
         if self.conn.handshake_exc is not None:
             # The library answers a failed handshake only in part, or not at all, and the application never sees it.
             self.transport.abort()
-            return
+
+    def _parse(self, data: bytes, start: int = 0) -> None:
+        """Parse frames from ``start`` on up to a whole message, and keep the rest."""
+        end, is_incomplete = len(data), False
+        for _ in range(FRAMES_PER_TURN):
+            if start == end or not self._is_ready():
+                break
+            if not self._frame_bytes:
+                self._frame_bytes = frame_size(data, start)
+                is_incomplete = not self._frame_bytes
+                if is_incomplete:
+                    break
+            stop = min(end, start + self._frame_bytes)
+            self._frame_bytes -= stop - start
+            super().data_received(data[start:stop])
+            start = stop
+        if start == end or self.transport.is_closing():
+            data, start = b"", 0
+        self._unparsed, self._unparsed_start = data, start
         self._count_held()
-        if not (self.frames or self.conn.reader.buffer):
+        if data and not is_incomplete:
+            self.transport.pause_reading()
+            if self._is_ready():
+                self._table.take_turn(self._go_on)
+        elif self._is_ready():
+            self.transport.resume_reading()
+        if not (self.frames or self.conn.reader.buffer or data):
             self._cancel_frame_timer()
         elif self._frame_timer is None and not self.close_sent:
             self._start_frame_timer()
+
+    def _is_ready(self) -> bool:
+        """Return whether another frame may be parsed.
+
+        Not before the handshake is answered, for which a frame may be too early, nor while a message waits for the
+        application, nor from a client that does not read its replies: answers to its pings would fill the memory.
+        """
+        is_open = self.handshake_complete and not self.transport.is_closing()
+        return is_open and not self.read_paused and self.writable.is_set()
+
+    def _go_on(self) -> None:
+        if self._is_ready():
+            self._parse(self._unparsed, self._unparsed_start)
+
+    def _resume(self) -> None:
+        """Take further frames: those that are kept when it is their turn, or else read more."""
+        if self._unparsed:
+            self._table.take_turn(self._go_on)
+        elif self._is_ready():
+            self.transport.resume_reading()
 
     def handle_text(self, event: Frame) -> None:
         """Take a text frame or its first fragment."""
@@ -147,9 +205,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
                 # The client could not send while reading was paused.
                 self._cancel_frame_timer()
                 self._start_frame_timer()
-            # Do not read from a client that does not read its replies: answers to its pings would fill the memory.
-            if self.writable.is_set():
-                self.transport.resume_reading()
+            self._resume()
         return message
 
     async def send(self, message: ASGISendEvent) -> None:
@@ -163,6 +219,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self.close_sent and message["type"] in ("websocket.send", "websocket.close"):
             raise ClientDisconnected
         await super().send(message)
+        if message["type"] == "websocket.accept":
+            self._resume()
 
     def pause_writing(self) -> None:
         """Pause reading while the client does not read."""
@@ -172,8 +230,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def resume_writing(self) -> None:
         """Resume reading, unless a message is waiting for the application."""
         super().resume_writing()
-        if not self.read_paused:
-            self.transport.resume_reading()
+        self._resume()
 
     def handle_parser_exception(self) -> None:
         """Close after a frame that cannot be parsed."""
@@ -204,7 +261,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """Count the bytes that are buffered now, and close if all connections together hold too many."""
         if self.disconnected:
             return
-        arriving = len(self.conn.reader.buffer) + sum(map(len, self.frames))
+        arriving = len(self.conn.reader.buffer) + sum(map(len, self.frames)) + len(self._unparsed)
         total = arriving + self._queued_bytes
         change, self._held_bytes = total - self._held_bytes, total
         try:
@@ -239,6 +296,21 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._start_frame_timer()
         else:
             self._fail(CloseCode.POLICY_VIOLATION, f"The frame did not arrive within {self._frame_seconds:g} s.")
+
+
+def frame_size(data: bytes, start: int) -> int:
+    """Return the bytes of the frame at ``start`` by its head (RFC 6455, section 5.2); 0 if more of it must come."""
+    head = data[start : start + 10]
+    if len(head) < 2:
+        return 0
+    mask, size = 4 * (head[1] >> 7), head[1] & 127
+    # 126 and 127 say that the size follows, in two or eight bytes.
+    length_bytes = {126: 2, 127: 8}.get(size, 0)
+    if len(head) < 2 + length_bytes:
+        return 0
+    if length_bytes:
+        size = int.from_bytes(head[2 : 2 + length_bytes], "big")
+    return 2 + length_bytes + mask + size
 
 
 def _message_bytes(message: ASGIReceiveEvent) -> int:

@@ -7,12 +7,15 @@ and would wake the client: a tenth of the time of a short response.
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 LINGER_IDLE_SECONDS = 2.0
 """Silence after which a connection that was closed while its client was still sending is closed for good."""
 LINGER_SECONDS = 10.0
 """Time after which it is closed for good although its client goes on sending."""
+UNSENT_BYTES = 2**14
+"""Bytes that wait for a client to read before the next response to it does. A response in one piece may be longer."""
 
 
 class CoalescingTransport:
@@ -27,10 +30,24 @@ class CoalescingTransport:
         is_lingering: Whether :meth:`close` was called and only waits for the client.
     """
 
-    __slots__ = ("_chunks", "_has_input", "_linger_deadline", "_loop", "_transport", "is_lingering", "is_receiving")
+    __slots__ = (
+        "_chunks",
+        "_has_input",
+        "_linger_deadline",
+        "_loop",
+        "_progress",
+        "_transport",
+        "_written",
+        "is_lingering",
+        "is_receiving",
+    )
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        transport.set_write_buffer_limits(high=UNSENT_BYTES)
         self._transport = transport
+        self._written = 0
+        # Bytes that the client had taken at some time, on the clock of the event loop.
+        self._progress = 0, 0.0
         self._loop = loop
         self._chunks: list[bytes] = []
         self.is_receiving = False
@@ -56,6 +73,7 @@ class CoalescingTransport:
             self.write(data)
             self.flush()
         elif not self.is_lingering:
+            self._written += len(data)
             self._transport.write(data)
 
     def writelines(self, chunks: list[bytes]) -> None:
@@ -66,6 +84,10 @@ class CoalescingTransport:
     def flush(self) -> None:
         """Send what was written so far."""
         chunks, self._chunks = self._chunks, []
+        # The client may have reset the connection since; uvloop raises where asyncio drops what is written.
+        if self._transport.is_closing():
+            return
+        self._written += sum(map(len, chunks))
         if len(chunks) == 1:
             self._transport.write(chunks[0])
         elif chunks:
@@ -113,7 +135,37 @@ class CoalescingTransport:
         if not self._transport.is_closing():
             self._transport.close()
 
+    def end_stalled(self, now: float, seconds: float) -> None:
+        """Abort if nothing was sent for ``seconds`` although something is left to send; to be called again and again.
+
+        Args:
+            now: The time, on the clock of the event loop.
+            seconds: How long output may wait.
+        """
+        unsent = self._transport.get_write_buffer_size()
+        taken = self._written - unsent
+        if unsent:
+            # The system takes more only when a third of its buffer, megabytes of a slow client, is free again.
+            taken -= unacknowledged_bytes(self._transport.get_extra_info("socket"))
+        if not unsent or taken != self._progress[0]:
+            self._progress = taken, now
+        elif now - self._progress[1] >= seconds:
+            self.abort()
+
     def abort(self) -> None:
         """Close at once, without sending what is left."""
         self._chunks = []
         self._transport.abort()
+
+
+def unacknowledged_bytes(socket: Any) -> int:
+    """Return the bytes in the system's buffer that the client has not acknowledged; 0 if the system does not tell."""
+    if sys.platform == "win32":
+        return 0
+    import fcntl
+    import termios
+
+    try:
+        return int.from_bytes(fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except OSError:
+        return 0

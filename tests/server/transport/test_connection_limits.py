@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import shutil
+import socket
 import ssl
+import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +23,14 @@ from fastapi import Request
 from certificate_helpers import make_certificate
 from connection_helpers import (
     CHUNKED,
+    FLOODS,
     GET,
     MIB,
     animals_server,
     assert_healthy,
     connected,
+    flood,
+    flood_from_many,
     health_watched,
     is_closed,
     read_error,
@@ -31,19 +38,20 @@ from connection_helpers import (
     send_all,
 )
 from scheduler_helpers import wait
-from server_helpers import Published, serve
-from serving_helpers import ServeProcess, start_serve
+from server_helpers import Published, Running, serve
+from serving_helpers import ServeProcess, cpu_seconds, rss_mb, start_serve
 from stablernn_server import Settings, SettingsError, create_app
 from stablernn_server.process.server import create_connection_table
 from stablernn_server.transport.connections import ConnectionTable, parse_networks, raise_file_limit
 from stablernn_server.transport.write_coalescing import LINGER_IDLE_SECONDS
+from stream_helpers import Wire
 
 SLOW_ANSWER_SECONDS = 2.0
 """Health takes milliseconds; on a machine that is busy with other tests somewhat longer."""
 
 
 def test_the_longest_idle_connection_gives_way(published: Published) -> None:
-    settings = {"max_connections": 6, "max_idle_connections": 6, "head_timeout_seconds": 60}
+    settings = {"max_connections": 6, "max_address_connections": 6, "head_timeout_seconds": 60}
     with animals_server(published, **settings) as server, ExitStack() as stack:
         connections = [stack.enter_context(connected(server.port)) for _ in range(6)]
         # The first is not the longest idle one any more.
@@ -55,8 +63,24 @@ def test_the_longest_idle_connection_gives_way(published: Published) -> None:
         assert_healthy(connections[2])
 
 
-def test_where_all_connections_are_busy_one_more_is_a_503(published: Published) -> None:
-    with animals_server(published, max_connections=3) as server, ExitStack() as stack:
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"max_connections": 3, "max_address_connections": 3, "forwarded_allow_ips": ("127.0.0.1",)},
+            "The server has reached its limit of open connections; try again later.",
+        ),
+        (
+            {"max_address_connections": 3},
+            "Your address has reached its limit of 3 open connections; close some, or try again later.",
+        ),
+    ],
+    ids=["server", "address"],
+)
+def test_where_all_connections_are_busy_one_more_is_a_503(
+    published: Published, settings: dict[str, Any], sentence: str
+) -> None:
+    with animals_server(published, **settings) as server, ExitStack() as stack:
         context = server.app.state.context
         for count in range(1, 4):
             connection = stack.enter_context(connected(server.port))
@@ -64,7 +88,6 @@ def test_where_all_connections_are_busy_one_more_is_a_503(published: Published) 
             wait(lambda count=count: context.budget.held_bytes == count)  # type: ignore[misc]
         with connected(server.port) as refused:
             status, headers, body = read_response(refused)
-            sentence = "The server has reached its limit of open connections; try again later."
             assert (status, headers["retry-after"]) == (503, "1")
             assert json.loads(body) == {"error": sentence, "code": "busy"}
         connection.close()
@@ -88,7 +111,7 @@ def test_a_tls_handshake_has_the_time_of_a_head(published: Published, tmp_path: 
 def test_tls_handshakes_count_as_idle_connections(published: Published, tmp_path: Path) -> None:
     make_certificate(tmp_path, "own")
     files = {"tls_cert_file": tmp_path / "own.pem", "tls_key_file": tmp_path / "own.key"}
-    limits = {"max_connections": 8, "max_idle_connections": 4, "head_timeout_seconds": 60}
+    limits = {"max_connections": 8, "max_address_connections": 4, "head_timeout_seconds": 60}
     trust = ssl.create_default_context(cafile=files["tls_cert_file"])
     with animals_server(published, **limits, **files) as server, ExitStack() as stack:
         url = f"https://127.0.0.1:{server.port}"
@@ -116,7 +139,10 @@ def test_tls_clients_that_do_not_say_goodbye_hold_no_sockets(published: Publishe
     make_certificate(tmp_path, "own")
     files = {"tls_cert_file": tmp_path / "own.pem", "tls_key_file": tmp_path / "own.key"}
     trust = ssl.create_default_context(cafile=files["tls_cert_file"])
-    with animals_server(published, max_connections=4, max_idle_connections=4, **files) as server, ExitStack() as stack:
+    with (
+        animals_server(published, max_connections=4, max_address_connections=4, **files) as server,
+        ExitStack() as stack,
+    ):
         for _ in range(2):
             for _ in range(4):
                 connection = trust.wrap_socket(stack.enter_context(connected(server.port)), server_hostname="127.0.0.1")
@@ -132,8 +158,8 @@ def test_tls_clients_that_do_not_say_goodbye_hold_no_sockets(published: Publishe
 
 
 @pytest.mark.parametrize("exempt", [(), ("127.0.0.0/8",)], ids=["client", "proxy"])
-def test_one_address_keeps_a_share_of_idle_connections(published: Published, exempt: tuple[str, ...]) -> None:
-    settings = {"max_idle_connections": 4, "head_timeout_seconds": 60, "forwarded_allow_ips": exempt}
+def test_one_address_keeps_a_share_of_connections(published: Published, exempt: tuple[str, ...]) -> None:
+    settings = {"max_address_connections": 4, "head_timeout_seconds": 60, "forwarded_allow_ips": exempt}
     with animals_server(published, **settings) as server, ExitStack() as stack:
         connections = [stack.enter_context(connected(server.port)) for _ in range(6)]
         with connected(server.port) as last:
@@ -157,6 +183,94 @@ def test_only_a_listed_proxy_is_believed_whom_it_forwards(published: Published) 
     assert seen == ["127.0.0.1", "192.0.2.7"]
 
 
+def metric(server: Running | ServeProcess, name: str) -> float:
+    """The value of a metric without labels."""
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+
+def test_a_proxy_may_forward_so_many_requests_for_one_address(published: Published) -> None:
+    limits = {"max_address_connections": 2, "forwarded_allow_ips": ("127.0.0.1",)}
+    first, second = ({"X-Forwarded-For": address} for address in ("192.0.2.7", "192.0.2.8"))
+    with animals_server(published, **limits) as server, ExitStack() as stack:
+        url = f"{server.url}/v2/health/live"
+        stack.enter_context(Wire(server.url, "animals", additional_headers=first))
+        with connected(server.port) as connection:
+            connection.sendall(CHUNKED.replace(b"\r\n\r\n", b"\r\nX-Forwarded-For: 192.0.2.7\r\n\r\n1\r\n \r\n"))
+            wait(lambda: server.app.state.context.budget.held_bytes == 1)
+            refused = httpx.get(url, headers=first)
+            sentence = "Your address has reached its limit of 2 requests in flight; try again later."
+            assert (refused.status_code, refused.json()) == (503, {"error": sentence, "code": "busy"})
+            assert httpx.get(url, headers=second).status_code == 200
+        wait(lambda: httpx.get(url, headers=first).status_code == 200)
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_requests_that_are_sent_ahead_take_the_memory_of_their_bytes(attacked: ServeProcess, kind: str) -> None:
+    with connected(attacked.port) as connection:
+        connection.sendall(FLOODS["document"][1])
+        read_response(connection)
+    before = rss_mb(attacked.process.pid)
+    with ExitStack() as stack:
+        connections = {stack.enter_context(connected(attacked.port)): kind for _ in range(20)}
+        with health_watched(attacked.port):
+            flood(connections, 1.5)
+        assert rss_mb(attacked.process.pid) - before < 30
+    assert "Traceback" not in attacked.read_log()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
+def test_a_thousand_clients_that_do_not_read_do_not_stop_the_server(
+    published: Published, tmp_path: Path, record_property: Any
+) -> None:
+    server = start_serve(published.root, tmp_path / "log", "--model", "animals:1", "--access-log", "off")
+    pid = server.process.pid
+    try:
+        with ExitStack() as stack:
+            with connected(server.port) as connection:
+                assert_healthy(connection)
+            before, costs = rss_mb(pid), []
+            # A process of its own: a thread would take the time of this one.
+            arguments = server.port, 1000, 60.0
+            attack = multiprocessing.get_context("spawn").Process(target=flood_from_many, args=arguments)
+            attack.start()
+            stack.callback(attack.join)
+            stack.callback(attack.kill)
+            wait(lambda: metric(server, "stablernn_connections") > 500)
+            deadline = time.monotonic() + 6
+            while time.monotonic() < deadline:
+                # Time of the thread that answers: other work of the machine does not count.
+                began = cpu_seconds(pid, pid)
+                with connected(server.port) as connection:
+                    assert_healthy(connection)
+                costs.append(cpu_seconds(pid, pid) - began)
+                assert rss_mb(pid) - before < 200
+                time.sleep(0.02)
+            record_property("worst_health_cpu_seconds", max(costs))
+            record_property("mb_beyond_start", rss_mb(pid) - before)
+            print(f"health took at most {max(costs):.2f} s of its thread, {rss_mb(pid) - before:.0f} MB more")
+            assert max(costs) < 0.5
+            assert attack.is_alive()
+    finally:
+        server.kill()
+
+
+@pytest.mark.parametrize("kind", ["document", "frames"])
+def test_a_client_that_stops_to_read_is_ended_and_a_slow_one_is_not(published: Published, kind: str) -> None:
+    with animals_server(published, write_timeout_seconds=2) as server, socket.socket() as connection:
+        # A small window, so that each piece that is read lets the server go on.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+        connection.connect(("127.0.0.1", server.port))
+        sender = threading.Thread(target=flood, args=({connection: kind}, 4.0))
+        sender.start()
+        while sender.is_alive():
+            with suppress(BlockingIOError):
+                assert connection.recv(2**16)
+            time.sleep(0.1)
+        wait(lambda: metric(server, "stablernn_connections") == 1)
+
+
 class Dummy:
     """A connection that notes that it was closed."""
 
@@ -164,6 +278,9 @@ class Dummy:
 
     def close_idle(self) -> None:
         self.is_closed = True
+
+    def end_stalled(self, now: float, seconds: float) -> None:
+        pass
 
 
 @pytest.mark.parametrize(
@@ -182,8 +299,8 @@ class Dummy:
 def test_which_addresses_share_a_limit(first: str, second: str, is_same: bool) -> None:
     table = ConnectionTable(10, 1)
     older, newer = Dummy(), Dummy()
-    assert table.add(older, first)
-    assert table.add(newer, second)
+    table.add(older, first)
+    table.add(newer, second)
     assert older.is_closed == is_same
     table.remove(newer)
     assert (len(table), table.idle) == ((0, 0) if is_same else (1, 1))
@@ -200,7 +317,7 @@ def test_a_proxy_that_is_no_address_is_refused(texts: tuple[str, ...]) -> None:
 def test_limits_follow_from_the_open_file_limit(caplog: pytest.LogCaptureFixture) -> None:
     files = raise_file_limit()
     table = create_connection_table(Settings())
-    assert (table.limit, table.idle_per_address) == (int(0.8 * files), int(0.25 * int(0.8 * files)))
+    assert (table.limit, table.per_address) == (int(0.8 * files), int(0.25 * int(0.8 * files)))
     assert create_connection_table(Settings(max_connections=50)).limit == 50
     assert not caplog.messages
     with caplog.at_level(logging.WARNING):

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import logging
+import socket
+import struct
+import time
 from contextlib import ExitStack
 
 import httpx
 import pytest
+from websockets.frames import Frame, Opcode
 
 from connection_helpers import (
+    GET,
     HANDSHAKE_FIELDS,
+    HEALTH,
     animals_server,
     assert_healthy,
     connected,
     read_error,
+    read_response,
+    read_some,
 )
+from scheduler_helpers import wait
 from server_helpers import Published, Running
 
 # Of WebSocket handshakes, which have none.
@@ -91,6 +100,44 @@ def test_a_server_stops_in_order_beside_a_handshake_that_failed(
         connection.sendall(b"GET /v1/stream?model=animals HTTP/1.1" + fields + b"0\r\n\r\n")
         with connected(server.port) as another:
             assert_healthy(another)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_a_handshake_and_frames_may_be_sent_ahead(server: Running) -> None:
+    frame = Frame(Opcode.TEXT, b'{"values": [[1.0]]}').serialize(mask=True)
+    with connected(server.port) as connection:
+        handshake = b"GET /v1/stream?model=animals HTTP/1.1" + HANDSHAKE_FIELDS
+        connection.sendall(HEALTH + handshake + frame * 300)
+        assert read_response(connection)[0] == 200
+        received = b""
+        while b'"step":300' not in received:
+            received += read_some(connection, 2**16)
+        assert received.startswith(b"HTTP/1.1 101 ")
+
+
+def test_many_requests_that_ask_for_another_protocol_are_answered_one_by_one(
+    server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = GET + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n\r\n"
+    with connected(server.port) as connection:
+        connection.sendall(request * 1000)
+        for _ in range(1000):
+            assert read_response(connection)[0] == 200
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("seconds", [0, 0.01, 0.1])
+def test_a_client_that_resets_after_its_handshake_leaves_no_error(
+    server: Running, caplog: pytest.LogCaptureFixture, seconds: float
+) -> None:
+    for _ in range(20):
+        with connected(server.port) as connection:
+            # Closing then sends a reset.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.sendall(b"GET /v1/stream?model=animals HTTP/1.1" + HANDSHAKE_FIELDS)
+            time.sleep(seconds)
+    assert httpx.get(f"{server.url}/v2/health/live").status_code == 200
+    wait(lambda: len(server.app.state.context.sockets) == 0)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 

@@ -17,6 +17,7 @@ from connection_helpers import (
     HANDSHAKE_FIELDS,
     HEALTH,
     MIB,
+    assert_healthy,
     connected,
     read_end,
     read_error,
@@ -94,13 +95,13 @@ def test_a_large_head_behind_a_request_does_not_take_its_answer(small: Running) 
     with connected(small.port) as connection:
         send_all(connection, HEALTH + GET + b"X: a\r\n" * 100_000)
         assert read_response(connection)[0] == 200
-        assert read_end(connection) == b""
+        assert read_error(connection) == (431, "head_too_large", HEAD_TOO_LARGE)
 
 
 PIPELINED = {
     "a head": GET + b"a b: c\r\n\r\n",
     "a body": CHUNKED + b"no number\r\n",
-    "a handshake": b"GET /v1/stream?model=animals HTTP/1.1" + HANDSHAKE_FIELDS,
+    "a handshake": b"POST /v1/stream?model=animals HTTP/1.1" + HANDSHAKE_FIELDS,
 }
 
 
@@ -109,13 +110,59 @@ PIPELINED = {
 def test_whole_requests_before_one_that_is_refused_are_answered(small: Running, count: int, refused: bytes) -> None:
     with connected(small.port) as connection:
         connection.sendall(HEALTH * count + refused)
-        headers = []
         for _ in range(count):
             status, fields, body = read_response(connection)
-            assert (status, json.loads(body)) == (200, {"live": True})
-            headers.append(fields.get("connection"))
-        assert headers == [None] * (count - 1) + ["close"]
-        assert read_end(connection) == b""
+            assert (status, fields.get("connection"), json.loads(body)) == (200, None, {"live": True})
+        assert read_error(connection)[:2] == (400, "bad_input")
+
+
+BODY = b" " * 3000
+MESSAGES = {
+    "GET": (HEALTH, 200),
+    "a length": (b"POST /fields HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 3000\r\n\r\n" + BODY, 200),
+    "chunks that hold the end of a message": (
+        b"POST /fields HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"a\r\n0\r\n\r\nGET /\r\n3\r\n\r\n\r\r\n0\r\nX: a\r\n\r\n",
+        200,
+    ),
+    "h2c": (GET + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n\r\n", 200),
+    "no route": (b"POST /none HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 3000\r\n\r\n" + BODY, 404),
+    "inference": (b"POST /v2/models/animals/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1\r\n\r\n{", 400),
+}
+
+
+@pytest.mark.parametrize("size", [1, 7, 10**6])
+def test_requests_that_are_sent_ahead_are_answered_in_their_order(small: Running, size: int) -> None:
+    order = [*MESSAGES, *reversed(MESSAGES), *MESSAGES]
+    content = b"\r\n".join(MESSAGES[name][0] for name in order)
+    with connected(small.port) as connection:
+        for place in range(0, len(content), size):
+            connection.sendall(content[place : place + size])
+        for name in order:
+            assert (name, read_response(connection)[0]) == (name, MESSAGES[name][1])
+        assert_healthy(connection)
+
+
+@pytest.mark.parametrize(
+    ("head", "count"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", 0),
+        (GET + b"host: 127.0.0.1\r\n\r\n", 2),
+        (b"GET /v1/stream HTTP/1.1" + HANDSHAKE_FIELDS.replace(b"Host: 127.0.0.1\r\n", b""), 0),
+    ],
+    ids=["none", "two", "handshake"],
+)
+def test_a_request_without_its_host_is_a_400(small: Running, head: bytes, count: int) -> None:
+    with connected(small.port) as connection:
+        connection.sendall(head)
+        sentence = f"A request in HTTP/1.1 has one Host header, got {count}; send it with one."
+        assert read_error(connection) == (400, "bad_input", sentence)
+
+
+def test_http_1_0_has_no_host(small: Running) -> None:
+    with connected(small.port) as connection:
+        connection.sendall(b"GET /v2/health/live HTTP/1.0\r\n\r\n")
+        assert read_response(connection)[0] in (200, 403)
 
 
 def test_trailers_are_not_taken_for_fields_of_the_head(small: Running) -> None:

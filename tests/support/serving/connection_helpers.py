@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import select
+import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
+
+from websockets.frames import Frame, Opcode
 
 from server_helpers import Published, Running, serve
 from stablernn_server import Settings, create_app
+from stablernn_server.transport.connections import raise_file_limit
 
 PATIENT = 20.0
 """Seconds after which a server that does not answer has failed the test."""
@@ -135,3 +140,59 @@ def animals_server(published: Published, **settings: Any) -> Iterator[Running]:
 def assert_healthy(connection: socket.socket) -> None:
     connection.sendall(HEALTH)
     assert read_response(connection)[0] == 200
+
+
+HANDSHAKE = b"GET /v1/stream?model=animals HTTP/1.1" + HANDSHAKE_FIELDS
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n\r\n"
+BODY = b'{"inputs":[{"name":"x","shape":[1,4,1],"datatype":"FP32","data":[1,2,3,4]}]}'
+INFER = b"POST /v2/models/animals/infer HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+FLOODS = {
+    # What a client sends once, and what it repeats.
+    "page": (b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"),
+    "health": (b"", HEALTH),
+    "no route": (b"", b"GET /a HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"),
+    "HTTP/1.0": (b"", b"GET / HTTP/1.0\r\nHost: 127.0.0.1\r\nConnection: keep-alive\r\n\r\n"),
+    "h2c": (b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n" + UPGRADE),
+    "inference": (b"", INFER + b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY)),
+    "chunks": (b"", INFER + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)),
+    "handshakes": (b"", HANDSHAKE),
+    "frames": (HANDSHAKE, Frame(Opcode.TEXT, b"{}").serialize(mask=True)),
+    "metrics": (b"", b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"),
+    "document": (b"", b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"),
+}
+
+
+def flood(connections: Mapping[socket.socket, str], seconds: float) -> None:
+    """Send requests of a kind on each connection for as long as the server takes them, and read nothing."""
+    contents = {name: once + again * (2**16 // len(again)) for name, (once, again) in FLOODS.items()}
+    rests = {connection: memoryview(contents[name]) for connection, name in connections.items()}
+    deadline = time.monotonic() + seconds
+    with selectors.DefaultSelector() as selector:
+        for connection in connections:
+            connection.setblocking(False)
+            selector.register(connection, selectors.EVENT_WRITE)
+        while time.monotonic() < deadline:
+            # Leaves time to the other threads of this process.
+            time.sleep(0.01)
+            for key, _ in selector.select(0.1):
+                connection = cast("socket.socket", key.fileobj)
+                try:
+                    rest = rests[connection]
+                    rests[connection] = rest[connection.send(rest) :]
+                    if not rests[connection]:
+                        once, _ = FLOODS[connections[connection]]
+                        rests[connection] = memoryview(contents[connections[connection]])[len(once) :]
+                except BlockingIOError:
+                    continue
+                except ConnectionError:
+                    selector.unregister(connection)
+
+
+def flood_from_many(port: int, count: int, seconds: float) -> None:
+    """As :func:`flood`, with requests of every kind, from ``count`` addresses."""
+    raise_file_limit(count + 100)
+    connections = {}
+    for number, kind in zip(range(count), itertools.cycle(FLOODS), strict=False):
+        source = (f"127.0.{number // 250}.{2 + number % 250}", 0)
+        connections[socket.create_connection(("127.0.0.1", port), PATIENT, source)] = kind
+    flood(connections, seconds)

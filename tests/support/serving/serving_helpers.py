@@ -142,9 +142,14 @@ def children(pid: int) -> list[int]:
     return [int(child) for text in lists for child in text.split()]
 
 
-def cpu_seconds(pid: int) -> float:
-    """Processor time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+def cpu_seconds(pid: int, thread: int | None = None) -> float:
+    """Processor time of a process, or of one of its threads."""
+    fields = (
+        Path(f"/proc/{pid}/stat" if thread is None else f"/proc/{pid}/task/{thread}/stat")
+        .read_text()
+        .rpartition(")")[2]
+        .split()
+    )
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
