@@ -1,11 +1,10 @@
-"""Lazy public names: imported when they are first used (PEP 562). Also old names of modules."""
+"""Lazy public names: imported when they are first used (PEP 562)."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -38,26 +37,3 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
         return sorted({*namespace, *modules})
 
     return get_attribute, list_names
-
-
-def deprecated_module(old: str, *new: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` for a module that has moved, and warn that its old name was imported.
-
-    Args:
-        old: The ``__name__`` of the module that is imported.
-        new: The modules that define its names now.
-    """
-    # The frames between the import statement and this call are this function, the module and the import system, which
-    # the warnings module skips.
-    warnings.warn(
-        f"{old} is {', '.join(new)} now; the old name goes with the next release.", DeprecationWarning, stacklevel=3
-    )
-    modules = [importlib.import_module(name) for name in new]
-
-    def get_attribute(name: str) -> Any:
-        for module in modules:
-            if hasattr(module, name):
-                return getattr(module, name)
-        raise AttributeError(f"module '{old}' has no attribute '{name}'")
-
-    return get_attribute, lambda: sorted({name for module in modules for name in dir(module)})

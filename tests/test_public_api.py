@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import subprocess
 import sys
 import zipfile
@@ -92,7 +91,7 @@ def test_functions_named_like_packages_can_be_called_in_either_order_of_imports(
         "print(evaluate.__name__, callable(training.evaluate), 'evaluate' in dir(training))"
     )
     assert run_python(code).splitlines() == [
-        "model folder formats steps inputs_within",
+        "model folder formats steps inputs_within frequency longest",
         "Unknown format 'onxx'. Did you mean 'onnx'? It is one of onnx, torchscript.",
         "evaluate True True",
     ]
@@ -104,51 +103,6 @@ def test_public_names_and_modules_are_found_when_asked_for() -> None:
         "hasattr(stablernn, 'no.thing'), stablernn.nn.models.Classifier is stablernn.Classifier)"
     )
     assert run_python(code) == "True False False True"
-
-
-def test_modules_that_have_moved_keep_their_old_names_and_warn() -> None:
-    # By old name, the modules of the names that it had; the last one was split.
-    moved = {
-        "stablernn.layers": {"StableRNN": "stablernn.nn.layers"},
-        "stablernn.metrics": {"seasonal_naive": "stablernn.training.evaluation.metrics"},
-        "stablernn.models": {"Classifier": "stablernn.nn.models"},
-        "stablernn.stability.certificate": {"certify": "stablernn.certificates.certificate"},
-        "stablernn.training.run": {
-            "create_model": "stablernn.training.build_model",
-            "RunDirectory": "stablernn.training.run_directory",
-            "train": "stablernn.training.train_model",
-        },
-    }
-    # One interpreter for all of them, because each would take seconds to import torch.
-    code = f"""
-import json, warnings
-from importlib import import_module
-found = {{}}
-for old, names in {moved!r}.items():
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        module = import_module(old)
-    same = [getattr(module, name) is getattr(import_module(new), name) for name, new in names.items()]
-    warned = [str(warning.message) for warning in caught if warning.category is DeprecationWarning]
-    found[old] = {{"same": same, "warned": warned, "nothing": hasattr(module, "nothing")}}
-print(json.dumps(found))
-"""
-    found = json.loads(run_python(code))
-    assert list(found) == list(moved)
-    for old, names in moved.items():
-        assert found[old]["same"] == [True] * len(names), old
-        assert not found[old]["nothing"], old
-        (warning,) = found[old]["warned"]
-        assert warning.startswith(f"{old} is {next(iter(names.values()))}")
-        assert warning.endswith(" now; the old name goes with the next release.")
-
-
-def test_the_server_keeps_the_old_name_of_an_open_model_and_warns() -> None:
-    import stablernn_server
-    from stablernn_runtime import ServedModel
-
-    with pytest.warns(DeprecationWarning, match=r"OnnxModel is now stablernn_runtime\.ServedModel"):
-        assert stablernn_server.OnnxModel is ServedModel
 
 
 @pytest.mark.parametrize(

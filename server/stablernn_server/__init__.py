@@ -9,7 +9,6 @@ Names are imported when they are first used, so that using a part of the package
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -92,14 +91,6 @@ _MODULES = {
 if not TYPE_CHECKING:  # type checkers would take it for every name, misspelled ones too
 
     def __getattr__(name: str) -> Any:
-        if name == "OnnxModel":
-            warnings.warn(
-                "stablernn_server.OnnxModel is now stablernn_runtime.ServedModel; the old name will be removed in the "
-                "next release.",
-                DeprecationWarning,
-                stacklevel=2,
-            )
-            return importlib.import_module("stablernn_runtime").ServedModel
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(_MODULES.get(name, "stablernn_server.errors")), name)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import TYPE_CHECKING, Any
-
 from stablernn.cells._base import StableCell, State
 from stablernn.cells._cached_weights import cached_weights
 from stablernn.cells._catalog import (
@@ -108,18 +105,3 @@ __all__ = [
     "recommended_training",
     "register_cell",
 ]
-
-# Type checkers would take every misspelled name for one that this function returns.
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        # The old name of cached_weights, until the next release.
-        if name == "kept_weights":
-            warnings.warn(
-                "stablernn.cells.kept_weights is called cached_weights now, and this name will be removed in the next "
-                "release.",
-                DeprecationWarning,
-                stacklevel=2,
-            )
-            return cached_weights
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import io
 import math
 from collections.abc import Sequence
@@ -389,11 +388,6 @@ def test_matrices_are_built_once_for_all_sequences_if_they_are_cached(
     for parameter in layer.parameters():
         parameter.data.mul_(1.5)
     assert not torch.equal(layer(x)[0], before)
-
-
-def test_the_former_name_of_cached_weights_is_deprecated() -> None:
-    with pytest.warns(DeprecationWarning, match="cached_weights"):
-        assert importlib.import_module("stablernn.cells").kept_weights is cached_weights
 
 
 @every_cell

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import http.server
-import importlib
 import socket
 import subprocess
 import sys
@@ -75,13 +74,6 @@ def test_importing_the_client_loads_no_part_of_the_server() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
-
-
-def test_its_former_name_is_deprecated() -> None:
-    with pytest.warns(DeprecationWarning, match="stablernn_client"):
-        former = importlib.import_module("stablernn_server.client")
-    assert former.__all__ == package.__all__
-    assert former.AsyncClient is AsyncClient
 
 
 def test_exported_names_exist_and_are_sorted() -> None:

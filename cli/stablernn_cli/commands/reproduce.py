@@ -123,9 +123,6 @@ def _command(table: Table) -> Callable[..., None]:
             str | None, typer.Option(metavar="N,N,...", help="Seeds of the runs; default: the protocol's.")
         ] = None,
         rows: Annotated[str | None, typer.Option(metavar="KEY,...", help="Rows of the table; default: all.")] = None,
-        cells: Annotated[
-            str | None, typer.Option(metavar="KEY,...", help="Deprecated name of --rows.", hidden=True)
-        ] = None,
         data: Annotated[
             str | None,
             typer.Option(metavar="NAME,...", help="Data sets of the table, named above; default: the published ones."),
@@ -159,7 +156,7 @@ def _command(table: Table) -> Callable[..., None]:
         printer = Output.of(context, as_json)
         arguments = {
             "seeds": None if seeds is None else _parse_seeds(seeds),
-            "rows": _split(_rows_option(printer, rows, cells)),
+            "rows": _split(rows),
             "data": _split(data),
             "partial_data": partial_data,
             "match_accuracy": match_accuracy,
@@ -189,15 +186,6 @@ def _first_line(table: Table) -> str:
 
 for _key, _table in TABLES.items():
     app.command(_key)(_command(_table))
-
-
-def _rows_option(output: Output, rows: str | None, cells: str | None) -> str | None:
-    if cells is None:
-        return rows
-    if rows is not None:
-        raise UsageError("--cells is the deprecated name of --rows; give --rows alone.")
-    output.note("--cells is deprecated: use --rows.")
-    return cells
 
 
 def _split(text: str | None) -> list[str] | None:

@@ -137,12 +137,6 @@ def test_an_edited_result_is_refused_and_the_others_are_listed(little: Workplace
     assert robustness(little)["state"] == "short"
 
 
-def test_the_old_name_of_the_rows_is_deprecated(little: Workplace) -> None:
-    result = little.ok("reproduce", "robustness", "--short", "--cells", "lstm")
-    assert "--cells is deprecated: use --rows." in result.err
-    assert little("reproduce", "robustness", "--cells", "lstm", "--rows", "lstm").code == 2
-
-
 def test_a_table_without_training_in_seconds(empty: Workplace) -> None:
     result = empty.ok("reproduce", "dynamics")
     assert "(results.json, table.md, dynamics.png, runs)" in result.err

@@ -1,1 +1,0 @@
-"""Deprecated name of :mod:`stablernn.certificates`, kept for one release."""
