@@ -236,16 +236,18 @@ def as_moments(value: object, limit: int, label: str = "time") -> list[Moment]:
     """Return the times in ``value`` of a request, which is one time or an array of them.
 
     Args:
-        value: From JSON.
+        value: From JSON; an array of numbers may be one of numpy.
         limit: How many there may be.
         label: Name of the field, for errors.
 
     Raises:
         InputError: If it is anything else, an empty array, or more than ``limit`` times.
     """
-    entries = value if isinstance(value, list) else [value]
+    entries = value if isinstance(value, list | np.ndarray) else [value]
     if len(entries) > limit:
         raise InputError(f"{label} must hold at most one time for each reading, {limit}, got {len(entries)}.")
+    if isinstance(entries, np.ndarray):
+        entries = entries.tolist()
     moments: list[Moment] = []
     for entry in entries:
         # In Python, a bool is an int.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -227,3 +227,89 @@ def test_messages_that_protobuf_would_merge_are_refused(step: bytes) -> None:
         with pytest.raises(ModelLoadError) as caught:
             check_graph(content, "g")
         assert str(caught.value) == NOT_ONNX
+
+
+def _graph(nodes: Sequence[onnx.NodeProto], sizes: Sequence[int] = (4,)) -> bytes:
+    """A graph from ``x`` (float32) and ``n`` (int64), whose constant ``sizes`` has the numbers given."""
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "time"]),
+        helper.make_tensor_value_info("n", TensorProto.INT64, [1]),
+    ]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    constants = [helper.make_tensor("sizes", TensorProto.INT64, [len(sizes)], list(sizes))]
+    graph = helper.make_graph(list(nodes), "g", inputs, [output], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]).SerializeToString()
+
+
+def _scan(inner: onnx.NodeProto, initial: str) -> onnx.NodeProto:
+    """A Scan over ``x`` whose state begins with ``initial``, with one node that makes ``out`` from ``state``."""
+    values = [helper.make_tensor_value_info(name, TensorProto.INT64, None) for name in ("state", "row", "out")]
+    after = helper.make_node("Cast", ["row"], ["next"], to=TensorProto.INT64)
+    following = helper.make_tensor_value_info("next", TensorProto.INT64, None)
+    body = helper.make_graph([inner, after], "body", values[:2], [following, values[2]])
+    return helper.make_node("Scan", [initial, "x"], ["last", "y"], body=body, num_scan_inputs=1)
+
+
+_node = helper.make_node
+LARGE = {
+    "a count": [_node("ConstantOfShape", ["n"], ["y"])],
+    "a range": [_node("Squeeze", ["n"], ["end"]), _node("Range", ["end", "end", "end"], ["y"])],
+    "an expansion by what it is computed from": [
+        _node("Mul", ["n", "sizes"], ["m"]),
+        _node("Expand", ["x", "m"], ["y"]),
+    ],
+    "repeats": [_node("Tile", ["x", "n"], ["y"])],
+    "padding": [_node("Pad", ["x", "n"], ["y"])],
+    "a new size": [_node("Resize", ["x", "", "", "n"], ["y"])],
+    "the number of values that are not zero": [
+        _node("NonZero", ["x"], ["places"]),
+        _node("Shape", ["places"], ["count"]),
+        _node("Mul", ["count", "sizes"], ["m"]),
+        _node("ConstantOfShape", ["m"], ["y"]),
+    ],
+    "the sum of as many constants": [
+        _node("Slice", ["sizes", "n", "n"], ["some"]),
+        _node("ReduceSum", ["some"], ["sum"]),
+        _node("ConstantOfShape", ["sum"], ["y"]),
+    ],
+    "a state of a scan that begins constant": [_scan(_node("ConstantOfShape", ["state"], ["out"]), "sizes")],
+    "a branch": [
+        _node("Cast", ["n"], ["is_true"], to=TensorProto.BOOL),
+        _node(
+            "If",
+            ["is_true"],
+            ["size"],
+            then_branch=helper.make_graph(
+                [_node("Identity", ["sizes"], ["a"])], "a", [], [helper.make_tensor_value_info("a", 7, None)]
+            ),
+            else_branch=helper.make_graph(
+                [_node("Identity", ["sizes"], ["b"])], "b", [], [helper.make_tensor_value_info("b", 7, None)]
+            ),
+        ),
+        _node("ConstantOfShape", ["size"], ["y"]),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_an_output_as_large_as_values_say_is_refused(name: str) -> None:
+    with pytest.raises(ModelLoadError, match="whose output is as large as values of a request say"):
+        check_graph(_graph(LARGE[name]), "g")
+
+
+def test_an_output_as_large_as_the_inputs_is_served() -> None:
+    nodes = [
+        _node("Shape", ["x"], ["shape"]),
+        _node("ConstantOfShape", ["shape"], ["zeros"]),
+        _node("Tile", ["x", "sizes"], ["tiled"]),
+        _node("Add", ["x", "zeros"], ["sum"]),
+        _node("Slice", ["sum", "n", "n"], ["part"]),
+        _node("Expand", ["n", "shape"], ["y"]),
+    ]
+    check_graph(_graph(nodes, [1, 2]), "g")
+
+
+def test_a_value_that_is_used_before_it_is_computed_is_refused() -> None:
+    nodes = [_node("ConstantOfShape", ["m"], ["y"]), _node("Identity", ["n"], ["m"])]
+    with pytest.raises(ModelLoadError, match="'m' before"):
+        check_graph(_graph(nodes), "g")

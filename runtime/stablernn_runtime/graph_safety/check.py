@@ -1,8 +1,8 @@
 """Refuses ONNX graphs that refer to other files, hide their content, or run without a bound.
 
-ONNX Runtime would follow a file name inside a graph, load any operator domain that it was built with, and run a
-``Loop`` as often as the graph says. The check reads the protobuf wire format itself, so that the runtime needs neither
-the `onnx` package nor protobuf. Field numbers are from ``onnx.proto``
+ONNX Runtime would follow a file name inside a graph, load any operator domain that it was built with, run a ``Loop`` as
+often as the graph says, and make a ``Range`` as long as a number of a request says. The check reads the protobuf wire
+format itself, so that the runtime needs neither the `onnx` package nor protobuf. Field numbers are from ``onnx.proto``
 (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto).
 
 The check must never see less in a file than ONNX Runtime does. So it refuses a field that is not in the tables below
@@ -12,7 +12,7 @@ that was not checked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -34,6 +34,45 @@ MINIMUM_OPSET = 18
 MAXIMUM_DEPTH = 16  # graphs inside attributes of nodes; ours has three levels
 BODIES = frozenset({"If", "Scan"})
 """Operators that may hold graphs. An If runs one of its graphs once, a Scan runs its graph once a step of an input."""
+SIZE_OPERANDS: Mapping[str, Sequence[int]] = {
+    "AffineGrid": (1,),
+    "CenterCropPad": (1,),
+    "Col2Im": (1, 2),
+    "ConstantOfShape": (0,),
+    "DFT": (1,),
+    "Expand": (1,),
+    "ImageDecoder": (0,),
+    "MaxUnpool": (2,),
+    "MelWeightMatrix": (0, 1),
+    "OneHot": (1,),
+    "Pad": (1, 3),
+    "Range": (0, 1, 2),
+    "Resize": (1, 2, 3),
+    "STFT": (1, 3),
+    "Tile": (1,),
+    "Upsample": (1,),
+    **dict.fromkeys(("BlackmanWindow", "HammingWindow", "HannWindow"), (0,)),
+}
+"""Operators whose output may be larger than their inputs, and the positions of the inputs that say how large."""
+SHAPE_OPERANDS: Mapping[str, Sequence[int]] = {
+    "Compress": (1,),
+    "NonMaxSuppression": (0, 1, 2, 3, 4),
+    "NonZero": (0,),
+    "Reshape": (1,),
+    "SequenceAt": (1,),
+    "SequenceErase": (1,),
+    "SequenceInsert": (2,),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "SplitToSequence": (1,),
+    "Squeeze": (1,),
+    "StringSplit": (0,),
+    "TopK": (1,),
+    "Unique": (0,),
+    "Unsqueeze": (1,),
+}
+"""Operators whose output is no larger than their inputs, and the positions of the inputs by whose values its shape is
+chosen; and of ``Reduce...``, the second."""
 ORT_FORMAT = b"ORTM"
 """Bytes 4 to 8 of a model in ONNX Runtime's own flatbuffer format."""
 _MAX_INT64 = 2**63 - 1
@@ -55,6 +94,7 @@ _MODEL = {
     26: BYTES,  # configuration
 }
 _OPERATOR_SET = {1: BYTES, 2: VARINT}  # domain, version
+_VALUE_INFO = {1: BYTES, 2: BYTES, 3: BYTES, 4: BYTES}  # name, type, doc_string, metadata_props
 _GRAPH = {
     1: BYTES,  # node
     2: BYTES,  # name
@@ -118,6 +158,7 @@ _TENSOR = {
 _REPEATED = {
     "model": {8, 14, 20, 25, 26},
     "operator set": set[int](),
+    "value": {4},
     "graph": {1, 5, 11, 12, 13, 14, 15, 16},
     "node": {1, 2, 5, 9, 10},
     "attribute": {7, 8, 9, 10, 11, 15, 23},
@@ -126,6 +167,7 @@ _REPEATED = {
 _MESSAGES = {
     "model": _MODEL,
     "operator set": _OPERATOR_SET,
+    "value": _VALUE_INFO,
     "graph": _GRAPH,
     "node": _NODE,
     "attribute": _ATTRIBUTE,
@@ -152,7 +194,12 @@ _TYPES: dict[int, tuple[int, int]] = {
 }
 _COMPLEX = (14, 15)
 
+_VALUES, _SHAPE = 1, 3
+"""Bits of a name: whether its values follow from those of a request, and whether its shape does, by which its values do
+as well."""
+
 _Fields = dict[int, list[Value]]
+_Scope = dict[str, int]
 
 
 def check_graph(content: bytes, label: str) -> None:
@@ -165,7 +212,8 @@ def check_graph(content: bytes, label: str) -> None:
     Raises:
         ModelLoadError: If it is not an ONNX model, its opset is older than 18, or it has what is not served: external
             data, functions, training information, sparse tensors, other domains, operators with a body except If and
-            Scan, a Scan inside a Scan, or a tensor that does not hold as many elements as it states.
+            Scan, a Scan inside a Scan, an output as large as values of a request say, or a tensor that does not hold as
+            many elements as it states.
     """
     # A file can be valid in both formats, and ONNX Runtime would decide for itself which of the two to read.
     if content[4:8] == ORT_FORMAT:
@@ -196,22 +244,50 @@ def _check_model(content: memoryview, label: str) -> None:
             f"{label} uses opset {min(opsets)}; opset {MINIMUM_OPSET} or higher is served. Export it again."
         )
     for graph in fields.get(7, ()):
-        _check_graph(as_bytes(graph), label, depth=0, in_scan=False)
+        _check_graph(as_bytes(graph), label, {}, _VALUES, depth=0, in_scan=False)
 
 
-def _check_graph(graph: memoryview, label: str, depth: int, in_scan: bool) -> None:
+def _check_graph(graph: memoryview, label: str, outer: _Scope, inputs: int, depth: int, in_scan: bool) -> int:
+    """Check a graph and those inside it.
+
+    Args:
+        graph: The bytes of the graph.
+        label: The model as errors name it.
+        outer: The bits of the names that it may use of the graphs around it.
+        inputs: The bits of its inputs.
+        depth: Number of graphs around it.
+        in_scan: Whether one of them is that of a Scan.
+
+    Returns:
+        The bits of its outputs, all together.
+
+    Raises:
+        ModelLoadError: If it is not served.
+    """
     if depth > MAXIMUM_DEPTH:
         raise ModelLoadError(f"{label} nests graphs deeper than {MAXIMUM_DEPTH} levels.")
     fields = _read(graph, "graph", label)
     if 15 in fields:
         raise _sparse(label)
-    for node in fields.get(1, ()):
-        _check_node(as_bytes(node), label, depth, in_scan)
+    scope = dict(outer)
     for tensor in fields.get(5, ()):
-        _check_tensor(as_bytes(tensor), label)
+        scope[_check_tensor(as_bytes(tensor), label)] = 0
+    # Last: an input of the name of an initializer replaces it.
+    scope |= dict.fromkeys(_names(fields.get(11, ()), label), inputs)
+    for node in fields.get(1, ()):
+        _check_node(as_bytes(node), label, scope, depth, in_scan)
+    bits = 0
+    for name in _names(fields.get(12, ()), label):
+        bits |= scope.get(name, _SHAPE)
+    return bits
 
 
-def _check_node(node: memoryview, label: str, depth: int, in_scan: bool) -> None:
+def _names(values: Iterable[Value], label: str) -> list[str]:
+    return [_text(_read(as_bytes(value), "value", label).get(1)) for value in values]
+
+
+def _check_node(node: memoryview, label: str, scope: _Scope, depth: int, in_scan: bool) -> None:
+    """Check a node and the graphs inside it, and add the bits of its outputs to ``scope``."""
     fields = _read(node, "node", label)
     operator = _text(fields.get(4))
     _check_domain(_text(fields.get(7)), label)
@@ -222,6 +298,8 @@ def _check_node(node: memoryview, label: str, depth: int, in_scan: bool) -> None
         )
     if operator == "Scan" and in_scan:
         raise ModelLoadError(f"{label} has a Scan inside a Scan; only one pass over the time steps is served.")
+    operands = [_operand_bits(scope, _text([name]), label) for name in fields.get(1, ())]
+    bits = _output_bits(operator, operands, label)
     for attribute in fields.get(5, ()):
         parts = _read(as_bytes(attribute), "attribute", label)
         if 22 in parts or 23 in parts:
@@ -234,10 +312,64 @@ def _check_node(node: memoryview, label: str, depth: int, in_scan: bool) -> None
                     f"{label} uses the operator '{cut(operator)}', which has a graph inside; of such operators only "
                     f"{' and '.join(sorted(BODIES))} are served."
                 )
-            _check_graph(as_bytes(graph), label, depth + 1, in_scan or operator == "Scan")
+            bits |= _body_bits(as_bytes(graph), label, scope, operator, operands, depth + 1, in_scan)
+    scope |= dict.fromkeys((_text([name]) for name in fields.get(2, ())), bits)
 
 
-def _check_tensor(tensor: memoryview, label: str) -> None:
+def _operand_bits(scope: _Scope, name: str, label: str) -> int:
+    if not name:
+        # An optional input that is left out.
+        return 0
+    if name not in scope:
+        raise ModelLoadError(f"{label} uses the value '{cut(name)}' before a node computes it; sort its nodes.")
+    return scope[name]
+
+
+def _output_bits(operator: str, operands: Sequence[int], label: str) -> int:
+    """Return the bits of the outputs of a node without the graphs inside it.
+
+    Raises:
+        ModelLoadError: If values of a request say how large its output is.
+    """
+    if any(operands[position] for position in SIZE_OPERANDS.get(operator, ()) if position < len(operands)):
+        raise ModelLoadError(
+            f"{label} has a node '{operator}' whose output is as large as values of a request say; compute the size "
+            "from the shapes of the inputs, or make it constant."
+        )
+    if operator in ("Shape", "Size"):
+        return _VALUES if _SHAPE in operands else 0
+    bits = 0
+    for operand in operands:
+        bits |= operand
+    positions = (1,) if operator.startswith("Reduce") else SHAPE_OPERANDS.get(operator, ())
+    if any(operands[position] for position in positions if position < len(operands)):
+        bits |= _SHAPE
+    return bits
+
+
+def _body_bits(
+    graph: memoryview,
+    label: str,
+    scope: _Scope,
+    operator: str,
+    operands: Sequence[int],
+    depth: int,
+    in_scan: bool,
+) -> int:
+    """Check a graph inside a node, and return the bits of the outputs that it adds to the node's."""
+    if operator == "If":
+        return _check_graph(graph, label, scope, 0, depth, in_scan)
+    bits = 0
+    for operand in operands:
+        bits |= operand
+    # The states of a Scan go from its outputs to its inputs.
+    while (outputs := bits | _check_graph(graph, label, scope, bits, depth, in_scan=True)) != bits:
+        bits = outputs
+    return bits
+
+
+def _check_tensor(tensor: memoryview, label: str) -> str:
+    """Check a tensor and return its name."""
     fields = _read(tensor, "tensor", label)
     if 13 in fields or _integer(fields.get(14)) != 0:
         raise ModelLoadError(f"{label} refers to external data; only graphs in a single file are served.")
@@ -268,6 +400,7 @@ def _check_tensor(tensor: memoryview, label: str) -> None:
             needed = 2 * elements
     if count != needed:
         raise ModelLoadError(f"{label} holds a tensor of {elements} elements with the data of another number of them.")
+    return _text(fields.get(8))
 
 
 def _check_domain(domain: str, label: str) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from stablernn_server.codecs.json_values import OFFLOAD_BYTES
 from stablernn_server.codecs.open_inference import InferRequest, decode_request, encode_response
 
 Array = NDArray[Any]
@@ -90,7 +91,8 @@ def decode_with_template(body: bytes) -> InferRequest:
     """
     start = body.find(b"[", body.find(b'"data"'))
     end = body.rfind(b"]", start, body.find(b"}", start)) + 1
-    if not 0 < start < end or len(body) - (end - start) > MAX_TEMPLATE_BYTES:
+    # Numbers of a large body are parsed in pieces.
+    if not 0 < start < end or len(body) - (end - start) > MAX_TEMPLATE_BYTES or len(body) > OFFLOAD_BYTES:
         return decode_request(body, len(body))
     key = (body[:start], body[end:])
     template = _templates.get(key)

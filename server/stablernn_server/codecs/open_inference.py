@@ -121,9 +121,8 @@ def decode_request(body: bytes, json_length: int) -> InferRequest:
     Raises:
         InputError: If the body does not follow the protocol; the message says where.
     """
-    view = memoryview(body)
-    head, tail = view[:json_length], view[json_length:]
-    request = parse_object(head)
+    tail = memoryview(body)[json_length:]
+    request = parse_object(body if not tail else body[:json_length])
     request_id = request.get("id")
     if not isinstance(request_id, str | None):
         raise InputError(f"id must be text, got {json_type(request_id)}.")

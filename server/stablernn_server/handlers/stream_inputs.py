@@ -70,9 +70,9 @@ def count_samples(spec: StreamSpec, values: Any) -> int:
     shape_text = f"[{', '.join(map(str, shape))}]" if shape else "one whole number"
     if values is None:
         raise InputError(f"values is missing: give one sample, {shape_text}, or an array of samples.")
-    if not isinstance(values, list):
+    if not isinstance(values, list | np.ndarray):
         return 1
-    lengths: list[int] = []
+    lengths = list(values.shape) if isinstance(values, np.ndarray) else []
     level: Any = values
     while isinstance(level, list) and len(lengths) <= MAX_LEVELS:
         lengths.append(len(level))
@@ -172,7 +172,9 @@ def prepare_samples(spec: StreamSpec, stream: Stream, request: Samples, count: i
 def _parse_values(spec: StreamSpec, values: Any, count: int) -> Array:
     """Return ``values`` of a request as ``(steps, *sample_shape)``."""
     shape = spec.sample_shape
-    array = to_array(values if shape or isinstance(values, list) else [values], "values").reshape(count, *shape)
+    array = to_array(values if shape or isinstance(values, list | np.ndarray) else [values], "values").reshape(
+        count, *shape
+    )
     if shape:
         return spec.model.check_values("values", array, spec.covariates.observed)
     if array.dtype.kind != "i":
@@ -244,7 +246,7 @@ def _calendar_seconds(spec: StreamSpec, moments: Sequence[Moment], clock: Clock,
 
 def _parse_dt(dt: Any, count: int) -> Array:
     """Return ``dt`` of a request as ``(samples,)``."""
-    array = to_array(dt if isinstance(dt, list) else [dt], "dt")
+    array = to_array(dt if isinstance(dt, list | np.ndarray) else [dt], "dt")
     if array.shape != (count,):
         raise InputError(
             f"dt must hold a number for each sample, in the shape [{count}], got the shape {list(array.shape)}."

@@ -226,20 +226,23 @@ def _parse_dt(
         )
     # 1, a regular step, for series without dt and for the first step.
     dt = np.ones((len(inputs), longest), np.float32)
-    for index, values in series_dt:
-        if len(values) != observed_steps[index]:
+    for index, entries in series_dt:
+        values = to_array(entries, f"inputs.{index}.dt")
+        if values.shape != (observed_steps[index],):
             raise InputError(
                 f"inputs.{index}.dt must hold a number for each of the {observed_steps[index]} values of its series, "
-                f"got {len(values)}."
+                f"got {values.size}."
             )
         # All of them, those too that are not used: a time that is not finite was never measured.
         # NaN compares as false, and so is refused as well.
-        if not all(abs(value) <= _FLOAT32_MAX for value in values):
-            worst = max(values, key=abs)
-            raise InputError(f"inputs.{index}.dt must hold finite numbers within float32, got {worst:g}.")
-        if min(values) < 0:
+        is_finite = np.abs(values) <= _FLOAT32_MAX
+        if not is_finite.all():
             raise InputError(
-                f"inputs.{index}.dt must be 0 or more, the time since the step before, got {min(values):g}."
+                f"inputs.{index}.dt must hold finite numbers within float32, got {values[~is_finite][0]:g}."
+            )
+        if values.min() < 0:
+            raise InputError(
+                f"inputs.{index}.dt must be 0 or more, the time since the step before, got {values.min():g}."
             )
         # A long gap may lie before the steps that the model uses, but none before the series.
         if values[0] > model.max_dt * (1 + 1e-6):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from starlette.requests import HTTPConnection
 
 from stablernn_runtime.state_token import StateTokens
 from stablernn_server.batching.scheduler import Scheduler
 from stablernn_server.batching.types import DEFAULT_PRIORITY, Caller
+from stablernn_server.codecs.json_values import DECODED_FACTOR, OFFLOAD_BYTES, run_in_thread_if_large
 from stablernn_server.errors import NotReadyError, ReadTimeoutError
 from stablernn_server.http.asgi import Scope
 from stablernn_server.http.request import (
@@ -34,6 +36,8 @@ from stablernn_server.streams.triton_sequences import SequenceTable
 from stablernn_server.streams.websocket_registry import WebSocketRegistry
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 NOT_READY = "The server is starting or shutting down; try again later."
 UNFINISHED = "The server is shutting down and did not finish this request; send it again."
@@ -219,6 +223,25 @@ class AppContext:
             self.budget.hold(request, len(body))
         request.is_read, request.body_read_at = True, time.perf_counter()
         return body
+
+    async def decode(
+        self, request: ActiveRequest, body: bytes, decode: Callable[[], T], json_length: int | None = None
+    ) -> T:
+        """Return ``decode()``, on a thread if the body is large; the arrays of a large JSON count as held.
+
+        Args:
+            request: The request.
+            body: Its body.
+            decode: Parses it.
+            json_length: Bytes of JSON at the beginning of the body; default: all.
+
+        Raises:
+            BusyError: If that makes more than ``max_held_bytes``.
+        """
+        json_length = len(body) if json_length is None else json_length
+        if json_length > OFFLOAD_BYTES:
+            self.budget.hold(request, DECODED_FACTOR * json_length)
+        return await run_in_thread_if_large(len(body), decode)
 
     def create_caller(
         self, request: ActiveRequest, timeout_us: int | None = None, priority: int | None = None

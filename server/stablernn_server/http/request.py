@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from starlette.requests import HTTPConnection
@@ -19,6 +19,8 @@ from stablernn_server.security.auth import NOBODY, Identity
 
 FIELDS_KEY = "stablernn.fields"
 """Key of the scope under which :func:`header_fields` leaves the fields."""
+DECOMPRESSED_BYTES = 4 * 2**20
+"""Bytes of a compressed body that come out at a time, and are counted before more do."""
 SCOPE_KEY = "stablernn"
 """Key of the ASGI scope under which the middleware leaves the request for the routes."""
 
@@ -234,18 +236,23 @@ async def read_body(scope: Scope, receive: Receive, limit: int, hold: Callable[[
     body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
     if encoding == "identity":
         return body
-    body = await asyncio.to_thread(decompress, body, encoding, limit)
-    hold(len(body))
-    return body
+    chunks, pieces = [], decompress(body, encoding, limit)
+    while (chunk := await asyncio.to_thread(next, pieces, None)) is not None:
+        hold(len(chunk))
+        chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def decompress(body: bytes, encoding: str, limit: int) -> bytes:
-    """Return a compressed body as it was before.
+def decompress(body: bytes, encoding: str, limit: int) -> Iterator[bytes]:
+    """Yield a compressed body as it was before, in pieces.
 
     Args:
         body: The compressed bytes.
         encoding: ``gzip``, ``x-gzip`` or ``deflate``; the last with its header (RFC 9110) or without, as some send it.
         limit: Bytes that may come out; nothing beyond them is produced.
+
+    Yields:
+        At most :data:`DECOMPRESSED_BYTES` at a time.
 
     Raises:
         TooLargeError: If more would come out.
@@ -259,17 +266,25 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
         has_header = len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0
         window = zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS
     stream = zlib.decompressobj(window)
-    try:
-        # One byte beyond the limit is enough to tell that there is more.
-        content = stream.decompress(body, limit + 1)
-        if len(content) > limit:
+    size, remaining = 0, body
+    while True:
+        try:
+            # One byte beyond the limit is enough to tell that there is more.
+            piece = stream.decompress(remaining, min(DECOMPRESSED_BYTES, limit + 1 - size))
+        except zlib.error as error:
+            raise InputError(
+                f"The body is not {encoding} data ({error}); send it as its Content-Encoding says."
+            ) from error
+        size += len(piece)
+        if size > limit:
             raise body_too_large(limit)
-    except zlib.error as error:
-        raise InputError(f"The body is not {encoding} data ({error}); send it as its Content-Encoding says.") from error
+        if not piece:
+            break
+        yield piece
+        remaining = stream.unconsumed_tail
     if body and (not stream.eof or stream.unused_data):
         relation = "goes on after" if stream.eof else "ends before"
         raise InputError(f"The body {relation} the end of its {encoding} data; send exactly one complete stream.")
-    return content
 
 
 def body_too_large(limit: int) -> TooLargeError:

@@ -16,7 +16,7 @@ import orjson
 
 from stablernn_runtime.served_model import ServedModel
 from stablernn_server.batching.types import Caller
-from stablernn_server.codecs.json_values import json_body, run_in_thread_if_large
+from stablernn_server.codecs.json_values import DECODED_FACTOR, OFFLOAD_BYTES, json_body, run_in_thread_if_large
 from stablernn_server.codecs.stream_frames import parse_frame
 from stablernn_server.errors import NotReadyError, ServerError, TooLargeError
 from stablernn_server.http.app_context import UNFINISHED, AppContext
@@ -57,7 +57,7 @@ class _ReceivedFrame:
 
     Attributes:
         content: Text, or the bytes of a binary frame; None if it was refused at once.
-        size: Bytes of the content, which are held until the reply has been sent.
+        size: Bytes of the content and of what it is parsed to, which are held until the reply has been sent.
         received_at: When it was received, on the clock of the event loop.
         refusal: Why it is refused without being parsed; None if it is not.
     """
@@ -195,6 +195,9 @@ class Socket:
                 received_at,
                 TooLargeError(f"The frame is longer than the limit of {limit} bytes, got {size}; send fewer samples."),
             )
+        if isinstance(content, str) and size > OFFLOAD_BYTES:
+            # The arrays that it is parsed to.
+            size *= 1 + DECODED_FACTOR
         try:
             self._budget.hold(self._request, size)
         except ServerError as error:

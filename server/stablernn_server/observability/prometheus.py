@@ -7,19 +7,25 @@ this module before :func:`~stablernn_server.observability.multiprocess.use_metri
 from __future__ import annotations
 
 import glob
+import logging
 import os
 import platform
 import re
 from bisect import bisect_left
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 
 import prometheus_client
+import prometheus_client.values
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
+from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
+
+logger = logging.getLogger(__name__)
 
 MODEL = ("model", "version")
 RUN = (*MODEL, "kind")
@@ -28,8 +34,62 @@ SHORT_SECONDS = (0.00005, 0.0001, 0.00025, *SECONDS)
 LOAD_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 ROWS = tuple(2**power for power in range(13))
 
+FILE_BYTES = 2**16
+"""Bytes of a new file of values, as of prometheus_client."""
+_MEMORY = "/proc/self/fd/"
+
 # Each counter would have a second series with the time of its creation.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class ReservedDict(MmapedDict):
+    """The values of one process in a file whose blocks are reserved before they are mapped.
+
+    On a full disk, writing to a mapped block that the file does not have yet ends the process by SIGBUS. There the
+    values move to memory instead, and are not reported.
+    """
+
+    def __init__(self, filename: str, read_mode: bool = False) -> None:
+        if not read_mode and not _reserve(filename, FILE_BYTES):
+            filename = _move_to_memory(filename, b"")
+        super().__init__(filename, read_mode)  # type: ignore[no-untyped-call]
+
+    def _init_value(self, key: str) -> None:
+        # The entry of a value: length, key with its padding, value and timestamp.
+        capacity = self._capacity
+        while self._used + len(key.encode()) + 32 > capacity:
+            capacity *= 2
+        if capacity > self._capacity and not _reserve(self._fname, capacity):
+            content = self._m[: self._used]
+            self.close()  # type: ignore[no-untyped-call]
+            super().__init__(_move_to_memory(self._fname, content))  # type: ignore[no-untyped-call]
+        super()._init_value(key)  # type: ignore[no-untyped-call]
+
+
+def _reserve(filename: str, size: int) -> bool:
+    """Return whether the disk has room for a file of ``size`` bytes, which the file then has."""
+    if not hasattr(os, "posix_fallocate") or filename.startswith(_MEMORY):
+        return True
+    try:
+        with open(filename, "ab") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError:
+        return False
+    return True
+
+
+def _move_to_memory(filename: str, content: bytes) -> str:
+    """Remove a file of the shared folder, and return the name of one in memory with ``content``."""
+    logger.error("there is no room for %s; what it would hold is missing in the metrics from now on", filename)
+    # It may have the beginning of its blocks, which other processes would read.
+    with suppress(OSError):
+        os.unlink(filename)
+    memory = os.memfd_create("metrics")
+    os.write(memory, content.ljust(FILE_BYTES, b"\0"))
+    return f"{_MEMORY}{memory}"
+
+
+prometheus_client.values.MmapedDict = ReservedDict  # type: ignore[attr-defined]
 
 
 class BatchHistogram(Histogram):

@@ -151,10 +151,14 @@ class Statistics:
         file = self._file(folder)
         # A name per thread, since `close` writes on another one; renamed, so that readers only see whole files.
         partial = file.with_suffix(f".{threading.get_ident()}")
-        # The supervisor may have removed the folder already, at the very end: then nobody reads the statistics.
-        with contextlib.suppress(FileNotFoundError):
+        try:
             partial.write_bytes(orjson.dumps(rows, option=orjson.OPT_NON_STR_KEYS))
             partial.replace(file)
+        except OSError:
+            # A full disk; or the supervisor has removed the folder already, at the very end. The next write has it all.
+            self.is_changed = True
+            with contextlib.suppress(OSError):
+                partial.unlink()
 
     def _file(self, folder: Path) -> Path:
         return folder / f"statistics_{os.getpid()}.json"

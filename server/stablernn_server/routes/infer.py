@@ -77,7 +77,7 @@ async def infer(context: AppContext, active_request: ActiveRequest, scope: Scope
     if scope["method"] != "POST":
         raise MethodError(scope["method"], scope["path"], ["POST"])
     # Before the body is read: a client that names an unknown model need not send it.
-    model = active_request.model = _find_served(context, match)
+    model = active_request.model = _find_served(context, active_request, match)
     length_header, accept_encoding = _read_headers(scope)
     settings = context.settings
     limit = settings.json_limit if length_header is None else settings.max_body_bytes
@@ -87,10 +87,15 @@ async def infer(context: AppContext, active_request: ActiveRequest, scope: Scope
         # No JSON: which input the bytes are, and their type, only the model tells.
         caller = context.create_caller(active_request)
     else:
-        request = await _decode_body(body, length_header, settings.json_limit)
+        json_length = parse_json_length(body, length_header)
+        if json_length > settings.json_limit:
+            raise body_too_large(settings.json_limit)
+        request = await context.decode(
+            active_request, body, lambda: _decode(body, json_length, is_json=length_header is None), json_length
+        )
         caller = context.create_caller(active_request, request.timeout_us, request.priority)
     if model is None:
-        model = active_request.model = await _find_open(context, match, request, caller)
+        model = active_request.model = await _find_open(context, match, request, caller, active_request.identity.name)
     if request is None:
         request = decode_raw_request(body, model.sequence.inputs[model.input_name])
     pattern: RequestPattern | None = None
@@ -102,7 +107,9 @@ async def infer(context: AppContext, active_request: ActiveRequest, scope: Scope
         result.samples_outside = samples_outside
     else:
         by_version = match[2] is not None or ":" in match[1]
-        model, result = await _run_in_sequence(context, model, by_version, request, caller)
+        model, result = await _run_in_sequence(
+            context, model, by_version, request, caller, active_request.identity.name
+        )
         active_request.model, rows = model, len(request.inputs[model.input_name])
     active_request.record_result(result, rows)
     if pattern is not None and not result.violations and not result.samples_outside:
@@ -115,7 +122,7 @@ async def infer(context: AppContext, active_request: ActiveRequest, scope: Scope
 INFER_ROUTE = DirectRoute(INFER_PATH, "/v2/models/{model}/infer", infer)
 
 
-def _find_served(context: AppContext, match: re.Match[str]) -> ServedModel | None:
+def _find_served(context: AppContext, request: ActiveRequest, match: re.Match[str]) -> ServedModel | None:
     """Return the model that a path names; None if it has to be opened, or only sequences still run it.
 
     Raises:
@@ -124,13 +131,13 @@ def _find_served(context: AppContext, match: re.Match[str]) -> ServedModel | Non
     try:
         return context.models.get_for_request(*context.models.resolve(match[1], match[2]))
     except UnknownModelError:
-        if _model_of_sequences(context, match) is None:
+        if _model_of_sequences(context, request.identity.name, match) is None:
             raise
         return None
 
 
 async def _find_open(
-    context: AppContext, match: re.Match[str], request: InferRequest | None, caller: Caller
+    context: AppContext, match: re.Match[str], request: InferRequest | None, caller: Caller, owner: str
 ) -> ServedModel:
     """Return the model that a path names, opened, or that of the sequence which a request continues.
 
@@ -142,7 +149,7 @@ async def _find_open(
     except UnknownModelError:
         # A sequence goes on with the version that it began with, although that is not served any more.
         control = None if request is None else request.sequence
-        model = None if control is None or control.start else _model_of_sequences(context, match)
+        model = None if control is None or control.start else _model_of_sequences(context, owner, match)
         if model is None:
             raise
         return model
@@ -158,13 +165,13 @@ def _read_headers(scope: Scope) -> tuple[str | None, str | None]:
     )
 
 
-def _model_of_sequences(context: AppContext, match: re.Match[str]) -> ServedModel | None:
-    """Return the model of sequences that began with the version a request names; None if there are none."""
+def _model_of_sequences(context: AppContext, owner: str, match: re.Match[str]) -> ServedModel | None:
+    """Return the model of an owner's sequences that began with the version a request names; None if there are none."""
     try:
         ref = parse_ref(match[1] if match[2] is None else f"{match[1]}:{match[2]}")
     except RefError:
         return None
-    return None if ref.version is None else context.sequences.model_of(ref.name, ref.version)
+    return None if ref.version is None else context.sequences.model_of(ref.name, ref.version, owner)
 
 
 def _prepare(settings: Settings, model: ServedModel, request: InferRequest) -> tuple[BatchItem, RequestPattern | None]:
@@ -235,6 +242,7 @@ async def _run_in_sequence(
     by_version: bool,
     request: InferRequest,
     caller: Caller,
+    owner: str,
 ) -> tuple[ServedModel, InferenceResult]:
     """Continue from the states of the sequence's last request, with the version that it began with."""
     control = request.sequence
@@ -252,7 +260,14 @@ async def _run_in_sequence(
             f"axis, got {got}."
         )
     async with context.sequences.hold(
-        model, control.id, len(x), caller=caller, start=control.start, end=control.end, by_version=by_version
+        model,
+        control.id,
+        len(x),
+        caller=caller,
+        start=control.start,
+        end=control.end,
+        owner=owner,
+        by_version=by_version,
     ) as sequence:
         sequence_model = sequence.model
         states = {state.input: state.output for state in sequence_model.states}
@@ -363,19 +378,8 @@ def _ignore_first_dt(model: ServedModel, inputs: Mapping[str, Array]) -> Mapping
     return {**inputs, "dt": dt}
 
 
-async def _decode_body(body: bytes, length_header: str | None, json_limit: int) -> InferRequest:
-    if len(body) <= OFFLOAD_BYTES:
-        return _decode(body, length_header, json_limit)
-    return await asyncio.to_thread(_decode, body, length_header, json_limit)
-
-
-def _decode(body: bytes, length_header: str | None, json_limit: int) -> InferRequest:
-    if length_header is None:
-        return decode_with_template(body)
-    json_length = parse_json_length(body, length_header)
-    if json_length > json_limit:
-        raise body_too_large(json_limit)
-    return decode_binary_with_template(body, json_length)
+def _decode(body: bytes, json_length: int, *, is_json: bool) -> InferRequest:
+    return decode_with_template(body) if is_json else decode_binary_with_template(body, json_length)
 
 
 async def _respond(

@@ -56,10 +56,12 @@ async def unload(request: Request, model: str) -> Response:
 
 
 async def _read_body(request: Request, schema: type[Body]) -> Body:
-    context = get_context(request)
-    content = await context.read_body(get_request(request), request.scope, context.settings.json_limit)
+    context, active_request = get_context(request), get_request(request)
+    content = await context.read_body(active_request, request.scope, context.settings.json_limit)
     try:
         # The body is optional in Triton's extension.
-        return schema.model_validate(parse_object(content) if content else {})
+        return await context.decode(
+            active_request, content, lambda: schema.model_validate(parse_object(content) if content else {})
+        )
     except ValidationError as error:
         raise InputError(format_validation_error(error, "the body")) from error

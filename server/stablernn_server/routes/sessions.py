@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from stablernn_runtime.stream_spec import stream_spec
 from stablernn_server.batching.types import Caller
-from stablernn_server.codecs.json_values import json_body, parse_object, run_in_thread_if_large
+from stablernn_server.codecs.json_values import json_body, parse_object
 from stablernn_server.errors import InputError, OtherModelError, cut, format_validation_error
 from stablernn_server.handlers.stream_inputs import parse_static
 from stablernn_server.handlers.stream_steps import advance_stream
@@ -160,7 +160,7 @@ async def _read_body(
     """Return the validated body, and its size in bytes."""
     content = await context.read_body(active_request, scope, context.settings.json_limit)
     try:
-        body = await run_in_thread_if_large(len(content), lambda: schema.model_validate(parse_object(content)))
+        body = await context.decode(active_request, content, lambda: schema.model_validate(parse_object(content)))
     except ValidationError as error:
         raise InputError(format_validation_error(error, "the body")) from error
     return body, len(content)

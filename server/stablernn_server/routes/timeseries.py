@@ -47,7 +47,7 @@ async def _respond(
 ) -> Response:
     context, active_request = get_context(request), get_request(request)
     content = await context.read_body(active_request, request.scope, context.settings.json_limit)
-    body = await run_in_thread_if_large(len(content), lambda: _parse_body(content, schema))
+    body = await context.decode(active_request, content, lambda: _parse_body(content, schema))
     caller = context.create_caller(active_request)
     active_request.model = model = await context.models.find_open(body.model, deadline=caller.deadline)
     prepared = await run_in_thread_if_large(len(content), lambda: prepare(model, body, context.settings))

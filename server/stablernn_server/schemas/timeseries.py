@@ -35,6 +35,9 @@ Series = Annotated[
 ]
 
 
+Distances = Annotated[
+    Any, WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "null"}]})
+]
 FutureValues = Annotated[
     dict[str, Any],
     WithJsonSchema(
@@ -99,7 +102,7 @@ class SeriesInput(_Request):
     name: str | None = Field(default=None, max_length=256)
     frequency: str | None = Field(default=None, max_length=32, examples=["W", "MS", "15min"])
     start_timestamp: Timestamp | None = Field(default=None, max_length=64, examples=["2024-01-06T00:00:00Z"])
-    dt: list[float] | None = Field(default=None, examples=[None])
+    dt: Distances = Field(default=None, examples=[None])
     future: FutureValues | None = None
     static: Constants | None = None
 

@@ -16,6 +16,8 @@ from stablernn_server.streams.stream import copy_views
 from stablernn_server.streams.ttl_cache import TtlCache
 
 SequenceId = int | str
+SequenceKey = tuple[str, str, type, SequenceId]
+"""Who opened a sequence, the name of its model, and its identifier with its type."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +27,7 @@ class Sequence:
     Attributes:
         model: The model that it began with, which answers all its requests.
         rows: Series in each of its requests.
+        owner: Name of the token that began it.
         states: By input name, ``(rows, ...)``, with the samples of unfinished patches; empty at the beginning, which
             stands for zeros.
         steps: Samples that each series has had, ``(rows,)``, of a model of patches; else 0.
@@ -32,6 +35,7 @@ class Sequence:
 
     model: ServedModel
     rows: int
+    owner: str
     states: dict[str, Array] = field(default_factory=dict)
     steps: Array | int = 0
 
@@ -45,7 +49,7 @@ class SequenceTable:
 
     def __init__(self, settings: Settings) -> None:
         self._processes = settings.workers
-        self._cache: TtlCache[tuple[str, type, SequenceId], Sequence] = TtlCache(
+        self._cache: TtlCache[SequenceKey, Sequence] = TtlCache(
             settings.session_ttl_seconds, settings.max_sessions, settings.max_session_queue
         )
 
@@ -56,10 +60,10 @@ class SequenceTable:
         """Return all sequences that have begun and not ended."""
         return self._cache.values()
 
-    def model_of(self, name: str, version: int) -> ServedModel | None:
-        """Return the model of a sequence that has begun with a version, which need not be served any more."""
+    def model_of(self, name: str, version: int, owner: str) -> ServedModel | None:
+        """Return the model of an owner's sequence that has begun with a version, which may not be served any more."""
         # A scan, for requests that name a version which is not served.
-        models = (sequence.model for sequence in self._cache.values())
+        models = (sequence.model for sequence in self._cache.values() if sequence.owner == owner)
         return next((model for model in models if (model.name, model.version) == (name, version)), None)
 
     def drop_gone_clients(self) -> None:
@@ -76,6 +80,7 @@ class SequenceTable:
         caller: Caller,
         start: bool,
         end: bool,
+        owner: str = "",
         by_version: bool = False,
     ) -> AsyncIterator[Sequence]:
         """Hold a sequence for the block; its requests run in the order in which they arrived, starts and ends included.
@@ -91,10 +96,11 @@ class SequenceTable:
             caller: The client that waits.
             start: Whether the sequence begins; an earlier one of the same identifier is forgotten.
             end: Whether the sequence ends with this request.
+            owner: Name of the token that began the sequence; other tokens have sequences of their own.
             by_version: Whether the request itself named the version by its number.
 
         Raises:
-            UnknownSequenceError: If it has not begun, has ended or has expired, and this is no start.
+            UnknownSequenceError: If the owner has not begun it, or it has ended or expired, and this is no start.
             OtherModelError: If it belongs to another version than the one that the request names.
             OneProcessError: If other processes share the port.
             InputError: If it has another number of series.
@@ -103,14 +109,14 @@ class SequenceTable:
             ClientGoneError: If the client disconnects first.
         """
         check_one_process(self._processes, "Sequences are kept")
-        key = (model.name, type(sequence_id), sequence_id)
+        key = (owner, model.name, type(sequence_id), sequence_id)
         async with self._cache.hold(key, "sequence", caller):
             # Only now, since the requests before this one may have begun or ended it.
             entry = self._cache.get(key)
             if start:
-                sequence = Sequence(model, rows)
+                sequence = Sequence(model, rows, owner)
             elif entry is None:
-                raise self._unknown(model.name, key)
+                raise self._unknown(key)
             else:
                 # A copy, which replaces the cached one only if the block succeeds.
                 sequence = replace(entry.value)
@@ -127,8 +133,9 @@ class SequenceTable:
             else:
                 self._cache.put(key, sequence)
 
-    def _unknown(self, name: str, key: tuple[str, type, SequenceId]) -> UnknownSequenceError:
-        sequence_id = repr(key[2]) if isinstance(key[2], int) else f"'{cut(key[2])}'"
+    def _unknown(self, key: SequenceKey) -> UnknownSequenceError:
+        _, name, _, identifier = key
+        sequence_id = repr(identifier) if isinstance(identifier, int) else f"'{cut(identifier)}'"
         reason = self._cache.removal_reason(key) or "was not begun in this server process"
         return UnknownSequenceError(
             f"The sequence {sequence_id} of the model '{name}' {reason}. Begin it with sequence_start=true and send "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from stablernn_server.codecs.json_values import parse_json, to_array
+from stablernn_server.codecs.json_values import MAX_OBJECT_BYTES, _loads, parse_json, to_array
 from stablernn_server.codecs.open_inference import (
     DTYPES,
     InferRequest,
@@ -20,7 +21,7 @@ from stablernn_server.codecs.open_inference import (
     encode_response,
     parse_json_length,
 )
-from stablernn_server.errors import InputError
+from stablernn_server.errors import InputError, TooLargeError
 
 HEAD = {"model_name": "m", "model_version": "1"}
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=5)
@@ -180,3 +181,75 @@ def test_whole_numbers_stay_exact() -> None:
 def test_missing_values_beside_whole_numbers_become_nan() -> None:
     got = to_array([[1, None], [None, 2**70]], "data")
     np.testing.assert_array_equal(got, [[1.0, np.nan], [np.nan, 2.0**70]])
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_large_text_is_read_as_a_small_one(indent: int | None) -> None:
+    noise = np.random.default_rng(0)
+    rows = noise.normal(size=(9000, 3))
+    rows[noise.random(rows.shape) < 0.1] = np.nan
+    value = {
+        "rows": rows.tolist(),
+        "whole": noise.integers(-(2**50), 2**50, 20_000).tolist(),
+        '"[1': [{}, [1, 2], "x]", [[]], True, list(range(300)), 1e300, {"]": rows[:90].T.tolist(), "\\": "[0,0"}],
+        "pad": "[0," * 1000,
+    }
+    text = json.dumps(value, indent=indent).encode()
+    assert _lists(parse_json(text)) == _nan_to_none(value)
+    for place in noise.integers(0, len(text), 100).tolist():
+        changed = text[:place] + noise.choice(list(b'[],{}": 0-e.')).tobytes()[:1] + text[place + 1 :]
+        try:
+            expected = _loads(changed)
+        except InputError:
+            with pytest.raises(InputError):
+                parse_json(changed)
+            continue
+        try:
+            actual = _lists(parse_json(changed))
+        except InputError as error:
+            # A changed bracket leaves an array that is not rectangular, which the shape of a tensor never is.
+            actual = expected if "not rectangular" in str(error) else error
+        assert actual == expected
+
+
+def _lists(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return _nan_to_none(value.tolist())
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(
+    ("unit", "error"),
+    [
+        (b"[]", InputError),
+        (b"[[1],[2,3]]", InputError),
+        (b"[[[[[[[[[1]]]]]]]]]", InputError),
+        (b"1[2]", InputError),
+        (b"1,", InputError),
+        (b'{"a":0}', TooLargeError),
+        (b'["a"]', TooLargeError),
+        (b'"ab"', TooLargeError),
+    ],
+)
+def test_a_large_text_of_many_objects_is_refused_before_they_are_made(unit: bytes, error: type[Exception]) -> None:
+    text = b'{"data":[' + b",".join([unit] * 400_000) + b"]}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(error):
+            parse_json(text)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(text) + MAX_OBJECT_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def test_numbers_of_a_large_text_take_the_memory_of_their_array() -> None:
+    text = b'{"data":[' + b",".join([b"[0]"] * 400_000) + b"]}"
+    tracemalloc.start()
+    try:
+        data = parse_json(text)["data"]
+        assert (data.shape, data.dtype) == ((400_000, 1), np.int64)
+        assert tracemalloc.get_traced_memory()[1] < 6 * len(text)
+    finally:
+        tracemalloc.stop()

@@ -81,6 +81,17 @@ def start(registry: Registry, tmp_path: Path) -> Iterator[Start]:
         server.kill()
 
 
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system of 64 KiB, less than the metrics of two processes take."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("only root may mount a file system")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
 def worker(answer: httpx.Response) -> str:
     """What tells the process that answered from the others."""
     return answer.headers["x-request-id"].partition("-")[0]
@@ -451,3 +462,13 @@ def test_other_machines_are_let_in_only_with_tokens_or_on_purpose(
     if workers == 1:
         server = start(*words, "--auth", "off")
         assert infer(f"http://127.0.0.1:{server.port}", x).status_code == 200
+
+
+@pytest.mark.slow
+def test_a_full_disk_costs_metrics_but_no_process(start: Start, full_disk: Path) -> None:
+    server = start("--workers", 2, "--model", "animals:1", STABLERNN_METRICS_DIR=str(full_disk))
+    answered_by_both(server, noise(1, 3, 1))
+    assert httpx.get(f"{server.url}/metrics").status_code == 200
+    assert all(is_alive(pid) for pid in server.ready["workers"])
+    assert str(full_disk) in server.read_log()
+    assert server.stop() == 0

@@ -115,7 +115,7 @@ def test_a_bomb_is_not_expanded(packer: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(TooLargeError):
-            decompress(bomb, encoding.lower(), LIMIT)
+            list(decompress(bomb, encoding.lower(), LIMIT))
         assert tracemalloc.get_traced_memory()[1] < 10 * LIMIT
     finally:
         tracemalloc.stop()
@@ -125,9 +125,9 @@ def test_a_bomb_is_not_expanded(packer: str) -> None:
 def test_what_is_as_long_as_the_limit_is_read(packer: str) -> None:
     encoding, pack = PACKERS[packer]
     body = np.random.default_rng(0).bytes(LIMIT)
-    assert decompress(pack(body), encoding.lower(), LIMIT) == body
+    assert b"".join(decompress(pack(body), encoding.lower(), LIMIT)) == body
     with pytest.raises(TooLargeError):
-        decompress(pack(body + b"."), encoding.lower(), LIMIT)
+        list(decompress(pack(body + b"."), encoding.lower(), LIMIT))
 
 
 @compressed
@@ -262,5 +262,5 @@ def test_the_server_is_found_with_and_without_a_slash(client: httpx.Client) -> N
 
 def test_bodies_read_alone_know_their_encoding() -> None:
     with pytest.raises(InputError, match=r"^The body ends before the end of its deflate data;"):
-        decompress(zlib.compress(b"x")[:4], "deflate", LIMIT)
-    assert decompress(b"", "gzip", LIMIT) == b""
+        list(decompress(zlib.compress(b"x")[:4], "deflate", LIMIT))
+    assert list(decompress(b"", "gzip", LIMIT)) == []

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import re
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,8 +20,10 @@ import numpy as np
 import pytest
 from fastapi import Request
 
+from connection_helpers import health_watched
 from scheduler_helpers import PATIENT, busy, on_loop, wait
 from server_helpers import Published, Running, json_tensor, serve
+from serving_helpers import rss_mb, start_serve
 from stablernn_runtime import ServedModel
 from stablernn_runtime.graph import CancellationToken
 from stablernn_runtime.run_batch import BatchResult
@@ -148,6 +154,42 @@ def test_bodies_in_hand_are_bounded_together(published: Published) -> None:
         one.close()
         wait(lambda: context.budget.held_bytes == 0)
         assert httpx.post(f"{server.url}/v1/timeseries/classify", json=body).status_code == 200
+
+
+@pytest.mark.slow
+def test_large_json_takes_no_more_memory_than_the_limit(published: Published, tmp_path: Path) -> None:
+    limit = 128 * 2**20
+    environment = {"STABLERNN_MAX_HELD_BYTES": str(limit)}
+    server = start_serve(published.root, tmp_path / "log", "--model", "animals:1", environment=environment)
+
+    def post(unit: bytes) -> int:
+        data = b",".join([unit] * (12 * 2**20 // (len(unit) + 1)))
+        body = b'{"model":"animals","inputs":[{"series":[' + data + b"]}]}"
+        headers = {"Content-Encoding": "gzip"}
+        content = gzip.compress(body, 1)
+        return httpx.post(
+            f"{server.url}/v1/timeseries/classify", content=content, headers=headers, timeout=60
+        ).status_code
+
+    try:
+        before = rss_mb(server.process.pid)
+        with health_watched(server.port), ThreadPoolExecutor(6) as threads:
+            statuses = set(threads.map(post, [b"[]", b"[0]", b"0", b'{"a":0}', b"[0]", b"0"] * 2))
+        assert statuses <= {400, 413, 503}
+        peak = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{server.process.pid}/status").read_text())
+        assert peak is not None
+        assert int(peak[1]) / 1e3 - before < 3 * limit / 1e6
+    finally:
+        server.kill()
+
+
+def test_what_a_large_json_is_parsed_to_is_held(published: Published) -> None:
+    body = json.dumps({"inputs": [json_tensor("x", np.full((1, 20_000, 1), 0.25, np.float32))]}).encode()
+    with running(published, max_held_bytes=3 * len(body)) as server:
+        response = httpx.post(f"{server.url}/v2/models/animals/infer", content=body)
+        assert (response.status_code, response.json()["code"]) == (503, "busy")
+    with running(published, max_held_bytes=6 * len(body)) as server:
+        assert httpx.post(f"{server.url}/v2/models/animals/infer", content=body).status_code == 200
 
 
 def test_work_of_a_client_that_left_is_not_begun(published: Published) -> None:

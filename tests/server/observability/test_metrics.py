@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -426,3 +427,24 @@ def test_a_folder_that_comes_too_late_or_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingsError, match="cannot be used: "):
         prepare_metrics_dir(tmp_path / "file")
+
+
+def test_values_move_to_memory_where_the_disk_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    from stablernn_server.observability.prometheus import ReservedDict
+
+    file = tmp_path / "counter_1.db"
+    values = ReservedDict(str(file))
+    values.write_value("first", 1.0, 0.0)
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    for number in range(5000):
+        values.write_value(f"a longer key of number {number}", float(number), 0.0)
+    assert (values.read_value("first")[0], values.read_value("a longer key of number 4999")[0]) == (1.0, 4999.0)
+    assert not file.exists()
+    late = ReservedDict(str(tmp_path / "gauge_1.db"))
+    assert late.read_value("x") == (0.0, 0.0)
+    values.close()
+    late.close()
+    assert list(tmp_path.iterdir()) == []

@@ -398,3 +398,23 @@ def test_a_sequence_goes_on_with_the_version_that_it_began_with(
         for name in names:
             infer(server, x, "animals:1", sequence_id=name, sequence_end=True).raise_for_status()
         assert refusal(infer(server, x, "animals:1", sequence_id="animals")) == unknown
+
+
+def test_a_sequence_belongs_to_the_token_that_began_it(published: Published) -> None:
+    tokens = "a" * 32, "b" * 32
+    settings = Settings(registry=published.root, models=("animals:1",), infer_tokens=",".join(tokens))
+
+    def ask(token: str, value: float, *, start: bool) -> httpx.Response:
+        x = np.full((1, 3, 1), value, np.float32)
+        body = {"inputs": [json_tensor("x", x)], "parameters": {"sequence_id": 7, "sequence_start": start}}
+        return httpx.post(
+            f"{running.url}/v2/models/animals/infer", json=body, headers={"Authorization": f"Bearer {token}"}
+        )
+
+    for running in serve(create_app(settings)):
+        assert ask(tokens[0], 0.5, start=True).status_code == 200
+        assert refusal(ask(tokens[1], 0.5, start=False))[:2] == (409, "unknown_sequence")
+        assert ask(tokens[1], -1.0, start=True).status_code == 200
+        own, other = (ask(token, 0.25, start=False) for token in tokens)
+        assert own.status_code == other.status_code == 200
+        assert own.json()["outputs"] != other.json()["outputs"]
