@@ -13,6 +13,7 @@ from stablernn_cli.commands import CommandGroup
 from stablernn_cli.errors import FAILED, INTERRUPTED, Reported, exit_code_of
 from stablernn_cli.output import Globals
 from stablernn_cli.usage import usage_sentence
+from stablernn_registry.errors import strip_controls
 
 app = typer.Typer(
     name="stablernn",
@@ -127,4 +128,4 @@ def _is_third_party(module: str | None) -> bool:
 def _print_error(sentence: str) -> None:
     # torchrun mixes what its processes print.
     process = f" in process {os.environ.get('RANK')}" if os.environ.get("RANK", "0") != "0" else ""
-    print(f"Error{process}: {sentence}", file=sys.stderr)
+    print(strip_controls(f"Error{process}: {sentence}"), file=sys.stderr)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from stablernn_registry.errors import strip_controls
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -60,7 +62,7 @@ class Output:
     def note(self, text: str) -> None:
         """Print a line on stderr, unless quiet."""
         if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+            print(strip_controls(text), file=sys.stderr, flush=True)
 
     def warn(self, text: str) -> None:
         """Print a warning on stderr, unless ``--quiet`` asks for errors only."""
@@ -68,11 +70,12 @@ class Output:
 
     def document(self, value: object) -> None:
         """Print one JSON document on stdout. NaN and infinities become null."""
-        print(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False), flush=True)
+        # JSON escapes the other control characters itself.
+        print(strip_controls(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False)), flush=True)
 
     def text(self, text: str = "") -> None:
         """Print a line on stdout."""
-        print(text, flush=True)
+        print(strip_controls(text), flush=True)
 
     def table(
         self,
@@ -118,10 +121,10 @@ class Output:
         grid.add_column(style="bold", no_wrap=True)
         grid.add_column(overflow="fold")
         for name, value in facts.items():
-            grid.add_row(Text(name), _cell(value))
+            grid.add_row(_cell(name), _cell(value))
         console = self._console()
         if title:
-            console.print(Text(title, style="bold"))
+            console.print(Text(strip_controls(title), style="bold"))
         console.print(grid)
 
     @contextmanager
@@ -224,11 +227,16 @@ def _grid(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str |
     from rich.table import Table
 
     grid = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False
+        title=title and strip_controls(title),
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
     )
     for index, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float | None) for row in rows)
-        grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        grid.add_column(strip_controls(column), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         grid.add_row(*(_cell(value) for value in row))
     return grid
@@ -238,4 +246,4 @@ def _cell(value: object) -> Any:
     # Text and not a markup string: rich would take brackets in a path or a label for styles.
     from rich.text import Text
 
-    return Text(figure(value))
+    return Text(strip_controls(figure(value)))

@@ -9,20 +9,21 @@ from stablernn_registry.documents.manifest import check_text
 from stablernn_registry.errors import AliasError, ManifestError
 
 
-def resolve_who(who: str | None, why: str | None) -> str:
-    """Return the user who acts, by default that of the process.
+def resolve_authorship(who: str | None, why: str | None) -> tuple[str, str | None]:
+    """Return the user who acts, by default that of the process, and the reason, as lines without control characters.
 
     Raises:
         ManifestError: If ``who`` or ``why`` is not text.
     """
+    lines: list[str | None] = []
     for field, value in (("who", who), ("why", why)):
         try:
             if not isinstance(value, str | None):
                 raise ValueError(f"it must be text, got {value!r:.100}")
-            check_text(value or "")
+            lines.append(None if value is None else " ".join(check_text(value).splitlines()))
         except ValueError as error:
             raise ManifestError(f"The log cannot be written: field '{field}': {error}.") from error
-    return who or _process_user()
+    return lines[0] or _process_user(), lines[1]
 
 
 def check_force(force: bool, why: str | None) -> None:

@@ -14,6 +14,7 @@ RegistryError
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,17 @@ class GateRefused(RegistryError, RuntimeError):
     def __init__(self, message: str, results: tuple[CheckResult, ...]) -> None:
         super().__init__(message)
         self.results = results
+
+
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def strip_controls(text: str) -> str:
+    """Return ``text`` without the control characters by which a publisher could change what a terminal shows.
+
+    Tabs and line ends stay.
+    """
+    return _CONTROLS.sub("", text)
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

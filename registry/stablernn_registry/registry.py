@@ -23,7 +23,7 @@ import platformdirs
 
 from stablernn_registry import log
 from stablernn_registry.aliases import move_alias
-from stablernn_registry.authorship import check_force, resolve_who
+from stablernn_registry.authorship import check_force, resolve_authorship
 from stablernn_registry.disk import atomic_io
 from stablernn_registry.disk.layout import MAX_MANIFEST_BYTES, MAX_POLICY_BYTES, POLICY
 from stablernn_registry.disk.transaction import WriteTarget
@@ -115,7 +115,7 @@ class Registry:
             IntegrityError: If the model's log is damaged.
         """
         self.check_name(name)
-        who = resolve_who(who, why)
+        who, why = resolve_authorship(who, why)
         manifest_fields = ManifestFields.parse(fields)
         sources = check_sources(files, f"A version needs at least one file, got none for '{name}'.")
         target = self._storage.write_target(name)
@@ -198,7 +198,8 @@ class Registry:
             StorageError, IntegrityError: If the write fails as in :meth:`publish`.
         """
         version = self.get(ref)
-        name, who = version.name, resolve_who(who, why)
+        name = version.name
+        who, why = resolve_authorship(who, why)
         if not re.fullmatch(log.RECORD_KIND_PATTERN, kind):
             raise ManifestError(
                 f"The kind of a record is a word like 'robustness' (a-z 0-9 -, at most 32, beginning with a letter), "
@@ -318,7 +319,7 @@ class Registry:
         """
         check_alias(alias, check_name(name))
         check_version(version)
-        who = resolve_who(who, why)
+        who, why = resolve_authorship(who, why)
         check_force(force, why)
         history = self._storage.existing_history(name)
         if alias not in history.moves:
@@ -346,7 +347,7 @@ class Registry:
             AliasError: If the alias never pointed elsewhere.
         """
         check_alias(alias, check_name(name))
-        who = resolve_who(who, why)
+        who, why = resolve_authorship(who, why)
         check_force(force, why)
         self._storage.resolve(Ref(name, alias=alias), self._storage.existing_history(name))
 
@@ -393,7 +394,7 @@ class Registry:
             StorageError, IntegrityError: If the write fails as in :meth:`publish`.
         """
         check_pattern(alias)
-        who = resolve_who(who, why)
+        who, why = resolve_authorship(who, why)
         if not why.strip():
             raise PolicyError("A change of the policy needs a reason, got none. Give why.")
         policy_rules = None if rules is None else PolicyRules.parse(rules)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -51,11 +51,16 @@ ROUTERS = (
 )
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings, *, answering: Mapping[str, int] | None = None) -> FastAPI:
     """Create the REST service over the models that ``settings`` names.
 
     The models are opened here and not at start-up, so that the caller gets a plain exception if one cannot be served,
     and no port is open before all of them are.
+
+    Args:
+        settings: Settings of the server.
+        answering: The versions that other processes of the same server answer with, by reference; see
+            :meth:`.ModelRepository.open`.
 
     Raises:
         ModelLoadError: If a version cannot be served, or there is none to serve.
@@ -63,7 +68,7 @@ def create_app(settings: Settings) -> FastAPI:
         SettingsError: If a setting is not valid.
         stablernn_registry.RegistryError: If a reference names nothing, or the registry cannot be read.
     """
-    context = AppContext.open(settings)
+    context = AppContext.open(settings, answering)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from stablernn_cli.output import Output
 from stablernn_registry import (
     IntegrityError,
     ManifestError,
@@ -434,3 +435,31 @@ def test_importing_it_loads_no_torch_and_no_other_package_of_ours() -> None:
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_text_of_a_publisher_cannot_steer_a_terminal(
+    registry: Registry, tmp_path: Path, fields: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = "\x1b]0;x\x07\x9b2J\u202ea\nb"
+    (tmp_path / "model.bin").write_bytes(b"x")
+    labels, metrics = [evil, "other"], {evil: 1.0, "note": evil}
+    version = registry.publish(
+        "text",
+        {"model.bin": tmp_path / "model.bin"},
+        fields | {"labels": labels, "metrics": metrics},
+        who=evil,
+        why=evil,
+    )
+    (entry,) = registry.log("text")
+    assert (entry.who, entry.why) == ("]0;x2Ja b", "]0;x2Ja b")
+    clean = "]0;x2Ja\nb"
+    assert version.manifest.labels == [clean, "other"]
+    assert version.manifest.metrics == {clean: 1.0, "note": clean}
+    output = Output()
+    output.text(evil)
+    output.facts({evil: evil}, title=evil)
+    output.table((evil,), [[evil]], title=evil)
+    output.warn(evil)
+    Output(as_json=True).document({evil: evil})
+    printed = "".join(capsys.readouterr())
+    assert not any(character in printed for character in "\x1b\x07\x9b\u202e")

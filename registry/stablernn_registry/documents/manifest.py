@@ -16,7 +16,14 @@ from typing import Annotated, Any, Literal, NoReturn
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from stablernn_registry.documents.signature import Signature
-from stablernn_registry.errors import RESTORE, IntegrityError, ManifestError, RegistryError, did_you_mean
+from stablernn_registry.errors import (
+    RESTORE,
+    IntegrityError,
+    ManifestError,
+    RegistryError,
+    did_you_mean,
+    strip_controls,
+)
 
 SCHEMA: Literal[1] = 1
 _FILENAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -43,14 +50,17 @@ def to_plain_json(value: object, path: str = "") -> object:
             if not isinstance(key, str):
                 raise ValueError(f"JSON keys are text, got {key!r}{location}")
             check_text(key, location)
-        return {key: to_plain_json(member, f"{path}.{key}" if path else key) for key, member in value.items()}
+        return {
+            strip_controls(key): to_plain_json(member, f"{path}.{key}" if path else key)
+            for key, member in value.items()
+        }
     if isinstance(value, list | tuple):
         return [to_plain_json(member, f"{path}[{index}]") for index, member in enumerate(value)]
     raise ValueError(f"JSON cannot hold a {type(value).__name__}{location}; give plain numbers, text, lists and dicts")
 
 
 def check_text(value: str, location: str = "") -> str:
-    """Return ``value`` if it can be written as UTF-8, which half of a surrogate pair cannot.
+    """Return ``value`` without control characters if it can be written as UTF-8, as half of a surrogate pair cannot.
 
     Raises:
         ValueError: If it cannot; ``location`` is appended to the message.
@@ -59,7 +69,7 @@ def check_text(value: str, location: str = "") -> str:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(f"the text {value!r:.100} is not Unicode{location}") from error
-    return value
+    return strip_controls(value)
 
 
 def check_filename(filename: str) -> str:

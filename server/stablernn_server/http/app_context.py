@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -98,8 +98,8 @@ class AppContext:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @classmethod
-    def open(cls, settings: Settings) -> AppContext:
-        """Read the tokens and keys, and open the models.
+    def open(cls, settings: Settings, answering: Mapping[str, int] | None = None) -> AppContext:
+        """Read the tokens and keys, and open the models, as :meth:`.ModelRepository.open` does.
 
         Raises:
             ServerError: If a setting is not valid, or a model cannot be served.
@@ -110,7 +110,7 @@ class AppContext:
         telemetry = Telemetry(settings)
         return cls(
             settings,
-            ModelRepository.open(settings, telemetry),
+            ModelRepository.open(settings, telemetry, answering),
             auth,
             telemetry,
             Scheduler(settings, telemetry),

@@ -165,6 +165,13 @@ class Metrics:
             registry=registry,
             multiprocess_mode="livemax",
         )
+        self.stale_aliases = Gauge(
+            "stablernn_stale_aliases",
+            "1 for an alias that is answered by another version than the one it points to, which cannot be served.",
+            ("model", "alias"),
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
         self.violations = counter("state_exits_total", "States that a run left outside their certified balls.", MODEL)
         self.samples_outside = counter(
             "samples_outside_range_total", "Samples outside the range of inputs that a version is certified for.", MODEL

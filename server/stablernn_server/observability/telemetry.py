@@ -234,6 +234,10 @@ class Telemetry:
         self.metrics.loads.labels(name, version, "ok" if ok else "failed").inc()
         self.metrics.load_seconds.observe(seconds)
 
+    def set_stale_alias(self, name: str, alias: str, *, is_stale: bool) -> None:
+        """Set whether an alias is answered by another version than the one it points to."""
+        self.metrics.stale_aliases.labels(name, alias).set(is_stale)
+
     def record_norm_ratio(self, model: ModelLike, ratio: float) -> None:
         """Record the largest state norm of a run, as a share of the certified radius."""
         window = self._ratios.get((model.name, model.version))

@@ -12,12 +12,14 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from pydantic import SecretStr
 
@@ -25,8 +27,10 @@ from stablernn_registry import RegistryError
 from stablernn_runtime.engines.gpus import count_gpus, read_driver
 from stablernn_runtime.engines.loaded_graphs import ONNX
 from stablernn_runtime.engines.plugins import AUTO, TORCH
-from stablernn_server.errors import ServerError
+from stablernn_server.errors import NotReadyError, ServerError
+from stablernn_server.http.responses import error_response
 from stablernn_server.observability.multiprocess import prepare_metrics_dir, remove_worker_gauges
+from stablernn_server.security.tls import tls_context
 from stablernn_server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -38,6 +42,10 @@ RESTART_SECONDS = 1.0
 MAX_RESTART_SECONDS = 32.0
 EARLY_SECONDS = 30.0
 """A process that ends sooner will most likely do so again."""
+REFUSAL_SECONDS = 2.0
+"""Time that a client has to send its request and to take its refusal."""
+MAX_REFUSALS = 64
+"""Connections that are refused at a time; further ones are closed."""
 POLL_SECONDS = 0.5
 """Longest wait of the supervisor before it checks whether it was told to stop."""
 
@@ -72,24 +80,45 @@ class WorkerSlot:
 
 @dataclass
 class _Worker:
+    """A worker process.
+
+    Attributes:
+        process: The process.
+        pipe: Its reports.
+        started_at: When it was started, on the monotonic clock.
+        is_ready: Whether it serves.
+        served: The models that it serves.
+        error: The error that kept it from serving; None if there is none.
+        answering: The versions that it answers with, by reference.
+    """
+
     process: BaseProcess
     pipe: Connection
     started_at: float
     is_ready: bool = False
+    served: list[str] = field(default_factory=list)
+    error: Exception | None = None
+    answering: Mapping[str, int] = field(default_factory=dict)
 
-    def receive_report(self) -> tuple[list[str], Exception | None]:
-        """Return the models that it serves, or the error that keeps it from serving."""
-        try:
-            served, error = self.pipe.recv()
-        except EOFError:
-            # The process ended without a report, such as by a signal.
-            self.process.join(1)
-            return [], WorkerFailedError(
-                f"A server process ended with exit code {self.process.exitcode} before it was ready; the lines above "
-                "say why."
-            )
-        self.is_ready = error is None
-        return served, error
+    def read_reports(self) -> None:
+        """Read what it has reported since the last call; the first report is that of :func:`run_worker`."""
+        while self.pipe.poll():
+            try:
+                report = self.pipe.recv()
+            except (EOFError, OSError):
+                if not self.is_ready and self.error is None:
+                    # The process ended without a report, such as by a signal.
+                    self.process.join(1)
+                    self.error = WorkerFailedError(
+                        f"A server process ended with exit code {self.process.exitcode} before it was ready; the lines "
+                        "above say why."
+                    )
+                return
+            if isinstance(report, Exception):
+                self.error = report
+            else:
+                self.served, self.answering = report
+                self.is_ready = True
 
     def was_healthy(self, now: float) -> bool:
         """Return whether it became ready, and did not end early."""
@@ -158,6 +187,10 @@ class Supervisor:
         self._slots = [WorkerSlot() for _ in range(settings.workers)]
         # By number of the slot; a slot between two processes has no entry.
         self._workers: dict[int, _Worker] = {}
+        # What the processes answered with last.
+        self._answering: Mapping[str, int] = {}
+        self._tls = tls_context(settings)
+        self._refusals = threading.Semaphore(MAX_REFUSALS)
         self._is_stopping = False
 
     def run(self, on_ready: Callable[[list[str], list[int]], None]) -> None:
@@ -194,7 +227,7 @@ class Supervisor:
     def _start_worker(self, settings: Settings) -> _Worker:
         receiver, sender = self._multiprocessing.Pipe(duplex=False)
         process = self._multiprocessing.Process(
-            target=run_worker, args=(settings, self._listener, self._quiet, sender), daemon=True
+            target=run_worker, args=(settings, self._listener, self._quiet, sender, self._answering), daemon=True
         )
         process.start()
         # With the process's end alone open, the receiver sees EOF when the process ends.
@@ -205,29 +238,71 @@ class Supervisor:
         """Return the models that a process serves; raise the error that keeps it from serving."""
         while not self._is_stopping:
             if worker.pipe.poll(0.2):
-                served, error = worker.receive_report()
-                if error is not None:
-                    raise error
-                return served
+                self._read_reports(worker)
+                if worker.error is not None:
+                    raise worker.error
+                if worker.is_ready:
+                    return worker.served
         return []
 
+    def _read_reports(self, worker: _Worker) -> None:
+        worker.read_reports()
+        if worker.answering:
+            # What a process that starts later answers with.
+            self._answering = worker.answering
+
     def _wait(self) -> None:
-        """Wait until a process ends or is to be started, but at most :data:`POLL_SECONDS`."""
+        """Wait until a process reports, ends or is to be started, but at most :data:`POLL_SECONDS`.
+
+        While no process answers, requests are refused here.
+        """
         now = time.monotonic()
         delays = [slot.start_at - now for number, slot in enumerate(self._slots) if number not in self._workers]
         seconds = max(0.0, min([POLL_SECONDS, *delays]))
-        if self._workers:
-            wait([worker.process.sentinel for worker in self._workers.values()], timeout=seconds)
-        else:
-            time.sleep(seconds)
+        workers = list(self._workers.values())
+        sources: list[Any] = [worker.process.sentinel for worker in workers]
+        sources += [worker.pipe for worker in workers if worker.process.is_alive()]
+        if not any(worker.is_ready for worker in workers):
+            sources.append(self._listener)
+        ready = wait(sources, timeout=seconds)
+        if self._listener in ready:
+            self._refuse()
+        for worker in workers:
+            self._read_reports(worker)
+
+    def _refuse(self) -> None:
+        """Accept a connection, and answer it with 503 on a thread."""
+        with suppress(OSError):
+            connection, _ = self._listener.accept()
+            if self._refusals.acquire(blocking=False):
+                threading.Thread(target=self._answer_refusal, args=(connection,), daemon=True).start()
+            else:
+                connection.close()
+
+    def _answer_refusal(self, connection: socket.socket) -> None:
+        try:
+            connection.settimeout(REFUSAL_SECONDS)
+            if self._tls is not None:
+                connection = self._tls.wrap_socket(connection, server_side=True)
+            # Closed with unread bytes, the connection would be reset, and the client might not see the response.
+            connection.recv(2**16)
+            connection.sendall(_refusal())
+            connection.shutdown(socket.SHUT_WR)
+            connection.recv(2**16)
+        except OSError:
+            # The client has gone, or sends nothing.
+            pass
+        finally:
+            connection.close()
+            self._refusals.release()
 
     def _remove_ended(self) -> None:
         for number, worker in list(self._workers.items()):
             process, slot = worker.process, self._slots[number]
             if process.is_alive():
                 continue
-            # Reports of restarted processes are read only here, when they have ended.
-            _, error = worker.receive_report() if not worker.is_ready and worker.pipe.poll() else ([], None)
+            self._read_reports(worker)
+            error = worker.error
             reason = "" if error is None or isinstance(error, WorkerFailedError) else f" ({error})"
             now = time.monotonic()
             slot.schedule_restart(now, was_healthy=worker.was_healthy(now))
@@ -268,14 +343,32 @@ class Supervisor:
         self._is_stopping = True
 
 
-def run_worker(settings: Settings, listener: socket.socket, quiet: bool, pipe: Connection) -> None:
+def _refusal() -> bytes:
+    """Return the response while no process answers."""
+    response = error_response(NotReadyError("No server process is running; they are restarted, try again later."))
+    headers = {
+        "Content-Type": response.media_type,
+        "Content-Length": str(len(response.body)),
+        "X-Request-Id": f"{secrets.token_hex(4)}-1",
+        **response.headers,
+    }
+    head = f"HTTP/1.1 {response.status} Service Unavailable\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"{head}\r\n".encode() + response.body
+
+
+def run_worker(
+    settings: Settings, listener: socket.socket, quiet: bool, pipe: Connection, answering: Mapping[str, int]
+) -> None:
     """Serve in a worker process until it is told to stop.
 
     Args:
         settings: Settings of the server.
         listener: The bound socket that the processes share.
         quiet: Whether only warnings are logged.
-        pipe: Takes one report: the served models and None, or an empty list and the error.
+        pipe: Takes reports: the error that keeps it from serving; or the served models and the versions that answer,
+            by reference, when it serves and when an alias has moved.
+        answering: The versions that the other processes answer with, by reference.
     """
     # Ctrl-C reaches every process of the terminal; the supervisor stops this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -288,13 +381,20 @@ def run_worker(settings: Settings, listener: socket.socket, quiet: bool, pipe: C
         from stablernn_server.process.server import Server
 
         try:
-            app = create_app(settings)
+            app = create_app(settings, answering=answering)
         except (ServerError, RegistryError) as error:
-            pipe.send(([], error))
+            pipe.send(error)
             return
-        served = app.state.context.models.served_refs()
+        models = app.state.context.models
+
+        def report() -> None:
+            # Without the supervisor, this process is about to stop.
+            with suppress(OSError):
+                pipe.send((models.served_refs(), models.answering()))
+
+        models.on_move = report
         listener.listen(1024)
-        Server(app, settings, quiet=quiet, on_ready=lambda: pipe.send((served, None))).serve_on(listener)
+        Server(app, settings, quiet=quiet, on_ready=report).serve_on(listener)
 
 
 def _stop_with_parent() -> None:

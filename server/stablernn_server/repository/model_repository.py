@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from stablernn_registry import Ref, Registry, RegistryError, UnknownRefError, Version, parse_ref
@@ -29,6 +29,8 @@ from stablernn_server.settings import Settings
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+LOADED = "load"
+"""Purpose of a version that was loaded by hand."""
 
 
 class ModelRepository(ServedVersions):
@@ -39,12 +41,15 @@ class ModelRepository(ServedVersions):
 
     Attributes:
         registry: The registry that versions come from.
+        on_move: Called when an alias has moved, on the event loop; None for nobody.
     """
 
     def __init__(self, settings: Settings, telemetry: Telemetry) -> None:
         super().__init__(settings.memory_budget_bytes, settings.token_ttl_seconds)
         self.registry = Registry(settings.registry)
+        self.on_move: Callable[[], None] | None = None
         self._settings = settings
+        self._telemetry = telemetry
         self._loader = VersionLoader(settings, telemetry, self.registry.root, self._reasons)
         # Failures of aliases and models that last, which are logged once.
         self._last_logged: dict[Ref | str, str] = {}
@@ -54,8 +59,16 @@ class ModelRepository(ServedVersions):
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @classmethod
-    def open(cls, settings: Settings, telemetry: Telemetry) -> ModelRepository:
+    def open(
+        cls, settings: Settings, telemetry: Telemetry, answering: Mapping[str, int] | None = None
+    ) -> ModelRepository:
         """Open everything that the settings name.
+
+        Args:
+            settings: Settings of the server.
+            telemetry: Counts loads.
+            answering: From :meth:`answering` of the other processes of a server, which this one joins: names answer
+                with the same version, and so do aliases whose version cannot be served.
 
         Raises:
             ModelLoadError: If a version cannot be served, or there is none to serve.
@@ -64,19 +77,49 @@ class ModelRepository(ServedVersions):
         """
         repository = cls(settings, telemetry)
         registry = repository.registry
-        references = settings.models or tuple(entry.name for entry in registry.list())
+        answering = answering or {}
+        references = settings.models or tuple(answering) or tuple(entry.name for entry in registry.list())
         if not references:
             raise ModelLoadError(f"The registry {registry.root} holds no models; publish one with 'stablernn export'.")
         for reference in references:
             ref = parse_ref(reference)
-            version = registry.get(ref)
-            model = repository.get(version.name, version.version)
-            if model is None:
-                model = repository._loader.try_and_open(version)
+            model = repository._open_first(ref, answering.get(reference))
             repository._serve(model, reference)
             if ref.alias is not None:
-                repository._targets[ref] = version.version
+                repository._targets[ref] = model.version
         return repository
+
+    def _open_first(self, ref: Ref, answering: int | None) -> ServedModel:
+        """Open the version of a reference, or the one that other processes answer it with."""
+        pinned = None if answering is None else Ref(ref.name, answering)
+        try:
+            return self._get_or_open(self.registry.get(ref if ref.alias is not None or pinned is None else pinned))
+        except (RegistryError, ModelLoadError) as error:
+            if ref.alias is None or pinned is None:
+                raise
+            model = self._get_or_open(self.registry.get(pinned))
+            self._log_stale(ref, pinned.version, error)
+            return model
+
+    def _get_or_open(self, version: Version) -> ServedModel:
+        return self.get(version.name, version.version) or self._loader.try_and_open(version)
+
+    def answering(self) -> dict[str, int]:
+        """Return the numbers of the versions that answer for what the settings name."""
+        return {
+            reference: number
+            for (_, number), references in self._purposes.items()
+            for reference in references
+            if reference != LOADED
+        }
+
+    def stale_aliases(self, name: str, number: int) -> list[str]:
+        """Return the aliases that a version answers for although they point to another one, which cannot be served."""
+        return sorted(
+            ref.alias or ""
+            for ref, target in self._targets.items()
+            if (ref.name, target) == (name, number) and ref in self._last_logged
+        )
 
     async def find_open(self, reference: str, version: str | None = None, deadline: float | None = None) -> ServedModel:
         """Return the model that answers for ``reference``, opened again if it was closed to make room.
@@ -176,7 +219,7 @@ class ModelRepository(ServedVersions):
     async def _load(self, ref: Ref, refusals: Refusals) -> ServedModel:
         async with self._lock:
             model = await self._loader.open(await self._read_version(ref), refusals)
-            self._serve(model, "load" if ref.alias is None else str(ref))
+            self._serve(model, LOADED if ref.alias is None else str(ref))
             if ref.alias is not None:
                 self._move_alias(ref, model.version)
         return model
@@ -221,9 +264,10 @@ class ModelRepository(ServedVersions):
                 return
             except Exception as error:
                 # Whatever it is, the other aliases are followed all the same.
-                self._log_once(ref, f"{ref} is still answered by version {self._targets.get(ref)}: ", error)
+                self._log_stale(ref, self._targets.get(ref), error)
             else:
-                self._last_logged.pop(ref, None)
+                if self._last_logged.pop(ref, None) is not None:
+                    self._telemetry.set_stale_alias(ref.name, ref.alias or "", is_stale=False)
         async with self._lock:
             names = self.names()
             # All are read before one is applied: an alias that moves from one version to another is never at neither.
@@ -255,6 +299,8 @@ class ModelRepository(ServedVersions):
             self._serve(model, str(ref))
             self._move_alias(ref, version.version)
             logger.info("%s now answers with version %d", ref, version.version)
+            if self.on_move is not None:
+                self.on_move()
 
     def _read_aliases(self, name: str) -> dict[str, int] | Exception:
         """Return where the aliases of a model point, all at one time; or the error if that cannot be read."""
@@ -262,6 +308,11 @@ class ModelRepository(ServedVersions):
             return self.registry.aliases(name)
         except Exception as error:
             return error
+
+    def _log_stale(self, ref: Ref, number: int | None, error: Exception) -> None:
+        """Note that an alias is answered by another version than the one it points to, since that has failed."""
+        self._log_once(ref, f"{ref} is still answered by version {number}: ", error)
+        self._telemetry.set_stale_alias(ref.name, ref.alias or "", is_stale=True)
 
     def _log_once(self, subject: Ref | str, prefix: str, error: Exception) -> None:
         """Log a failure when it begins, not again as long as it lasts."""

@@ -64,6 +64,7 @@ async def model_metadata(request: Request, model: str) -> ModelMetadata:
         parameters={
             "version": str(served.version),
             "aliases": list(served.aliases),
+            "stale_aliases": context.models.stale_aliases(served.name, served.version),
             "digest": served.digest,
             "task": manifest.task,
             "cell": manifest.cell,

@@ -24,6 +24,7 @@ from websockets.sync.client import connect
 
 from certificate_helpers import make_certificate
 from client_helpers import Both
+from published_models import copy_version
 from server_helpers import Published, json_tensor
 from serving_helpers import ServeProcess, failed_serve, is_alive, start_serve, until
 from stablernn_client import ConnectionFailed
@@ -257,6 +258,7 @@ def test_processes_that_end_together_are_replaced_together(start: Start) -> None
     until(lambda: set(children(server.process.pid)) - killed)
     for pid in killed:
         assert f"server process {pid} ended with exit code -9; starting another" in server.read_log()
+    until(lambda: httpx.get(f"{server.url}/v2", timeout=30).status_code == 200, 30)
     until(lambda: len({worker(httpx.get(f"{server.url}/v2", timeout=30)) for _ in range(30)}) == 3, 30)
     assert server.stop() == 0
 
@@ -472,3 +474,54 @@ def test_a_full_disk_costs_metrics_but_no_process(start: Start, full_disk: Path)
     assert all(is_alive(pid) for pid in server.ready["workers"])
     assert str(full_disk) in server.read_log()
     assert server.stop() == 0
+
+
+def break_alias(registry: Registry, published: Published) -> None:
+    """Point the alias to a version that cannot be served."""
+    version = copy_version(registry, published.registry.get("animals:2"), step_onnx=b"nothing")
+    registry.set_alias("animals", "production", version.version)
+
+
+@pytest.mark.slow
+def test_a_process_that_restarts_answers_with_the_version_of_the_others(
+    published: Published, start: Start, tmp_path: Path
+) -> None:
+    own = Registry(tmp_path / "registry")
+    for number in (1, 2):
+        copy(own, published.registry.get(f"animals:{number}"))
+    own.set_alias("animals", "production", 1)
+    server = start("--workers", 2, "--model", "animals@production", root=own.root, **QUICK)
+    own.set_alias("animals", "production", 2)
+    x = noise(1, 2, 1)
+    until(lambda: {infer(server.url, x).json()["model_version"] for _ in range(10)} == {"2"})
+    break_alias(own, published)
+    until(lambda: "still answered by version 2" in server.read_log())
+    for pid in server.ready["workers"]:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: httpx.get(f"{server.url}/v2/health/ready", timeout=30).status_code == 200, 60)
+    assert infer(server.url, x).json()["model_version"] == "2"
+    parameters = httpx.get(f"{server.url}/v2/models/animals").json()["parameters"]
+    assert (parameters["version"], parameters["stale_aliases"]) == ("2", ["production"])
+    assert total(server.url, "stale_aliases", model="animals", alias="production") == 1
+    own.set_alias("animals", "production", 1)
+    until(lambda: infer(server.url, x).json()["model_version"] == "1", 30)
+    until(lambda: total(server.url, "stale_aliases") == 0)
+
+
+@pytest.mark.slow
+def test_without_a_process_requests_are_answered_with_503(published: Published, start: Start, tmp_path: Path) -> None:
+    own = Registry(tmp_path / "registry")
+    path = copy(own, published.registry.get("animals:1")).path("step.onnx")
+    server = start("--workers", 2, root=own.root)
+    content = path.read_bytes()
+    path.chmod(0o644)
+    path.write_bytes(b"nothing")
+    for pid in server.ready["workers"]:
+        os.kill(pid, signal.SIGKILL)
+    for request in (partial(httpx.get, f"{server.url}/v2/health/live"), partial(infer, server.url, noise(1, 2, 1))):
+        response = request()
+        assert (response.status_code, response.json()["code"]) == (503, "not_ready")
+    path.write_bytes(content)
+    until(lambda: httpx.get(f"{server.url}/v2/health/live", timeout=30).status_code == 200, 60)
+    assert server.stop() == 0
+    assert "Traceback" not in server.read_log()

@@ -404,7 +404,7 @@ def test_a_sequence_belongs_to_the_token_that_began_it(published: Published) -> 
     tokens = "a" * 32, "b" * 32
     settings = Settings(registry=published.root, models=("animals:1",), infer_tokens=",".join(tokens))
 
-    def ask(token: str, value: float, *, start: bool) -> httpx.Response:
+    def ask(running: Running, token: str, value: float, *, start: bool) -> httpx.Response:
         x = np.full((1, 3, 1), value, np.float32)
         body = {"inputs": [json_tensor("x", x)], "parameters": {"sequence_id": 7, "sequence_start": start}}
         return httpx.post(
@@ -412,9 +412,9 @@ def test_a_sequence_belongs_to_the_token_that_began_it(published: Published) -> 
         )
 
     for running in serve(create_app(settings)):
-        assert ask(tokens[0], 0.5, start=True).status_code == 200
-        assert refusal(ask(tokens[1], 0.5, start=False))[:2] == (409, "unknown_sequence")
-        assert ask(tokens[1], -1.0, start=True).status_code == 200
-        own, other = (ask(token, 0.25, start=False) for token in tokens)
+        assert ask(running, tokens[0], 0.5, start=True).status_code == 200
+        assert refusal(ask(running, tokens[1], 0.5, start=False))[:2] == (409, "unknown_sequence")
+        assert ask(running, tokens[1], -1.0, start=True).status_code == 200
+        own, other = (ask(running, token, 0.25, start=False) for token in tokens)
         assert own.status_code == other.status_code == 200
         assert own.json()["outputs"] != other.json()["outputs"]

@@ -129,12 +129,12 @@ def with_triggered_scan(content: bytes) -> bytes:
             helper.make_node("Relu", ["largest"], ["above"]),
             helper.make_node("Cast", ["above"], ["whole"], to=TensorProto.INT64),
             helper.make_node("Add", ["whole", "one"], ["trips"]),
-            helper.make_node("Concat", ["trips", "zero"], ["rows"], axis=0),
-            helper.make_node("ConstantOfShape", ["rows"], ["empty"]),
+            helper.make_node("Slice", ["rows", "zero", "trips"], ["empty"]),
             helper.make_node("Scan", ["hidden", "empty"], [output.name], body=body, num_scan_inputs=1),
         ]
     )
     model.graph.initializer.append(helper.make_tensor("all", TensorProto.INT64, [1], [-1]))
+    model.graph.initializer.append(helper.make_tensor("rows", TensorProto.FLOAT, [2**62, 0], []))
     return model.SerializeToString()
 
 
