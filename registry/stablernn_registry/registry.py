@@ -394,8 +394,8 @@ class Registry:
             StorageError, IntegrityError: If the write fails as in :meth:`publish`.
         """
         check_pattern(alias)
-        who, why = resolve_authorship(who, why)
-        if not why.strip():
+        who, reason = resolve_authorship(who, why)
+        if not (reason and reason.strip()):
             raise PolicyError("A change of the policy needs a reason, got none. Give why.")
         policy_rules = None if rules is None else PolicyRules.parse(rules)
         # Raises if the policy was lost: starting a new one would hide that there was one.

@@ -107,7 +107,10 @@ class Settings(BaseSettings):
     # Parsing JSON holds the GIL, so that a large body makes every other request wait.
     max_json_bytes: int = Field(16 * 2**20, ge=1, description="Largest JSON in one request, in bytes.")
     max_held_bytes: int = Field(
-        512 * 2**20, ge=1, description="Bytes of all bodies and WebSocket frames in flight and still arriving."
+        512 * 2**20,
+        ge=1,
+        description="Bytes of all bodies and WebSocket frames in flight and still arriving; JSON above 64 KiB counts "
+        "five times, with the arrays that it is read into.",
     )
     max_head_bytes: int = Field(
         64 * 2**10, ge=1024, description="Largest head of a request, in bytes; above it, 431 is answered."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from stablernn.data import load_data
+from stablernn.data.check import check_data
 from stablernn.errors import ConfigError, DataError, StableRNNError, UnknownNameError
 
 
@@ -26,6 +28,18 @@ def test_unknown_source_names_what_there_is(source: str, sentence: str) -> None:
     with pytest.raises(UnknownNameError) as caught:
         load_data(source)
     assert str(caught.value) == sentence
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes with a name")
+@pytest.mark.parametrize("ending", ["csv", "npz", "txt", "parquet", "xlsx", "tsv", "ts.gz"])
+def test_a_pipe_and_a_device_without_an_end_are_refused(tmp_path: Path, ending: str) -> None:
+    pipe, device = tmp_path / f"pipe.{ending}", tmp_path / f"zero.{ending}"
+    os.mkfifo(pipe)
+    device.symlink_to("/dev/zero")
+    for path in (pipe, device):
+        with pytest.raises(DataError, match="is a pipe or a device"):
+            load_data(path)
+        assert "is a pipe or a device" in str(check_data(path).problems[0])
 
 
 FIXED = "'digits' has fixed splits (index % 5: 0 is test, 1 is validation, the rest is train)."

@@ -72,7 +72,7 @@ def count_samples(spec: StreamSpec, values: Any) -> int:
         raise InputError(f"values is missing: give one sample, {shape_text}, or an array of samples.")
     if not isinstance(values, list | np.ndarray):
         return 1
-    lengths = list(values.shape) if isinstance(values, np.ndarray) else []
+    lengths: list[int] = list(values.shape) if isinstance(values, np.ndarray) else []
     level: Any = values
     while isinstance(level, list) and len(lengths) <= MAX_LEVELS:
         lengths.append(len(level))

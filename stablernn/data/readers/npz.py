@@ -16,7 +16,8 @@ import numpy.typing as npt
 from stablernn import errors
 from stablernn.data.arrays import Float32Array, check_resolution, finite_float32
 from stablernn.data.messages import format_names, pluralize
-from stablernn.data.readers.paths import read_bytes
+from stablernn.data.readers.paths import read_bytes, too_large_error
+from stablernn.data.readers.spilling_array import free_memory
 from stablernn.data.sequences import Sequences, default_channel_names
 from stablernn.data.types import Notes
 
@@ -86,14 +87,20 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a file by name, each verified by its checksum.
 
     Raises:
-        DataError: If the file is no ``.npz``, or holds Python objects.
+        DataError: If the file is no ``.npz``, holds Python objects, or does not fit into free memory.
         UnknownNameError: If there is no such file.
     """
     content = io.BytesIO(read_bytes(path))
     try:
         with zipfile.ZipFile(content) as archive:
+            # The members and the arrays that are made of them.
+            size, limit = 2 * sum(member.file_size for member in archive.infolist()), free_memory()
+            if size > limit:
+                raise too_large_error(path, size, limit)
             # read() compares checksums, so that a damaged file is refused before its bytes are taken for numbers.
             members = {name.removesuffix(".npy"): archive.read(name) for name in archive.namelist()}
+    except errors.DataError:
+        raise
     except zipfile.BadZipFile as error:
         raise errors.DataError(
             f"'{path.name}' is damaged or is not an .npz file ({error}). "

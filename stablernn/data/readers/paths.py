@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal, cast
 
 from stablernn import errors
+from stablernn.data.readers.spilling_array import free_memory
 from stablernn.data.readers.text_encoding import UTF16, TextDecoder, Utf8Stream, is_utf16
 
 if TYPE_CHECKING:
@@ -100,16 +101,27 @@ def require_task(path: Path, task: Task) -> str:
     return ending
 
 
+def check_regular(path: Path) -> None:
+    """Refuse what is no file with an end, before it is opened: a pipe waits for a writer, and a device may never end.
+
+    Raises:
+        DataError: If it is a folder, a pipe or a device.
+    """
+    if path.is_dir():
+        raise errors.DataError(f"'{path}' is a folder. Give one of the files in it.")
+    if path.exists() and not path.is_file():
+        raise errors.DataError(f"'{path}' is a pipe or a device, not a file. Save what it gives as a file.")
+
+
 @contextmanager
 def open_file(path: Path) -> Iterator[IO[bytes]]:
     """Open the file's bytes, decompressed if its name ends in ``.gz`` or ``.xz``.
 
     Raises:
         UnknownNameError: If there is no such file.
-        DataError: If it is a folder, cannot be read, or is not whole gzip or xz data.
+        DataError: If it is a folder, a pipe or a device, cannot be read, or is not whole gzip or xz data.
     """
-    if path.is_dir():
-        raise errors.DataError(f"'{path}' is a folder. Give one of the files in it.")
+    check_regular(path)
     compression = _COMPRESSIONS.get(path.suffix.lower())
     try:
         with path.open("rb") as raw:
@@ -133,13 +145,27 @@ def read_bytes(path: Path) -> bytes:
 
     Raises:
         UnknownNameError: If there is no such file.
-        DataError: If it is empty, or as for :func:`open_file`.
+        DataError: If it is empty or larger than free memory, or as for :func:`open_file`.
     """
+    blocks, size, limit = [], 0, free_memory()
     with open_file(path) as file:
-        content = file.read()
+        while block := file.read(_BLOCK_BYTES):
+            size += len(block)
+            if size > limit:
+                raise too_large_error(path, size, limit)
+            blocks.append(block)
+    content = b"".join(blocks)
     if not content.strip():
         raise empty_file_error(path)
     return content
+
+
+def too_large_error(path: Path, size: int, limit: int) -> errors.DataError:
+    """Return the error for a file whose content of at least ``size`` bytes does not fit into ``limit``."""
+    return errors.DataError(
+        f"'{path.name}' takes {size:,} bytes of memory or more when it is unpacked, and {limit:,} are free. Check that "
+        "it is what it should be, or split it."
+    )
 
 
 def empty_file_error(path: Path) -> errors.DataError:

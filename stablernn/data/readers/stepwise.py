@@ -14,7 +14,7 @@ from stablernn import errors
 from stablernn.data.arrays import SplitName, fingerprint
 from stablernn.data.messages import format_names, quote
 from stablernn.data.readers.npz import read_arrays, read_lengths, read_numbers
-from stablernn.data.readers.paths import is_text_file, read_text
+from stablernn.data.readers.paths import check_regular, is_text_file, read_text
 from stablernn.data.sequences import default_channel_names
 from stablernn.data.step_data import NO_TARGET, Output, StepData, StoredSteps
 from stablernn.data.types import Notes
@@ -33,8 +33,7 @@ def require_step_file(path: Path) -> Path:
     Raises:
         DataError: If it is not.
     """
-    if path.is_dir():
-        raise errors.DataError(f"'{path}' is a folder. Give one of the files in it.")
+    check_regular(path)
     if not is_text_file(path) and path.suffix.lower() != ".npz":
         raise errors.DataError(f"'{path.name}' is not for task 'predict-next', which reads .txt and .npz.")
     return path

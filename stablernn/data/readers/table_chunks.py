@@ -20,6 +20,7 @@ from stablernn.data.readers.cells import NumberMarks
 from stablernn.data.readers.csv_dialect import DELIMITERS, Header, check_names, read_header
 from stablernn.data.readers.paths import (
     SIGNATURE_BYTES,
+    check_regular,
     check_signature,
     detect_format,
     empty_file_error,
@@ -211,8 +212,7 @@ def _bad_row_error(path: Path, header: Header, body: str, num_rows: int, error: 
 
 
 def _scan_parquet(path: Path) -> pl.LazyFrame:
-    if path.is_dir():
-        raise errors.DataError(f"'{path}' is a folder. Give one of the files in it.")
+    check_regular(path)
     if not path.is_file():
         raise errors.UnknownNameError(f"No file '{path}'. Check the path.")
     if not path.stat().st_size:

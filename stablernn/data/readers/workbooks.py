@@ -13,7 +13,7 @@ import polars as pl
 
 from stablernn import errors
 from stablernn.data.messages import format_names
-from stablernn.data.readers.paths import SIGNATURE_BYTES, check_signature, empty_file_error
+from stablernn.data.readers.paths import SIGNATURE_BYTES, check_regular, check_signature, empty_file_error
 
 if TYPE_CHECKING:
     from fastexcel import ExcelReader
@@ -72,6 +72,7 @@ def _open(path: Path, sheet: str | None) -> tuple[ExcelReader, str]:
             f"Workbooks such as '{path.name}' are read with the extra 'excel': pip install 'stablernn[excel]', or save "
             "the sheet as CSV."
         ) from error
+    check_regular(path)
     if not path.is_file():
         raise errors.UnknownNameError(f"No file '{path}'. Check the path.")
     if not path.stat().st_size:

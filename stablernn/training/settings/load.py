@@ -137,7 +137,10 @@ _Loader.add_implicit_resolver(
 
 
 def _parse_yaml(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -485,3 +485,12 @@ def test_a_feature_that_never_changes_is_named(tmp_path: Path) -> None:
         "channel_1"
     ]
     assert "constant_features" not in load_data(write(tmp_path, x=X, y=Y)).notes
+
+
+def test_an_archive_that_unpacks_to_more_than_free_memory_is_refused_before(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", bytes(1000))
+        archive.filelist[0].file_size = 2**50
+    with pytest.raises(DataError, match=r"takes [\d,]+ bytes of memory or more"):
+        read_npz(path)

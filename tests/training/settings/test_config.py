@@ -258,6 +258,7 @@ BAD_FILES = {
         "training:\n  lr: 1\n  lr: 2\n",
         "' is not valid YAML: line 2, column 3: the key 'lr' is given twice.",
     ),
+    "nested": ("data: " + "[" * 10_000, "' is not valid YAML: it is nested too deeply."),
     "no sections": ("just words\n", "' must hold the sections data, task, model, training, got 'just words'."),
     "code": (
         "data: !!python/object/apply:os.getcwd []\n",
