@@ -134,6 +134,9 @@ class Metrics:
         def total(name: str, text: str) -> Gauge:
             return Gauge(f"stablernn_{name}", text, registry=registry, multiprocess_mode="livesum")
 
+        def largest(name: str, text: str, labels: Iterable[str]) -> Gauge:
+            return Gauge(f"stablernn_{name}", text, labels, registry=registry, multiprocess_mode="livemax")
+
         self.requests = counter("requests_total", "Answered requests by HTTP status.", (*MODEL, "route", "code"))
         self.request_seconds = histogram(
             "request_seconds", "From the head of a request to the end of its response.", (*MODEL, "route"), SECONDS
@@ -158,19 +161,13 @@ class Metrics:
         self.dropped_lines = counter(
             "log_lines_dropped_total", "Lines of the log that were dropped because standard error was blocked."
         )
-        self.norm_ratio = Gauge(
-            "stablernn_state_norm_ratio",
-            "Largest state norm in the last runs as a share of its certified radius.",
-            MODEL,
-            registry=registry,
-            multiprocess_mode="livemax",
+        self.norm_ratio = largest(
+            "state_norm_ratio", "Largest state norm in the last runs as a share of its certified radius.", MODEL
         )
-        self.stale_aliases = Gauge(
-            "stablernn_stale_aliases",
+        self.stale_aliases = largest(
+            "stale_aliases",
             "1 for an alias that is answered by another version than the one it points to, which cannot be served.",
             ("model", "alias"),
-            registry=registry,
-            multiprocess_mode="livemax",
         )
         self.violations = counter("state_exits_total", "States that a run left outside their certified balls.", MODEL)
         self.samples_outside = counter(
@@ -181,12 +178,10 @@ class Metrics:
         self.interval_scores = counter("interval_scores_total", scores_text, (*MODEL, "nominal", "result"))
         self.loads = counter("loads_total", "Attempts to open a model, by result: ok or failed.", (*MODEL, "result"))
         self.load_seconds = histogram("load_seconds", "Time to open a model and warm it up.", (), LOAD_SECONDS)
-        Gauge(
-            "stablernn_build_info",
+        largest(
+            "build_info",
             "Always 1; its labels are the versions of the server and what it runs on.",
             ("version", "python", "onnxruntime"),
-            registry=registry,
-            multiprocess_mode="livemax",
         ).labels(package_version, platform.python_version(), _runtime_version()).set(1)
         if directory is None:
             ProcessCollector(registry=self._registry)
