@@ -275,22 +275,99 @@ def test_a_value_that_missing_ones_repeat_counts_for_each_of_them_and_no_more(ga
     assert gap is not None or bound == pytest.approx(1 + 2 / (1 - 0.8), rel=1e-4)
 
 
-def test_the_padding_at_the_end_of_a_sequence_repeats_its_last_value() -> None:
-    model = Classifier("identity_rnn", 1, 2, 1, patch_size=4).eval()
+def test_the_largest_outputs_of_all_units_can_move_at_different_times() -> None:
+    model = shift_model(4, 1, 0.0, anchor="mean", readout="max")
     with torch.no_grad():
-        model.rnn.cells[0].weight_ih.fill_(0.5)
+        model.head.maps[0].weight.fill_(0.5)
+    x = torch.full((1, 24, 1), 5.0)
+    wrong = x.clone()
+    wrong[0, 20] += 1
+    found = moved_most(model(x), model(wrong))
+    assert found == pytest.approx(2.0, rel=1e-5)
+    assert found == pytest.approx(stated(model, 0), rel=1e-4)
+
+
+@pytest.mark.parametrize(("gap", "slopes"), [(0, 1), (None, 2)])
+def test_an_embedding_counts_the_samples_of_a_patch_that_are_wrong(gap: int | None, slopes: int) -> None:
+    options: dict[str, Any] = {"patch_size": 2, "patch_embedding": 1, "anchor": "mean", "quantiles": ()}
+    model: Any = Forecaster("identity_rnn", 1, 1, 1, **options).eval().double()
+    with torch.no_grad():
+        model.rnn.cells[0].weight_hh.zero_()
+        model.rnn.cells[0].weight_ih.fill_(1.0)
+        for linear in (model.rnn.embeddings[0], model.head.maps[0]):
+            linear.weight.fill_(1.0)
+            linear.bias.zero_()
+    mark_fitted(model)
+    # GELU is steepest at the root of 2.
+    x = torch.full((1, 8, 1), math.sqrt(2) / 2, dtype=torch.float64)
+    wrong = x.clone()
+    if gap is None:
+        x[0, 5:] = wrong[0, 5:] = torch.nan
+        wrong[0, 4] += 1e-4
+    else:
+        wrong[0, 7] += 1e-4
+    found = moved_most(model(x), model(wrong)) / 1e-4
+    assert found == pytest.approx(1.1289 * slopes, rel=1e-3)
+    assert found * (1 - 1e-6) <= stated(model, gap) <= found * 1.001
+
+
+def test_known_values_ahead_are_read_beside_what_a_wrong_one_moves() -> None:
+    model: Any = Forecaster("identity_rnn", 2, 1, 1, future_indices=(1,), anchor="mean", quantiles=()).eval().double()
+    with torch.no_grad():
+        for parameter in [*model.head.parameters(), *model.known.parameters(), *model.rnn.parameters()]:
+            parameter.zero_()
+        model.rnn.cells[0].weight_ih.copy_(torch.tensor([[1.0, 0.0]]))
+        model.known[0].weight[0, 0] = 0.5
+        model.known[0].bias[0] = -1.0
+        model.known[2].weight[0, 0] = 3.0
+    mark_fitted(model)
+    # The network on known values is steepest at 0.
+    x = torch.full((1, 5, 2), 2.0, dtype=torch.float64)
+    wrong = x.clone()
+    wrong[0, -1, 0] += 1e-4
+    found = moved_most(model(x), model(wrong)) / 1e-4
+    assert found == pytest.approx(1.5, rel=1e-3)
+    assert found * (1 - 1e-6) <= stated(model, 0) <= found * 1.001
+
+
+@pytest.mark.parametrize(("size", "gap", "slack"), [(4, 0, 1.0), (16, 10, 1.1)])
+def test_the_padding_at_the_end_of_a_sequence_repeats_its_last_value(size: int, gap: int, slack: float) -> None:
+    model = Classifier("identity_rnn", 1, 2, 1, patch_size=size).eval()
+    with torch.no_grad():
+        model.rnn.cells[0].weight_ih.fill_(2 / size)
         model.rnn.cells[0].weight_hh.fill_(0.1)
         model.head.maps[0].weight.copy_(torch.tensor([[0.5], [-0.5]]))
         model.head.maps[0].bias.copy_(torch.tensor([-10.0, 10.0]))
+        model.temperature.fill_(0.5)
     mark_fitted(model)
-    x = torch.full((1, 13, 1), 10.0)
-    x[0, :12] = 0.0
+    # The last value is all that the last patch holds: both classes are equally probable halfway.
+    x = torch.full((1, 3 * size + 1 + gap, 1), torch.nan)
+    x[0, : 3 * size] = 0.0
     wrong = x.clone()
-    wrong[0, 12] += 0.5
-    x[0, 12] -= 0.5
+    x[0, 3 * size], wrong[0, 3 * size] = 9.5, 10.5
     found = moved_most(model.run(x)[0]["probabilities"], model.run(wrong)[0]["probabilities"])
-    assert found == pytest.approx(math.tanh(2 / 4), rel=1e-2)
-    assert found * (1 - 1e-6) <= stated(model, 0) <= found * 1.02
+    assert found == pytest.approx(math.tanh(2 / 0.5 / 4), rel=1e-2)
+    # A gap may begin in the patch before.
+    assert found * (1 - 1e-6) <= stated(model, gap) <= math.tanh(2 * slack / 0.5 / 4) * 1.01
+
+
+@pytest.mark.parametrize(("size", "stride"), [(1, 1), (4, 2)])
+def test_the_time_of_forgetting_is_not_longer_than_it_takes(size: int, stride: int) -> None:
+    options: dict[str, Any] = {"patch_size": size, "patch_stride": stride, "anchor": "mean", "quantiles": ()}
+    model: Any = Forecaster("identity_rnn", 1, 1, 1, **options).eval().double()
+    with torch.no_grad():
+        model.rnn.cells[0].weight_ih.fill_(1 / math.sqrt(size))
+        model.rnn.cells[0].weight_hh.fill_(0.8)
+        model.head.maps[0].weight.fill_(1.0)
+    mark_fitted(model)
+    samples = wrong_sample_bounds(model, prove(model, stored=False))["forgotten_after"]
+    found = []
+    for held in (samples + 1, samples - (size - 1) - stride + 1):
+        x = torch.full((1, 200 + held, 1), 5.0, dtype=torch.float64)
+        wrong = x.clone()
+        wrong[:, :200] += 1
+        found.append(moved_most(model(x), model(wrong)))
+    assert found[0] <= SHARE < found[1]
 
 
 def test_what_is_forgotten_is_after_any_number_of_wrong_values() -> None:
@@ -311,10 +388,10 @@ def test_what_is_forgotten_is_after_any_number_of_wrong_values() -> None:
 def test_with_the_scaling_context_an_error_of_any_size_is_forgotten() -> None:
     torch.manual_seed(0)
     model: Any = Forecaster(
-        "lipschitz", 1, 2, 4, scaling="context", window=6, season=2, skip="linear", mask_channel=True, **PATCHES
+        "lipschitz", 1, 2, 4, scaling="context", window=16, season=2, skip="linear", mask_channel=True, **PATCHES
     ).eval()
     for rnn_cell in model.rnn.cells:
-        project(rnn_cell, 0.3)
+        project(rnn_cell, 0.7)
     with torch.no_grad():
         for parameter in [*model.head.parameters(), model.skip.weight]:
             parameter.normal_()
