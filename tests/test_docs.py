@@ -69,6 +69,15 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
+def test_no_page_and_no_message_installs_the_project_from_an_index() -> None:
+    """It is on none; extras are installed from the checkout."""
+    folders = ("docs", "examples", "cli", "client", "registry", "runtime", "server", "stablernn")
+    files = [ROOT / "README.md", *(file for name in folders for file in (ROOT / name).rglob("*.[mp][dy]"))]
+    assert len(files) > 500
+    pattern = re.compile(r"pip install (-\S+ )?'?stablernn\b")
+    assert [file.name for file in files if pattern.search(file.read_text(encoding="utf-8"))] == []
+
+
 def test_the_code_that_contributing_shows_is_that_of_the_files() -> None:
     excerpts = blocks((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), "python")
     assert len(excerpts) >= 5

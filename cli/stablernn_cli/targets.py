@@ -6,7 +6,7 @@ import hashlib
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,7 @@ class Target:
         sample_rate: Samples in a second of the recordings of training; None where it is not known.
         digest: ``sha256:`` and the hash of the version's manifest, or of the weights of a run.
         device: The device that a version runs on; None where each kind of work has its own.
+        metrics: Scores at the end of training, by split.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Target:
     sample_rate: float | None = None
     digest: str = ""
     device: Device | None = None
+    metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def takes_tokens(self) -> bool:
@@ -272,7 +274,8 @@ def _open_run(path: Path, device: Device, engine: str | None) -> Target:
     with (path / "checkpoints" / "best.safetensors").open("rb") as file:
         digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
     target = _target(str(path), run.predictor(), run.data, run.located)
-    return replace(target, engine=engine or "auto", digest=digest)
+    metrics = run.summary["metrics"] if run.summary else {}
+    return replace(target, engine=engine or "auto", digest=digest, metrics=metrics)
 
 
 def _open_version(version: Version, device: Device, engine: str) -> Target:
@@ -296,7 +299,7 @@ def _open_version(version: Version, device: Device, engine: str) -> Target:
     # Where both devices are used, 'by_work' says for what.
     single_device = None if model.placement.by_work else model.placement.device
     target = _target(version.ref, model, facts, config)
-    return replace(target, engine=model.engine, digest=version.digest, device=single_device)
+    return replace(target, engine=model.engine, digest=version.digest, device=single_device, metrics=manifest.metrics)
 
 
 def _target(name: str, predictor: TorchPredictor | ServedModel, facts: Mapping[str, Any], config: Config) -> Target:

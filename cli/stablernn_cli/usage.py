@@ -12,6 +12,27 @@ import typer
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+_OTHER_COMMANDS = (
+    (
+        ("promote", "deploy", "release", "set-alias", "tag", "stage"),
+        "An alias is moved by: stablernn registry alias NAME@ALIAS VERSION.",
+    ),
+    (
+        ("delete", "remove", "rm", "unregister", "unalias", "archive"),
+        "Nothing removes a version or an alias; an alias is moved by: stablernn registry alias NAME@ALIAS VERSION.",
+    ),
+    (("register", "publish", "push"), "A version is published by: stablernn export RUN --name NAME."),
+    (("history",), "The history of a model is shown by: stablernn registry log NAME."),
+    (("get", "describe"), "A version is shown by: stablernn registry show REF."),
+    (("download", "pull", "export"), "Files are copied by: stablernn registry copy REF --output DIR."),
+    (("revert", "undo"), "An alias goes back by: stablernn registry rollback NAME@ALIAS."),
+    (("evaluate", "test", "score"), "Models are scored by: stablernn eval TARGET."),
+    (("fit",), "Models are trained by: stablernn train --data FILE."),
+    (("forecast", "classify"), "Files are answered by: stablernn predict TARGET --input FILE."),
+    (("check", "validate"), "Data are checked by: stablernn data check FILE, models by: stablernn registry verify."),
+)
+"""Names that commands have in other tools, and the command that does it here."""
+
 GLOBAL_OPTIONS = ("-q", "--quiet", "--debug", "--version")
 
 
@@ -44,12 +65,21 @@ def _problem(error: typer.TyperException, arguments: Sequence[str]) -> str:
             return f"Unknown option '{option}'.{suggestion}"
         return f"Unknown option '{option}'"
     parameter = getattr(error, "param", None)
+    if advice := _other_command(error):
+        return advice
     if parameter is None or type(error).__name__ == "MissingParameter":
         return error.format_message().replace("No such command", "Unknown command").replace("\n\t", " ")
     name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.display_name_raw
     value = _typed_value(parameter, arguments)
     got = f", got '{value}'" if value is not None else ""
     return f"{name} {_rule(error.message)}{got}"
+
+
+def _other_command(error: typer.TyperException) -> str | None:
+    """Return the sentence for a command that other tools have under another name here; None for any other error."""
+    match = re.match(r"No such command '(.+?)'", error.format_message())
+    sentences = [sentence for names, sentence in _OTHER_COMMANDS if match is not None and match[1] in names]
+    return f"Unknown command '{match[1]}'. {sentences[0]}" if match is not None and sentences else None
 
 
 def _setting_key(option: str, context: typer.Context | None) -> str | None:

@@ -1,6 +1,6 @@
 """Score a folder of Parquet files with Dask: a row for each step, whole sequences in each file.
 
-    pip install stablernn "dask[dataframe,distributed]"
+    pip install . "dask[dataframe,distributed]"  # in the checkout of stablernn
     python score_with_dask.py REGISTRY MODEL INPUT OUTPUT
 
 Each file is a partition, and is answered by one process, which opens the version once.

@@ -1,6 +1,6 @@
 """Score a folder of Parquet files with Spark: a row for each step, in any order and in any file.
 
-    pip install stablernn pyspark pandas pyarrow
+    pip install . pyspark pandas pyarrow  # in the checkout of stablernn
     python score_with_spark.py REGISTRY MODEL INPUT OUTPUT
 
 Sequences are collected by Spark, which may move their steps between machines. Their batches are Arrow, and are answered

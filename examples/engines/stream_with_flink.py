@@ -1,6 +1,6 @@
 """Answer events with PyFlink: state by key, in shards; files of JSON lines in, files of JSON lines out.
 
-    pip install stablernn apache-flink
+    pip install . apache-flink  # in the checkout of stablernn
     python stream_with_flink.py REGISTRY MODEL INPUT OUTPUT CHECKPOINTS
 
 An event is a line such as {"key": "hall", "number": 0, "sample": [0.1]}, with a number within its key. A shard of keys

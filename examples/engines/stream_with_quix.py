@@ -1,6 +1,6 @@
 """Answer a Kafka topic of events with Quix Streams: state by key, in shards.
 
-    pip install stablernn quixstreams
+    pip install . quixstreams  # in the checkout of stablernn
     python stream_with_quix.py BROKER REGISTRY MODEL INPUT OUTPUT
 
 An event is JSON such as {"key": "hall", "number": 0, "sample": [0.1]}, with a number within its key. A shard of keys is

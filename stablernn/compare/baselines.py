@@ -42,8 +42,8 @@ def baselines_of(names: Sequence[str]) -> list[Baseline]:
             __import__(library)
         except ModuleNotFoundError:
             raise ConfigError(
-                f"The baseline '{name}' needs {library}. Install it with pip install 'stablernn[compare]', or leave "
-                "--baselines out."
+                f"The baseline '{name}' needs {library}. Install it with pip install -e '.[compare]' in the checkout, "
+                "or leave --baselines out."
             ) from None
         baselines.append(name)
     return baselines

@@ -37,7 +37,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "StableClassifier and StableForecaster need scikit-learn, which is not installed. Install it with pip install "
-        "'stablernn[sklearn]'."
+        "-e '.[sklearn]' in the checkout."
     ) from error
 
 SETTINGS = {

@@ -29,7 +29,7 @@ from stablernn.training.search.trial import CROSS_VALIDATION, score_on_a_part
 from stablernn.training.settings.config import Config
 from stablernn.training.tasks import Task
 from stablernn.training.tasks.task import FinalScores
-from stablernn.training.verdict import judge
+from stablernn.training.verdict import describe_coverage, judge
 
 _LOG = logging.getLogger("stablernn.training")
 _PROGRESS = logging.getLogger("stablernn.progress")
@@ -114,6 +114,8 @@ def _summarize(
     judged = next((split for split in ("validation", CROSS_VALIDATION) if split in scores.metrics), None)
     comparison = None if judged is None else compare_with_trivial(judged, scores.metrics[judged], trainer.objective)
     verdict = judge(trainer, comparison, calibration.get("gate"), is_validated=judged == "validation")
+    # Calibration has seen the validation split.
+    warnings = [*verdict.warnings, *describe_coverage("the test split", scores.metrics.get("test", {}))]
     summary: Summary = {
         "run": str(directory.path),
         "task": data.task,
@@ -130,7 +132,7 @@ def _summarize(
         "data_notes": score_notes(data.notes),
         "still_improving": improvement,
         "diverged": verdict.diverged,
-        "warnings": [*verdict.warnings, *([verdict.failure] if verdict.failure is not None else [])],
+        "warnings": [*warnings, *([verdict.failure] if verdict.failure is not None else [])],
     }
     if "gate" in calibration:
         summary["gate"] = calibration["gate"]
@@ -140,7 +142,7 @@ def _summarize(
         summary["choice"] = read_json(directory.choice)
     # A failed run leaves a summary too: its weights are scored, and the failure is among its warnings.
     write_json(directory.summary, summary)
-    for sentence in verdict.warnings:
+    for sentence in warnings:
         _LOG.warning(sentence)
     if verdict.failure is not None:
         raise TrainingError(verdict.failure)

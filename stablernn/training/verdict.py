@@ -6,8 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stablernn.data.options import TaskName
 from stablernn.training.evaluation.trivial import Comparison
 from stablernn.training.loop.base_trainer import BaseTrainer
+
+_MOST_MISSES = 1.5
+"""Share of values outside an interval, in multiples of what its level allows, above which its coverage is far off."""
+_MOST_ERROR = 1.5
+"""Error on new data, in multiples of that at training, above which a model does much worse."""
+_LEAST_LOSS = 0.05
+"""Loss of accuracy, beyond these multiples, that counts: an error of 0 has no multiples."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +31,55 @@ class Verdict:
     diverged: bool
     warnings: tuple[str, ...] = ()
     failure: str | None = None
+
+
+def describe_coverage(split: str, scores: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each interval whose coverage on a split is far below its level.
+
+    Args:
+        split: The data that the scores are of, as a message names them.
+        scores: Scores of a forecast, with ``coverage_p``.
+    """
+    sentences = []
+    for name, coverage in scores.items():
+        if not name.startswith("coverage_") or not isinstance(coverage, float | int):
+            continue
+        level = float(name.removeprefix("coverage_"))
+        if 1 - coverage > _MOST_MISSES * (1 - level):
+            sentences.append(
+                f"Intervals that should hold {level:.0%} of the values hold {coverage:.0%} on {split} ({name}). Train "
+                "on newer data, or let intervals adapt (docs/online.md)."
+            )
+    return sentences
+
+
+def describe_decline(
+    data: str, scores: Mapping[str, Any], trained: Mapping[str, Mapping[str, Any]], task: TaskName
+) -> list[str]:
+    """Return a sentence where a model does much worse on new data than on what was held out when it was trained.
+
+    Args:
+        data: Name of the new data, as a message names it.
+        scores: Scores on them.
+        trained: Scores of the run by split.
+        task: The task, whose metric is accuracy, MASE, which has no unit, or the loss.
+    """
+    metric = {"classify": "accuracy", "forecast": "mase", "predict-next": "loss"}[task]
+    split = next((name for name in ("test", "cross_validation", "validation") if name in trained), None)
+    before = None if split is None else trained[split].get(metric)
+    now = scores.get(metric)
+    if before is None or now is None:
+        return []
+    if task == "classify":
+        is_worse = 1 - now > _MOST_ERROR * (1 - before) + _LEAST_LOSS
+    else:
+        is_worse = before > 0 and now > _MOST_ERROR * before
+    if not is_worse:
+        return []
+    return [
+        f"The model does much worse on {data} than when it was trained: {metric} {now:.4g}, and {before:.4g} on its "
+        f"{split} data then. Compare the data (`stablernn data check`), or train on newer ones."
+    ]
 
 
 def judge(

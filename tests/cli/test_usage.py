@@ -7,6 +7,16 @@ import pytest
 from cli_helpers import Workplace
 
 ROWS = {
+    "command of another tool": (
+        ["registry", "promote", "digits", "1"],
+        "Unknown command 'promote'. An alias is moved by: stablernn registry alias NAME@ALIAS VERSION. See 'stablernn "
+        "registry --help'.",
+    ),
+    "command that there is not": (
+        ["registry", "delete", "digits:1"],
+        "Unknown command 'delete'. Nothing removes a version or an alias; an alias is moved by: stablernn registry "
+        "alias NAME@ALIAS VERSION. See 'stablernn registry --help'.",
+    ),
     "unknown command": (["trian"], "Unknown command 'trian'. Did you mean 'train'? See 'stablernn --help'."),
     "unknown subcommand": (
         ["registry", "lst"],

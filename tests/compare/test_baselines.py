@@ -23,7 +23,9 @@ def test_names_are_checked() -> None:
 def test_a_missing_library_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for library in ("aeon", "statsforecast"):
         monkeypatch.setitem(__import__("sys").modules, library, None)
-    with pytest.raises(ConfigError, match=r"^The baseline '.*' needs (aeon|statsforecast)\. .*'stablernn\[compare\]'"):
+    with pytest.raises(
+        ConfigError, match=r"^The baseline '.*' needs (aeon|statsforecast)\. .*'\.\[compare\]' in the checkout"
+    ):
         baselines_of([name])
 
 

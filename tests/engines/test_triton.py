@@ -22,7 +22,9 @@ from stablernn.nn.ensemble import Ensemble
 from step_forms import CELLS
 
 HAS_TRITON = find_spec("triton") is not None
-needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed: pip install 'stablernn[gpu]'")
+needs_triton = pytest.mark.skipif(
+    not HAS_TRITON, reason="triton is not installed: pip install -e '.[gpu]' in the checkout"
+)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCES = {"triton": 5e-6, "triton-tf32": 5e-3 if DEVICE == "cuda" else 5e-6, "triton-bf16": 5e-2}
 """Largest difference from the loop in float64, by the largest entry of a tensor; the interpreter has no tf32."""
@@ -363,7 +365,8 @@ def test_without_triton_the_error_says_what_to_install(monkeypatch: pytest.Monke
     with pytest.raises(ConfigError) as error:
         check_engine("triton")
     assert str(error.value) == (
-        "The engine 'triton' needs the package triton: pip install 'stablernn[gpu]', on Linux. Or take engine='auto'."
+        "The engine 'triton' needs the package triton: pip install -e '.[gpu]' in the checkout, on Linux. Or take "
+        "engine='auto'."
     )
 
 

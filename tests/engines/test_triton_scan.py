@@ -16,7 +16,7 @@ from stablernn.engines.scan import LinearScan
 from stablernn.engines.triton import plan
 
 pytestmark = pytest.mark.skipif(
-    find_spec("triton") is None, reason="triton is not installed: pip install 'stablernn[gpu]'"
+    find_spec("triton") is None, reason="triton is not installed: pip install -e '.[gpu]' in the checkout"
 )
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCES = {torch.float32: 2e-6, torch.float64: 1e-13}

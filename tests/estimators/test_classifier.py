@@ -424,5 +424,5 @@ def test_without_scikit_learn_the_error_names_the_extra() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == (
         "ImportError: StableClassifier and StableForecaster need scikit-learn, which is not installed. Install it with "
-        "pip install 'stablernn[sklearn]'."
+        "pip install -e '.[sklearn]' in the checkout."
     )

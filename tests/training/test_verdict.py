@@ -18,7 +18,7 @@ from stablernn.training.evaluation.trivial import compare_with_trivial
 from stablernn.training.loop import trainer as trainer_module
 from stablernn.training.loop.checkpoint import load_checkpoint, save_checkpoint
 from stablernn.training.loop.trainer import Trainer
-from stablernn.training.verdict import judge
+from stablernn.training.verdict import describe_coverage, describe_decline, judge
 
 NUMBER = r"-?[\d.]+(e[+-]?\d+)?"
 
@@ -127,6 +127,32 @@ def test_a_forecast_that_leaves_its_layers_out_is_told_in_the_summary(tmp_path: 
     assert summary["gate"]["share"] == 0
     assert (summary["diverged"], summary["warnings"]) == (False, [])
     assert json.loads((tmp_path / "run/calibration.json").read_text())["gate"] == summary["gate"]
+
+
+def test_a_coverage_far_below_its_level_is_named_with_its_figure() -> None:
+    scores = {"coverage_0.8": 0.52, "coverage_0.5": 0.45, "coverage_0.9": None, "mase": 1.0}
+    (sentence,) = describe_coverage("the test split", scores)
+    assert "80% of the values hold 52%" in sentence
+    assert describe_coverage("the test split", {"coverage_0.8": 0.75, "coverage_0.95": 0.94}) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "now", "before", "is_warned"),
+    [
+        ("classify", {"accuracy": 0.7}, {"test": {"accuracy": 0.95}}, True),
+        ("classify", {"accuracy": 0.93}, {"test": {"accuracy": 0.95}}, False),
+        ("classify", {"accuracy": 0.5}, {}, False),
+        ("forecast", {"mase": 2.0}, {"validation": {"mase": 0.5}, "test": {"mase": 1.0}}, True),
+        ("forecast", {"mase": 1.4, "mae": 99.0}, {"test": {"mase": 1.0, "mae": 1.0}}, False),
+        ("predict-next", {"loss": 3.0}, {"validation": {"loss": 1.5}}, True),
+    ],
+)
+def test_a_model_that_does_much_worse_than_at_training_is_named_with_both_figures(
+    task: Any, now: dict[str, float], before: dict[str, Any], is_warned: bool
+) -> None:
+    sentences = describe_decline("'new.csv'", now, before, task)
+    assert bool(sentences) is is_warned
+    assert all(f"{next(iter(now.values())):.4g}" in sentence for sentence in sentences)
 
 
 @pytest.mark.parametrize(("headline", "is_warned"), [("mase", False), ("mae", True)])

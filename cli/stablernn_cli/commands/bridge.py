@@ -65,7 +65,7 @@ def mqtt(
     if "{key}" not in answers or {"+", "#"} & set(answers):
         raise UsageError(f"--answers must hold {{key}} and no wildcard, got '{answers}'.")
     if importlib.util.find_spec("paho") is None:
-        raise CommandError("The bridge needs paho-mqtt: pip install 'stablernn[mqtt]'.")
+        raise CommandError("The bridge needs paho-mqtt: pip install -e '.[mqtt]' in the checkout.")
     from stablernn_cli.bridge.mqtt import BrokerOptions, MqttBridge
     from stablernn_registry import Registry
     from stablernn_runtime.scoring import Scorer

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stablernn_cli.errors import UsageError
+from stablernn_cli.prediction.answers import column_names
 from stablernn_cli.prediction.files import check_format, write_table
 from stablernn_cli.targets import Target
 
@@ -56,7 +57,7 @@ def _class_table(model: Target, data: ClassificationData, split: str, probabilit
     samples = data.split(split)
     best = probabilities.argmax(axis=1)
     return {
-        "id": list(samples.ids),
+        column_names(model, "id")[0]: list(samples.ids),
         "label": [data.labels[index] for index in samples.y],
         "predicted": [model.labels[index] for index in best],
         **{f"probability_{label}": probabilities[:, index] for index, label in enumerate(model.labels)},
@@ -75,10 +76,11 @@ def _forecast_table(model: Target, data: ForecastData, split: str, outputs: Mapp
     names = np.array([each.unique_id for each in data.series], dtype=object)[[series for series, _ in origins]]
     in_utc = data.notes.get("time_zone") == "UTC"
     # A row for each window, step and target, in this order.
+    id_name, time_name = column_names(model, "unique_id")
     table: dict[str, Any] = {
-        "unique_id": np.repeat(names, horizon * targets),
+        id_name: np.repeat(names, horizon * targets),
         "origin": _times(np.repeat(before, horizon * targets), in_utc=in_utc),
-        "ds": _times(np.repeat(ds.reshape(-1), targets), in_utc=in_utc),
+        time_name: _times(np.repeat(ds.reshape(-1), targets), in_utc=in_utc),
     }
     if targets > 1:
         table["target"] = list(model.targets) * ds.size

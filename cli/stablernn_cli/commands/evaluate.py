@@ -26,6 +26,7 @@ from stablernn_cli.options import (
     TargetArgument,
 )
 from stablernn_cli.output import Output
+from stablernn_cli.prediction.answers import FileOptions, with_file_options
 from stablernn_cli.targets import Target, compute_certificate, open_target
 
 if TYPE_CHECKING:
@@ -234,9 +235,11 @@ def score(
         attack_settings = extras.robustness.settings(model.task, model.name)
         loaded = options.load(model)
         scores = task_for(loaded).score(model.predictor, split, model.names, score_extras)
-        results = dict(scores.results)
+        results = {**scores.results, "warnings": _warn(model, loaded, split, scores.metrics)}
         if extras.predictions is not None:
-            rows = eval_predictions.write_split(extras.predictions, model, loaded, split)
+            source = options.data or model.config.data.source
+            named = with_file_options(model, source, FileOptions())
+            rows = eval_predictions.write_split(extras.predictions, named, loaded, split)
             results |= {"output": str(extras.predictions), "rows": rows}
         if extras.stability:
             results |= eval_stability.observe_stability(output, target, model, loaded, split)
@@ -262,6 +265,17 @@ def score(
         "data_notes": score_notes(loaded.notes),
         **results,
     }
+
+
+def _warn(model: Target, loaded: Data, split: Split, scores: Mapping[str, Any]) -> list[str]:
+    """Return sentences about intervals that hold too little, and a model that is much worse than at training."""
+    from stablernn.training.verdict import describe_coverage, describe_decline
+
+    name = f"'{loaded.name}'"
+    warnings = describe_coverage(f"the {split} split of {name}", scores)
+    if loaded.fingerprint != model.fingerprint:
+        warnings += describe_decline(name, scores, model.metrics, loaded.task)
+    return warnings
 
 
 def compare(output: Output, targets: tuple[str, str], options: ScoreOptions) -> dict[str, Any]:
@@ -389,6 +403,8 @@ def show(output: Output, document: Mapping[str, Any]) -> None:
         eval_stability.show(output, document)
     for path in (*document.get("tables", ()), *document.get("plots", ())):
         output.note(f"Wrote {path}.")
+    for sentence in document["warnings"]:
+        output.text(f"Warning: {sentence}")
     if "output" in document:
         output.note(f"Wrote {document['rows']} rows to {document['output']}.")
 

@@ -128,7 +128,8 @@ def tune(
     _check_usage(options, overrides, has_file=bool(config or overrides))
     if find_spec("optuna") is None:
         raise CommandError(
-            "`stablernn tune` needs Optuna, which is not installed. Install it with pip install 'stablernn[tune]'."
+            "`stablernn tune` needs Optuna, which is not installed. Install it with pip install -e '.[tune]' in the "
+            "checkout."
         )
     with output_.status("Loading ..."):
         from stablernn.errors import ConfigError

@@ -115,7 +115,7 @@ def predict_file(
         UsageError: If an option does not fit the model or the file.
         stablernn.errors.DataError: If the file cannot be used.
     """
-    model = model.with_repairs(source, options.repairs)
+    model = with_file_options(model, source, options)
     steps = forecast_steps(model, options.horizon)
     if model.task == "predict-next":
         _reject_table_options(options.of_table())
@@ -125,6 +125,40 @@ def predict_file(
     if max_steps is None:
         return predict_inputs(model, inputs, steps)
     return predict_sound_inputs(model, source, inputs, steps)
+
+
+def with_file_options(model: Target, source: str, options: FileOptions) -> Target:
+    """Return a model whose settings of data are those of a file: its repairs, and the names of its columns.
+
+    Raises:
+        As :meth:`Target.with_repairs`.
+    """
+    from stablernn.data.options import ID_COLUMN, TIME_COLUMN
+    from stablernn.data.readers.paths import is_table
+
+    model = model.with_repairs(source, options.repairs)
+    columns = {"id_column": ID_COLUMN, "time_column": TIME_COLUMN}
+    if is_table(source):
+        columns = drop_none({"id_column": options.id_column, "time_column": options.time_column})
+    data = model.config.data.model_copy(update=columns)
+    return replace(model, config=model.config.model_copy(update={"data": data}))
+
+
+def column_names(model: Target, default: str) -> tuple[str, str]:
+    """Return the names of the columns of series and times in answers: those of the file.
+
+    Args:
+        model: With the options of the file.
+        default: Name of the column of series where the file has none of its own.
+    """
+    from stablernn.data.options import ID_COLUMN, TIME_COLUMN
+
+    data = model.config.data
+    names = [default if data.id_column == ID_COLUMN else data.id_column, data.time_column]
+    # Columns of answers keep their names.
+    answers = ("target", "mean", "label", "predicted", "actual", "origin", "error")
+    is_taken = [name in answers or name.startswith(("probability_", "q0.")) for name in names]
+    return default if is_taken[0] else names[0], TIME_COLUMN if is_taken[1] else names[1]
 
 
 def predict_sound_inputs(model: Target, source: str, inputs: InputSet, steps: int | None) -> Predictions:
@@ -463,7 +497,7 @@ def reading_options(model: Target, options: FileOptions) -> dict[str, Any]:
 def _class_table(model: Target, inputs: InputSet, probabilities: Array) -> Table:
     from stablernn_runtime.scoring.columns import class_columns
 
-    return {"id": inputs.ids, **class_columns(model.labels, probabilities)}
+    return {column_names(model, "id")[0]: inputs.ids, **class_columns(model.labels, probabilities)}
 
 
 def _forecast_table(model: Target, inputs: InputSet, outputs: dict[str, Array], steps: int) -> Table:
@@ -472,9 +506,10 @@ def _forecast_table(model: Target, inputs: InputSet, outputs: dict[str, Array], 
     targets = len(model.targets)
     in_utc = inputs.notes.get("time_zone") == "UTC"
     stamps = [format_times(inputs.future_ds(number, steps), in_utc) for number in range(len(inputs.ids))]
+    id_name, time_name = column_names(model, "unique_id")
     return {
-        "unique_id": [name for name in inputs.ids for _ in range(targets * steps)],
-        "ds": [stamp for times in stamps for _ in range(targets) for stamp in times],
+        id_name: [name for name in inputs.ids for _ in range(targets * steps)],
+        time_name: [stamp for times in stamps for _ in range(targets) for stamp in times],
         **forecast_columns(
             model.targets, model.quantiles, {name: values[:, :steps] for name, values in outputs.items()}
         ),

@@ -19,6 +19,7 @@ from stablernn_cli.prediction.answers import (
     predict_sound_inputs,
     reading_options,
     with_errors,
+    with_file_options,
 )
 from stablernn_cli.prediction.files import PredictionWriter, Table
 from stablernn_cli.targets import Target
@@ -99,7 +100,7 @@ def _answer_in_pieces(
     # Answers of other engines depend, in their last bits, on what is run together.
     if model.task == "predict-next" or not is_table(source) or (model.engine, model.device) != ("onnx", "cpu"):
         raise NotInPieces
-    model = model.with_repairs(source, options.repairs)
+    model = with_file_options(model, source, options)
     answers = _PieceAnswers(model, source, forecast_steps(model, options.horizon), PieceCheck(), has_errors, strict)
     reading = {**reading_options(model, options), "max_steps": MAX_STEPS if has_errors else None}
     last: Table = {}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-INSTALL = "pip install 'stablernn[cuda]'"
+INSTALL = "pip install -e '.[cuda]' in the checkout"
 """The command that installs them."""
 _DRIVER = "libcuda.so"
 _LOADED_LATER = ("libcudnn.so.9",)

@@ -306,7 +306,7 @@ def _unknown_engine(name: str) -> SettingsError:
     if name == TORCH:
         return SettingsError(
             f"The engine 'torch' is not registered in this environment: no installed package has it in the entry-point "
-            f"group '{GROUP}'. Install the library with 'pip install stablernn'. {allowed}"
+            f"group '{GROUP}'. Install the library with 'pip install .' in the checkout. {allowed}"
         )
     return SettingsError(
         f"Unknown engine '{cut(name)}'.{did_you_mean(name, [*names, TORCH])} {allowed} Further ones come with packages "
@@ -317,12 +317,13 @@ def _unknown_engine(name: str) -> SettingsError:
 def _missing_package(name: str, error: ImportError) -> ModelLoadError:
     entry_point = entry_points().get(name)
     package = entry_point.dist.name if entry_point is not None and entry_point.dist is not None else name
+    command = "'pip install .' in the checkout" if package == "stablernn" else f"'pip install {package}'"
     reason = str(error)
     if isinstance(error, ModuleNotFoundError):
         reason = f"the package '{error.name}' is not installed here"
     return ModelLoadError(
         f"The engine '{name}' cannot be used: {reason.rstrip('.')}. Install '{package}' with all that it needs "
-        f"('pip install {package}'), or use --engine onnx."
+        f"({command}), or use --engine onnx."
     )
 
 

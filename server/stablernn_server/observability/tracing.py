@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span
 
-INSTALL = "pip install 'stablernn[otel]'"
+INSTALL = "pip install -e '.[otel]' in the checkout"
 CLOSE_SECONDS = 3.0
 # Supported values of standard variables: with another value ignored, the spans would be lost.
 SUPPORTED_VALUES = {

@@ -69,8 +69,8 @@ def _open(path: Path, sheet: str | None) -> tuple[ExcelReader, str]:
         import fastexcel
     except ImportError as error:
         raise errors.ConfigError(
-            f"Workbooks such as '{path.name}' are read with the extra 'excel': pip install 'stablernn[excel]', or save "
-            "the sheet as CSV."
+            f"Workbooks such as '{path.name}' are read with the extra 'excel': pip install -e '.[excel]' in the "
+            "checkout, or save the sheet as CSV."
         ) from error
     check_regular(path)
     if not path.is_file():

@@ -16,7 +16,7 @@ from stablernn.engines.triton.plan import Precision, fits, runs_on
 from stablernn.engines.triton.sequence import run_form
 from stablernn.transforms import is_transformed
 
-INSTALL = "pip install 'stablernn[gpu]'"
+INSTALL = "pip install -e '.[gpu]' in the checkout"
 
 
 class TritonEngine:

@@ -154,7 +154,7 @@ def test_doctor_names_the_missing_libraries_and_the_command_that_brings_them(
     assert document["onnxruntime"]["missing_libraries"] == ["libcublas.so.13", "libcudnn.so.9"]
     assert {
         "what": "ONNX Runtime cannot load libcublas.so.13, libcudnn.so.9; serving uses the CPU.",
-        "fix": "Only if this machine has an NVIDIA GPU: pip install 'stablernn[cuda]'",
+        "fix": "Only if this machine has an NVIDIA GPU: pip install -e '.[cuda]' in the checkout",
         "essential": False,
     } in document["problems"]
 

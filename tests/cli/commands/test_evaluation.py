@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli_helpers import HORIZON, NO_PLOTS, Workplace
+from cli_helpers import HORIZON, NO_PLOTS, Workplace, republish
 from stablernn.data import load_data
 from step_forms import needs_native
 
@@ -62,14 +62,19 @@ def test_models_of_different_tasks_and_further_figures_of_two_are_refused(traine
     assert trained("-q", "eval", "load-run", "load:1", "--soak").code == 2
 
 
-def test_labeled_sequences_of_a_file_are_scored_as_a_whole(trained: Workplace, tmp_path: Path) -> None:
+def test_labeled_sequences_of_a_file_are_scored_as_a_whole(workplace: Workplace, tmp_path: Path) -> None:
     test = load_data("digits").split("test")
     samples = test.gather(range(60))
     np.savez(tmp_path / "new.npz", x=samples.x, y=samples.y.astype(str))
-    document = trained.ok("-q", "eval", "digits:1", "--data", tmp_path / "new.npz", "--json").json
+    document = workplace.ok("-q", "eval", "digits:1", "--data", tmp_path / "new.npz", "--json").json
     assert (document["split"], document["samples"]) == ("test", 60)
     # Not those of a fit to the sequences that are scored.
     assert document["metrics"]["ridge"]["accuracy"] < 1
+    assert document["warnings"] == []
+    # As if it had been better at training.
+    republish(workplace, "digits:1", metrics={"test": {"accuracy": 0.99}})
+    warned = workplace.ok("-q", "eval", "digits:2", "--data", tmp_path / "new.npz").out
+    assert "Warning: The model does much worse on 'new.npz' than when it was trained: accuracy" in warned
 
 
 def test_one_table_is_one_table(trained: Workplace, tmp_path: Path) -> None:

@@ -234,5 +234,6 @@ def test_a_missing_optuna_is_a_sentence(place: Workplace, monkeypatch: pytest.Mo
     missing = place(*TUNE, "--trials", 3)
     assert missing.code == 1
     assert missing.sentence == (
-        "`stablernn tune` needs Optuna, which is not installed. Install it with pip install 'stablernn[tune]'."
+        "`stablernn tune` needs Optuna, which is not installed. Install it with pip install -e '.[tune]' in the "
+        "checkout."
     )

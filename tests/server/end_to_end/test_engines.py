@@ -41,13 +41,14 @@ MISSING = {
     "torch": (
         ("torch",),
         "The engine 'torch' cannot be used: the package 'torch' is not installed here. Install 'stablernn' with all "
-        "that it needs ('pip install stablernn'), or use --engine onnx.",
+        "that it needs ('pip install .' in the checkout), or use --engine onnx.",
         1,
     ),
     "the entry point": (
         ("stablernn-", "stablernn_native-", "_editable_impl_stablernn"),
         "The engine 'torch' is not registered in this environment: no installed package has it in the entry-point "
-        "group 'stablernn.engines'. Install the library with 'pip install stablernn'. Allowed here: auto, onnx.",
+        "group 'stablernn.engines'. Install the library with 'pip install .' in the checkout. Allowed here: auto, "
+        "onnx.",
         2,
     ),
 }

@@ -202,7 +202,8 @@ def test_without_the_extra_the_error_says_how_to_get_it() -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert result.stdout == (
-        "traces is 'otlp', but OpenTelemetry is not installed here. Install it with: pip install 'stablernn[otel]'\n"
+        "traces is 'otlp', but OpenTelemetry is not installed here. Install it with: pip install -e '.[otel]' in the "
+        "checkout\n"
     ), result.stderr
 
 

@@ -103,7 +103,9 @@ def test_numbers_of_nested_records_have_paths() -> None:
 
 
 def test_tensorboard_has_the_figures_of_each_epoch(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="TensorBoard is not installed: pip install 'stablernn[tensorboard]'")
+    pytest.importorskip(
+        "tensorboard", reason="TensorBoard is not installed: pip install -e '.[tensorboard]' in the checkout"
+    )
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     workplace = Workplace(tmp_path)
@@ -131,7 +133,9 @@ def test_tensorboard_has_the_figures_of_each_epoch(tmp_path: Path) -> None:
 def test_each_run_of_a_search_and_of_a_comparison_is_logged(
     words: tuple[object, ...], run: str, tmp_path: Path
 ) -> None:
-    pytest.importorskip("tensorboard", reason="TensorBoard is not installed: pip install 'stablernn[tensorboard]'")
+    pytest.importorskip(
+        "tensorboard", reason="TensorBoard is not installed: pip install -e '.[tensorboard]' in the checkout"
+    )
     workplace = Workplace(tmp_path)
     workplace.ok(*words, "--data", "digits", "--set", "training.batch_size=500", *NO_PLOTS, "--track", "tensorboard")
     (events,) = tmp_path.glob(f"{run}/tensorboard/events.*")
@@ -140,7 +144,7 @@ def test_each_run_of_a_search_and_of_a_comparison_is_logged(
 
 
 def test_mlflow_has_settings_figures_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'stablernn[mlflow]'")
+    pytest.importorskip("mlflow", reason="MLflow is not installed: pip install -e '.[mlflow]' in the checkout")
     import mlflow
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
@@ -161,7 +165,7 @@ def test_mlflow_has_settings_figures_and_files(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_run_of_mlflow_that_is_active_is_left_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'stablernn[mlflow]'")
+    pytest.importorskip("mlflow", reason="MLflow is not installed: pip install -e '.[mlflow]' in the checkout")
     import mlflow
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
@@ -174,7 +178,7 @@ def test_a_run_of_mlflow_that_is_active_is_left_open(tmp_path: Path, monkeypatch
 
 
 def test_wandb_keeps_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb", reason="Weights & Biases is not installed: pip install 'stablernn[wandb]'")
+    pytest.importorskip("wandb", reason="Weights & Biases is not installed: pip install -e '.[wandb]' in the checkout")
     from wandb.proto.wandb_internal_pb2 import Record
 
     for name, value in (("MODE", "offline"), ("DIR", str(tmp_path)), ("SILENT", "true"), ("PROJECT", "digits")):

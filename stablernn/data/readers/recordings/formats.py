@@ -160,7 +160,7 @@ def _read_edf(path: Path, name: str) -> _Content:
         import edfio
     except ImportError as error:
         raise errors.ConfigError(
-            f"Recordings such as '{name}' are read with the extra 'edf': pip install 'stablernn[edf]'."
+            f"Recordings such as '{name}' are read with the extra 'edf': pip install -e '.[edf]' in the checkout."
         ) from error
     reader = edfio.read_bdf if path.suffix.lower() == ".bdf" else edfio.read_edf
     try:
