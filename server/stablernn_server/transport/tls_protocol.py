@@ -17,6 +17,12 @@ from uvicorn.protocols.utils import get_remote_addr
 from stablernn_server.errors import BusyError
 from stablernn_server.transport.connections import ConnectionTable
 from stablernn_server.transport.http_protocol import HttpProtocol
+from stablernn_server.transport.write_coalescing import UNSENT_BYTES
+
+READ_BYTES = 2**15
+"""Bytes of the read buffer; 256 KiB by default."""
+UNREAD_BYTES = 2**14
+"""Bytes that a connection may hold encrypted while the server does not read from it; 256 KiB by default."""
 
 
 class TlsProtocol(SSLProtocol):
@@ -26,8 +32,8 @@ class TlsProtocol(SSLProtocol):
     then.
     """
 
-    max_size = 2**16
-    """Bytes of the read buffer of each connection; 256 KiB by default."""
+    max_size = READ_BYTES
+    _shared_buffer = memoryview(bytearray(READ_BYTES))
 
     def __init__(
         self,
@@ -52,12 +58,21 @@ class TlsProtocol(SSLProtocol):
         # Typed Any: typeshed requires a waiter, and whole seconds.
         options: dict[str, Any] = {"waiter": None, "ssl_handshake_timeout": handshake_seconds}
         super().__init__(loop, http, context, server_side=True, **options)
+        # Each read passes its bytes on before the next one, so that all connections share one buffer.
+        self._ssl_buffer = bytearray()
+        self._ssl_buffer_view = self._shared_buffer
+        self._set_read_buffer_limits(high=UNREAD_BYTES)
         self._table = table
         self._encrypted_transport: asyncio.Transport | None = None
+
+    def get_buffer(self, n: int) -> memoryview:
+        """Return the buffer for the next read."""
+        return self._shared_buffer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin the handshake, or close the connection if there are too many."""
         self._encrypted_transport = cast("asyncio.Transport", transport)
+        self._encrypted_transport.set_write_buffer_limits(high=UNSENT_BYTES)
         client = get_remote_addr(self._encrypted_transport)
         try:
             self._table.add(self, client[0] if client else "")

@@ -26,6 +26,7 @@ from connection_helpers import (
     FLOODS,
     GET,
     MIB,
+    PATIENT,
     animals_server,
     assert_healthy,
     connected,
@@ -183,9 +184,9 @@ def test_only_a_listed_proxy_is_believed_whom_it_forwards(published: Published) 
     assert seen == ["127.0.0.1", "192.0.2.7"]
 
 
-def metric(server: Running | ServeProcess, name: str) -> float:
+def metric(server: Running | ServeProcess, name: str, trust: ssl.SSLContext | bool = True) -> float:
     """The value of a metric without labels."""
-    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    lines = httpx.get(f"{server.url}/metrics", verify=trust, timeout=PATIENT).text.splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
@@ -221,29 +222,34 @@ def test_requests_that_are_sent_ahead_take_the_memory_of_their_bytes(attacked: S
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
+@pytest.mark.parametrize("scheme", ["http", "https"])
 def test_a_thousand_clients_that_do_not_read_do_not_stop_the_server(
-    published: Published, tmp_path: Path, record_property: Any
+    published: Published, tmp_path: Path, record_property: Any, scheme: str
 ) -> None:
-    server = start_serve(published.root, tmp_path / "log", "--model", "animals:1", "--access-log", "off")
-    pid = server.process.pid
+    trust, certificate, options = ssl.create_default_context(), None, []
+    if scheme == "https":
+        make_certificate(tmp_path, "own")
+        certificate = tmp_path / "own.pem"
+        trust.load_verify_locations(certificate)
+        options = ["--tls-cert-file", certificate, "--tls-key-file", tmp_path / "own.key"]
+    server = start_serve(published.root, tmp_path / "log", "--model", "animals:1", "--access-log", "off", *options)
+    pid, url = server.process.pid, f"{server.url}/v2/health/live"
     try:
         with ExitStack() as stack:
-            with connected(server.port) as connection:
-                assert_healthy(connection)
+            assert httpx.get(url, verify=trust).status_code == 200
             before, costs = rss_mb(pid), []
             # A process of its own: a thread would take the time of this one.
-            arguments = server.port, 1000, 60.0
+            arguments = server.port, 1000, 60.0, certificate
             attack = multiprocessing.get_context("spawn").Process(target=flood_from_many, args=arguments)
             attack.start()
             stack.callback(attack.join)
             stack.callback(attack.kill)
-            wait(lambda: metric(server, "stablernn_connections") > 500)
+            wait(lambda: metric(server, "stablernn_connections", trust) > 500)
             deadline = time.monotonic() + 6
             while time.monotonic() < deadline:
                 # Time of the thread that answers: other work of the machine does not count.
                 began = cpu_seconds(pid, pid)
-                with connected(server.port) as connection:
-                    assert_healthy(connection)
+                assert httpx.get(url, verify=trust, timeout=PATIENT).status_code == 200
                 costs.append(cpu_seconds(pid, pid) - began)
                 assert rss_mb(pid) - before < 200
                 time.sleep(0.02)

@@ -7,11 +7,13 @@ import json
 import select
 import selectors
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 from websockets.frames import Frame, Opcode
@@ -182,17 +184,21 @@ def flood(connections: Mapping[socket.socket, str], seconds: float) -> None:
                     if not rests[connection]:
                         once, _ = FLOODS[connections[connection]]
                         rests[connection] = memoryview(contents[connections[connection]])[len(once) :]
-                except BlockingIOError:
+                except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                     continue
-                except ConnectionError:
+                except OSError:
                     selector.unregister(connection)
 
 
-def flood_from_many(port: int, count: int, seconds: float) -> None:
-    """As :func:`flood`, with requests of every kind, from ``count`` addresses."""
+def flood_from_many(port: int, count: int, seconds: float, certificate: Path | None) -> None:
+    """As :func:`flood`, with requests of every kind, from ``count`` addresses, by TLS if there is a certificate."""
+    trust = None if certificate is None else ssl.create_default_context(cafile=certificate)
     raise_file_limit(count + 100)
     connections = {}
     for number, kind in zip(range(count), itertools.cycle(FLOODS), strict=False):
         source = (f"127.0.{number // 250}.{2 + number % 250}", 0)
-        connections[socket.create_connection(("127.0.0.1", port), PATIENT, source)] = kind
+        connection = socket.create_connection(("127.0.0.1", port), PATIENT, source)
+        if trust is not None:
+            connection = trust.wrap_socket(connection, server_hostname="127.0.0.1")
+        connections[connection] = kind
     flood(connections, seconds)
