@@ -219,11 +219,11 @@ class HttpProtocol(HttpToolsProtocol):
         """Return the end of a part of ``data`` in which at most one head or body ends, at the end of the part."""
         if self._body_bytes:
             return min(len(data), start + self._body_bytes)
-        place = (self._seam + data[start : start + 3]).find(MESSAGE_END)
-        if place >= 0:
-            return start + place + len(MESSAGE_END) - len(self._seam)
-        place = data.find(MESSAGE_END, start)
-        return len(data) if place < 0 else place + len(MESSAGE_END)
+        index = (self._seam + data[start : start + 3]).find(MESSAGE_END)
+        if index >= 0:
+            return start + index + len(MESSAGE_END) - len(self._seam)
+        index = data.find(MESSAGE_END, start)
+        return len(data) if index < 0 else index + len(MESSAGE_END)
 
     def _feed(self, part: bytes | memoryview) -> bool:
         """Pass a part to the parser; return whether it ends the handshake of a WebSocket.

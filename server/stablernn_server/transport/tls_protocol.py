@@ -61,7 +61,7 @@ class TlsProtocol(SSLProtocol):
         # Each read passes its bytes on before the next one, so that all connections share one buffer.
         self._ssl_buffer = bytearray()
         self._ssl_buffer_view = self._shared_buffer
-        self._set_read_buffer_limits(high=UNREAD_BYTES)
+        self._set_read_buffer_limits(high=UNREAD_BYTES)  # type: ignore[attr-defined]
         self._table = table
         self._encrypted_transport: asyncio.Transport | None = None
 

@@ -129,7 +129,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
                 self._table.take_turn(self._go_on)
         elif self._is_ready():
             self.transport.resume_reading()
-        if not (self.frames or self.conn.reader.buffer or data):
+        if not (self.frames or self.conn.reader.buffer or is_incomplete):
             self._cancel_frame_timer()
         elif self._frame_timer is None and not self.close_sent:
             self._start_frame_timer()
