@@ -139,7 +139,7 @@ def _anchor_gain(model: SequenceModel) -> float:
 
 
 def _head(model: SequenceModel) -> Callable[[Sequence[_Gains]], float]:
-    """Return a function from the gains of each member's readout to the largest change of an output, to first order.
+    """Return a function from the gains of each member's readout to the most that an output can change.
 
     It is that of a number in units of its target's scale, or of the difference of two logits.
     """
