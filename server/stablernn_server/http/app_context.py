@@ -14,7 +14,7 @@ from starlette.requests import HTTPConnection
 from stablernn_runtime.state_token import StateTokens
 from stablernn_server.batching.scheduler import Scheduler
 from stablernn_server.batching.types import DEFAULT_PRIORITY, Caller
-from stablernn_server.codecs.json_values import DECODED_FACTOR, OFFLOAD_BYTES, run_in_thread_if_large
+from stablernn_server.codecs.json_values import DECODED_FACTOR, OFFLOAD_BYTES
 from stablernn_server.errors import NotReadyError, ReadTimeoutError
 from stablernn_server.http.asgi import Scope
 from stablernn_server.http.request import (
@@ -238,10 +238,12 @@ class AppContext:
         Raises:
             BusyError: If that makes more than ``max_held_bytes``.
         """
+        if len(body) <= OFFLOAD_BYTES:
+            return decode()
         json_length = len(body) if json_length is None else json_length
         if json_length > OFFLOAD_BYTES:
             self.budget.hold(request, DECODED_FACTOR * json_length)
-        return await run_in_thread_if_large(len(body), decode)
+        return await asyncio.to_thread(decode)
 
     def create_caller(
         self, request: ActiveRequest, timeout_us: int | None = None, priority: int | None = None

@@ -87,7 +87,7 @@ async def infer(context: AppContext, active_request: ActiveRequest, scope: Scope
         # No JSON: which input the bytes are, and their type, only the model tells.
         caller = context.create_caller(active_request)
     else:
-        json_length = parse_json_length(body, length_header)
+        json_length = len(body) if length_header is None else parse_json_length(body, length_header)
         if json_length > settings.json_limit:
             raise body_too_large(settings.json_limit)
         request = await context.decode(
