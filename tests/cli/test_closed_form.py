@@ -58,7 +58,7 @@ def waves(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 def test_a_run_has_the_files_of_any_other_and_repeats_itself(waves: Workplace) -> None:
     assert {path.name for path in waves.path("run").iterdir()} == {
         *("config.yaml", "env.json", "data.json", "metrics.jsonl", "checkpoints", "calibration.json", "summary.json"),
-        "plots",
+        *("plots", "example.json"),
     }
     before = waves.path("run/checkpoints/best.safetensors").read_bytes()
     metrics = json.loads(waves.path("run/summary.json").read_text())["metrics"]
@@ -105,8 +105,7 @@ def test_run_version_and_server_give_the_same_answers(waves: Workplace) -> None:
     rows = waves.ok("-q", "predict", "waves", "--input", "new.npz", "--json").json["predictions"]
     with np.load(waves.path("new.npz")) as file:
         sequence = file["x"][0]
-    # The patches of the default advance by one sample.
-    *_, last = serve(waves, "waves", sequence[:, None, None])
+    *_, last = serve(waves, "waves", sequence[:, None])
     assert last.label == rows[0]["label"]
     expected = [rows[0]["probability_fast"], rows[0]["probability_slow"]]
     np.testing.assert_allclose(np.ravel(last.outputs["probabilities"]), expected, atol=1e-5)
