@@ -286,11 +286,11 @@ def _reshape(array: Array, shape: list[int], dtype: np.dtype[Any], label: str) -
 
 
 def _requested_outputs(entries: Any, binary: bool) -> list[RequestedOutput] | None:
+    if not isinstance(entries, list | None):
+        raise InputError(f"outputs must be an array of objects, got {json_type(entries)}.")
     # Both mean every output of the model.
-    if entries is None or entries == []:
+    if not entries:
         return None
-    if not isinstance(entries, list):
-        raise InputError(f"outputs must be an array, got {json_type(entries)}.")
     requested: dict[str, RequestedOutput] = {}
     for entry in entries:
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):

@@ -420,7 +420,9 @@ def _concatenate(arrays: Sequence[Array]) -> Array:
 
 def _check_close(frame: TextFrame) -> None:
     """Raise if a frame without values has a field that the end of the stream makes void."""
-    set_fields = frame.model_dump(exclude_defaults=True).keys() - {"stream", "id", "token", "close"}
-    for name in TextFrame.model_fields:
-        if name in set_fields:
+    for name, field in TextFrame.model_fields.items():
+        value = getattr(frame, name)
+        # Arrays are no defaults, and have no truth value.
+        is_set = isinstance(value, np.ndarray) or value != field.default
+        if is_set and name not in ("stream", "id", "token", "close"):
             raise InputError(f"close ends the stream, and without values {name} has no effect; leave it out.")

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.sync.client import connect
 
 from server_helpers import Running
 
@@ -145,3 +146,35 @@ def test_a_nested_bomb_is_a_400(client: httpx.Client) -> None:
 
 def test_the_server_still_answers_after_all_of_this(client: httpx.Client) -> None:
     assert client.post("/v2/models/animals/infer", json=ONE).status_code == 200
+
+
+STEP = {"model": "animals", "values": [1.0]}
+SERIES = {"series": [1.0, 2.0]}
+FORECAST = {"model": "co2", "inputs": [SERIES]}
+BODIES: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
+    ("/v2/models/animals/infer", ONE, ("id", "inputs", "outputs", "parameters")),
+    ("/v2/models/animals/infer", ONE["inputs"][0], ("name", "shape", "datatype", "data", "parameters")),
+    ("/v1/timeseries/forecast", FORECAST, ("model", "inputs", "options")),
+    ("/v1/timeseries/forecast", SERIES, ("type", "name", "start_timestamp", "dt", "future", "static")),
+    ("/v1/step", STEP, ("model", "values", "time", "dt", "sequence", "future", "horizon", "state_token", "static")),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "part", "field"), [(path, part, field) for path, part, fields in BODIES for field in fields]
+)
+def test_a_large_array_where_none_belongs_is_no_bug(
+    client: httpx.Client, path: str, part: dict[str, Any], field: str
+) -> None:
+    changed = part | {field: [0.5] * 20_000}
+    whole = changed if "model" in part or "inputs" in part else {"inputs": [changed]}
+    response = client.post(path, json=whole if path != "/v1/timeseries/forecast" else FORECAST | whole)
+    assert response.status_code == 400, response.text
+
+
+@pytest.mark.parametrize("field", ["time", "dt", "future", "static", "state_token"])
+def test_a_large_array_in_a_frame_that_closes_is_refused(server: Running, field: str) -> None:
+    with connect(f"{server.url.replace('http', 'ws')}/v1/stream?model=animals") as websocket:
+        websocket.recv(10)
+        websocket.send(json.dumps({"close": True, field: [0.5] * 20_000}))
+        assert json.loads(websocket.recv(10))["code"] == "bad_input"
