@@ -111,5 +111,5 @@ def _as_yaml(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str) and not any(map(str.isalnum, value)):
-        return f"'{value}'"
+        return f'"{value}"' if "'" in value else f"'{value}'"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from calendar import monthrange
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, time, timedelta, tzinfo
 from typing import Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -109,7 +109,12 @@ def in_day_zone(text: str, zone: str | None) -> str:
         return text
     if zone is None or moment.tzinfo is None:
         return text
-    return _in_zone(moment, _zone_info(zone)).replace(tzinfo=None).isoformat()
+    place = _zone_info(zone)
+    local = _in_zone(moment, place).replace(tzinfo=None)
+    midnight = datetime.combine(local, time())
+    # A day whose midnight is skipped begins when clocks have gone forward.
+    begins = _in_zone(_in_zone(midnight.replace(tzinfo=place), UTC), place).replace(tzinfo=None)
+    return (midnight if local == begins else local).isoformat()
 
 
 def advance(start: str, steps: int, frequency: str, zone: str | None = None) -> str:

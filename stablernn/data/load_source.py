@@ -17,6 +17,7 @@ from stablernn.data.messages import format_names
 from stablernn.data.named.entry import DatasetInfo
 from stablernn.data.notes import data_counts, describe_reading, format_counts
 from stablernn.data.options import (
+    FOLDER_OPTIONS,
     LABEL_COLUMN,
     LARGEST_SEED,
     NAMED_OPTIONS,
@@ -151,7 +152,10 @@ def read_sequences(
     """
     if path.is_dir():
         recordings = read_recordings(
-            path, label_column=columns.get("label_column", LABEL_COLUMN), group_column=group_column
+            path,
+            label_column=columns.get("label_column", LABEL_COLUMN),
+            group_column=group_column,
+            repairs=columns.get("repairs"),
         )
         return recordings if channels is None else match_features(recordings, channels)
     file_format = require_task(path, "classify")
@@ -289,8 +293,8 @@ def _load_classification(source: _Source, options: LoadOptions) -> Classificatio
     _check_no_forecast_options(source, options, "classify", (*TABLE_OPTIONS, "channels", "group_column"))
     path, info = source.path, source.info
     is_table = not path.is_dir() and detect_format(path) in TABLE_FORMATS
-    # The manifest of a folder has a column of labels, too.
-    table_options = [name for name in options.changed(TABLE_OPTIONS) if name != "label_column" or not path.is_dir()]
+    of_folders = FOLDER_OPTIONS if path.is_dir() else ()
+    table_options = [name for name in options.changed(TABLE_OPTIONS) if name not in of_folders]
     if table_options and not is_table:
         raise errors.ConfigError(f"{table_options[0]} is for tables; {terms().file(source.name)} is none.")
     # The columns of a bundled dataset are known to be there.

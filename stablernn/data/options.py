@@ -32,6 +32,8 @@ REPAIR_OPTIONS = (
 FILE_REPAIRS = tuple(name for name in REPAIR_OPTIONS if name not in ("categories", "min_length"))
 #: Roles of a table's columns, how its timestamps are read, and what is repaired.
 TABLE_OPTIONS = ("id_column", "time_column", "label_column", "stamps", *REPAIR_OPTIONS)
+#: Those of them that a folder of recordings takes: of its manifest, and of recordings that are text.
+FOLDER_OPTIONS = ("label_column", "decimal_mark", "thousands_mark")
 #: Options that only files of some task take, in the order in which the first misplaced one is reported.
 TASK_OPTIONS = (
     *("target", "channels", "horizon", "context_length", "season", "frequency", "validation_steps", "test_steps"),

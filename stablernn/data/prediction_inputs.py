@@ -185,7 +185,7 @@ def read_inputs(
         )
 
     if task == "classify":
-        return _read_sequences(path, features, time_step, label_column, open_or_piece, max_steps)
+        return _read_sequences(path, features, time_step, label_column, open_or_piece, max_steps, repairs)
     require_task(path, "forecast")
     covariates = Covariates.of(future, static, calendar).expanded(repairs.categories)
     _check_lengths(context_length, horizon, covariates)
@@ -232,9 +232,10 @@ def _read_sequences(
     label_column: str,
     opened: Callable[[], OpenTable],
     max_steps: int | None,
+    repairs: Repairs,
 ) -> InputSet:
     if path.is_dir():
-        sequences = read_sequences(path, channels=features, label_column=label_column)
+        sequences = read_sequences(path, channels=features, label_column=label_column, repairs=repairs)
     elif require_task(path, "classify") in TABLE_FORMATS:
         table = opened()
         _check_columns(table, features, [name for name in table.columns if name != label_column])

@@ -10,7 +10,7 @@ from typing import Any
 
 from stablernn.data.catalog import is_dataset
 from stablernn.data.load_source import load_source
-from stablernn.data.options import NAMED_OPTIONS, TABLE_OPTIONS, LoadOptions
+from stablernn.data.options import FOLDER_OPTIONS, NAMED_OPTIONS, TABLE_OPTIONS, LoadOptions
 from stablernn.data.readers.cells import CellError
 from stablernn.data.readers.paths import is_table
 from stablernn.data.step_data import Data
@@ -46,9 +46,9 @@ def load_run_data(
         # Options of one named dataset mean nothing to another, and what is only scored is drawn from by no group.
         options = options.with_options(source=source).reset(("test", "group_column", *NAMED_OPTIONS))
         if not is_table(source):
-            # Roles of a table's columns mean nothing to a file without columns; a folder may have a manifest.
-            has_manifest = Path(source).is_dir()
-            options = options.reset([name for name in TABLE_OPTIONS if name != "label_column" or not has_manifest])
+            # Roles of a table's columns mean nothing to a file without columns.
+            of_folders = FOLDER_OPTIONS if Path(source).is_dir() else ()
+            options = options.reset([name for name in TABLE_OPTIONS if name not in of_folders])
     # Where columns were made into series, the model's one channel is no column of the file.
     if not config.data.channels_as_series:
         # Before a run has begun, its settings may leave the task to the data.

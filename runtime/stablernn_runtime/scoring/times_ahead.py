@@ -67,7 +67,7 @@ def times_ahead(
     if zone is not None and name is not None and (seconds is None or seconds >= _DAY):
         # Days and longer steps are those of the calendar: they go on at the same time of day when clocks change.
         day_zone = day_zone or zone
-        local = times.list.eval(pl.element().dt.convert_time_zone(day_zone).dt.replace_time_zone(None))
+        local = times.list.eval(_local_days(pl.element(), day_zone))
         ahead, errors = times_ahead(local, steps, frequency)
         return ahead.list.eval(_instants(pl.element(), day_zone).dt.convert_time_zone(zone)), errors
     if name is not None and seconds is None:
@@ -76,6 +76,16 @@ def times_ahead(
     limit = min(_YEAR_10000 * ticks_of_second, 2**63)
     length = None if seconds is None else round(seconds * ticks_of_second)
     return _continue(times, lambda ticks: _in_equal_steps(ticks, steps, limit, length, name=name))
+
+
+def _local_days(instants: pl.Expr, zone: str) -> pl.Expr:
+    """Return instants as local times: midnights, if all of them are, of which a skipped one begins its day later."""
+    import polars as pl
+
+    local = instants.dt.convert_time_zone(zone).dt.replace_time_zone(None)
+    midnight = local.dt.truncate("1d")
+    begins = _instants(midnight, zone).dt.replace_time_zone(None)
+    return pl.when((local == begins).all()).then(midnight).otherwise(local)
 
 
 def _instants(local: pl.Expr, zone: str) -> pl.Expr:

@@ -77,8 +77,8 @@ def missing_texts(column: pl.Series) -> list[str]:
         count > 1 or text.lower() in _MISSING_WORDS or not any(map(str.isalnum, text))
         for text, count in counts.iter_rows()
     ]
-    # Numbers with other marks than those of the file are none.
-    is_code.append(not invalid.str.contains(r"^[+-]?\d[\d.,'\s]*$").any())
+    # Numbers with other marks than those of the file are none, nor are 5%, <5 and (5), which is -5 to accountants.
+    is_code.append(not invalid.str.contains(r"^[^\w\s]*\d[\d.,'\s]*[^\w\s#]*$").any())
     return sorted(invalid.unique()) if all(is_code) and len(counts) <= _MAX_MISSING_TEXTS else []
 
 

@@ -29,7 +29,6 @@ from stablernn.data.readers.cells import MISSING_CELLS, restore_integers, strip_
 from stablernn.data.readers.table_chunks import first_row_number, read_chunks, read_column_names
 from stablernn.data.readers.tables import is_index
 from stablernn.data.readers.timestamps import (
-    date_format_advice,
     fitting_date_formats,
     normalize_times,
     parse_dates,
@@ -279,7 +278,7 @@ def _has_series_in_rows(cells: _TableCells) -> bool:
     first, *others = cells.names
     names = cells[first].drop_nulls()
     # With times in the first column it is a wide table: a row for each time, a column for each channel.
-    if parse_dates(normalize_times(names)).count() or any(date_format_advice(str(name)) for name in names.head(1)):
+    if parse_dates(normalize_times(names)).count() or fitting_date_formats(names.head(1)):
         return False
     return (
         len(others) >= _MIN_COLUMNS_OF_SERIES_IN_ROWS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,10 @@ def _grouped(mark: str, groups: str) -> str:
     return rf"[1-9]\d{{0,2}}(?:{mark}\d{{3}}){groups}"
 
 
+def _grouped_by(group: str) -> str:
+    return rf"^\s*[+-]?{_grouped(group, '+')}(?:[.,]\d*)?{_EXPONENT}\s*$"
+
+
 # Patterns of polars, which has no look-around; the keys are decimal marks.
 _EXPONENT = r"(?:[eE][+-]?\d+)?"
 _PROOFS = {
@@ -52,6 +57,11 @@ _LEAST_GROUPED = 10_000
 
 class CellError(errors.DataError):
     """The error of a cell that holds no number of float32, with its row in the file and its column."""
+
+
+def suggest_thousands_mark(cell: str) -> str | None:
+    """Return which blank or apostrophe separates the thousands of a number that is text; None for other text."""
+    return next((mark for mark, group in _GROUP_MARKS.items() if re.match(_grouped_by(group), cell)), None)
 
 
 def strip_cells(cells: pl.Series, missing: Sequence[str]) -> pl.Series:
@@ -272,7 +282,7 @@ class NumberMarks:
         """Return text without the thousands marks that are neither points nor commas."""
         if self._groups is None:
             return cells
-        is_number = cells.str.contains(rf"^\s*[+-]?{_grouped(self._groups, '+')}(?:[.,]\d*)?{_EXPONENT}\s*$")
+        is_number = cells.str.contains(_grouped_by(self._groups))
         return cells.str.replace_all(self._groups, "").zip_with(is_number.fill_null(False), cells)
 
     def _as_plain(self, cells: pl.Series, decimal_mark: str | None) -> pl.Series:

@@ -16,14 +16,22 @@ from stablernn import errors
 from stablernn.data.arrays import Float32Array, Int64Array, Resolution, Timestamps, finite_float32
 from stablernn.data.messages import quote
 from stablernn.data.options import Repairs
-from stablernn.data.readers.cells import MISSING_CELLS, NO_TEXT, CellError, encode_text, restore_integers, strip_cells
+from stablernn.data.readers.cells import (
+    MISSING_CELLS,
+    NO_TEXT,
+    CellError,
+    encode_text,
+    restore_integers,
+    strip_cells,
+    suggest_thousands_mark,
+)
 from stablernn.data.readers.row_checks import no_series_error, refuse_unordered_rows
 from stablernn.data.readers.spilling_array import GrowingArray, MemoryBudget, group_rows, reorder_rows
 from stablernn.data.readers.table_chunks import first_row_number
 from stablernn.data.readers.timestamps import BadTime, TimeColumn, date_format_advice, normalize_times
 from stablernn.data.repairs.categories import CategoryCodes, expand_names
 from stablernn.data.repairs.duplicate_rows import find_repeats, find_unlike_categories, merge_duplicates
-from stablernn.data.repairs.local_times import are_days, convert_to_utc, find_skipped_time, to_local
+from stablernn.data.repairs.local_times import are_days, convert_to_utc, find_skipped_time, to_days
 from stablernn.data.repairs.missing_codes import MissingCodes
 from stablernn.data.repairs.row_order import sort_order
 from stablernn.data.stacked_series import StackedSeries
@@ -132,7 +140,7 @@ class TableBuilder:
         self._num_rows += len(chunk)
         bad_time = self._times.add(times)
         if bad_time is not None:
-            raise self._time_error(bad_time)
+            raise self._time_error(bad_time, times)
         if self._id_name is not None:
             codes = self._encode(chunk[self._id_name], self._series_names)
             if (codes == NO_TEXT).any():
@@ -221,14 +229,17 @@ class TableBuilder:
         zone = self._repairs.timezone
         if zone is None or rows.ds.dtype.kind != "M":
             return rows, is_utc
-        local = to_local(rows.ds, zone) if is_utc else rows.ds
-        skipped = None if is_utc else find_skipped_time(local, zone)
-        # A day whose midnight is skipped is one, too, where it is the only row.
-        if are_days(local) or (skipped is not None and (local == local.astype("datetime64[D]")).all()):
-            notes["calendar_days"] = zone
-            return rows._replace(ds=local), False
         if is_utc:
-            return rows, True
+            days = to_days(rows.ds, zone)
+            if days is None:
+                return rows, True
+            notes["calendar_days"] = zone
+            return rows._replace(ds=days), False
+        skipped = find_skipped_time(rows.ds, zone)
+        # A day whose midnight is skipped is one, too, where it is the only row.
+        if are_days(rows.ds) or (skipped is not None and (rows.ds == rows.ds.astype("datetime64[D]")).all()):
+            notes["calendar_days"] = zone
+            return rows, False
         if skipped is not None:
             location = terms().row_of(self._path.name, self._number_of(rows, skipped.index))
             raise errors.DataError(f"{location}: {skipped.message}", settings=skipped.settings)
@@ -288,7 +299,7 @@ class TableBuilder:
         """Return the number in the file of a row of the grouped rows."""
         return self._row_number(int(index if rows.order is None else rows.order[index]))
 
-    def _time_error(self, bad_time: BadTime) -> errors.DataError:
+    def _time_error(self, bad_time: BadTime, times: pl.Series) -> errors.DataError:
         row, cell = self._row_number(bad_time.position), quote(bad_time.text)
         location = f"{terms().row_of(self._path.name, row)}, column '{self._time_name}'"
         if bad_time.mixes_zones:
@@ -307,7 +318,7 @@ class TableBuilder:
         if self._repairs.date_format is not None:
             form = terms().setting("data.date_format", self._repairs.date_format)
             return errors.DataError(f"{location}: {cell} is not a time by {form}. Correct one of them.")
-        advice = date_format_advice(bad_time.text) or (
+        advice = date_format_advice(bad_time.text, times) or (
             "Times are dates from 1678 to 2261 as 2024-01-31 or 2024-01-31 13:00:00, or integers."
             if self._stamps != "yyyymmdd"
             else f"With {terms().setting('data.stamps', 'yyyymmdd')} times are dates from 1678 to 2261 as 20240131 or "
@@ -381,14 +392,23 @@ class TableBuilder:
         if numbers.null_count() > cleaned.null_count():
             positions = np.flatnonzero((numbers.is_null() & cleaned.is_not_null()).to_numpy())
 
+            first_text = str(cleaned[int(positions[0])])
+            mark = suggest_thousands_mark(first_text) if self._repairs.thousands_mark is None else None
+            setting = None if mark is None else terms().set("data.thousands_mark", mark)
+            advice = "Correct it" if mark is None else f"If its groups are thousands, {setting}; else correct it"
+
             def describe(index: int) -> str:
                 row, cell = self._row_number(first + index), quote(str(cleaned[index]))
                 return (
-                    f"{terms().row_of(self._path.name, row)}, {location}: {cell} is not a number. Correct it, leave it "
+                    f"{terms().row_of(self._path.name, row)}, {location}: {cell} is not a number. {advice}, leave it "
                     f"empty if the value is missing, or name the columns to read by {terms().channels}."
                 )
 
-            raise CellError(describe(int(positions[0])), series=self._faulty_series(cells.name, positions, describe))
+            raise CellError(
+                describe(int(positions[0])),
+                settings={} if mark is None else {"thousands_mark": mark},
+                series=self._faulty_series(cells.name, positions, describe),
+            )
         numbers = self._codes.replace(numbers)
         values = (numbers.fill_null(float("nan")) if numbers.null_count() else numbers).to_numpy()
         try:

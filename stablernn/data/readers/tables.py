@@ -261,7 +261,7 @@ def _find_time_column(path: Path, names: Sequence[str], name: str, repairs: Repa
         if len(dates) > dates.null_count():
             return first
     example = times.drop_nulls().head(1)
-    advice = date_format_advice(str(example[0])) if len(example) and example.dtype == pl.String else ""
+    advice = date_format_advice(str(example[0]), times) if len(example) and example.dtype == pl.String else ""
     settings: Notes = {}
     if _INFLUX_TIME in names:
         settings = {"time_column": _INFLUX_TIME}

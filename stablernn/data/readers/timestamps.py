@@ -32,7 +32,7 @@ _ZONE = r"\s*(?:[Zz]|[+-]\d{2}:?\d{2})$"
 _LARGEST_MONTH = 999_999
 # 202401 and 20240131.
 _DIGITS_OF_DATES = (6, 8)
-_HOUR_24 = r"\b24(\D00(?:\D00(?:\.0+)?)?)\b"
+_HOUR_24 = r"(\b|T)24(\D00(?:\D00(?:\.0+)?)?)\b"
 # What a check looks for: dates with any of these marks between their parts, and times of day behind them.
 _DATE_FORMS = (
     *("%Y{0}%m{0}%d", "%d{0}%m{0}%Y", "%m{0}%d{0}%Y", "%d{0}%m{0}%y", "%m{0}%d{0}%y", "%y{0}%m{0}%d"),
@@ -103,9 +103,12 @@ def suggest_date_format(cells: pl.Series, forms: Sequence[str]) -> str | None:
     return forms[0] if len(forms) == 1 else None
 
 
-def date_format_advice(cell: str) -> str:
-    """Return advice on a cell that cannot be read: a sentence if it looks like a date in one format or several."""
-    forms = [f"'{form}'" for form in fitting_date_formats(pl.Series([cell]))]
+def date_format_advice(cell: str, column: pl.Series) -> str:
+    """Return advice on a cell that cannot be read: a sentence if it looks like a date in one format or several.
+
+    The formats are those that read its whole column, as far as there are any: day and month of one cell may be alike.
+    """
+    forms = [f"'{form}'" for form in fitting_date_formats(column) or fitting_date_formats(pl.Series([cell]))]
     if not forms:
         return ""
     return f"Set data.date_format to the format, such as {' or '.join(forms)}, or write dates as 2024-01-31 13:00."
@@ -157,7 +160,7 @@ def _parse_format(text: pl.Series, form: str) -> pl.Series:
     date_form = re.split(r"\W*%[HIkl]", form, maxsplit=1)[0]
     if date_form != form and parsed.null_count():
         parsed = parsed.fill_null(_parse(text, date_form))
-        midnights = _parse(text.str.replace(_HOUR_24, "00$1"), form) if "%H" in form else parsed
+        midnights = _parse(text.str.replace(_HOUR_24, "${1}00$2"), form) if "%H" in form else parsed
         is_24 = parsed.is_null() & text.str.contains(_HOUR_24).fill_null(False)
         parsed = parsed.zip_with(~is_24, midnights.dt.offset_by("1d"))
     return parsed

@@ -21,10 +21,17 @@ from stablernn.data.messages import format_timestamp
 from stablernn.data.types import Notes
 from stablernn.terms import terms
 
-#: Zones whose changes of clocks are looked for in repeated times; others change at the same times as one of these.
+#: Zones whose changes of clocks are looked for in repeated times; most others change at the same times as one of these.
 _USUAL_ZONES = (
     *("Europe/Berlin", "Europe/London", "Europe/Helsinki", "America/New_York", "Australia/Sydney"),
     *("Pacific/Auckland", "Asia/Jerusalem", "Africa/Cairo", "America/Santiago", "America/Havana"),
+)
+# Zones whose days are looked for in instants: those of other offsets and other changes, too.
+_DAY_ZONES = (
+    *_USUAL_ZONES,
+    *("America/Chicago", "America/Denver", "America/Los_Angeles", "America/Anchorage", "America/Halifax"),
+    *("America/St_Johns", "America/Sao_Paulo", "America/Asuncion", "America/Mexico_City", "Atlantic/Azores"),
+    *("Australia/Adelaide", "Australia/Lord_Howe", "Asia/Tehran", "Asia/Beirut", "Asia/Amman", "Asia/Damascus"),
 )
 _HOUR_NS = 3_600_000_000_000
 _LARGEST_FIXED_OFFSET = 12
@@ -133,11 +140,32 @@ def to_local(instants: Timestamps, zone: str) -> Timestamps:
     return np.asarray(text.dt.replace_time_zone(None).to_numpy().astype("datetime64[ns]"))
 
 
+def to_days(instants: Timestamps, zone: str) -> Timestamps | None:
+    """Return instants as the days of a zone, datetime64[ns], if all are of one time of its day; None for others.
+
+    A day whose midnight is skipped begins when clocks have gone forward.
+    """
+    local = to_local(instants, zone)
+    if are_days(local):
+        return local
+    midnight = np.asarray(local.astype("datetime64[D]").astype("datetime64[ns]"))
+    is_late = _localize(midnight, zone, "earliest").is_null().to_numpy() & (
+        _ticks(local) - _ticks(midnight) <= _HOUR_NS
+    )
+    days = np.where(is_late, midnight, local)
+    return days if are_days(days) else None
+
+
 def suggest_day_zone(instants: Timestamps) -> str | None:
-    """Return a zone in which instants, a day or more apart, are of one time of the day; None for any in UTC, too."""
+    """Return a zone in which instants, a day or more apart, are midnights, or of one time of the day.
+
+    None where they are so in UTC, or in no zone.
+    """
     if len(instants) < 2 or np.median(np.diff(_ticks(instants))) < 23 * _HOUR_NS or are_days(instants):
         return None
-    return next((zone for zone in _USUAL_ZONES if are_days(to_local(instants, zone))), None)
+    days = {zone: local for zone in _DAY_ZONES if (local := to_days(instants, zone)) is not None}
+    midnights = (zone for zone, local in days.items() if not _ticks(local[:1]) % (24 * _HOUR_NS))
+    return next(midnights, next(iter(days), None))
 
 
 def suggest_timezone(local: Timestamps, ends: Int64Array) -> str | None:

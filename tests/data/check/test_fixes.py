@@ -107,8 +107,9 @@ def test_a_constant_column_is_no_target(tmp_path: Path) -> None:
     assert report.fixes["target"] == "heat"
 
 
-def test_numbers_with_two_marks_are_no_codes_of_missing_values(tmp_path: Path) -> None:
-    rows = [f"{np.datetime64('2024-01-01') + day};{cell}" for day, cell in enumerate(["985.25", "1.017,5", "994"] * 30)]
+@pytest.mark.parametrize("number", ["1.017,5", "(7)", "5%", "<5"])
+def test_numbers_with_other_marks_are_no_codes_of_missing_values(tmp_path: Path, number: str) -> None:
+    rows = [f"{np.datetime64('2024-01-01') + day};{cell}" for day, cell in enumerate(["985.25", number, "994"] * 30)]
     (tmp_path / "d.csv").write_text("\n".join(["ds;y", *rows]) + "\n")
     report = check_data(tmp_path / "d.csv")
     assert not report.ok

@@ -120,12 +120,22 @@ def test_numbers_that_contradict_the_others_or_an_option_are_refused(
         read(tmp_path, text, **repairs)
 
 
-def test_other_thousands_marks_are_read_where_they_are_named(tmp_path: Path) -> None:
-    text = "ds;y\n1;980,5\n2;1 017,25\n3;1\u202f234\u202f567\n"
-    values = read(tmp_path, text, thousands_mark=" ").series[0].values[:, 0]
-    np.testing.assert_array_equal(values, np.float32([980.5, 1017.25, 1234567]))
-    values = read(tmp_path, "ds,y\n1,980.5\n2,1'017.25\n", thousands_mark="'").series[0].values[:, 0]
-    np.testing.assert_array_equal(values, np.float32([980.5, 1017.25]))
+@pytest.mark.parametrize(
+    ("text", "mark", "setting", "values"),
+    [
+        ("ds;y\n1;980,5\n2;1 017,25\n3;1\u202f234\u202f567\n", " ", "=' '", [980.5, 1017.25, 1234567]),
+        ("ds,y\n1,980.5\n2,1'017.25\n3,-1\u2019234\n", "'", '="\'"', [980.5, 1017.25, -1234]),
+    ],
+    ids=["blanks", "apostrophes"],
+)
+def test_other_thousands_marks_are_named_and_read(
+    tmp_path: Path, text: str, mark: str, setting: str, values: list[float]
+) -> None:
+    with pytest.raises(DataError, match=f"row 3, .* data.thousands_mark{setting}") as caught:
+        read(tmp_path, text)
+    assert caught.value.settings == {"thousands_mark": mark}
+    table = read(tmp_path, text, thousands_mark=mark)
+    np.testing.assert_array_equal(table.series[0].values[:, 0], np.float32(values))
     with pytest.raises(ConfigError, match="decimal_mark and thousands_mark"):
         read(tmp_path, text, thousands_mark=",", decimal_mark=",")
 

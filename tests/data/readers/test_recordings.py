@@ -17,6 +17,7 @@ from scipy.io import loadmat, savemat, wavfile
 from stablernn.data import ClassificationData, load_data, read_inputs
 from stablernn.data.check import check_data
 from stablernn.data.load_source import read_sequences
+from stablernn.data.options import Repairs
 from stablernn.data.readers.recordings.formats import read_recording
 from stablernn.data.readers.recordings.matlab import read_matlab_arrays
 from stablernn.errors import ConfigError, DataError, UnknownNameError
@@ -187,6 +188,19 @@ def test_a_manifest_gives_labels_and_groups(tmp_path: Path) -> None:
     assert data.labels == ("a", "b")
     assert data.notes["validation"]["groups"] == {"train": 3, "validation": 1}
     assert sorted(data.notes["ignored_files"]) == ["notes.txt", "unlisted.wav"]
+
+
+def test_marks_that_recordings_leave_open_are_settled_for_the_folder(tmp_path: Path) -> None:
+    for number in range(8):
+        file = tmp_path / "data" / ("rest", "walk")[number % 2] / f"{number}.csv"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("a;b\n1.017;2.500\n1.250;3.125\n")
+    assert check_data(tmp_path / "data").fixes == {"decimal_mark": "."}
+    data = load_data(tmp_path / "data", decimal_mark=".")
+    assert isinstance(data, ClassificationData)
+    np.testing.assert_array_equal(data.train.x[0], np.float32([[1.017, 2.5], [1.25, 3.125]]))
+    inputs = read_inputs(tmp_path / "data", task="classify", features=data.features, repairs=Repairs(decimal_mark="."))
+    np.testing.assert_array_equal(inputs.x[0], data.train.x[0])
 
 
 def test_a_check_reports_a_folder(tmp_path: Path) -> None:

@@ -116,6 +116,19 @@ def test_days_that_are_written_in_utc_are_those_of_their_zone(
     np.testing.assert_array_equal(read(tmp_path, rows[-4:]).series[0].ds, days[-4:])
 
 
+@pytest.mark.parametrize(
+    "zone",
+    # Sao Paulo and Tehran skip midnights; those of Helsinki are of one time of the day in Berlin, too.
+    ["America/Los_Angeles", "America/Sao_Paulo", "Asia/Tehran", "Australia/Lord_Howe", "Europe/Helsinki"],
+)
+def test_the_zone_whose_midnights_are_written_in_utc_is_proposed(tmp_path: Path, zone: str) -> None:
+    days = np.arange("2017-01-01", "2018-12-31", dtype="datetime64[D]").astype("datetime64[us]")
+    moments = [day.item().replace(tzinfo=ZoneInfo(zone)).astimezone(UTC) for day in days]
+    rows = [f"{moment:%Y-%m-%dT%H:%M:%SZ},{number % 7}" for number, moment in enumerate(moments)]
+    np.testing.assert_array_equal(read(tmp_path, rows, timezone=zone).series[0].ds, days)
+    assert check_data(tmp_path / "d.csv").fixes == {"timezone": zone}
+
+
 @pytest.mark.parametrize("doubled", [False, True])
 def test_a_zone_is_proposed_where_only_its_repeated_hour_comes_twice(tmp_path: Path, doubled: bool) -> None:
     times = local(datetime(2023, 10, 28, tzinfo=UTC), 48, 60)

@@ -119,6 +119,7 @@ def test_days_go_on_at_the_same_time_when_clocks_change(frequency: str, last: in
     [
         # The midnight of November 4 did not exist, and the day began at 1:00.
         ("America/Sao_Paulo", "2018-11-02T03:00", ["2018-11-03T03:00", "2018-11-04T03:00", "2018-11-05T02:00"]),
+        ("America/Sao_Paulo", "2018-11-04T03:00", ["2018-11-05T02:00", "2018-11-06T02:00", "2018-11-07T02:00"]),
         ("Europe/Berlin", "2024-03-29T23:00", ["2024-03-30T23:00", "2024-03-31T22:00", "2024-04-01T22:00"]),
     ],
 )

@@ -13,7 +13,7 @@ import polars as pl
 from stablernn import errors
 from stablernn.data.arrays import Resolution
 from stablernn.data.messages import format_names
-from stablernn.data.options import LABEL_COLUMN
+from stablernn.data.options import LABEL_COLUMN, Repairs
 from stablernn.data.readers.cells import strip_cells
 from stablernn.data.readers.recordings.formats import RECORDING_FORMATS, Recording, read_recording
 from stablernn.data.readers.table_chunks import read_chunks, read_column_names
@@ -40,7 +40,13 @@ class _Listing(NamedTuple):
     notes: Notes
 
 
-def read_recordings(path: Path, *, label_column: str = LABEL_COLUMN, group_column: str | None = None) -> Sequences:
+def read_recordings(
+    path: Path,
+    *,
+    label_column: str = LABEL_COLUMN,
+    group_column: str | None = None,
+    repairs: Repairs | None = None,
+) -> Sequences:
     """Read a folder of recordings.
 
     With a table ``manifest.csv`` in the folder, its column ``file`` lists the recordings, by paths relative to the
@@ -51,6 +57,7 @@ def read_recordings(path: Path, *, label_column: str = LABEL_COLUMN, group_colum
         path: The folder.
         label_column: Column of the manifest with the class of each recording.
         group_column: Column of the manifest with the group of each recording.
+        repairs: Used are the marks of numbers, for recordings that are text.
 
     Raises:
         UnknownNameError: If the manifest lacks the column of groups, or names a file that does not exist.
@@ -66,7 +73,7 @@ def read_recordings(path: Path, *, label_column: str = LABEL_COLUMN, group_colum
         )
     # Recordings share the scale of a channel, so that what float32 loses is judged over all of them.
     resolutions: dict[str, Resolution] = {}
-    recordings = [read_recording(path / file, file, resolutions) for file in listing.files]
+    recordings = [read_recording(path / file, file, resolutions, repairs) for file in listing.files]
     _check_alike(listing.files, recordings)
     for channel, resolution in resolutions.items():
         resolution.check(functools.partial("'{}': channel '{}'".format, path.name, channel))

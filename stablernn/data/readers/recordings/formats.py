@@ -17,6 +17,7 @@ import polars as pl
 from stablernn import errors
 from stablernn.data.arrays import Float32Array, Resolution, finite_float32
 from stablernn.data.messages import format_names
+from stablernn.data.options import Repairs
 from stablernn.data.readers.cells import MISSING_CELLS, restore_integers, strip_cells
 from stablernn.data.readers.npz import parse_array
 from stablernn.data.readers.paths import read_bytes
@@ -54,19 +55,23 @@ class _Content(NamedTuple):
     ignored: tuple[str, ...] = ()
 
 
-def read_recording(path: Path, name: str, resolutions: dict[str, Resolution]) -> Recording:
+def read_recording(
+    path: Path, name: str, resolutions: dict[str, Resolution], repairs: Repairs | None = None
+) -> Recording:
     """Read a file of one of :data:`RECORDING_FORMATS`.
 
     Args:
         path: The file.
         name: Its name in messages.
         resolutions: Takes in the values before they become float32, by channel.
+        repairs: Used are the marks of numbers that are text.
 
     Raises:
         DataError: If it cannot be read, or holds no finite numbers in time and channels.
         ConfigError: If a package that reads the format is not installed.
     """
-    content = _READERS[path.suffix.lower()](path, name)
+    reader = _READERS[path.suffix.lower()]
+    content = _read_table(path, name, repairs) if reader is _read_table else reader(path, name)
     if not any(map(len, content.columns)):
         raise errors.DataError(f"'{name}' has no samples. Leave it out.")
     columns = []
@@ -131,12 +136,13 @@ def _read_mat(path: Path, name: str) -> _Content:
     return _Content(columns, default_channel_names(len(columns)), None, ignored)
 
 
-def _read_table(path: Path, name: str) -> _Content:
+def _read_table(path: Path, name: str, repairs: Repairs | None = None) -> _Content:
     names = read_column_names(path, may_lack_names=True)
     channels = tuple(column for column in names if column.lower() not in TIME_COLUMNS and not is_index(column))
     if not channels:
         raise errors.DataError(f"'{name}' has no column of numbers besides {format_names(names)}.")
-    frame = pl.concat([chunk.select(channels) for chunk in read_chunks(path, channels, may_lack_names=True)])
+    chunks = read_chunks(path, channels, repairs=repairs, may_lack_names=True)
+    frame = pl.concat([chunk.select(channels) for chunk in chunks])
     columns = [_column(name, frame[channel]) for channel in channels]
     ignored = tuple(column for column in names if column not in channels)
     return _Content(columns, channels, None, ignored)
