@@ -191,6 +191,12 @@ def test_numbers_are_read_as_those_of_the_training_data(tmp_path: Path) -> None:
     refused = place("predict", "meters", "--input", "points.csv")
     assert (refused.code, "data.decimal_mark='.'" in refused.sentence) == (1, True)
     place.ok("predict", "meters", "--input", "points.csv", "--set", "data.decimal_mark=.")
+    # Between commas points are decimal ones, of which the mark of the training data makes no thousands.
+    place.path("commas.csv").write_text(marked.replace("980", "9.800").replace("994", "9.940").replace(";", ","))
+    refused = place("predict", "meters", "--input", "commas.csv")
+    assert (refused.code, "9940 if the point separates thousands, 9.940 if" in refused.sentence) == (1, True)
+    place.ok("predict", "meters", "--input", "commas.csv", "--set", "data.decimal_mark=.")
+    place.ok("predict", "meters", "--input", "commas.csv", "--set", "data.thousands_mark=.")
 
 
 def test_a_check_names_every_repair_and_writes_nothing_without_fix(tmp_path: Path) -> None:

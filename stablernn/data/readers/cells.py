@@ -160,6 +160,7 @@ class NumberMarks:
         file: Name of the file, for messages.
         repairs: Used are the marks of decimals and of thousands.
         usual: Mark of decimals that programs use which write such files.
+        is_certain: Whether ``decimal_mark``, which may be that of other data, makes no thousands of usual decimals.
         reread: Returns all chunks of the file, to look ahead where those so far leave a column open.
         notes: Gets ``decimal_mark`` and ``thousands_mark`` where they are not points and none.
         is_lenient: Whether the cells of a column stay as they are where it cannot be read in one way.
@@ -173,10 +174,11 @@ class NumberMarks:
         reread: Callable[[], Iterable[pl.DataFrame]],
         notes: Notes,
         *,
+        is_certain: bool = False,
         is_lenient: bool = False,
     ) -> None:
         self._file, self._repairs, self._usual, self._reread, self._notes = file, repairs, usual, reread, notes
-        self._is_lenient = is_lenient
+        self._is_certain, self._is_lenient = is_certain, is_lenient
         self._groups = _GROUP_MARKS.get(repairs.thousands_mark or "")
         self._option = repairs.decimal_mark or _OTHER_MARK.get(repairs.thousands_mark or "")
         self._columns: dict[str, _Marks] = {}
@@ -217,7 +219,12 @@ class NumberMarks:
 
     def _is_open(self, name: str) -> bool:
         marks = self._columns[name]
-        return bool(marks.open) and not marks.proofs and self._option is None
+        return bool(marks.open) and not marks.proofs and self._settled_mark(marks) is None
+
+    def _settled_mark(self, marks: _Marks) -> str | None:
+        """Return the mark of decimals by the options; None where they leave a column open."""
+        is_unlikely = self._is_certain and self._usual in marks.open and self._option != self._usual
+        return None if is_unlikely and self._repairs.thousands_mark is None else self._option
 
     def _decimal_mark(self, name: str) -> str | None:
         """Return the mark of decimals of a column; None where it has no marks, or is refused and may stay as it is."""
@@ -227,10 +234,10 @@ class NumberMarks:
             return None
         if marks.proofs or not marks.open:
             return next(iter(marks.proofs), None)
-        if option is not None:
-            return option
+        if (settled := self._settled_mark(marks)) is not None:
+            return settled
         others = {mark for each in self._columns.values() if len(each.proofs) == 1 for mark in each.proofs}
-        if len(marks.open) == 1:
+        if len(marks.open) == 1 and option is None:
             ((mark, _),) = marks.open.items()
             if marks.has_integers_from(_LEAST_GROUPED):
                 return mark

@@ -117,7 +117,15 @@ def read_chunks(
 
     # Programs write semicolons where a comma is the decimal mark.
     usual = "," if header is not None and header.delimiter == ";" else "."
-    marks = NumberMarks(path.name, repairs, usual, lambda: read(Notes()), notes, is_lenient=is_lenient)
+    marks = NumberMarks(
+        path.name,
+        repairs,
+        usual,
+        lambda: read(Notes()),
+        notes,
+        is_certain=header is not None and header.delimiter in (",", ";"),
+        is_lenient=is_lenient,
+    )
     numeric = [name for name in dict.fromkeys(columns) if name not in verbatim]
     return (marks.replace(chunk, numeric) for chunk in read(notes))
 
