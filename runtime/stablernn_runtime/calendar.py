@@ -109,11 +109,11 @@ def in_day_zone(text: str, zone: str | None) -> str:
         return text
     if zone is None or moment.tzinfo is None:
         return text
-    place = _zone_info(zone)
-    local = _in_zone(moment, place).replace(tzinfo=None)
+    local_zone = _zone_info(zone)
+    local = _in_zone(moment, local_zone).replace(tzinfo=None)
     midnight = datetime.combine(local, time())
     # A day whose midnight is skipped begins when clocks have gone forward.
-    begins = _in_zone(_in_zone(midnight.replace(tzinfo=place), UTC), place).replace(tzinfo=None)
+    begins = _in_zone(_in_zone(midnight.replace(tzinfo=local_zone), UTC), local_zone).replace(tzinfo=None)
     return (midnight if local == begins else local).isoformat()
 
 

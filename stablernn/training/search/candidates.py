@@ -30,6 +30,8 @@ from stablernn.training.tasks.classify import AUGMENTATION
 MAX_EPOCH_FACTOR = 2
 """Largest multiple of the recommended epochs of a classifier with augmentation that is worth more than members (`python
 benchmarks/cross_validation.py longer-members`). Without augmentation it is too long."""
+LEAST_STEP_SECONDS = 1e-5
+"""Time of a step that is too short to be measured, or that no training measured."""
 _STRENGTH = {"none": 0, "bounded": 1, "non-expansive": 2, "contracting": 3}
 
 
@@ -90,8 +92,8 @@ class Candidate:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds of an optimizer step in its trainings, the median."""
-        return float(np.median([result.step_seconds for result in self.results.values()]))
+        """Seconds of an optimizer step in its trainings, the median; trainings of a few steps measure none."""
+        return max(float(np.median([result.step_seconds for result in self.results.values()])), LEAST_STEP_SECONDS)
 
     def document(self) -> dict[str, Any]:
         """Return the candidate as JSON types."""

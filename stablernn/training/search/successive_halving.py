@@ -17,6 +17,7 @@ from stablernn.errors import ConfigError, InterruptedRun
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.search.budget import Budget
 from stablernn.training.search.candidates import (
+    LEAST_STEP_SECONDS,
     Candidate,
     comparable,
     held_out_scores,
@@ -244,7 +245,7 @@ class Search:
         result = results[-1]
         if result.status == "failed":
             raise ConfigError(f"The recipe '{self._networks[0].recipe.name}' cannot be trained: {result.reason}")
-        return max(result.step_seconds, 1e-5), result.whole_steps
+        return max(result.step_seconds, LEAST_STEP_SECONDS), result.whole_steps
 
     def _plan(self, workers: Workers, step_seconds: float, whole_steps: int) -> Plan | None:
         if self._budget.steps is not None:

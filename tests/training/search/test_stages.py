@@ -60,6 +60,13 @@ def test_a_network_that_gets_few_steps_in_the_end_yields_to_a_better_baseline(sl
     assert choice.document["chosen"] == chosen
 
 
+def test_trainings_too_short_to_measure_a_step_are_compared() -> None:
+    networks = [candidate(name, "contracting", [], steps=10) for name in ("first", "second")]
+    user = validate({"data": {"source": "toy"}})
+    search = Search(user, "classify", Budget(60.0), networks, None, (5, 3), time.monotonic())
+    assert search.run(cast(Workers, ScoringWorkers(10, step_seconds=0.0)), Event()).document["chosen"] == "first"
+
+
 def test_a_budget_that_compares_nothing_is_told_a_larger_one(caplog: pytest.LogCaptureFixture) -> None:
     """What loading took counts, too: of 20 s, 12 are for the search, of which 11 are over."""
     networks = [candidate(name, "contracting", [], steps=1000) for name in ("first", "second")]
