@@ -19,7 +19,7 @@ from stablernn_runtime import ServedModel
 from stablernn_runtime.run_batch import run_items
 from stablernn_server import InputError, ServerError, Settings
 from stablernn_server.codecs.json_values import json_body
-from stablernn_server.codecs.open_inference import decode_raw_request, encode_response
+from stablernn_server.codecs.open_inference import decode_raw_request, encode_response, parse_json_length
 from stablernn_server.errors import STATUS_AND_CODE
 from stablernn_server.handlers.timeseries import prepare_classify, prepare_forecast
 from stablernn_server.http.request import decompress
@@ -142,7 +142,8 @@ def is_refused_well(error: ServerError) -> bool:
 @given(INFER_BODIES, HEADERS)
 def test_infer(animals: ServedModel, body: dict[str, Any], header: str | None) -> None:
     try:
-        request = _decode(json.dumps(body).encode(), header, LIMITS.json_limit)
+        content = json.dumps(body).encode()
+        request = _decode(content, parse_json_length(content, header), is_json=header is None)
         names = None if request.outputs is None else [output.name for output in request.outputs]
         x = request.inputs.get("x")
         if x is not None and x.ndim == 3:
