@@ -43,7 +43,8 @@ def _table(runs: Rows, problem: str, facts: Mapping[str, Any]) -> dict[str, Any]
     problem_runs = [run for run in runs if run["problem"] == problem]
     metric = facts["metric"]
     # All runs of a problem have the same splits.
-    split = next((split for run in problem_runs for split in ("test", "validation") if split in run["metrics"]), "test")
+    splits = ("test", "validation", "cross_validation")
+    split = next((split for run in problem_runs for split in splits if split in run["metrics"]), "test")
     names = dict.fromkeys(run["contender"] for run in problem_runs)
     rows = [_row(name, [run for run in problem_runs if run["contender"] == name], split, metric) for name in names]
     rows += [

@@ -24,6 +24,7 @@ from stablernn.training.loaded_run import Summary
 from stablernn.training.loop.base_trainer import BaseTrainer
 from stablernn.training.loop.certificate_log import check_certified
 from stablernn.training.plots.figures import draw_curves
+from stablernn.training.run_data import locate_files
 from stablernn.training.run_directory import RunDirectory
 from stablernn.training.search.trial import CROSS_VALIDATION, score_on_a_part
 from stablernn.training.settings.config import Config
@@ -95,7 +96,8 @@ def _cross_validate(directory: RunDirectory, config: Config, task: Task, trainer
         scores = task.baseline_scores("train") | choice[CROSS_VALIDATION]
     else:
         _PROGRESS.info("Training once more without a part of the data, to score on that ...")
-        scores = score_on_a_part(config)
+        # A run may be resumed in another working directory than that of its files.
+        scores = score_on_a_part(locate_files(config, directory.path, read_json(directory.data)))
     return {CROSS_VALIDATION: scores} if scores else {}
 
 
