@@ -57,7 +57,7 @@ def test_a_step_is_scored_over_all_windows() -> None:
     assert [row["mae"] for row in rows] == pytest.approx([error[:, k, t].mean() for t in (0, 1) for k in (0, 1)])
     naive = np.concatenate(
         [
-            seasonal_naive(data.series[number].values[:, [1]], scorer._origins[mine, 1], season=3, horizon=2)
+            seasonal_naive(data.series[number].values[:, [1]], scorer.origins[mine, 1], season=3, horizon=2)
             for number, mine in scorer.series_slices()
         ]
     )
