@@ -50,6 +50,7 @@ def test_the_files_of_a_run(task: str, pictures: list[str], runs: dict[str, tupl
     assert sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()) == sorted(
         [
             "calibration.json",
+            "example.json",
             "checkpoints/best.json",
             "checkpoints/best.safetensors",
             "checkpoints/last.json",
