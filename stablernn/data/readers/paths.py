@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal, cast
 
 from stablernn import errors
-from stablernn.data.readers.spilling_array import free_memory
 from stablernn.data.readers.text_encoding import UTF16, TextDecoder, Utf8Stream, is_utf16
 
 if TYPE_CHECKING:
@@ -147,6 +146,9 @@ def read_bytes(path: Path) -> bytes:
         UnknownNameError: If there is no such file.
         DataError: If it is empty or larger than free memory, or as for :func:`open_file`.
     """
+    # Lists of data sets name files, and do not wait for numpy.
+    from stablernn.data.readers.spilling_array import free_memory
+
     blocks, size, limit = [], 0, free_memory()
     with open_file(path) as file:
         while block := file.read(_BLOCK_BYTES):
