@@ -7,6 +7,7 @@ before the response to the one before is complete: what has arrived of it stays 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
@@ -35,6 +36,8 @@ FIELD_OVERHEAD = 4
 """Bytes of ``: `` and the line break of a header field."""
 MESSAGE_END = b"\r\n\r\n"
 """Ends every head, and every body in chunks with its trailers: the parser accepts no other line breaks."""
+_LINE_BREAKS = re.compile(rb"[\r\n]*+")
+_SIZE = re.compile(rb"[0-9A-Fa-f]*+")
 URGENT = (b"GET /v2/health/", b"HEAD /v2/health/")
 """Beginnings of first requests that wait for nobody: many new connections do not make the server look dead."""
 UNPARSED_SHARE = 0.125
@@ -104,9 +107,14 @@ class HttpProtocol(HttpToolsProtocol):
         self._refusal: ServerError | None = None
         # Of the head that is being read.
         self._hosts = self._content_length = 0
+        self._is_chunked = False
         # A message has begun and not ended; of its body, this much is to come if its length is known.
         self._is_in_message = False
         self._body_bytes = 0
+        # In a body in chunks, before its last one: what is to come of a chunk, or has arrived of the line before it.
+        self._is_in_chunks = False
+        self._chunk_bytes = 0
+        self._chunk_line = b""
         # The last bytes of what was parsed, of which the next ones may make the end of a message.
         self._seam = b""
         # Input behind the request in flight, from `_unparsed_start` on.
@@ -216,14 +224,48 @@ class HttpProtocol(HttpToolsProtocol):
             self._head_cache.keep(data, new)
 
     def _part_end(self, data: bytes, start: int) -> int:
-        """Return the end of a part of ``data`` in which at most one head or body ends, at the end of the part."""
-        if self._body_bytes:
+        """Return the end of a part of ``data`` in which at most one head or body ends, at the end of the part.
+
+        What clients choose, such as short chunks or line breaks, does not make parts short: each costs a call of the
+        parser.
+        """
+        first = start
+        if not self._is_in_message:
+            match = _LINE_BREAKS.match(data, start)
+            assert match is not None
+            first, self._seam = match.end(), b""
+        elif self._is_in_chunks:
+            first = self._skip_chunks(data, start)
+            if self._is_in_chunks:
+                return len(data)
+        elif self._body_bytes:
             return min(len(data), start + self._body_bytes)
-        index = (self._seam + data[start : start + 3]).find(MESSAGE_END)
+        index = (self._seam + data[start : start + 3]).find(MESSAGE_END) if first == start else -1
         if index >= 0:
             return start + index + len(MESSAGE_END) - len(self._seam)
-        index = data.find(MESSAGE_END, start)
+        index = data.find(MESSAGE_END, first)
         return len(data) if index < 0 else index + len(MESSAGE_END)
+
+    def _skip_chunks(self, data: bytes, start: int) -> int:
+        """Return where the line break of the last chunk's size begins in ``data``, or its end before that chunk."""
+        position, end = start, len(data)
+        while position + self._chunk_bytes < end:
+            position, self._chunk_bytes = position + self._chunk_bytes, 0
+            stop = data.find(b"\n", position)
+            self._chunk_line += data[position : end if stop < 0 else stop]
+            if stop < 0:
+                return end
+            match = _SIZE.match(self._chunk_line)
+            assert match is not None
+            size, self._chunk_line = int(match[0] or b"0", 16), b""
+            if not size:
+                # Or no number, which the parser refuses.
+                self._is_in_chunks = False
+                return max(start, stop - 1)
+            # With the line break behind the chunk.
+            position, self._chunk_bytes = stop + 1, size + 2
+        self._chunk_bytes -= end - position
+        return end
 
     def _feed(self, part: bytes | memoryview) -> bool:
         """Pass a part to the parser; return whether it ends the handshake of a WebSocket.
@@ -299,7 +341,8 @@ class HttpProtocol(HttpToolsProtocol):
         """Start with the next request."""
         assert not self._has_ended, "a part in which more than one message ends"
         self._is_in_message = True
-        self._hosts = self._content_length = 0
+        self._hosts = self._content_length = self._chunk_bytes = 0
+        self._is_chunked, self._chunk_line = False, b""
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
@@ -328,6 +371,9 @@ class HttpProtocol(HttpToolsProtocol):
                 self._hosts += 1
             elif name == b"content-length":
                 self._content_length = int(value)
+            elif name == b"transfer-encoding":
+                # In chunks: the parser refuses any other one.
+                self._is_chunked = True
             elif name == b"expect" and value.lower() == b"100-continue":
                 self.expect_100_continue = True
             self.headers.append((name, value))
@@ -349,7 +395,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         if can_ignore_upgrade(self.parser):
             return
-        self._body_bytes = self._content_length
+        self._body_bytes, self._is_in_chunks = self._content_length, self._is_chunked
         self._cancel_head_timer()
         self._table.mark_busy(self)
         self._coalescing.is_receiving = True

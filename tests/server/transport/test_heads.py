@@ -26,6 +26,7 @@ from connection_helpers import (
 )
 from server_helpers import Published, Running, serve
 from stablernn_server import Settings, create_app
+from stablernn_server.transport.http_protocol import HttpProtocol
 
 HEAD_TOO_LARGE = (
     "The head of the request is larger than the limit of 4096 bytes and 20 fields; send fewer or shorter headers."
@@ -125,6 +126,11 @@ MESSAGES = {
         b"a\r\n0\r\n\r\nGET /\r\n3\r\n\r\n\r\r\n0\r\nX: a\r\n\r\n",
         200,
     ),
+    "chunks with extensions": (
+        b"POST /fields HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"004;a=0\r\n\r\n\r\n\r\nA;b\r\n0123456789\r\n000;c\r\n\r\n",
+        200,
+    ),
     "h2c": (GET + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n\r\n", 200),
     "no route": (b"POST /none HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 3000\r\n\r\n" + BODY, 404),
     "inference": (b"POST /v2/models/animals/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1\r\n\r\n{", 400),
@@ -141,6 +147,31 @@ def test_requests_that_are_sent_ahead_are_answered_in_their_order(small: Running
         for name in order:
             assert (name, read_response(connection)[0]) == (name, MESSAGES[name][1])
         assert_healthy(connection)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [CHUNKED + b"40000\r\n" + b"\r\n" * 2**17 + b"\r\n0\r\n\r\n", b"\r\n" * 2**14 + HEALTH],
+    ids=["in a chunk", "between requests"],
+)
+def test_line_breaks_do_not_call_the_parser_again_and_again(
+    small: Running, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    parts: list[int] = []
+    feed = HttpProtocol._feed
+
+    def count(self: HttpProtocol, part: bytes | memoryview) -> bool:
+        parts.append(len(part))
+        return feed(self, part)
+
+    monkeypatch.setattr(HttpProtocol, "_feed", count)
+    with connected(small.port) as connection:
+        send_all(connection, content)
+        assert read_response(connection)[0] in (200, 400)
+        assert_healthy(connection)
+    # About one for what is read at a time.
+    assert sum(parts) >= len(content)
+    assert len(parts) < 100
 
 
 @pytest.mark.parametrize(
