@@ -30,9 +30,9 @@ OFFLOAD_BYTES = 64 * 2**10
 """Bodies above it are read and written on a thread: on the event loop they would make every other request wait."""
 DECODED_FACTOR = 4
 """Largest ratio of a decoded array to its JSON: 8 bytes for a digit and a comma."""
-MAX_OBJECT_BYTES = 16 * 2**20
+MAX_OBJECT_BYTES = 32 * 2**20
 """Largest estimate of the Python objects that a large body is parsed to beside its arrays of numbers: room for 4,096
-short series with their names and covariates, or for the timestamps of 100,000 samples."""
+series of four weeks with their names and covariates, or for the timestamps of 200,000 samples."""
 ARRAY_BYTES = 256
 """Shortest text of an array of numbers in a large body that is not read as a list."""
 _PIECE_BYTES = 32 * 2**10

@@ -21,6 +21,8 @@ FIELDS_KEY = "stablernn.fields"
 """Key of the scope under which :func:`header_fields` leaves the fields."""
 DECOMPRESSED_BYTES = 4 * 2**20
 """Bytes of a compressed body that come out at a time, and are counted before more do."""
+UNPARSED_SHARE = 0.125
+"""Share of ``max_held_bytes`` for requests behind those in flight."""
 SCOPE_KEY = "stablernn"
 """Key of the ASGI scope under which the middleware leaves the request for the routes."""
 
@@ -117,13 +119,14 @@ class RequestBudget:
     Attributes:
         limit: Bytes above which more is refused.
         held_bytes: Bytes of the bodies and frames in flight and still arriving.
+        unparsed_bytes: Of these, bytes of requests behind one in flight.
     """
 
-    __slots__ = ("held_bytes", "limit")
+    __slots__ = ("held_bytes", "limit", "unparsed_bytes")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.held_bytes = 0
+        self.held_bytes = self.unparsed_bytes = 0
 
     def hold(self, request: ActiveRequest, count: int) -> None:
         """Count ``count`` more bytes for a request.
@@ -139,19 +142,30 @@ class RequestBudget:
         request.held_bytes -= count
         self.held_bytes -= count
 
-    def count(self, change: int, share: float = 1.0) -> None:
+    def count(self, change: int) -> None:
         """Count bytes that a connection holds before they are a request, such as a frame that is still arriving.
 
         Args:
             change: Bytes more than before; negative for fewer.
-            share: Share of the limit that they may use.
 
         Raises:
-            BusyError: If that makes more than the share; the bytes are counted all the same.
+            BusyError: If that makes more than the limit; the bytes are counted all the same.
         """
         self.held_bytes += change
-        if change > 0 and self.held_bytes > share * self.limit:
+        if change > 0 and self.held_bytes > self.limit:
             raise BusyError(f"The server holds {self.limit} bytes of other requests; try again later.")
+
+    def count_unparsed(self, change: int) -> None:
+        """Count bytes of requests behind one in flight, as :meth:`count` does; they have a share of the limit."""
+        self.unparsed_bytes += change
+        self.count(change)
+        if change > 0 and not self.has_room_behind:
+            raise BusyError("The server holds too many bytes of requests that were sent ahead; try again later.")
+
+    @property
+    def has_room_behind(self) -> bool:
+        """Whether requests behind those in flight take no more than their share."""
+        return self.unparsed_bytes <= UNPARSED_SHARE * self.limit
 
 
 def get_request(connection: HTTPConnection) -> ActiveRequest:

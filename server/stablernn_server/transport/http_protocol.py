@@ -40,9 +40,6 @@ _LINE_BREAKS = re.compile(rb"[\r\n]*+")
 _SIZE = re.compile(rb"[0-9A-Fa-f]*+")
 URGENT = (b"GET /v2/health/", b"HEAD /v2/health/")
 """Beginnings of first requests that wait for nobody: many new connections do not make the server look dead."""
-UNPARSED_SHARE = 0.125
-"""Share of ``max_held_bytes`` above which a connection is closed rather than that requests behind the one in flight are
-kept for it: its client sends them again, as after any response that ends a connection (RFC 9112, section 9.3.2)."""
 
 
 class InputFlow(FlowControl):
@@ -286,17 +283,20 @@ class HttpProtocol(HttpToolsProtocol):
         return False
 
     def _can_wait(self, data: bytes) -> bool:
-        budget = self._context.budget
-        return not data.startswith(URGENT) and budget.held_bytes <= UNPARSED_SHARE * budget.limit
+        return not data.startswith(URGENT) and self._context.budget.has_room_behind
 
     def _keep_unparsed(self, data: bytes, start: int = 0) -> None:
-        """Keep ``data`` from ``start`` on until the request in flight is answered, and read no more."""
+        """Keep ``data`` from ``start`` on until the request in flight is answered, and read no more.
+
+        Without room for it the connection is closed after that response: its client sends the rest again, as after any
+        response that ends a connection (RFC 9112, section 9.3.2).
+        """
         change = len(data) - len(self._unparsed)
         self._unparsed, self._unparsed_start = data, start
         self._input_flow.is_held = bool(data)
         is_kept = True
         try:
-            self._context.budget.count(change, UNPARSED_SHARE)
+            self._context.budget.count_unparsed(change)
         except BusyError:
             is_kept = False
         if not data:

@@ -244,6 +244,20 @@ def test_a_large_text_of_many_objects_is_refused_before_they_are_made(unit: byte
         tracemalloc.stop()
 
 
+def test_a_large_text_has_room_for_the_covariates_of_as_many_series_as_a_request_may_have() -> None:
+    weeks = [100.25 + day for day in range(28)]
+    series = {
+        "name": "store 1234",
+        "series": weeks,
+        "frequency": "D",
+        "start_timestamp": "2024-01-06T00:00:00Z",
+        "future": dict.fromkeys(("price", "promotion", "holiday"), weeks),
+        "static": {f"attribute {number}": 1.5 for number in range(5)},
+    }
+    text = orjson.dumps({"inputs": [series] * 4096})
+    assert parse_json(text) == orjson.loads(text)
+
+
 def test_numbers_of_a_large_text_take_the_memory_of_their_array() -> None:
     text = b'{"data":[' + b",".join([b"[0]"] * 400_000) + b"]}"
     tracemalloc.start()

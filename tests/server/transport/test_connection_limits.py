@@ -25,6 +25,7 @@ from connection_helpers import (
     CHUNKED,
     FLOODS,
     GET,
+    HEALTH,
     MIB,
     PATIENT,
     animals_server,
@@ -218,6 +219,19 @@ def test_requests_that_are_sent_ahead_take_the_memory_of_their_bytes(attacked: S
             flood(connections, 1.5)
         assert rss_mb(attacked.process.pid) - before < 30
     assert "Traceback" not in attacked.read_log()
+
+
+def test_bodies_of_others_leave_room_for_requests_that_are_sent_ahead(published: Published) -> None:
+    with animals_server(published, max_held_bytes=100_000) as server, ExitStack() as stack:
+        for _ in range(2):
+            other = stack.enter_context(connected(server.port))
+            other.sendall(CHUNKED + b"4e20\r\n" + b" " * 20_000)
+        wait(lambda: server.app.state.context.budget.held_bytes == 40_000)
+        connection = stack.enter_context(connected(server.port))
+        connection.sendall(HEALTH * 3)
+        for _ in range(3):
+            assert read_response(connection)[0] == 200
+        assert_healthy(connection)
 
 
 @pytest.mark.slow
