@@ -11,6 +11,7 @@ ServerError
 ├── ForbiddenError        (PermissionError) a known caller without the right to do this, or a page of another origin
 ├── UnknownModelError     (LookupError)    a model, version or alias that is not served
 ├── MethodError           (LookupError)    a method that the path does not support
+├── NoExampleError        (LookupError)    a version that stores no example, or one that cannot be read
 ├── UnknownSessionError   (LookupError)    a session that does not exist, has expired or was evicted
 ├── ConflictError         (RuntimeError)   a request that does not fit the state it applies to
 │   ├── VersionGoneError                   a stream whose version is not served any more

@@ -52,6 +52,7 @@ def test_only_what_routes_raise_has_a_status() -> None:
         "UnauthorizedError": (401, "unauthorized"),
         "ForbiddenError": (403, "forbidden"),
         "UnknownModelError": (404, "unknown_model"),
+        "NoExampleError": (404, "no_example"),
         "UnknownSessionError": (404, "unknown_session"),
         "MethodError": (405, "method_not_allowed"),
         "ReadTimeoutError": (408, "timeout"),
