@@ -247,6 +247,7 @@ class ModelRepository(ServedVersions):
             for target, number in list(self._targets.items()):
                 if target.name == ref.name and number in numbers:
                     del self._targets[target]
+                    self._end_stale(target)
             if ref.name not in self._models:
                 self._last_logged.pop(ref.name, None)
         trim_memory()
@@ -266,8 +267,7 @@ class ModelRepository(ServedVersions):
                 # Whatever it is, the other aliases are followed all the same.
                 self._log_stale(ref, self._targets.get(ref), error)
             else:
-                if self._last_logged.pop(ref, None) is not None:
-                    self._telemetry.set_stale_alias(ref.name, ref.alias or "", is_stale=False)
+                self._end_stale(ref)
         async with self._lock:
             names = self.names()
             # All are read before one is applied: an alias that moves from one version to another is never at neither.
@@ -313,6 +313,11 @@ class ModelRepository(ServedVersions):
         """Note that an alias is answered by another version than the one it points to, since that has failed."""
         self._log_once(ref, f"{ref} is still answered by version {number}: ", error)
         self._telemetry.set_stale_alias(ref.name, ref.alias or "", is_stale=True)
+
+    def _end_stale(self, ref: Ref) -> None:
+        """Note that an alias is answered by the version it points to, or not at all."""
+        if self._last_logged.pop(ref, None) is not None:
+            self._telemetry.set_stale_alias(ref.name, ref.alias or "", is_stale=False)
 
     def _log_once(self, subject: Ref | str, prefix: str, error: Exception) -> None:
         """Log a failure when it begins, not again as long as it lasts."""

@@ -219,8 +219,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self.close_sent and message["type"] in ("websocket.send", "websocket.close"):
             raise ClientDisconnected
         await super().send(message)
-        if message["type"] in ("websocket.accept", "websocket.close"):
-            # Behind a frame of the server that closes, that of the client may be among those that are kept.
+        if message["type"] == "websocket.accept":
             self._resume()
 
     def pause_writing(self) -> None:

@@ -57,6 +57,18 @@ def test_an_alias_that_moves_is_followed(stock: Stock, opened: dict[str, ServedM
         assert sentence == "The model 'animals' has no version 1 here. Served: 2 (production)."
 
 
+def test_an_alias_that_is_unloaded_is_not_stale(stock: Stock) -> None:
+    def metric() -> str:
+        lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+        return "".join(line for line in lines if line.startswith("stablernn_stale_aliases{"))[-3:]
+
+    with stock.served("animals@production", "flow") as (server, client):
+        stock.point(stock.broken("of two models"))
+        until(lambda: metric() == "1.0")
+        assert client.post("/v2/repository/models/animals/unload").status_code == 200
+        assert metric() == "0.0"
+
+
 def test_aliases_that_are_not_served_are_shown_as_they_are_now(stock: Stock) -> None:
     with stock.served("animals:1", "animals:2") as (_, client):
         stock.registry.set_alias("animals", "canary", 2)
