@@ -164,7 +164,7 @@ class RequestBudget:
 
     @property
     def has_room_behind(self) -> bool:
-        """Whether requests behind those in flight take no more than their share."""
+        """True while requests behind those in flight take no more than their share."""
         return self.unparsed_bytes <= UNPARSED_SHARE * self.limit
 
 
