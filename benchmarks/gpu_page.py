@@ -19,7 +19,8 @@ TERABYTES_PER_SECOND = {"NVIDIA H200": 4.8, "NVIDIA H100 80GB HBM3": 3.35}
 INTRODUCTION = """\
 On a GPU the engine `triton` trains cells of the families plain, residual, two-stage and shared gate: a whole sequence
 is one kernel, forward and back, in which the recurrent matrices stay on chip, in registers or shared memory. `auto`
-takes it. Install it with `pip install 'stablernn[gpu]'` (Linux, an NVIDIA GPU of compute capability 8 or higher).
+takes it. Install it with `pip install -e '.[gpu]'` in the checkout (Linux, an NVIDIA GPU of compute
+capability 8 or higher).
 
 | engine | operands of products | matrices stay on chip up to |
 | --- | --- | --- |

@@ -354,6 +354,7 @@ def plot_contributions(
     figure = new_figure(8, max(2.0, 0.9 + 0.45 * len(features)) * len(values) + 0.6)
     limit = float(np.abs(contributions[: len(values)]).max()) or 1.0
     panels = figure.subplots(len(values), 1, squeeze=False)[:, 0]
+    shades = []
     for number, (axes, series, title) in enumerate(zip(panels, values, titles, strict=True)):
         _style(axes, title)
         edges = bounds[number] + 0.5
@@ -366,6 +367,7 @@ def plot_contributions(
             vmax=limit,
             alpha=0.7,
         )
+        shades.append(shade)
         # Each channel runs within its row; fmin and fmax pass over missing values.
         low, high = np.fmin.reduce(series, axis=0), np.fmax.reduce(series, axis=0)
         heights = 0.9 - 0.8 * (series - low) / np.where(high > low, high - low, 1)
@@ -374,7 +376,7 @@ def plot_contributions(
         axes.set_xlim(edges[0], edges[-1])
         axes.set_ylim(len(features), 0)
     panels[-1].set_xlabel("step")
-    figure.colorbar(shade, ax=list(panels), label=unit)
+    figure.colorbar(shades[0], ax=list(panels), label=unit)
     _save(figure, path)
 
 

@@ -278,7 +278,8 @@ def _forgetting_samples(
         return None
     if certificate.max_dt is not None and any(len(stack.bounds) > 1 for stack in certificate.stacks):
         return None
-    effect = head([dict.fromkeys(("last", "mean", "max"), 1.0)] * len(certificate.stacks)) * ratio * _SAFE
+    unit: _Gains = {"last": 1.0, "mean": 1.0, "max": 1.0}
+    effect = head([unit] * len(certificate.stacks)) * ratio * _SAFE
     allowed = 4 * math.atanh(SHARE) if _is_probability(model) else SHARE
     times = [
         0 if effect == 0 else _settling_steps(stack, allowed / effect, None if is_context else gain)

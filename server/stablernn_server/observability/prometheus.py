@@ -60,6 +60,7 @@ class ReservedDict(MmapedDict):
         while self._used + len(key.encode()) + 32 > capacity:
             capacity *= 2
         if capacity > self._capacity and not _reserve(self._fname, capacity):
+            assert self._m is not None
             content = self._m[: self._used]
             self.close()  # type: ignore[no-untyped-call]
             super().__init__(_move_to_memory(self._fname, content))  # type: ignore[no-untyped-call]

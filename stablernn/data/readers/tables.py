@@ -255,6 +255,7 @@ def _find_time_column(path: Path, names: Sequence[str], name: str, repairs: Repa
     if name != TIME_COLUMN:
         raise unknown_column_error(path, name, names)
     # Dates may be the index of a data frame, whose name is empty; row numbers are no times.
+    first, times = "", pl.Series(dtype=pl.String)
     for first in names[:2] if is_index(names[0]) else names[:1]:
         times = normalize_times(next(read_chunks(path, [first], repairs=repairs, verbatim=[first]))[first])
         dates = parse_dates(times.head(1) if is_index(first) else times, repairs.date_format)

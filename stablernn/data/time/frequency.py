@@ -34,7 +34,7 @@ _FIXED_NS = {
 _EDGES: dict[str, Kind] = {"S": "month", "E": "month-end", "BS": "business-start", "BE": "business-end"}
 _PERIODS = {"M": 1, "Q": 3, "Y": 12}
 # MS, BMS, QS, BQS, ...: the kind and the number of months.
-_MONTHS = {
+_MONTHS: dict[str, tuple[Kind, int]] = {
     f"{edge[:-1]}{period}{edge[-1]}": (kind, months)
     for edge, kind in _EDGES.items()
     for period, months in _PERIODS.items()
