@@ -274,8 +274,23 @@ class StableClassifier(ClassifierMixin, RunEstimator):  # type: ignore[misc]
         if not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
             raise ValueError("sample_weight holds finite numbers of 0 or more; not all weights may be zero.")
         if self.class_weight is not None:
-            weights = weights * compute_sample_weight(self.class_weight, column_or_1d(y))
+            weights = weights * compute_sample_weight(self._class_weights(), column_or_1d(y))
         return weights
+
+    def _class_weights(self) -> str | dict[Any, float] | None:
+        """Return ``class_weight`` with a weight for each class, 1 for those that are left out.
+
+        Raises:
+            ValueError: If it is another word, or has an unknown class.
+        """
+        if self.class_weight is None or self.class_weight == "balanced":
+            return self.class_weight
+        classes = self.classes_.tolist()
+        if isinstance(self.class_weight, str) or set(self.class_weight) - set(classes):
+            raise ValueError(
+                f"class_weight is 'balanced', None, or a weight by class, of {classes}; got {self.class_weight!r}."
+            )
+        return {label: self.class_weight.get(label, 1) for label in classes}
 
     def _columns(self, run: FittedRun) -> list[int]:
         """Return the position of each of ``classes_`` among the outputs of the model."""

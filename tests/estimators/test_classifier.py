@@ -265,6 +265,14 @@ def test_weights_that_are_none_are_refused(weights: list[float], message: str) -
         srn.StableClassifier(**QUICK).fit(X, Y, sample_weight=weights)
 
 
+@pytest.mark.parametrize("class_weight", ["balance", {"slow": 1, "quick": 2}])
+def test_weights_of_other_classes_are_refused(class_weight: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"^class_weight is 'balanced', None, or a weight by class, of \['fast', 'slow'\]"
+    ):
+        srn.StableClassifier(**QUICK, class_weight=class_weight).fit(X, Y)
+
+
 def test_permutation_importance_finds_the_step_that_decides() -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(120, 6))

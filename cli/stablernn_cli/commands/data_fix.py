@@ -65,7 +65,7 @@ def write_config(path: Path, settings: Config, report: DataReport) -> None:
     Raises:
         CommandError: If the file cannot be written.
     """
-    comments = [f"Written by `stablernn data check {report.source} --fix {path.name}`."]
+    comments = [f"Written by `stablernn data check {report.source} --fix {path}`."]
     comments += [
         f"{', '.join(f'data.{name}' for name in finding.settings)}: {finding.text}"
         for finding in (*report.problems, *report.warnings)

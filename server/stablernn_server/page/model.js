@@ -4,7 +4,7 @@ import { ApiError, getJson, modelPath } from "./api.js";
 import { attemptView } from "./attempt.js";
 import { certificateView } from "./certificate.js";
 import { copyButton, count, el, some } from "./dom.js";
-import { Problem } from "./fields.js";
+import { observedFeatures, Problem } from "./fields.js";
 import { LoadView, metricsView } from "./figures.js";
 import { loadVersion } from "./models.js";
 import { Stream } from "./stream.js";
@@ -125,7 +125,9 @@ async function addMarks(item, name, version) {
 }
 
 function sentence(facts) {
-  const inputs = facts.features.length === 1 ? `a series of ${facts.features[0]}` : `series of ${count(facts.features.length, "feature")}`;
+  // The server computes the features of the calendar.
+  const features = observedFeatures(facts);
+  const inputs = features.length === 1 ? `a series of ${features[0]}` : `series of ${count(features.length, "feature")}`;
   if (facts.task === "classify") return `Classifies ${inputs} into ${count(facts.labels.length, "class", "classes")}: ${some(facts.labels, 10)}.`;
   if (facts.task === "forecast") {
     const on = facts.frequency ? ` (${facts.frequency})` : "";
