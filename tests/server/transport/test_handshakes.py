@@ -85,7 +85,11 @@ def test_handshakes_that_are_refused_take_no_connection_from_others(published: P
     handshake = b"GET / HTTP/1.1\r\nContent-Length: 1" + HANDSHAKE_FIELDS
     with animals_server(published, max_connections=3, infer_tokens=("a" * 32,)) as server, ExitStack() as stack:
         for _ in range(6):
-            stack.enter_context(connected(server.port)).sendall(handshake)
+            refused = stack.enter_context(connected(server.port))
+            refused.sendall(handshake)
+            # Refused and ended by the server; the client keeps its end open.
+            while refused.recv(2**16):
+                pass
         with connected(server.port) as another:
             assert_healthy(another)
 
