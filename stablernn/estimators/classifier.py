@@ -277,7 +277,7 @@ class StableClassifier(ClassifierMixin, RunEstimator):  # type: ignore[misc]
             weights = weights * compute_sample_weight(self._class_weights(), column_or_1d(y))
         return weights
 
-    def _class_weights(self) -> str | dict[Any, float] | None:
+    def _class_weights(self) -> str | Mapping[Any, float] | None:
         """Return ``class_weight`` with a weight for each class, 1 for those that are left out.
 
         Raises:
