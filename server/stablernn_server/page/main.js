@@ -1,6 +1,6 @@
 // Assembly of the page: the list, the model in the address, and the current load of the server.
 
-import { ApiError, getJson } from "./api.js";
+import { ApiError, getJson, modelPath } from "./api.js";
 import { byId, el } from "./dom.js";
 import { Problem } from "./fields.js";
 import { Load } from "./load.js";
@@ -11,7 +11,8 @@ import { startToken } from "./token.js";
 const list = new ModelList();
 const problem = new Problem();
 const load = new Load((current) => view?.refresh(current));
-let models = [];
+// null until the list was read for the first time.
+let models = null;
 let view = null;
 let openCount = 0;
 
@@ -58,9 +59,9 @@ async function open(focus) {
     return;
   }
   try {
-    const next = await ModelView.read(name, target.version, model?.versions ?? [], loaded);
+    const metadata = await getJson(modelPath(name, target.version));
     if (openNumber !== openCount) return;
-    view = next;
+    view = new ModelView(metadata, model?.versions ?? [], loaded);
     main.replaceChildren(view.element);
     document.title = `${name} · stablernn`;
     view.refresh(load);
@@ -120,5 +121,6 @@ byId("skip").addEventListener("click", (event) => {
   event.preventDefault();
   byId("model").focus();
 });
-addEventListener("hashchange", () => open(true));
+// While the list is read for the first time, `readAll` will open what the address names by then.
+addEventListener("hashchange", () => models && open(true));
 start();

@@ -15,10 +15,6 @@ const MAX_VERSIONS = 12;
 /** The view of a version: `element` to show, `refresh(load)` for the current load, and `stop()` before it is removed. */
 export class ModelView {
   /** `others` are the versions that the repository holds, as `{version, state, reason}`; `loaded(version)` is called after one was loaded. */
-  static async read(name, version, others, loaded) {
-    return new ModelView(await getJson(modelPath(name, version)), others, loaded);
-  }
-
   constructor({ name, versions, parameters: facts }, others, loaded) {
     this.name = name;
     this.version = facts.version;
