@@ -16,7 +16,7 @@ from stablernn import Classifier, list_cells
 from stablernn.certificates.certificate import Certificate, prove
 from stablernn.certificates.input_range import InputRange
 from stablernn.certificates.projection import project
-from stablernn_cli.report.methods import method_rows
+from stablernn_cli.report.claims import method_rows
 
 PROVERS = {"gated_bound": "gated.py", "lure_bound": "lure.py", "restoring_box": "restoring.py"}
 """Functions that prove a bound, and the files that a document names for them."""

@@ -16,7 +16,7 @@ from stablernn.data.load_source import load_source
 from stablernn.data.options import LoadOptions
 from stablernn.data.step_data import Data
 from stablernn.training import load_run
-from stablernn_cli.metric_tables import data_notes
+from stablernn_cli.output import data_notes
 from stablernn_registry import Registry
 
 PARTIAL = {"partial": ["data_batch_3.bin", "data_batch_5.bin"]}

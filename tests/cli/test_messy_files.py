@@ -18,7 +18,7 @@ from cli_helpers import NO_PLOTS, Workplace, run_alone
 from messy_files import MESSY_FILES, MessyFile, write_local_spring
 from server_helpers import json_tensor, serve
 from stablernn.data import InputSet, read_inputs
-from stablernn_cli.prediction.answers import FileOptions, reading_options
+from stablernn_cli.prediction import FileOptions, reading_options
 from stablernn_cli.targets import open_target
 from stablernn_registry import Registry
 from stablernn_server import Settings, create_app

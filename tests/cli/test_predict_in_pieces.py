@@ -12,7 +12,7 @@ import pytest
 from cli_helpers import Workplace
 from stablernn.data import input_pieces
 from stablernn.data.readers.table_pieces import NameSet, split_rows
-from stablernn_cli.prediction import pieces as prediction_pieces
+from stablernn_cli.commands import predict as prediction_pieces
 
 LENGTHS = [20, 3, 41, 20, 20, 7, 120, 1, 20, 20, 33]
 
@@ -23,7 +23,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stablernn.data.readers.table_chunks._MIN_CHUNK_ROWS", 1)
     monkeypatch.setattr("stablernn.data.readers.paths._BLOCK_BYTES", 1000)
     monkeypatch.setattr(input_pieces, "PIECE_CELLS", 150)
-    monkeypatch.setattr("stablernn_cli.prediction.files._PART_ROWS", 4)
+    monkeypatch.setattr("stablernn_cli.prediction_files._PART_ROWS", 4)
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import logging
 import pytest
 
 from cli_helpers import NO_PLOTS, Workplace
+from stablernn_cli.commands.train import library_messages
 from stablernn_cli.output import Output
-from stablernn_cli.training_progress import library_messages
 
 TINY = ("--data", "digits", "--cell", "rnn", "--hidden-size", 4, "--max-steps", 2, *NO_PLOTS)
 
@@ -87,6 +87,6 @@ def test_quiet_prints_no_stages(empty: Workplace) -> None:
 
 
 def test_a_long_epoch_has_lines_of_its_own(empty: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stablernn_cli.training_progress._LONG_EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr("stablernn_cli.commands.train._LONG_EPOCH_SECONDS", 0.0)
     lines = empty.ok("train", *TINY, "--run-dir", "run").err.splitlines()
     assert [line.split("  ")[1] for line in lines if line.startswith("epoch")][0] == "step 2 of 2"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cli_helpers import NO_PLOTS, Workplace
-from stablernn_cli.recompute import check_graphs, recompute_both
+from stablernn_cli.promotion_checks import check_graphs, recompute_both
 from stablernn_registry import Registry
 
 

@@ -166,7 +166,7 @@ def test_a_long_sequence_alone_in_its_file_has_an_answer(trained: Workplace, tmp
 
 
 def test_a_long_history_is_forecast(trained: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stablernn_cli.prediction.answers.MAX_STEPS", 10)
+    monkeypatch.setattr("stablernn_cli.prediction.MAX_STEPS", 10)
     wide = pl.read_csv(trained.path("load.csv"))
     frame = pl.concat([wide.with_columns(unique_id=pl.lit(name)) for name in ("a", "b")])
     _, document = answers(trained, frame, tmp_path, "load:1")

@@ -15,10 +15,10 @@ import yaml
 
 from packages import ROOT
 from stablernn._version import __version__
+from stablernn_cli.commands import dockerize as build_files
+from stablernn_cli.commands.predict import Shard
 from stablernn_cli.errors import REFUSED, USAGE
-from stablernn_cli.image import build_files
 from stablernn_cli.main import app
-from stablernn_cli.prediction.job import Shard
 from stablernn_server import Settings
 from stablernn_server.security.auth import Auth, required_access
 from stablernn_server.security.state_key import create_state_tokens

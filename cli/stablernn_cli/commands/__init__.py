@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections import UserDict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-
-from stablernn_cli.usage import help_text
 
 MAIN_JOB = "The main job"
 LOOKING = "Looking around"
@@ -109,3 +109,9 @@ def _format_help_texts(app: typer.Typer) -> None:
     for group in app.registered_groups:
         if group.typer_instance is not None:
             _format_help_texts(group.typer_instance)
+
+
+def help_text(function: Callable[..., Any]) -> str:
+    """Return a command's docstring with each paragraph on one line, so that the help fits any width of terminal."""
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)

@@ -66,7 +66,7 @@ def mqtt(
         raise UsageError(f"--answers must hold {{key}} and no wildcard, got '{answers}'.")
     if importlib.util.find_spec("paho") is None:
         raise CommandError("The bridge needs paho-mqtt: pip install -e '.[mqtt]' in the checkout.")
-    from stablernn_cli.bridge.mqtt import BrokerOptions, MqttBridge
+    from stablernn_cli.bridge import BrokerOptions, MqttBridge
     from stablernn_registry import Registry
     from stablernn_runtime.scoring import Scorer
 

@@ -63,7 +63,7 @@ def certify(
     name, certificate = certified.name, certified.document
     if report is not None:
         from stablernn_cli.report.document import compose_report
-        from stablernn_cli.report.write import write_report
+        from stablernn_cli.report.page import write_report
 
         with output.status(f"Writing {report} ..."):
             write_report(report, compose_report(certified, server))
@@ -87,8 +87,8 @@ def _check_report(target: str, report: Path | None, server: str | None) -> None:
     Raises:
         UsageError: If the file cannot be written, or a server is named for nothing that it could count.
     """
-    from stablernn_cli.report.serving_counts import check_address
-    from stablernn_cli.report.write import check_path
+    from stablernn_cli.report.observed import check_address
+    from stablernn_cli.report.page import check_path
 
     if report is not None:
         check_path(report)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stablernn_cli.commands.data_check import check
+from stablernn_cli import config_options
+from stablernn_cli.config_options import KEYS, check_cell, flag, model_option, options_in_use, read_settings
+from stablernn_cli.errors import FAILED, CommandError, Reported, UsageError, exit_code_of
 from stablernn_cli.options import JsonOption
-from stablernn_cli.output import Output
+from stablernn_cli.output import Output, count_of, figure, format_names
+
+if TYPE_CHECKING:
+    from stablernn.data.check import DataReport, Finding
+    from stablernn.training import Config
 
 LIST_FACTS = (
     "name",
@@ -90,4 +99,400 @@ def fetch_(
             output.text(f"{row['name']}: {path}")
 
 
-app.command("check")(check)
+# Options of `train` that the command has too; the others do not affect the report.
+_OPTIONS = (*(name for name, key in KEYS.items() if key.startswith(("data.", "task.")) and name != "data"), "cell")
+# Cell of the plan if none is named; other cells lead to similar plans.
+_CELL = "lipschitz"
+_MAX_ROWS = 40
+
+
+@app.command()
+def check(
+    context: typer.Context,
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="Dataset name (see `data list`), file or folder.", show_default=False),
+    ],
+    test: config_options.TestOption = None,
+    target: config_options.TargetOption = None,
+    id_column: config_options.IdColumnOption = None,
+    time_column: config_options.TimeColumnOption = None,
+    stamps: config_options.StampsOption = None,
+    frequency: config_options.FrequencyOption = None,
+    calendar: config_options.CalendarOption = None,
+    future: config_options.FutureOption = None,
+    static: config_options.StaticOption = None,
+    group: config_options.GroupOption = None,
+    task: config_options.TaskOption = None,
+    horizon: config_options.HorizonOption = None,
+    context_length: config_options.ContextLengthOption = None,
+    season: config_options.SeasonOption = None,
+    cell: Annotated[str | None, model_option(f"Cell for which the plan is made; default: {_CELL}.")] = None,
+    config: config_options.ConfigOption = None,
+    overrides: config_options.SetOption = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Also draw the data into a PNG file.", show_default=False)
+    ] = None,
+    fix: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.yaml",
+            help="Write a configuration for `train --config` with the settings that mend the data.",
+            show_default=False,
+        ),
+    ] = None,
+    no_plan: Annotated[
+        bool, typer.Option("--no-plan", help="Omit what `train` would do, which takes seconds: it needs torch.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check data before training
+
+    Prints the content of a file or a named dataset, what is wrong with it, and what `train` would do with the same
+    options: columns and their roles, series or sequences, lengths, gaps, missing values, duplicates, classes, leakage
+    between splits. Nothing is trained, and nothing is written without --fix or --plot. Below each finding stands the
+    option that mends it, if there is one; --fix writes all of them into a file.
+
+    Exit code 1 when `train` would refuse, 2 when an option is wrong, as there; every problem that can be found is
+    listed, not only the first. Warnings leave it at 0. With --no-plan, options of the cell are not checked.
+
+    Example: stablernn data check sales.csv --target sold --horizon 14
+    """
+    output = Output.of(context, as_json)
+    # Before the data is read.
+    if plot is not None and plot.suffix.lower() != ".png":
+        raise UsageError(f"--plot must end in .png, got '{plot}'.")
+    if fix is not None:
+        check_path(fix)
+    with output.status(f"Checking {source} ..."):
+        from stablernn.catalog import get_cell_facts
+        from stablernn.training.data_report import check_run_data
+
+        options = {"data": source, **options_in_use(context, _OPTIONS)}
+        settings = read_settings(options, config, overrides or (), {"model": {"cell": _CELL}})
+        # A misspelled cell is rejected from the catalog, which needs no torch.
+        get_cell_facts(settings.model.cell)
+        report = check_run_data(settings)
+    if not as_json:
+        show_report(output, report)
+    if plot is not None:
+        _draw(output, plot, report)
+    if fix is not None:
+        # Without the defaults of this command, which are no settings of the user.
+        stated = read_settings(options, config, overrides or ())
+        settings, report = _write_fixed(output, fix, report, stated)
+        settings = settings.model_copy(update={"model": settings.model.model_copy(update={"cell": cell or _CELL})})
+    # Only after the findings are printed, since importing torch takes seconds.
+    planned, plan = (report, None) if no_plan else _plan(output, report, settings)
+    if as_json:
+        output.document({**planned.as_json(), "train": plan, "plot": plot, "fix": fix})
+    else:
+        show_plan(output, planned, plan, new_problems=planned.problems[len(report.problems) :])
+    if not planned.ok:
+        raise Reported(FAILED if planned.refusal is None else exit_code_of(planned.refusal) or FAILED)
+
+
+def _write_fixed(output: Output, path: Path, report: DataReport, stated: Config) -> tuple[Config, DataReport]:
+    """Write settings with which the data can be read, and return them with the report on the data so read.
+
+    Raises:
+        CommandError: If no settings mend all problems, or the file cannot be written.
+    """
+    from stablernn.data.notes import data_counts, format_counts, repair_counts
+    from stablernn.training.data_report import check_run_data
+
+    settings = fixed_settings(stated, report)
+    with output.status("Checking with the settings that mend the data ..."):
+        fixed = check_run_data(settings)
+    check_fixed(path, report, fixed)
+    write_config(path, settings, report)
+    output.note(f"Wrote {path}. Train with: stablernn train --config {shlex.quote(str(path))}")
+    if fixed.data is not None and (repairs := repair_counts(data_counts(fixed.data.notes))):
+        output.note(f"Repaired with it: {format_counts(repairs)}.")
+    return settings, fixed
+
+
+def _plan(output: Output, report: DataReport, settings: Config) -> tuple[DataReport, dict[str, Any] | None]:
+    """Return the report, with a problem of the model's settings if there is one, and the plan of training.
+
+    Raises:
+        stablernn.errors.ConfigError: If an option of the cell is wrong, as `train` would.
+    """
+    if report.data is None and not settings.model.cell_options:
+        return report, None
+    with output.status("Planning the training ..."):
+        from stablernn.training.dry_run import add_plan
+
+        check_cell(settings)
+        return add_plan(report, settings)
+
+
+def _draw(output: Output, path: Path, report: DataReport) -> None:
+    if report.data is None:
+        output.note(f"Nothing to draw: {report.source} cannot be loaded.")
+        return
+    from stablernn.training.tasks import task_for
+
+    with output.status("Drawing ..."):
+        task_for(report.data).draw_data(path)
+    output.note(f"Drawn: {path}")
+
+
+def show_report(output: Output, report: DataReport) -> None:
+    """Print a report as text: the content, then problems and warnings."""
+    output.facts(_facts(report))
+    if report.columns:
+        output.text()
+        _show_columns(output, report)
+    if report.content.get("classes"):
+        output.text()
+        _show_classes(output, report.content)
+    if report.preview:
+        output.text("\nThe file begins:")
+        for line in report.preview:
+            output.text(f"    {line}")
+    if report.assumed:
+        output.text(f"\nRead with guessed options, without which `train` refuses:\n    {_options(report.assumed)}")
+    if report.problems or report.warnings:
+        output.text()
+    for label, findings in (("problem", report.problems), ("warning", report.warnings)):
+        for finding in findings:
+            output.text(f"{label}: {finding.text} [{finding.code}]")
+            if finding.settings:
+                output.text(f"    mend: {_options(finding.settings)}")
+
+
+def show_plan(
+    output: Output, report: DataReport, plan: Mapping[str, Any] | None, *, new_problems: Sequence[Finding]
+) -> None:
+    """Print what `train` would do, the problems that only the plan revealed, and the verdict on all of them."""
+    if plan is not None:
+        output.text()
+        output.facts(_plan_facts(plan), title="What `train` would do")
+    output.text()
+    for finding in new_problems:
+        output.text(f"problem: {finding.text} [{finding.code}]")
+    output.text(_verdict(report))
+
+
+def _facts(report: DataReport) -> dict[str, object]:
+    from stablernn.data.notes import data_counts, describe_reading, format_counts, repair_counts
+
+    content = report.content
+    facts: dict[str, object] = {"source": ", ".join(report.files.values()) or report.source}
+    notes = report.data.notes if report.data is not None else {}
+    if reading := describe_reading(notes):
+        facts["written as"] = reading
+    facts["task"] = report.task or "cannot be told"
+    if "series" in content:
+        facts["series"] = f"{content['series']}, of {_spread(content['steps'])} steps"
+        facts["time"] = f"{content['first']} to {content['last']}, {_rhythm(content)}"
+    # Data for predict-next has sequences too, and outputs below.
+    elif "sequences" in content:
+        facts["sequences"] = ", ".join(f"{split} {count:,}" for split, count in content["sequences"].items())
+        facts["lengths"] = f"{_spread(content['lengths'])} steps"
+    if repairs := repair_counts(data_counts(notes)):
+        facts["repaired"] = format_counts(repairs)
+    if "short_series" in notes:
+        facts["set aside"] = format_names(notes["short_series"]["names"])
+    if "outputs" in content:
+        inputs, outputs = content["inputs"], content["outputs"]
+        facts["inputs"] = f"{inputs['size']} {'tokens' if inputs['tokens'] else 'channels'}"
+        facts["outputs"] = f"{outputs['size']}, {outputs['kind']}, scored by {outputs['scored_by']}"
+    return facts
+
+
+def _spread(lengths: Mapping[str, float]) -> str:
+    low, high = lengths["min"], lengths["max"]
+    return f"{low:,}" if low == high else f"{low:,} to {high:,} (median {lengths['median']:g})"
+
+
+def _rhythm(content: Mapping[str, Any]) -> str:
+    if "frequencies" in content:
+        return "frequencies " + ", ".join(f"{alias} ({count})" for alias, count in content["frequencies"].items())
+    if content["frequency"] is None:
+        return f"irregular ({content['irregular_intervals']} intervals differ from the usual one)"
+    return f"frequency {content['frequency']}, season {content['season']}, {content['gap_steps_filled']} gaps filled"
+
+
+def _show_columns(output: Output, report: DataReport) -> None:
+    rows = [
+        {
+            "column": column.name,
+            "role": column.role,
+            "holds": column.kind,
+            "missing": f"{column.missing:.1%}" if column.missing else "-",
+            "from": "-" if column.low is None else figure(column.low),
+            "to": "-" if column.high is None else figure(column.high),
+            "far out": column.outliers or "-",
+            "unreadable": column.unreadable or "-",
+        }
+        for column in report.columns
+    ]
+    # Facts that no column has would only widen the table.
+    headings = [name for name in rows[0] if any(row[name] != "-" for row in rows)]
+    output.table(headings, [[row[name] for name in headings] for row in rows[:_MAX_ROWS]])
+    _note_omitted(output, len(rows), "columns")
+
+
+def _show_classes(output: Output, content: Mapping[str, Any]) -> None:
+    splits = list(content["sequences"])
+    rows = [[label, *(counts[split] for split in splits)] for label, counts in content["classes"].items()]
+    if any(content["unlabelled"].values()):
+        rows.append(["(no label)", *(content["unlabelled"][split] for split in splits)])
+    output.table(("class", *splits), rows[:_MAX_ROWS])
+    _note_omitted(output, len(rows), "classes")
+
+
+def _note_omitted(output: Output, count: int, noun: str) -> None:
+    if count > _MAX_ROWS:
+        output.text(f"... and {count - _MAX_ROWS} more {noun}; --json has all of them.")
+
+
+def _plan_facts(plan: Mapping[str, Any]) -> dict[str, object]:
+    from stablernn.training.tasks import task_type
+
+    counts = ", ".join(f"{split} {count:,}" for split, count in plan["samples"].items())
+    inputs, memory = plan["inputs"], plan["memory"]
+    mask = ", with a channel that marks missing values" if inputs["mask_channel"] else ""
+    time = ", with the time between steps" if inputs["time"] == "dt" else ""
+    facts: dict[str, object] = {"task": plan["task"]}
+    if "horizon" in plan:
+        horizon, context = (count_of(plan[key], "step") for key in ("horizon", "context_length"))
+        facts["forecast"] = f"{horizon} of {', '.join(plan['targets'])} from {context}"
+    facts[task_type(plan["task"]).sample_noun] = counts
+    training = f"{count_of(plan['steps_per_epoch'], 'step')} of {plan['batch_size']} an epoch, {plan['steps']:,} in all"
+    if plan["method"] == "closed-form":
+        training = "in closed form, one pass over the data"
+    return {
+        **facts,
+        "scaling": f"{inputs['scaling']}{mask}{time}",
+        "model": f"{plan['cell']} {plan['hidden_size']}, {plan['parameters']:,} parameters",
+        "training": training,
+        "memory": f"about {_format_bytes(memory['total_bytes'])} in addition to torch itself: data "
+        f"{_format_bytes(memory['data_bytes'])}, a batch {_format_bytes(memory['batch_bytes'])}",
+    }
+
+
+def _format_bytes(size: int) -> str:
+    # Decimal units; at most one digit after the point.
+    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size / 1e3:.0f} kB"
+
+
+def _options(settings: Mapping[str, Any]) -> str:
+    """Return settings of the section ``data`` as options, quoted for the shell."""
+    with_option = {key.removeprefix("data."): name for name, key in KEYS.items() if key.startswith("data.")}
+    return " ".join(
+        f"{flag(with_option[key])} {shlex.quote(','.join(value) if isinstance(value, list) else str(value))}"
+        # A list of several targets takes the option several times.
+        if key in with_option and (key != "target" or not isinstance(value, list))
+        else "--set " + shlex.quote(f"data.{key}={format_value(value)}")
+        for key, value in settings.items()
+    )
+
+
+def _verdict(report: DataReport) -> str:
+    warnings = count_of(len(report.warnings), "warning")
+    if report.problems:
+        sentence = f"`train` would refuse this: {count_of(len(report.problems), 'problem')}, {warnings}."
+        if all(finding.settings for finding in report.problems):
+            sentence += " --fix FILE.yaml writes the settings that mend it."
+        return sentence
+    return f"`train` would accept this; {warnings}." if report.warnings else "Nothing is wrong."
+
+
+_LINE_WIDTH = 100
+_COLUMNS_AS_SERIES = "Where each column is a series to forecast, set data.channels_as_series=true in its place."
+
+
+def check_path(path: Path) -> None:
+    """Refuse a file that must not be written, before the data is read.
+
+    Raises:
+        UsageError: If it does not end in .yaml or .yml, or exists.
+    """
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        raise UsageError(f"--fix must end in .yaml or .yml, got '{path}'. Choose another name.")
+    if path.exists():
+        raise UsageError(f"--fix '{path}' exists already. Remove it, or choose another name.")
+
+
+def fixed_settings(settings: Config, report: DataReport) -> Config:
+    """Return the settings with those that mend the findings of a report.
+
+    Args:
+        settings: The settings that were made on the command line or in a file.
+        report: The report on their data.
+    """
+    from stablernn.data.check import merge_settings
+    from stablernn.training.settings.load import validate
+
+    tree = settings.model_dump(mode="json", exclude_unset=True)
+    return validate({**tree, "data": merge_settings(tree["data"], report.fixes)})
+
+
+def check_fixed(path: Path, report: DataReport, fixed: DataReport) -> None:
+    """Refuse to write settings with which `train` would not accept the data.
+
+    Args:
+        path: The file to write.
+        report: The report on the data as they are.
+        fixed: The report on the data as they are with the settings.
+
+    Raises:
+        CommandError: With the first problem that remains.
+    """
+    if fixed.problems:
+        raise CommandError(
+            f"'{path}' is not written: no option mends all of '{report.source}'. {fixed.problems[0].text}"
+        )
+
+
+def write_config(path: Path, settings: Config, report: DataReport) -> None:
+    """Write settings as YAML, with the findings that they mend as comments.
+
+    Raises:
+        CommandError: If the file cannot be written.
+    """
+    comments = [f"Written by `stablernn data check {report.source} --fix {path}`."]
+    comments += [
+        f"{', '.join(f'data.{name}' for name in finding.settings)}: {finding.text}"
+        for finding in (*report.problems, *report.warnings)
+        if finding.settings
+    ]
+    explained = {name for finding in (*report.problems, *report.warnings) for name in finding.settings}
+    comments += [
+        f"data.{name}: guessed, and `train` refuses the data without it. Replace it if you mean another."
+        + (f" {_COLUMNS_AS_SERIES}" if name == "target" else "")
+        for name in report.assumed
+        if name not in explained
+    ]
+    lines = [f"# {' '.join(comment.split())}" for comment in comments]
+    tree = settings.model_dump(mode="json", exclude_unset=True)
+    categories = tree["data"].get("categories")
+    if categories and not any(categories.values()):
+        # Names alone, as people write them; training finds the categories.
+        tree["data"]["categories"] = list(categories)
+    text = "\n".join([*lines, _dump(tree)])
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise CommandError(f"Cannot write '{path}': {error.strerror}. Choose another --fix.") from error
+
+
+def format_value(value: object) -> str:
+    """Return a value as YAML on one line, as ``--set`` takes it."""
+    # Imported here, since a serving image lists datasets without it.
+    import yaml
+
+    return yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6).removesuffix("...\n").strip()
+
+
+def _dump(tree: Mapping[str, Any]) -> str:
+    import yaml
+
+    return yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True, width=_LINE_WIDTH)

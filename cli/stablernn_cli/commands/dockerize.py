@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import base64
+import csv
 import hashlib
+import importlib.util
+import io
 import json
 import os
 import re
 import secrets
 import shlex
 import shutil
+import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+import tomllib
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from stablernn_cli.errors import CommandError, UsageError
-from stablernn_cli.image import build_files
-from stablernn_cli.image.build_files import Image
 from stablernn_cli.options import JsonOption
 from stablernn_cli.output import Output
 from stablernn_cli.targets import is_run
@@ -26,6 +34,22 @@ from stablernn_cli.targets import is_run
 if TYPE_CHECKING:
     from stablernn_registry import Registry, Version
 
+USER = 10001
+"""User and group of the process in the image, without a name in its /etc/passwd."""
+PORT = 8080
+SECRETS = "/run/secrets"
+STOP_SECONDS = 15
+"""Time for a container to stop: the server drains for 8 s and grants 2 s more to a body that is arriving."""
+MEMORY = "2g"
+CPUS = "2"
+PROCESSES = 512
+ENVIRONMENT = {
+    "STABLERNN_TOKENS_FILE": f"{SECRETS}/tokens",
+    "STABLERNN_STATE_KEY_FILE": f"{SECRETS}/state_key",
+}
+HEALTHCHECK = ("python", "-m", "stablernn_cli.healthcheck")
+_NVIDIA = " \\\n    NVIDIA_VISIBLE_DEVICES=all \\\n    NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+HEALTH_TIMES = {"interval": "10s", "timeout": "5s", "start_period": "30s", "retries": 3}
 MARKER = ".stablernn-image.json"
 _MODELS = "registry"
 _SECRETS = "secrets"
@@ -34,6 +58,35 @@ _TEXTS = ("Dockerfile", ".dockerignore", "compose.yaml")
 # The grammar of a repository name in the Docker registry.
 _IMAGE_NAME = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")
 _BASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
+Variant = Literal["cpu", "gpu"]
+
+# Files of the .dist-info folder that belong to the wheel; the others describe this one installation.
+_DESCRIPTION = {"METADATA", "WHEEL", "entry_points.txt"}
+# The earliest date of the zip format. Equal content gives equal bytes, so that image builders reuse their layers.
+_ZIP_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image to build.
+
+    Attributes:
+        name: Name of the image.
+        base: Base image, with Python, pip and venv.
+        gpu: True if it has the CUDA build of ONNX Runtime.
+        models: References of the models that it serves.
+        digests: Digest of each version, by ``NAME:VERSION``.
+        wheel: File name of the wheel in the context.
+        user: ``UID:GID`` that a container runs as, so that it can read the secrets.
+    """
+
+    name: str
+    base: str
+    gpu: bool
+    models: Sequence[str]
+    digests: Mapping[str, str]
+    wheel: str
+    user: str
 
 
 def dockerize(
@@ -161,7 +214,6 @@ def _write_stage(
         stablernn_server.errors.ModelLoadError: If a version cannot be served.
         CommandError: If no wheel can be made.
     """
-    from stablernn_cli.image.wheel import requirements, write_wheel
     from stablernn_registry.subset import copy_versions
     from stablernn_runtime import ServedModel
 
@@ -179,9 +231,9 @@ def _write_stage(
         wheel=write_wheel(stage).name,
         user=_user(),
     )
-    texts = {"Dockerfile": build_files.dockerfile(image), ".dockerignore": build_files.dockerignore(image)}
+    texts = {"Dockerfile": _dockerfile(image), ".dockerignore": _dockerignore(image)}
     if compose:
-        texts["compose.yaml"] = build_files.compose(image)
+        texts["compose.yaml"] = _compose_file(image)
     for name, text in texts.items():
         (stage / name).write_text(text, encoding="utf-8")
     marker = {"format": "stablernn-image", "schema": 1, "sha256": {name: _hash(stage / name) for name in texts}}
@@ -263,15 +315,15 @@ def _write_secrets(folder: Path) -> None:
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
                 file.writelines(f"{line}{secrets.token_hex(32)}\n" for line in lines)
         if _is_root():
-            os.chown(path, build_files.USER, build_files.USER)
+            os.chown(path, USER, USER)
     if _is_root():
-        os.chown(folder, build_files.USER, build_files.USER)
+        os.chown(folder, USER, USER)
 
 
 def _user() -> str:
     """Return the owner of the secrets, as whom the server runs: the current user, but not root."""
     if os.name != "posix" or _is_root():
-        return f"{build_files.USER}:{build_files.USER}"
+        return f"{USER}:{USER}"
     return f"{os.getuid()}:{os.getgid()}"
 
 
@@ -291,15 +343,256 @@ def _commands(folder: Path, image: Image, *, compose: bool) -> list[str]:
         return [shlex.join([*compose_command, "build"]), shlex.join([*compose_command, "up", "--detach", "--wait"])]
     # The options of the service in compose.yaml, as options of `docker run`.
     run = ["docker", "run", "--detach", "--name", "stablernn", "--restart", "unless-stopped"]
-    run += ["--publish", f"127.0.0.1:{build_files.PORT}:{build_files.PORT}", "--user", image.user]
-    run += ["--mount", f"type=bind,source={folder / _SECRETS},target={build_files.SECRETS},readonly"]
-    for name, value in build_files.ENVIRONMENT.items():
+    run += ["--publish", f"127.0.0.1:{PORT}:{PORT}", "--user", image.user]
+    run += ["--mount", f"type=bind,source={folder / _SECRETS},target={SECRETS},readonly"]
+    for name, value in ENVIRONMENT.items():
         run += ["--env", f"{name}={value}"]
     run += ["--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
-    run += ["--memory", build_files.MEMORY, "--cpus", build_files.CPUS]
-    run += ["--stop-timeout", str(build_files.STOP_SECONDS), *(["--gpus", "all"] if image.gpu else []), image.name]
+    run += ["--memory", MEMORY, "--cpus", CPUS]
+    run += ["--stop-timeout", str(STOP_SECONDS), *(["--gpus", "all"] if image.gpu else []), image.name]
     return [shlex.join(["docker", "build", "--tag", image.name, str(folder)]), shlex.join(run)]
 
 
 def _hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _dockerfile(image: Image) -> str:
+    """Return the Dockerfile: one stage installs the environment, the next copies it and the models."""
+    label = " ".join(f"{ref}@{digest}" for ref, digest in image.digests.items())
+    nvidia = (
+        ' \\\n    NVIDIA_VISIBLE_DEVICES=all \\\n    NVIDIA_DRIVER_CAPABILITIES="compute,utility"' if image.gpu else ""
+    )
+    return f"""\
+# Written by `stablernn dockerize`, which overwrites it when it is run again.
+ARG BASE={image.base}
+
+FROM ${{BASE}} AS builder
+WORKDIR /context
+COPY requirements.txt {image.wheel} ./
+# The environment has no pip of its own: the builder's installs into it, and the whole folder is copied.
+RUN python3 -m venv --without-pip /opt/stablernn \\
+ && python3 -m pip --python /opt/stablernn/bin/python install --no-cache-dir --require-hashes \\
+    --requirement requirements.txt \\
+ && python3 -m pip --python /opt/stablernn/bin/python install --no-cache-dir --no-deps {image.wheel}
+
+FROM ${{BASE}}
+COPY --from=builder /opt/stablernn /opt/stablernn
+COPY registry /registry
+LABEL stablernn.nn.models="{label}"
+# Without ORT_DISABLE_TELEMETRY, ONNX Runtime sends usage data to its makers.
+ENV PATH="/opt/stablernn/bin:$PATH" \\
+    PYTHONUNBUFFERED=1 \\
+    ORT_DISABLE_TELEMETRY=1 \\
+    STABLERNN_REGISTRY=/registry \\
+    STABLERNN_MODELS="{",".join(image.models)}" \\
+    STABLERNN_HOST=0.0.0.0 \\
+    STABLERNN_PORT={PORT}{nvidia}
+USER {USER}:{USER}
+EXPOSE {PORT}
+STOPSIGNAL SIGTERM
+# Follows STABLERNN_PORT; it does not know of `serve --port`.
+HEALTHCHECK --interval={HEALTH_TIMES["interval"]} --timeout={HEALTH_TIMES["timeout"]} \\
+    --start-period={HEALTH_TIMES["start_period"]} --retries={HEALTH_TIMES["retries"]} \\
+    CMD {json.dumps(HEALTHCHECK)}
+ENTRYPOINT ["stablernn"]
+CMD ["serve"]
+"""
+
+
+def _dockerignore(image: Image) -> str:
+    """Return the .dockerignore: the builder gets what the Dockerfile copies, never the secrets."""
+    return "\n".join(
+        ["# Only what the Dockerfile copies.", "*", "!requirements.txt", f"!{image.wheel}", "!registry", ""]
+    )
+
+
+def _compose_file(image: Image) -> str:
+    """Return the compose file: one service that requires tokens and can write to /tmp only."""
+    gpu = """
+        reservations:
+          devices:
+            - driver: nvidia
+              count: 1
+              capabilities: [gpu]"""
+    return f"""\
+# Written by `stablernn dockerize`. Run it with: docker compose up --build --detach --wait
+services:
+  server:
+    build: .
+    image: {json.dumps(image.name)}
+    # Compose mounts the secrets with the owner and the mode that they have here: readable by their owner only.
+    user: {json.dumps(image.user)}
+    ports:
+      # Reachable from this machine only. PUBLISH={PORT} opens it to others; tokens then travel unencrypted, unless a
+      # proxy in front of it or STABLERNN_TLS_CERT_FILE and STABLERNN_TLS_KEY_FILE encrypt them.
+      - "${{PUBLISH:-127.0.0.1:{PORT}}}:{PORT}"
+    environment:
+{_lines(ENVIRONMENT)}
+    secrets:
+      - tokens
+      - state_key
+    read_only: true
+    tmpfs:
+      - /tmp:mode=1777,size=64m
+    cap_drop:
+      - ALL
+    security_opt:
+      - no-new-privileges:true
+    healthcheck:
+      test: {json.dumps(["CMD", *HEALTHCHECK])}
+{_lines(HEALTH_TIMES)}
+    restart: unless-stopped
+    stop_grace_period: {STOP_SECONDS}s
+    deploy:
+      resources:
+        limits:
+          cpus: "{CPUS}"
+          memory: {MEMORY}
+          pids: {PROCESSES}{gpu if image.gpu else ""}
+
+secrets:
+  tokens:
+    file: ./secrets/tokens
+  state_key:
+    file: ./secrets/state_key
+"""
+
+
+def _lines(values: Mapping[str, object]) -> str:
+    return "\n".join(f"      {name}: {value}" for name, value in values.items())
+
+
+def checkout() -> Path | None:
+    """Return the source tree that this program runs from; None for an installed package."""
+    root = Path(__file__).resolve().parents[3]
+    # A folder above an installed package may have a pyproject.toml too, of another project.
+    try:
+        project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return root if project.get("name") == "stablernn" else None
+
+
+def requirements(variant: Variant) -> str:
+    """Return the pinned requirements of the image.
+
+    Raises:
+        CommandError: If they are missing from the installation.
+    """
+    root = checkout()
+    # The wheel has them below the package.
+    folder = Path(__file__).parents[1] / "requirements" if root is None else root / "requirements"
+    path = folder / f"serve-{variant}.txt"
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CommandError(
+            f"This installation lacks {path}, the pinned requirements of the image: {error.strerror}. "
+            "Install stablernn again."
+        ) from error
+
+
+def write_wheel(folder: Path) -> Path:
+    """Write the wheel of the running stablernn into a folder, and return its path.
+
+    Raises:
+        CommandError: If it cannot be made; the message says what to do.
+    """
+    root = checkout()
+    return _pack_installed(folder) if root is None else _build(root, folder)
+
+
+def _build(root: Path, folder: Path) -> Path:
+    # hatchling is the build backend and needs no network; pip makes an environment for it.
+    if importlib.util.find_spec("hatchling") is not None:
+        command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    elif importlib.util.find_spec("pip") is not None:
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps"]
+        command += ["--wheel-dir", str(folder), str(root)]
+    else:
+        raise CommandError(
+            f"The wheel cannot be built from {root}: this environment has neither hatchling nor pip. Install one of "
+            "them: pip install hatchling."
+        )
+    process = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    wheels = sorted(folder.glob("stablernn-*.whl"))
+    if process.returncode or len(wheels) != 1:
+        reason = (process.stderr.strip() or process.stdout.strip() or "it wrote no wheel").splitlines()[-1]
+        raise CommandError(f"The wheel cannot be built from {root}: {reason} See all output with: {' '.join(command)}")
+    return wheels[0]
+
+
+def _pack_installed(folder: Path) -> Path:
+    try:
+        distribution = metadata.distribution("stablernn")
+    except metadata.PackageNotFoundError as error:
+        raise CommandError(
+            f"The files in {Path(__file__).parents[1]} belong to no installed package, so no wheel can be built. "
+            "Install stablernn with pip, or run it from its source tree."
+        ) from error
+    paths = sorted((path for path in distribution.files or () if _is_in_wheel(path)), key=str)
+    rows: list[tuple[str, str, str]] = []
+    tag = _tag(distribution)
+    target = folder / f"stablernn-{distribution.version}-{tag}.whl"
+    description = ""
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in paths:
+            content = _content(path)
+            rows.append((path.as_posix(), _record_hash(content), str(len(content))))
+            _add(archive, path.as_posix(), content)
+            if path.name == "METADATA":
+                description = path.parts[0]
+        if not description or not any(path.parts[0] == "stablernn_server" for path in paths):
+            raise CommandError(
+                "The installed stablernn does not list its files, so no wheel can be made of it. Install it again with "
+                "pip, or run this from its source tree."
+            )
+        # RECORD lists every file with its hash, and itself without one.
+        record = io.StringIO()
+        csv.writer(record, lineterminator="\n").writerows([*rows, (f"{description}/RECORD", "", "")])
+        _add(archive, f"{description}/RECORD", record.getvalue().encode())
+    return target
+
+
+def _is_in_wheel(path: metadata.PackagePath) -> bool:
+    # Scripts lie outside of site-packages, and each installation creates its own.
+    if ".." in path.parts or path.is_absolute() or "__pycache__" in path.parts or len(path.parts) < 2:
+        return False
+    if path.parts[0].endswith(".dist-info"):
+        return path.name in _DESCRIPTION or path.parts[1] == "licenses"
+    return True
+
+
+def _tag(distribution: metadata.Distribution) -> str:
+    for line in (distribution.read_text("WHEEL") or "").splitlines():
+        if line.startswith("Tag: "):
+            return line.removeprefix("Tag: ").strip()
+    return "py3-none-any"
+
+
+def _content(path: metadata.PackagePath) -> bytes:
+    try:
+        content = Path(str(path.locate())).read_bytes()
+    except OSError as error:
+        raise CommandError(
+            f"'{path}' of the installed stablernn cannot be read: {error.strerror}. Install stablernn again."
+        ) from error
+    if path.hash is not None and f"{path.hash.mode}={path.hash.value}" != _record_hash(content):
+        raise CommandError(
+            f"'{path}' was changed after stablernn was installed, so an image of it would hold code that was never "
+            "released. Install stablernn again, or run this from its source tree."
+        )
+    return content
+
+
+def _record_hash(content: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest())
+    return f"sha256={digest.rstrip(b'=').decode()}"
+
+
+def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    entry = zipfile.ZipInfo(name, _ZIP_DATE)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    entry.external_attr = 0o644 << 16
+    archive.writestr(entry, content)

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from stablernn_cli import installed_version
 from stablernn_cli.errors import FAILED, Reported
 from stablernn_cli.options import JsonOption
 from stablernn_cli.output import Output
-from stablernn_cli.version import installed_version
 
 # An ONNX graph of one Identity node, to try providers with; as bytes, since a serving image has no onnx.
 TINY_GRAPH = bytes.fromhex(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from stablernn_cli.commands import eval_predictions, eval_robustness, eval_stability, eval_stream
 from stablernn_cli.errors import UsageError
-from stablernn_cli.metric_tables import data_notes, scalar_metrics, show_metrics
 from stablernn_cli.options import (
     Device,
     DeviceOption,
@@ -25,18 +25,35 @@ from stablernn_cli.options import (
     Stamps,
     TargetArgument,
 )
-from stablernn_cli.output import Output
-from stablernn_cli.prediction.answers import FileOptions, with_file_options
-from stablernn_cli.targets import Target, compute_certificate, open_target
+from stablernn_cli.output import Output, data_notes, drop_none, figure, plain, scalar_metrics, show_metrics
+from stablernn_cli.prediction import FileOptions, column_names, format_times, with_file_options
+from stablernn_cli.prediction_files import check_format, write_table
+from stablernn_cli.records import record_report
+from stablernn_cli.targets import Target, compute_certificate, is_run, open_target, open_weights
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from stablernn.data import ClassificationData, ForecastData
     from stablernn.data.step_data import Data
+    from stablernn.nn.models import Classifier
+    from stablernn.robustness.settings import Settings
     from stablernn.training.tasks.task import ScoreExtras
+
+    Array = npt.NDArray[Any]
 
 By = Literal["series", "step", "both"]
 Table = Literal["series", "step"]
 
 PANEL = "More figures"
+ROBUSTNESS_PANEL = "Robustness"
+_CURVE = ("levels", "accuracy", "standard_error")
+_ATTACK_NAMES = {"pgd": "PGD", "deepfool": "DeepFool"}
+_MAX_EXPONENTS = 5
+FALSE_ALARM_RATE = 1e-4
+"""Rate of false alarms a reading at which a split is tested for drift."""
+MOST_ALARMS_A_BLOCK = 0.1
+"""Rate of false alarms a block that a test of long blocks does not exceed."""
 
 _TABLES: dict[By | None, tuple[Table, ...]] = {
     None: (),
@@ -44,6 +61,46 @@ _TABLES: dict[By | None, tuple[Table, ...]] = {
     "step": ("step",),
     "both": ("series", "step"),
 }
+
+
+@dataclass(frozen=True)
+class RobustnessOptions:
+    """Values of the options, as they were typed."""
+
+    robustness: bool = False
+    budgets: str | None = None
+    budgets_l2: str | None = None
+    steps: int | None = None
+    sequences: int | None = None
+    clip: bool = False
+    random_start: bool = False
+
+    def settings(self, task: str, name: str) -> Settings | None:
+        """Return the settings of the measurement, or None without ``--robustness``.
+
+        Raises:
+            UsageError: If an option needs ``--robustness``, the model does not classify, or budgets are not numbers.
+            stablernn.errors.ConfigError: If a number is out of its range.
+        """
+        values: dict[str, Any] = {
+            "linf_budgets": _numbers("--attack-budgets", self.budgets),
+            "l2_budgets": _numbers("--attack-budgets-l2", self.budgets_l2),
+            "steps": self.steps,
+            "sequences": self.sequences,
+            # A flag that is off is left to the default, like an option that is absent.
+            "clip": self.clip or None,
+            "random_start": self.random_start or None,
+        }
+        options = drop_none(values)
+        if not self.robustness:
+            if options:
+                raise UsageError("The options --attack-... need --robustness. Add it, or leave them out.")
+            return None
+        if task != "classify":
+            raise UsageError(f"--robustness is for classification, and {name} is for '{task}'. Leave it out.")
+        from stablernn.robustness.settings import Settings
+
+        return Settings(**options)
 
 
 @dataclass(frozen=True)
@@ -67,7 +124,7 @@ class Extras:
     soak: bool = False
     early: bool = False
     stability: bool = False
-    robustness: eval_robustness.RobustnessOptions = eval_robustness.RobustnessOptions()
+    robustness: RobustnessOptions = RobustnessOptions()
     predictions: Path | None = None
 
 
@@ -138,13 +195,67 @@ def evaluate(
             "--early", help="Classification: scores after each tenth of the sequences.", rich_help_panel=PANEL
         ),
     ] = False,
-    robustness: eval_robustness.RobustnessOption = False,
-    attack_budgets: eval_robustness.BudgetsOption = None,
-    attack_budgets_l2: eval_robustness.L2BudgetsOption = None,
-    attack_steps: eval_robustness.StepsOption = None,
-    attack_sequences: eval_robustness.SequencesOption = None,
-    attack_clip: eval_robustness.ClipOption = False,
-    attack_random_start: eval_robustness.RandomStartOption = False,
+    robustness: Annotated[
+        bool,
+        typer.Option(
+            "--robustness",
+            help="Classification: accuracy under attacks and noise, certified accuracy, curvature of the loss. The "
+            "report is stored in the run, or as a record of the version.",
+            rich_help_panel=ROBUSTNESS_PANEL,
+        ),
+    ] = False,
+    attack_budgets: Annotated[
+        str | None,
+        typer.Option(
+            "--attack-budgets",
+            metavar="B,B,...",
+            help="Largest change of a value, in standard deviations of its feature; default: .001,.003,.01,.03,.1,.3.",
+            show_default=False,
+            rich_help_panel=ROBUSTNESS_PANEL,
+        ),
+    ] = None,
+    attack_budgets_l2: Annotated[
+        str | None,
+        typer.Option(
+            "--attack-budgets-l2",
+            metavar="B,B,...",
+            help="Largest 2-norm of all changes of a sequence, in the same unit; default: .01,.03,.1,.3,1,3.",
+            show_default=False,
+            rich_help_panel=ROBUSTNESS_PANEL,
+        ),
+    ] = None,
+    attack_steps: Annotated[
+        int | None,
+        typer.Option(
+            "--attack-steps",
+            help="Gradient steps of an attack; default: 20.",
+            show_default=False,
+            rich_help_panel=ROBUSTNESS_PANEL,
+        ),
+    ] = None,
+    attack_sequences: Annotated[
+        int | None,
+        typer.Option(
+            "--attack-sequences",
+            help="Number of sequences to measure, drawn at random; default: 200.",
+            show_default=False,
+            rich_help_panel=ROBUSTNESS_PANEL,
+        ),
+    ] = None,
+    attack_clip: Annotated[
+        bool,
+        typer.Option(
+            "--attack-clip",
+            help="Keep attacked values within their feature's range in training.",
+            rich_help_panel=ROBUSTNESS_PANEL,
+        ),
+    ] = False,
+    attack_random_start: Annotated[
+        bool,
+        typer.Option(
+            "--attack-random-start", help="Start PGD at a random point of the ball.", rich_help_panel=ROBUSTNESS_PANEL
+        ),
+    ] = False,
     stability: Annotated[
         bool,
         typer.Option(
@@ -170,7 +281,7 @@ def evaluate(
     Example: stablernn eval digits@production --split test
     """
     output = Output.of(context, as_json)
-    attacks = eval_robustness.RobustnessOptions(
+    attacks = RobustnessOptions(
         robustness,
         attack_budgets,
         attack_budgets_l2,
@@ -239,12 +350,12 @@ def score(
         if extras.predictions is not None:
             source = options.data or model.config.data.source
             named = with_file_options(model, source, FileOptions())
-            rows = eval_predictions.write_split(extras.predictions, named, loaded, split)
+            rows = _write_split(extras.predictions, named, loaded, split)
             results |= {"output": str(extras.predictions), "rows": rows}
         if extras.stability:
-            results |= eval_stability.observe_stability(output, target, model, loaded, split)
+            results |= _observe_stability(output, target, model, loaded, split)
     if attack_settings is not None:
-        report = eval_robustness.measure(output, target, model, loaded, split, attack_settings)
+        report = _measure_robustness(output, target, model, loaded, split, attack_settings)
         # Each report on a version becomes a record of its own.
         records = [*results.pop("records", ()), *report.pop("records", ())]
         results |= report | ({"records": records} if records else {})
@@ -348,7 +459,7 @@ def _score_extras(model: Target, extras: Extras) -> ScoreExtras:
         tables=extras.tables,
         backtest=None if extras.backtest is None else parse(extras.backtest),
         free_run=(lambda: compute_certificate(model.name)[1]) if extras.soak else None,
-        stream_monitor=eval_stream.ServedEstimates if extras.soak else None,
+        stream_monitor=ServedEstimates if extras.soak else None,
         early=extras.early,
     )
 
@@ -360,7 +471,7 @@ def _check(model: Target, extras: Extras) -> None:
         UsageError: If an option is for another task.
     """
     if extras.predictions is not None:
-        eval_predictions.check_output(extras.predictions, model)
+        _check_output(extras.predictions, model)
     forecast = {
         "--by": extras.by is not None,
         "--tables": extras.tables is not None,
@@ -398,9 +509,9 @@ def show(output: Output, document: Mapping[str, Any]) -> None:
     if "soak" in document:
         _show_soak(output, document["soak"])
     if "robustness" in document:
-        eval_robustness.show(output, document["robustness"])
+        _show_robustness(output, document["robustness"])
     if "stability" in document:
-        eval_stability.show(output, document)
+        _show_stability(output, document)
     for path in (*document.get("tables", ()), *document.get("plots", ())):
         output.note(f"Wrote {path}.")
     for sentence in document["warnings"]:
@@ -464,8 +575,409 @@ def _show_soak(output: Output, report: Mapping[str, Any]) -> None:
         },
         title="Soak",
     )
-    eval_stream.show(output, report)
+    _show_stream(output, report)
 
 
 def _number(value: float) -> str:
     return f"{value:.3g}"
+
+
+class ServedEstimates:
+    """Adaptive intervals and the test for drift, as `serve` computes them.
+
+    Attributes:
+        false_alarm_rate: Stated bound on the mean number of false alarms a reading; None without a test for drift.
+        block: Readings in a block of that test; None without.
+        reason: Why there is no test; None if there is one.
+    """
+
+    def __init__(
+        self, data: ForecastData, levels: Sequence[float], stride: int, certificate: Mapping[str, Any]
+    ) -> None:
+        """Define the estimates of a model's streams.
+
+        Args:
+            data: Data of its forecasts.
+            levels: Levels of its quantiles, of which two add up to 1.
+            stride: Readings in a sample.
+            certificate: Its certificate.
+        """
+        from stablernn_runtime.online.adaptive_intervals import AdaptiveIntervals
+        from stablernn_runtime.online.drift import DriftDetector
+        from stablernn_runtime.online.online_streams import OnlineStreams, block_length
+
+        self.false_alarm_rate: float | None = None
+        self.block: int | None = None
+        self.reason: str | None = None
+        # The positions of targets are those among the channels, which are what a stream sends.
+        targets = list(data.target_indices)
+        test = None
+        try:
+            self.block = block_length(certificate, data.season, stride)
+        except ValueError as error:
+            self.reason = str(error)
+        else:
+            # A rate a reading that suits short blocks would be several alarms a block of long ones.
+            self.false_alarm_rate = min(FALSE_ALARM_RATE, MOST_ALARMS_A_BLOCK / self.block)
+            test = DriftDetector(self.false_alarm_rate, self.block, data.horizon, len(targets), stride)
+        intervals = AdaptiveIntervals(data.horizon, len(targets), levels, stride)
+        self._online = OnlineStreams(targets, list(levels), intervals, test)
+
+    def run(self, x: Array, quantiles: Array) -> tuple[Array, int]:
+        """Return the adaptive quantiles after each sample of a new stream, and the number of alarms.
+
+        Args:
+            x: (samples, stride, channels), raw units.
+            quantiles: (samples, horizon, targets, levels), the forecasts after each sample.
+        """
+        from stablernn_runtime.online.online_streams import ADAPTIVE_QUANTILES
+
+        update = self._online.advance({}, x[None], quantiles[None])
+        return update.outputs[ADAPTIVE_QUANTILES][0], int(update.alarms[0])
+
+
+def _show_stream(output: Output, report: Mapping[str, Any]) -> None:
+    """Print the coverage of the streamed split and its alarms."""
+    output.text()
+    streamed = report["streamed"]
+    if streamed is None:
+        output.facts({"intervals": f"none: {report['streamed_reason']}"}, title="Stream")
+        return
+    facts: dict[str, object] = {"read": f"{streamed['series']} series, {streamed['readings']} readings"}
+    for row in streamed["coverage"]:
+        fixed, adaptive = (_share(row[name]) for name in ("fixed", "adaptive"))
+        facts[f"coverage, {row['nominal']:.0%} nominal"] = f"{fixed} fixed, {adaptive} adaptive"
+    if streamed["alarms"] is None:
+        facts["alarms of drift"] = f"not tested: {streamed['drift_reason']}"
+    else:
+        expected = streamed["readings"] * streamed["false_alarm_rate"]
+        facts["alarms of drift"] = (
+            f"{streamed['alarms']} in blocks of {streamed['block']} readings; without drift at most {expected:.2g} "
+            "on average"
+        )
+    output.facts(facts, title="Stream")
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _check_output(path: Path, model: Target) -> None:
+    """Refuse a file that is not written, before the data is read.
+
+    Raises:
+        UsageError: If the task has no table of predictions, or the suffix selects no format.
+    """
+    if model.task == "predict-next":
+        raise UsageError(
+            f"--output is for forecasts and classification, and {model.name} is for '{model.task}'. Leave it out."
+        )
+    check_format(path)
+
+
+def _write_split(path: Path, model: Target, data: Data, split: str) -> int:
+    """Write the predictions for a split and return the number of rows.
+
+    Raises:
+        CommandError: If the file cannot be written.
+    """
+    from stablernn.data import ClassificationData, ForecastData
+    from stablernn.training import predict
+
+    samples = data.split(split)
+    outputs = predict(model.predictor, samples)
+    if isinstance(data, ForecastData):
+        table = _forecast_table(model, data, split, outputs)
+    else:
+        assert isinstance(data, ClassificationData)
+        table = _class_table(model, data, split, outputs["probabilities"])
+    write_table(path, table)
+    return len(next(iter(table.values())))
+
+
+def _class_table(model: Target, data: ClassificationData, split: str, probabilities: Array) -> dict[str, Any]:
+    samples = data.split(split)
+    best = probabilities.argmax(axis=1)
+    return {
+        column_names(model, "id")[0]: list(samples.ids),
+        "label": [data.labels[index] for index in samples.y],
+        "predicted": [model.labels[index] for index in best],
+        **{f"probability_{label}": probabilities[:, index] for index, label in enumerate(model.labels)},
+    }
+
+
+def _forecast_table(model: Target, data: ForecastData, split: str, outputs: Mapping[str, Array]) -> dict[str, Any]:
+    import numpy as np
+
+    windows = data.windows(split)
+    horizon, targets = windows.horizon, len(model.targets)
+    origins = windows.origins
+    # (windows, horizon)
+    ds: Array = np.stack([data.series[series].ds[end : end + horizon] for series, end in origins])
+    before: Array = np.concatenate([data.series[series].ds[end - 1 : end] for series, end in origins])
+    names = np.array([each.unique_id for each in data.series], dtype=object)[[series for series, _ in origins]]
+    in_utc = data.notes.get("time_zone") == "UTC"
+    # A row for each window, step and target, in this order.
+    id_name, time_name = column_names(model, "unique_id")
+    table: dict[str, Any] = {
+        id_name: np.repeat(names, horizon * targets),
+        "origin": format_times(np.repeat(before, horizon * targets), in_utc),
+        time_name: format_times(np.repeat(ds.reshape(-1), targets), in_utc),
+    }
+    if targets > 1:
+        table["target"] = list(model.targets) * ds.size
+    table["actual"] = windows.truth(np.arange(len(windows))).reshape(-1)
+    table["mean"] = outputs["mean"].reshape(-1)
+    for index, level in enumerate(model.quantiles):
+        table[f"q{level:g}"] = outputs["quantiles"][..., index].reshape(-1)
+    return table
+
+
+def _observe_stability(output: Output, text: str, target: Target, data: Data, split: Split) -> dict[str, Any]:
+    """Certify and observe a model; plots go into the run, or with the report into a record of the version.
+
+    Args:
+        output: Prints where the report is stored.
+        text: TARGET as it was typed.
+        target: The same, opened.
+        data: Data to observe the model on.
+        split: Split of the data.
+
+    Returns:
+        ``stability``; for a run also ``plots``, for a version ``records``.
+    """
+    from stablernn.dynamics.plots import draw_report
+    from stablernn.dynamics.report import observe_dynamics
+    from stablernn.export.weights import weights_digest
+
+    # The torch model, also for a version: Jacobians and gradients need it.
+    model = open_weights(target.name)[1]
+    observation = observe_dynamics(model, data, split, labels=target.labels or None)
+    document: dict[str, Any] = {"stability": observation.document()}
+    title = f"{data.name}, {split}"
+    # A run's plots are part of it; a version never changes, so its report is attached to it.
+    if is_run(text):
+        document["plots"] = [str(path) for path in draw_report(Path(text) / "plots", observation, title)]
+        return document
+    with tempfile.TemporaryDirectory(prefix="stablernn-eval-") as name:
+        folder = Path(name)
+        # The digest ties the record to the weights that were observed.
+        report = {"weights": weights_digest(model), "data": data.name, "split": split, **document["stability"]}
+        (folder / "stability.json").write_text(json.dumps(plain(report), indent=2) + "\n", encoding="utf-8")
+        draw_report(folder / "plots", observation, title)
+        document["records"] = record_report(output, target.name, "stability", folder)
+    return document
+
+
+def _show_stability(output: Output, document: Mapping[str, Any]) -> None:
+    """Print both parts as text, the certificate first."""
+    certificate, empirical = document["stability"]["certificate"], document["stability"]["empirical"]
+    output.text()
+    output.facts(_certificate_facts(certificate), title="Proved")
+    output.text()
+    sequences = empirical["sequences"]
+    noun = "sequence" if sequences == 1 else "sequences"
+    title = f"Observed on {sequences} {noun} of the {document['split']} split, {empirical['steps']:,} steps"
+    jacobian = _jacobian_facts(empirical["jacobian"], certificate)
+    lyapunov, gradients = _lyapunov_facts(empirical["lyapunov"]), _gradient_facts(empirical["gradients"])
+    output.facts(jacobian | lyapunov | gradients, title=title)
+
+
+def _upper_text(value: float | None) -> str:
+    """Return a proved bound rounded up; a dash for one that is not finite."""
+    from stablernn_registry.documents.rounding import format_upper
+
+    return "-" if value is None else format_upper(value, 4)
+
+
+def _certificate_facts(certificate: Mapping[str, Any]) -> dict[str, object]:
+    from stablernn_registry.documents.certificates import describe_certificate
+    from stablernn_registry.documents.rounding import format_upper
+
+    rate, gain = certificate["contraction_rate"], certificate["gains"]["input_to_output"]
+    facts = {
+        "kind": describe_certificate(certificate),
+        "norm": certificate["norm"],
+        "contraction rate": None if rate is None else format_upper(rate, 6),
+        "gain, input to output": None if gain is None else format_upper(gain, 4),
+    }
+    return drop_none(facts)
+
+
+def _jacobian_facts(spectrum: Mapping[str, Any] | None, certificate: Mapping[str, Any]) -> dict[str, object]:
+    if spectrum is None:
+        return {"Jacobian": "not decomposed, the state is too long"}
+    # Hypotheses are named "layer 0 contraction rate", or without the layer if there is one only.
+    proved_rates = {
+        hypothesis["name"].removesuffix("contraction rate").strip(): hypothesis["value"]
+        for hypothesis in certificate["hypotheses"]
+    }
+    radius, largest, smallest = (
+        spectrum[name] for name in ("spectral_radius", "largest_singular_value", "smallest_singular_value")
+    )
+    facts: dict[str, object] = {
+        f"{row['layer']} largest factor of a step".strip(): f"{figure(row['factor'])} in {row['norm']} "
+        f"(proved: at most {_upper_text(proved_rates[row['layer']])})"
+        for row in spectrum["largest_factors"]
+    }
+    facts |= {
+        "spectral radius": f"{figure(radius['mean'])} on average, up to {figure(radius['most'])}",
+        "outside the unit circle": f"{spectrum['share_outside']:.1%} of the eigenvalues",
+        "mean modulus": spectrum["mean_modulus"],
+        "singular values": f"{figure(smallest['least'])} to {figure(largest['most'])}",
+        "departure from normality": f"{figure(spectrum['departure_from_normality']['mean'])} (Henrici)",
+    }
+    # Only cells that discretize a differential equation have a flow.
+    real_part = spectrum["continuous_real_part"]
+    if real_part is not None:
+        span = f"{figure(real_part['least'])} to {figure(real_part['most'])}"
+        facts["real part of the flow"] = f"{span} a unit of time"
+    return facts
+
+
+def _lyapunov_facts(spectrum: Mapping[str, Any]) -> dict[str, object]:
+    # JSON has no infinities: an exponent of minus infinity is None.
+    pairs = list(zip(spectrum["exponents"], spectrum["standard_error"], strict=True))
+    shown = ", ".join(
+        "-inf" if exponent is None else figure(exponent) + ("" if error is None else f" +- {error:.1g}")
+        for exponent, error in pairs[:_MAX_EXPONENTS]
+    )
+    more = f", ... ({len(pairs)})" if len(pairs) > _MAX_EXPONENTS else ""
+    return {
+        "Lyapunov exponents": f"{shown}{more} a step",
+        "Kaplan-Yorke dimension": spectrum["kaplan_yorke"],
+        "entropy rate": spectrum["entropy_rate"],
+    }
+
+
+def _gradient_facts(gradients: Mapping[str, Any]) -> dict[str, object]:
+    def spread(name: str) -> str:
+        # Quantiles over the sequences, in ascending order.
+        low, middle, high = gradients[name].values()
+        return f"{figure(middle)} ({figure(low)} to {figure(high)})"
+
+    if not gradients["sequences"]:
+        return {"gradients": "no loss at the end of these sequences"}
+    return {
+        "gradient, slope of its log": spread("slope"),
+        "gradient, first over last": spread("first_over_last"),
+        "gradient, least over most": spread("least_over_most"),
+    }
+
+
+def _measure_robustness(
+    output: Output, target: str, model: Target, data: Any, split: Split, settings: Settings
+) -> dict[str, Any]:
+    """Measure robustness, and store the report with two plots in the run's directory or as a record of the version.
+
+    Returns:
+        ``robustness``, the report; for a version also ``records``.
+    """
+    from stablernn.robustness.plots import write_report
+    from stablernn.robustness.report import robustness
+
+    # Attacks follow gradients, so a version is measured by its torch weights instead of its graph.
+    report = robustness(
+        _classifier(model),
+        data,
+        split,
+        settings,
+        labels=model.labels or None,
+        features=model.features,
+        stage=lambda name: output.status(f"Robustness of {target}: {name} ..."),
+    )
+    document: dict[str, Any] = {"robustness": report}
+    # A run is a directory of the user; a version never changes, so its report is attached to it.
+    if is_run(target):
+        paths = write_report(Path(target), report)
+        output.note(f"Wrote {', '.join(str(path) for path in paths)}.")
+    else:
+        with tempfile.TemporaryDirectory(prefix="stablernn-eval-") as folder:
+            write_report(Path(folder), report)
+            document["records"] = record_report(output, model.name, "robustness", Path(folder))
+    return document
+
+
+def _show_robustness(output: Output, report: Mapping[str, Any]) -> None:
+    """Print the report as text."""
+    output.text()
+    output.text(f"Robustness on {report['sequences']} sequences; changes in standard deviations of each feature")
+    # A table for each norm: a row for each budget, a column for each attack and for the certified accuracy.
+    for norm, title in (("linf", "Largest change (linf)"), ("l2", "2-norm of the change (l2)")):
+        output.text()
+        attacks = [attack for attack in report["attacks"] if attack["norm"] == norm]
+        certified = report["certified"][norm]
+        columns = ["change up to", *(_ATTACK_NAMES[attack["name"]] for attack in attacks), "certified"]
+        budgets = attacks[0]["budgets"]
+        no_values = [None] * len(budgets)
+        rows = [
+            # The first row is without a change.
+            [0.0, *[report["accuracy"]] * len(attacks), None if certified is None else report["accuracy"]],
+            *zip(budgets, *(attack["accuracy"] for attack in attacks), certified or no_values, strict=True),
+        ]
+        output.table(columns, rows, title=title)
+    output.text()
+    output.facts(_robustness_facts(report))
+    output.text()
+    output.table(("noise", "level", "accuracy", "standard error"), _noise_rows(report["noise"]), title="Noise")
+
+
+def _robustness_facts(report: Mapping[str, Any]) -> dict[str, object]:
+    # DeepFool searches the smallest change; PGD stays within a budget.
+    deepfool = {attack["norm"]: attack for attack in report["attacks"] if attack["name"] == "deepfool"}
+    certified, hessian = report["certified"], report["hessian"]
+    facts: dict[str, object] = {
+        "median change that flips a label": ", ".join(
+            f"{_four_digits(attack['median_perturbation'])} ({norm})" for norm, attack in deepfool.items()
+        ),
+        "median certified radius": certified["reason"] or f"{_radius_text(certified['median_radius'])} (l2)",
+    }
+    if hessian is not None:
+        facts |= {
+            "curvature, largest": hessian["largest"],
+            "curvature, smallest": hessian["smallest"],
+            "curvature, trace": f"{_four_digits(hessian['trace'])} +- {_four_digits(hessian['trace_standard_error'])}",
+            "condition number": hessian["condition_number"],
+        }
+    return facts
+
+
+def _noise_rows(noise: Mapping[str, Mapping[str, Sequence[float]]]) -> list[list[object]]:
+    return [
+        [kind.replace("_", " "), level, accuracy, error]
+        for kind, curve in noise.items()
+        for level, accuracy, error in zip(*(curve[key] for key in _CURVE), strict=True)
+        # Level 0 is the accuracy without noise, which the other tables have.
+        if level
+    ]
+
+
+def _classifier(model: Target) -> Classifier:
+    """Return the torch model; the exported graphs have no gradients."""
+    from stablernn.nn.models import Classifier
+    from stablernn.training import TorchPredictor
+
+    loaded = model.predictor.model if isinstance(model.predictor, TorchPredictor) else None
+    classifier = loaded or open_weights(model.name)[1]
+    assert isinstance(classifier, Classifier)
+    return classifier
+
+
+def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{option} must be a list of numbers such as 0.01,0.05,0.1, got '{text}'.") from None
+
+
+def _radius_text(radius: float | None) -> str:
+    """Return a certified radius, a lower bound, rounded down."""
+    from stablernn_registry.documents.rounding import format_lower
+
+    return "-" if radius is None else format_lower(radius, 4)
+
+
+def _four_digits(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

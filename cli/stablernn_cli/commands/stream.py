@@ -84,7 +84,7 @@ def import_(
 
     Example: stablernn stream import streams.ckpt --key hall --token -
     """
-    from stablernn_cli.bridge.journal import Journal, journal_path, write_checkpoint
+    from stablernn_cli.bridge import Journal, journal_path, write_checkpoint
 
     output = Output.of(context, as_json)
     if (token is None) == (token_file is None):
@@ -113,7 +113,7 @@ def _open_shard(checkpoint: Path) -> StreamShard:
     Raises:
         UsageError: If events were written beside the checkpoint that it does not hold yet.
     """
-    from stablernn_cli.bridge.journal import journal_path
+    from stablernn_cli.bridge import journal_path
     from stablernn_registry import Registry
     from stablernn_runtime.scoring import Scorer, StreamShard
     from stablernn_runtime.scoring.shard_checkpoint import map_checkpoint, read_fields

@@ -11,11 +11,18 @@ import typer
 
 from stablernn_cli import config_options
 from stablernn_cli.commands.train import explicit_command
-from stablernn_cli.config_options import KEYS, data_option, model_option, options_in_use, training_option
+from stablernn_cli.config_options import (
+    KEYS,
+    check_cell,
+    data_option,
+    model_option,
+    options_in_use,
+    read_settings,
+    training_option,
+)
 from stablernn_cli.errors import CommandError, UsageError
 from stablernn_cli.options import KIND_METAVAR, Device, JsonOption, Kind, complete_kind, parse_kind
 from stablernn_cli.output import Output, count_of
-from stablernn_cli.settings import check_cell, read_settings
 
 SEARCH_PANEL = "Search"
 DEFAULT_TRIALS = 50

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from stablernn_cli.report.reading import (
-    count_at,
-    first_number_at,
-    number_at,
-    parse_object,
-    rows_at,
-    text_at,
-    value_at,
-)
+from stablernn_cli.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
     from stablernn_registry import Record, Registry, Version
@@ -215,3 +210,142 @@ def _robustness_facts(content: bytes, weights: str | None) -> dict[str, Any]:
     if report.weights != weights:
         return {"note": OTHER_WEIGHTS}
     return {"note": None, "sample": report.sample, "figures": report.figures()}
+
+
+# Reading of stored reports, in which any JSON may stand.
+def parse_object(content: bytes) -> Mapping[str, Any] | None:
+    """Return the JSON object in some bytes; None if there is none."""
+    try:
+        tree = json.loads(content)
+    # Deep nesting ends in a RecursionError, bytes that are no text in a UnicodeDecodeError, which is a ValueError.
+    except (ValueError, RecursionError):
+        return None
+    return tree if isinstance(tree, Mapping) else None
+
+
+def value_at(tree: object, *keys: str) -> object:
+    """Return the value under nested keys; None if one is missing."""
+    for key in keys:
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def number_at(tree: object, *keys: str) -> float | None:
+    """Return the finite number under nested keys; None if there is none."""
+    value = value_at(tree, *keys)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    # JSON has whole numbers that are too large for a float.
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def count_at(tree: object, *keys: str) -> int | None:
+    """Return the whole number of 0 or more under nested keys; None if there is none."""
+    value = value_at(tree, *keys)
+    # bool is an int, but no count.
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def text_at(tree: object, *keys: str) -> str | None:
+    """Return the text under nested keys; None if there is none."""
+    value = value_at(tree, *keys)
+    return value if isinstance(value, str) else None
+
+
+def rows_at(tree: object, *keys: str) -> list[Mapping[str, Any]]:
+    """Return the objects in a list under nested keys."""
+    value = value_at(tree, *keys)
+    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
+
+
+def first_number_at(tree: object, *keys: str) -> float | None:
+    """Return the first entry of a list under nested keys, if it is a finite number."""
+    value = value_at(tree, *keys)
+    return number_at({"first": value[0]}, "first") if isinstance(value, list) and value else None
+
+
+TOKEN_VARIABLE = "STABLERNN_CLIENT_TOKEN"
+SCOPE = (
+    "One server process, since it opened this version. Other processes, earlier starts of the server and other servers "
+    "are not counted; with several workers it is the process that answered."
+)
+NOT_READ = "No server was asked: the document was written without --server, so it says nothing about operation."
+
+
+def not_read() -> dict[str, Any]:
+    """Return the part of a document for which no server was asked."""
+    return {"read": False, "note": NOT_READ}
+
+
+def read_counts(url: str, version: Version) -> dict[str, Any]:
+    """Return the counts of a server for a version, with the time at which they were read.
+
+    Args:
+        url: Address of the server. A bearer token is read from :data:`TOKEN_VARIABLE`.
+        version: The version, by whose digest that of the server is checked.
+
+    Raises:
+        CommandError: If the server does not answer, refuses, or serves another model under the reference.
+    """
+    from stablernn_client import Client, ClientError
+    from stablernn_registry.log import utc_now
+
+    # The token is a secret, which has no place on a command line.
+    try:
+        with Client(url, token=os.environ.get(TOKEN_VARIABLE) or None) as client:
+            parameters = client.metadata(version.ref).get("parameters")
+            statistics = client.statistics(version.ref)
+    except ClientError as error:
+        raise CommandError(
+            f"The counts of '{version.ref}' cannot be read from {_without_credentials(url)}: {error} Start the server, "
+            f"set {TOKEN_VARIABLE} if it wants a token, or leave out --server."
+        ) from error
+    # Two registries can have different versions of one name and number.
+    if not isinstance(parameters, Mapping) or parameters.get("digest") != version.digest:
+        raise CommandError(
+            f"The server at {_without_credentials(url)} serves another model as '{version.ref}': its digest differs "
+            f"from {version.digest}. Ask a server of this registry, or leave out --server."
+        )
+    # A server is asked over a network: its answer may have any form.
+    states, ranges = value_at(parameters, "state_guard", "states"), value_at(parameters, "input_guard", "ranges")
+    counts = next((row for row in statistics if str(row.get("version")) == str(version.version)), {})
+    return {
+        "read": True,
+        "url": _without_credentials(url),
+        "time": utc_now(),
+        "scope": SCOPE,
+        # None without a guard: nothing is compared, and a zero would look like a result.
+        "states_outside_ball": count_at(parameters, "state_guard", "exits") if states else None,
+        "samples_outside_range": None if ranges is None else count_at(parameters, "input_guard", "outside"),
+        "guarded_states": states,
+        "range": ranges,
+        "sequences_and_steps_run": count_at(counts, "inference_count"),
+    }
+
+
+def check_address(url: str) -> None:
+    """Refuse an address that no server can have, or that has a password, which documents and messages would show.
+
+    Raises:
+        UsageError: If it is one.
+    """
+    advice = "Give an address such as http://127.0.0.1:8080"
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if "@" in url:
+        raise UsageError(f"--server takes an address without user and password. {advice}, and {TOKEN_VARIABLE}.")
+    if not is_address or any(character.isspace() for character in url):
+        raise UsageError(f"--server takes an http:// or https:// address, got '{url}'. {advice}.")
+
+
+def _without_credentials(url: str) -> str:
+    """Return an address without the user and the password that it may have: a document is passed on."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -19,8 +19,7 @@ import pytest
 
 from cli_helpers import Workplace
 from serving_helpers import until
-from stablernn_cli.bridge.journal import Event, Journal
-from stablernn_cli.bridge.messages import TopicKeys, read_payload
+from stablernn_cli.bridge import Event, Journal, TopicKeys, read_payload
 from stablernn_cli.errors import CommandError, UsageError
 from stablernn_registry import Registry
 from stablernn_runtime import ServedModel

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from cli_helpers import Workplace
-from stablernn_cli.image.build_files import HEALTHCHECK, USER
+from stablernn_cli.commands.dockerize import HEALTHCHECK, USER
 from stablernn_registry import IntegrityError, Registry
 from stablernn_server import Settings
 from stablernn_server.security.auth import Auth

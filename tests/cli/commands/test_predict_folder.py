@@ -19,7 +19,7 @@ import pytest
 from filelock import FileLock
 
 from cli_helpers import Workplace, run_alone
-from stablernn_cli.prediction import job
+from stablernn_cli.commands import predict as job
 
 FILES, SEQUENCES, STEPS = 5, 40, 20
 

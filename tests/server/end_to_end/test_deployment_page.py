@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stablernn_cli.image import build_files as build_files
+from stablernn_cli.commands import dockerize as build_files
 from stablernn_server import Settings
 from stablernn_server.security.auth import Auth, required_access
 from stablernn_server.security.state_key import create_state_tokens

@@ -13,8 +13,8 @@ from stablernn.certificates.certificate import prove
 from stablernn.dynamics.drawn_trajectories import draw_trajectories
 from stablernn_cli.report.claims import certificate_entry
 from stablernn_cli.report.document import compose_report
-from stablernn_cli.report.html_page import render
 from stablernn_cli.report.observed import compare
+from stablernn_cli.report.page import render
 from stablernn_cli.targets import CertifiedTarget
 from stablernn_registry.documents.rounding import format_lower, format_upper
 

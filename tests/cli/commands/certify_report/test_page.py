@@ -13,8 +13,8 @@ import pytest
 from certificate_page import TAGS, Page
 from cli_helpers import Workplace
 from packages import ROOT
-from stablernn_cli.report.clauses import CLAUSES
-from stablernn_cli.report.html_parts import plain_text, upper_bound
+from stablernn_cli.report.document import CLAUSES
+from stablernn_cli.report.page import plain_text, upper_bound
 from stablernn_registry.documents.rounding import format_upper
 
 CHROMIUM = Path("/usr/bin/chromium")

@@ -10,7 +10,7 @@ import pytest
 
 from certificate_page import TAGS, Page, read_document
 from cli_helpers import Workplace, copied, republish
-from stablernn_cli.report.model_facts import intended_use
+from stablernn_cli.report.document import intended_use
 from stablernn_registry import Registry
 
 MARKUP = "<script>alert(1)</script><img src=x onerror=alert(2)>&amp;\"'`"

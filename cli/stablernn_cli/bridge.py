@@ -1,27 +1,218 @@
-"""A bridge from MQTT topics to the streams of a version, and back.
+"""Streams between the topics of a message broker and a version: topics, payloads, and what is on disk.
 
-Messages are acknowledged after their events are on disk, and a checkpoint is written only when the broker has all
-answers, so that a crash at any moment loses neither. Both may come twice: an event with a number is not stepped again.
+Events are appended and synced before the broker is told that they have come, and read again after a restart. Those that
+were taken together stand in one line: they are stepped together again, so that the same numbers are skipped, and a line
+that was cut by a crash holds none of which the broker was told. Each event has its number, so that a line which the
+checkpoint has already seen is not stepped again.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import queue
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from stablernn_cli.bridge.journal import Event, Journal, journal_path, write_checkpoint
-from stablernn_cli.bridge.messages import TopicKeys, answer_payloads, read_payload
-from stablernn_cli.errors import UsageError
-from stablernn_runtime.scoring import Scorer, StreamShard, map_checkpoint
+from stablernn_cli.errors import CommandError, UsageError
+from stablernn_registry.disk.atomic_io import rename_and_sync, sync_folder
+from stablernn_runtime.scoring import Scorer, StreamAnswers, StreamShard, map_checkpoint
 from stablernn_runtime.scoring.stream_events import MAX_NUMBER
 from stablernn_runtime.stream_spec import class_labels
+
+try:
+    import fcntl
+except ImportError:  # Windows, where nothing is locked.
+    fcntl = None  # type: ignore[assignment]
+
+
+class Event(NamedTuple):
+    """An event of a stream: its key, its number, and its sample as JSON has it."""
+
+    key: str
+    number: int
+    sample: Any
+
+
+def journal_path(checkpoint: Path) -> Path:
+    """Return the file of the events since a checkpoint."""
+    return checkpoint.with_name(checkpoint.name + ".events")
+
+
+def write_checkpoint(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Replace a file in one step, so that a crash leaves the old content or the new one.
+
+    Args:
+        path: The file.
+        parts: Its content, parts that follow each other.
+    """
+    staged = path.with_name(path.name + ".new")
+    with staged.open("wb") as file:
+        file.writelines(parts)
+        file.flush()
+        os.fsync(file.fileno())
+    rename_and_sync(staged, path)
+
+
+class Journal:
+    """The events since the last checkpoint, open for appending and locked.
+
+    The lock covers the checkpoint too: a program that writes it holds its journal open.
+
+    Args:
+        path: The file, which need not exist.
+
+    Raises:
+        CommandError: If another process has it open.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("a+b")
+        try:
+            self._lock()
+        except BlockingIOError as error:
+            self._file.close()
+            raise CommandError(f"Another program is using {path}: end it first, or use another checkpoint.") from error
+        # A power cut may undo the creation of the file until then.
+        sync_folder(path.parent)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(self) -> list[list[Event]]:
+        """Return the events, in lists of those that were appended together; a line that is cut is removed.
+
+        Raises:
+            CommandError: If a line is damaged.
+        """
+        self._file.seek(0)
+        batches: list[list[Event]] = []
+        end = 0
+        for line in self._file:
+            if not line.endswith(b"\n"):
+                break
+            try:
+                batches.append([Event(*event) for event in json.loads(line)])
+            except (ValueError, TypeError) as error:
+                raise CommandError(
+                    f"Line {len(batches) + 1} of {self._path} is damaged: restore the file, or remove the line and "
+                    "those after it, which loses their events."
+                ) from error
+            end += len(line)
+        self._file.truncate(end)
+        return batches
+
+    def append(self, events: Sequence[Event]) -> None:
+        """Write events, and wait until they are on disk."""
+        self._file.write(json.dumps(events).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def clear(self) -> None:
+        """Drop all events, once a checkpoint holds them."""
+        self._file.truncate(0)
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file, which ends the lock."""
+        self._file.close()
+
+    def _lock(self) -> None:
+        if fcntl is None:
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            # Some network file systems have no locks.
+            if isinstance(error, BlockingIOError):
+                raise
+
+
+class TopicKeys:
+    """Reads keys from topics.
+
+    Args:
+        topic: The subscription, with at least one ``+``, or a ``#`` at its end.
+
+    Raises:
+        UsageError: If it has no wildcard, one that does not stand for whole levels, or is a shared subscription.
+    """
+
+    def __init__(self, topic: str) -> None:
+        levels = topic.split("/")
+        if levels[0] == "$share":
+            raise UsageError(f"--topic must not be a shared subscription, which splits the streams: '{topic}'.")
+        is_misplaced = any(len(level) > 1 and {"+", "#"} & set(level) for level in levels) or "#" in levels[:-1]
+        if is_misplaced or not {"+", "#"} & set(levels):
+            raise UsageError(f"--topic must have '+' as a level, or '#' as the last one, to take keys from: '{topic}'.")
+        patterns = {"+": "([^/]*)", "#": "(.*)"}
+        self._pattern = re.compile("/".join(patterns.get(level, re.escape(level)) for level in levels), re.DOTALL)
+
+    def key(self, topic: str) -> str | None:
+        """Return the levels that the wildcards stand for, joined by ``/``; None if the topic is another one."""
+        match = self._pattern.fullmatch(topic)
+        return None if match is None else "/".join(match.groups())
+
+
+def read_payload(payload: bytes) -> tuple[Any, int | None]:
+    """Return the sample of a message, and its number if it has one.
+
+    Args:
+        payload: JSON: a number, an array of numbers, or an object with one of both as ``x`` and the number as ``n``.
+
+    Raises:
+        ValueError: If it is not; a sentence.
+    """
+    try:
+        value = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"The payload is not JSON: {error}.") from error
+    number = None
+    if isinstance(value, dict):
+        if "x" not in value or set(value) - {"x", "n"}:
+            raise ValueError("The payload is an object without 'x', or with names other than 'x' and 'n'.")
+        number = value.get("n")
+        # In Python, a bool is an int.
+        if number is not None and (type(number) is not int or not 0 <= number < MAX_NUMBER):
+            raise ValueError(f"n must be a whole number from 0 to 2**62 - 1, got {number!r:.40}.")
+        value = value["x"]
+    values = value if isinstance(value, list) else [value]
+    if any(isinstance(part, list | dict) for part in values):
+        raise ValueError("The payload is not a number, an array of numbers, or an object with one of both as 'x'.")
+    return value, number
+
+
+def answer_payloads(answers: StreamAnswers, labels: list[str] | None) -> list[bytes]:
+    """Return answers as JSON objects with ``n``, the outputs or ``error``, ``gap`` and ``again``."""
+    payloads = []
+    for row in range(len(answers)):
+        content: dict[str, Any] = {"n": int(answers.numbers[row])}
+        if (error := answers.errors[row]) is not None:
+            content["error"] = error
+        elif labels is not None and "probabilities" in answers.outputs:
+            shares = answers.outputs["probabilities"][row]
+            content["label"] = labels[int(np.argmax(shares))]
+            content["probabilities"] = dict(zip(labels, shares.tolist(), strict=True))
+        else:
+            content |= {name: value[row].tolist() for name, value in answers.outputs.items()}
+        if answers.gaps[row]:
+            content["gap"] = int(answers.gaps[row])
+        if answers.is_again[row]:
+            content["again"] = True
+        payloads.append(json.dumps(content).encode())
+    return payloads
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,0 @@
-"""Bridges from message brokers to streams of a version."""

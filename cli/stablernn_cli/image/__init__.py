@@ -1,1 +1,0 @@
-"""Files that `stablernn dockerize` writes: those of a build context, and the wheel."""

@@ -1,1 +1,0 @@
-"""Predictions as files: of one file, and of a folder of them by several processes."""
