@@ -10,7 +10,7 @@ It imports nothing of the server; its only dependencies are numpy, httpx, websoc
 
 from __future__ import annotations
 
-from stablernn_client.async_client import AsyncClient, AsyncStream, AsyncStreams
+from stablernn_client.client import AsyncClient, AsyncStream, AsyncStreams, Client, Stream, Streams
 from stablernn_client.errors import (
     BadRequest,
     Busy,
@@ -28,9 +28,8 @@ from stablernn_client.errors import (
     TooLarge,
     Unauthorized,
 )
+from stablernn_client.frames import StreamInfo
 from stablernn_client.results import Classification, Forecast, StepResult, StepsResult
-from stablernn_client.stream_info import StreamInfo
-from stablernn_client.sync_client import Client, Stream, Streams
 
 __all__ = [
     "AsyncClient",

@@ -7,14 +7,19 @@ no step is lost or taken twice.
 
 from __future__ import annotations
 
+import base64
+import struct
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
 
 import numpy as np
+import orjson
 
 from stablernn_client.arrays import Array, Numbers
+from stablernn_client.bodies import StaticCovariates, encode_static
 from stablernn_client.errors import (
     BadRequest,
     Busy,
@@ -24,17 +29,23 @@ from stablernn_client.errors import (
     ConnectionLost,
     Deadline,
     NotFound,
+    ProtocolError,
     StreamLost,
+    error_from_message,
 )
-from stablernn_client.frames import count_answers
+from stablernn_client.frames import (
+    StreamInfo,
+    StreamReply,
+    StreamRequest,
+    count_answers,
+    decode_frame,
+    decode_text,
+    encode_frame,
+    encode_text,
+    merge_requests,
+)
 from stablernn_client.results import StepsResult
-from stablernn_client.retry import RetryPolicy
-from stablernn_client.state_token import version_of
-from stablernn_client.stream_connection import StreamConnection, open_stream_websocket, stream_lost
-from stablernn_client.stream_info import StreamInfo
-from stablernn_client.stream_request import StreamRequest, merge_requests
-from stablernn_client.timeseries import StaticCovariates, encode_static
-from stablernn_client.transport.protocols import Transport
+from stablernn_client.transport import RetryPolicy, Transport, WebSocket
 
 TOKEN_EVERY = 32
 """Steps between requests for state tokens; at most that many are sent again after a lost connection."""
@@ -44,6 +55,12 @@ TOKEN_MAX_AGE_SECONDS = 600.0
 
 NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 Result = TypeVar("Result")
+
+# Magic bytes and length of the name, which follows; what comes after it, state and signature, is not read.
+_TOKEN_PREFIX = struct.Struct("<5sH")
+# NAME:VERSION has at most 74 bytes; four characters hold three bytes.
+_TOKEN_PREFIX_CHARACTERS = 112
+_CODES_OF_LOST_STREAMS = {"bad_token", "expired_token", "version_gone"}
 
 
 class Channel:
@@ -66,7 +83,6 @@ class Channel:
         self,
         transport: Transport,
         model: str,
-        *,
         count: int,
         tokens: Sequence[str] | None,
         static: StaticCovariates | None,
@@ -100,7 +116,7 @@ class Channel:
         # to new streams.
         self._initial_token: str | None = None
         # The current connection, and the requests that it has still to repeat.
-        self._connection: StreamConnection | None = None
+        self._connection: _StreamConnection | None = None
         self._requests_to_repeat: list[StreamRequest] = []
         self._is_busy = False
 
@@ -221,7 +237,7 @@ class Channel:
         finally:
             self._is_busy = False
 
-    async def _ensure_connection(self, retry: RetryPolicy) -> StreamConnection:
+    async def _ensure_connection(self, retry: RetryPolicy) -> _StreamConnection:
         """Return an open connection whose streams have taken the same steps as here."""
         # An earlier call gave up before the reply, which would be read as that of the next message.
         if self._connection is not None and self._connection.is_awaiting_reply:
@@ -235,17 +251,15 @@ class Channel:
             del self._requests_to_repeat[0]
         return self._connection
 
-    async def _connect(self, retry: RetryPolicy) -> StreamConnection:
+    async def _connect(self, retry: RetryPolicy) -> _StreamConnection:
         first_info = self._info
         if first_info is None:
             return await self._connect_first(retry)
         # A stream keeps the version that it started with, wherever an alias points by now.
         try:
-            websocket, info = await open_stream_websocket(
-                self._transport, f"{first_info.model}:{first_info.version}", retry
-            )
+            websocket, info = await _open_websocket(self._transport, f"{first_info.model}:{first_info.version}", retry)
         except NotFound as error:
-            raise stream_lost(error) from error
+            raise _stream_lost(error) from error
         # The same number with another digest is another model: the registry was replaced.
         if info.digest != first_info.digest:
             await websocket.close()
@@ -256,10 +270,10 @@ class Channel:
         tokens = self._tokens
         if tokens is None and not info.has_new_streams and self._initial_token is not None:
             tokens = [self._initial_token] * self._count
-        return StreamConnection(websocket, info, tokens, self._steps)
+        return _StreamConnection(websocket, info, tokens, self._steps)
 
-    async def _connect_first(self, retry: RetryPolicy) -> StreamConnection:
-        websocket, info = await open_stream_websocket(self._transport, self._model, retry)
+    async def _connect_first(self, retry: RetryPolicy) -> _StreamConnection:
+        websocket, info = await _open_websocket(self._transport, self._model, retry)
         try:
             if self._count > info.max_streams:
                 raise BadRequest(f"count must be at most {info.max_streams} on this server, got {self._count}.")
@@ -270,7 +284,7 @@ class Channel:
                     status=404,
                     code="unknown_model",
                 )
-            connection = StreamConnection(websocket, info, self._tokens, self._steps)
+            connection = _StreamConnection(websocket, info, self._tokens, self._steps)
             if self._tokens is None:
                 self._initial_token = await connection.request_token(0, retry)
         except BaseException:
@@ -280,6 +294,159 @@ class Channel:
         self._labels = None if info.labels is None else np.array(info.labels)
         self._info = info
         return connection
+
+
+class _StreamConnection:
+    """A WebSocket whose streams start from zero states, or resume from tokens that go out with the first samples.
+
+    Args:
+        websocket: The open WebSocket.
+        info: The server's first message.
+        tokens: State tokens, one for each stream; None for zero states.
+        steps: ``(streams,)``, int64: number of steps that the streams have taken; None if unknown.
+
+    Attributes:
+        info: As the argument.
+        steps: As the argument, then updated with every reply.
+        is_awaiting_reply: True from sending a message to receiving its reply. If the caller gave up in between, the
+            reply may still arrive and would be taken for the next one, so that the connection must be closed.
+    """
+
+    def __init__(
+        self, websocket: WebSocket, info: StreamInfo, tokens: Sequence[str] | None, steps: Array | None
+    ) -> None:
+        self._websocket = websocket
+        self._tokens = tokens
+        self.info = info
+        self.steps = steps
+        self.is_awaiting_reply = False
+
+    async def send(self, request: StreamRequest, retry: RetryPolicy, *, want_tokens: bool, every: bool) -> StreamReply:
+        """Send the next samples of the streams, and return the reply.
+
+        Args:
+            request: The samples.
+            retry: Limits the wait for the reply.
+            want_tokens: True to request state tokens.
+            every: True to request the outputs of every step, False for those of the last step.
+
+        Raises:
+            StreamLost: If the server rejects the tokens.
+            ConnectionLost: If the connection is closed.
+            Timeout: If there is no reply in time.
+            ClientError: If the server replies with another error.
+        """
+        if request.text_fields:
+            await self._restore_by_text(retry)
+            # Text messages number the samples of a stream from 1, as frames do.
+            sequence = None if self.steps is None else int(self.steps[0]) + 1
+            text = encode_text(request, sequence=sequence, want_token=want_tokens, last_only=not every)
+            reply = decode_text(await self._exchange_text(text, retry), self.info)
+        else:
+            frame = encode_frame(
+                request,
+                sequence=None if self.steps is None else self.steps + 1,
+                restore=self._tokens,
+                want_tokens=want_tokens,
+                last_only=not every,
+            )
+            message = await self._exchange(frame, retry)
+            if not isinstance(message, bytes):
+                raise ProtocolError("The server replied to a binary frame with a text message.")
+            reply = decode_frame(message, self.info, len(request.values), request.steps, last_only=not every)
+        expected = None if self.steps is None else self.steps + request.steps
+        if expected is not None and not np.array_equal(reply.steps, expected):
+            raise ProtocolError(f"The server counts {reply.steps.tolist()} steps, expected {expected.tolist()}.")
+        # The server holds the state from here on, so the tokens are not sent a second time.
+        self._tokens = None
+        self.steps = reply.steps
+        return reply
+
+    async def request_token(self, stream: int, retry: RetryPolicy) -> str:
+        """Return the state token of a stream as it is now; raises as :meth:`send`."""
+        reply = await self._exchange_text(orjson.dumps({"stream": stream, "token": True}).decode(), retry)
+        token = reply.get("state_token")
+        if not isinstance(token, str):
+            raise ProtocolError("The server did not return the requested state token.")
+        return token
+
+    async def close(self) -> None:
+        await self._websocket.close()
+
+    async def _restore_by_text(self, retry: RetryPolicy) -> None:
+        """Resume from the tokens, in messages of their own ahead of a text message with samples."""
+        steps = []
+        for stream, token in enumerate(self._tokens or ()):
+            text = orjson.dumps({"stream": stream, "state_token": token}).decode()
+            steps.append((await self._exchange_text(text, retry)).get("step"))
+        if steps:
+            self.steps = np.array(steps, np.int64)
+            self._tokens = None
+
+    async def _exchange_text(self, text: str, retry: RetryPolicy) -> Mapping[str, Any]:
+        reply = await self._exchange(text, retry)
+        if isinstance(reply, bytes):
+            raise ProtocolError("The server replied to a text message with a binary frame.")
+        return reply
+
+    async def _exchange(self, message: str | bytes, retry: RetryPolicy) -> Mapping[str, Any] | bytes:
+        self.is_awaiting_reply = True
+        await self._websocket.send(message)
+        # Not in a `finally`: after a timeout or a cancellation the reply is still to come.
+        reply = await _receive(self._websocket, retry)
+        self.is_awaiting_reply = False
+        if isinstance(reply, bytes) or "error" not in reply:
+            return reply
+        error = error_from_message(reply)
+        if error.code in _CODES_OF_LOST_STREAMS:
+            raise _stream_lost(error) from error
+        raise error
+
+
+async def _open_websocket(transport: Transport, model: str, retry: RetryPolicy) -> tuple[WebSocket, StreamInfo]:
+    """Open a WebSocket to the streams of a model, and return it with the server's description of the model.
+
+    Raises:
+        ConnectionFailed: If there is no connection.
+        Timeout: If there is none in time.
+        ClientError: If the server refuses.
+    """
+    path = f"/v1/stream?{urlencode({'model': model}, quote_via=quote)}"
+    websocket = await transport.open_websocket(path, retry.seconds_left)
+    try:
+        first = await _receive(websocket, retry)
+        if isinstance(first, bytes):
+            raise ProtocolError("The server's first message is not text; check the address.")
+        if "error" in first:
+            raise error_from_message(first)
+        return websocket, StreamInfo.parse(first)
+    except BaseException:
+        # Also if the task is cancelled: nobody else has a reference to close it by.
+        await websocket.close()
+        raise
+
+
+def _stream_lost(error: ClientError) -> StreamLost:
+    """Return the error for a stream whose state the server rejects, or whose version it does not have."""
+    return StreamLost(
+        f"The stream cannot be resumed: {error} Start a new stream.", status=error.status, code=error.code
+    )
+
+
+async def _receive(websocket: WebSocket, retry: RetryPolicy) -> Mapping[str, Any] | bytes:
+    message = await websocket.receive(retry.seconds_left)
+    if isinstance(message, bytes):
+        return message
+    try:
+        value = orjson.loads(message)
+    except orjson.JSONDecodeError as error:
+        raise ProtocolError("The server sent a text message that is not JSON; check the address.") from error
+    if not isinstance(value, dict):
+        raise ProtocolError("The server sent a text message that is not an object; check the address.")
+    if value.get("closing"):
+        # The tokens in it may include a step whose reply was never read; the client's own tokens suffice.
+        raise ConnectionLost("The server is shutting down.")
+    return value
 
 
 def _common_version(tokens: Sequence[str]) -> str | None:
@@ -303,3 +470,18 @@ def _pin_version(model: str, version: str | None) -> str:
     """Return the version of the state tokens if it is one of the requested model, else the model as requested."""
     name = model.partition("@")[0]
     return version if version is not None and version.rpartition(":")[0] == name else model
+
+
+def version_of(token: str) -> str | None:
+    """Return ``NAME:VERSION`` of a state token; None for any other text, which the server will reject.
+
+    The layout is that of :mod:`stablernn_runtime.state_token`. Only the first bytes are decoded: a token may be long.
+    """
+    text = token[:_TOKEN_PREFIX_CHARACTERS]
+    try:
+        prefix = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        magic, length = _TOKEN_PREFIX.unpack_from(prefix)
+        name = prefix[_TOKEN_PREFIX.size :][:length]
+        return name.decode() if magic == b"SRNT\x01" and len(name) == length else None
+    except (ValueError, struct.error):
+        return None

@@ -32,9 +32,9 @@ from stablernn_client import (
     TooLarge,
     Unauthorized,
 )
+from stablernn_client.bodies import JSON_LENGTH_HEADER, decode_reply, encode_request
 from stablernn_client.errors import error_from_reply
-from stablernn_client.open_inference import JSON_LENGTH_HEADER, decode_reply, encode_request
-from stablernn_client.retry import RetryPolicy
+from stablernn_client.transport import RetryPolicy
 from stablernn_runtime import ServedModel
 from stablernn_server import Settings, create_app
 

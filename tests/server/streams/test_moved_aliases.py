@@ -15,7 +15,7 @@ from client_helpers import Both, BreakingLine
 from server_helpers import Published, Running
 from serving_helpers import until
 from stablernn_client import BadRequest, NotFound
-from stablernn_client.state_token import version_of
+from stablernn_client.channel import version_of
 from stablernn_runtime import ServedModel
 from stock_helpers import Stock, loads, refusal, version
 from stream_helpers import Wire, assert_same_bits, frame, offline, plain

@@ -1,1 +1,0 @@
-"""Transports: HTTP and WebSocket, blocking or for asyncio."""
