@@ -14,7 +14,6 @@ RUN python3 -m venv --without-pip /opt/stablernn \
  && python3 -m pip --python /opt/stablernn/bin/python install --no-cache-dir --require-hashes \
     --requirement "requirements/serve-${VARIANT}.txt"
 COPY pyproject.toml README.md LICENSE ./
-COPY benchmarks/results/reproduce benchmarks/results/reproduce
 COPY stablernn stablernn
 COPY registry registry
 COPY client client

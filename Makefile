@@ -44,9 +44,11 @@ types: $(VENV)/installed-dev
 # The parts of the documentation that are generated from the code; a test fails when they are out of date.
 docs: $(VENV)/installed-dev
 	$(BIN)/python -m stablernn_cli.docs
+	$(BIN)/python -m stablernn_papers.docs
 
 wheel: $(VENV)/installed-dev
 	$(BIN)/hatchling build --target wheel
+	cd papers && ../$(BIN)/hatchling build --target wheel --directory ../dist
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
@@ -55,10 +57,10 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, %s is %d.%d; set PYTHON=" % ((sys.executable,) + sys.version_info[:2]) if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) --editable .
+$(VENV)/installed: pyproject.toml papers/pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) --editable . --editable papers
 	@touch $@
 
-$(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) --editable '.[dev]'
+$(VENV)/installed-dev: pyproject.toml papers/pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) --editable '.[dev]' --editable papers
 	@touch $@ $(VENV)/installed

@@ -38,7 +38,7 @@ def copy_tensors(size: int, random: Any) -> tuple[Tensor, Tensor]:
     """Sequences of the library's copy task, one-hot, and the classes to be answered."""
     import torch
 
-    from stablernn.data.named.memory import copy_batch
+    from stablernn_papers.datasets.memory import copy_batch
 
     task = TASKS["copy"]
     read, said = (torch.from_numpy(array) for array in copy_batch(size, task.delay, random))
@@ -49,7 +49,7 @@ def adding_tensors(size: int, random: Any) -> tuple[Tensor, Tensor]:
     """Sequences of the library's adding task, and the sums."""
     import torch
 
-    from stablernn.data.named.memory import adding_batch
+    from stablernn_papers.datasets.memory import adding_batch
 
     x, sums = adding_batch(size, TASKS["adding"].delay, random)
     return torch.from_numpy(x), torch.from_numpy(sums)

@@ -3,7 +3,7 @@
     python benchmarks/reproductions.py store reproductions/copy reproductions/mnist-pixel
     python benchmarks/reproductions.py draw robustness
 
-``store`` writes the results of a folder to ``benchmarks/results/reproduce/TABLE``, with their picture in
+``store`` writes the results of a folder to ``papers/stablernn_papers/results/TABLE``, with their picture in
 ``docs/images``; then `make docs` writes the page. ``draw`` draws the pictures of stored results again.
 """
 
@@ -17,12 +17,12 @@ from pathlib import Path
 from stablernn.atomic_files import read_json
 from stablernn.data.messages import pluralize
 from stablernn.errors import ConfigError, StableRNNError
-from stablernn.reproduce.kinds import kind_of
-from stablernn.reproduce.merging import merge_results
-from stablernn.reproduce.results_file import read_results, write_results
-from stablernn.reproduce.stored_results import PICTURES, STORED, picture_name
-from stablernn.reproduce.table import FULL, Table
-from stablernn.reproduce.tables import published_table
+from stablernn_papers.kinds import kind_of
+from stablernn_papers.merging import merge_results
+from stablernn_papers.results_file import read_results, write_results
+from stablernn_papers.stored_results import PICTURES, STORED, picture_name
+from stablernn_papers.table import FULL, Table
+from stablernn_papers.tables import published_table
 
 ROOT = Path(__file__).parents[1]
 

@@ -1,20 +1,22 @@
 """Facts about cells and named datasets, for programs that list them; needs neither torch nor NumPy.
 
-They are read from two JSON files, which ``make docs`` writes from the code. Facts about cells of other packages come
-from the packages, which need torch.
+They are read from JSON files, which ``make docs`` writes from the code. Facts about cells of other packages come from
+the packages, which need torch; those about datasets from a ``catalog.json`` beside their code, or else from the code.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
+from importlib.metadata import EntryPoint
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from stablernn.cell_packages import cell_entry_points
 from stablernn.errors import ConfigError, unknown
+from stablernn.extensions import cell_entry_points, dataset_entry_points
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +81,28 @@ def list_dataset_facts(pattern: str = "*") -> list[dict[str, Any]]:
     (``yes``, ``partly`` or ``no``).
     """
     rows: list[dict[str, Any]] = json.loads(DATASETS.read_text(encoding="utf-8"))
-    return [_with_presence(row) for row in rows if fnmatchcase(row["name"], pattern)]
+    rows += _extension_rows(dataset_entry_points().values())
+    matching = [row for row in rows if fnmatchcase(row["name"], pattern)]
+    return [_with_presence(row) for row in sorted(matching, key=lambda row: str(row["name"]))]
+
+
+def _extension_rows(points: Iterable[EntryPoint]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of datasets of other packages: of the files beside their modules, without importing these."""
+    catalogs: dict[str, dict[str, dict[str, Any]]] = {}
+    for point in points:
+        package = point.module.rpartition(".")[0]
+        if package not in catalogs:
+            spec = find_spec(package) if package else None
+            files = [Path(folder) / "catalog.json" for folder in (spec and spec.submodule_search_locations) or ()]
+            rows = [row for file in files if file.is_file() for row in json.loads(file.read_text(encoding="utf-8"))]
+            catalogs[package] = {row["name"]: row for row in rows}
+        if point.name in catalogs[package]:
+            yield catalogs[package][point.name]
+        else:
+            # Imported here: the code of a dataset needs NumPy.
+            from stablernn.data import dataset_info
+
+            yield dataset_info(point.name).facts()
 
 
 def _with_presence(row: dict[str, Any]) -> dict[str, Any]:

@@ -64,14 +64,15 @@ def test_the_python_blocks_of_a_page_run_in_order(
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
     named = re.findall(
-        r"`((?:docs|tests|stablernn|registry|server|cli|benchmarks|deploy|requirements)/[\w./-]*)`", page.read_text()
+        r"`((?:docs|tests|stablernn|registry|server|cli|papers|benchmarks|deploy|requirements)/[\w./-]*)`",
+        page.read_text(),
     )
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_no_page_and_no_message_installs_the_project_from_an_index() -> None:
     """It is on none; extras are installed from the checkout."""
-    folders = ("docs", "examples", "cli", "client", "registry", "runtime", "server", "stablernn")
+    folders = ("docs", "examples", "cli", "client", "papers", "registry", "runtime", "server", "stablernn")
     files = [ROOT / "README.md", *(file for name in folders for file in (ROOT / name).rglob("*.[mp][dy]"))]
     assert len(files) > 500
     pattern = re.compile(r"pip install (-\S+ )?'?stablernn\b")

@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "stablernn_runtime": {"stablernn_registry"},
     "stablernn_server": {"stablernn_client", "stablernn_registry", "stablernn_runtime"},
     "stablernn_cli": {"stablernn", "stablernn_client", "stablernn_registry", "stablernn_runtime", "stablernn_server"},
+    "stablernn_papers": {"stablernn", "stablernn_cli"},
 }
 
 

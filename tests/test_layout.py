@@ -14,7 +14,7 @@ MAX_TEST_LINES = 1000
 MAX_BODY_LINES = 70
 
 # One file per cell, command or named dataset: their names are the table of contents.
-CATALOGS = {"stablernn/cells", "stablernn/data/named", "cli/stablernn_cli/commands"}
+CATALOGS = {"stablernn/cells", "cli/stablernn_cli/commands"}
 # By path, with the reason why the file is longer than MAX_LINES.
 LONG_FILES: dict[str, str] = {}
 

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from stablernn.reproduce.results_page import results_page
-from stablernn.reproduce.stored_results import STORED
 from stablernn.training.evaluation.metric_catalog import TASKS, Task, metrics_of
 from stablernn.training.tune.spaces import (
     CELL_OPTIONS,
@@ -154,8 +152,11 @@ def cells_catalog() -> str:
 def datasets_catalog() -> str:
     """Return the file with the facts about all named datasets, which ``stablernn data list`` reads."""
     from stablernn.data import list_datasets
+    from stablernn.extensions import dataset_entry_points
 
-    return json.dumps([info.facts() for info in list_datasets()], indent=1, ensure_ascii=False) + "\n"
+    others = dataset_entry_points()
+    rows = [info.facts() for info in list_datasets() if info.key not in others]
+    return json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
 
 
 def cells_page() -> str:
@@ -404,7 +405,6 @@ def main() -> None:
     (root / "stablernn" / "cells" / "catalog.json").write_text(cells_catalog(), encoding="utf-8")
     (root / "stablernn" / "data" / "named" / "catalog.json").write_text(datasets_catalog(), encoding="utf-8")
     (root / "docs" / "configuration.md").write_text(configuration_page(), encoding="utf-8")
-    (root / "docs" / "results.md").write_text(results_page(root / STORED), encoding="utf-8")
     # Pages written by hand, of which only the tables are generated.
     serving_page = root / "docs" / "serving.md"
     serving_page.write_text(serving(serving_page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeVar
 
-from stablernn.cell_packages import cell_entry_points, package_of
 from stablernn.cells._base import StableCell
 from stablernn.errors import ConfigError, did_you_mean, unknown
+from stablernn.extensions import cell_entry_points, package_of
 
 Preset = Literal["practical", "paper"]
 PRESETS: tuple[Preset, ...] = ("practical", "paper")

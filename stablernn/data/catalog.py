@@ -1,8 +1,13 @@
-"""The named datasets: two that are part of this package, and those of the papers, which are located or fetched."""
+"""The named datasets: bundled ones, others that are located or fetched, and those of other packages.
+
+A package adds a dataset by an entry point of the group ``stablernn.datasets``, whose name is the key of the dataset and
+whose object is a :class:`~stablernn.data.named.entry.DatasetInfo`.
+"""
 
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import MappingProxyType
 
@@ -10,13 +15,14 @@ import numpy as np
 
 from stablernn import errors
 from stablernn.data.arrays import Int64Array, SplitName
-from stablernn.data.named import cifar, fsdd, memory, mnist, polyphonic, series, text, timit
+from stablernn.data.named import mnist, series
 from stablernn.data.named.entry import DatasetInfo, Request, check_variant
 from stablernn.data.named.fetch import locate_files
 from stablernn.data.options import TABLE_OPTIONS, TASK_OPTIONS, LoadOptions
 from stablernn.data.sequences import wrong_features_error
 from stablernn.data.step_data import Data
 from stablernn.data.types import ForecastData
+from stablernn.extensions import PAPERS_DATASETS, dataset_entry_points, package_of
 
 BUNDLED = Path(__file__).parent / "bundled"
 
@@ -57,12 +63,6 @@ _DATASETS = {
             ),
         ),
         *mnist.DATASETS,
-        *cifar.DATASETS,
-        *memory.DATASETS,
-        *text.DATASETS,
-        *polyphonic.DATASETS,
-        *fsdd.DATASETS,
-        *timit.DATASETS,
         *series.DATASETS,
     )
 }
@@ -70,23 +70,48 @@ _DATASETS = {
 
 def list_datasets(pattern: str = "*") -> tuple[DatasetInfo, ...]:
     """Return the named datasets whose key matches a pattern with wildcards, sorted by key."""
-    return tuple(info for key, info in sorted(_DATASETS.items()) if fnmatchcase(key, pattern))
+    keys = {*_DATASETS, *dataset_entry_points()}
+    return tuple(dataset_info(key) for key in sorted(keys) if fnmatchcase(key, pattern))
 
 
 def is_dataset(key: str) -> bool:
     """Return True if a dataset has this name."""
-    return key in _DATASETS
+    return key in _DATASETS or key in dataset_entry_points()
 
 
 def dataset_info(key: str) -> DatasetInfo:
     """Return the dataset of that name.
 
     Raises:
-        UnknownNameError: If there is none.
+        UnknownNameError: If there is none, or its package is not installed.
+        ConfigError: If it is a dataset of another package that cannot be loaded.
     """
-    if key not in _DATASETS:
-        raise errors.unknown("dataset or file", key, _DATASETS, "See 'stablernn data list'.")
-    return _DATASETS[key]
+    if key in _DATASETS:
+        return _DATASETS[key]
+    points = dataset_entry_points()
+    if key in points:
+        return _load_entry_point(points[key])
+    if key in PAPERS_DATASETS:
+        raise errors.UnknownNameError(
+            f"The dataset '{key}' is in the package 'stablernn-papers', which is not installed. Install it: "
+            "pip install ./papers in the checkout."
+        )
+    raise errors.unknown("dataset or file", key, [*_DATASETS, *points], "See 'stablernn data list'.")
+
+
+def _load_entry_point(point: EntryPoint) -> DatasetInfo:
+    refusal = f"The dataset '{point.name}' of the package '{package_of(point)}' could not be loaded"
+    try:
+        info = point.load()
+    # Code of another package, which may raise anything.
+    except Exception as error:
+        reason = str(error).removesuffix(".") or type(error).__name__
+        raise errors.ConfigError(f"{refusal}: {reason}. Repair or remove that package.") from error
+    if not isinstance(info, DatasetInfo) or info.key != point.name:
+        raise errors.ConfigError(
+            f"{refusal}: '{point.value}' is not the DatasetInfo of this key. Mend its entry point."
+        )
+    return info
 
 
 def load_named(info: DatasetInfo, options: LoadOptions) -> Data:

@@ -14,9 +14,6 @@ import pytest
 import typer
 
 from cli_helpers import Workplace, run_alone
-from stablernn.reproduce.results_page import results_page
-from stablernn.reproduce.stored_results import STORED
-from stablernn.reproduce.tables import TABLES
 from stablernn_cli.commands import ENTRIES
 from stablernn_cli.docs import (
     accuracy,
@@ -31,6 +28,7 @@ from stablernn_cli.docs import (
 )
 from stablernn_cli.docs_configuration import configuration_page
 from stablernn_cli.main import app
+from stablernn_papers.tables import TABLES
 
 HEAVY = ("torch", "onnxruntime", "polars", "matplotlib", "fastapi", "uvicorn", "numpy", "onnx", "scipy", "filelock")
 COMMANDS = {
@@ -202,8 +200,6 @@ def test_the_documentation_is_current() -> None:
     assert (root / "docs" / "configuration.md").read_text(encoding="utf-8") == configuration_page(), "run `make docs`"
     served = (root / "docs" / "serving.md").read_text(encoding="utf-8")
     assert served == serving(served), "run `make docs`"
-    results = (root / "docs" / "results.md").read_text(encoding="utf-8")
-    assert results == results_page(root / STORED), "run `make docs`"
     evaluated = (root / "docs" / "evaluation.md").read_text(encoding="utf-8")
     assert evaluated == evaluation(evaluated), "run `make docs`"
     tuned = (root / "docs" / "tuning.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The packages of the distribution and their folders."""
+"""The packages and their folders."""
 
 from __future__ import annotations
 
@@ -12,4 +12,5 @@ PACKAGES = {
     "stablernn_runtime": ROOT / "runtime" / "stablernn_runtime",
     "stablernn_server": ROOT / "server" / "stablernn_server",
     "stablernn_cli": ROOT / "cli" / "stablernn_cli",
+    "stablernn_papers": ROOT / "papers" / "stablernn_papers",
 }

@@ -1,4 +1,7 @@
-"""The commands by name, each imported when it is used: the list of commands waits for none of them."""
+"""The commands by name, each imported when it is used: the list of commands waits for none of them.
+
+Other packages add commands by entry points of the group ``stablernn.commands``, whose objects are Typer apps.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ import importlib
 import inspect
 from collections import UserDict
 from collections.abc import Callable
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from stablernn_cli.errors import UsageError
 
 MAIN_JOB = "The main job"
 LOOKING = "Looking around"
@@ -22,14 +29,32 @@ class Entry(NamedTuple):
     panel: str
     summary: str
     """First line of its help, which its docstring repeats; a test compares them."""
-    module: str
+    module: str = ""
     """Module of this package."""
     attribute: str = "app"
     """Function of the command, or Typer app of a group of commands."""
+    package: str = ""
+    """Package that has the command, if it is not this one."""
+
+    @property
+    def is_installed(self) -> bool:
+        return not self.package or self.name in _entry_points()
 
     def load(self) -> Any:
-        """Return the command, with its options and its help."""
-        target = getattr(importlib.import_module(f"{__name__}.{self.module}"), self.attribute)
+        """Return the command, with its options and its help.
+
+        Raises:
+            UsageError: If its package is not installed.
+        """
+        if not self.is_installed:
+            raise UsageError(
+                f"The command '{self.name}' is in the package '{self.package}', which is not installed. Install it: "
+                f"pip install ./{self.package.removeprefix('stablernn-')} in the checkout."
+            )
+        if self.package:
+            target = _entry_points()[self.name].load()
+        else:
+            target = getattr(importlib.import_module(f"{__name__}.{self.module}"), self.attribute)
         app = target
         if not isinstance(target, typer.Typer):
             app = typer.Typer(add_completion=False)
@@ -61,8 +86,14 @@ ENTRIES = (
     Entry("runs", LOOKING, "List and compare training runs", "runs"),
     Entry("cells", LOOKING, "Look up the cells that can be trained", "cells"),
     Entry("data", LOOKING, "Look up named datasets, check data", "data"),
-    Entry("reproduce", LOOKING, "Train published tables again", "reproduce"),
+    Entry("reproduce", LOOKING, "Train published tables again", package="stablernn-papers"),
 )
+
+
+@cache
+def _entry_points() -> dict[str, EntryPoint]:
+    """Return the commands of other packages by name; none is imported."""
+    return {point.name: point for point in entry_points(group="stablernn.commands")}
 
 
 class CommandGroup(TyperGroup):
@@ -74,7 +105,11 @@ class CommandGroup(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         # The page shows names and summaries, for which the commands themselves are not needed.
-        summaries = [TyperCommand(entry.name, help=entry.summary, rich_help_panel=entry.panel) for entry in ENTRIES]
+        summaries = [
+            TyperCommand(entry.name, help=entry.summary, rich_help_panel=entry.panel)
+            for entry in ENTRIES
+            if entry.is_installed
+        ]
         TyperGroup(name=self.name, commands=summaries, help=self.help, params=self.params).format_help(ctx, formatter)
 
 

@@ -14,7 +14,7 @@ import pytest
 from cli_helpers import Workplace
 from reproduce_helpers import little_images, little_table, two_rows
 from stablernn.data import dataset_info
-from stablernn.reproduce.tables import TABLES
+from stablernn_papers.tables import TABLES
 
 
 def robustness(workplace: Workplace, *options: str) -> dict[str, Any]:

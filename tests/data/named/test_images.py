@@ -360,7 +360,7 @@ def test_partial_data_has_another_fingerprint(colours: dict[str, bytes], tmp_pat
     ],
 )
 def test_what_is_no_batch_is_refused(content: bytes, sentence: str) -> None:
-    from stablernn.data.named.cifar import read_batch
+    from stablernn_papers.datasets.cifar import read_batch
 
     with pytest.raises(DataError) as caught:
         read_batch("b", content)

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from stablernn.data import ClassificationData, ForecastData, dataset_info, load_data
-from stablernn.data.named.audio import log_magnitudes, read_speech
 from stablernn.data.named.places import find
-from stablernn.data.named.timit import CORE, DEVELOPMENT
 from stablernn.data.step_data import StepData
+from stablernn_papers.datasets.audio import log_magnitudes, read_speech
+from stablernn_papers.datasets.timit import CORE, DEVELOPMENT
 
 ROOT = os.environ.get("STABLERNN_DATA")
 pytestmark = pytest.mark.skipif(not ROOT, reason="STABLERNN_DATA does not say where the real files lie")

@@ -120,8 +120,8 @@ def reproduce_small_table(folder: Path) -> None:
     import pytest
 
     from reproduce_helpers import on_digits
-    from stablernn.reproduce.run_protocol import reproduce
-    from stablernn.reproduce.table import FULL
+    from stablernn_papers.run_protocol import reproduce
+    from stablernn_papers.table import FULL
 
     with pytest.MonkeyPatch.context() as patch:
         on_digits(patch, "spectra", ("lipschitz-0.75", "lstm"), epochs=4)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from named_helpers import at_home, images, lay, published
-from stablernn.reproduce.settings import merge, ours
-from stablernn.reproduce.table import FULL, Curvature, Protocol, Row, Table
-from stablernn.reproduce.tables import TABLES
-from stablernn.reproduce.tables.common import DIGITS
 from stablernn.robustness.settings import Settings
+from stablernn_papers.settings import merge, ours
+from stablernn_papers.table import FULL, Curvature, Protocol, Row, Table
+from stablernn_papers.tables import TABLES
+from stablernn_papers.tables.common import DIGITS
 
 EPOCHS = 3
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stablernn.reproduce.progress import missing_runs, progress, run_settings
-from stablernn.reproduce.table import FULL
-from stablernn.reproduce.tables import TABLES
+from stablernn_papers.progress import missing_runs, progress, run_settings
+from stablernn_papers.table import FULL
+from stablernn_papers.tables import TABLES
 
 Values = tuple[float, ...]
 

@@ -9,7 +9,6 @@ from stablernn.data import ClassificationData
 from stablernn.data.named.lazy import LazySplit
 from stablernn.data.step_data import Data, StepData, StoredSteps
 from stablernn.nn.models import SequenceModel
-from stablernn.reproduce.table import FULL, DataSet, Row, Table
 from stablernn.training.build_model import create_model
 from stablernn.training.loop.device import torch_settings
 from stablernn.training.loop.optim import build_optimizer
@@ -17,6 +16,7 @@ from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import validate
 from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import Task, task_for
+from stablernn_papers.table import FULL, DataSet, Row, Table
 
 LENGTH = 32
 SEQUENCES = 2

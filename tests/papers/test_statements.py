@@ -1,0 +1,232 @@
+"""Statements of the papers are judged by the figures of results, and by nothing else."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from result_documents import Values, results_of
+from stablernn_papers.results_file import read_results
+from stablernn_papers.run_protocol import reproduce
+from stablernn_papers.settings import ours
+from stablernn_papers.statements import STATEMENTS, Statement, judge_statements
+from stablernn_papers.statements.evidence import Figure
+from stablernn_papers.statements.rules import Comparable, Limit, Ordered, PeakInside
+from stablernn_papers.stored_results import STORED
+from stablernn_papers.table import FULL, SHORT, Protocol
+from stablernn_papers.tables import TABLES
+
+ROOT = Path(__file__).parents[2]
+
+
+def stored(key: str) -> dict[str, Any]:
+    results = read_results(ROOT / STORED / key / "results.json")
+    assert results is not None
+    return results
+
+
+def judge(key: str, *results: dict[str, Any]) -> tuple[str, str]:
+    """The verdict on a statement and its figures."""
+    judged = judge_statements({entry["table"]: entry for entry in results})
+    (entry,) = (entry for entry in judged if entry["key"] == key)
+    return entry["verdict"], entry["figures"]
+
+
+def scores(table: str, data: str, rows: dict[str, Values], figure: str = "test.accuracy", share: float = 1.0) -> Any:
+    return results_of(
+        table, {(row, data): [{figure: value} for value in values] for row, values in rows.items()}, share
+    )
+
+
+@pytest.mark.parametrize("statement", STATEMENTS, ids=lambda statement: statement.key)
+def test_a_statement_is_about_rows_and_figures_that_there_are(statement: Statement) -> None:
+    rule: Any = statement.rule
+    rows = {*rule.rows, *getattr(rule, "others", ())}
+    for figure in rule.figures:
+        table = TABLES[figure.table]
+        data = table.data_set(figure.data, FULL)
+        assert rows <= {row.key for row in table.rows_on(data)}
+    assert len({figure.table for figure in rule.figures}) == 1
+    assert statement.sentence.endswith(".")
+    assert judge_statements({})[STATEMENTS.index(statement)]["verdict"] == "not tested"
+
+
+def test_keys_are_unique() -> None:
+    assert len({statement.key for statement in STATEMENTS}) == len(STATEMENTS)
+
+
+def test_the_stored_robustness_is_judged_in_both_views() -> None:
+    results = stored("robustness")
+    verdict, figures = judge("lipschitz-resists-pgd", results)
+    assert verdict == "held"
+    assert figures == (
+        "PGD after all epochs: lipschitz 37.6 % against neural_ode_rnn 15.4 %, antisymmetric 15.9 %; "
+        "PGD at equal accuracy: lipschitz 25.5 % against neural_ode_rnn 15.2 %, antisymmetric 15.2 %"
+    )
+    verdict, figures = judge("lipschitz-resists-deepfool-linf", results)
+    assert verdict == "not held"
+    assert "lipschitz 38.9 % against neural_ode_rnn 22.7 %, antisymmetric 31.5 % (within the spread of" in figures
+    assert judge("lipschitz-flatter-eigenvalue", results)[0] == "not held"
+
+
+def test_another_figure_in_the_results_is_another_verdict() -> None:
+    results = copy.deepcopy(stored("robustness"))
+    for run in results["runs"]:
+        for measured in run["measured"]:
+            if run["row"] == "lipschitz":
+                measured["figures"]["pgd"] = 0.1
+                measured["robustness"]["noise"]["white"]["accuracy"] = [1.0] * 7
+    assert judge("lipschitz-resists-pgd", results)[0] == "not held"
+    assert judge("lipschitz-resists-white-noise", stored("robustness"))[0] == "not held"
+    verdict, figures = judge("lipschitz-resists-white-noise", results)
+    assert verdict == "held"
+    assert "white noise after all epochs: lipschitz 100.0 % against" in figures
+
+
+def test_runs_with_other_settings_are_no_evidence() -> None:
+    results = copy.deepcopy(stored("robustness"))
+    for run in results["runs"]:
+        if run["row"] == "lipschitz":
+            run["settings"]["model"]["preset"] = "paper"
+    verdict, figures = judge("lipschitz-resists-pgd", results)
+    assert (verdict, figures) == ("not tested", "not run: lipschitz on mnist-rows")
+
+
+def test_the_stored_dynamics_meet_the_criterion_or_not() -> None:
+    results = stored("dynamics")
+    assert judge("imaginary-neither-grows-nor-vanishes", results)[0] == "held"
+    assert judge("diffusion-damps", results)[0] == "held"
+    verdict, figures = judge("diffusion-meets-the-criterion", results)
+    assert (verdict, figures) == ("not held", "largest |eigenvalue| at 0: h-diffusion 1.005, limit 1")
+
+
+def test_scaled_down_results_are_no_evidence(tmp_path: Path) -> None:
+    results = reproduce("dynamics", SHORT, tmp_path)
+    assert judge("diffusion-damps", results)[0] == "not tested"
+
+
+def test_a_trained_table_is_judged_by_its_own_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = TABLES["init-sensitivity"]
+    rows = tuple(replace(table.row(key), hidden_size=4) for key in ("lipschitz-64", "lipschitz_rk2-64"))
+    settings = ours({"training.epochs": 1, "training.batch_size": 256, "training.plots": False})
+    monkeypatch.setitem(TABLES, table.key, replace(table, rows=rows, full=Protocol(FULL, (0, 1), settings=settings)))
+    results = reproduce(table.key, FULL, tmp_path, data=["digits"])
+    means, spreads = {}, {}
+    for row in results["views"]["best"]:
+        values = row["figures"]["test.accuracy"]["values"]
+        means[row["row"]], spreads[row["row"]] = sum(values) / 2, max(values) - min(values)
+    lead = means["lipschitz_rk2-64"] - means["lipschitz-64"]
+    verdict, figures = judge("midpoint-better-digits", results)
+    assert verdict == ("held" if lead > max(spreads.values()) else "not held")
+    assert f"digits: lipschitz_rk2-64 {100 * means['lipschitz_rk2-64']:.1f} % against lipschitz-64 " in figures
+
+
+@pytest.mark.parametrize(
+    ("exprnn", "verdict"),
+    [((8.9, 9.0, 9.1), "held"), ((8.4, 8.5, 8.6), "not held"), ((8.2, 8.2, 8.2), "not held")],
+    ids=["apart", "within the spread", "the other way"],
+)
+def test_a_mean_is_better_by_more_than_the_spread(exprnn: Values, verdict: str) -> None:
+    results = scores("polyphonic", "jsb", {"lvf": (8.3, 8.4, 8.5), "exprnn": exprnn}, "test.nll")
+    assert judge("lvf-beats-exprnn-jsb", results)[0] == verdict
+
+
+def test_a_statement_on_all_rows_needs_all_of_them_and_falls_with_one() -> None:
+    rows = dict.fromkeys(("rnn", "urnn", "eunn", "fc_urnn", "exprnn", "nnrnn"), (8.9, 9.0))
+    whole = {**rows, "lvf": (8.3, 8.4)}
+    assert judge("lvf-best-jsb", scores("polyphonic", "jsb", whole, "test.nll"))[0] == "held"
+    part = {key: whole[key] for key in ("lvf", "exprnn")}
+    verdict, figures = judge("lvf-best-jsb", scores("polyphonic", "jsb", part, "test.nll"))
+    assert verdict == "not tested"
+    assert figures == "jsb: lvf 8.35 against exprnn 8.95; not run: rnn, urnn, eunn, fc_urnn, nnrnn on jsb"
+    part["exprnn"] = (8.0, 8.1)
+    assert judge("lvf-best-jsb", scores("polyphonic", "jsb", part, "test.nll"))[0] == "not held"
+
+
+def test_what_was_done_in_part_is_said() -> None:
+    rows = {"lipschitz-64": (0.98,), "antisymmetric": (0.97,)}
+    verdict, figures = judge("lipschitz-beats-antisymmetric-mnist", scores("mnist-pixel", "mnist", rows, share=0.2))
+    assert verdict == "held"
+    assert figures == (
+        "mnist: lipschitz-64 98.0 % against antisymmetric 97.0 %; after 20 % of the published training or more; single "
+        "runs, so that their spread is unknown"
+    )
+
+
+@pytest.mark.parametrize(
+    ("short", "verdict"), [("antisymmetric", "not tested"), ("lipschitz-64", "held")], ids=["the worse", "the better"]
+)
+def test_a_shorter_training_is_no_reason_to_be_worse(short: str, verdict: str) -> None:
+    results = scores("mnist-pixel", "mnist", {"lipschitz-64": (0.98,), "antisymmetric": (0.5,)})
+    for run in results["runs"]:
+        if run["row"] == short:
+            run["length"] = {**run["length"], "share": 0.2}
+    found, figures = judge("lipschitz-beats-antisymmetric-mnist", results)
+    assert found == verdict
+    assert ("the training of antisymmetric on mnist beyond 20 %" in figures) == (verdict == "not tested")
+
+
+def test_ten_seeds_lie_no_further_apart_than_printed() -> None:
+    rows = ("lipschitz-64", "lipschitz_rk2-64", "lipschitz-128", "lipschitz_rk2-128")
+    near = {row: (0.989, *[0.99] * 9) for row in rows}
+    key = "lipschitz-insensitive-mnist"
+    assert judge(key, scores("init-sensitivity", "mnist", near))[0] == "held"
+    verdict, figures = judge(key, scores("init-sensitivity", "mnist", dict.fromkeys(rows, (0.989, 0.99))))
+    assert verdict == "not tested"
+    assert "8 more seeds of lipschitz-64" in figures
+    far = {**near, "lipschitz-64": (0.9, 0.99)}
+    verdict, figures = judge(key, scores("init-sensitivity", "mnist", far))
+    assert verdict == "not held"
+    assert "lipschitz-64 90.0 % to 99.0 % over 2 seeds, limit 0.2 points" in figures
+
+
+FIGURE = (Figure("ablation", "digits", "test.accuracy", percent=True),)
+
+
+def test_a_limit_of_trained_models_is_judged_after_the_whole_training() -> None:
+    rows = dict.fromkeys(("lipschitz-64", "lipschitz_rk2-64", "lipschitz-128", "lipschitz_rk2-128"), (0.8, 0.9))
+    key = "lipschitz-insensitive-mnist"
+    assert judge(key, scores("init-sensitivity", "mnist", rows))[0] == "not held"
+    verdict, figures = judge(key, scores("init-sensitivity", "mnist", rows, share=0.1))
+    assert verdict == "not tested"
+    assert "the training of lipschitz-64 on mnist beyond 10 %" in figures
+
+
+SKEW = tuple(f"skew-weight-{value:g}" for value in (0.5, 0.7, 1))
+
+
+@pytest.mark.parametrize(
+    ("rule", "means", "state"),
+    [
+        (Ordered(FIGURE, SKEW), (0.1, 0.2, 0.3), "held"),
+        (Ordered(FIGURE, SKEW), (0.1, 0.3, 0.2), "not held"),
+        (Ordered(FIGURE, SKEW), (0.1, 0.2, 0.1), "not held"),
+        (PeakInside(FIGURE, SKEW), (0.1, 0.2, 0.1), "held"),
+        (PeakInside(FIGURE, SKEW), (0.1, 0.2, 0.3), "not held"),
+        (PeakInside(FIGURE, SKEW), (0.1, 0.11, 0.1), "not held"),
+        (Limit(FIGURE, SKEW, at_most=0.2), (0.1, 0.2, 0.1), "held"),
+        (Limit(FIGURE, SKEW, at_most=0.2), (0.1, 0.21, 0.1), "not held"),
+        (Comparable(FIGURE, SKEW[:1], SKEW, 0.03), (0.1, 0.12, 0.05), "held"),
+        (Comparable(FIGURE, SKEW[:1], SKEW, 0.01), (0.1, 0.14, 0.1), "not held"),
+    ],
+)
+def test_the_rules(rule: Any, means: Values, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    statement = Statement("rule", "A rule.", "none", rule)
+    monkeypatch.setattr("stablernn_papers.statements.STATEMENTS", (statement,))
+    rows = {key: (mean - 0.01, mean + 0.01) for key, mean in zip(SKEW, means, strict=True)}
+    assert judge("rule", scores("ablation", "digits", rows))[0] == state
+
+
+def test_rounds_are_the_spread_of_a_speed() -> None:
+    table = TABLES["speed"]
+    results = results_of("speed", {(row.key, "pixels"): [{}] for row in table.rows}, None, view="measured")
+    for run in results["runs"]:
+        run["step_seconds"] = [1.0, 1.1] if run["row"] == "antisymmetric-loop" else [2.0, 2.1]
+    assert judge("antisymmetric-faster-than-lstm", results)[0] == "held"
+    for run in results["runs"]:
+        run["step_seconds"][0] = 0.0
+    assert judge("antisymmetric-faster-than-lstm", results)[0] == "not held"
