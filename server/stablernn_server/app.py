@@ -140,7 +140,6 @@ def _methods(request: Request, error: HTTPException) -> list[str]:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    # Built at the first request for it: start-up does not wait.
     if app.openapi_schema is None:
         app.openapi_schema = build_document(app, needs_token=app.state.context.auth.is_on)
     return app.openapi_schema

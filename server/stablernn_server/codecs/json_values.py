@@ -2,7 +2,10 @@
 
 The bare literal ``NaN`` is read as a missing number. As Python objects, arrays take up to 27 times the bytes of their
 JSON, and the parser holds the GIL until the last one is made. So numbers in large bodies are read in pieces into numpy
-arrays, and what stands around them is limited.
+arrays, and what stands around them is limited. How many numbers there are needs no limit of its own, which could differ
+by model: 16 MB of JSON, the default of ``max_json_bytes``, hold at most 8.4 million numbers, a quarter of what the
+default of ``max_elements`` lets a padded batch hold. They make an array of 64 MB, which is counted before (see
+:meth:`.AppContext.decode`), and .9 s of a thread.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TypeVar
 
 from starlette.requests import HTTPConnection
@@ -15,7 +16,7 @@ from stablernn_runtime.state_token import StateTokens
 from stablernn_server.batching.scheduler import Scheduler
 from stablernn_server.batching.types import DEFAULT_PRIORITY, Caller
 from stablernn_server.codecs.json_values import DECODED_FACTOR, OFFLOAD_BYTES
-from stablernn_server.errors import NotReadyError, ReadTimeoutError
+from stablernn_server.errors import BusyError, NotReadyError, ReadTimeoutError
 from stablernn_server.http.asgi import Scope
 from stablernn_server.http.request import (
     ActiveRequest,
@@ -207,7 +208,7 @@ class AppContext:
         """Return the whole body, decompressed; a body above ``limit`` bytes is refused before it is held.
 
         Raises:
-            TooLargeError: As soon as the length is known to be above the limit.
+            TooLargeError: As soon as the length is known to be above the limit, or ``max_held_bytes``.
             BusyError: If the bodies in flight would hold more than ``max_held_bytes``.
             ReadTimeoutError: If it does not arrive in time.
             InputError: If its Content-Encoding is not supported.
@@ -216,11 +217,11 @@ class AppContext:
         body, request.whole_body = request.whole_body, None
         if body is None or b"content-encoding" in header_fields(scope):
             receive = request.receive if body is None else receive_at_once(body)
-            body = await read_body(scope, receive, limit, lambda count: self.budget.hold(request, count))
+            body = await read_body(scope, receive, limit, partial(self._hold, request))
         elif len(body) > limit:
             raise body_too_large(limit)
         else:
-            self.budget.hold(request, len(body))
+            self._hold(request, len(body))
         request.is_read, request.body_read_at = True, time.perf_counter()
         return body
 
@@ -237,13 +238,22 @@ class AppContext:
 
         Raises:
             BusyError: If that makes more than ``max_held_bytes``.
+            TooLargeError: If it does so without other requests.
         """
         if len(body) <= OFFLOAD_BYTES:
             return decode()
         json_length = len(body) if json_length is None else json_length
         if json_length > OFFLOAD_BYTES:
-            self.budget.hold(request, DECODED_FACTOR * json_length)
+            self._hold(request, DECODED_FACTOR * json_length)
         return await asyncio.to_thread(decode)
+
+    def _hold(self, request: ActiveRequest, count: int) -> None:
+        try:
+            self.budget.hold(request, count)
+        except BusyError:
+            # It would be refused however often it is sent again.
+            self.budget.check_alone(request.held_bytes)
+            raise
 
     def create_caller(
         self, request: ActiveRequest, timeout_us: int | None = None, priority: int | None = None

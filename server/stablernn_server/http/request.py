@@ -155,6 +155,21 @@ class RequestBudget:
         if change > 0 and self.held_bytes > self.limit:
             raise BusyError(f"The server holds {self.limit} bytes of other requests; try again later.")
 
+    def check_alone(self, size: int) -> None:
+        """Raise if one body or frame is above the limit whatever others hold.
+
+        Args:
+            size: Its bytes, with those of the arrays that it is read into.
+
+        Raises:
+            TooLargeError: If it is.
+        """
+        if size > self.limit:
+            raise TooLargeError(
+                f"The request needs {size} bytes, with the arrays that its JSON is read into, and max_held_bytes is "
+                f"{self.limit}; send fewer or shorter series at a time, or raise this setting of the server."
+            )
+
     def count_unparsed(self, change: int) -> None:
         """Count bytes of requests behind one in flight, as :meth:`count` does; they have a share of the limit."""
         self.unparsed_bytes += change

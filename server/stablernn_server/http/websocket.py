@@ -18,7 +18,7 @@ from stablernn_runtime.served_model import ServedModel
 from stablernn_server.batching.types import Caller
 from stablernn_server.codecs.json_values import DECODED_FACTOR, OFFLOAD_BYTES, json_body, run_in_thread_if_large
 from stablernn_server.codecs.stream_frames import parse_frame
-from stablernn_server.errors import NotReadyError, ServerError, TooLargeError
+from stablernn_server.errors import BusyError, NotReadyError, ServerError, TooLargeError
 from stablernn_server.http.app_context import UNFINISHED, AppContext
 from stablernn_server.http.asgi import Message, Receive, Send
 from stablernn_server.http.request import ActiveRequest
@@ -188,19 +188,20 @@ class Socket:
         content: str | bytes = message["text"] if message.get("bytes") is None else message["bytes"]
         settings, size = self._context.settings, len(content)
         limit = settings.json_limit if isinstance(content, str) else settings.max_body_bytes
-        if size > limit:
-            return _ReceivedFrame(
-                None,
-                0,
-                received_at,
-                TooLargeError(f"The frame is longer than the limit of {limit} bytes, got {size}; send fewer samples."),
-            )
-        if isinstance(content, str) and size > OFFLOAD_BYTES:
-            # The arrays that it is parsed to.
-            size *= 1 + DECODED_FACTOR
+        try:
+            if size > limit:
+                raise TooLargeError(
+                    f"The frame is longer than the limit of {limit} bytes, got {size}; send fewer samples."
+                )
+            if isinstance(content, str) and size > OFFLOAD_BYTES:
+                # The arrays that it is parsed to.
+                size *= 1 + DECODED_FACTOR
+            self._budget.check_alone(size)
+        except TooLargeError as error:
+            return _ReceivedFrame(None, 0, received_at, error)
         try:
             self._budget.hold(self._request, size)
-        except ServerError as error:
+        except BusyError as error:
             self._budget.release(self._request, size)
             return _ReceivedFrame(None, 0, received_at, error)
         return _ReceivedFrame(content, size, received_at)

@@ -25,7 +25,7 @@ from stablernn_server.transport.connections import (
     ConnectionTable,
     raise_file_limit,
 )
-from stablernn_server.transport.http_protocol import HttpProtocol
+from stablernn_server.transport.http_protocol import BoundedReads, HttpProtocol
 from stablernn_server.transport.tls_protocol import TlsProtocol
 from stablernn_server.transport.websocket_protocol import WebSocketProtocol
 
@@ -68,6 +68,7 @@ class Server(uvicorn.Server):
         """
         tls = tls_context(settings)
         self._context = app.state.context
+        self._build_document = app.openapi
         self._on_ready = on_ready
         self._head_seconds = settings.head_timeout_seconds
         self._write_seconds = settings.write_timeout_seconds
@@ -103,11 +104,15 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, with connections counted from the TLS handshake on."""
+        # The first request for it would hold the event loop for a sixth of a second.
+        self._build_document()
         loop = asyncio.get_running_loop()
         create_server = loop.create_server
 
         def create_counted(factory: Callable[[], Any], *args: Any, ssl: SSLContext | None, **options: Any) -> Any:
-            if ssl is not None:
+            if ssl is None:
+                factory = partial(BoundedReads, factory)
+            else:
                 factory = partial(TlsProtocol, factory, ssl, self._connections, handshake_seconds=self._head_seconds)
             return create_server(factory, *args, **options)
 

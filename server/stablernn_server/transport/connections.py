@@ -13,6 +13,7 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol
 
 from stablernn_server.errors import BusyError
@@ -32,6 +33,14 @@ OPEN_FILES_WITHOUT_LIMIT = 10_000
 """Assumed where the system does not say how many files a process may open (Windows)."""
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class Turn(Enum):
+    """What a connection waits to do, the most urgent first."""
+
+    HANDSHAKE = 0
+    FIRST_REQUEST = 1
+    NEXT = 2
 
 
 class Connection(Protocol):
@@ -79,9 +88,8 @@ class ConnectionTable:
         self.limit = limit
         self.per_address = per_address
         self._exempt = parse_networks(exempt)
-        # Connections whose first request has arrived, and those with another one.
-        self._first_turns: deque[Callable[[], None]] = deque()
-        self._turns: deque[Callable[[], None]] = deque()
+        # What waits for its turn, by urgency.
+        self._turns: dict[Turn, deque[Callable[[], None]]] = {turn: deque() for turn in Turn}
         self._has_arrivals = False
         self._skipped_turns = 0
         self._peers: dict[str, _Peer] = {}
@@ -180,27 +188,32 @@ class ConnectionTable:
             peer.open -= 1
             self._drop_unused(peer)
 
-    def take_turn(self, go_on: Callable[[], None], *, is_first: bool = False) -> None:
-        """Call ``go_on``, which begins a request of a connection, when it is the connection's turn.
+    def take_turn(self, go_on: Callable[[], None], turn: Turn) -> None:
+        """Call ``go_on``, which works for one connection, when it is the connection's turn.
 
-        One a turn of the event loop, after those that were here before; but first requests go before all others. So,
-        however many requests clients send ahead, other clients do not wait for them.
+        One a turn of the event loop, after those of the same or more urgent kinds that were here before. So, however
+        many requests clients send ahead, other clients do not wait for them.
 
         Args:
-            go_on: Begins the request.
-            is_first: Whether it is the first one of its connection.
+            go_on: The work.
+            turn: Its kind.
         """
-        if not (self._first_turns or self._turns):
+        if not any(self._turns.values()):
             asyncio.get_running_loop().call_soon(self._next_turn)
-        (self._first_turns if is_first else self._turns).append(go_on)
+        self._turns[turn].append(go_on)
 
     def _next_turn(self) -> None:
+        waiting = next(filter(None, self._turns.values()))
         # The event loop accepts one connection in each of its turns: these should be short while many arrive.
-        is_skipped = self._has_arrivals and self._skipped_turns < MAX_SKIPPED_TURNS
+        is_skipped = (
+            self._has_arrivals
+            and self._skipped_turns < MAX_SKIPPED_TURNS
+            and waiting is not self._turns[Turn.HANDSHAKE]
+        )
         self._has_arrivals = False
         self._skipped_turns = self._skipped_turns + 1 if is_skipped else 0
-        go_on = None if is_skipped else (self._first_turns or self._turns).popleft()
-        if self._first_turns or self._turns:
+        go_on = None if is_skipped else waiting.popleft()
+        if any(self._turns.values()):
             asyncio.get_running_loop().call_soon(self._next_turn)
         if go_on is not None:
             go_on()

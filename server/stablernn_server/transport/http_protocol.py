@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 import httptools
@@ -19,7 +20,7 @@ from stablernn_server.errors import BusyError, HeadTooLargeError, InputError, Re
 from stablernn_server.http.asgi import Scope
 from stablernn_server.http.request import ActiveRequest
 from stablernn_server.http.responses import error_response
-from stablernn_server.transport.connections import Connection, ConnectionTable
+from stablernn_server.transport.connections import Connection, ConnectionTable, Turn
 from stablernn_server.transport.direct_exchange import DirectExchange, closing_response, is_direct_target
 from stablernn_server.transport.head_cache import CheckedHeads, HeadCache
 from stablernn_server.transport.ignored_upgrade import can_ignore_upgrade, head_without_upgrade
@@ -38,6 +39,10 @@ MESSAGE_END = b"\r\n\r\n"
 """Ends every head, and every body in chunks with its trailers: the parser accepts no other line breaks."""
 _LINE_BREAKS = re.compile(rb"[\r\n]*+")
 _SIZE = re.compile(rb"[0-9A-Fa-f]*+")
+FIRST_READ_BYTES = 2**14
+"""Bytes that are read at a time of what is no body."""
+BODY_READ_BYTES = 2**18
+"""Bytes that are read at a time of a body."""
 URGENT = (b"GET /v2/health/", b"HEAD /v2/health/")
 """Beginnings of first requests that wait for nobody: many new connections do not make the server look dead."""
 
@@ -57,11 +62,38 @@ class InputFlow(FlowControl):
             super().resume_reading()
 
 
+class BoundedReads(asyncio.BufferedProtocol):
+    """Passes on what arrives in pieces of at most :data:`FIRST_READ_BYTES`, or :data:`BODY_READ_BYTES` of a body.
+
+    An event loop reads 256 kB at a time, so that a thousand clients that send ahead would have it copy 256 MB in one
+    turn, before the first of them is asked to wait.
+    """
+
+    _shared_buffer = memoryview(bytearray(BODY_READ_BYTES))
+
+    def __init__(self, make_protocol: Callable[[], HttpProtocol]) -> None:
+        self._http = http = make_protocol()
+        self.connection_made = http.connection_made  # type: ignore[assignment]
+        self.connection_lost = http.connection_lost  # type: ignore[method-assign]
+        self.pause_writing = http.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = http.resume_writing  # type: ignore[method-assign]
+        self.eof_received = http.eof_received  # type: ignore[method-assign]
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return the buffer for the next read, one for all connections: each read is passed on before the next."""
+        return self._shared_buffer if self._http.is_in_message else self._shared_buffer[:FIRST_READ_BYTES]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Pass on what was read."""
+        self._http.data_received(bytes(self._shared_buffer[:nbytes]))
+
+
 class HttpProtocol(HttpToolsProtocol):
     """One connection, until it becomes a WebSocket or ends.
 
     Attributes:
         handshake: The TLS handshake that the connection began with, which is in the table already; None without TLS.
+        is_in_message: Whether a request has begun and not ended.
     """
 
     # The same for all connections.
@@ -106,7 +138,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._hosts = self._content_length = 0
         self._is_chunked = False
         # A message has begun and not ended; of its body, this much is to come if its length is known.
-        self._is_in_message = False
+        self.is_in_message = False
         self._body_bytes = 0
         # In a body in chunks, before its last one: what is to come of a chunk, or has arrived of the line before it.
         self._is_in_chunks = False
@@ -175,10 +207,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._idle_since = None
         # The first request of a connection waits for its turn, further ones for the response to the one before.
         is_waiting = self._is_answering() if self.cycle is not None else self._can_wait(data)
-        if self._unparsed or (is_waiting and not self._is_in_message):
+        if self._unparsed or (is_waiting and not self.is_in_message):
             self._keep_unparsed(self._unparsed[self._unparsed_start :] + data)
             return
-        if not self._is_in_message and (request := self._head_cache.find(data)) is not None:
+        if not self.is_in_message and (request := self._head_cache.find(data)) is not None:
             self._begin_cached(*request)
         else:
             self._parse(data)
@@ -186,7 +218,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _parse(self, data: bytes, start: int = 0) -> None:
         """Parse ``data`` from ``start`` on up to the end of a message, and keep the rest."""
         begin, end = start, len(data)
-        is_between, cycle = not self._is_in_message, self.cycle
+        is_between, cycle = not self.is_in_message, self.cycle
         self._has_advanced = self._has_ended = False
         try:
             while start < end and not self._has_ended:
@@ -227,7 +259,7 @@ class HttpProtocol(HttpToolsProtocol):
         parser.
         """
         first = start
-        if not self._is_in_message:
+        if not self.is_in_message:
             match = _LINE_BREAKS.match(data, start)
             assert match is not None
             first, self._seam = match.end(), b""
@@ -320,7 +352,7 @@ class HttpProtocol(HttpToolsProtocol):
         # It may have become idle before it was known that more has arrived.
         self._table.mark_busy(self)
         self._idle_since = None
-        self._table.take_turn(self._parse_next, is_first=self.cycle is None)
+        self._table.take_turn(self._parse_next, Turn.FIRST_REQUEST if self.cycle is None else Turn.NEXT)
 
     def _parse_next(self) -> None:
         """Parse the next one of the requests that have arrived."""
@@ -334,13 +366,13 @@ class HttpProtocol(HttpToolsProtocol):
         if not self._is_answering():
             self._table.mark_idle(self)
         # Of a body, the application reads more when it is ready.
-        if not (self._is_in_message and self._is_answering()):
+        if not (self.is_in_message and self._is_answering()):
             self.flow.resume_reading()
 
     def on_message_begin(self) -> None:
         """Start with the next request."""
         assert not self._has_ended, "a part in which more than one message ends"
-        self._is_in_message = True
+        self.is_in_message = True
         self._hosts = self._content_length = self._chunk_bytes = 0
         self._is_chunked, self._chunk_line = False, b""
         self.url = b""
@@ -421,7 +453,7 @@ class HttpProtocol(HttpToolsProtocol):
         assert self.parser is not None
         if can_ignore_upgrade(self.parser):
             return
-        self._is_in_message, self._has_ended = False, True
+        self.is_in_message, self._has_ended = False, True
         self._coalescing.is_receiving = False
         if self._arriving is None:
             super().on_message_complete()

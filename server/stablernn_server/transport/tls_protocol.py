@@ -15,7 +15,7 @@ from typing import Any, cast
 from uvicorn.protocols.utils import get_remote_addr
 
 from stablernn_server.errors import BusyError
-from stablernn_server.transport.connections import ConnectionTable
+from stablernn_server.transport.connections import ConnectionTable, Turn
 from stablernn_server.transport.http_protocol import HttpProtocol
 from stablernn_server.transport.write_coalescing import UNSENT_BYTES
 
@@ -64,6 +64,8 @@ class TlsProtocol(SSLProtocol):
         self._set_read_buffer_limits(high=UNREAD_BYTES)  # type: ignore[attr-defined]
         self._table = table
         self._encrypted_transport: asyncio.Transport | None = None
+        # A step of the handshake waits for its turn.
+        self._has_turn = False
 
     def get_buffer(self, n: int) -> memoryview:
         """Return the buffer for the next read."""
@@ -86,6 +88,27 @@ class TlsProtocol(SSLProtocol):
         """Remove the connection from the table."""
         self._table.remove(self)
         super().connection_lost(exc)
+
+    def _do_handshake(self) -> None:
+        """Do a step of the handshake when it is the connection's turn, and read nothing until then.
+
+        One takes about a millisecond, and a thousand clients may begin theirs in the same turn of the event loop.
+        """
+        assert self._encrypted_transport is not None, "a handshake without a connection"
+        if not self._incoming.pending:  # type: ignore[attr-defined]
+            super()._do_handshake()  # type: ignore[misc]
+        elif not self._has_turn:
+            self._has_turn = True
+            self._encrypted_transport.pause_reading()
+            self._table.take_turn(self._go_on, Turn.HANDSHAKE)
+
+    def _go_on(self) -> None:
+        self._has_turn = False
+        assert self._encrypted_transport is not None, "a handshake without a connection"
+        if self._sslobj is None or self._encrypted_transport.is_closing():  # type: ignore[attr-defined]
+            return
+        self._encrypted_transport.resume_reading()
+        super()._do_handshake()  # type: ignore[misc]
 
     def close_idle(self) -> None:
         """Close the connection, whose handshake is not complete."""

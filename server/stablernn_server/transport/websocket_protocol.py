@@ -13,7 +13,7 @@ from websockets.frames import CloseCode, Frame
 from websockets.protocol import State
 
 from stablernn_server.errors import BusyError
-from stablernn_server.transport.connections import ConnectionTable
+from stablernn_server.transport.connections import ConnectionTable, Turn
 from stablernn_server.transport.write_coalescing import CoalescingTransport
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if data and not is_incomplete:
             self.transport.pause_reading()
             if self._is_ready():
-                self._table.take_turn(self._go_on)
+                self._table.take_turn(self._go_on, Turn.NEXT)
         elif self._is_ready():
             self.transport.resume_reading()
         if not (self.frames or self.conn.reader.buffer or is_incomplete):
@@ -150,7 +150,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def _resume(self) -> None:
         """Take further frames: those that are kept when it is their turn, or else read more."""
         if self._unparsed:
-            self._table.take_turn(self._go_on)
+            self._table.take_turn(self._go_on, Turn.NEXT)
         elif self._is_ready():
             self.transport.resume_reading()
 

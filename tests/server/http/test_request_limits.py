@@ -19,6 +19,7 @@ import httpx
 import numpy as np
 import pytest
 from fastapi import Request
+from websockets.sync.client import connect
 
 from connection_helpers import health_watched
 from scheduler_helpers import PATIENT, busy, on_loop, wait
@@ -186,8 +187,15 @@ def test_large_json_takes_no_more_memory_than_the_limit(published: Published, tm
 def test_what_a_large_json_is_parsed_to_is_held(published: Published) -> None:
     body = json.dumps({"inputs": [json_tensor("x", np.full((1, 20_000, 1), 0.25, np.float32))]}).encode()
     with running(published, max_held_bytes=3 * len(body)) as server:
+        # Sent again, it would be refused again.
         response = httpx.post(f"{server.url}/v2/models/animals/infer", content=body)
-        assert (response.status_code, response.json()["code"]) == (503, "busy")
+        assert (response.status_code, response.json()["code"]) == (413, "too_large")
+        assert "max_held_bytes" in response.json()["error"]
+        with connect(f"ws://127.0.0.1:{server.port}/v1/stream?model=animals") as socket:
+            assert json.loads(socket.recv())["model"] == "animals"
+            socket.send(json.dumps({"stream": 1, "values": [0.25] * 20_000}))
+            reply = json.loads(socket.recv())
+        assert (reply["status"], reply["code"]) == (413, "too_large")
     with running(published, max_held_bytes=6 * len(body)) as server:
         assert httpx.post(f"{server.url}/v2/models/animals/infer", content=body).status_code == 200
 

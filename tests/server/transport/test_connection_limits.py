@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import multiprocessing
@@ -44,7 +45,8 @@ from server_helpers import Published, Running, serve
 from serving_helpers import ServeProcess, cpu_seconds, rss_mb, start_serve
 from stablernn_server import Settings, SettingsError, create_app
 from stablernn_server.process.server import create_connection_table
-from stablernn_server.transport.connections import ConnectionTable, parse_networks, raise_file_limit
+from stablernn_server.transport.connections import ConnectionTable, Turn, parse_networks, raise_file_limit
+from stablernn_server.transport.http_protocol import FIRST_READ_BYTES, HttpProtocol
 from stablernn_server.transport.write_coalescing import LINGER_IDLE_SECONDS
 from stream_helpers import Wire
 
@@ -126,6 +128,56 @@ def test_tls_handshakes_count_as_idle_connections(published: Published, tmp_path
             for connection in begun:
                 connection.close()
             wait(lambda: "stablernn_connections 1.0" in client.get("/metrics").text)
+
+
+def test_work_takes_turns_by_its_urgency() -> None:
+    order: list[tuple[int, int]] = []
+
+    async def take_turns() -> None:
+        table, turn_number = ConnectionTable(8, 8), 0
+        for turn in (Turn.NEXT, Turn.NEXT, Turn.FIRST_REQUEST, Turn.HANDSHAKE):
+            table.take_turn(lambda turn=turn: order.append((turn_number, turn)), turn)  # type: ignore[misc]
+        while len(order) < 4:
+            await asyncio.sleep(0)
+            turn_number += 1
+
+    asyncio.run(take_turns())
+    assert [turn for _, turn in order] == [Turn.HANDSHAKE, Turn.FIRST_REQUEST, Turn.NEXT, Turn.NEXT]
+    assert len({number for number, _ in order}) == 4
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_no_turn_of_the_event_loop_has_much_to_do(
+    published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, sizes = [], []
+    take_turn, receive = ConnectionTable.take_turn, HttpProtocol.data_received
+
+    def note_turn(table: ConnectionTable, go_on: Any, turn: Turn) -> None:
+        turns.append(turn)
+        take_turn(table, go_on, turn)
+
+    def note_size(protocol: HttpProtocol, data: bytes) -> None:
+        sizes.append(len(data))
+        receive(protocol, data)
+
+    monkeypatch.setattr(ConnectionTable, "take_turn", note_turn)
+    monkeypatch.setattr(HttpProtocol, "data_received", note_size)
+    make_certificate(tmp_path, "own")
+    files = {"tls_cert_file": tmp_path / "own.pem", "tls_key_file": tmp_path / "own.key"}
+    trust = ssl.create_default_context(cafile=files["tls_cert_file"])
+    for options in ({}, files):
+        with animals_server(published, **options) as server, ExitStack() as stack:
+            # The first request for it does not build it.
+            assert server.app.openapi_schema is not None
+            connection = stack.enter_context(connected(server.port))
+            if options:
+                connection = stack.enter_context(trust.wrap_socket(connection, server_hostname="127.0.0.1"))
+            assert (Turn.HANDSHAKE in turns) == bool(options)
+            # Read at once, such clients take a second of the event loop when they are a thousand.
+            connection.sendall(1000 * HEALTH)
+            assert connection.recv(1)
+            assert max(sizes) <= FIRST_READ_BYTES
 
 
 def open_sockets(port: int) -> int:

@@ -151,7 +151,7 @@ def test_requests_that_are_sent_ahead_are_answered_in_their_order(small: Running
 
 @pytest.mark.parametrize(
     "content",
-    [CHUNKED + b"40000\r\n" + b"\r\n" * 2**17 + b"\r\n0\r\n\r\n", b"\r\n" * 2**14 + HEALTH],
+    [CHUNKED + b"40000\r\n" + b"\r\n" * 2**17 + b"\r\n0\r\n\r\n", b"\r\n" * 2**12 + HEALTH],
     ids=["in a chunk", "between requests"],
 )
 def test_line_breaks_do_not_call_the_parser_again_and_again(
