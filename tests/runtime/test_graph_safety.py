@@ -297,6 +297,21 @@ def test_an_output_as_large_as_values_say_is_refused(name: str) -> None:
         check_graph(_graph(LARGE[name]), "g")
 
 
+def test_a_branch_that_values_choose_makes_nothing_larger() -> None:
+    def branch(name: str, node: onnx.NodeProto) -> onnx.GraphProto:
+        return helper.make_graph([node], name, [], [helper.make_tensor_value_info(name, TensorProto.FLOAT, None)])
+
+    def choice(larger: onnx.NodeProto, condition: str) -> bytes:
+        branches = {"then_branch": branch("a", larger), "else_branch": branch("b", _node("Identity", ["x"], ["b"]))}
+        node = _node("If", ["is_true"], ["y"], **branches)
+        return _graph([_node("Cast", [condition], ["is_true"], to=TensorProto.BOOL), node])
+
+    check_graph(choice(_node("Identity", ["x"], ["a"]), "n"), "g")
+    check_graph(choice(_node("Tile", ["x", "sizes"], ["a"]), "sizes"), "g")
+    with pytest.raises(ModelLoadError, match="'Tile' in a branch of an If"):
+        check_graph(choice(_node("Tile", ["x", "sizes"], ["a"]), "n"), "g")
+
+
 def test_an_output_as_large_as_the_inputs_is_served() -> None:
     nodes = [
         _node("Shape", ["x"], ["shape"]),

@@ -212,7 +212,8 @@ def check_graph(content: bytes, label: str) -> None:
     Raises:
         ModelLoadError: If it is not an ONNX model, its opset is older than 18, or it has what is not served: external
             data, functions, training information, sparse tensors, other domains, operators with a body except If and
-            Scan, a Scan inside a Scan, an output as large as values of a request say, or a tensor that does not hold as
+            Scan, a Scan inside a Scan, an output as large as values of a request say, an operator that makes its output
+            larger than its inputs in a branch that they choose, or a tensor that does not hold as
             many elements as it states.
     """
     # A file can be valid in both formats, and ONNX Runtime would decide for itself which of the two to read.
@@ -244,10 +245,12 @@ def _check_model(content: memoryview, label: str) -> None:
             f"{label} uses opset {min(opsets)}; opset {MINIMUM_OPSET} or higher is served. Export it again."
         )
     for graph in fields.get(7, ()):
-        _check_graph(as_bytes(graph), label, {}, _VALUES, depth=0, in_scan=False)
+        _check_graph(as_bytes(graph), label, {}, _VALUES, depth=0, in_scan=False, is_chosen=False)
 
 
-def _check_graph(graph: memoryview, label: str, outer: _Scope, inputs: int, depth: int, in_scan: bool) -> int:
+def _check_graph(
+    graph: memoryview, label: str, outer: _Scope, inputs: int, depth: int, in_scan: bool, is_chosen: bool
+) -> int:
     """Check a graph and those inside it.
 
     Args:
@@ -257,6 +260,7 @@ def _check_graph(graph: memoryview, label: str, outer: _Scope, inputs: int, dept
         inputs: The bits of its inputs.
         depth: Number of graphs around it.
         in_scan: Whether one of them is that of a Scan.
+        is_chosen: Whether it is run or not by values of a request, so that the trial opening may not have run it.
 
     Returns:
         The bits of its outputs, all together.
@@ -275,7 +279,7 @@ def _check_graph(graph: memoryview, label: str, outer: _Scope, inputs: int, dept
     # Last: an input of the name of an initializer replaces it.
     scope |= dict.fromkeys(_names(fields.get(11, ()), label), inputs)
     for node in fields.get(1, ()):
-        _check_node(as_bytes(node), label, scope, depth, in_scan)
+        _check_node(as_bytes(node), label, scope, depth, in_scan, is_chosen)
     bits = 0
     for name in _names(fields.get(12, ()), label):
         bits |= scope.get(name, _SHAPE)
@@ -286,7 +290,7 @@ def _names(values: Iterable[Value], label: str) -> list[str]:
     return [_text(_read(as_bytes(value), "value", label).get(1)) for value in values]
 
 
-def _check_node(node: memoryview, label: str, scope: _Scope, depth: int, in_scan: bool) -> None:
+def _check_node(node: memoryview, label: str, scope: _Scope, depth: int, in_scan: bool, is_chosen: bool) -> None:
     """Check a node and the graphs inside it, and add the bits of its outputs to ``scope``."""
     fields = _read(node, "node", label)
     operator = _text(fields.get(4))
@@ -298,6 +302,11 @@ def _check_node(node: memoryview, label: str, scope: _Scope, depth: int, in_scan
         )
     if operator == "Scan" and in_scan:
         raise ModelLoadError(f"{label} has a Scan inside a Scan; only one pass over the time steps is served.")
+    if operator in SIZE_OPERANDS and is_chosen:
+        raise ModelLoadError(
+            f"{label} has a node '{cut(operator)}' in a branch of an If that values of a request choose, so that no "
+            "trial tells how much memory it takes; move it in front of the If."
+        )
     operands = [_operand_bits(scope, _text([name]), label) for name in fields.get(1, ())]
     bits = _output_bits(operator, operands, label)
     for attribute in fields.get(5, ()):
@@ -312,7 +321,7 @@ def _check_node(node: memoryview, label: str, scope: _Scope, depth: int, in_scan
                     f"{label} uses the operator '{cut(operator)}', which has a graph inside; of such operators only "
                     f"{' and '.join(sorted(BODIES))} are served."
                 )
-            bits |= _body_bits(as_bytes(graph), label, scope, operator, operands, depth + 1, in_scan)
+            bits |= _body_bits(as_bytes(graph), label, scope, operator, operands, depth + 1, in_scan, is_chosen)
     scope |= dict.fromkeys((_text([name]) for name in fields.get(2, ())), bits)
 
 
@@ -355,15 +364,16 @@ def _body_bits(
     operands: Sequence[int],
     depth: int,
     in_scan: bool,
+    is_chosen: bool,
 ) -> int:
     """Check a graph inside a node, and return the bits of the outputs that it adds to the node's."""
     if operator == "If":
-        return _check_graph(graph, label, scope, 0, depth, in_scan)
+        return _check_graph(graph, label, scope, 0, depth, in_scan, is_chosen or any(operands))
     bits = 0
     for operand in operands:
         bits |= operand
     # The states of a Scan go from its outputs to its inputs.
-    while (outputs := bits | _check_graph(graph, label, scope, bits, depth, in_scan=True)) != bits:
+    while (outputs := bits | _check_graph(graph, label, scope, bits, depth, True, is_chosen)) != bits:
         bits = outputs
     return bits
 
