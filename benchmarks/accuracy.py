@@ -115,7 +115,7 @@ def forecast(job: Row) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         summary = trained(words, folder)
         from stablernn.training import TorchPredictor, load_run, predict
-        from stablernn.training.build_model import create_model
+        from stablernn.training.build import create_model
 
         loaded = load_run(Path(folder) / summary["run"])
         data: Any = loaded.load_data()

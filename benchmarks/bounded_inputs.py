@@ -34,7 +34,7 @@ from stablernn.cells import StableCell  # noqa: E402
 from stablernn.certificates.certificate import KINDS, certify  # noqa: E402
 from stablernn.certificates.input_range import InputRange  # noqa: E402
 from stablernn.certificates.projection import ONLY_ON_REQUEST  # noqa: E402
-from stablernn.training.loop.environment import code_commit  # noqa: E402
+from stablernn.training.loop.device import code_commit  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "bounded_inputs.json"
 STATES = {"start": 0, "trained": 60, "certified": 60}

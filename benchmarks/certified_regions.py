@@ -181,7 +181,7 @@ def main() -> None:
 
 
 def _write(rows: list[Row]) -> None:
-    from stablernn.training.loop.environment import code_commit
+    from stablernn.training.loop.device import code_commit
 
     conditions = {
         "machine": platform.machine(),

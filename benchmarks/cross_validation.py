@@ -31,10 +31,9 @@ from held_out import HeldOut, average_scores, held_out
 
 from stablernn.data.load_source import read_sequences
 from stablernn.errors import StableRNNError
-from stablernn.training.loop.environment import code_commit
-from stablernn.training.search.recipes import SMALL
-from stablernn.training.search.resampling import resample
-from stablernn.training.search.trial import Trial, load_all, run_trial
+from stablernn.training.loop.device import code_commit
+from stablernn.training.search.candidates import SMALL
+from stablernn.training.search.trial import Trial, load_all, resample, run_trial
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import validate
 

@@ -16,15 +16,13 @@ from scipy.special import log_softmax, logsumexp
 
 from stablernn.data.types import ClassificationData
 from stablernn.nn.models import Classifier
-from stablernn.training.build_model import create_model, with_engine
-from stablernn.training.build_trainer import create_trainer
-from stablernn.training.calibration.temperature import best_temperature, uncalibrated_logits
+from stablernn.training.build import create_model, create_trainer, with_engine
+from stablernn.training.calibration import best_temperature, uncalibrated_logits
 from stablernn.training.loop.base_trainer import NoRecorder
 from stablernn.training.loop.device import pick_device, torch_settings
-from stablernn.training.search.resampling import resample
-from stablernn.training.search.trial import load_all
+from stablernn.training.resolve import resolve
+from stablernn.training.search.trial import load_all, resample
 from stablernn.training.settings.config import Config
-from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import task_for
 
 Float64Array = npt.NDArray[np.float64]

@@ -34,7 +34,7 @@ from stablernn.bounds.constant_slopes import largest_constant_slope_radius  # no
 from stablernn.bounds.lure import given_norms  # noqa: E402
 from stablernn.certificates.certificate import certify  # noqa: E402
 from stablernn.nn.models import SequenceModel  # noqa: E402
-from stablernn.training.loop.environment import code_commit  # noqa: E402
+from stablernn.training.loop.device import code_commit  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "soundness.json"
 NORM_SEARCH_RESULTS = RESULTS.with_name("norm_search.json")

@@ -234,7 +234,7 @@ def plot_early(path: Path, rows: Sequence[Record], *, majority: float | None, ti
 
     Args:
         path: PNG file.
-        rows: Result of :func:`stablernn.training.evaluation.early_classification.early`.
+        rows: Result of :func:`stablernn.training.tasks.classify.early`.
         majority: Accuracy of the most frequent class, drawn as a baseline; None: no baseline.
         title: Title of the figure.
     """

@@ -24,10 +24,9 @@ from server_helpers import serve
 from stablernn.certificates.projection import project
 from stablernn.data import load_data
 from stablernn.nn.models import SequenceModel
-from stablernn.training.build_model import create_model
-from stablernn.training.build_trainer import create_trainer
+from stablernn.training.build import create_model, create_trainer
+from stablernn.training.resolve import resolve
 from stablernn.training.settings.config import Config
-from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import task_for
 from stablernn_registry import Registry
 from stablernn_server import Settings, create_app

@@ -31,8 +31,7 @@ def test_importing_it_loads_no_torch(package: str) -> None:
         "stablernn",
         "stablernn.data",
         "stablernn.training",
-        "stablernn.training.stored_runs.listing",
-        "stablernn.training.stored_runs.comparison",
+        "stablernn.training.stored_runs",
     ],
 )
 def test_the_library_loads_torch_only_when_it_is_used(package: str) -> None:
@@ -74,7 +73,7 @@ def test_reading_a_table_loads_no_torch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "modules",
-    [[], ["stablernn.export.weights", "stablernn.training.evaluate_data"]],
+    [[], ["stablernn.export.weights", "stablernn.training.loaded_run"]],
     ids=["first", "after modules below them"],
 )
 def test_functions_named_like_packages_can_be_called_in_either_order_of_imports(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from stablernn.training.evaluation.metric_catalog import TASKS, Task, metrics_of
-from stablernn.training.tune.spaces import (
+from stablernn.training.tune.space import (
     CELL_OPTIONS,
     CONTEXT_FACTORS,
     CONTEXT_LENGTH,

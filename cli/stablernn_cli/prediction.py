@@ -623,7 +623,7 @@ def _predict(model: Target, file: StepFile) -> Iterator[tuple[int, Array, Array]
     """Yield the number of each sequence, its outputs in float64, (steps, outputs), and its targets, (steps,)."""
     import numpy as np
 
-    from stablernn.training.evaluation.stepwise import predict_segments
+    from stablernn.training.evaluation.predictors import predict_segments
 
     steps = file.steps
     outputs = len(model.labels or model.targets)

@@ -209,7 +209,7 @@ def _reproduce(
     with output.status("Loading ..."):
         from torch import device
 
-        from stablernn.training.loop.environment import environment
+        from stablernn.training.loop.device import environment
         from stablernn_papers.run_protocol import reproduce
         from stablernn_papers.table import FULL, SHORT
         from stablernn_papers.training_runs import Length

@@ -12,7 +12,7 @@ from stablernn.errors import ConfigError
 from stablernn_papers.table import FULL, DataSet, ProtocolName, Row, Table
 
 if TYPE_CHECKING:
-    from stablernn.training.jobs.locks import JobLocks
+    from stablernn.training.jobs import JobLocks
     from stablernn.training.run_directory import RunDirectory
 
 ROOT = Path("reproductions")
@@ -123,7 +123,7 @@ class ReproductionFolder:
     def locks(self) -> JobLocks:
         """Locks of the runs and measurements."""
         # Imported here because it loads torch, which listing tables does not need.
-        from stablernn.training.jobs.locks import JobLocks
+        from stablernn.training.jobs import JobLocks
 
         return JobLocks(self.path / ".locks")
 

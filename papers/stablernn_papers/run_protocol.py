@@ -12,7 +12,7 @@ import torch
 from stablernn.atomic_files import write_bytes
 from stablernn.data.options import LARGEST_SEED
 from stablernn.errors import ConfigError
-from stablernn.training.loop.environment import environment
+from stablernn.training.loop.device import environment
 from stablernn_papers.aggregation import table_rows
 from stablernn_papers.folder import ROOT, ReproductionFolder, Run, default_folder
 from stablernn_papers.kinds import Kind, Outcome, Request, kind_of

@@ -11,12 +11,11 @@ from stablernn.data.catalog import dataset_info
 from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError, DataError
 from stablernn.training import load_run_data, train
-from stablernn.training.resume import check_resumable
+from stablernn.training.resolve import resolve
 from stablernn.training.settings.config import Config
-from stablernn.training.settings.load import validate
-from stablernn.training.settings.resolve import resolve
-from stablernn.training.stored_runs.stored_settings import stored_settings
+from stablernn.training.settings.load import stored_settings, validate
 from stablernn.training.tasks import Task, task_for
+from stablernn.training.train_model import check_resumable
 from stablernn_papers.folder import Run
 from stablernn_papers.parameter_matching import hidden_size
 from stablernn_papers.table import FULL, DataSet, ProtocolName, Row, Table

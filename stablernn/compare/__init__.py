@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from stablernn.compare.contenders import Contender, Problem, parse_recipe
-from stablernn.compare.run_comparison import Comparison, compare
+from stablernn.compare.run_comparison import Comparison, Contender, Problem, compare, parse_recipe
 
 __all__ = ["Comparison", "Contender", "Problem", "compare", "parse_recipe"]

@@ -1,35 +1,167 @@
-"""A comparison: its plan, in equal processor time, its runs in parallel, and its results."""
+"""A comparison: contenders, each a cell with a recipe of settings, on problems, each a data set.
+
+Its plan gives runs equal processor time, its runs are trained in parallel, each in a run directory, and its results
+have the time of a step as a server or a device runs it.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnxruntime as ort
+
 from stablernn.atomic_files import read_json, to_json_types, write_bytes, write_json
+from stablernn.catalog import get_cell_facts
 from stablernn.compare.baselines import Baseline, check_baseline, score_baseline
-from stablernn.compare.contenders import Contender, Problem, check_overrides, folder_name
 from stablernn.compare.results import aggregate, latex, markdown, run_rows
-from stablernn.compare.runs import ComparedRun, has_metrics, train_and_measure
-from stablernn.errors import ConfigError
-from stablernn.training.evaluation.score_tables import write_tables
-from stablernn.training.jobs.locks import JobLocks
-from stablernn.training.jobs.processes import Job, run_jobs
-from stablernn.training.jobs.stages import unique_readings
-from stablernn.training.loop.environment import environment
+from stablernn.errors import ConfigError, TrainingError
+from stablernn.export.parity import open_session
+from stablernn.export.scan import step_graph
+from stablernn.export.step import export_parts, state_names
+from stablernn.nn.models import SequenceModel
+from stablernn.training import load_run, train
+from stablernn.training.build import measure_speed
+from stablernn.training.evaluation.scorers import write_tables
+from stablernn.training.jobs import Job, JobLocks, run_jobs, unique_readings
+from stablernn.training.loop.device import environment
+from stablernn.training.resolve import resolve
 from stablernn.training.run_data import load_run_data
 from stablernn.training.run_directory import RunDirectory
-from stablernn.training.settings.config import Config
+from stablernn.training.settings.config import AUTO, Config
 from stablernn.training.settings.load import load_config
-from stablernn.training.settings.resolve import resolve
-from stablernn.training.speed import measure_speed
 from stablernn.training.tasks import task_for
 from stablernn.training.trackers import open_trackers
 
 _PROGRESS = logging.getLogger("stablernn.progress")
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings that each cell is trained with.
+
+    Attributes:
+        name: Name in tables; empty for the settings that are recommended for a cell.
+        settings: The settings, as ``KEY=VALUE``.
+    """
+
+    name: str
+    settings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A cell with a recipe.
+
+    Attributes:
+        cell: Key of the cell.
+        recipe: The recipe.
+    """
+
+    cell: str
+    recipe: Recipe
+
+    @property
+    def name(self) -> str:
+        return f"{self.cell}, {self.recipe.name}" if self.recipe.name else self.cell
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A data set.
+
+    Attributes:
+        name: Name in tables.
+        source: Name of the data set, or path of its file.
+    """
+
+    name: str
+    source: str
+
+
+def make_problems(sources: Sequence[str]) -> list[Problem]:
+    """Return the problems of data sets, each with a name of its own.
+
+    Raises:
+        ConfigError: If there is none, or one twice.
+    """
+    if not sources:
+        raise ConfigError("A comparison needs data. Give one data set or more with --data.")
+    repeated = [source for source in sources if sources.count(source) > 1]
+    if repeated:
+        raise ConfigError(f"The data set '{repeated[0]}' is given twice. Give it once.")
+    stems = [Path(source).name.removesuffix(".gz").rsplit(".", 1)[0].removesuffix("_TRAIN") for source in sources]
+    # Two files of the same name in different folders keep their folders.
+    names = [stem if stems.count(stem) == 1 else source for stem, source in zip(stems, sources, strict=True)]
+    return [Problem(name, source) for name, source in zip(names, sources, strict=True)]
+
+
+def make_contenders(cells: Sequence[str], recipes: Sequence[Recipe]) -> list[Contender]:
+    """Return each cell with each recipe, the cells in the outer loop.
+
+    Raises:
+        ConfigError: If there is no cell, one twice, or ``auto``, which is a search.
+        UnknownNameError: If a cell does not exist.
+    """
+    if not cells:
+        raise ConfigError("A comparison needs cells. Give their keys with --cells, such as --cells lru,lipschitz.")
+    repeated = [cell for cell in cells if cells.count(cell) > 1]
+    if repeated:
+        raise ConfigError(f"The cell '{repeated[0]}' is given twice. Give it once.")
+    if AUTO in cells:
+        raise ConfigError(
+            "'auto' is a search for settings, not a cell. Run `stablernn train --data ...` without a cell, and compare "
+            "the cell and the settings that it prints."
+        )
+    names = [recipe.name for recipe in recipes]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"Two recipes have one name. Got {', '.join(names)}.")
+    for cell in cells:
+        get_cell_facts(cell)
+    return [Contender(cell, recipe) for cell in cells for recipe in (recipes or [Recipe("")])]
+
+
+def parse_recipe(text: str) -> Recipe:
+    """Return the recipe in a text such as ``"short: model.patch_size=4 model.patch_stride=2"``.
+
+    Raises:
+        ConfigError: If the text has another form, or has the cell, the data or the seed.
+    """
+    name, colon, settings = text.partition(":")
+    words = settings.split()
+    if not (name.strip() and colon and words):
+        raise ConfigError(
+            "A recipe is a name, a colon and settings, such as 'short: model.patch_size=4 model.patch_stride=2', got "
+            f"'{text}'."
+        )
+    check_overrides(words)
+    return Recipe(name.strip(), tuple(words))
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Refuse settings in which the runs of a comparison differ.
+
+    Raises:
+        ConfigError: If there is one.
+    """
+    for key, option in (("model.cell", "--cells"), ("training.seed", "--seeds"), ("data.source", "--data")):
+        if any(text.partition("=")[0].strip() == key for text in overrides):
+            raise ConfigError(f"{key} is not a setting of all runs of a comparison. Give {option} instead.")
+
+
+def folder_name(problem: Problem, contender: Contender, seed: int) -> str:
+    """Return the name of a run's folder."""
+    return "-".join(_UNSAFE.sub("_", part).strip("_") for part in (problem.name, contender.name, str(seed)))
+
 
 RESULTS, TABLE, LATEX, FIGURE = "results.json", "table.md", "table.tex", "critical_difference.png"
 
@@ -286,7 +418,7 @@ class _Plan:
         write_bytes(self._output / LATEX, latex(results).encode())
         write_tables(self._output, {"results": run_rows(results)})
         if results["ranks"]["wilcoxon"]:
-            from stablernn.compare.plots import plot_critical_difference
+            from stablernn.compare.results import plot_critical_difference
 
             plot_critical_difference(self._output / FIGURE, results["ranks"])
         return results
@@ -315,3 +447,113 @@ def _create(output: Path) -> None:
             (output / name).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"Cannot create the folder '{error.filename}': {error.strerror}.") from error
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run of a comparison.
+
+    Attributes:
+        problem: The problem.
+        contender: The contender.
+        seed: Seed of the training.
+        config: Its settings, not resolved.
+        path: The run directory.
+        figures: File with the figures of the run.
+        track: Names of trackers that the run is logged to.
+    """
+
+    problem: Problem
+    contender: Contender
+    seed: int
+    config: Config
+    path: Path
+    figures: Path
+    track: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.contender.name} on {self.problem.name}, seed {self.seed}"
+
+    @property
+    def is_done(self) -> bool:
+        return has_metrics(self.figures)
+
+
+def has_metrics(figures: Path) -> bool:
+    """Return whether a file has the figures of a run that is done, and not only of an interrupted one."""
+    return figures.is_file() and "metrics" in read_json(figures)
+
+
+def train_and_measure(run: ComparedRun) -> None:
+    """Train a run, or resume it, and write its figures.
+
+    A training that fails, since it diverges or leaves less proved than it has to, is a result too.
+    """
+    # Of a run that was interrupted the time is that of all its parts.
+    spent = read_json(run.figures)["cpu_seconds"] if run.figures.is_file() else 0.0
+    began = time.process_time()
+
+    def cpu_seconds() -> float:
+        return round(spent + time.process_time() - began, 3)
+
+    try:
+        is_begun = (run.path / "config.yaml").is_file()
+        summary = train(run.config, run.path, resume=is_begun, callbacks=open_trackers(run.track))
+    except TrainingError as error:
+        write_json(run.figures, {"cpu_seconds": cpu_seconds(), "error": str(error), "metrics": {}})
+        return
+    except BaseException:
+        write_json(run.figures, {"cpu_seconds": cpu_seconds()})
+        raise
+    figures = {"cpu_seconds": cpu_seconds(), **_figures(summary)}
+    model = load_run(run.path).model
+    # A model of complete sequences has no step.
+    if model.resampling is None:
+        figures["step_ms"] = round(step_milliseconds(model), 5)
+    write_json(run.figures, figures)
+
+
+def _figures(summary: Any) -> dict[str, Any]:
+    return {
+        **{key: summary[key] for key in ("task", "parameters", "engine", "epochs", "steps", "seconds", "diverged")},
+        "certificate": summary.get("certificate"),
+        "metrics": summary["metrics"],
+    }
+
+
+_STEPS = 200
+_REPEATS = 5
+
+
+def step_milliseconds(model: SequenceModel) -> float:
+    """Return the median time of a step of a batch of one, in milliseconds, on one thread of ONNX Runtime.
+
+    A step reads as many samples as a patch of the model has strides.
+
+    Args:
+        model: A trained model, in evaluation mode, on the CPU.
+    """
+    session = open_session(step_graph(export_parts(model)).SerializeToString())
+    states = {name: state.numpy() for name, state in zip(state_names(model), model.initial_state(1), strict=True)}
+    feeds: dict[str, Any] = {**_zero_inputs(session, states), **states}
+    outputs = [output.name for output in session.get_outputs()]
+    next_states = [outputs.index(f"{name}_out") for name in states]
+    seconds = []
+    for _ in range(_REPEATS):
+        began = time.perf_counter()
+        for _ in range(_STEPS):
+            values = session.run(outputs, feeds)
+            feeds.update(zip(states, (values[index] for index in next_states), strict=True))
+        seconds.append(time.perf_counter() - began)
+    return float(np.median(seconds)) / _STEPS * 1e3
+
+
+def _zero_inputs(session: ort.InferenceSession, states: Mapping[str, Any]) -> dict[str, Any]:
+    """Return zeros for the inputs of a graph that are not states; a named size is one sequence."""
+    types = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
+    return {
+        entry.name: np.zeros([size if isinstance(size, int) else 1 for size in entry.shape], types[entry.type])
+        for entry in session.get_inputs()
+        if entry.name not in states
+    }

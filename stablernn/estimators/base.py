@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from stablernn.certificates.certificate import Certificate, certify
 from stablernn.certificates.input_range import InputRange, training_range
 from stablernn.certificates.stored_certificate import series_facts
+from stablernn.data.notes import data_counts, format_counts
 from stablernn.errors import ConfigError, did_you_mean
-from stablernn.estimators.argument_terms import ArgumentTerms, Form
 from stablernn.estimators.fitted_run import ESTIMATOR_FILE, FittedRun, RegistryVersion
-from stablernn.estimators.notebook import fit_as_html
 from stablernn.estimators.stream import Stream
 from stablernn.export import ExportReport, export
 from stablernn.nn.models import SequenceModel
-from stablernn.terms import use_terms
+from stablernn.terms import Terms, use_terms
 from stablernn.training.loop.launch import refuse_several_processes
 from stablernn.training.run_directory import new_directory
 from stablernn.training.search.budget import Budget
@@ -30,6 +31,7 @@ from stablernn.training.train_model import train
 
 if TYPE_CHECKING:
     from stablernn.training.callbacks import Callback
+
 
 try:
     from sklearn.base import BaseEstimator
@@ -329,3 +331,161 @@ def _is_free(key: str) -> bool:
 def _plain(value: Any) -> Any:
     """Return a number of numpy, as searches over parameters draw them, as one of Python."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+Form = Literal["pandas", "polars", "series", "array"]
+"""Form of an argument: a frame of one of two libraries, whose rows can be named; an array of one series; several series
+or sequences."""
+
+
+class ArgumentTerms(Terms):
+    """Terms for those who give the argument ``X`` and parameters.
+
+    Args:
+        filename: Name of the file that the argument was written to.
+        parameter_keys: Key of a setting by the parameter that sets it.
+        form: Form of the argument.
+        channels: Columns of an array, which has none of its own.
+    """
+
+    source = "X"
+
+    def __init__(
+        self, filename: str, parameter_keys: Mapping[str, str], form: Form = "array", channels: Sequence[str] = ()
+    ) -> None:
+        self._filename = filename
+        # The reader gives a series without a name that of its file.
+        self._unnamed = Path(filename).stem
+        self._parameters = {key: name for name, key in parameter_keys.items()}
+        self._form = form
+        self._channels = tuple(channels)
+
+    def file(self, name: str) -> str:
+        return "X" if name == self._filename else super().file(name)
+
+    def grouped_file(self, name: str) -> str:
+        return "groups"
+
+    def row(self, number: int) -> str:
+        # Files count rows from 1.
+        if self._form in ("pandas", "polars"):
+            return f"X{'.iloc' if self._form == 'pandas' else ''}[{number - 1}]"
+        return super().row(number)
+
+    def rows(self, numbers: Sequence[int]) -> str:
+        return " and ".join(map(self.row, numbers))
+
+    def row_of(self, file: str, number: int) -> str:
+        return self.row(number)
+
+    def series(self, file: str, name: str) -> str:
+        if name == self._unnamed or self._form == "series":
+            return "X"
+        return f"X[{name.removeprefix('series_')}]" if self._form == "array" else super().series(file, name)
+
+    def series_of(self, file: str, name: str) -> str:
+        series = self.series(file, name)
+        return series if series.startswith("X") else f"X: {series}"
+
+    def column_of(self, file: str, name: str) -> str:
+        column = self._channel(name)
+        return f"X column '{name}'" if column is None else f"{column} of X" if column else "X"
+
+    def in_column(self, noun: str, name: str) -> str:
+        column = self._channel(name)
+        return super().in_column(noun, name) if column is None else f" in {column} of" if column else " in"
+
+    @property
+    def channels(self) -> str:
+        return "settings={'data.channels': [...]}"
+
+    @property
+    def group_column(self) -> str:
+        return "groups"
+
+    def key(self, key: str) -> str:
+        return self._parameters.get(key, key)
+
+    def setting(self, key: str, value: Any) -> str:
+        parameter = self._parameters.get(key)
+        return f"settings={{'{key}': {value!r}}}" if parameter is None else f"{parameter}={value!r}"
+
+    def set(self, key: str, value: Any) -> str:
+        return f"pass {self.setting(key, value)}"
+
+    def cell(self, name: str) -> str:
+        return f"cell={name!r}"
+
+    def flag(self, name: str) -> str:
+        return ""
+
+    def _channel(self, name: str) -> str | None:
+        """Return the name of a column of an array, empty for the only one; None for a column of a frame."""
+        if name not in self._channels:
+            return None
+        return "" if len(self._channels) == 1 else f"channel {self._channels.index(name)}"
+
+
+_DIGITS = 4
+"""Digits of a score."""
+
+
+def fit_as_html(run: FittedRun) -> str:
+    """Return the curve of the validation metric, or of the loss, and a table of facts of a run."""
+    rows = {**_scores(run.summary), **_proof(run.summary), **_notes(run.data)}
+    table = "".join(
+        f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+        f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
+        for name, text in rows.items()
+    )
+    return f"<div>{_curve(run)}<table>{table}</table></div>"
+
+
+def _curve(run: FittedRun) -> str:
+    """Return the figure of a run as an image; nothing for a registry version, which has no epochs."""
+    if not run.history:
+        return ""
+    # Imported here: matplotlib takes a second to import, and most fits are never shown.
+    from stablernn.training.plots import draw_curves
+
+    records = [dict(record) for record in run.history]
+    with tempfile.TemporaryDirectory(prefix="stablernn-curve-") as folder:
+        draw_curves(Path(folder), records, _headline(run), int(run.summary["best_epoch"]), "")
+        figures = [Path(folder) / name for name in ("metric.png", "loss.png")]
+        image = next(figure for figure in figures if figure.is_file()).read_bytes()
+    return f"<img alt='learning curve' style='max-width:480px' src='data:image/png;base64,{_base64(image)}'>"
+
+
+def _headline(run: FittedRun) -> str:
+    """Return the metric that chose the epoch; an empty text where nothing was held out."""
+    # The checkpoint of the best weights names it.
+    return str(json.loads(run.files["checkpoints/best.json"])["metric"])
+
+
+def _scores(summary: Mapping[str, Any]) -> dict[str, str]:
+    rows = {}
+    for split, scores in summary.get("metrics", {}).items():
+        numbers = {name: score for name, score in scores.items() if isinstance(score, float | int)}
+        rows[f"{split} scores"] = ", ".join(f"{name} {score:.{_DIGITS}g}" for name, score in numbers.items())
+    if "seconds" in summary:
+        rows["trained"] = f"{summary['epochs']} epochs, {summary['steps']} steps, {summary['seconds']:.1f} s"
+    if summary.get("warnings"):
+        rows["warnings"] = " ".join(summary["warnings"])
+    return rows
+
+
+def _proof(summary: Mapping[str, Any]) -> dict[str, str]:
+    certificate = summary.get("certificate")
+    if not certificate:
+        return {}
+    rate = certificate.get("contraction_rate")
+    return {"proved": certificate["kind"] if rate is None else f"{certificate['kind']}, at a rate of {rate:.5f} a step"}
+
+
+def _notes(data: Mapping[str, Any]) -> dict[str, str]:
+    counts = data_counts(data.get("notes") or {})
+    return {"data": format_counts(counts)} if counts else {}
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from stablernn.nn.layers import StableRNN
 from stablernn.nn.models import Classifier
-from stablernn.training.batches.losses import Batch, ClassifyObjective
+from stablernn.training.loop.losses import ClassifyObjective
+from stablernn.training.loop.minibatches import Batch
 
 Vector = npt.NDArray[np.float64]
 Product = Callable[[Vector], Vector]

@@ -23,10 +23,10 @@ from stablernn.robustness.attacks import Box, PerturbedClassifier, change_norms,
 from stablernn.robustness.hessian import loss_hessian
 from stablernn.robustness.noise import KINDS, NoiseInput, noise_curve
 from stablernn.robustness.settings import NORMS, Norm, Settings
-from stablernn.training.batches.losses import Batch
 from stablernn.training.evaluation.predictors import BATCH_SIZE
 from stablernn.training.evaluation.scorers import ClassificationScorer, open_classification
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
+from stablernn.training.loop.minibatches import Batch
 
 Array = npt.NDArray[Any]
 Stage = Callable[[str], AbstractContextManager[Any]]

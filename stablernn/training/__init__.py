@@ -11,10 +11,9 @@ from stablernn._lazy import lazy_names
 
 if TYPE_CHECKING:
     from stablernn.training.callbacks import Callback
-    from stablernn.training.evaluate_data import evaluate
     from stablernn.training.evaluation.predictors import Predictor, predict
     from stablernn.training.evaluation.torch_predictor import TorchPredictor
-    from stablernn.training.loaded_run import LoadedRun, load_run
+    from stablernn.training.loaded_run import LoadedRun, evaluate, load_run
     from stablernn.training.loop.base_trainer import Progress
     from stablernn.training.run_data import load_run_data
     from stablernn.training.settings.config import Config
@@ -45,7 +44,7 @@ __getattr__, __dir__ = lazy_names(
         "Predictor": "evaluation.predictors",
         "Progress": "loop.base_trainer",
         "TorchPredictor": "evaluation.torch_predictor",
-        "evaluate": "evaluate_data",
+        "evaluate": "loaded_run",
         "load_config": "settings.load",
         "load_run": "loaded_run",
         "load_run_data": "run_data",

@@ -15,13 +15,13 @@ from stablernn.data.step_data import Data
 from stablernn.engines import TorchRNNEngine, select_engine
 from stablernn.errors import StableRNNError
 from stablernn.nn.models import SequenceModel
-from stablernn.training.build_model import create_model
+from stablernn.training.build import create_model
 from stablernn.training.data_report import check_run_data
-from stablernn.training.loop.ridge_head import regression_bytes
+from stablernn.training.loop.closed_form import regression_bytes
+from stablernn.training.resolve import resolve
 from stablernn.training.run_data import prepare_data
-from stablernn.training.settings.closed_form import CLOSED_FORM
 from stablernn.training.settings.config import Config, TrainingConfig
-from stablernn.training.settings.resolve import resolve
+from stablernn.training.settings.defaults import CLOSED_FORM
 from stablernn.training.tasks import Task, task_for
 
 _FLOAT_BYTES = 4

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from stablernn.data import load_data
+from stablernn.training.resolve import resolve
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import load_config
-from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import task_for
 from stablernn_cli.docs_configuration import configuration_page
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from stablernn.compare.contenders import (
+from stablernn.compare.run_comparison import (
     Recipe,
     check_overrides,
     folder_name,

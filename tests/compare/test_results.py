@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata, wilcoxon
 
-from stablernn.compare.plots import find_groups, plot_critical_difference
 from stablernn.compare.results import (
     SIGNIFICANCE,
     aggregate,
     compare_errors,
     describe_test,
+    find_groups,
     latex,
     markdown,
     paired_p_value,
+    plot_critical_difference,
     run_rows,
     table_rows,
 )

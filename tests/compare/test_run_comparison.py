@@ -17,10 +17,10 @@ import pytest
 from cli_helpers import Workplace
 from comparison_helpers import write_waves
 from stablernn.compare import Comparison, compare
-from stablernn.compare.contenders import make_contenders, make_problems, parse_recipe
+from stablernn.compare.run_comparison import make_contenders, make_problems, parse_recipe
 from stablernn.errors import ConfigError
 from stablernn.training import load_run
-from stablernn.training.speed import measure_speed
+from stablernn.training.build import measure_speed
 
 SMALL = ("model.hidden_size=4", "training.batch_size=8")
 

@@ -13,7 +13,7 @@ import pytest
 from comparison_helpers import write_waves
 from machines import Machine, machines, stop_until_lost
 from stablernn.compare import Comparison, compare
-from stablernn.compare.contenders import make_contenders, make_problems
+from stablernn.compare.run_comparison import make_contenders, make_problems
 
 SEEDS = (0, 1)
 

@@ -14,7 +14,8 @@ from torch import Tensor
 import stablernn as srn
 from stablernn.errors import ConfigError, DataError
 from stablernn.nn.preprocessing import ContextScaling, create_scaling
-from stablernn.training.batches.losses import Batch, ForecastObjective
+from stablernn.training.loop.losses import ForecastObjective
+from stablernn.training.loop.minibatches import Batch
 
 FLOOR, LIMIT = 0.05, 8.0
 

@@ -11,7 +11,8 @@ import torch
 import stablernn as srn
 from stablernn.errors import ConfigError
 from stablernn.nn.models import READOUTS, SequenceModel, build_model
-from stablernn.training.batches.losses import Batch, ClassifyObjective, ForecastObjective
+from stablernn.training.loop.losses import ClassifyObjective, ForecastObjective
+from stablernn.training.loop.minibatches import Batch
 
 WINDOW = {"standard": None, "window": 6}
 

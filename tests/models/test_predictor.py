@@ -14,7 +14,8 @@ from stablernn.data.step_data import NO_TARGET
 from stablernn.errors import ConfigError
 from stablernn.nn.models import SequencePredictor, build_model
 from stablernn.nn.models.predictor import target_frequencies
-from stablernn.training.batches.losses import Batch, PredictNextObjective
+from stablernn.training.loop.losses import PredictNextObjective
+from stablernn.training.loop.minibatches import Batch
 
 FRAMES = [np.random.default_rng(seed).normal(5.0, 3.0, (40, 2)).astype(np.float32) for seed in (0, 1)]
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from stablernn import Classifier
 from stablernn.robustness.hessian import hessian_product, hutchinson, lanczos, loss_hessian
-from stablernn.training.batches.losses import Batch, ClassifyObjective
+from stablernn.training.loop.losses import ClassifyObjective
+from stablernn.training.loop.minibatches import Batch
 
 MEMBERS = {"members": 2, "patch_embedding": 3, "patch_size": 2}
 

@@ -13,10 +13,10 @@ from stablernn.data import load_data
 from stablernn.data.step_data import StepData
 from stablernn.errors import ConfigError
 from stablernn.training import Config, load_config, train
-from stablernn.training.build_model import create_model
+from stablernn.training.build import create_model
 from stablernn.training.dry_run import _PEAK, _kept_bytes, check_run, plan_training
+from stablernn.training.resolve import resolve
 from stablernn.training.run_data import load_run_data
-from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import task_for
 
 

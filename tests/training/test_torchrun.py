@@ -15,12 +15,10 @@ from safetensors.torch import load_file
 from stablernn.errors import ConfigError, DataError, TrainingError
 from stablernn.estimators import StableClassifier
 from stablernn.training import load_config, train
-from stablernn.training.jobs.locks import AbandonedJob, JobLocks
-from stablernn.training.jobs.processes import run_jobs
+from stablernn.training.jobs import AbandonedJob, JobLocks, run_jobs
 from stablernn.training.loop.launch import Launch, read_launch
-from stablernn.training.loop.process_group import ProcessGroup, open_group
-from stablernn.training.loop.rendezvous import rendezvous_seconds, wait_for_processes
-from stablernn.training.several_processes import check_processes
+from stablernn.training.loop.process_group import ProcessGroup, open_group, rendezvous_seconds, wait_for_processes
+from stablernn.training.train_model import check_processes
 from torchrun_cases import CASES, classification, run_case
 from torchrun_helpers import finished, torchrun
 
@@ -269,7 +267,7 @@ def test_processes_that_do_not_come_are_named(
         monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("STABLERNN_RENDEZVOUS_SECONDS", "2")
-    monkeypatch.setattr("stablernn.training.loop.rendezvous._REPORT_SECONDS", 0.5)
+    monkeypatch.setattr("stablernn.training.loop.process_group._REPORT_SECONDS", 0.5)
     with ThreadPoolExecutor() as threads:
         starts = [threads.submit(wait_for_processes, Launch(rank, 5, rank)) for rank in (0, 3)]
     for rank, start in zip((0, 3), starts, strict=True):

@@ -13,12 +13,11 @@ import pytest
 
 from stablernn.errors import TrainingError
 from stablernn.training import load_config, train
-from stablernn.training.batches.losses import ForecastObjective
-from stablernn.training.evaluation.trivial import compare_with_trivial
 from stablernn.training.loop import trainer as trainer_module
 from stablernn.training.loop.checkpoint import load_checkpoint, save_checkpoint
+from stablernn.training.loop.losses import ForecastObjective
 from stablernn.training.loop.trainer import Trainer
-from stablernn.training.verdict import describe_coverage, describe_decline, judge
+from stablernn.training.verdict import compare_with_trivial, describe_coverage, describe_decline, judge
 
 NUMBER = r"-?[\d.]+(e[+-]?\d+)?"
 

@@ -84,7 +84,7 @@ def compare(
         from stablernn.compare import Comparison, parse_recipe
         from stablernn.compare import compare as run_comparison
         from stablernn.compare.baselines import baselines_of
-        from stablernn.compare.contenders import make_contenders, make_problems
+        from stablernn.compare.run_comparison import make_contenders, make_problems
 
         comparison = Comparison(
             make_problems(data),

@@ -24,7 +24,7 @@ from stablernn_cli.output import Output
 from stablernn_cli.targets import is_run, open_target
 
 if TYPE_CHECKING:
-    from stablernn.training.plots.windows import WindowChoice
+    from stablernn.training.plots import WindowChoice
 
 Kind = Literal["forecast", "confusion", "reliability", "early", "loss", "metric"]
 
@@ -78,7 +78,7 @@ def plot(
             _draw_curve(target, kind, destination)
             document["kind"] = kind
         else:
-            from stablernn.training.plots.windows import WindowChoice
+            from stablernn.training.plots import WindowChoice
 
             choice = WindowChoice(series, window, channel)
             document |= _draw(target, kind, destination, (data, stamps), split, choice, device)
@@ -132,7 +132,7 @@ def _draw(
     Raises:
         UsageError: If an option does not fit the task or the data.
     """
-    from stablernn.training.plots.windows import WindowRangeError
+    from stablernn.training.plots import WindowRangeError
     from stablernn.training.tasks import task_for, task_type
 
     model = open_target(target, device)

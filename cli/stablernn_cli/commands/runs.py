@@ -16,7 +16,7 @@ from stablernn_cli.targets import is_run, missing_run_message
 
 if TYPE_CHECKING:
     from stablernn.training.settings.config import Config
-    from stablernn.training.stored_runs.stored_run import Epoch, StoredRun
+    from stablernn.training.stored_runs import Epoch, StoredRun
 
 DEFAULT_FOLDER = Path("runs")
 """Folder in which `stablernn train` makes run directories."""
@@ -63,7 +63,7 @@ def list_(
 
     Example: stablernn runs list runs reproductions --sort test.accuracy
     """
-    from stablernn.training.stored_runs.listing import SORT_KEYS, list_runs, sort_runs, split_and_metric
+    from stablernn.training.stored_runs import SORT_KEYS, list_runs, sort_runs, split_and_metric
 
     output = Output.of(context, as_json)
     for folder in folders or ():
@@ -129,13 +129,13 @@ def show(
 
     Example: stablernn runs show runs/digits-lem-1 runs/digits-lem-2 --plot curves.png
     """
-    from stablernn.training.stored_runs.comparison import (
+    from stablernn.training.stored_runs import (
         changed_settings,
         differing_settings,
         has_same_data,
+        read_run,
         read_settings,
     )
-    from stablernn.training.stored_runs.stored_run import read_run
 
     output = Output.of(context, as_json)
     if plot is not None:
@@ -147,7 +147,7 @@ def show(
     configs = [read_settings(run) for run in runs]
     names = _names(paths)
     if plot is not None:
-        from stablernn.training.plots.runs import plot_runs
+        from stablernn.training.stored_runs import plot_runs
 
         plot_runs(plot, runs, names)
     differing = differing_settings(configs)
@@ -204,7 +204,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _document(run: StoredRun, config: Config) -> dict[str, Any]:
-    from stablernn.training.stored_runs.comparison import changed_settings
+    from stablernn.training.stored_runs import changed_settings
 
     return {
         **run.document(),

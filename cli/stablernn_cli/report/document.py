@@ -178,7 +178,7 @@ def _code() -> dict[str, Any]:
     """Return the versions of the code that computed the certificate."""
     import torch
 
-    from stablernn.training.loop.environment import environment
+    from stablernn.training.loop.device import environment
 
     facts = environment(torch.device("cpu"))
     return {

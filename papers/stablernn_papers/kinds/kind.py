@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stablernn.training.jobs.processes import Job, run_jobs
+from stablernn.training.jobs import Job, run_jobs
 from stablernn_papers.folder import ReproductionFolder, Run
 from stablernn_papers.progress import run_settings
 from stablernn_papers.table import Protocol, Table

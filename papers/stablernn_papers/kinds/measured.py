@@ -7,7 +7,7 @@ from typing import Any
 
 from stablernn.atomic_files import read_json, write_json
 from stablernn.errors import ConfigError
-from stablernn.training.loop.environment import environment
+from stablernn.training.loop.device import environment
 from stablernn_papers.folder import Run
 from stablernn_papers.kinds.kind import Kind, Outcome, Request, RunResult
 from stablernn_papers.training_runs import Length

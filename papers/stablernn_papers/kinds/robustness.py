@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stablernn.atomic_files import read_json, write_json
-from stablernn.training.jobs.processes import Job
+from stablernn.training.jobs import Job
 from stablernn_papers.folder import Run
 from stablernn_papers.kinds.kind import Outcome, Request, RunResult
 from stablernn_papers.kinds.robustness_measurement import extract_figures, measure

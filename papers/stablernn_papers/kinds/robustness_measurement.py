@@ -17,9 +17,9 @@ from stablernn.nn.models import Classifier
 from stablernn.robustness.hessian import loss_hessian
 from stablernn.robustness.report import robustness
 from stablernn.training import TorchPredictor, load_run, predict
-from stablernn.training.batches.losses import Batch
 from stablernn.training.evaluation.scorers import ClassificationScorer
 from stablernn.training.loop.device import torch_settings
+from stablernn.training.loop.minibatches import Batch
 from stablernn_papers.table import Curvature, Protocol
 
 ATTACKS = {"pgd": ("pgd", "linf"), "deepfool_l2": ("deepfool", "l2"), "deepfool_linf": ("deepfool", "linf")}

@@ -16,8 +16,8 @@ from stablernn.dynamics.report import MAX_JACOBIANS, MAX_STEPS, select_samples
 from stablernn.dynamics.spectra import LayerDynamics, spectra
 from stablernn.nn.models import SequenceModel
 from stablernn.training import load_run
-from stablernn.training.build_model import create_model
-from stablernn.training.jobs.processes import Job
+from stablernn.training.build import create_model
+from stablernn.training.jobs import Job
 from stablernn.training.loop.device import torch_settings
 from stablernn_papers.folder import Run
 from stablernn_papers.kinds.kind import Outcome, Request, RunResult

@@ -7,7 +7,7 @@ from typing import Any
 
 from stablernn.atomic_files import read_json
 from stablernn.errors import ConfigError
-from stablernn.training.jobs.processes import Job
+from stablernn.training.jobs import Job
 from stablernn.training.settings.load import load_config
 from stablernn_papers.folder import Run
 from stablernn_papers.kinds.kind import Kind, Request, RunResult

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from stablernn.atomic_files import write_bytes
 from stablernn.data.arrays import Samples
 from stablernn.data.messages import pluralize
 from stablernn.data.sequences import has_feature_names
@@ -340,3 +344,67 @@ def _renumber_classes(y: Array, data: ClassificationData, labels: tuple[str, ...
         )
     number = {label: position for position, label in enumerate(labels)}
     return np.array([number.get(label, -1) for label in data.labels], dtype=np.int64)[y]
+
+
+Row = dict[str, Any]
+
+
+def by_series(data: ForecastData, scorer: ForecastScorer, outputs: Outputs) -> list[Row]:
+    """Return the scores of each series and target over all its windows, with the MAE of the seasonal naive forecast.
+
+    Returns:
+        Rows of ``unique_id``, ``target``, ``windows``, the scores, ``seasonal_naive_mae``, ``relative_mae``. A series
+        without windows in the split has no row.
+    """
+    naive = scorer.naive_forecast("seasonal_naive")
+    return [
+        {
+            "unique_id": data.series[number].unique_id,
+            "target": target,
+            "windows": windows.stop - windows.start,
+            **_scores(scorer, outputs, naive, windows=windows, targets=slice(position, position + 1)),
+        }
+        for position, target in enumerate(data.targets)
+        for number, windows in scorer.series_slices()
+    ]
+
+
+def by_step(data: ForecastData, scorer: ForecastScorer, outputs: Outputs) -> list[Row]:
+    """Return the scores of each step ahead and target over all windows, with the MAE of the seasonal naive forecast.
+
+    Returns:
+        Rows of ``step`` (from 1), ``target``, the scores, ``seasonal_naive_mae``, ``relative_mae``.
+    """
+    naive = scorer.naive_forecast("seasonal_naive")
+    return [
+        {
+            "step": step + 1,
+            "target": target,
+            **_scores(scorer, outputs, naive, steps=slice(step, step + 1), targets=slice(position, position + 1)),
+        }
+        for position, target in enumerate(data.targets)
+        for step in range(data.horizon)
+    ]
+
+
+def _scores(scorer: ForecastScorer, outputs: Outputs, naive: Array, **part: slice) -> dict[str, float]:
+    """Return the scores of a part, selected by the slices of :meth:`ForecastScorer.part`."""
+    scores = scorer.part(outputs, **part)
+    naive_mae = scorer.part({"mean": naive}, **part)["mae"]
+    # 0/0 is 1, as in the scores of the whole split.
+    return {**scores, "seasonal_naive_mae": naive_mae, "relative_mae": ratio(scores["mae"], naive_mae, zero=1.0)}
+
+
+def write_tables(folder: Path, tables: Mapping[str, Sequence[Row]]) -> list[Path]:
+    """Write each table to ``NAME.csv`` in a folder, created if needed, and return the paths; NaN is an empty cell."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, rows in tables.items():
+        buffer = io.StringIO()
+        writer = csv.DictWriter(buffer, list(rows[0]) if rows else [], lineterminator="\n")
+        writer.writeheader()
+        # NaN is the only value that differs from itself; cells also hold text, which has no isnan.
+        writer.writerows({key: "" if value != value else value for key, value in row.items()} for row in rows)
+        paths.append(folder / f"{name}.csv")
+        write_bytes(paths[-1], buffer.getvalue().encode())
+    return paths

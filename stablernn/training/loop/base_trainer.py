@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from stablernn.nn.models import SequenceModel
-from stablernn.training.batches.losses import Objective
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.evaluation.scorers import Scorer
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop.certificate_log import StabilityLog
 from stablernn.training.loop.checkpoint import Checkpoint
+from stablernn.training.loop.losses import Objective
 from stablernn.training.loop.process_group import ProcessGroup
 from stablernn.training.settings.config import TrainingConfig
 

@@ -1,9 +1,14 @@
-"""The place of this process among those that torchrun started, from environment variables; no torch."""
+"""The launch of a process as one of several by torchrun, and its stop by a signal, after a step to resume from."""
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 
 from stablernn.errors import ConfigError
 
@@ -69,3 +74,32 @@ def _read_number(name: str, text: str) -> int:
         raise ConfigError(
             f"{name} must be a whole number, got {text!r}. torchrun sets it; unset it to train in one process."
         ) from None
+
+
+@contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """Turn the first SIGINT or SIGTERM into an event; a second one does what it always does.
+
+    Python handles signals in the main thread only, so a run in another thread cannot be stopped this way.
+    """
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask_to_stop(number: int, frame: FrameType | None) -> None:
+        stop.set()
+        # The user need not wait for a step that hangs: the next signal ends the process.
+        restore_handlers()
+
+    def restore_handlers() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+    try:
+        for number in handlers:
+            signal.signal(number, ask_to_stop)
+        yield stop
+    finally:
+        restore_handlers()

@@ -6,11 +6,17 @@ step gives all of them the gradient of the whole minibatch, bit for bit the same
 
 from __future__ import annotations
 
+import ctypes
 import json
+import logging
+import os
+import re
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -19,12 +25,17 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from stablernn import errors
-from stablernn.errors import ConfigError, StableRNNError, TrainingError
+from stablernn.data.messages import format_names
+from stablernn.environment_variables import read_positive_number
+from stablernn.errors import ConfigError, InterruptedRun, StableRNNError, TrainingError
 from stablernn.nn.shared_dropout import SharedDraws, shared_draws
-from stablernn.training.batches.losses import Batch
 from stablernn.training.loop.launch import Launch
-from stablernn.training.loop.peer_monitor import PeerMonitor, lost_peer_message
-from stablernn.training.loop.rendezvous import first_line, wait_for_processes
+from stablernn.training.loop.minibatches import Batch
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+_LOG = logging.getLogger("stablernn.training")
 
 T = TypeVar("T")
 
@@ -316,3 +327,229 @@ def _public_name(error: StableRNNError) -> str:
 def _encode(value: object) -> bytes:
     """Encode a value as JSON, with NaN and infinities, and numbers of NumPy as those of Python."""
     return json.dumps(value, default=lambda number: number.item()).encode()
+
+
+RENDEZVOUS_VARIABLE = "STABLERNN_RENDEZVOUS_SECONDS"
+RENDEZVOUS_SECONDS = 300.0
+"""Default of the wait for all processes to start, that of torch's own stores. Nothing is read or computed before."""
+_REPORT_SECONDS = 20.0
+"""Interval at which the missing processes are named."""
+_POLL_SECONDS = 0.1
+
+
+def rendezvous_seconds() -> float:
+    """Return how long processes wait for each other, from ``STABLERNN_RENDEZVOUS_SECONDS`` or the default.
+
+    Raises:
+        ConfigError: If it is not a number of seconds from 1 to 86,400.
+    """
+    return read_positive_number(RENDEZVOUS_VARIABLE, RENDEZVOUS_SECONDS, (1, 86_400))
+
+
+def wait_for_processes(launch: Launch) -> Store:
+    """Wait until all processes have come, and return the store through which they connect.
+
+    The first process that has come logs who is missing, now and then.
+
+    Args:
+        launch: The place of this process.
+
+    Raises:
+        ConfigError: If ``STABLERNN_RENDEZVOUS_SECONDS`` is wrong.
+        TrainingError: If the store cannot be reached, or a process does not come in time.
+    """
+    seconds = rendezvous_seconds()
+    deadline = time.monotonic() + seconds
+    try:
+        store = _open_store(launch, timedelta(seconds=seconds))
+        # torchrun keeps its store when it restarts the processes, with the addresses of those that ended.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        attempt_store: Store = dist.PrefixStore(f"stablernn/{attempt}", store)  # type: ignore[attr-defined]
+        _wait_for_arrivals(dist.PrefixStore("arrivals", attempt_store), launch, deadline, seconds)  # type: ignore[attr-defined]
+    except (RuntimeError, ValueError) as error:
+        if isinstance(error, TrainingError):
+            raise
+        raise TrainingError(
+            f"Process {launch.rank} of {launch.world_size} cannot connect to the others at {_address()} "
+            f"({first_line(error)}). Start all of them with torchrun, or set MASTER_ADDR and MASTER_PORT to a free "
+            "port of the machine of rank 0; unset WORLD_SIZE to train in one process."
+        ) from error
+    return attempt_store
+
+
+def _open_store(launch: Launch, timeout: timedelta) -> Store:
+    # As the rendezvous env:// of torch.distributed, which does not return before all processes have come where rank 0
+    # has the store, and then knows their number alone.
+    has_store = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        launch.world_size,
+        is_master=has_store,
+        timeout=timeout,
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+
+
+def _wait_for_arrivals(arrivals: Store, launch: Launch, deadline: float, seconds: float) -> None:
+    keys = [str(rank) for rank in range(launch.world_size)]
+    arrivals.set(str(launch.rank), "")
+    report_at = time.monotonic() + _REPORT_SECONDS
+    # `Store.wait` handles no signal while it waits, and prints warnings when its time is over.
+    while not arrivals.check(keys):
+        time.sleep(_POLL_SECONDS)
+        now = time.monotonic()
+        if now < min(deadline, report_at):
+            continue
+        missing = [key for key in keys if not arrivals.check([key])]
+        present = [key for key in keys if key not in missing]
+        if now >= deadline and missing:
+            raise TrainingError(
+                f"Process {launch.rank} of {launch.world_size} waited {seconds:g} s at {_address()} for "
+                f"{_describe(missing)}. Connected: {format_names(present)}. Look for what the missing ones print and "
+                f"whether their machines run; {RENDEZVOUS_VARIABLE} sets another time."
+            )
+        report_at = now + _REPORT_SECONDS
+        if missing and present[0] == str(launch.rank):
+            _LOG.warning(
+                "Waiting for %s of %d, at most another %.0f s.", _describe(missing), launch.world_size, deadline - now
+            )
+
+
+def _describe(ranks: list[str]) -> str:
+    return f"{'process' if len(ranks) == 1 else 'processes'} {format_names(ranks)}"
+
+
+def _address() -> str:
+    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error of torch, without the source file before it and the general advice after it."""
+    lines = str(error).splitlines()
+    line = re.sub(r"^\[\S+:\d+\] ", "", lines[0]) if lines else type(error).__name__
+    return line.partition(" This is typically caused")[0].rstrip(".")
+
+
+HEARTBEAT_SECONDS = 1.0
+GRACE_SECONDS = 1.0
+"""Time for an error of this process itself: when all stop for one reason, some connections close before others."""
+EXIT_SECONDS = 3.0
+"""Time in which Python must reach the exception; a kernel or a system call that takes longer is cut off."""
+INTERRUPTED_SECONDS = 25.0
+"""Longest wait for the callbacks of the first process after an interruption; torchrun kills all after 30 seconds."""
+
+
+class PeerLostError(BaseException):
+    """Raised in the thread that trains. No ``Exception``, so that no handler takes it for an error of its own."""
+
+    def __str__(self) -> str:
+        return "Another process of the training ended."
+
+
+class PeerMonitor:
+    """A thread that learns of the death of another process within a second or two.
+
+    Args:
+        launch: The place of this process.
+        timeout: Longest wait for the heartbeat of a process that is suspended.
+    """
+
+    def __init__(self, launch: Launch, timeout: timedelta) -> None:
+        self._launch = launch
+        # A group of its own, since the threads of one group must call its operations in the same order.
+        self._group = cast("dist.ProcessGroup | None", dist.new_group(backend="gloo", timeout=timeout))
+        self._trainer = threading.get_ident()
+        self._is_stopped = threading.Event()
+        self._has_ended = threading.Event()
+        self._lock = threading.Lock()
+        """Guards the decision to interrupt against a stop."""
+        self._has_failed = False
+        self._reason = ""
+        self._thread = threading.Thread(target=self._run, name="stablernn-peer-monitor", daemon=True)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Watch the other processes inside the ``with`` block, and wait at its end for them to end it too.
+
+        A block that fails waits for nothing. A run that is interrupted is so in all processes, of which torchrun would
+        terminate the others once one has ended.
+
+        Raises:
+            TrainingError: If another process ended first.
+        """
+        self._thread.start()
+        wait_seconds: float | None = None
+        try:
+            try:
+                yield
+            except InterruptedRun:
+                wait_seconds = INTERRUPTED_SECONDS
+                raise
+            except BaseException:
+                self._has_failed, wait_seconds = True, 2 * HEARTBEAT_SECONDS
+                raise
+            finally:
+                self.stop()
+                self._has_ended.set()
+                self._thread.join(wait_seconds)
+        except PeerLostError:
+            self.stop()
+            raise TrainingError(lost_peer_message(self._launch, self._reason)) from None
+
+    def stop(self) -> None:
+        """Do not interrupt this process from now on: it needs the others no more."""
+        with self._lock:
+            self._is_stopped.set()
+            # Of an interruption that has not reached this thread yet.
+            _raise_in_thread(self._trainer, None)
+
+    def _run(self) -> None:
+        try:
+            self._exchange_heartbeats()
+        except RuntimeError as error:
+            if not self._is_stopped.is_set():
+                self._reason = first_line(error)
+                # From the list of torch. With the last reference the connections close, so that processes that wait for
+                # this one's heartbeat learn of the death now.
+                dist.destroy_process_group(self._group)
+        self._group = None
+        if self._reason:
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        self._is_stopped.wait(GRACE_SECONDS)
+        with self._lock:
+            if self._is_stopped.is_set():
+                return
+            _raise_in_thread(self._trainer, PeerLostError)
+        if not self._is_stopped.wait(EXIT_SECONDS):
+            _LOG.error(lost_peer_message(self._launch, self._reason))
+            # Files are replaced in one move, so that none is half written.
+            os._exit(1)
+
+    def _exchange_heartbeats(self) -> None:
+        """Return when all processes have ended, or this one has failed; raise RuntimeError at a closed connection."""
+        ended = torch.zeros(1)
+        while ended.item() < self._launch.world_size and not self._has_failed:
+            # A process that has ended waits for the others in the exchange.
+            ended[0] = float(self._has_ended.wait(HEARTBEAT_SECONDS))
+            dist.all_reduce(ended, group=self._group)
+
+
+def lost_peer_message(launch: Launch, reason: str) -> str:
+    """Return the sentence for a process whose connection to another one has closed."""
+    return (
+        f"Process {launch.rank} of {launch.world_size} lost the connection to another one ({reason}). The message of "
+        "the process that ended first says why; continue from the last checkpoint with --resume."
+    )
+
+
+def _raise_in_thread(thread: int, error: type[BaseException] | None) -> None:
+    """Raise an exception in a thread at its next Python instruction; None takes back one that was not raised yet.
+
+    Signals would need a number that no program and no batch system uses, and the main thread.
+    """
+    exception = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception)

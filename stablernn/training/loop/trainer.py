@@ -6,34 +6,42 @@ resumed equals one that was not, to the last bit where the arithmetic itself rep
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, OneCycleLR, StepLR
 
 from stablernn.cells import recommended_training
 from stablernn.certificates.input_range import InputRange
 from stablernn.certificates.projection import project_model
+from stablernn.engines import ScanEngine, TorchRNNEngine
+from stablernn.engines.cuda_capture import Capture, capture_on_gpu, device_of, failure_reason, refuse_waits
 from stablernn.errors import ConfigError, TrainingError
 from stablernn.nn.models import SequenceModel, States
+from stablernn.nn.segments import recordable
 from stablernn.terms import terms
-from stablernn.training.batches.graphed_passes import GraphedPasses
-from stablernn.training.batches.losses import Batch, Objective
-from stablernn.training.batches.minibatches import Minibatch, Minibatches
-from stablernn.training.batches.transfers import read_scalar
 from stablernn.training.evaluation.scorers import Scorer
 from stablernn.training.loop.base_trainer import BaseTrainer, Position, Progress, RunRecorder
 from stablernn.training.loop.checkpoint import Checkpoint, optimizer_state, restore_optimizer
-from stablernn.training.loop.memory import enough_memory
-from stablernn.training.loop.optim import Plateau, build_optimizer, build_schedule
+from stablernn.training.loop.launch import stop_signals
+from stablernn.training.loop.losses import Objective
+from stablernn.training.loop.minibatches import Batch, Minibatch, Minibatches, read_scalar
 from stablernn.training.loop.process_group import ProcessGroup
-from stablernn.training.loop.stop_signals import stop_signals
 from stablernn.training.settings.config import TrainingConfig
 from stablernn.training.settings.defaults import FALLBACK_LR, FALLBACK_OPTIMIZER
+
+_LOG = logging.getLogger("stablernn.training")
 
 DIVERGED = 3.0
 """Multiple of the first training loss, or of its unit, above which training counts as diverged at its end. Runs that
@@ -374,3 +382,328 @@ class Trainer(BaseTrainer):
         torch.set_rng_state(random["cpu"])
         if self._device.type == "cuda" and "cuda" in random:
             torch.cuda.set_rng_state(random["cuda"], self._device)
+
+
+def build_optimizer(groups: Mapping[str, Sequence[Parameter]], settings: TrainingConfig) -> Optimizer:
+    """Return the optimizer that resolved settings name.
+
+    Args:
+        groups: Its parameters: those behind ``orthogonal`` matrices, those of a linear ``skip``, ``vectors``
+            and all ``other`` ones. The first two have learning rates of their own; the first three have no weight
+            decay, which would only pull matrices towards the identity, the skip away from its solution, and biases,
+            gains and decay rates away from a scale of their own.
+        settings: With ``optimizer``, ``lr``, ``weight_decay`` and, where they are used, ``momentum`` and
+            ``orthogonal_lr`` filled in.
+    """
+    common: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    # Later groups override single options; the order is that of checkpoints.
+    parameters: list[dict[str, Any]] = [{"params": groups["other"]}]
+    if groups.get("vectors"):
+        parameters.append({"params": groups["vectors"], "weight_decay": 0.0})
+    if groups.get("skip"):
+        parameters.append({"params": groups["skip"], "lr": settings.skip_lr, "weight_decay": 0.0})
+    if groups["orthogonal"]:
+        parameters.append({"params": groups["orthogonal"], "lr": settings.orthogonal_lr, "weight_decay": 0.0})
+    # On a GPU one kernel updates all parameters, if none is complex; None leaves the choice to torch.
+    values = [parameter for group in parameters for parameter in group["params"]]
+    fused = all(value.is_cuda and value.is_floating_point() for value in values) or None
+    match settings.optimizer:
+        case "adamw":
+            return AdamW(parameters, fused=fused, **common)
+        case "adam":
+            return Adam(parameters, fused=fused, **common)
+        case "sgd":
+            return SGD(parameters, momentum=settings.momentum or 0.0, fused=fused, **common)
+        case "rmsprop":
+            return RMSprop(parameters, momentum=settings.momentum or 0.0, **common)
+        case "adagrad":
+            return Adagrad(parameters, **common)
+    raise ValueError(f"The optimizer is not resolved: got {settings.optimizer!r}.")
+
+
+class Schedule(Protocol):
+    """A course of the learning rates of an optimizer."""
+
+    def step(self) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+class Plateau:
+    """Lowers the learning rates each time that the validation metric is no better than its best value.
+
+    It has no state of its own: the lowered rates are part of the optimizer's.
+
+    Args:
+        optimizer: The optimizer.
+        factor: Factor of the learning rates.
+    """
+
+    def __init__(self, optimizer: Optimizer, factor: float) -> None:
+        self._optimizer = optimizer
+        self._factor = factor
+
+    def validated(self, *, is_better: bool) -> None:
+        """Lower the rates after a validation that was not better."""
+        if not is_better:
+            for group in self._optimizer.param_groups:
+                group["lr"] *= self._factor
+
+    def step(self) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+
+def build_schedule(optimizer: Optimizer, settings: TrainingConfig, *, total_steps: int, epoch_steps: int) -> Schedule:
+    """Return the schedule that resolved settings name; it is stepped once after every optimizer step.
+
+    Args:
+        optimizer: The optimizer whose learning rates change.
+        settings: With ``schedule`` filled in.
+        total_steps: Optimizer steps of the whole run, over which ``cosine`` and ``one-cycle`` are laid out.
+        epoch_steps: Optimizer steps of one epoch, in which ``step`` counts.
+    """
+    match settings.schedule:
+        case "constant":
+            # The factor of 1 leaves the rates as they are.
+            return ConstantLR(optimizer, factor=1.0, total_iters=1)
+        case "cosine":
+            return CosineAnnealingLR(optimizer, T_max=total_steps)
+        case "one-cycle":
+            peaks = [group["lr"] for group in optimizer.param_groups]
+            # Moving the momentum as well, torch's default, would override the momentum that the user set.
+            return OneCycleLR(optimizer, max_lr=peaks, total_steps=total_steps, cycle_momentum=False)
+        case "step":
+            # The schedule is stepped after each optimizer step, not after each epoch.
+            every, factor = settings.step_epochs or 0, settings.lr_decay or 0.0
+            return StepLR(optimizer, step_size=every * epoch_steps, gamma=factor)
+        case "plateau":
+            return Plateau(optimizer, settings.lr_decay or 0.5)
+    raise ValueError(f"The schedule is not resolved: got {settings.schedule!r}.")
+
+
+# torch's allocator has no exception of its own on the CPU; its message is the only mark.
+_CPU_MARK = "can't allocate memory"
+
+
+@contextmanager
+def enough_memory(x: Tensor, step: int) -> Iterator[None]:
+    """Turn a lack of memory into an error that names settings which take less.
+
+    Args:
+        x: The input of a minibatch, ``(batch, time, ...)``.
+        step: The step of training, from 1.
+
+    Raises:
+        TrainingError: If memory runs out inside.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and _CPU_MARK not in str(error):
+            raise
+        rows, steps = x.shape[:2]
+        interval = max(1, round(steps**0.5))
+        fewer = f"training.batch_size={rows // 2} takes about half of it; " if rows > 1 else ""
+        raise TrainingError(
+            f"The memory of the device '{x.device.type}' ran out in step {step}, for a minibatch of {rows} "
+            f"sequence{'s' if rows > 1 else ''} of {steps} samples. {fewer}training.recompute_every={interval} keeps "
+            "fewer states of long sequences."
+        ) from error
+
+
+EAGER_PASSES = 2
+"""Passes of a shape before it is recorded: to record takes as long as some passes, and many shapes come once."""
+MOST_GRAPHS = 16
+"""Shapes that are recorded; their recordings share the memory of activations."""
+_ENGINES = (ScanEngine.name, "triton", "triton-tf32", "triton-bf16")
+"""Engines that are recorded: those that issue few operations for a sequence, and record none themselves."""
+
+
+class GraphedPasses:
+    """Forward and backward passes of minibatches, each shape of which is a CUDA graph from its third pass on.
+
+    The first two passes of a shape are the caller's. A pass that waits for the GPU, or draws random numbers on the CPU,
+    cannot be recorded; the reason is logged once.
+
+    Args:
+        model: A model in training mode, whose parameters stay where they are in memory.
+        objective: The loss.
+        capture: Records a function.
+    """
+
+    def __init__(self, model: SequenceModel, objective: Objective, capture: Capture = capture_on_gpu) -> None:
+        self._model, self._objective, self._capture = model, objective, capture
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        # Those of the pass that ran last, whichever graph it is.
+        self._gradients: list[Tensor] = []
+        self._graphs: dict[Any, _Graph | int] = {}
+        self._memory: Any = None
+        self._is_off = False
+
+    @property
+    def count(self) -> int:
+        """The number of shapes that are recorded."""
+        return sum(isinstance(entry, _Graph) for entry in self._graphs.values())
+
+    def run(self, batch: Batch, state: States | None) -> tuple[Tensor, States | None] | None:
+        """Set the gradients of the parameters to those of a minibatch's loss.
+
+        Args:
+            batch: The minibatch, as :meth:`Objective.advance` takes it.
+            state: The state before its first step; None to start from zero.
+
+        Returns:
+            The loss, which the next run overwrites, and the state after the minibatch. None where nothing was done and
+            the caller is to compute them.
+        """
+        if self._is_off or not self._can_record(batch):
+            return None
+        tensors = _tensors(batch, state)
+        key = (batch.is_padded, *((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()))
+        entry = self._graphs.get(key, 0)
+        if isinstance(entry, int):
+            if entry < EAGER_PASSES:
+                self._graphs[key] = entry + 1
+                return None
+            graph = self._record(batch, state) if self.count < MOST_GRAPHS else None
+            if graph is None:
+                return None
+            entry = self._graphs[key] = graph
+        loss, after = entry.replay(tensors)
+        for parameter, gradient, is_used in zip(self._parameters, self._gradients, entry.uses, strict=True):
+            parameter.grad = gradient if is_used else None
+        return loss, after
+
+    def _can_record(self, batch: Batch) -> bool:
+        engine = self._model.rnn.first.engine
+        # Padded batches run by recordings of another engine there.
+        return engine in _ENGINES or (engine == TorchRNNEngine.name and not batch.is_padded)
+
+    def _record(self, batch: Batch, state: States | None) -> _Graph | None:
+        if not self._gradients:
+            self._gradients = [torch.zeros_like(parameter) for parameter in self._parameters]
+        try:
+            with device_of(batch.x), _kept_state(self._model):
+                graph = _Graph(self._model, self._objective, batch, state, self._parameters, self._gradients)
+                self._memory = graph.record(self._capture, self._memory)
+        # What a loss or a cell does may not be recordable.
+        except RuntimeError as error:
+            self._is_off = True
+            # The passes of the caller may need the memory of the recordings.
+            self._graphs, self._gradients, self._memory = {}, [], None
+            # No variable may keep an error: its traceback, which keeps tensors, would keep the variable in turn.
+            reason = failure_reason(error)
+            _LOG.info(f"Training passes cannot be recorded as a CUDA graph: {reason}")
+            return None
+        return graph
+
+
+class _Graph:
+    """The pass of minibatches of one shape.
+
+    Args:
+        model: As for :class:`GraphedPasses`.
+        objective: Likewise.
+        batch: A minibatch of the shape.
+        state: The state before it.
+        parameters: The parameters that are trained.
+        gradients: Tensors of their shapes, which each pass overwrites.
+    """
+
+    uses: list[bool]
+    """For each parameter whether the loss depends on it."""
+
+    def __init__(
+        self,
+        model: SequenceModel,
+        objective: Objective,
+        batch: Batch,
+        state: States | None,
+        parameters: list[torch.nn.Parameter],
+        gradients: list[Tensor],
+    ) -> None:
+        self._model, self._objective = model, objective
+        self._parameters, self._gradients = parameters, gradients
+        parts: dict[str, Any] = batch._asdict()
+        parts |= {name: part.clone() for name, part in parts.items() if isinstance(part, Tensor)}
+        self._batch = Batch(**parts)
+        self._state = None if state is None else tuple(tensor.clone() for tensor in state)
+        self._inputs = _tensors(self._batch, self._state)
+
+    def record(self, capture: Capture, memory: Any) -> Any:
+        """Record the pass, and return the memory that it uses.
+
+        Raises:
+            RuntimeError: If it cannot be recorded.
+        """
+        device = self._batch.x.device
+        before = _random_states(device)
+        with refuse_waits(device):
+            self._pass()
+        has_drawn = [not torch.equal(*states) for states in zip(before, _random_states(device), strict=True)]
+        if has_drawn[0]:
+            raise RuntimeError("it draws random numbers on the CPU, which a replay would repeat")
+        if any(has_drawn) and self._model.rnn.first.recompute_every is not None:
+            raise RuntimeError("it draws random numbers, which computing states again would not repeat")
+        results, self._replay, memory = capture(self._pass, memory)
+        self._loss, *self._after = results
+        return memory
+
+    def replay(self, tensors: dict[str, Tensor]) -> tuple[Tensor, States | None]:
+        """Run the pass for other tensors of the same shapes."""
+        with device_of(self._batch.x), torch.no_grad():
+            for name, tensor in tensors.items():
+                self._inputs[name].copy_(tensor)
+            self._replay()
+            return self._loss, tuple(tensor.clone() for tensor in self._after) or None
+
+    def _pass(self) -> list[Tensor]:
+        # Lengths of batches were checked when the data were read.
+        with torch.enable_grad(), recordable():
+            loss, after = self._objective.advance(self._model, self._batch, self._state)
+            # Not backward(): the nodes that add up gradients belong to the stream on which they were made.
+            gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        self.uses = [gradient is not None for gradient in gradients]
+        for mine, gradient in zip(self._gradients, gradients, strict=True):
+            if gradient is not None:
+                mine.copy_(gradient)
+        return [loss.detach(), *(after or ())]
+
+
+def _tensors(batch: Batch, state: States | None) -> dict[str, Tensor]:
+    """Return the tensors of a minibatch and of the state before it, by name."""
+    parts = {name: part for name, part in batch._asdict().items() if isinstance(part, Tensor)}
+    return parts | {f"state.{number}": tensor for number, tensor in enumerate(state or ())}
+
+
+@contextmanager
+def _kept_state(model: SequenceModel) -> Iterator[None]:
+    """Give the buffers of a model and the random generators the state again that they had before the ``with`` block.
+
+    The runs that precede a recording would change what is drawn after them.
+    """
+    device = next(model.parameters()).device
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    on_cpu, *on_gpu = _random_states(device)
+    try:
+        yield
+    finally:
+        for buffer, value in buffers:
+            buffer.copy_(value)
+        torch.set_rng_state(on_cpu)
+        for state in on_gpu:
+            torch.cuda.set_rng_state(state, device)
+
+
+def _random_states(device: torch.device) -> list[Tensor]:
+    """Return the states of the random generators of the CPU and, if the device is a GPU, of the GPU."""
+    on_gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    return [torch.get_rng_state(), *on_gpu]

@@ -1,4 +1,8 @@
-"""Successive halving of recipes: trainings on parts of the data, and the choice among those that are left."""
+"""Choice of settings by cross-validation on the training data, within a budget.
+
+Recipes are compared by successive halving: all on a few parts of the data, the better half on more. What is left of the
+budget is for the training that follows.
+"""
 
 from __future__ import annotations
 
@@ -13,43 +17,117 @@ from typing import Any
 import numpy as np
 
 from stablernn.data.options import TaskName
+from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError, InterruptedRun
+from stablernn.terms import terms
 from stablernn.training.evaluation.metric_catalog import direction
+from stablernn.training.loop.launch import stop_signals
+from stablernn.training.resolve import described_cell
 from stablernn.training.search.budget import Budget
 from stablernn.training.search.candidates import (
     LEAST_STEP_SECONDS,
     Candidate,
     comparable,
+    find_baseline,
+    find_candidates,
     held_out_scores,
+    held_out_temperature,
     is_clearly_better,
     keep_shared_parts,
     leading,
+    merged,
     open_settings,
     select,
 )
-from stablernn.training.search.final_training import (
-    RemainingBudget,
-    final_settings,
-    has_length,
-    most_useful_steps,
-    recommended_cost,
-)
-from stablernn.training.search.plan import (
-    LEAST_SHARE,
-    PARTS,
-    SEARCH_SHARE,
-    Plan,
-    count_trainings,
-    halving_rounds,
-    least_share,
-    make_plan,
-)
-from stablernn.training.search.trial import CROSS_VALIDATION, Trial
-from stablernn.training.search.workers import Workers
+from stablernn.training.search.trial import CROSS_VALIDATION, PARTS, Trial, alike_sequences, load_all, resample
+from stablernn.training.search.workers import MOST_WORKERS, Workers, available_cores, open_workers
 from stablernn.training.settings.config import Config
+from stablernn.training.settings.defaults import CLOSED_FORM
 
 _LOG = logging.getLogger("stablernn.training")
 _PROGRESS = logging.getLogger("stablernn.progress")
+
+
+def choose_settings(config: Config, budget: Budget | None = None) -> Choice:
+    """Choose the cell and other settings by cross-validation on the training data.
+
+    A few recipes are trained on parts of the training data and scored on the rest, by successive halving: the worse
+    ones are stopped after a few parts. A setting of the user is never changed, and the test split is in no part.
+
+    Args:
+        config: Settings, with the cell ``auto``.
+        budget: What the search and the training after it may take; None: two minutes.
+
+    Raises:
+        ConfigError: If no recipe goes with the settings, or a budget is set for a fit in closed form, which takes none.
+        DataError: If the data cannot be used, or has too few sequences or steps to compare settings on.
+        TrainingError: If a process died, or every recipe failed.
+        InterruptedRun: If the user stopped the search; its message has the best settings so far.
+    """
+    began = time.monotonic()
+    data = load_all(config)
+    if config.training.method == CLOSED_FORM:
+        return _closed_form(config, data, budget)
+    budget = budget or Budget()
+    networks = find_candidates(config, data)
+    parts = len(resample(data, PARTS, seed=config.training.seed, refit=networks[0].config.training.refit))
+    first = first_parts(alike_sequences(data), parts)
+    search = Search(config, data.task, budget, networks, _baseline_or_none(config, data), (parts, first), began)
+    with stop_signals() as stop, open_workers(_worker_count(config), stop) as workers:
+        return _with_score(config, search.run(workers, stop), data)
+
+
+def _with_score(config: Config, choice: Choice, data: Data) -> Choice:
+    """Return a choice with a validation split, where a search that compared nothing leaves none to score the model."""
+    training = choice.config.training
+    is_scored = CROSS_VALIDATION in choice.document or training.method == CLOSED_FORM or "test" in data.splits()
+    if is_scored or not training.refit or "refit" in config.training.model_fields_set:
+        return choice
+    validated = choice.config.model_copy(update={"training": training.model_copy(update={"refit": False})})
+    settings = {**choice.document["settings"], "training.refit": False}
+    return Choice(validated, {**choice.document, "settings": settings})
+
+
+def _closed_form(config: Config, data: Data, budget: Budget | None) -> Choice:
+    """Return the only recipe of a fit in closed form, with nothing to compare it with."""
+    if budget is not None:
+        raise ConfigError(
+            f"A budget is for comparing networks, and training.method={CLOSED_FORM} trains none, got a budget of "
+            f"{budget}. Leave one of them out."
+        )
+    baseline = find_baseline(config, data)
+    return Choice(
+        baseline.config,
+        {
+            "budget": None,
+            "parts": 0,
+            "search_seconds": 0.0,
+            "search_steps": 0,
+            "chosen": baseline.recipe.name,
+            "reason": f"the recipe of training.method={CLOSED_FORM}",
+            "settings": open_settings(config, baseline.recipe.settings),
+            "recipes": [baseline.document()],
+        },
+    )
+
+
+def _baseline_or_none(config: Config, data: Data) -> Candidate | None:
+    """Return the baseline; None where it does not go with the settings or the data."""
+    try:
+        return find_baseline(config, data)
+    except ConfigError as refusal:
+        _LOG.debug(f"There is no baseline in closed form: {refusal}")
+        return None
+
+
+def _worker_count(config: Config) -> int:
+    import torch
+
+    # A GPU is shared badly.
+    if config.training.device != "cpu" and torch.cuda.is_available():
+        return 1
+    return min(MOST_WORKERS, available_cores())
+
 
 LEAST_TRAINED = 0.5
 """Share of its optimizer steps below which the first network is not trained, and the baseline is taken; and share from
@@ -423,3 +501,223 @@ class Search:
         return InterruptedRun(
             f"Stopped while recipes were compared. The best so far, '{best.recipe.name}', is trained with {settings}"
         )
+
+
+SEARCH_SHARE = 0.6
+"""Share of the budget for the comparison of all recipes; the rest is for the training that follows, and what that has
+no use for goes to further draws of the folds."""
+LEAST_SHARE = 0.2
+"""Least share of its steps that a recipe is compared after: below it, fewer recipes are compared instead."""
+_FEWEST_STEPS = 20
+_MOST_FIRST_PARTS = 3
+"""Parts on which all recipes are compared; on fewer, small data says too little."""
+_ENOUGH_SCORED = 1000
+"""Scored sequences on which all recipes are compared if there are as many: the standard error of an accuracy of .75 is
+.014 then."""
+_MORE_PARTS = 2
+"""Further parts for the better half."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rounds of successive halving: all recipes on a few parts, the better half on more.
+
+    Attributes:
+        recipes: Number of recipes in the first round.
+        rounds: Recipes and parts of each round; parts of an earlier round are not repeated.
+        share: Share of the whole training's optimizer steps in each training.
+    """
+
+    recipes: int
+    rounds: tuple[tuple[int, int], ...]
+    share: float
+
+    @property
+    def trainings(self) -> int:
+        """Number of trainings of the whole plan."""
+        return count_trainings(self.rounds)
+
+
+def first_parts(sequences: int | None, parts: int) -> int:
+    """Return the number of parts on which all recipes are compared.
+
+    Args:
+        sequences: Sequences of all parts together; None where they differ too much for their number to count, as
+            groups do, or where the parts are ends of series.
+        parts: Number of parts.
+    """
+    if sequences is None:
+        return min(_MOST_FIRST_PARTS, parts)
+    return min(_MOST_FIRST_PARTS, math.ceil(_ENOUGH_SCORED * parts / sequences), parts)
+
+
+def make_plan(
+    recipes: int, parts: int, first: int, affordable: float, whole_steps: int, least: float = LEAST_SHARE
+) -> Plan | None:
+    """Return the plan that a budget allows; None where not even two recipes can be compared.
+
+    Args:
+        recipes: Number of recipes.
+        parts: Parts of the data, 1 or more.
+        first: Parts on which all recipes are compared.
+        affordable: Whole trainings that the budget of the search pays for.
+        whole_steps: Optimizer steps of a whole training.
+        least: Least share of these after which recipes are compared.
+    """
+    least = least_share(whole_steps, least)
+    for count in range(recipes, 1, -1):
+        rounds = halving_rounds(count, parts, first)
+        share = min(1.0, affordable / count_trainings(rounds))
+        if share >= least:
+            return Plan(count, rounds, share)
+    return None
+
+
+def least_share(whole_steps: int, least: float = LEAST_SHARE) -> float:
+    """Return the least share of a whole training after which recipes are compared, which is not of a few steps."""
+    return max(least, min(1.0, _FEWEST_STEPS / whole_steps))
+
+
+def halving_rounds(recipes: int, parts: int, first: int) -> tuple[tuple[int, int], ...]:
+    """Return how many recipes are compared on how many parts in each round, of which there are two at most."""
+    rounds = [(recipes, first)]
+    if parts > first:
+        rounds.append((math.ceil(recipes / 2), min(first + _MORE_PARTS, parts)))
+    return tuple(rounds)
+
+
+def count_trainings(rounds: tuple[tuple[int, int], ...]) -> int:
+    """Return the number of trainings of rounds, of which a later one goes on from an earlier one."""
+    total, before = 0, 0
+    for recipes, parts in rounds:
+        total += recipes * (parts - before)
+        before = parts
+    return total
+
+
+_MEMBERS = (8, 4, 2)
+"""Sizes of an ensemble that are tried, if the budget allows."""
+_SEARCHED_NORM_SECONDS = 8.0
+"""Time of the search for a norm that certifies a layer of 64 units."""
+_KEPT_NORM_SECONDS = 2.0
+"""Time of certifying a layer of up to 128 units in the norm in which its training kept it contracting."""
+
+
+@dataclass(frozen=True)
+class RemainingBudget:
+    """The rest of a budget, in optimizer steps of the training that it is for.
+
+    Attributes:
+        affordable_steps: Optimizer steps that the rest of the budget pays for.
+        step_seconds: Time of one.
+        budget: The budget of the search and this training together.
+    """
+
+    affordable_steps: float
+    step_seconds: float
+    budget: Budget
+
+    def describe_excess(self, recommended_steps: int) -> str:
+        """Return what the budget lacks for the recommended training."""
+        steps = recommended_steps - max(1, int(self.affordable_steps))
+        return f"{steps:,} steps" if self.budget.seconds is None else f"about {math.ceil(steps * self.step_seconds)} s"
+
+
+def final_settings(
+    config: Config, task: TaskName, candidate: Candidate, remaining: RemainingBudget
+) -> tuple[Config, dict[str, Any]]:
+    """Return the settings of the training that follows, and those of them that neither user nor recipe has set.
+
+    Where the budget does not pay for the recommended steps, the training is cut. What it pays for beyond them goes into
+    more epochs, where the recipe has a use for them, and then into members.
+
+    Args:
+        config: Settings of the user.
+        task: Task of the data.
+        candidate: The network to train.
+        remaining: What the training may take.
+    """
+    recommended, affordable_steps = candidate.recommended, remaining.affordable_steps
+    changes: dict[str, Any] = {}
+    if (temperature := held_out_temperature(candidate)) is not None:
+        changes["training.temperature"] = temperature
+    if affordable_steps < recommended.steps and not has_length(config):
+        steps = changes["training.max_steps"] = max(1, int(affordable_steps))
+        _LOG.warning(
+            f"The budget of {remaining.budget} leaves {steps:,} of the {recommended.steps:,} optimizer steps of "
+            f"'{candidate.recipe.name}', so that the model may be poor. Its whole training needs "
+            f"{remaining.describe_excess(recommended.steps)} more."
+        )
+        return merged(candidate.config, changes), changes
+    if affordable_steps < recommended.steps:
+        _LOG.warning(
+            f"The training takes {remaining.describe_excess(recommended.steps)} more than the budget of "
+            f"{remaining.budget} leaves. Leave {terms().key('training.epochs')} and "
+            f"{terms().key('training.max_steps')} out for one that fits."
+        )
+    # A step of an ensemble that the user sets trains all of its members, and each of them has a certificate.
+    certificate_steps = candidate.config.model.members * _certificate_steps(candidate, remaining)
+    steps = recommended.steps
+    additions: list[str] = []
+    if recommended.epochs and not has_length(config):
+        longer, steps = _longer(candidate, affordable_steps - certificate_steps)
+        changes |= longer
+        if "training.epochs" in longer:
+            additions.append(f"{longer['training.epochs']:,} epochs in place of the recommended {recommended.epochs:,}")
+        elif longer:
+            additions.append(f"{steps:,} steps in place of the recommended {recommended.steps:,}")
+    if not _has_fixed_members(config, task):
+        cost = steps + certificate_steps
+        members = next((count for count in _MEMBERS if count * cost <= affordable_steps), 1)
+        if members > 1:
+            changes["model.members"] = members
+            additions.insert(0, f"{members} members")
+    if additions:
+        _LOG.info(f"The rest of the budget pays for {' and '.join(additions)}.")
+    return merged(candidate.config, changes), changes
+
+
+def most_useful_steps(config: Config, task: TaskName, candidate: Candidate, remaining: RemainingBudget) -> float:
+    """Return the optimizer steps of the longest training that follows, certificates included, however much is left."""
+    recommended = candidate.recommended
+    steps = recommended.steps if has_length(config) else recommended.most_steps
+    cost = steps + candidate.config.model.members * _certificate_steps(candidate, remaining)
+    return cost if _has_fixed_members(config, task) else _MEMBERS[0] * cost
+
+
+def recommended_cost(candidate: Candidate, remaining: RemainingBudget) -> float:
+    """Return the optimizer steps of the recommended training, certificates included."""
+    return candidate.recommended.steps + candidate.config.model.members * _certificate_steps(candidate, remaining)
+
+
+def _has_fixed_members(config: Config, task: TaskName) -> bool:
+    return "members" in config.model.model_fields_set or task == "predict-next"
+
+
+def _longer(candidate: Candidate, affordable_steps: float) -> tuple[dict[str, int], int]:
+    """Return the settings of a training that is longer than recommended, and its steps; no settings if none is."""
+    recommended = candidate.recommended
+    epoch_steps = recommended.steps // recommended.epochs
+    # Of a few long epochs, a part of one is worth having.
+    if candidate.recipe.most_epochs is not None and recommended.steps < affordable_steps < recommended.most_steps:
+        steps = int(affordable_steps)
+        return {"training.max_steps": steps}, steps
+    epochs = min(recommended.most_epochs, int(affordable_steps / epoch_steps))
+    if epochs <= recommended.epochs:
+        return {}, recommended.steps
+    return {"training.epochs": epochs}, epochs * epoch_steps
+
+
+def has_length(config: Config) -> bool:
+    """Return True if the user sets a length of the training, which is kept, whatever it takes."""
+    return not config.training.model_fields_set.isdisjoint({"epochs", "max_steps"})
+
+
+def _certificate_steps(candidate: Candidate, remaining: RemainingBudget) -> float:
+    """Return the time of certifying a network at the end, in optimizer steps."""
+    cell = described_cell(candidate.config.model)
+    if remaining.budget.seconds is None or cell.lure_system() is None:
+        return 0.0
+    if candidate.proof != "none":
+        return _KEPT_NORM_SECONDS * max(1.0, cell.hidden_size / 128) ** 2 / remaining.step_seconds
+    return _SEARCHED_NORM_SECONDS * (cell.hidden_size / 64) ** 2 / remaining.step_seconds

@@ -2,7 +2,7 @@
 
 One tree with four sections (``data``, ``task``, ``model``, ``training``) is read from YAML, overridden key by key, and
 frozen. A key whose default is None means "what is recommended for this cell and this data";
-:func:`~stablernn.training.settings.resolve.resolve` puts the value in its place, so that a run always stores what it
+:func:`~stablernn.training.resolve.resolve` puts the value in its place, so that a run always stores what it
 used.
 """
 

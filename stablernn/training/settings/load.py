@@ -17,6 +17,7 @@ from stablernn.data.readers.paths import is_table
 from stablernn.data.time.frequency import parse_frequency
 from stablernn.errors import ConfigError, did_you_mean
 from stablernn.terms import terms
+from stablernn.training.run_directory import RunDirectory
 from stablernn.training.settings.config import (
     Config,
     DataConfig,
@@ -273,3 +274,15 @@ def _describe(path: str) -> str:
 
 def _format_names(names: Sequence[str] | Mapping[str, Any]) -> str:
     return ", ".join(names)
+
+
+def stored_settings(directory: RunDirectory) -> Config:
+    """Return the resolved settings of a run.
+
+    Raises:
+        ConfigError: If ``config.yaml`` cannot be read.
+        CheckpointError: If ``data.json`` cannot be read.
+    """
+    # data.json is written before config.yaml, so a run has one.
+    stored = load_config(directory.config).as_stored()
+    return with_stamps_of_training(stored, directory.read_data().get("frequency"))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,18 +18,14 @@ from stablernn.data.arrays import Samples, SplitName
 from stablernn.data.options import LoadOptions
 from stablernn.data.sequences import has_feature_names
 from stablernn.data.types import ClassificationData
+from stablernn.data.windows import SampleSource
 from stablernn.errors import ConfigError, DataError
 from stablernn.nn.models import Classifier, SequenceModel
 from stablernn.plotting import plot_early
 from stablernn.terms import terms
-from stablernn.training.batches.augmentation import Augmentation
-from stablernn.training.batches.losses import ClassifyObjective, Objective
-from stablernn.training.batches.minibatches import Minibatches
-from stablernn.training.batches.mixup import Mixup
-from stablernn.training.batches.sample_minibatches import SampleMinibatches
-from stablernn.training.calibration.temperature import fit_temperature, set_temperature
+from stablernn.training.calibration import fit_temperature, set_temperature
 from stablernn.training.evaluation.baselines import Baselines
-from stablernn.training.evaluation.early_classification import early, refuse_early
+from stablernn.training.evaluation.metrics import label_metrics
 from stablernn.training.evaluation.predictors import BATCH_SIZE, Predictor, predict
 from stablernn.training.evaluation.scorers import (
     ClassificationScorer,
@@ -38,10 +35,11 @@ from stablernn.training.evaluation.scorers import (
     open_classification,
 )
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
-from stablernn.training.loop.ridge_head import Solution, fit_class_head
-from stablernn.training.plots.data import plot_classes
-from stablernn.training.plots.figures import draw_confusion, draw_reliability
-from stablernn.training.plots.windows import WindowChoice
+from stablernn.training.loop.augmentation import Augmentation, Mixup
+from stablernn.training.loop.closed_form import Solution, fit_class_head
+from stablernn.training.loop.losses import ClassifyObjective, Objective
+from stablernn.training.loop.minibatches import Minibatches, SampleMinibatches
+from stablernn.training.plots import WindowChoice, draw_confusion, draw_reliability, plot_classes
 from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
 from stablernn.training.settings.defaults import (
     ModelDefaults,
@@ -51,7 +49,6 @@ from stablernn.training.settings.defaults import (
     fill_scaling_settings,
     power_of_two,
 )
-from stablernn.training.settings.task_settings import refuse_settings_of_other_tasks, refuse_skip_settings
 from stablernn.training.tasks.task import (
     MAX_EXAMPLE_VALUES,
     FinalScores,
@@ -62,6 +59,8 @@ from stablernn.training.tasks.task import (
     example_series,
     example_values,
     network_options,
+    refuse_settings_of_other_tasks,
+    refuse_skip_settings,
 )
 
 PATCHES = 24
@@ -383,3 +382,76 @@ def class_weights(data: ClassificationData) -> Tensor:
     # Classes without a training sequence weigh nothing; the others share the total equally.
     weights = np.where(counts > 0, len(data.train) / (np.count_nonzero(counts) * np.maximum(counts, 1)), 0.0)
     return torch.from_numpy(weights.astype(np.float32))
+
+
+SHARES = tuple(tenths / 10 for tenths in range(1, 11))
+"""Shares of a sequence's length after which predictions are scored."""
+
+
+def early(
+    predictor: Predictor, scorer: ClassificationScorer, *, batch_size: int = BATCH_SIZE
+) -> list[dict[str, float]]:
+    """Return accuracy and macro F1 after each tenth of every sequence.
+
+    Args:
+        predictor: Predictor to score.
+        scorer: Scorer of the split.
+        batch_size: Sequences per run.
+
+    Returns:
+        Rows of ``share``, ``steps`` (the mean over the sequences of the share in steps, rounded up), ``accuracy`` and
+        ``macro_f1``. The last row is the score of whole sequences.
+    """
+    rows = []
+    for share in SHARES:
+        beginnings = Beginnings(scorer.source, share)
+        predicted = predict(predictor, beginnings, batch_size=batch_size)["probabilities"].argmax(axis=1)
+        scores = label_metrics(predicted, scorer.truth, len(scorer.classes))
+        rows.append({"share": share, "steps": beginnings.steps_seen / len(beginnings), **scores})
+    return rows
+
+
+def refuse_early(predictor: Predictor) -> None:
+    """Refuse predictors of complete sequences.
+
+    Raises:
+        ConfigError: If it is one: the beginning of a sequence would be resampled as a whole one, shorter than it is.
+    """
+    steps = getattr(predictor, "resample_steps", None)
+    if steps is not None:
+        raise ConfigError(
+            f"The model resamples complete sequences to {steps} samples and has no answer before the last one. Leave "
+            "out early classification, or train without model.resample_steps."
+        )
+
+
+class Beginnings:
+    """The first part of each sequence of a source, rounded up to whole steps.
+
+    Args:
+        source: Whole sequences.
+        share: Share of each sequence's length, above 0 and up to 1.
+
+    Attributes:
+        steps_seen: Steps of all samples that have been gathered.
+    """
+
+    def __init__(self, source: SampleSource, share: float) -> None:
+        self._source = source
+        self._share = share
+        self.steps_seen = 0
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def gather(self, indices: npt.NDArray[np.int64]) -> Samples:
+        batch = self._source.gather(indices)
+        # Rounding can lift a product such as .3 * 10 just above the whole number that it is.
+        lengths = np.ceil(batch.lengths * self._share - 1e-9).astype(np.int64)
+        self.steps_seen += int(lengths.sum())
+        longest = int(lengths.max())
+        # Steps after the part must not leak into it: they become padding, 0 with intervals of 1.
+        is_inside = np.arange(longest) < lengths[:, None]
+        dt = None if batch.dt is None else np.where(is_inside, batch.dt[:, :longest], np.float32(1))
+        x = np.where(is_inside[..., None], batch.x[:, :longest], np.float32(0))
+        return batch._replace(x=x, lengths=lengths, dt=dt)

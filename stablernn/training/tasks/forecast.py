@@ -19,34 +19,29 @@ from stablernn.data.types import ForecastData
 from stablernn.errors import ConfigError
 from stablernn.nn.models import Forecaster, SequenceModel
 from stablernn.terms import terms
-from stablernn.training.batches.losses import ForecastObjective, Objective
-from stablernn.training.batches.minibatches import Minibatches
-from stablernn.training.batches.sample_minibatches import SampleMinibatches
-from stablernn.training.calibration.temperature import fit_offsets
-from stablernn.training.evaluation.backtest import backtest
-from stablernn.training.evaluation.free_run import soak
+from stablernn.training.calibration import fit_offsets
+from stablernn.training.evaluation.backtest import backtest, soak, stream_report
 from stablernn.training.evaluation.metrics import symmetric_levels
 from stablernn.training.evaluation.predictors import BATCH_SIZE, Outputs, predict
-from stablernn.training.evaluation.score_tables import by_series, by_step, write_tables
 from stablernn.training.evaluation.scorers import (
     ForecastScorer,
     PredictorNames,
     Scores,
     Subset,
+    by_series,
+    by_step,
     open_forecast,
+    write_tables,
 )
-from stablernn.training.evaluation.streamed import stream_report
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
-from stablernn.training.loop.context_length import choose_context
-from stablernn.training.loop.ridge_head import Solution, fit_forecast_head
-from stablernn.training.loop.ridge_skip import fit_forecaster, gate
-from stablernn.training.loop.significance import stretches_of_time
-from stablernn.training.plots.data import plot_series
-from stablernn.training.plots.figures import draw_forecast, draw_last_window
-from stablernn.training.plots.windows import WindowChoice, select_window
-from stablernn.training.settings.closed_form import CLOSED_FORM
+from stablernn.training.loop.closed_form import Solution, fit_forecast_head
+from stablernn.training.loop.linear_skip import choose_context, fit_forecaster, gate, stretches_of_time
+from stablernn.training.loop.losses import ForecastObjective, Objective
+from stablernn.training.loop.minibatches import Minibatches, SampleMinibatches
+from stablernn.training.plots import WindowChoice, draw_forecast, draw_last_window, plot_series, select_window
 from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
 from stablernn.training.settings.defaults import (
+    CLOSED_FORM,
     ModelDefaults,
     TrainingDefaults,
     calibrates,
@@ -55,7 +50,6 @@ from stablernn.training.settings.defaults import (
     power_of_two,
     takes_logarithms,
 )
-from stablernn.training.settings.task_settings import refuse_settings_of_other_tasks, refuse_skip_settings
 from stablernn.training.tasks.task import (
     MAX_EXAMPLE_VALUES,
     FinalScores,
@@ -66,6 +60,8 @@ from stablernn.training.tasks.task import (
     example_series,
     example_values,
     network_options,
+    refuse_settings_of_other_tasks,
+    refuse_skip_settings,
 )
 
 QUANTILES = (0.1, 0.5, 0.9)

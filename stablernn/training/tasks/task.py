@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,21 +14,20 @@ from torch import Tensor
 
 from stablernn.cells import StableCell
 from stablernn.data.arrays import Float32Array, Samples, SplitName, cut_samples
-from stablernn.data.options import LoadOptions
+from stablernn.data.options import LoadOptions, TaskName
 from stablernn.data.step_data import Data
 from stablernn.data.types import ForecastData
 from stablernn.errors import ConfigError, DataError
 from stablernn.nn.models import NetworkOptions, SequenceModel
 from stablernn.terms import terms
-from stablernn.training.batches.losses import Objective
-from stablernn.training.batches.minibatches import Minibatches
-from stablernn.training.evaluation.backtest import BacktestSettings
+from stablernn.training.evaluation.backtest import BacktestSettings, StreamMonitor
 from stablernn.training.evaluation.predictors import BATCH_SIZE
 from stablernn.training.evaluation.scorers import PredictorNames, Scorer, Scores
-from stablernn.training.evaluation.streamed import StreamMonitor
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
-from stablernn.training.loop.ridge_head import Solution
-from stablernn.training.plots.windows import WindowChoice
+from stablernn.training.loop.closed_form import Solution
+from stablernn.training.loop.losses import Objective
+from stablernn.training.loop.minibatches import Minibatches
+from stablernn.training.plots import WindowChoice
 from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
 from stablernn.training.settings.defaults import TrainingDefaults
 
@@ -107,11 +106,12 @@ class SampleErrors:
 class Task(ABC):
     """A task on loaded data.
 
-    The first five methods are :class:`~stablernn.training.settings.task_settings.TaskSettings`, with which settings are
-    resolved; those that follow take resolved settings. JSON types are typed as ``dict[str, Any]``.
+    Settings are resolved with the first five methods; those that follow take resolved settings. JSON types are typed as
+    ``dict[str, Any]``.
     """
 
     has_optional_time: bool = False
+    """True if ``model.time=auto`` may leave the time between steps out where the cell takes none."""
     sample_noun: ClassVar[str] = "sequences"
     """Plural noun for the samples of a split in printed text."""
     figures: ClassVar[tuple[str, ...]] = ()
@@ -126,22 +126,49 @@ class Task(ABC):
     def data(self) -> Data:
         """Data to train on."""
 
-    # Settings, see TaskSettings.
+    # Settings. These methods take settings that are not resolved yet, and raise ConfigError if a setting does not go
+    # with the task of the data, or with another setting.
 
     @abstractmethod
-    def task_settings(self, config: Config) -> TaskConfig: ...
+    def task_settings(self, config: Config) -> TaskConfig:
+        """Return the resolved section ``task``."""
 
     @abstractmethod
-    def model_settings(self, config: Config, cell: StableCell) -> ModelConfig: ...
+    def model_settings(self, config: Config, cell: StableCell) -> ModelConfig:
+        """Return the section ``model``, resolved except for the mask channel and the time.
+
+        Args:
+            config: The settings.
+            cell: The cell that they describe.
+        """
 
     @abstractmethod
-    def training_defaults(self, config: Config, defaults: TrainingDefaults) -> TrainingDefaults: ...
+    def training_defaults(self, config: Config, defaults: TrainingDefaults) -> TrainingDefaults:
+        """Return the recommendations of a cell, changed to go with how much data there is.
+
+        Args:
+            config: The settings.
+            defaults: Recommendations of the cell.
+        """
 
     @abstractmethod
-    def training_settings(self, config: Config, model: ModelConfig, defaults: TrainingDefaults) -> TrainingDefaults: ...
+    def training_settings(self, config: Config, model: ModelConfig, defaults: TrainingDefaults) -> TrainingDefaults:
+        """Return recommendations with those for the settings that only some tasks have.
+
+        Args:
+            config: The settings.
+            model: The resolved section ``model``.
+            defaults: Recommendations so far, with a learning rate.
+        """
 
     @abstractmethod
-    def steps_per_epoch(self, batch_size: int, bptt_steps: int) -> int: ...
+    def steps_per_epoch(self, batch_size: int, bptt_steps: int) -> int:
+        """Return the optimizer steps of an epoch.
+
+        Args:
+            batch_size: Samples in a step.
+            bptt_steps: Steps between two cuts of the gradient; used by the task 'predict-next' alone.
+        """
 
     # Data.
 
@@ -387,3 +414,78 @@ def example_values(values: Float32Array) -> list[Any]:
 def example_series(x: Float32Array) -> list[Any]:
     """Return samples (time, features) as a series of a request, which is flat if there is one feature."""
     return example_values(x[:, 0] if x.shape[1] == 1 else x)
+
+
+class _TaskSetting(NamedTuple):
+    """A setting that only one task has."""
+
+    section: str
+    key: str
+    task: TaskName
+    unset: tuple[object, ...] = (None,)
+    """Values that do not count as set."""
+
+
+# Settings that several tasks have, such as training.calibrate, are judged by the tasks themselves.
+_SETTINGS_OF_ONE_TASK = (
+    _TaskSetting("task", "horizon", "forecast"),
+    _TaskSetting("task", "context_length", "forecast"),
+    _TaskSetting("task", "season", "forecast"),
+    _TaskSetting("task", "quantiles", "forecast"),
+    _TaskSetting("model", "embedding_size", "predict-next"),
+    _TaskSetting("model", "predict_change", "predict-next", (False,)),
+    _TaskSetting("model", "head", "forecast", ("direct",)),
+    # Resolved settings say "none" for a classification.
+    _TaskSetting("model", "skip", "forecast", (None, "none")),
+    _TaskSetting("model", "skip_strength", "forecast", (0.01,)),
+    _TaskSetting("model", "resample_steps", "classify"),
+    _TaskSetting("training", "bptt_steps", "predict-next"),
+    _TaskSetting("training", "class_weights", "classify", ("none",)),
+    # 0 is off, as in every other task.
+    _TaskSetting("training", "label_smoothing", "classify", (None, 0.0)),
+    _TaskSetting("training", "time_warp", "classify", (None, 0.0)),
+    _TaskSetting("training", "shift", "classify", (0.0,)),
+    _TaskSetting("training", "jitter", "classify", (None, 0.0)),
+    _TaskSetting("training", "rescale", "classify", (None, 0.0)),
+    _TaskSetting("training", "crop", "classify", (1.0,)),
+    _TaskSetting("training", "magnitude_warp", "classify", (0.0,)),
+    _TaskSetting("training", "channel_dropout", "classify", (0.0,)),
+    _TaskSetting("training", "mixup", "classify", (0.0,)),
+    _TaskSetting("training", "temperature", "classify"),
+    _TaskSetting("training", "warm_up", "forecast"),
+)
+
+
+def refuse_settings_of_other_tasks(config: Config, section: str, data: Data) -> None:
+    """Refuse settings that the task of the data does not have.
+
+    Args:
+        config: The settings, before they are resolved.
+        section: Section to look at: ``task``, ``model`` or ``training``.
+        data: Data to train on.
+
+    Raises:
+        ConfigError: If one is set.
+    """
+    for setting in _SETTINGS_OF_ONE_TASK:
+        if setting.section != section or setting.task == data.task:
+            continue
+        if getattr(getattr(config, section), setting.key) not in setting.unset:
+            raise ConfigError(
+                f"{section}.{setting.key} is only used by the task '{setting.task}', and {terms().file(data.name)} is "
+                f"for '{data.task}'."
+            )
+
+
+def refuse_skip_settings(config: Config, model: ModelConfig) -> None:
+    """Refuse a learning rate for a linear skip where there is none.
+
+    Args:
+        config: The settings, before they are resolved.
+        model: The resolved section ``model``.
+
+    Raises:
+        ConfigError: If one is set.
+    """
+    if config.training.skip_lr is not None and model.skip != "linear":
+        raise ConfigError(f"training.skip_lr is only used with model.skip='linear', got {config.training.skip_lr:g}.")

@@ -1,6 +1,6 @@
 """Search over ranges of settings by Optuna: `stablernn tune`.
 
-Optuna is an optional dependency. This module and :mod:`stablernn.training.tune.spaces` do without it.
+Optuna is an optional dependency. This module and :mod:`stablernn.training.tune.space` do without it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from stablernn._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from stablernn.training.tune.folder import default_output
     from stablernn.training.tune.run_study import TuneOptions, tune
+    from stablernn.training.tune.study import default_output
 
 __all__ = ["TuneOptions", "default_output", "tune"]
 
 __getattr__, __dir__ = lazy_names(
-    __name__, {"TuneOptions": "run_study", "default_output": "folder", "tune": "run_study"}
+    __name__, {"TuneOptions": "run_study", "default_output": "study", "tune": "run_study"}
 )

@@ -14,22 +14,34 @@ from optuna.exceptions import StorageInternalError
 from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError, InterruptedRun, TrainingError
 from stablernn.training.evaluation.metric_catalog import direction
-from stablernn.training.loop.launch import refuse_several_processes
-from stablernn.training.loop.stop_signals import stop_signals
-from stablernn.training.search.recipes import recipes
+from stablernn.training.loop.launch import refuse_several_processes, stop_signals
+from stablernn.training.resolve import resolve
+from stablernn.training.search.candidates import recipes
 from stablernn.training.search.trial import load_all
 from stablernn.training.settings.config import AUTO, Config
-from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import task_for
 from stablernn.training.trackers import open_trackers
-from stablernn.training.tune.folder import StudyFolder
-from stablernn.training.tune.objective import Order, Outcome, Scores
-from stablernn.training.tune.results import Results, write_results
-from stablernn.training.tune.space import Space, build_space, combined
-from stablernn.training.tune.spaces import CELL
-from stablernn.training.tune.storage import HEARTBEAT_SECONDS
-from stablernn.training.tune.study import StartedTrial, TuningStudy
-from stablernn.training.tune.workers import READY, STARTED, Message, Worker, interrupt, open_workers, receive_all
+from stablernn.training.tune.space import CELL, Space, build_space, combined
+from stablernn.training.tune.study import (
+    HEARTBEAT_SECONDS,
+    Results,
+    StartedTrial,
+    StudyFolder,
+    TuningStudy,
+    write_results,
+)
+from stablernn.training.tune.trial import (
+    READY,
+    STARTED,
+    Message,
+    Order,
+    Outcome,
+    Scores,
+    Worker,
+    interrupt,
+    open_workers,
+    receive_all,
+)
 
 _PROGRESS = logging.getLogger("stablernn.progress")
 

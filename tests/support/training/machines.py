@@ -74,10 +74,10 @@ def stop_until_lost(machine: Machine, lock: Path) -> None:
 
 
 def main(name: str, action: str, *words: str) -> None:
-    from stablernn.training.jobs import locks
+    from stablernn.training import jobs
 
     if name:
-        locks._machine = lambda: name  # type: ignore[assignment]
+        jobs._machine = lambda: name  # type: ignore[assignment]
     if action == "jobs":
         run_light_jobs(Path(words[0]), int(words[1]), float(words[2]), int(words[3]))
     elif action == "reproduce":
@@ -87,11 +87,11 @@ def main(name: str, action: str, *words: str) -> None:
 
 
 def run_command_line(words: tuple[str, ...]) -> None:
-    from stablernn.compare import runs
+    from stablernn.compare import run_comparison
     from stablernn_cli.main import main
 
     # It exports a model, which takes longer than the small trainings do.
-    runs.step_milliseconds = lambda model: 1.0
+    run_comparison.step_milliseconds = lambda model: 1.0
     sys.argv[1:] = words
     main()
 
@@ -100,8 +100,7 @@ def run_light_jobs(folder: Path, count: int, seconds: float, processes: int) -> 
     from functools import partial
 
     from process_jobs import write_owner
-    from stablernn.training.jobs.locks import JobLocks
-    from stablernn.training.jobs.processes import Job, run_jobs
+    from stablernn.training.jobs import Job, JobLocks, run_jobs
 
     paths = [folder / str(number) for number in range(count)]
     jobs = [

@@ -9,14 +9,14 @@ import torch
 
 from stablernn.data.step_data import Output, StepData, StoredSteps
 from stablernn.training import load_config
-from stablernn.training.batches.losses import PredictNextObjective
-from stablernn.training.batches.minibatches import SegmentMinibatches
-from stablernn.training.build_model import create_model
-from stablernn.training.evaluation.evaluate_predict_next import StepScorer
+from stablernn.training.build import create_model
+from stablernn.training.loop.losses import PredictNextObjective
+from stablernn.training.loop.minibatches import SegmentMinibatches
 from stablernn.training.loop.trainer import Trainer
+from stablernn.training.resolve import resolve
 from stablernn.training.settings.config import Config, TrainingConfig
-from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import task_for
+from stablernn.training.tasks.predict_next import StepScorer
 
 CPU = torch.device("cpu")
 LETTERS = tuple("abcd")

@@ -8,8 +8,7 @@ from typing import Literal
 import numpy as np
 
 from stablernn.data import ClassificationData, SequenceSplit
-from stablernn.training.search.candidates import Candidate, RecommendedLength
-from stablernn.training.search.recipes import Recipe
+from stablernn.training.search.candidates import Candidate, Recipe, RecommendedLength
 from stablernn.training.search.trial import Trial, TrialResult
 from stablernn.training.settings.load import validate
 

@@ -9,12 +9,12 @@ from stablernn.data import ClassificationData
 from stablernn.data.named.lazy import LazySplit
 from stablernn.data.step_data import Data, StepData, StoredSteps
 from stablernn.nn.models import SequenceModel
-from stablernn.training.build_model import create_model
+from stablernn.training.build import create_model
 from stablernn.training.loop.device import torch_settings
-from stablernn.training.loop.optim import build_optimizer
+from stablernn.training.loop.trainer import build_optimizer
+from stablernn.training.resolve import resolve
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import validate
-from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import Task, task_for
 from stablernn_papers.table import FULL, DataSet, Row, Table
 

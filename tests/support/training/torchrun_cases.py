@@ -18,18 +18,16 @@ from torch.distributed import distributed_c10d
 
 from stablernn.data import ClassificationData, ForecastData, SequenceSplit, Series
 from stablernn.data.step_data import Data, StepData, StoredSteps
-from stablernn.training.batches.losses import Batch
-from stablernn.training.batches.minibatches import Minibatch, Minibatches
-from stablernn.training.build_model import create_model
-from stablernn.training.describe import certified_range
+from stablernn.training.build import certified_range, create_model
 from stablernn.training.evaluation.scorers import Scores
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop import trainer
 from stablernn.training.loop.base_trainer import NoRecorder
 from stablernn.training.loop.launch import read_launch
+from stablernn.training.loop.minibatches import Batch, Minibatch, Minibatches
 from stablernn.training.loop.process_group import ProcessGroup, open_group
+from stablernn.training.resolve import resolve
 from stablernn.training.settings.load import load_config
-from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import task_for
 
 CPU = torch.device("cpu")

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from scipy.interpolate import CubicSpline
 
 from stablernn.nn.models import Classifier
-from stablernn.training.batches.augmentation import Augmentation, _natural_spline
-from stablernn.training.batches.losses import Batch, ClassifyObjective
+from stablernn.training.loop.augmentation import Augmentation, _natural_spline
+from stablernn.training.loop.losses import ClassifyObjective
+from stablernn.training.loop.minibatches import Batch
 
 MEAN, SCALE = torch.tensor([5.0, -1.0]), torch.tensor([2.0, 0.1])
 

@@ -17,21 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cuda_graphs import run_again
 from stablernn.data import ClassificationData, SequenceSplit
 from stablernn.nn.models import Classifier, Forecaster, SequenceModel, SequencePredictor, States
-from stablernn.training.batches import graphed_passes
-from stablernn.training.batches.graphed_passes import EAGER_PASSES, GraphedPasses
-from stablernn.training.batches.losses import (
-    Batch,
-    ClassifyObjective,
-    ForecastObjective,
-    Objective,
-    PredictNextObjective,
-)
-from stablernn.training.batches.mixup import Mixup
-from stablernn.training.batches.sample_minibatches import SampleMinibatches
 from stablernn.training.evaluation.scorers import ClassificationScorer
+from stablernn.training.loop import trainer as graphed_passes
+from stablernn.training.loop.augmentation import Mixup
 from stablernn.training.loop.base_trainer import Progress
 from stablernn.training.loop.checkpoint import Checkpoint
-from stablernn.training.loop.trainer import Trainer
+from stablernn.training.loop.losses import ClassifyObjective, ForecastObjective, Objective, PredictNextObjective
+from stablernn.training.loop.minibatches import Batch, SampleMinibatches
+from stablernn.training.loop.trainer import EAGER_PASSES, GraphedPasses, Trainer
 from stablernn.training.settings.config import TrainingConfig
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from stablernn.nn.models import Classifier, Forecaster, SequenceModel
-from stablernn.training.batches.losses import Batch, ClassifyObjective, ForecastObjective, Objective
-from stablernn.training.batches.mixup import Mixup
+from stablernn.training.loop.augmentation import Mixup
+from stablernn.training.loop.losses import ClassifyObjective, ForecastObjective, Objective
+from stablernn.training.loop.minibatches import Batch
 
 ROWS = 6
 WEIGHTS = torch.tensor([1 / 3, 1.0, 2.1], dtype=torch.float64)

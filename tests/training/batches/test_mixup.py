@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from stablernn.nn.models import Classifier
-from stablernn.training.batches.losses import Batch, ClassifyObjective
-from stablernn.training.batches.mixup import MixedBatch, Mixup, _sample_symmetric_beta, _stretch
+from stablernn.training.loop.augmentation import MixedBatch, Mixup, _sample_symmetric_beta, _stretch
+from stablernn.training.loop.losses import ClassifyObjective
+from stablernn.training.loop.minibatches import Batch
 
 
 def mixed(x: torch.Tensor, lengths: list[int] | None = None, *, alpha: float = 1.0, seed: int = 0) -> MixedBatch:

@@ -13,9 +13,10 @@ from torch import Tensor
 from cuda_graphs import run_again
 from stablernn.nn.models import Classifier
 from stablernn.nn.segments import recordable
-from stablernn.training.batches import graphed_passes
-from stablernn.training.batches.graphed_passes import EAGER_PASSES, GraphedPasses
-from stablernn.training.batches.losses import Batch, ClassifyObjective
+from stablernn.training.loop import trainer as graphed_passes
+from stablernn.training.loop.losses import ClassifyObjective
+from stablernn.training.loop.minibatches import Batch
+from stablernn.training.loop.trainer import EAGER_PASSES, GraphedPasses
 
 
 def recomputing(every: int | None) -> Classifier:

@@ -11,13 +11,11 @@ import torch
 from stablernn.data import SequenceSplit
 from stablernn.data.windows import build_windows
 from stablernn.nn.models import Classifier, Forecaster
-from stablernn.training.batches import sample_minibatches
-from stablernn.training.batches.augmentation import Augmentation
-from stablernn.training.batches.losses import Batch, ClassifyObjective, ForecastObjective, Objective
-from stablernn.training.batches.mixup import Mixup
-from stablernn.training.batches.sample_minibatches import SampleMinibatches, TensorBatches
-from stablernn.training.batches.transfers import read_scalar
+from stablernn.training.loop import minibatches as sample_minibatches
+from stablernn.training.loop.augmentation import Augmentation, Mixup
 from stablernn.training.loop.launch import Launch
+from stablernn.training.loop.losses import ClassifyObjective, ForecastObjective, Objective
+from stablernn.training.loop.minibatches import Batch, SampleMinibatches, TensorBatches, read_scalar
 from stablernn.training.loop.process_group import ProcessGroup
 
 CPU = torch.device("cpu")

@@ -16,9 +16,9 @@ from stablernn.data import ForecastData
 from stablernn.data.windows import WindowSet, build_windows
 from stablernn.errors import InterruptedRun
 from stablernn.training import Progress, load_config, load_run, train
-from stablernn.training.batches.sample_minibatches import SampleMinibatches
 from stablernn.training.evaluation.backtest import backtest
 from stablernn.training.loop.checkpoint import load_checkpoint
+from stablernn.training.loop.minibatches import SampleMinibatches
 
 CONTEXT, HORIZON = 5, 2
 RANDOM = np.random.default_rng(0)

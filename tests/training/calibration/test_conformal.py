@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stablernn.errors import DataError
-from stablernn.training.calibration.conformal import conformal_offsets
+from stablernn.training.calibration import conformal_offsets
 
 LEVELS = (0.1, 0.5, 0.9)
 

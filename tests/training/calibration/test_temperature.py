@@ -14,9 +14,8 @@ import torch
 from forecast_helpers import many_series
 from stablernn.data import ForecastData, SequenceSplit
 from stablernn.nn.models import Classifier, Forecaster
-from stablernn.training import load_config, load_run, train
-from stablernn.training.calibration import temperature as calibration
-from stablernn.training.calibration.temperature import fit_offsets, fit_temperature
+from stablernn.training import calibration, load_config, load_run, train
+from stablernn.training.calibration import fit_offsets, fit_temperature
 from stablernn.training.tasks import task_for
 
 

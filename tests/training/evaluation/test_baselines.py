@@ -14,9 +14,8 @@ from sklearn.preprocessing import StandardScaler
 
 from stablernn.data import ClassificationData, load_data
 from stablernn.data.types import SequenceSplit
-from stablernn.training.evaluation import baselines, ridge
-from stablernn.training.evaluation.baselines import Baselines
-from stablernn.training.evaluation.ridge import ALPHAS, Ridge
+from stablernn.training.evaluation import baselines
+from stablernn.training.evaluation.baselines import ALPHAS, Baselines, Ridge
 
 
 def oracle() -> Any:
@@ -170,14 +169,14 @@ def test_a_weighted_ridge_is_that_of_repeated_rows_and_leaves_out_each_by_a_fit_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # With one penalty, since leaving out one of several equal rows is another question.
-    monkeypatch.setattr(ridge, "ALPHAS", np.array([0.7]))
+    monkeypatch.setattr(baselines, "ALPHAS", np.array([0.7]))
     random = np.random.default_rng(0)
     x, targets = random.normal(size=(12, 3)), random.normal(size=(12, 2))
     weights = random.integers(1, 4, 12)
-    weighted = ridge.RidgeRegression(x, targets, weights.astype(np.float64))
+    weighted = baselines.RidgeRegression(x, targets, weights.astype(np.float64))
     # A penalty of the same share: weights have a mean of 1, repeated rows have more of them.
-    monkeypatch.setattr(ridge, "ALPHAS", np.array([0.7 * weights.mean()]))
-    repeated = ridge.RidgeRegression(np.repeat(x, weights, axis=0), np.repeat(targets, weights, axis=0))
+    monkeypatch.setattr(baselines, "ALPHAS", np.array([0.7 * weights.mean()]))
+    repeated = baselines.RidgeRegression(np.repeat(x, weights, axis=0), np.repeat(targets, weights, axis=0))
     np.testing.assert_allclose(weighted.linear_map()[0], repeated.linear_map()[0], rtol=1e-10)
     np.testing.assert_allclose(weighted.linear_map()[1], repeated.linear_map()[1], rtol=1e-10)
     shares = weights / weights.mean()

@@ -8,8 +8,8 @@ from stablernn.data import ClassificationData, load_data
 from stablernn.data.types import SequenceSplit
 from stablernn.nn.models import Classifier
 from stablernn.training import TorchPredictor, evaluate
-from stablernn.training.evaluation.early_classification import SHARES, Beginnings, early
 from stablernn.training.evaluation.scorers import ClassificationScorer
+from stablernn.training.tasks.classify import SHARES, Beginnings, early
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from stablernn.data import ForecastData
 from stablernn.errors import ConfigError, DataError
 from stablernn.nn.models import Forecaster
 from stablernn.training import TorchPredictor
-from stablernn.training.evaluation.free_run import HORIZONS, MOST_SERIES, soak
+from stablernn.training.evaluation.backtest import HORIZONS, MOST_SERIES, soak
 
 
 def toy(count: int = 2, channels: int = 2, **changes: object) -> ForecastData:
@@ -134,7 +134,7 @@ def test_of_many_series_some_are_run() -> None:
 
 
 def test_batches_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    import stablernn.training.evaluation.free_run as module
+    import stablernn.training.evaluation.backtest as module
 
     whole = soak(Sums(gain=0.8), toy(5))
     monkeypatch.setattr(module, "BATCH_SIZE", 2)

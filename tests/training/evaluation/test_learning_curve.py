@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stablernn.training.evaluation.learning_curve import describe_improvement, improvement_at_end
+from stablernn.training.train_model import describe_improvement, improvement_at_end
 
 
 def records(name: str, *values: float | None) -> list[dict[str, Any]]:

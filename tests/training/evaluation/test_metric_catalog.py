@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from stablernn.data.step_data import Output, StepData, StoredSteps
-from stablernn.training.evaluation.evaluate_predict_next import evaluate_steps
 from stablernn.training.evaluation.metric_catalog import METRICS, Task, direction, find_metric, metrics_of
 from stablernn.training.evaluation.metrics import classification_metrics, forecast_metrics, quantile_metrics
+from stablernn.training.tasks.predict_next import evaluate_steps
 
 
 def classification_names() -> set[str]:

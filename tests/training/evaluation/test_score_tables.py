@@ -10,8 +10,7 @@ import pytest
 from forecast_helpers import Sums, many_series
 from stablernn.training.evaluation.metrics import seasonal_naive
 from stablernn.training.evaluation.predictors import predict
-from stablernn.training.evaluation.score_tables import by_series, by_step, write_tables
-from stablernn.training.evaluation.scorers import ForecastScorer
+from stablernn.training.evaluation.scorers import ForecastScorer, by_series, by_step, write_tables
 
 LEVELS = (0.1, 0.5, 0.9)
 

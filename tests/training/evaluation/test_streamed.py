@@ -11,7 +11,7 @@ import pytest
 
 from forecast_helpers import many_series
 from stablernn.data import ForecastData
-from stablernn.training.evaluation.streamed import stream_report
+from stablernn.training.evaluation.backtest import stream_report
 
 LEVELS = (0.1, 0.5, 0.9)
 HORIZON = 2

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+import stablernn.training.jobs as module
 from stablernn.atomic_files import read_json, write_json
 from stablernn.errors import ConfigError
-from stablernn.training.jobs import locks as module
-from stablernn.training.jobs.locks import AbandonedJob, JobLock, JobLocks, LostLock, Owner, heartbeat_seconds
+from stablernn.training.jobs import AbandonedJob, JobLock, JobLocks, LostLock, Owner, heartbeat_seconds
 
 
 class Clock:
@@ -162,7 +162,7 @@ def test_a_lock_that_a_file_server_has_removed_is_no_lock(locks: JobLocks, monke
 
 def test_the_lock_of_a_process_of_this_machine_that_died_is_taken_at_once(locks: JobLocks) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from stablernn.training.jobs.locks import JobLocks\n"
+        "import os, sys; from pathlib import Path; from stablernn.training.jobs import JobLocks\n"
         "assert JobLocks(Path(sys.argv[1])).claim('a'); os._exit(0)"
     )
     subprocess.run([sys.executable, "-c", code, locks.folder], check=True)
@@ -321,7 +321,7 @@ def test_a_job_that_kills_its_owners_is_not_tried_endlessly(locks: JobLocks, tmp
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from stablernn.training.jobs.locks import JobLocks\n"
+        "import os, sys; from pathlib import Path; from stablernn.training.jobs import JobLocks\n"
         "os.getuid() or os.setuid(65534)\n"
         "JobLocks(Path(sys.argv[1])).claim('a')"
     )

@@ -13,9 +13,7 @@ import pytest
 
 from process_jobs import ctrl_c, die, leave_a_file, log_a_stage, read_data, refuse, wait_long
 from stablernn.errors import ConfigError, InterruptedRun, TrainingError
-from stablernn.training.jobs.locks import JobLocks
-from stablernn.training.jobs.processes import Job, _start, run_jobs
-from stablernn.training.jobs.stages import unique_readings
+from stablernn.training.jobs import Job, JobLocks, _start, run_jobs, unique_readings
 
 
 def job(work, path: Path) -> Job:

@@ -12,8 +12,7 @@ import pytest
 
 from machines import STALE, Machine, machines, stop_until_lost
 from stablernn.errors import TrainingError
-from stablernn.training.jobs.locks import JobLocks
-from stablernn.training.jobs.processes import Job, run_jobs
+from stablernn.training.jobs import Job, JobLocks, run_jobs
 
 
 def log(folder: Path) -> list[list[str]]:

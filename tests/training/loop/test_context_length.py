@@ -15,7 +15,7 @@ from stablernn.data import ForecastData
 from stablernn.errors import InterruptedRun
 from stablernn.training import Progress, load_config, train
 from stablernn.training.dry_run import check_run
-from stablernn.training.loop.context_length import LONGEST, choose_context
+from stablernn.training.loop.linear_skip import LONGEST, choose_context
 
 PERIOD = 13
 CHOSEN = 32

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stablernn.training.loop.environment import environment
+from stablernn.training.loop.device import environment
 
 
 @pytest.fixture

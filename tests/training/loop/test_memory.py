@@ -12,7 +12,7 @@ import torch
 
 from stablernn.errors import TrainingError
 from stablernn.training import load_config
-from stablernn.training.loop.memory import enough_memory
+from stablernn.training.loop.trainer import enough_memory
 
 LOW = """
 import resource, sys

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stablernn.data.option_descriptions import option_descriptions
-from stablernn.training.loop.optim import build_optimizer, build_schedule
+from stablernn.training.loop.trainer import build_optimizer, build_schedule
 from stablernn.training.settings.config import TrainingConfig
 
 

@@ -14,15 +14,13 @@ from stablernn.data import ClassificationData, ForecastData, SequenceSplit
 from stablernn.data.step_data import StepData, StoredSteps
 from stablernn.errors import ConfigError, TrainingError
 from stablernn.nn.models import Classifier, Forecaster, SequenceModel
-from stablernn.training.build_model import create_model
-from stablernn.training.build_trainer import create_trainer
+from stablernn.training.build import create_model, create_trainer, measure_speed
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
-from stablernn.training.loop import ridge_head
+from stablernn.training.loop import closed_form as ridge_head
 from stablernn.training.loop.base_trainer import NoRecorder
+from stablernn.training.resolve import resolve
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import load_config
-from stablernn.training.settings.resolve import resolve
-from stablernn.training.speed import measure_speed
 from stablernn.training.tasks import task_for
 
 Data = ClassificationData | ForecastData | StepData

@@ -11,8 +11,8 @@ import torch
 from forecast_helpers import many_series
 from stablernn.data import ForecastData
 from stablernn.nn.models import Forecaster
-from stablernn.training.loop import ridge_skip
-from stablernn.training.loop.ridge_skip import fit_forecaster, gate, set_share
+from stablernn.training.loop import linear_skip as ridge_skip
+from stablernn.training.loop.linear_skip import fit_forecaster, gate, set_share
 
 CONTEXT, HORIZON = 12, 2
 

@@ -12,14 +12,13 @@ from stablernn.data import ClassificationData, SequenceSplit
 from stablernn.data.windows import build_windows
 from stablernn.errors import ConfigError, TrainingError
 from stablernn.nn.models import Classifier
-from stablernn.training.batches.losses import Batch, ClassifyObjective
-from stablernn.training.batches.minibatches import Minibatch
-from stablernn.training.batches.sample_minibatches import SampleMinibatches, TensorBatches
 from stablernn.training.evaluation.metric_catalog import metrics_of
 from stablernn.training.evaluation.scorers import ClassificationScorer
 from stablernn.training.loop.base_trainer import Progress
 from stablernn.training.loop.checkpoint import Checkpoint
 from stablernn.training.loop.launch import Launch
+from stablernn.training.loop.losses import ClassifyObjective
+from stablernn.training.loop.minibatches import Batch, Minibatch, SampleMinibatches, TensorBatches
 from stablernn.training.loop.process_group import ProcessGroup
 from stablernn.training.loop.trainer import Trainer
 from stablernn.training.settings.config import TrainingConfig
@@ -337,7 +336,7 @@ def test_batches_are_cut_to_their_longest_sequence() -> None:
 def test_large_sources_are_gathered_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     toy, chosen = data(train=30), torch.tensor([4, 2, 29])
     whole = TensorBatches(toy.train, torch.device("cpu")).take(chosen)
-    monkeypatch.setattr("stablernn.training.batches.sample_minibatches._GATHERED_BYTES", 0)
+    monkeypatch.setattr("stablernn.training.loop.minibatches._GATHERED_BYTES", 0)
     for got, expected in zip(TensorBatches(toy.train, torch.device("cpu")).take(chosen)[:3], whole[:3], strict=True):
         assert torch.equal(got, expected)
 
@@ -348,7 +347,7 @@ def test_the_truth_counts_in_what_is_gathered_at_once(monkeypatch: pytest.Monkey
     samples = windows.gather(np.arange(len(windows)))
     x, y = samples.x, samples.y
     for limit, whole in ((x.nbytes + y.nbytes, True), (x.nbytes + y.nbytes - 1, False)):
-        monkeypatch.setattr("stablernn.training.batches.sample_minibatches._GATHERED_BYTES", limit)
+        monkeypatch.setattr("stablernn.training.loop.minibatches._GATHERED_BYTES", limit)
         assert (TensorBatches(windows, torch.device("cpu"))._full_batch is not None) is whole
 
 

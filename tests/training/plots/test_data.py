@@ -4,7 +4,7 @@ from matplotlib.colors import to_hex
 
 from stablernn.data import load_data
 from stablernn.plotting import line_styles
-from stablernn.training.plots.data import classes_figure, series_figure
+from stablernn.training.plots import classes_figure, series_figure
 
 
 def test_sequences_of_classes_have_the_shared_colors_and_bars_are_not_covered() -> None:

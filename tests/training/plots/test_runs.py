@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.image import imread
 
 from stablernn.errors import ConfigError
-from stablernn.training.plots.runs import common_metric, plot_runs
-from stablernn.training.stored_runs.stored_run import Epoch, StoredRun
+from stablernn.training.stored_runs import Epoch, StoredRun, common_metric, plot_runs
 
 
 def run_with(*scores: dict[str, float | None], metric: str | None = "accuracy", task: str = "classify") -> StoredRun:

@@ -50,7 +50,7 @@ def chosen(place: Workplace) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def _one_process(chosen: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let searches use one process, except that of ``chosen``: each takes seconds to import torch."""
-    monkeypatch.setattr("stablernn.training.search.choose.available_cores", lambda: 1)
+    monkeypatch.setattr("stablernn.training.search.successive_halving.available_cores", lambda: 1)
 
 
 def without_times(choice: dict[str, Any]) -> dict[str, Any]:

@@ -10,9 +10,8 @@ import pytest
 from stablernn.data import ClassificationData, SequenceSplit
 from stablernn.data.options import TaskName
 from stablernn.training.search.budget import Budget
-from stablernn.training.search.candidates import Candidate, RecommendedLength, find_candidates
-from stablernn.training.search.final_training import RemainingBudget, final_settings
-from stablernn.training.search.recipes import Recipe
+from stablernn.training.search.candidates import Candidate, Recipe, RecommendedLength, find_candidates
+from stablernn.training.search.successive_halving import RemainingBudget, final_settings
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import validate
 

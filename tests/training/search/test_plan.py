@@ -6,7 +6,13 @@ import pytest
 
 from stablernn.errors import ConfigError
 from stablernn.training.search.budget import Budget
-from stablernn.training.search.plan import LEAST_SHARE, count_trainings, first_parts, halving_rounds, make_plan
+from stablernn.training.search.successive_halving import (
+    LEAST_SHARE,
+    count_trainings,
+    first_parts,
+    halving_rounds,
+    make_plan,
+)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from forecast_helpers import many_series
 from search_helpers import ScoringWorkers, sequences
 from stablernn.data import ClassificationData
 from stablernn.errors import ConfigError
+from stablernn.training.resolve import resolve
 from stablernn.training.search.budget import Budget
 from stablernn.training.search.candidates import (
     Candidate,
@@ -20,12 +21,11 @@ from stablernn.training.search.candidates import (
     find_candidates,
     merged,
     open_settings,
+    recipes,
 )
-from stablernn.training.search.recipes import recipes
 from stablernn.training.search.successive_halving import LEAST_TRAINED, Search
 from stablernn.training.search.workers import Workers
 from stablernn.training.settings.load import validate
-from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import task_for
 
 
@@ -97,7 +97,7 @@ def test_recipes_of_classification_go_with_the_lengths() -> None:
 def test_many_windows_begin_with_a_larger_network_and_a_fair_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     data = many_series([np.arange(40.0)[:, None] for _ in range(3)])
     assert recipes(data)[0].name == "lipschitz"
-    monkeypatch.setattr("stablernn.training.search.recipes.MANY_WINDOWS", len(data.windows("train")) - 1)
+    monkeypatch.setattr("stablernn.training.search.candidates.MANY_WINDOWS", len(data.windows("train")) - 1)
     first, *others = recipes(data)
     assert first.name == "lipschitz, many windows"
     assert first.settings == {"model.cell": "lipschitz", "model.hidden_size": 128, "training.lr": 0.01}

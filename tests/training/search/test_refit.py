@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from stablernn.data import ClassificationData, ForecastData, SequenceSplit
-from stablernn.training.search.candidates import find_candidates
-from stablernn.training.search.recipes import recipes
+from stablernn.training.search.candidates import find_candidates, recipes
 from stablernn.training.search.trial import Trial, _part
 from stablernn.training.settings.load import load_config, validate
 from stablernn.training.tasks import task_for

@@ -14,8 +14,7 @@ from stablernn.data import ClassificationData
 from stablernn.data.options import LARGEST_SEED
 from stablernn.data.splits import stratified_folds
 from stablernn.errors import DataError
-from stablernn.training.search.resampling import resample
-from stablernn.training.search.trial import Trial, _part, run_trial
+from stablernn.training.search.trial import Trial, _part, resample, run_trial
 from stablernn.training.settings.load import validate
 
 

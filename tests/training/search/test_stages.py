@@ -13,8 +13,7 @@ import pytest
 from search_helpers import ScoringWorkers, candidate
 from stablernn.data.options import TaskName
 from stablernn.training.search.budget import Budget
-from stablernn.training.search.candidates import Candidate, RecommendedLength
-from stablernn.training.search.recipes import Recipe
+from stablernn.training.search.candidates import Candidate, Recipe, RecommendedLength
 from stablernn.training.search.successive_halving import LEAST_TRAINED, Search
 from stablernn.training.search.workers import Workers
 from stablernn.training.settings.load import validate

@@ -10,11 +10,10 @@ import torch
 
 from forecast_helpers import many_series
 from stablernn.data import ClassificationData, ForecastData, SequenceSplit
-from stablernn.training.build_model import create_model
-from stablernn.training.build_trainer import create_trainer
+from stablernn.training.build import create_model, create_trainer
 from stablernn.training.loop.checkpoint import Checkpoint
+from stablernn.training.resolve import resolve
 from stablernn.training.settings.load import load_config
-from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import task_for
 
 Weights = dict[str, torch.Tensor]

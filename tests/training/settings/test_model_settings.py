@@ -13,10 +13,10 @@ from stablernn.cells import list_cells
 from stablernn.data import ClassificationData, ForecastData, SequenceSplit
 from stablernn.data.step_data import StepData, StoredSteps
 from stablernn.errors import ConfigError
-from stablernn.training.build_model import create_model
+from stablernn.training.build import create_model
+from stablernn.training.resolve import resolve
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import load_config
-from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import task_for
 
 

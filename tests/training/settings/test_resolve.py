@@ -8,10 +8,10 @@ import pytest
 from stablernn.cells import create_cell, list_cells, recommended_training
 from stablernn.data import ClassificationData, ForecastData, load_data
 from stablernn.errors import ConfigError, UnknownNameError
+from stablernn.training.resolve import resolve
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.defaults import FALLBACK_LR
 from stablernn.training.settings.load import load_config
-from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import task_for
 
 

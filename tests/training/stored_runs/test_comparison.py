@@ -8,13 +8,13 @@ import yaml
 
 from stablernn.errors import CheckpointError
 from stablernn.training import Config, load_config
-from stablernn.training.stored_runs.comparison import (
+from stablernn.training.stored_runs import (
     changed_settings,
     differing_settings,
     has_same_data,
+    read_run,
     read_settings,
 )
-from stablernn.training.stored_runs.stored_run import read_run
 
 
 def settings(*overrides: str) -> Config:

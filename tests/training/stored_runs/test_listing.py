@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from stablernn.errors import UnknownNameError
-from stablernn.training.stored_runs.listing import MOST_LEVELS, SORT_KEYS, find_runs, list_runs, sort_runs
-from stablernn.training.stored_runs.stored_run import StoredRun
+from stablernn.training.stored_runs import MOST_LEVELS, SORT_KEYS, StoredRun, find_runs, list_runs, sort_runs
 
 
 def make_run(path: Path) -> Path:

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stablernn.training.stored_runs.run_lock import is_running, mark_running
+from stablernn.training.run_directory import is_running, mark_running
 
 
 def test_a_run_is_marked_inside_the_block_only(tmp_path: Path) -> None:

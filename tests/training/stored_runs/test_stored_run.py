@@ -8,7 +8,7 @@ import pytest
 
 from stablernn.errors import InterruptedRun
 from stablernn.training import Progress, load_config, train
-from stablernn.training.stored_runs.stored_run import read_run
+from stablernn.training.stored_runs import read_run
 
 
 def edit_json(path: Path, **changes: Any) -> None:

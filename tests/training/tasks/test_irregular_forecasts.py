@@ -9,10 +9,10 @@ import pytest
 
 from stablernn.data import ForecastData
 from stablernn.errors import ConfigError
+from stablernn.training.resolve import resolve
 from stablernn.training.run_data import load_run_data
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import load_config
-from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import task_for
 
 

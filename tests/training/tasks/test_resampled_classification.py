@@ -11,11 +11,11 @@ import torch
 from stablernn.data import load_data
 from stablernn.errors import ConfigError, InterruptedRun
 from stablernn.training import Config, Progress, load_config, load_run, train
-from stablernn.training.evaluation.early_classification import refuse_early
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop.checkpoint import load_checkpoint
-from stablernn.training.settings.resolve import resolve
+from stablernn.training.resolve import resolve
 from stablernn.training.tasks import task_for
+from stablernn.training.tasks.classify import refuse_early
 
 
 def gestures(path: Path, *, times: bool = False) -> Path:

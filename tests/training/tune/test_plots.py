@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from stablernn.training.tune.plots import history_figure
+from stablernn.training.tune.study import history_figure
 
 
 def test_pruned_trials_are_above_the_axis_whose_ticks_would_hide_them() -> None:

@@ -11,13 +11,12 @@ import pytest
 from stablernn.catalog import get_cell_facts, list_cell_facts
 from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError
+from stablernn.training.resolve import resolve
 from stablernn.training.search.trial import load_all
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import validate
-from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import task_for
-from stablernn.training.tune.space import Space, build_space
-from stablernn.training.tune.spaces import CELL, CELL_OPTIONS
+from stablernn.training.tune.space import CELL, CELL_OPTIONS, Space, build_space
 from tune_helpers import write_waves
 
 CELLS = [facts["key"] for facts in list_cell_facts()]

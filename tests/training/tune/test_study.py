@@ -13,14 +13,16 @@ from optuna.trial import TrialState
 from stablernn.errors import ConfigError, TrainingError
 from stablernn.training.settings.load import validate
 from stablernn.training.tune import study as study_module
-from stablernn.training.tune.folder import StudyFolder
-from stablernn.training.tune.objective import Outcome, Scores
-from stablernn.training.tune.parameters import Parameter, Range
-from stablernn.training.tune.results import write_results
-from stablernn.training.tune.space import Space
-from stablernn.training.tune.storage import open_database
-from stablernn.training.tune.study import MOST_ATTEMPTS, StartedTrial, TuningStudy
-from stablernn.training.tune.workers import run_lock
+from stablernn.training.tune.space import Parameter, Range, Space
+from stablernn.training.tune.study import (
+    MOST_ATTEMPTS,
+    StartedTrial,
+    StudyFolder,
+    TuningStudy,
+    open_database,
+    write_results,
+)
+from stablernn.training.tune.trial import Outcome, Scores, run_lock
 
 SPACE = Space(
     validate({"data": {"source": "digits"}, "model": {"num_layers": 1}}),

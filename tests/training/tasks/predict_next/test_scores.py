@@ -15,11 +15,11 @@ from stablernn.data.step_data import NO_TARGET, Output, StepData, StoredSteps
 from stablernn.errors import DataError
 from stablernn.nn.models import SequencePredictor
 from stablernn.training import TorchPredictor
-from stablernn.training.build_model import create_model
-from stablernn.training.evaluation.evaluate_predict_next import evaluate_steps
-from stablernn.training.evaluation.stepwise import NUMBERS, predict_segments
-from stablernn.training.settings.resolve import resolve
+from stablernn.training.build import create_model
+from stablernn.training.evaluation.predictors import NUMBERS, predict_segments
+from stablernn.training.resolve import resolve
 from stablernn.training.tasks import task_for
+from stablernn.training.tasks.predict_next import evaluate_steps
 
 
 def fitted(data: StepData) -> SequencePredictor:
@@ -45,8 +45,8 @@ def test_carried_state_equals_one_long_run(monkeypatch: pytest.MonkeyPatch) -> N
     """A text of one stream in stretches of a few steps has the scores of the whole at once."""
     data = running(60)
     model = fitted(data)
-    monkeypatch.setattr("stablernn.training.evaluation.stepwise.STREAMS", 1)
-    monkeypatch.setattr("stablernn.training.evaluation.stepwise.LONGEST", 7)
+    monkeypatch.setattr("stablernn.training.evaluation.predictors.STREAMS", 1)
+    monkeypatch.setattr("stablernn.training.evaluation.predictors.LONGEST", 7)
     parts = list(predict_segments(TorchPredictor(model), data.test, 4, continuous=True))
     assert [part.x.shape[1] for part, _ in parts] == [7] * 8 + [3]
     with torch.no_grad():
@@ -59,8 +59,8 @@ def test_stretches_and_batches_do_not_move_a_score(output: Output, monkeypatch: 
     data = frames(output=output)
     predictor = TorchPredictor(fitted(data))
     whole = evaluate_steps(predictor, data)
-    monkeypatch.setattr("stablernn.training.evaluation.stepwise.ROWS", 2)
-    monkeypatch.setattr("stablernn.training.evaluation.stepwise.LONGEST", 3)
+    monkeypatch.setattr("stablernn.training.evaluation.predictors.ROWS", 2)
+    monkeypatch.setattr("stablernn.training.evaluation.predictors.LONGEST", 3)
     assert flat(evaluate_steps(predictor, data)) == pytest.approx(flat(whole), rel=1e-5)
 
 
@@ -114,7 +114,7 @@ def test_the_naive_answer_holds_the_last_observed_value_from_stretch_to_stretch(
     y = np.full((5, 2), 1.0, np.float32)
     split = StoredSteps([x], [y])
     data = replace(frames(), train=split, validation=split, test=split)
-    monkeypatch.setattr("stablernn.training.evaluation.stepwise.LONGEST", 2)
+    monkeypatch.setattr("stablernn.training.evaluation.predictors.LONGEST", 2)
     scores = evaluate_steps(TorchPredictor(fitted(data)), data)
     expected = [0, 16, 0, 25, 0, 25, 0, 25, 1, 25]
     assert scores["naive"]["mse"] == pytest.approx(np.mean(expected))

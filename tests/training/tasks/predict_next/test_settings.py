@@ -10,7 +10,7 @@ import pytest
 from predict_next_helpers import frames, running, settings
 from stablernn.errors import ConfigError
 from stablernn.training import load_config, train
-from stablernn.training.settings.resolve import resolve
+from stablernn.training.resolve import resolve
 from stablernn.training.tasks import task_for
 
 

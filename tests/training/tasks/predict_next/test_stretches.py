@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from predict_next_helpers import CPU, text
 from stablernn.data.segments import count_targets, segments, streams
 from stablernn.data.step_data import StoredSteps
-from stablernn.training.batches.minibatches import SegmentMinibatches, count_segment_minibatches
+from stablernn.training.loop.minibatches import SegmentMinibatches, count_segment_minibatches
 
 
 @given(length=st.integers(2, 60), rows=st.integers(1, 12))

@@ -14,16 +14,15 @@ from stablernn.data.step_data import StepData, StoredSteps
 from stablernn.errors import ConfigError
 from stablernn.nn.models import SequencePredictor
 from stablernn.training import TorchPredictor
-from stablernn.training.batches.losses import PredictNextObjective
-from stablernn.training.batches.minibatches import SegmentMinibatches
-from stablernn.training.build_model import create_model
-from stablernn.training.evaluation.evaluate_predict_next import StepScorer, evaluate_steps
+from stablernn.training.build import create_model
 from stablernn.training.evaluation.metric_catalog import direction
-from stablernn.training.loop.optim import build_optimizer, build_schedule
-from stablernn.training.loop.trainer import Trainer
+from stablernn.training.loop.losses import PredictNextObjective
+from stablernn.training.loop.minibatches import SegmentMinibatches
+from stablernn.training.loop.trainer import Trainer, build_optimizer, build_schedule
+from stablernn.training.resolve import resolve
 from stablernn.training.settings.config import TrainingConfig
-from stablernn.training.settings.resolve import resolve
 from stablernn.training.tasks import task_for
+from stablernn.training.tasks.predict_next import StepScorer, evaluate_steps
 
 
 def plain_loop(data: StepData, epochs: int) -> dict[str, torch.Tensor]:

@@ -1,1 +1,0 @@
-"""Minibatches, augmentation and the losses of tasks."""

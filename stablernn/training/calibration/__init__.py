@@ -1,1 +1,0 @@
-"""Calibration after training: temperatures of probabilities, conformal offsets of quantiles."""

@@ -1,1 +1,0 @@
-"""Jobs of a folder that several processes and machines share."""

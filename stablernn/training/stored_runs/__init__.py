@@ -1,1 +1,0 @@
-"""Runs as their directories describe them: lists and comparisons, which need no torch."""
