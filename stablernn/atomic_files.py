@@ -1,89 +1,28 @@
-"""Atomic writes: a file has its old content or its new one, never a part of it."""
+"""Files of runs: written atomically, and JSON documents."""
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stablernn.errors import CheckpointError
-
-_check_write: ContextVar[Callable[[], None] | None] = ContextVar("check_write", default=None)
-
-
-@contextmanager
-def checked_writes(check: Callable[[], None]) -> Iterator[None]:
-    """Call a function right before each write of this thread in the ``with`` block takes effect.
-
-    Args:
-        check: The function. If it raises, the file keeps its old content, and the exception goes on to the writer.
-    """
-    before = _check_write.set(check)
-    try:
-        yield
-    finally:
-        _check_write.reset(before)
+from stablernn_registry.atomic_io import replacing
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically: readers, and a kill or power cut, find the old content or the new, never a part.
-
-    After it has returned, a power cut no longer brings back the old content.
+    """Write a file as :func:`stablernn_registry.atomic_io.replacing` does.
 
     Raises:
         CheckpointError: If it cannot be written (a full disk, missing permissions); no temporary file is left then.
     """
-    temporary: str | None = None
     try:
-        # In the same folder, since os.replace is atomic within one file system only.
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
+        with replacing(path) as file:
             file.write(content)
-            file.flush()
-            # Before the rename: a power cut must not leave the new name with missing content.
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        check = _check_write.get()
-        if check is not None:
-            check()
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
-    except BaseException as error:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise CheckpointError(f"Cannot write '{path}': {error.strerror}.") from error
-        raise
-
-
-def _sync_folder(folder: Path) -> None:
-    # A copy of the registry's, which this package does not import: until then, a power cut may undo the rename.
-    if os.name == "nt":
-        # Windows opens no folders.
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
     except OSError as error:
-        # Some network file systems refuse to sync a folder; they order renames themselves.
-        if error.errno != errno.EINVAL:
-            raise
-    finally:
-        os.close(handle)
-
-
-def _umask() -> int:
-    # mkstemp makes files private, but the files of a run are as public as any other. The mask is read by setting it.
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
+        raise CheckpointError(f"Cannot write '{path}': {error.strerror}.") from error
 
 
 def write_json(path: Path, value: object) -> None:

@@ -14,7 +14,7 @@ import pytest
 from packages import PACKAGES
 
 MAY_IMPORT = {
-    "stablernn": set(),
+    "stablernn": {"stablernn_registry"},
     "stablernn_registry": set(),
     "stablernn_client": set(),
     "stablernn_runtime": {"stablernn_registry"},

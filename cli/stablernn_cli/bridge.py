@@ -22,15 +22,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from stablernn_cli.errors import CommandError, UsageError
-from stablernn_registry.disk.atomic_io import rename_and_sync, sync_folder
+from stablernn_registry.atomic_io import lock_open_file, replacing, sync_folder
 from stablernn_runtime.scoring import Scorer, StreamAnswers, StreamShard, map_checkpoint
 from stablernn_runtime.scoring.stream_events import MAX_NUMBER
 from stablernn_runtime.stream_spec import class_labels
-
-try:
-    import fcntl
-except ImportError:  # Windows, where nothing is locked.
-    fcntl = None  # type: ignore[assignment]
 
 
 class Event(NamedTuple):
@@ -53,12 +48,8 @@ def write_checkpoint(path: Path, parts: Iterable[bytes | memoryview]) -> None:
         path: The file.
         parts: Its content, parts that follow each other.
     """
-    staged = path.with_name(path.name + ".new")
-    with staged.open("wb") as file:
+    with replacing(path) as file:
         file.writelines(parts)
-        file.flush()
-        os.fsync(file.fileno())
-    rename_and_sync(staged, path)
 
 
 class Journal:
@@ -76,11 +67,10 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("a+b")
-        try:
-            self._lock()
-        except BlockingIOError as error:
+        # None, on file systems without locks, is no refusal.
+        if lock_open_file(self._file.fileno()) is False:
             self._file.close()
-            raise CommandError(f"Another program is using {path}: end it first, or use another checkpoint.") from error
+            raise CommandError(f"Another program is using {path}: end it first, or use another checkpoint.")
         # A power cut may undo the creation of the file until then.
         sync_folder(path.parent)
 
@@ -127,16 +117,6 @@ class Journal:
     def close(self) -> None:
         """Close the file, which ends the lock."""
         self._file.close()
-
-    def _lock(self) -> None:
-        if fcntl is None:
-            return
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            # Some network file systems have no locks.
-            if isinstance(error, BlockingIOError):
-                raise
 
 
 class TopicKeys:

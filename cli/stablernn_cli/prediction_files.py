@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from stablernn_cli.errors import CommandError, UsageError
 from stablernn_cli.output import plain
+from stablernn_registry.atomic_io import publish, replacing
 
 if TYPE_CHECKING:
     import polars as pl
@@ -126,7 +127,7 @@ class PredictionWriter:
                 shutil.copyfileobj(file, sys.stdout)
             return
         with self._named_errors():
-            _publish(self._parts[-1], self._path)
+            publish(self._parts[-1], self._path)
 
     def _store_pending(self) -> None:
         """Move the rows in memory to the disk."""
@@ -183,29 +184,11 @@ def write_table(path: Path, table: Mapping[str, Any]) -> None:
         frame.write_parquet(buffer)
     else:
         frame.write_ndjson(buffer)
-    _write_bytes(path, buffer.getvalue())
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    temporary: str | None = None
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        _publish(Path(temporary), path)
+        with replacing(path) as file:
+            file.write(buffer.getvalue())
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         raise _write_error(f"'{path}'", error) from error
-
-
-def _publish(temporary: Path, path: Path) -> None:
-    """Rename a file of mkstemp, and give it the mode of an ordinary new file."""
-    # The mask can only be read by setting it.
-    mask = os.umask(0)
-    os.umask(mask)
-    os.chmod(temporary, 0o666 & ~mask)
-    os.replace(temporary, path)
 
 
 def _write_error(subject: str, error: OSError) -> CommandError:

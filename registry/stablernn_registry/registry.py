@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 
-from stablernn_registry import log
+from stablernn_registry import atomic_io, log
 from stablernn_registry.aliases import move_alias
 from stablernn_registry.authorship import check_force, resolve_authorship
-from stablernn_registry.disk import atomic_io
 from stablernn_registry.disk.layout import MAX_MANIFEST_BYTES, MAX_POLICY_BYTES, POLICY
 from stablernn_registry.disk.transaction import WriteTarget
 from stablernn_registry.documents.manifest import (

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
 
-from stablernn_registry.disk import atomic_io, plain_files
+from stablernn_registry import atomic_io
+from stablernn_registry.disk import plain_files
 from stablernn_registry.disk.layout import (
     FILESYSTEM_FOLDERS,
     MARKER,
@@ -54,7 +55,7 @@ class Storage:
             StorageError: If the root is something else.
             IntegrityError: If ``registry.json`` is damaged or missing.
         """
-        with atomic_io.translate_os_errors("open it", self.root):
+        with plain_files.translate_os_errors("open it", self.root):
             marker = plain_files.read_or_none(self.layout.marker, self.root, MAX_MARKER_BYTES)
             if marker is None:
                 if not self.root.exists():
@@ -92,7 +93,7 @@ class Storage:
         """Return the names of all published models, sorted."""
         if not self.exists():
             return ()
-        with atomic_io.translate_os_errors("list the models", self.root):
+        with plain_files.translate_os_errors("list the models", self.root):
             try:
                 candidates = [entry.name for entry in self.layout.models.iterdir() if is_name(entry.name)]
             except FileNotFoundError:
@@ -112,7 +113,7 @@ class Storage:
         if not self.exists():
             return None
         path = self.layout.log(name)
-        with atomic_io.translate_os_errors(f"read '{name}'", self.root):
+        with plain_files.translate_os_errors(f"read '{name}'", self.root):
             return self._logs.read(path, self.root, f"The log of '{name}' ({self.layout.relative(path)})")
 
     def existing_history(self, name: str) -> History:
@@ -168,7 +169,7 @@ class Storage:
         history = self.existing_history(ref.name)
         number = self.resolve(ref, history)
         path = self.layout.manifest(ref.name, number)
-        with atomic_io.translate_os_errors(f"read '{ref}'", self.root):
+        with plain_files.translate_os_errors(f"read '{ref}'", self.root):
             data = plain_files.read_or_none(path, self.root, MAX_MANIFEST_BYTES)
         manifest = verify_and_decode(data, ref.name, number, history.digests[number], self.layout.relative(path))
         return Version(
@@ -184,7 +185,7 @@ class Storage:
         if not self.exists():
             return Policy()
         layout = self.layout
-        with atomic_io.translate_os_errors("read the policy", self.root):
+        with plain_files.translate_os_errors("read the policy", self.root):
             data = plain_files.read_or_none(layout.policy, self.root, MAX_POLICY_BYTES)
             if data is None and layout.lock(POLICY).exists() and not layout.staging(POLICY).exists():
                 # Its lock outlives the policy, so this one is lost, unless a first line was written since: read again.
@@ -250,6 +251,6 @@ def check_sources(files: Mapping[str, str | Path], empty_message: str) -> dict[s
 def stage_files(staging: Path, sources: Mapping[str, Path]) -> dict[str, FileEntry]:
     """Copy files to a staging folder, and return their sizes and hashes by name."""
     return {
-        filename: atomic_io.copy_new(source, staged_file, filename)
+        filename: plain_files.copy_new(source, staged_file, filename)
         for (filename, source), staged_file in zip(sources.items(), staged_paths(staging), strict=False)
     }

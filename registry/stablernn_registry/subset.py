@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
-from stablernn_registry import log
-from stablernn_registry.disk import atomic_io, plain_files
+from stablernn_registry import atomic_io, log
+from stablernn_registry.disk import plain_files
 from stablernn_registry.disk.layout import MARKER, MAX_LOG_BYTES, MAX_MANIFEST_BYTES, Layout
 from stablernn_registry.documents.manifest import FileEntry, verify_and_decode
 from stablernn_registry.errors import StorageError
@@ -39,7 +39,7 @@ def copy_versions(registry: Registry, versions: Sequence[Version], root: str | P
         UnknownRefError: If a model no longer exists.
     """
     source, destination = Layout(registry.root), Layout(Path(root).absolute())
-    with atomic_io.translate_os_errors("copy versions", destination.root):
+    with plain_files.translate_os_errors("copy versions", destination.root):
         if destination.root.exists() and any(destination.root.iterdir()):
             raise StorageError(f"{destination.root} is not empty. Copy versions to a new or empty folder.")
         atomic_io.make_folders(destination.root)

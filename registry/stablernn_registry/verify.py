@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stablernn_registry import log
-from stablernn_registry.disk import atomic_io, plain_files
+from stablernn_registry.disk import plain_files
 from stablernn_registry.disk.layout import (
     FILESYSTEM_FOLDERS,
     MARKER,
@@ -265,12 +265,12 @@ class Verifier:
                 expected = [owner.entry for owner in owners] or [FileEntry(bytes=length, sha256=path.name)]
                 for entry in expected:
                     # Sizes first: a file of another size is not read, since it may be a sparse one of terabytes.
-                    atomic_io.check_entry(
+                    plain_files.check_entry(
                         FileEntry(bytes=length, sha256=entry.sha256), entry, f"{owner_text} ({relative_path})"
                     )
                 actual = plain_files.hash_file(file, length)
                 for entry in expected:
-                    atomic_io.check_entry(actual, entry, f"{owner_text} ({relative_path})")
+                    plain_files.check_entry(actual, entry, f"{owner_text} ({relative_path})")
         except (FileNotFoundError, NotADirectoryError):
             if owners:
                 self.problems.append(

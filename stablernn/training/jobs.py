@@ -4,7 +4,7 @@ The lock of a job is the file ``KEY.N.lock``. It is created exclusively, names i
 the owner at an interval, the heartbeat. A lock whose heartbeats are missing is taken over by creating the file with the
 next N, which one process alone can do, and by removing the old one: renaming the old file could hit a new one of the
 same name. An owner that was suspended, and is not dead, looks for its own file before each write, see
-:func:`stablernn.atomic_files.checked_writes`.
+:func:`stablernn_registry.atomic_io.checked_writes`.
 
 Heartbeats are missing when a process has watched the file for some time, by its own clock, and the time of the file has
 not changed, as in the leader election of Kubernetes. That time is not compared with any clock: on some file systems it
@@ -37,15 +37,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stablernn.atomic_files import checked_writes
 from stablernn.environment_variables import read_positive_number
 from stablernn.errors import ConfigError, InterruptedRun, StableRNNError, TrainingError
 from stablernn.training.loop.launch import refuse_several_processes, stop_signals
-
-try:
-    import fcntl
-except ImportError:  # Windows, where a dead owner is known by its missing heartbeats alone.
-    fcntl = None  # type: ignore[assignment]
+from stablernn_registry.atomic_io import checked_writes, lock_is_free, lock_open_file
 
 _PROGRESS = logging.getLogger("stablernn.progress")
 
@@ -585,7 +580,8 @@ class JobLocks:
 
     def _is_abandoned(self, file: _File) -> bool:
         """Return True if the owner of a lock is dead, or has not touched it for too long."""
-        if file.owner is not None and file.owner.machine == _machine() is not None and is_unlocked(file.path):
+        is_here = file.owner is not None and file.owner.machine == _machine() is not None
+        if is_here and lock_is_free(file.path, os.O_RDWR):
             return True
         seconds = self.seconds if file.owner is None else file.owner.seconds
         return self._silent_seconds(file, seconds) > MISSED_HEARTBEATS * seconds
@@ -626,7 +622,7 @@ class JobLocks:
             return None
         try:
             # Before the owner is named: others take a named owner without this lock for dead.
-            machine = _machine() if lock_file(descriptor) else None
+            machine = _machine() if lock_open_file(descriptor) else None
             token = secrets.token_hex(16)
             owner = Owner(socket.gethostname(), os.getpid(), machine, token, self.seconds, deaths, saved)
             os.write(descriptor, owner.document())
@@ -680,30 +676,6 @@ def _saved_at(checkpoint: Path | None) -> int | None:
         return checkpoint.stat().st_mtime_ns
     except OSError:
         return None
-
-
-def lock_file(descriptor: int) -> bool:
-    """Lock an open file for this process until it closes it or ends; return False if that is not possible."""
-    if fcntl is None:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def is_unlocked(path: Path) -> bool:
-    """Return True if no process of this machine has locked a file."""
-    try:
-        # Network file systems lock exclusively only what is open for writing.
-        descriptor = os.open(path, os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        return lock_file(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

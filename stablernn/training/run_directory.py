@@ -13,12 +13,13 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stablernn.atomic_files import read_json, to_json_types, write_bytes
 from stablernn.errors import CheckpointError
+from stablernn_registry.atomic_io import lock_is_free, lock_open_file
 
 if TYPE_CHECKING:
     from stablernn.training.loop.checkpoint import Checkpoint
@@ -139,25 +140,19 @@ def new_directory(dataset: str, cell: str, root: Path = Path("runs")) -> Path:
             return path
 
 
-try:
-    import fcntl
-except ImportError:  # Windows, where nothing is marked.
-    fcntl = None  # type: ignore[assignment]
-
-
 @contextmanager
 def mark_running(path: Path) -> Iterator[None]:
     """Mark a run directory for :func:`is_running` inside the ``with`` block."""
-    if fcntl is None:
+    if os.name == "nt":
+        # Windows opens no folders: nothing is marked.
         yield
         return
     # The directory itself, and no file in it: resuming replaces the files, and a lock stays with the replaced one.
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        # Some network file systems have no locks. The run then counts as stopped until it is done.
-        with suppress(OSError):
-            # Shared: training waits for no other training, and for `is_running` microseconds at most.
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        # Shared: training waits for no other training, and for `is_running` microseconds at most. Where the file system
+        # has no locks, the run counts as stopped until it is done.
+        lock_open_file(descriptor, shared=True)
         yield
     finally:
         os.close(descriptor)
@@ -165,18 +160,4 @@ def mark_running(path: Path) -> Iterator[None]:
 
 def is_running(path: Path) -> bool:
     """Return True if a process on this machine trains the run; False also where the file system has no locks."""
-    if fcntl is None:
-        return False
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return False
+    return lock_is_free(path, os.O_RDONLY) is False

@@ -22,7 +22,14 @@ from stablernn_registry import Registry
 
 WRITING = {
     str(Path(stablernn_registry.__file__).parent / name)
-    for name in ("registry.py", "aliases.py", "storage.py", "disk/transaction.py", "disk/atomic_io.py")
+    for name in (
+        "registry.py",
+        "aliases.py",
+        "storage.py",
+        "atomic_io.py",
+        "disk/transaction.py",
+        "disk/plain_files.py",
+    )
 }
 FIELDS: dict[str, Any] = {"task": "predict-next", "cell": "lipschitz", "signature": {}, "features": ["x"]}
 Line = tuple[str, int]

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from stablernn.atomic_files import write_bytes
-from stablernn_registry import Registry
-from stablernn_registry.disk import atomic_io
+from stablernn_registry import Registry, atomic_io
 
 #: Writes into a folder that has a file "staged", by the package that they are of.
 WRITES: dict[str, Callable[[Path], object]] = {

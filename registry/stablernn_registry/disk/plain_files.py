@@ -6,6 +6,7 @@ a link to an endless device, or by a sparse file of terabytes. A read must end i
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -14,10 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from stablernn_registry import atomic_io
 from stablernn_registry.documents.manifest import FileEntry
-from stablernn_registry.errors import RESTORE, IntegrityError
+from stablernn_registry.errors import RESTORE, IntegrityError, ManifestError, RegistryError, StorageError
 
 _CHUNK_BYTES = 1 << 20
+# EFBIG is a limit on file size, EDQUOT a quota. For the user all three mean a full disk.
+_DISK_FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # Without O_NONBLOCK, opening a pipe that replaced the file after its check would block until a process writes to it.
 # Windows has neither these flags nor such pipes.
 _OPEN_FLAGS = (
@@ -127,3 +131,95 @@ def _check_type(mode: int, path: Path, root: Path, is_expected: Callable[[int], 
             f"{RESTORE}.",
             relative_path,
         )
+
+
+@contextmanager
+def translate_os_errors(action: str, root: Path) -> Iterator[None]:
+    """Convert an ``OSError`` in the block to a ``StorageError`` whose message is one sentence.
+
+    Args:
+        action: Action of the block, e.g. ``publish 'digits'``.
+        root: Root folder of the registry.
+    """
+    try:
+        yield
+    except RegistryError:
+        # StorageError is an OSError, too: do not wrap it twice.
+        raise
+    except OSError as error:
+        location = f" ({error.filename})" if error.filename else ""
+        if error.errno in _DISK_FULL_ERRORS:
+            message = (
+                f"Could not {action}: no space is left for the registry {root} ({error.strerror}). Nothing was "
+                f"changed; free some space or point STABLERNN_REGISTRY to another disk, then do it again."
+            )
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            message = (
+                f"Could not {action}: the registry {root} does not allow it: {error.strerror}{location}. Change its "
+                f"permissions or point STABLERNN_REGISTRY to another folder."
+            )
+        else:
+            message = f"Could not {action} in the registry {root}: {error.strerror or error}{location}."
+        raise StorageError(message) from error
+
+
+def copy_new(source: Path, path: Path, filename: str) -> FileEntry:
+    """Copy a file to a path that must not exist yet, hash the copied bytes, and sync the copy.
+
+    Raises:
+        ManifestError: If the source cannot be opened, or is no plain file.
+    """
+    try:
+        # Without O_NONBLOCK, opening a named pipe would block until a process writes to it.
+        handle = os.open(source, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        raise ManifestError(f"Cannot read '{filename}' from {source}: {error.strerror}.") from error
+    with os.fdopen(handle, "rb") as reader:
+        # Of the open file, not of the path, which may lead to another file by now.
+        status = os.fstat(reader.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ManifestError(f"Cannot read '{filename}' from {source}: it is not a plain file.")
+        return write_stream(reader, path, status.st_size)
+
+
+def write_stream(reader: BinaryIO, path: Path, length: int) -> FileEntry:
+    """Write and sync a file that must not exist yet, and hash the written bytes.
+
+    Args:
+        reader: Source of the bytes.
+        path: Path of the file.
+        length: Maximum number of bytes to read.
+
+    Returns:
+        Size and hash of the written bytes.
+    """
+    sha256, size = hashlib.sha256(), 0
+    with os.fdopen(atomic_io.create_new(path), "wb") as file:
+        # The limit makes the copy end even if another process keeps appending to the source.
+        while chunk := reader.read(min(_CHUNK_BYTES, length - size)):
+            sha256.update(chunk)
+            size += len(chunk)
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return FileEntry(bytes=size, sha256=sha256.hexdigest())
+
+
+def check_entry(actual: FileEntry, expected: FileEntry, label: str) -> None:
+    """Compare a file with what was published.
+
+    Args:
+        actual: Size and hash of the bytes on disk.
+        expected: Size and hash in the manifest, or in the log for a file of a record.
+        label: Name of the file in messages.
+
+    Raises:
+        IntegrityError: If they differ.
+    """
+    if actual != expected:
+        difference = (
+            f"has {actual.bytes} bytes, its manifest says {expected.bytes}"
+            if actual.bytes != expected.bytes
+            else f"has sha256 {actual.sha256[:12]}..., its manifest says {expected.sha256[:12]}..."
+        )
+        raise IntegrityError(f"{label} is damaged: it {difference}. {RESTORE}, or publish the same file again.")

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stablernn_registry import log
-from stablernn_registry.disk import atomic_io, plain_files
+from stablernn_registry import atomic_io, log
+from stablernn_registry.disk import plain_files
 from stablernn_registry.disk.layout import MARKER, Layout
 from stablernn_registry.errors import IntegrityError, StorageError
 
@@ -73,7 +73,7 @@ class Writer:
 
         self.exists()
         root = self.layout.root
-        with atomic_io.translate_os_errors(f"lock {target.label}", root):
+        with plain_files.translate_os_errors(f"lock {target.label}", root):
             self.refuse_links(target.lock, target.staging, *target.checked_folders)
             if not target.lock.exists():
                 # Before the lock, since it tells verify why there is a lock without the file that it guards.
@@ -129,7 +129,7 @@ class Writer:
         In that case it explains the lock without a file, and ``lock`` removes both. The caller holds the lock, and
         leaves the block without an exception only if the write is done.
         """
-        with atomic_io.translate_os_errors(action, self.layout.root):
+        with plain_files.translate_os_errors(action, self.layout.root):
             self._clear(target)
             atomic_io.make_folders(target.staging)
             try:

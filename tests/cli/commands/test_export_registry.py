@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from cli_helpers import Result, Workplace
-from stablernn_registry import AliasEntry, Registry
-from stablernn_registry.disk import atomic_io
+from stablernn_registry import AliasEntry, Registry, atomic_io
 
 FILES = {
     "certificate.json",

@@ -20,7 +20,7 @@ PHASES = {
     "step": "stablernn.training.loop.trainer:Trainer._project",
     "validation": "stablernn.training.evaluation.scorers:SampleScorer.score_of",
     "certificate": "stablernn.training.loop.certificate_log:stability_figures",
-    "checkpoint": "stablernn.atomic_files:os.fsync",
+    "checkpoint": "stablernn_registry.atomic_io:os.fsync",
     "scoring": "stablernn.training.train_model:finish",
 }
 
