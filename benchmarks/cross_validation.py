@@ -29,7 +29,7 @@ from certified import FORECASTS
 from compared_settings import COMPARISONS, Comparison, Settings
 from held_out import HeldOut, average_scores, held_out
 
-from stablernn.data.load_source import read_sequences
+from stablernn.data.load import read_sequences
 from stablernn.errors import StableRNNError
 from stablernn.training.loop.device import code_commit
 from stablernn.training.search.candidates import SMALL

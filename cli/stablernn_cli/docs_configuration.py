@@ -176,7 +176,7 @@ def _forecast_rows() -> list[tuple[str, str, str]]:
 
 
 def _key_rows(name: str, section: type[BaseModel]) -> Iterator[str]:
-    from stablernn.data.option_descriptions import option_descriptions
+    from stablernn.data.options import option_descriptions
     from stablernn_cli.config_options import KEYS, flag
 
     flags = {key: f"`{flag(option)}`" for option, key in KEYS.items()}

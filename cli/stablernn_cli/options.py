@@ -16,7 +16,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Split = Literal["train", "validation", "test"]
 # Same as stablernn_registry.documents.certificates.Kind, whose import is too slow for printing the help.
 Kind = Literal["contracting", "non-expansive", "bounded", "none"]
-# Same as stablernn.data.time.numeric_timestamps.Stamps, for the same reason.
+# Same as stablernn.data.options.Stamps, for the same reason.
 Stamps = Literal["unix-s", "unix-ms", "yyyymmdd", "yyyyww", "yyyyddd", "yyyyq", "excel", "step"]
 
 KIND_METAVAR = f"[{'|'.join(get_args(Kind))}]"

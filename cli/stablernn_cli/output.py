@@ -274,7 +274,7 @@ def data_notes(notes: Mapping[str, Any]) -> str | None:
     if "read_as" in notes:
         parts.append(f"read as {notes['read_as']}")
     if "counts" in notes:
-        from stablernn.data.notes import format_counts
+        from stablernn.data.messages import format_counts
 
         parts.append(format_counts(notes["counts"]))
     return f"Data: {'; '.join(parts)}." if parts else None

@@ -133,7 +133,7 @@ def with_file_options(model: Target, source: str, options: FileOptions) -> Targe
         As :meth:`Target.with_repairs`.
     """
     from stablernn.data.options import ID_COLUMN, TIME_COLUMN
-    from stablernn.data.readers.paths import is_table
+    from stablernn.data.readers.files import is_table
 
     model = model.with_repairs(source, options.repairs)
     columns = {"id_column": ID_COLUMN, "time_column": TIME_COLUMN}
@@ -197,7 +197,7 @@ def predict_series(model: Target, source: str, options: FileOptions, *, strict: 
         UsageError: If an option does not fit the model or the file.
         stablernn.errors.DataError: If the file cannot be used, or none of its series can.
     """
-    from stablernn.data.readers.paths import is_table
+    from stablernn.data.readers.files import is_table
 
     # Other files have no names by which a sequence could be left out.
     if not is_table(source):
@@ -261,7 +261,7 @@ def _reject_table_options(table_options: Mapping[str, str | None]) -> None:
 def _read(model: Target, source: str, options: FileOptions, limits: Mapping[str, Any]) -> InputSet:
     """Read a file for a classification or a forecast."""
     from stablernn.data import read_inputs
-    from stablernn.data.readers.paths import is_table
+    from stablernn.data.readers.files import is_table
 
     # Other files have no columns to name.
     if not is_table(source):
@@ -533,7 +533,7 @@ def format_times(ds: npt.NDArray[np.datetime64] | npt.NDArray[np.int64], in_utc:
 
 def describe_notes(notes: Mapping[str, Any]) -> Iterator[str]:
     """Yield how a file was read, what was repaired, and what was filled or ignored."""
-    from stablernn.data.notes import data_counts, describe_reading, format_counts, repair_counts
+    from stablernn.data.messages import data_counts, describe_reading, format_counts, repair_counts
 
     reading, repairs = describe_reading(notes), repair_counts(data_counts(notes))
     if reading:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
-from stablernn.data.time.frequency import parse_frequency
+from stablernn.data.table.frequency import parse_frequency
 from stablernn.errors import UnknownNameError
 
 _MOST = 1e6

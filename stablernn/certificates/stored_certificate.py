@@ -92,7 +92,7 @@ def stored_document(
         module: As of :func:`certificate_document`; of a model the document also has ``wrong_sample`` and ``in_words``.
         certificate: For all inputs, or for those that a user named.
         bounded: For inputs within the range of training; None for none.
-        frequency: Alias of the time grid, as :func:`stablernn.data.time.frequency.parse_frequency` takes it, for
+        frequency: Alias of the time grid, as :func:`stablernn.data.table.frequency.parse_frequency` takes it, for
             durations in words; None for samples.
         longest: Samples of the longest training sequence; None if they are not known.
     """

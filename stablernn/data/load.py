@@ -1,13 +1,66 @@
-"""``load_data``: a name or a file in, a dataset ready for training out."""
+"""``load_data``: a named dataset, a file or a folder in, a dataset ready for training out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from stablernn.data.load_source import load_source
-from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN, VALIDATION_FRACTION, LoadOptions
-from stablernn.data.step_data import Data
+from stablernn import errors
+from stablernn.data.catalog import dataset_info, is_dataset, load_named
+from stablernn.data.classification import classification_data, fixed_splits
+from stablernn.data.forecasting import channels_to_series, forecast_data, read_series
+from stablernn.data.messages import data_counts, describe_reading, format_counts, format_names
+from stablernn.data.named.entry import DatasetInfo
+from stablernn.data.options import (
+    FOLDER_OPTIONS,
+    ID_COLUMN,
+    LABEL_COLUMN,
+    LARGEST_SEED,
+    NAMED_OPTIONS,
+    TABLE_OPTIONS,
+    TARGET_COLUMN,
+    TASK_OPTIONS,
+    TIME_COLUMN,
+    VALIDATION_FRACTION,
+    LoadOptions,
+    Repairs,
+    TaskName,
+)
+from stablernn.data.readers.arff import read_arff
+from stablernn.data.readers.files import (
+    FORMAT_TASKS,
+    TABLE_FORMATS,
+    Task,
+    detect_format,
+    find_test_file,
+    is_text_file,
+    require_task,
+)
+from stablernn.data.readers.labelled_tables import read_labelled
+from stablernn.data.readers.npz import read_npz
+from stablernn.data.readers.recordings import read_recordings
+from stablernn.data.readers.stepwise import check_not_table, load_steps, require_step_file
+from stablernn.data.readers.ts import read_ts
+from stablernn.data.readers.ucr_tsv import is_ucr_text, read_ucr
+from stablernn.data.sequences import Sequences, has_feature_names, match_features
+from stablernn.data.step_data import Data, StepData
+from stablernn.data.table.chunks import read_column_names
+from stablernn.data.table.series import OpenTable, open_table
+from stablernn.data.types import ClassificationData, ForecastData
+from stablernn.terms import terms
+
+TASKS: tuple[Task, ...] = ("classify", "forecast")
+_SEQUENCE_READERS: dict[str, Callable[[Path], Sequences]] = {
+    ".npz": read_npz,
+    ".ts": read_ts,
+    ".tsv": read_ucr,
+    ".txt": read_ucr,
+    ".arff": read_arff,
+}
+_LOG = logging.getLogger("stablernn.data")
 
 
 def load_data(
@@ -156,3 +209,325 @@ def load_data(
         min_length=min_length,
     )
     return load_source(options)
+
+
+class _Source(NamedTuple):
+    """A located source.
+
+    Attributes:
+        name: Its name in messages.
+        path: The file; of no meaning for a named dataset with a loader of its own.
+        info: The named dataset; None for a file of the user.
+    """
+
+    name: str
+    path: Path
+    info: DatasetInfo | None
+
+
+def load_source(options: LoadOptions) -> Data:
+    """Read the source of these options and split it, see :func:`stablernn.data.load_data`."""
+    data = _load(options)
+    reading, counts = describe_reading(data.notes), data_counts(data.notes)
+    if reading:
+        _LOG.info("Data: read as %s.", reading)
+    if counts:
+        _LOG.info("Data: %s.", format_counts(counts))
+    short = data.notes.get("short_series")
+    if short:
+        _LOG.info("Data: set aside by min_length: %s.", format_names(short["names"]))
+    return data
+
+
+def _load(options: LoadOptions) -> Data:
+    # These hold for any source, so they are checked before a file is opened.
+    if not 0 < options.validation_fraction < 1:
+        raise errors.ConfigError(f"validation_fraction must be between 0 and 1, got {options.validation_fraction:g}.")
+    if not 0 <= options.seed <= LARGEST_SEED:
+        raise errors.ConfigError(f"seed must be from 0 to {LARGEST_SEED}, got {options.seed}.")
+    source = _locate(options.source)
+    task = _detect_source_task(source, options)
+    _check_task(source.name, task, options.task)
+    _check_named_options(source, options)
+    if source.info is not None and source.info.load is not None:
+        _check_fixed_splits(source.info, options)
+        data = load_named(source.info, options)
+        return _split_channels(data, options) if options.channels_as_series else data
+    if task == "predict-next":
+        return _load_steps(source, options)
+    if options.channels_as_series and task != "forecast":
+        raise errors.ConfigError(
+            f"channels_as_series is for forecasting; {terms().file(source.name)} is read for task '{task}'."
+        )
+    if task == "classify":
+        return _load_classification(source, options)
+    series = _load_forecast(source, options)
+    return _split_channels(series, options) if options.channels_as_series else series
+
+
+def _split_channels(data: Data, options: LoadOptions) -> ForecastData:
+    """Return series of their own for the targets that are named, else for all channels."""
+    if not isinstance(data, ForecastData):
+        raise errors.ConfigError(
+            f"channels_as_series is for forecasting; {terms().file(data.name)} is read for task '{data.task}'."
+        )
+    return channels_to_series(data, data.targets if options.target else None)
+
+
+def read_sequences(
+    path: Path,
+    *,
+    channels: Sequence[str] | None = None,
+    timed: bool | None = None,
+    group_column: str | None = None,
+    **columns: Any,
+) -> Sequences:
+    """Read a file of sequences by its ending, or a folder of recordings.
+
+    Args:
+        path: The file or folder.
+        channels: Features, in their order; all when omitted.
+        timed: Of tables, see :func:`stablernn.data.readers.labelled_tables.read_labelled`.
+        group_column: Column of a table or of a manifest, or array of an ``.npz`` file, with the group of each sequence.
+        columns: Of tables: what :func:`table_columns` returns.
+
+    Raises:
+        UnknownNameError: If there is no such file, or a table lacks a column that is named.
+        ConfigError: If groups are asked for and the format has no place for them.
+        DataError: If it is no file of sequences, or its content cannot be read.
+    """
+    if path.is_dir():
+        recordings = read_recordings(
+            path,
+            label_column=columns.get("label_column", LABEL_COLUMN),
+            group_column=group_column,
+            repairs=columns.get("repairs"),
+        )
+        return recordings if channels is None else match_features(recordings, channels)
+    file_format = require_task(path, "classify")
+    if file_format in TABLE_FORMATS:
+        return read_labelled(path, channels=channels, timed=timed, group_column=group_column, **columns)
+    if group_column is None:
+        sequences = _SEQUENCE_READERS[file_format](path)
+    elif file_format == ".npz":
+        sequences = read_npz(path, group=group_column)
+    else:
+        raise errors.ConfigError(
+            f"group_column is for tables and .npz files, which have a place for groups; {terms().file(path.name)} has "
+            "none. Write the sequences as one of these."
+        )
+    return sequences if channels is None else match_features(sequences, channels)
+
+
+def table_columns(options: LoadOptions) -> dict[str, Any]:
+    """Return the options of :func:`~stablernn.data.readers.labelled_tables.read_labelled` among those of loading."""
+    return {
+        "id_column": options.id_column,
+        "time_column": options.time_column,
+        "label_column": options.label_column,
+        "stamps": options.stamps,
+        "repairs": options.repairs,
+    }
+
+
+def detect_task(path: Path, task: str | None, label_column: str, repairs: Repairs | None = None) -> Task:
+    """Return the task that a file is read for: the one asked for, where its format serves several.
+
+    A folder is one of recordings, which are classified.
+
+    Raises:
+        DataError: If no reader takes it.
+    """
+    if path.is_dir():
+        return "classify"
+    tasks = FORMAT_TASKS[detect_format(path)]
+    if is_text_file(path) and task is None and not is_ucr_text(path):
+        raise errors.DataError(f"'{path.name}' is read by characters, for task 'predict-next'. Set the task.")
+    if len(tasks) == 1:
+        return tasks[0]
+    if task in tasks:
+        return task
+    # A table serves both tasks; its columns tell which one is meant.
+    names = read_column_names(path, repairs)
+    return "classify" if label_column in names and TARGET_COLUMN not in names else "forecast"
+
+
+def _locate(source: str | Path) -> _Source:
+    # A Path is a file even if a dataset has its name.
+    if isinstance(source, str) and is_dataset(source):
+        info = dataset_info(source)
+        return _Source(info.key, info.file or Path(info.key), info)
+    path = Path(source)
+    if not path.exists():
+        if isinstance(source, str) and not _is_path(source):
+            # Raises, with the datasets of similar names.
+            dataset_info(source)
+        raise errors.UnknownNameError(f"No file '{path}'. Check the path.{_suggest_file(path)}")
+    return _Source(path.name, path, None)
+
+
+def _is_path(source: str) -> bool:
+    """Return True if a name that is no dataset was meant as a file."""
+    return any(mark in source for mark in "/\\") or any(kind in FORMAT_TASKS for kind in Path(source.lower()).suffixes)
+
+
+def _suggest_file(path: Path) -> str:
+    try:
+        return errors.did_you_mean(path.name, [file.name for file in path.parent.iterdir()])
+    except OSError:
+        # The folder does not exist or may not be listed.
+        return ""
+
+
+def _detect_source_task(source: _Source, options: LoadOptions) -> TaskName:
+    if source.info is not None:
+        return source.info.task
+    is_text = is_text_file(source.path) and options.task != "classify"
+    if options.task == "predict-next" or (is_text and not is_ucr_text(source.path)):
+        return "predict-next"
+    return detect_task(source.path, options.task, options.label_column, options.repairs)
+
+
+def _check_task(name: str, task: str, requested: str | None) -> None:
+    if requested is None or requested == task:
+        return
+    if requested not in (*TASKS, "predict-next"):
+        tasks = "Tasks are classify, forecast and predict-next."
+        raise errors.unknown("task", requested, (*TASKS, "predict-next"), tasks)
+    raise errors.ConfigError(f"{terms().file(name)} is read for task '{task}', got task '{requested}'.")
+
+
+def _check_named_options(source: _Source, options: LoadOptions) -> None:
+    """Refuse options of named datasets that this source does not take."""
+    for name in options.changed(NAMED_OPTIONS):
+        if source.info is None:
+            raise errors.ConfigError(f"{name} is for named datasets; {terms().file(source.name)} is a file.")
+        if name not in source.info.takes:
+            takes = f"; of {', '.join(NAMED_OPTIONS)} it takes {', '.join(source.info.takes) or 'none'}"
+            raise errors.ConfigError(f"{name} is not for {terms().file(source.name)}{takes}.")
+
+
+def _check_fixed_splits(info: DatasetInfo, options: LoadOptions) -> None:
+    if options.test is not None or options.validation_fraction != VALIDATION_FRACTION:
+        name = "test" if options.test is not None else "validation_fraction"
+        raise errors.ConfigError(f"{name} is for files; '{info.key}' has fixed splits ({info.splits}).")
+
+
+def _check_no_forecast_options(source: _Source, options: LoadOptions, task: str, allowed: Sequence[str]) -> None:
+    unused = next((name for name in options.changed(TASK_OPTIONS) if name not in allowed), None)
+    if unused is not None:
+        raise errors.ConfigError(f"{unused} is for forecasting; {terms().file(source.name)} is read for task '{task}'.")
+
+
+def _load_steps(source: _Source, options: LoadOptions) -> StepData:
+    if options.task is None:
+        # Only a task that is asked for makes a text of numbers in columns a text.
+        check_not_table(source.path)
+    _check_no_forecast_options(source, options, "predict-next", ("channels",))
+    path = require_step_file(source.path)
+    test = find_test_file(path) if options.test is None else require_step_file(Path(options.test))
+    return load_steps(
+        path,
+        test=test,
+        features=options.channels,
+        validation_fraction=options.validation_fraction,
+        seed=options.seed,
+    )
+
+
+def _load_classification(source: _Source, options: LoadOptions) -> ClassificationData:
+    _check_no_forecast_options(source, options, "classify", (*TABLE_OPTIONS, "channels", "group_column"))
+    path, info = source.path, source.info
+    is_table = not path.is_dir() and detect_format(path) in TABLE_FORMATS
+    of_folders = FOLDER_OPTIONS if path.is_dir() else ()
+    table_options = [name for name in options.changed(TABLE_OPTIONS) if name not in of_folders]
+    if table_options and not is_table:
+        raise errors.ConfigError(f"{table_options[0]} is for tables; {terms().file(source.name)} is none.")
+    # The columns of a bundled dataset are known to be there.
+    if info is None and is_table:
+        _check_labelled(path, options)
+    columns = table_columns(options)
+    pool = read_sequences(path, channels=options.channels, group_column=options.group_column, **columns)
+    if info is not None and info.members is not None:
+        _check_fixed_splits(info, options)
+        return fixed_splits(source.name, pool, info.members(len(pool.values)), how=info.splits)
+    test_path = Path(options.test) if options.test is not None else None
+    if test_path is None and not path.is_dir():
+        test_path = find_test_file(path)
+    if pool.categories:
+        columns["repairs"] = options.repairs.model_copy(update={"categories": pool.categories})
+    test = None if test_path is None else _read_test_sequences(test_path, pool, columns)
+    return classification_data(
+        source.name, pool, test, validation_fraction=options.validation_fraction, seed=options.seed
+    )
+
+
+def _read_test_sequences(path: Path, train: Sequences, columns: dict[str, Any]) -> Sequences:
+    if path.is_dir():
+        return read_sequences(path, **columns)
+    if detect_format(path) not in TABLE_FORMATS:
+        # All features are read; they are put into the order of the training file later.
+        return read_sequences(path)
+    # A feature without a name is the column that has no other role; one of groups would be taken for another feature.
+    is_named = has_feature_names(train.features) or train.groups is not None
+    channels = train.features if is_named else None
+    return read_sequences(path, channels=channels, timed=train.times is not None, **columns)
+
+
+def _check_labelled(path: Path, options: LoadOptions) -> None:
+    names = read_column_names(path, options.repairs)
+    if options.label_column not in names:
+        raise errors.DataError(
+            f"{terms().file(path.name)} has no column '{options.label_column}' with the class of each series. Name it "
+            f"by label_column; there are {format_names(names)}."
+        )
+    if options.id_column not in names:
+        raise errors.DataError(
+            f"{terms().file(path.name)} has no column '{options.id_column}', so all of its rows are one sequence. Name "
+            f"the column that tells sequences apart by id_column; there are {format_names(names)}."
+        )
+
+
+def _load_forecast(source: _Source, options: LoadOptions) -> ForecastData:
+    for name in options.changed(("label_column", "group_column")):
+        raise errors.ConfigError(
+            f"{name} is for classification; {terms().file(source.name)} is read for task 'forecast'."
+        )
+    varying = [name for name in options.categories if name not in (*options.static, *options.future)]
+    if options.channels_as_series and varying:
+        raise errors.ConfigError(
+            f"data.channels_as_series makes channels series of numbers, and data.categories makes channels of "
+            f"'{varying[0]}'. Put it in data.static or data.future, or leave it out."
+        )
+    table = read_series(_open_table(source.path, options), options)
+    if options.channels_as_series and options.target is None:
+        # Each channel becomes a series, so all are forecast but those that are known in advance.
+        options = options.with_options(target=tuple(name for name in table.channels if name not in options.future))
+    test_path = None
+    if options.test is not None:
+        test_path = Path(options.test)
+    elif source.info is None:
+        # A bundled dataset has a single file.
+        test_path = find_test_file(source.path)
+    test = None
+    if test_path is not None:
+        # The channels, categories and series of the training file, whatever else the test file has.
+        same = options.with_options(channels=table.channels, categories=dict(table.categories), min_length=None)
+        test = read_series(_open_table(test_path, same), same)
+        short = set(table.notes.get("short_series", {}).get("names", ()))
+        test = replace(test, series=tuple(each for each in test.series if each.unique_id not in short))
+    defaults = dict(source.info.settings) if source.info else {}
+    if test is not None:
+        # "test_steps" of a named dataset gives way to a test file, as every default gives way to an option.
+        defaults.pop("test_steps", None)
+    return forecast_data(source.name, table, options.with_defaults(defaults), test=test)
+
+
+def _open_table(path: Path, options: LoadOptions) -> OpenTable:
+    return open_table(
+        path,
+        id_column=options.id_column,
+        time_column=options.time_column,
+        stamps=options.stamps,
+        repairs=options.repairs,
+    )

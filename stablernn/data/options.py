@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-
-from stablernn.data.option_descriptions import add_descriptions
-from stablernn.data.time.numeric_timestamps import Stamps
 
 ID_COLUMN = "unique_id"
 TIME_COLUMN = "ds"
@@ -44,6 +46,7 @@ TASK_OPTIONS = (
 NAMED_OPTIONS = ("variant", "partial", "permutation", "length")
 
 TaskName = Literal["classify", "forecast", "predict-next"]
+Stamps = Literal["unix-s", "unix-ms", "yyyymmdd", "yyyyww", "yyyyddd", "yyyyq", "excel", "step"]
 
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
@@ -76,6 +79,35 @@ def categories_as_mapping(value: object) -> object:
 Names = Annotated[tuple[str, ...], BeforeValidator(names_as_tuple)]
 Codes = Annotated[tuple[int | float | str, ...], BeforeValidator(codes_as_tuple)]
 Categories = Annotated[dict[str, tuple[str, ...]], BeforeValidator(categories_as_mapping)]
+
+
+def add_descriptions(schema: dict[str, Any], model: type[BaseModel]) -> None:
+    """Add the descriptions to the JSON Schema of a model: the ``json_schema_extra`` of its configuration."""
+    for option, description in option_descriptions(model).items():
+        schema["properties"][option]["description"] = description
+
+
+@cache
+def option_descriptions(model: type[BaseModel]) -> Mapping[str, str]:
+    """Return the description of each option of a model.
+
+    The option ``use_attribute_docstrings`` of pydantic does the same at every import, where it takes a tenth of the
+    start of a command that seldom needs them.
+
+    Args:
+        model: A class whose source is at hand.
+    """
+    descriptions: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if not issubclass(base, BaseModel) or base is BaseModel:
+            continue
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(definition, ast.ClassDef)
+        for option, text in pairwise(definition.body):
+            match option, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(description))):
+                    descriptions[name] = inspect.cleandoc(description)
+    return descriptions
 
 
 class _Options(BaseModel):

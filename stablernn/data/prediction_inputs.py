@@ -1,35 +1,40 @@
-"""``read_inputs``: a file for prediction, checked against the inputs of a trained model; labels are not needed."""
+"""``read_inputs``: a file for prediction, checked against the inputs of a trained model; labels are not needed.
+
+``read_input_pieces`` reads a large table in pieces, with the inputs that it has when it is read whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from stablernn import errors
 from stablernn.data.arrays import Float32Array, Int64Array, Samples, Timestamps
-from stablernn.data.forecasting.channels_as_series import CHANNEL
-from stablernn.data.forecasting.covariates import Covariates, calendar_channels, calendar_values
-from stablernn.data.load_source import TASKS, read_sequences
+from stablernn.data.forecasting import CHANNEL, Covariates, calendar_channels, calendar_values, split_series
+from stablernn.data.load import TASKS, read_sequences
 from stablernn.data.messages import format_names, pluralize
 from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN, Repairs
+from stablernn.data.readers.files import TABLE_FORMATS, Task, detect_format, require_task
 from stablernn.data.readers.labelled_tables import read_open_table
-from stablernn.data.readers.paths import TABLE_FORMATS, Task, require_task
-from stablernn.data.readers.tables import OpenTable, Table, open_table, unknown_column_error
-from stablernn.data.repairs.categories import collapse_names
 from stablernn.data.sequences import Sequences, compute_dt, pad_sequences, wrong_features_error
-from stablernn.data.stacked_series import lengths_of
-from stablernn.data.time.frequency import Frequency, infer_frequency, parse_frequency
-from stablernn.data.time.regular_grid import align_to_grid
-from stablernn.data.types import Notes, Series, steps_between
-from stablernn.data.wide_tables import read_wide_table
+from stablernn.data.table.frequency import Frequency, align_to_grid, infer_frequency, parse_frequency
+from stablernn.data.table.pieces import NameSet, NotInPieces
+from stablernn.data.table.repairs import collapse_names
+from stablernn.data.table.series import OpenTable, Table, no_series_error, open_table, unknown_column_error
+from stablernn.data.types import Notes, Series, lengths_of, steps_between
 from stablernn.terms import terms
 
 # 4 GiB of float32.
 _MAX_PADDED_NUMBERS = 1 << 30
+
+
+PIECE_CELLS = 1 << 20
+"""Cells of a piece, at least. Its rows are held until all of its series have an answer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -430,3 +435,143 @@ def _check_columns(table: OpenTable, features: Sequence[str], columns: Sequence[
         raise unknown_column_error(table.path, missing[0], columns)
     if missing:
         raise wrong_features_error(table.path.name, columns, features)
+
+
+def read_wide_table(table: OpenTable, channels: Sequence[str], covariates: Covariates) -> Table:
+    """Read a wide table, each of whose channels is a series.
+
+    Args:
+        table: The table; its ``exclude`` names series that are left out.
+        channels: Columns that are series, together with the ids of the table where it has any.
+        covariates: What the columns and static columns of all series are.
+
+    Raises:
+        DataError: If the table cannot be read, or all series are left out.
+    """
+    exclude = table.exclude or {}
+    # Without names of series a channel is one series, which can be left out unread.
+    left_out = exclude if table.id_name is None else ()
+    read_channels = [name for name in channels if name not in left_out]
+    if not read_channels:
+        raise no_series_error(table.path.name, exclude)
+    wide = table.read(
+        [*read_channels, *covariates.columns],
+        static=covariates.static,
+        series_columns=read_channels if table.id_name is None else (),
+    )
+    # Names do not change with the series that are left out.
+    is_single = len(wide.series) == 1 and exclude.keys() <= set(channels)
+    melted = split_series(wide.series, wide.channels, read_channels, covariates.columns, is_single=is_single)
+    series = tuple(each for each in melted if each.unique_id not in exclude)
+    if not series:
+        raise no_series_error(table.path.name, exclude)
+    ignored = [name for name in wide.notes.get("ignored_columns", []) if name not in left_out]
+    notes = {name: value for name, value in wide.notes.items() if name != "ignored_columns"}
+    if ignored:
+        notes["ignored_columns"] = ignored
+    return replace(wide, series=series, notes=notes)
+
+
+@dataclass(frozen=True, eq=False)
+class InputPiece:
+    """Some series of a table.
+
+    Attributes:
+        table: The table with the rows of these series.
+        options: Options of :func:`read_inputs`.
+    """
+
+    table: OpenTable
+    options: Mapping[str, Any]
+
+    @property
+    def is_whole(self) -> bool:
+        """True if it has all series of the table."""
+        return self.table.piece is not None and self.table.piece.is_whole
+
+    def read(self, exclude: Mapping[str, str] | None = None) -> InputSet:
+        """Read its series.
+
+        Args:
+            exclude: Names of series to leave out, each with the reason.
+
+        Raises:
+            DataError: As :func:`read_inputs`. Where the error names no series, reading the whole file may have none.
+        """
+        return read_inputs(self.table.path, **self.options, table=self.table, exclude=exclude)
+
+    def has_series_besides(self, names: Mapping[str, str]) -> bool:
+        """Return whether it has a series besides those with these names."""
+        assert self.table.piece is not None
+        assert self.table.id_name is not None
+        return self.table.piece.has_other_series(list(names), self.table.id_name)
+
+
+def read_input_pieces(path: str | Path, **options: Any) -> Iterator[InputPiece]:
+    """Return the series of a table in pieces, in the order of the file.
+
+    :class:`PieceCheck` says after each piece whether its inputs are those of the whole file.
+
+    Args:
+        path: The table.
+        options: Those of :func:`read_inputs`, without ``exclude``.
+
+    Raises:
+        NotInPieces: If the table can only be read whole.
+        UnknownNameError: As :func:`read_inputs`; likewise ConfigError and DataError.
+    """
+    path = Path(path)
+    repairs = (options.get("repairs") or Repairs()).without_selection
+    # Whether local times are instants, and what rows are aggregated to, can depend on all rows.
+    if options.get("channels_as_series") or repairs.timezone is not None or repairs.resample is not None:
+        raise NotInPieces
+    if detect_format(path) not in (".csv", ".parquet"):
+        raise NotInPieces
+    table = open_table(
+        path,
+        id_column=options.get("id_column", ID_COLUMN),
+        time_column=options.get("time_column", TIME_COLUMN),
+        stamps=options.get("stamps"),
+        repairs=repairs,
+    )
+    if table.id_name is None:
+        raise NotInPieces
+    features = [*options["features"], *options.get("static", ()), *options.get("future", ())]
+    label = options.get("label_column", LABEL_COLUMN)
+    wanted = {*collapse_names(features, repairs.categories), label, *repairs.categories}
+    columns = [name for name in table.columns if name in wanted]
+    pieces = table.pieces(columns, verbatim=(label, *repairs.categories), cells=PIECE_CELLS)
+    return map(InputPiece, pieces, repeat(options))
+
+
+class PieceCheck:
+    """Checks that pieces have the inputs that they have in the whole file: each series is in one of them, and all have
+    one time grid and times of one type."""
+
+    def __init__(self) -> None:
+        self._names = NameSet()
+        self._times: tuple[Any, ...] | None = None
+
+    def add_names(self, names: Sequence[str]) -> None:
+        """Check that the series of the next piece are in no other.
+
+        Raises:
+            NotInPieces: If one is.
+        """
+        repeated = self._names.add(names)
+        if repeated is not None:
+            raise NotInPieces(f"rows of series '{repeated}' are in several places; sort the file by series")
+
+    def add_times(self, inputs: InputSet) -> None:
+        """Check that the times of the next piece are those of the others.
+
+        Raises:
+            NotInPieces: If they differ.
+        """
+        # A single row is on any grid, and only a forecast needs to know where the next one would be.
+        if inputs.task == "classify" and inputs.lengths.max() == 1:
+            return
+        times = (inputs.frequency, inputs.notes.get("time_zone"), *(each.dtype for each in inputs.ds[:1]))
+        if self._times not in (None, times):
+            raise NotInPieces("its series do not all have the same time grid")
+        self._times = times

@@ -12,8 +12,7 @@ import numpy.typing as npt
 from stablernn import errors
 from stablernn.data.arrays import Float32Array, Int64Array
 from stablernn.data.messages import format_names, pluralize, quote
-from stablernn.data.stacked_series import StackedValues, lengths_of
-from stablernn.data.types import Notes
+from stablernn.data.types import Notes, StackedValues, lengths_of
 from stablernn.terms import terms
 
 #: Cells that stand for a missing label.

@@ -15,7 +15,7 @@ import numpy as np
 from stablernn.certificates.certificate import Certificate, certify
 from stablernn.certificates.input_range import InputRange, training_range
 from stablernn.certificates.stored_certificate import series_facts
-from stablernn.data.notes import data_counts, format_counts
+from stablernn.data.messages import data_counts, format_counts
 from stablernn.errors import ConfigError, did_you_mean
 from stablernn.estimators.fitted_run import ESTIMATOR_FILE, FittedRun, RegistryVersion
 from stablernn.estimators.stream import Stream

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from stablernn.data.catalog import is_dataset
-from stablernn.data.load_source import load_source
+from stablernn.data.load import load_source
 from stablernn.data.options import FOLDER_OPTIONS, NAMED_OPTIONS, TABLE_OPTIONS, LoadOptions
-from stablernn.data.readers.cells import CellError
-from stablernn.data.readers.paths import is_table
+from stablernn.data.readers.files import is_table
 from stablernn.data.step_data import Data
+from stablernn.data.table.cells import CellError
 from stablernn.errors import DataError
 from stablernn.training.settings.config import Config, data_options
 from stablernn.training.tasks import Task, task_for, task_type

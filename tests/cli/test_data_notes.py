@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cli_helpers import NO_PLOTS, Workplace
-from stablernn.data.load_source import load_source
+from stablernn.data.load import load_source
 from stablernn.data.options import LoadOptions
 from stablernn.data.step_data import Data
 from stablernn.training import load_run

@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 
 from cli_helpers import Workplace
-from stablernn.data import input_pieces
-from stablernn.data.readers.table_pieces import NameSet, split_rows
+from stablernn.data import prediction_inputs
+from stablernn.data.table.pieces import NameSet, split_rows
 from stablernn_cli.commands import predict as prediction_pieces
 
 LENGTHS = [20, 3, 41, 20, 20, 7, 120, 1, 20, 20, 33]
@@ -20,9 +20,9 @@ LENGTHS = [20, 3, 41, 20, 20, 7, 120, 1, 20, 20, 33]
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks and pieces of some 50 rows, parts of files of two pieces."""
-    monkeypatch.setattr("stablernn.data.readers.table_chunks._MIN_CHUNK_ROWS", 1)
-    monkeypatch.setattr("stablernn.data.readers.paths._BLOCK_BYTES", 1000)
-    monkeypatch.setattr(input_pieces, "PIECE_CELLS", 150)
+    monkeypatch.setattr("stablernn.data.table.chunks._MIN_CHUNK_ROWS", 1)
+    monkeypatch.setattr("stablernn.data.readers.files._BLOCK_BYTES", 1000)
+    monkeypatch.setattr(prediction_inputs, "PIECE_CELLS", 150)
     monkeypatch.setattr("stablernn_cli.prediction_files._PART_ROWS", 4)
 
 
@@ -69,7 +69,7 @@ def predict(place: Workplace, model: str, source: Path, output: Path) -> tuple[b
 
 
 def read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(input_pieces, "PIECE_CELLS", 1 << 30)
+    monkeypatch.setattr(prediction_inputs, "PIECE_CELLS", 1 << 30)
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv"])

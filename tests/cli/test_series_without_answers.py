@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 from cli_helpers import NO_PLOTS, Workplace
-from stablernn.data.input_pieces import InputPiece
+from stablernn.data.prediction_inputs import InputPiece
 from stablernn_runtime import ServedModel
 from stablernn_runtime.errors import InputError
 

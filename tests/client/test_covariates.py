@@ -14,7 +14,7 @@ import stream_helpers
 from client_helpers import Both, BreakingLine
 from exports import exported
 from server_helpers import Running, serve
-from stablernn.data.forecasting.covariates import calendar_periods
+from stablernn.data.forecasting import calendar_periods
 from stablernn.nn.models import Forecaster, SequenceModel
 from stablernn_client import BadRequest
 from stablernn_registry import Registry

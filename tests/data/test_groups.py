@@ -9,7 +9,7 @@ import pytest
 from sklearn.model_selection import StratifiedGroupKFold
 
 from stablernn.data import ClassificationData, load_data
-from stablernn.data.splits import grouped_folds, grouped_validation
+from stablernn.data.classification import grouped_folds, grouped_validation
 from stablernn.errors import ConfigError, DataError, UnknownNameError
 
 

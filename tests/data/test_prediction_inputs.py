@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stablernn.data import ClassificationData, ForecastData, dataset_info, load_data, read_inputs
-from stablernn.data.time.frequency import parse_frequency
+from stablernn.data.table.frequency import parse_frequency
 from stablernn.errors import ConfigError, DataError, StableRNNError, UnknownNameError
 
 

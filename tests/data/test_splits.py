@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stablernn.data.splits import stratified_validation
+from stablernn.data.classification import stratified_validation
 from stablernn.data.windows import target_range
 
 

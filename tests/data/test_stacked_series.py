@@ -9,9 +9,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from stablernn.data.readers.tables import open_table
-from stablernn.data.stacked_series import StackedSeries, names_of, values_of
-from stablernn.data.time.regular_grid import align_to_grid
+from stablernn.data.table.frequency import align_to_grid
+from stablernn.data.table.series import open_table
+from stablernn.data.types import StackedSeries, names_of, values_of
 from stablernn.errors import DataError
 
 

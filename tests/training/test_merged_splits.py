@@ -13,7 +13,7 @@ import torch
 
 from forecast_helpers import many_series
 from stablernn.data import ClassificationData, ForecastData, SequenceSplit, load_data
-from stablernn.data.named.lazy import LazySplit
+from stablernn.data.named.entry import LazySplit
 from stablernn.errors import ConfigError, DataError, InterruptedRun
 from stablernn.training import Progress, evaluate, load_config, load_run, train
 from stablernn.training.dry_run import plan_training

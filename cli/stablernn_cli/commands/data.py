@@ -198,7 +198,7 @@ def _write_fixed(output: Output, path: Path, report: DataReport, stated: Config)
     Raises:
         CommandError: If no settings mend all problems, or the file cannot be written.
     """
-    from stablernn.data.notes import data_counts, format_counts, repair_counts
+    from stablernn.data.messages import data_counts, format_counts, repair_counts
     from stablernn.training.data_report import check_run_data
 
     settings = fixed_settings(stated, report)
@@ -276,7 +276,7 @@ def show_plan(
 
 
 def _facts(report: DataReport) -> dict[str, object]:
-    from stablernn.data.notes import data_counts, describe_reading, format_counts, repair_counts
+    from stablernn.data.messages import data_counts, describe_reading, format_counts, repair_counts
 
     content = report.content
     facts: dict[str, object] = {"source": ", ".join(report.files.values()) or report.source}

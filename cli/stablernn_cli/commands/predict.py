@@ -51,7 +51,7 @@ from stablernn_cli.prediction_files import FORMATS, PredictionWriter, Table, che
 from stablernn_cli.targets import Target, open_target
 
 if TYPE_CHECKING:
-    from stablernn.data.input_pieces import InputPiece, PieceCheck
+    from stablernn.data.prediction_inputs import InputPiece, PieceCheck
 
 
 def predict(
@@ -367,7 +367,7 @@ def answer_file(
         CommandError: If the writer cannot write.
         stablernn.errors.DataError: If the file cannot be used, or none of its series can.
     """
-    from stablernn.data.readers.table_pieces import NotInPieces
+    from stablernn.data.table.pieces import NotInPieces
 
     try:
         return _answer_in_pieces(model, source, options, writer, has_errors=has_errors, strict=strict)
@@ -391,10 +391,10 @@ def _answer_in_pieces(
     Raises:
         NotInPieces: If it must be read whole.
     """
-    from stablernn.data.input_pieces import PieceCheck, read_input_pieces
-    from stablernn.data.readers.paths import is_table
-    from stablernn.data.readers.row_checks import no_series_error
-    from stablernn.data.readers.table_pieces import NotInPieces
+    from stablernn.data.prediction_inputs import PieceCheck, read_input_pieces
+    from stablernn.data.readers.files import is_table
+    from stablernn.data.table.pieces import NotInPieces
+    from stablernn.data.table.series import no_series_error
 
     # Answers of other engines depend, in their last bits, on what is run together.
     if model.task == "predict-next" or not is_table(source) or (model.engine, model.device) != ("onnx", "cpu"):
@@ -440,8 +440,8 @@ class _PieceAnswers:
             DataError: If the piece is the whole file, and cannot be used, or has a bad cell, and no series may lack its
                 answer.
         """
-        from stablernn.data.readers.cells import CellError
-        from stablernn.data.readers.table_pieces import NotInPieces
+        from stablernn.data.table.cells import CellError
+        from stablernn.data.table.pieces import NotInPieces
         from stablernn.errors import DataError
 
         names: list[str] = []

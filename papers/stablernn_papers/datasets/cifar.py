@@ -9,9 +9,7 @@ import numpy.typing as npt
 
 from stablernn import errors
 from stablernn.data.arrays import SPLITS, Float32Array, Int64Array, SplitName
-from stablernn.data.named.assemble import classification_data
-from stablernn.data.named.entry import DatasetInfo, Request
-from stablernn.data.named.lazy import LazySplit
+from stablernn.data.named.entry import DatasetInfo, LazySplit, Request, classification_data
 from stablernn.data.named.places import MIB, DataFile
 from stablernn.data.types import ClassificationData
 

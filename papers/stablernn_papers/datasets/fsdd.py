@@ -13,9 +13,7 @@ import numpy as np
 
 from stablernn import errors
 from stablernn.data.arrays import Float32Array, Int64Array, SplitName
-from stablernn.data.named.assemble import classification_data
-from stablernn.data.named.entry import DatasetInfo, Request
-from stablernn.data.named.lazy import LazySplit
+from stablernn.data.named.entry import DatasetInfo, LazySplit, Request, classification_data
 from stablernn.data.named.places import DataFile, check_digest
 from stablernn.data.sequences import pad_sequences
 from stablernn.data.step_data import StepData, StoredSteps

@@ -31,7 +31,7 @@ from stablernn.data.named.places import (
     find,
     user_folder,
 )
-from stablernn.data.readers.paths import read_bytes
+from stablernn.data.readers.files import read_bytes
 
 #: Time without a byte after which a download fails.
 TIMEOUT_SECONDS = 20.0

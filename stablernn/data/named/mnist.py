@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import numpy as np
@@ -9,10 +10,7 @@ import numpy.typing as npt
 
 from stablernn import errors
 from stablernn.data.arrays import Float32Array, Int64Array
-from stablernn.data.named.assemble import classification_data
-from stablernn.data.named.entry import DatasetInfo, Request
-from stablernn.data.named.lazy import LazySplit
-from stablernn.data.named.permutations import permutation
+from stablernn.data.named.entry import DatasetInfo, LazySplit, Request, classification_data
 from stablernn.data.named.places import DataFile
 from stablernn.data.types import ClassificationData
 
@@ -39,6 +37,11 @@ _FASHION_LABELS = (
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 ROWS = (98, 28)
+
+
+#: Permutations of the code of papers, as generator and seed.
+PUBLISHED = {"urnn": "numpy-92916", "nnrnn": "numpy-1234"}
+_SEEDED = re.compile(r"(numpy|torch)-(\d{1,9})")
 
 
 def read_idx(name: str, content: bytes) -> Pixels:
@@ -172,3 +175,31 @@ DATASETS = (
         load=partial(load, labels=_FASHION_LABELS),
     ),
 )
+
+
+def permutation(name: str, size: int) -> Int64Array:
+    """Return a permutation by name: step t reads the pixel whose index is its t-th element.
+
+    Args:
+        name: ``urnn`` (also used by scoRNN and expRNN), ``nnrnn``, or a generator with its seed: ``torch-12008``
+            (Lipschitz, noisy RNN, coRNN), ``torch-5544`` (UnICORNN, LEM), ``numpy-7``.
+        size: Number of pixels of an image.
+
+    Raises:
+        ConfigError: If the name is unknown.
+    """
+    match = _SEEDED.fullmatch(PUBLISHED.get(name, name))
+    if match is None:
+        hint = errors.did_you_mean(name, (*PUBLISHED, "torch-12008", "torch-5544"))
+        raise errors.ConfigError(
+            f"permutation must be {', '.join(PUBLISHED)}, torch-SEED or numpy-SEED (such as torch-12008), "
+            f"got '{name}'.{hint}"
+        )
+    generator, seed = match.groups()
+    if generator == "numpy":
+        return np.random.RandomState(int(seed)).permutation(size).astype(np.int64)
+    # Imported here, because stablernn.data must not load torch unless it is needed.
+    import torch
+
+    order: Int64Array = torch.randperm(size, generator=torch.Generator().manual_seed(int(seed))).numpy()
+    return order

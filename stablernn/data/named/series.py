@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from stablernn import errors
-from stablernn.data.forecasting.build import forecast_data, read_series
+from stablernn.data.forecasting import forecast_data, read_series
 from stablernn.data.messages import quote
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.places import DataFile
-from stablernn.data.readers.tables import Table, open_table
+from stablernn.data.table.series import Table, open_table
 from stablernn.data.types import ForecastData, Series
 
 _ETT_HOME = "https://raw.githubusercontent.com/zhouhaoyi/ETDataset/main/ETT-small/"

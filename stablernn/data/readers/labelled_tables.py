@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN, Repairs
-from stablernn.data.readers.tables import OpenTable, open_table
 from stablernn.data.sequences import Sequences, plain_labels
-from stablernn.data.stacked_series import names_of, values_of
-from stablernn.data.time.regular_grid import align_to_grid
-from stablernn.data.types import Notes, lengths_of_time
+from stablernn.data.table.frequency import align_to_grid
+from stablernn.data.table.series import OpenTable, open_table
+from stablernn.data.types import Notes, lengths_of_time, names_of, values_of
 
 #: Notes of a table that its sequences do not have.
 _UNUSED_NOTES = ("series", "missing_values", "time_zone")
@@ -43,7 +42,7 @@ def read_labelled(
         label_column: Column with the class of the sequence, the same in all its rows. Without it there are no labels.
         group_column: Column with the group of the sequence, the same in all its rows.
         timed: Whether the result has the times of its steps, with rows as steps; if they are on no grid when omitted.
-        stamps: As for :func:`stablernn.data.readers.tables.open_table`.
+        stamps: As for :func:`stablernn.data.table.series.open_table`.
         repairs: As there.
 
     Raises:

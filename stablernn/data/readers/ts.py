@@ -14,10 +14,10 @@ import polars as pl
 from stablernn import errors
 from stablernn.data.arrays import Float64Array
 from stablernn.data.messages import pluralize, quote
-from stablernn.data.readers.paths import read_text
-from stablernn.data.readers.timestamps import parse_dates
+from stablernn.data.readers.files import read_text
 from stablernn.data.readers.ucr_tsv import check_label, is_number, number_lines, parse_numbers, to_float32
 from stablernn.data.sequences import Sequences, default_channel_names, plain_labels
+from stablernn.data.table.timestamps import parse_dates
 
 _TRUE_FALSE = {"true": True, "false": False}
 _FLAGS = ("timestamps", "missing", "univariate", "equallength", "targetlabel")

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from stablernn.data import ForecastData, Samples, WindowSet
 from stablernn.data.arrays import Timestamps
-from stablernn.data.forecasting.covariates import calendar_channels, calendar_values
-from stablernn.data.time.frequency import Frequency, parse_frequency
+from stablernn.data.forecasting import calendar_channels, calendar_values
+from stablernn.data.table.frequency import Frequency, parse_frequency
 from stablernn.data.types import lengths_of_time
 from stablernn.errors import ConfigError, DataError
 from stablernn.terms import terms

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn.data.arrays import Samples
-from stablernn.data.segments import Segment, segments, streams
-from stablernn.data.step_data import StepSplit
+from stablernn.data.step_data import Segment, StepSplit, segments, streams
 from stablernn.data.windows import SampleSource
 
 Array = npt.NDArray[Any]

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from stablernn.data.arrays import Int64Array, Samples
-from stablernn.data.segments import count_targets, segment, streams
-from stablernn.data.step_data import StepSplit
+from stablernn.data.step_data import StepSplit, count_targets, segment, streams
 from stablernn.data.windows import SampleSource, WindowSet
 
 Array = npt.NDArray[Any]

@@ -16,8 +16,8 @@ import numpy as np
 from torch import Tensor
 
 from stablernn.data.arrays import Int64Array
+from stablernn.data.classification import grouped_folds, grouped_validation, stratified_folds, stratified_validation
 from stablernn.data.options import LARGEST_SEED
-from stablernn.data.splits import grouped_folds, grouped_validation, stratified_folds, stratified_validation
 from stablernn.data.step_data import Data, StepData
 from stablernn.data.types import ClassificationData, ForecastData, SequenceSplit
 from stablernn.errors import ConfigError, DataError, TrainingError

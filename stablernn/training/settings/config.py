@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from stablernn.data.option_descriptions import add_descriptions
-from stablernn.data.options import Count, DataOptions, LoadOptions, Seed, Share, TaskName, as_tuple
+from stablernn.data.options import Count, DataOptions, LoadOptions, Seed, Share, TaskName, add_descriptions, as_tuple
 from stablernn.terms import terms
 
 OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop", "adagrad"]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stablernn.cells import StableCell
 from stablernn.data.arrays import Samples, SplitName, cut_samples
-from stablernn.data.forecasting.covariates import calendar_channels, calendar_periods
+from stablernn.data.forecasting import calendar_channels, calendar_periods
 from stablernn.data.options import LoadOptions
 from stablernn.data.types import ForecastData
 from stablernn.errors import ConfigError

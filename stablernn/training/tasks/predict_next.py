@@ -14,8 +14,7 @@ import numpy as np
 from stablernn.cells import StableCell
 from stablernn.data.arrays import Samples, SplitName, cut_samples
 from stablernn.data.messages import format_names, pluralize
-from stablernn.data.segments import Segment, streams
-from stablernn.data.step_data import NO_TARGET, StepData
+from stablernn.data.step_data import NO_TARGET, Segment, StepData, streams
 from stablernn.errors import ConfigError, DataError
 from stablernn.nn.models import SequenceModel, SequencePredictor
 from stablernn.nn.models.predictor import target_frequencies

@@ -17,8 +17,8 @@ from bad_files import BAD_FILES, DAYS, ROWS, BadFile
 from data.check.reports import check, warnings
 from stablernn.data import ForecastData, load_data
 from stablernn.data.check import DataReport, check_data
-from stablernn.data.check.row_order import count_unordered
-from stablernn.data.readers.timestamps import zone_suffixes
+from stablernn.data.check.table import count_unordered
+from stablernn.data.table.timestamps import zone_suffixes
 from stablernn.errors import ConfigError, DataError, StableRNNError
 
 SHARED = os.environ.get("STABLERNN_DATA")

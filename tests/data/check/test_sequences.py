@@ -9,8 +9,8 @@ import numpy as np
 from bad_files import labelled
 from data.check.reports import check, warnings
 from stablernn.data.check import check_data
+from stablernn.data.check.content import inspect_steps
 from stablernn.data.check.report import Findings
-from stablernn.data.check.steps import inspect_steps
 from stablernn.data.step_data import StepData, StoredSteps
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bad_files import DAYS, ROWS
 from data.check.reports import check, warnings
 from stablernn.data.check import check_data
-from stablernn.data.check.channel_statistics import compute_statistics
+from stablernn.data.check.content import compute_statistics
 from stablernn.errors import UnknownNameError
 
 

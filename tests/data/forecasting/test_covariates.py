@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stablernn.data import ForecastData, InputSet, load_data, read_inputs
-from stablernn.data.forecasting.covariates import calendar_values
+from stablernn.data.forecasting import calendar_values
 from stablernn.errors import ConfigError, DataError, StableRNNError, UnknownNameError
 
 SMALL: dict[str, Any] = {"horizon": 2, "context_length": 3, "validation_steps": 2, "test_steps": 2}

@@ -10,8 +10,8 @@ import pytest
 
 from named_helpers import at_home, batches, idx, images, lay, published
 from stablernn.data import ClassificationData, load_data
-from stablernn.data.named.lazy import LazySplit
-from stablernn.data.named.permutations import permutation
+from stablernn.data.named.entry import LazySplit
+from stablernn.data.named.mnist import permutation
 from stablernn.data.sequences import pad_sequences
 from stablernn.errors import ConfigError, DataError
 

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stablernn.data import ForecastData, load_data, read_inputs
-from stablernn.data.readers.spilling_array import GrowingArray, MemoryBudget, free_memory
-from stablernn.data.readers.tables import Table, open_table
+from stablernn.data.arrays import GrowingArray, MemoryBudget, free_memory
+from stablernn.data.table.series import Table, open_table
 from stablernn.errors import DataError, UnknownNameError
 
 DAYS = [datetime.date(2024, 1, 1) + datetime.timedelta(days=i) for i in range(40)]
@@ -146,8 +146,8 @@ def test_pieces_change_nothing(
     (folder / "d.csv").write_text("\n".join(["unique_id,ds,y", *([""] * blanks).__add__(rows)]))
     whole = open_table(folder / "d.csv").read()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stablernn.data.readers.paths._BLOCK_BYTES", block)
-        patch.setattr("stablernn.data.readers.table_builder.MemoryBudget", lambda: MemoryBudget(40))
+        patch.setattr("stablernn.data.readers.files._BLOCK_BYTES", block)
+        patch.setattr("stablernn.data.table.series.MemoryBudget", lambda: MemoryBudget(40))
         pieces = open_table(folder / "d.csv").read()
     same(whole, pieces)
     assert pieces.notes == whole.notes
@@ -157,7 +157,7 @@ def test_pieces_change_nothing(
 
 
 def test_a_row_is_named_right_whatever_the_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stablernn.data.readers.paths._BLOCK_BYTES", 8)
+    monkeypatch.setattr("stablernn.data.readers.files._BLOCK_BYTES", 8)
     (tmp_path / "d.csv").write_text("ds,y\n1,2\n\n2,3\n,\n3,4\n4,x\n")
     with pytest.raises(DataError, match=r"^'d\.csv' row 7, column 'y': 'x' is not a number\."):
         open_table(tmp_path / "d.csv").read()
@@ -190,11 +190,11 @@ def test_a_cache_that_takes_nothing_is_named(tmp_path: Path, monkeypatch: pytest
 
 FULL_DISK = """
 import numpy as np
-from stablernn.data.readers import spilling_array
+from stablernn.data import arrays
 from stablernn.errors import DataError
 
-spilling_array._create_unnamed_file = lambda: open("/dev/full", "r+b")
-array = spilling_array.GrowingArray(np.float32, None, spilling_array.MemoryBudget(0))
+arrays._create_unnamed_file = lambda: open("/dev/full", "r+b")
+array = arrays.GrowingArray(np.float32, None, arrays.MemoryBudget(0))
 try:
     for _ in range(100):
         array.append(np.zeros(1000, np.float32))
@@ -210,7 +210,7 @@ def test_a_full_disk_is_reported_once() -> None:
 
 
 def test_windows_of_a_table_on_disk_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stablernn.data.readers.table_builder.MemoryBudget", lambda: MemoryBudget(0))
+    monkeypatch.setattr("stablernn.data.table.series.MemoryBudget", lambda: MemoryBudget(0))
     monkeypatch.setenv("STABLERNN_CACHE", str(tmp_path))
     frame = long_table().sort("unique_id").drop_nulls()
     frame.with_columns(ds=pl.int_range(pl.len()).over("unique_id")).write_parquet(tmp_path / "d.parquet")
@@ -229,8 +229,8 @@ def test_free_memory_is_what_the_process_may_still_take() -> None:
 LOW = """
 import resource, sys
 from pathlib import Path
-from stablernn.data.readers.tables import open_table
-from stablernn.data.forecasting.build import series_fingerprint
+from stablernn.data.table.series import open_table
+from stablernn.data.forecasting import series_fingerprint
 import numpy as np
 taken = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_DATA, (taken + int(sys.argv[2]), resource.RLIM_INFINITY))
@@ -264,7 +264,7 @@ def test_a_table_larger_than_the_memory_is_read_row_group_by_row_group(tmp_path:
     )
     assert done.returncode == 0, done.stderr
     mapped, fingerprint = done.stdout.split()
-    from stablernn.data.forecasting.build import series_fingerprint
+    from stablernn.data.forecasting import series_fingerprint
 
     assert mapped == "True"
     assert fingerprint == series_fingerprint(plain.channels, plain.series)

@@ -16,10 +16,9 @@ from scipy.io import loadmat, savemat, wavfile
 
 from stablernn.data import ClassificationData, load_data, read_inputs
 from stablernn.data.check import check_data
-from stablernn.data.load_source import read_sequences
+from stablernn.data.load import read_sequences
 from stablernn.data.options import Repairs
-from stablernn.data.readers.recordings.formats import read_recording
-from stablernn.data.readers.recordings.matlab import read_matlab_arrays
+from stablernn.data.readers.recordings import read_matlab_arrays, read_recording
 from stablernn.errors import ConfigError, DataError, UnknownNameError
 
 Writer = Callable[[Path, np.ndarray], None]

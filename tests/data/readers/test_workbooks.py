@@ -12,7 +12,7 @@ import xlsxwriter
 
 from stablernn.data import load_data
 from stablernn.data.options import Repairs
-from stablernn.data.readers.tables import Table, open_table
+from stablernn.data.table.series import Table, open_table
 from stablernn.errors import DataError, StableRNNError, UnknownNameError
 
 HEADER = ["unique_id", "ds", "y", "note"]

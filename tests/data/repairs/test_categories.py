@@ -11,7 +11,7 @@ import pytest
 
 from stablernn.data import ForecastData, load_data, read_inputs
 from stablernn.data.options import Repairs
-from stablernn.data.readers.tables import Table, open_table
+from stablernn.data.table.series import Table, open_table
 from stablernn.errors import ConfigError, DataError
 
 TEXT = "unique_id,ds,wind,y,region\na,1,N,1,east\na,2,S,2,east\na,3,,3,east\nb,1,N,4,west\nb,2,N,5,west\nb,3,S,6,west\n"

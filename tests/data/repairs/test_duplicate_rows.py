@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stablernn.data.options import Repairs
-from stablernn.data.readers.tables import Table, open_table
+from stablernn.data.table.series import Table, open_table
 from stablernn.errors import DataError
 
 ROWS = "unique_id,ds,y,z\na,1,1,5\na,2,2,\na,2,4,7\nb,2,9,1\nb,2,9,1\nb,3,8,1\n"

@@ -11,8 +11,8 @@ import pytest
 
 from stablernn.data.check import check_data
 from stablernn.data.options import Repairs
-from stablernn.data.readers.tables import Table, open_table
-from stablernn.data.time.frequency import infer_frequency, parse_frequency
+from stablernn.data.table.frequency import infer_frequency, parse_frequency
+from stablernn.data.table.series import Table, open_table
 from stablernn.errors import DataError, UnknownNameError
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from stablernn.data.options import Repairs
-from stablernn.data.readers.tables import Table, open_table
+from stablernn.data.table.series import Table, open_table
 from stablernn.errors import DataError
 
 

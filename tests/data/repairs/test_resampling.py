@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stablernn.data.options import Repairs
-from stablernn.data.readers.tables import Table, open_table
+from stablernn.data.table.series import Table, open_table
 from stablernn.errors import ConfigError, DataError, UnknownNameError
 
 QUARTERS = [f"2024-01-01 {n // 4:02}:{n % 4 * 15:02}" for n in range(8)]

@@ -9,7 +9,7 @@ import pytest
 
 from stablernn.data import ForecastData, load_data, read_inputs
 from stablernn.data.options import Repairs
-from stablernn.data.repairs.short_series import suggest_min_length
+from stablernn.data.table.repairs import suggest_min_length
 from stablernn.errors import DataError
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stablernn.data.time.frequency import infer_frequency, parse_frequency
+from stablernn.data.table.frequency import infer_frequency, parse_frequency
 from stablernn.errors import UnknownNameError
 
 WORDS = [

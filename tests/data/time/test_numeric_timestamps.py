@@ -11,8 +11,8 @@ import pytest
 
 from stablernn.data import ForecastData, load_data, read_inputs
 from stablernn.data.check import check_data
-from stablernn.data.readers.tables import Table, open_table
-from stablernn.data.time.numeric_timestamps import find_resemblance
+from stablernn.data.table.series import Table, open_table
+from stablernn.data.table.timestamps import find_resemblance
 from stablernn.errors import ConfigError, DataError, UnknownNameError
 
 HOUR = 3600

@@ -20,8 +20,8 @@ from exports import exported
 from server_helpers import Published, Running, json_tensor, serve
 from session_helpers import opened as opened_session
 from session_helpers import step
-from stablernn.data.forecasting.covariates import calendar_values
-from stablernn.data.time.frequency import parse_frequency
+from stablernn.data.forecasting import calendar_values
+from stablernn.data.table.frequency import parse_frequency
 from stablernn.nn.models import Forecaster, SequenceModel
 from stablernn_registry import Registry
 from stablernn_runtime import ServedModel

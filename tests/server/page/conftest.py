@@ -12,7 +12,7 @@ from exports import exported
 from page_helpers import ASCII_TOKEN, BOUNDED, CERTIFICATE, CHROMIUM, MARKUP, METRICS, WITHDRAWN, Visit
 from server_helpers import Published, Running, serve
 from stablernn import Forecaster
-from stablernn.data.forecasting.covariates import calendar_periods
+from stablernn.data.forecasting import calendar_periods
 from stablernn_registry import Registry
 from stablernn_server import Settings, create_app
 

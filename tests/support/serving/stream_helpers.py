@@ -15,7 +15,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from exports import exported
 from server_helpers import Published, Running, serve
-from stablernn.data.forecasting.covariates import calendar_periods
+from stablernn.data.forecasting import calendar_periods
 from stablernn.nn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
 from stablernn_registry import Registry
 from stablernn_runtime import ServedModel

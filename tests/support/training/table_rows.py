@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from stablernn.data import ClassificationData
-from stablernn.data.named.lazy import LazySplit
+from stablernn.data.named.entry import LazySplit
 from stablernn.data.step_data import Data, StepData, StoredSteps
 from stablernn.nn.models import SequenceModel
 from stablernn.training.build import create_model

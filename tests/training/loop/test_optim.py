@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from stablernn.data.option_descriptions import option_descriptions
+from stablernn.data.options import option_descriptions
 from stablernn.training.loop.trainer import build_optimizer, build_schedule
 from stablernn.training.settings.config import TrainingConfig
 

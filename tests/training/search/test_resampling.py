@@ -11,8 +11,8 @@ import pytest
 from forecast_helpers import many_series
 from search_helpers import MARK, sequences
 from stablernn.data import ClassificationData
+from stablernn.data.classification import stratified_folds
 from stablernn.data.options import LARGEST_SEED
-from stablernn.data.splits import stratified_folds
 from stablernn.errors import DataError
 from stablernn.training.search.trial import Trial, _part, resample, run_trial
 from stablernn.training.settings.load import validate

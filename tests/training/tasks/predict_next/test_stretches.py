@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predict_next_helpers import CPU, text
-from stablernn.data.segments import count_targets, segments, streams
-from stablernn.data.step_data import StoredSteps
+from stablernn.data.step_data import StoredSteps, count_targets, segments, streams
 from stablernn.training.loop.minibatches import SegmentMinibatches, count_segment_minibatches
 
 

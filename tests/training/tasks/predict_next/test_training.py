@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from predict_next_helpers import CPU, Recorder, frames, running, settings, trainer
-from stablernn.data.segments import streams
-from stablernn.data.step_data import StepData, StoredSteps
+from stablernn.data.step_data import StepData, StoredSteps, streams
 from stablernn.errors import ConfigError
 from stablernn.nn.models import SequencePredictor
 from stablernn.training import TorchPredictor

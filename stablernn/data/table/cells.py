@@ -27,6 +27,15 @@ _MARK_NAMES = {".": "point", ",": "comma"}
 _GROUP_MARKS = {" ": "[ \u00a0\u202f]", "'": "['\u2019]"}
 
 
+# Patterns of polars, which has no look-around; the keys are decimal marks.
+_EXPONENT = r"(?:[eE][+-]?\d+)?"
+_DECIMAL_COMMAS = rf"^\s*[+-]?\d*,\d+{_EXPONENT}\s*$"
+_INTEGER, _CODE = r"^\s*[+-]?\d+\s*$", r"^\s*[+-]?9{2,}\s*$"
+_FIRST_CELLS = 100
+# Some languages group digits from five on only.
+_LEAST_GROUPED = 10_000
+
+
 def _grouped(mark: str, groups: str) -> str:
     return rf"[1-9]\d{{0,2}}(?:{mark}\d{{3}}){groups}"
 
@@ -35,8 +44,6 @@ def _grouped_by(group: str) -> str:
     return rf"^\s*[+-]?{_grouped(group, '+')}(?:[.,]\d*)?{_EXPONENT}\s*$"
 
 
-# Patterns of polars, which has no look-around; the keys are decimal marks.
-_EXPONENT = r"(?:[eE][+-]?\d+)?"
 _PROOFS = {
     mark: rf"^\s*[+-]?(?:(?:\d+|{_grouped(f'[{other}]', '+')})[{mark}]\d*{_EXPONENT}|[{mark}]\d+{_EXPONENT}"
     rf"|{_grouped(f'[{other}]', '{2,}')})\s*$"
@@ -48,11 +55,6 @@ _GROUPED = {
     mark: rf"^\s*[+-]?{_grouped(f'[{other}]', '+')}(?:[{mark}]\d*)?{_EXPONENT}\s*$"
     for mark, other in _OTHER_MARK.items()
 }
-_DECIMAL_COMMAS = rf"^\s*[+-]?\d*,\d+{_EXPONENT}\s*$"
-_INTEGER, _CODE = r"^\s*[+-]?\d+\s*$", r"^\s*[+-]?9{2,}\s*$"
-_FIRST_CELLS = 100
-# Some languages group digits from five on only.
-_LEAST_GROUPED = 10_000
 
 
 class CellError(errors.DataError):

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stablernn.data.readers.cells import strip_cells
-from stablernn.data.readers.timestamps import zone_suffixes
+from stablernn.data.table.cells import strip_cells
+from stablernn.data.table.timestamps import zone_suffixes
 from stablernn.data.types import Notes
 
 _TAIL_ROWS = 1 << 10

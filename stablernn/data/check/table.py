@@ -1,4 +1,4 @@
-"""Inspection of the cells of a table that training rejects, column by column."""
+"""Inspection of a table that training rejects: the cells of each column, their types, and the order of the rows."""
 
 from __future__ import annotations
 
@@ -12,43 +12,216 @@ import polars as pl
 
 from stablernn import errors
 from stablernn.data.arrays import Int64Array, Resolution, Timestamps, finite_float32
-from stablernn.data.check.column_types import (
-    are_numbers,
-    as_numbers,
-    column_kind,
-    has_categories,
-    is_constant,
-    is_row_counter,
-    missing_texts,
-)
 from stablernn.data.check.report import Column, Findings, Kind, Role
-from stablernn.data.check.row_order import check_row_order
 from stablernn.data.messages import format_names, format_timestamp, pluralize, quote
 from stablernn.data.options import TIME_COLUMN, Repairs
-from stablernn.data.readers.cells import MISSING_CELLS, restore_integers, strip_cells
-from stablernn.data.readers.table_chunks import first_row_number, read_chunks, read_column_names
-from stablernn.data.readers.tables import is_index
-from stablernn.data.readers.timestamps import (
-    fitting_date_formats,
-    normalize_times,
-    parse_dates,
-    suggest_date_format,
-)
-from stablernn.data.repairs.missing_codes import MissingCodes
-from stablernn.data.time.numeric_timestamps import (
+from stablernn.data.table.cells import MISSING_CELLS, restore_integers, strip_cells
+from stablernn.data.table.chunks import first_row_number, read_chunks, read_column_names
+from stablernn.data.table.repairs import MissingCodes
+from stablernn.data.table.series import is_index
+from stablernn.data.table.timestamps import (
     COMPUTED_STAMPS,
     ambiguous_numbers_error,
     find_resemblance,
+    fitting_date_formats,
     may_be_serials,
+    normalize_times,
+    parse_dates,
     read_numbers,
+    suggest_date_format,
 )
 from stablernn.data.types import Notes
 
+_MAX_CATEGORIES = 20
+"""A column of text has categories if it has at most so many different ones, and each comes twice on average."""
+_MAX_MISSING_TEXTS = 5
+"""A column of numbers has texts for missing values if it has at most so many different ones, and no word only once."""
+_MISSING_WORDS = frozenset(
+    ("unavailable", "unknown", "missing", "nodata", "no data", "n.a.", "n/a", "nil", "none", "null")
+)
+"""Words that stand for a missing value even if they come once."""
+
+
+# A column may name the series only if at least one of so many rows repeats a time.
+_MAX_ROWS_PER_REPEATED_TIME = 4
+# Share of rows that may repeat a time within the series that a column names.
+_MAX_SHARE_OF_REPEATS = 0.02
 _TIME_PARTS = ("year", "month", "day", "hour", "minute", "second")
 #: A table may have a series in each row if it has at least this many columns after the first.
 _MIN_COLUMNS_OF_SERIES_IN_ROWS = 20
 #: Only so many rows of a rejected file are inspected; errors behind them appear once the earlier ones are fixed.
 _MAX_ROWS = 2_000_000
+
+
+def as_numbers(column: pl.Series) -> pl.Series:
+    """Return the cells as float64, null where a cell is no number; times are none."""
+    if column.dtype.is_temporal():
+        return pl.Series(column.name, [None] * len(column), dtype=pl.Float64)
+    return column.cast(pl.Float64, strict=False)
+
+
+def are_numbers(column: pl.Series) -> bool:
+    """Return True if every cell is a number or missing."""
+    return as_numbers(column).null_count() == column.null_count()
+
+
+def is_row_counter(column: pl.Series) -> bool:
+    """Return True if a column contains integers that rise by the same step from row to row."""
+    if column.dtype.is_temporal() or column.dtype.is_float():
+        return False
+    integers = column.cast(pl.Int64, strict=False)
+    if integers.null_count() or len(integers) < 3:
+        return False
+    steps = np.diff(integers.to_numpy())
+    return bool(steps[0] > 0 and (steps == steps[0]).all())
+
+
+def column_kind(column: pl.Series, numbers: pl.Series) -> Kind:
+    """Return the type that all cells have, or "mixed".
+
+    Args:
+        column: The cells, null if missing.
+        numbers: Those that are numbers, as of :func:`as_numbers`.
+    """
+    num_filled, num_numbers = column.count(), numbers.count()
+    if not num_filled:
+        return "empty"
+    if num_numbers == num_filled:
+        return "numbers"
+    num_dates = parse_dates(normalize_times(column)).count()
+    if num_dates == num_filled:
+        return "dates"
+    return "mixed" if num_numbers or num_dates else "words"
+
+
+def has_categories(column: pl.Series) -> bool:
+    """Return True if a column of words has few different ones."""
+    words = column.drop_nulls()
+    if column.dtype != pl.String or as_numbers(words).count() or parse_dates(normalize_times(words)).count():
+        return False
+    return 2 <= words.n_unique() <= min(_MAX_CATEGORIES, len(words) // 2)
+
+
+def missing_texts(column: pl.Series) -> list[str]:
+    """Return the texts in a column of numbers, if all of them may stand for missing values."""
+    invalid = column.filter(as_numbers(column).is_null() & column.is_not_null())
+    if invalid.dtype != pl.String or 2 * len(invalid) > column.count():
+        return []
+    counts = invalid.value_counts()
+    is_code = [
+        count > 1 or text.lower() in _MISSING_WORDS or not any(map(str.isalnum, text))
+        for text, count in counts.iter_rows()
+    ]
+    # Numbers with other marks than those of the file are none, nor are 5%, <5 and (5), which is -5 to accountants.
+    is_code.append(not invalid.str.contains(r"^[^\w\s]*\d[\d.,'\s]*[^\w\s#]*$").any())
+    return sorted(invalid.unique()) if all(is_code) and len(counts) <= _MAX_MISSING_TEXTS else []
+
+
+def is_constant(ids: pl.Series, column: pl.Series) -> bool:
+    """Return True if a column has one value for each of several series, and values for all of them."""
+    pairs = pl.DataFrame({"id": ids, "value": column})
+    counts = pairs.group_by("id").agg(pl.col("value").n_unique(), has_missing=pl.col("value").is_null().any())
+    return len(counts) > 1 and bool((counts["value"] == 1).all()) and not bool(counts["has_missing"].any())
+
+
+def check_row_order(
+    file: str,
+    cells: pl.DataFrame,
+    times: Timestamps,
+    ids: pl.Series | None,
+    repairs: Repairs,
+    other_roles: Sequence[str],
+    findings: Findings,
+) -> Notes:
+    """Report rows that repeat a time of their series or are out of order; return a guess at the column of series.
+
+    Args:
+        file: Name of the file.
+        cells: All columns.
+        times: Time of each row.
+        ids: Name of the series of each row; None where the file does not name them.
+        repairs: Repairs that are asked for already, whose faults are none.
+        other_roles: Columns that do not name series.
+        findings: Gets problems and warnings.
+    """
+    repeated, unsorted = count_unordered(times, ids)
+    if ids is None:
+        name = _find_series_column(cells, times, repeated, other_roles) if repeated else None
+        if unsorted and name is None:
+            name = _find_ordering_column(cells, times, other_roles)
+        if name is not None:
+            findings.warn("unnamed_series", f"Column '{name}' seems to tell series apart: name it by id_column.")
+            return {"id_column": name}
+    if repairs.on_duplicate != "error" or repairs.timezone is not None:
+        repeated = 0
+    if repairs.sort or repairs.timezone is not None:
+        unsorted = 0
+    if repeated > 1 or (repeated and not findings.refusal_contains(" twice, in rows ")):
+        series = "its series" if repeated == 1 else "their series"
+        findings.problem(
+            "time_twice", f"'{file}' has {pluralize(repeated, 'row')} with a time that {series} already has."
+        )
+    if unsorted > 1 or (unsorted and not findings.refusal_contains(" is not sorted by time: ")):
+        verb = "row that is" if unsorted == 1 else "rows that are"
+        findings.problem("not_sorted", f"'{file}' has {unsorted} {verb} earlier than the row of their series before.")
+    return {}
+
+
+def _find_series_column(
+    cells: pl.DataFrame, times: Timestamps, repeated: int, other_roles: Sequence[str]
+) -> str | None:
+    """Return the column within whose values the fewest rows repeat a time, if those are few; None without one."""
+    remaining = {
+        name: count_unordered(times, cells[name])[0]
+        for name in cells.columns
+        if name not in other_roles and _may_name_series(cells[name], repeated)
+    }
+    name = min(remaining, key=lambda each: remaining[each], default=None)
+    # Some rows may be there twice, or in an hour that comes twice.
+    return name if name is not None and remaining[name] <= _MAX_SHARE_OF_REPEATS * len(cells) else None
+
+
+def _find_ordering_column(cells: pl.DataFrame, times: Timestamps, other_roles: Sequence[str]) -> str | None:
+    """Return a column of text within whose values all rows are in order, as in one series after the other."""
+    for name in cells.columns:
+        column = cells[name]
+        if name in other_roles or column.dtype != pl.String or column.null_count() or column.is_unique().any():
+            continue
+        if not column.cast(pl.Float64, strict=False).count() and count_unordered(times, column) == (0, 0):
+            return name
+    return None
+
+
+def _may_name_series(column: pl.Series, repeated: int) -> bool:
+    """Return True if a column contains text or integers, each more than once, and enough rows repeat a time.
+
+    Parallel series share most of their times. A channel that merely differs in some repeated rows does not name series.
+
+    Args:
+        column: The column.
+        repeated: Number of rows that repeat a time.
+    """
+    if column.null_count() or column.dtype.is_temporal() or column.dtype.is_float():
+        return False
+    if bool((column.cast(pl.Float64, strict=False).drop_nulls() % 1 != 0).any()):
+        return False
+    if repeated * _MAX_ROWS_PER_REPEATED_TIME < len(column):
+        return False
+    return column.n_unique() > 1 and not bool(column.is_unique().any())
+
+
+def count_unordered(times: Timestamps, ids: pl.Series | None) -> tuple[int, int]:
+    """Count the rows that repeat a time of their series, and those that are earlier than the previous row of it."""
+    codes = np.zeros(len(times), np.int64)
+    if ids is not None:
+        codes = np.unique(ids.cast(pl.String).fill_null("").to_numpy().astype(str), return_inverse=True)[1]
+    ticks = times.astype(np.int64)
+    rows = np.argsort(codes, kind="stable")
+    is_same_series = np.diff(codes[rows]) == 0
+    unsorted = int((is_same_series & (np.diff(ticks[rows]) < 0)).sum())
+    order = np.lexsort((ticks, codes))
+    repeated = int(((np.diff(codes[order]) == 0) & (np.diff(ticks[order]) == 0)).sum())
+    return repeated, unsorted
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,1 +1,0 @@
-"""Forecast data from tables: series, covariates, channels as series."""

@@ -1,0 +1,1 @@
+"""Tables: how they are written, their columns, repairs and times, and the series that they hold."""

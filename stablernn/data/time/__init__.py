@@ -1,1 +1,0 @@
-"""Regular time grids, their frequencies, and timestamps that are numbers."""
