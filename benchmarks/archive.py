@@ -32,7 +32,7 @@ import numpy as np
 from accuracy import PAGE, PROBLEMS, build_aeon_environment, run_command, run_minirocket, save_arrays, shown
 
 from stablernn.data import load_data
-from stablernn.data.readers.files import find_test_file
+from stablernn.data.files import find_test_file
 from stablernn.errors import DataError
 
 RESULTS = Path(__file__).parent / "results" / "archive.json"

@@ -132,8 +132,8 @@ def with_file_options(model: Target, source: str, options: FileOptions) -> Targe
     Raises:
         As :meth:`Target.with_repairs`.
     """
+    from stablernn.data.files import is_table
     from stablernn.data.options import ID_COLUMN, TIME_COLUMN
-    from stablernn.data.readers.files import is_table
 
     model = model.with_repairs(source, options.repairs)
     columns = {"id_column": ID_COLUMN, "time_column": TIME_COLUMN}
@@ -197,7 +197,7 @@ def predict_series(model: Target, source: str, options: FileOptions, *, strict: 
         UsageError: If an option does not fit the model or the file.
         stablernn.errors.DataError: If the file cannot be used, or none of its series can.
     """
-    from stablernn.data.readers.files import is_table
+    from stablernn.data.files import is_table
 
     # Other files have no names by which a sequence could be left out.
     if not is_table(source):
@@ -261,7 +261,7 @@ def _reject_table_options(table_options: Mapping[str, str | None]) -> None:
 def _read(model: Target, source: str, options: FileOptions, limits: Mapping[str, Any]) -> InputSet:
     """Read a file for a classification or a forecast."""
     from stablernn.data import read_inputs
-    from stablernn.data.readers.files import is_table
+    from stablernn.data.files import is_table
 
     # Other files have no columns to name.
     if not is_table(source):

@@ -99,8 +99,8 @@ class Target:
                 table.
             stablernn.errors.DataError: If the data does not fit the model.
         """
+        from stablernn.data.files import is_table
         from stablernn.data.prediction_inputs import step_mismatch_error
-        from stablernn.data.readers.files import is_table
         from stablernn.data.table.frequency import parse_frequency
         from stablernn.training import load_run_data
 
@@ -136,8 +136,8 @@ class Target:
         """
         if not overrides:
             return self
+        from stablernn.data.files import is_table
         from stablernn.data.options import FILE_REPAIRS
-        from stablernn.data.readers.files import is_table
         from stablernn.training import load_config
 
         if not is_table(source):

@@ -11,6 +11,15 @@ from typing import Any, NamedTuple
 from stablernn import errors
 from stablernn.data.catalog import dataset_info, is_dataset, load_named
 from stablernn.data.classification import classification_data, fixed_splits
+from stablernn.data.files import (
+    FORMAT_TASKS,
+    TABLE_FORMATS,
+    Task,
+    detect_format,
+    find_test_file,
+    is_text_file,
+    require_task,
+)
 from stablernn.data.forecasting import channels_to_series, forecast_data, read_series
 from stablernn.data.messages import data_counts, describe_reading, format_counts, format_names
 from stablernn.data.named.entry import DatasetInfo
@@ -30,15 +39,6 @@ from stablernn.data.options import (
     TaskName,
 )
 from stablernn.data.readers.arff import read_arff
-from stablernn.data.readers.files import (
-    FORMAT_TASKS,
-    TABLE_FORMATS,
-    Task,
-    detect_format,
-    find_test_file,
-    is_text_file,
-    require_task,
-)
 from stablernn.data.readers.labelled_tables import read_labelled
 from stablernn.data.readers.npz import read_npz
 from stablernn.data.readers.recordings import read_recordings

@@ -15,11 +15,11 @@ import numpy as np
 
 from stablernn import errors
 from stablernn.data.arrays import Float32Array, Int64Array, Samples, Timestamps
+from stablernn.data.files import TABLE_FORMATS, Task, detect_format, require_task
 from stablernn.data.forecasting import CHANNEL, Covariates, calendar_channels, calendar_values, split_series
 from stablernn.data.load import TASKS, read_sequences
 from stablernn.data.messages import format_names, pluralize
 from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN, Repairs
-from stablernn.data.readers.files import TABLE_FORMATS, Task, detect_format, require_task
 from stablernn.data.readers.labelled_tables import read_open_table
 from stablernn.data.sequences import Sequences, compute_dt, pad_sequences, wrong_features_error
 from stablernn.data.table.frequency import Frequency, align_to_grid, infer_frequency, parse_frequency

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from stablernn.data.catalog import is_dataset
+from stablernn.data.files import is_table
 from stablernn.data.load import load_source
 from stablernn.data.options import FOLDER_OPTIONS, NAMED_OPTIONS, TABLE_OPTIONS, LoadOptions
-from stablernn.data.readers.files import is_table
 from stablernn.data.step_data import Data
 from stablernn.data.table.cells import CellError
 from stablernn.errors import DataError

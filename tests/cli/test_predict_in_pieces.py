@@ -21,7 +21,7 @@ LENGTHS = [20, 3, 41, 20, 20, 7, 120, 1, 20, 20, 33]
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks and pieces of some 50 rows, parts of files of two pieces."""
     monkeypatch.setattr("stablernn.data.table.chunks._MIN_CHUNK_ROWS", 1)
-    monkeypatch.setattr("stablernn.data.readers.files._BLOCK_BYTES", 1000)
+    monkeypatch.setattr("stablernn.data.files._BLOCK_BYTES", 1000)
     monkeypatch.setattr(prediction_inputs, "PIECE_CELLS", 150)
     monkeypatch.setattr("stablernn_cli.prediction_files._PART_ROWS", 4)
 

@@ -391,8 +391,8 @@ def _answer_in_pieces(
     Raises:
         NotInPieces: If it must be read whole.
     """
+    from stablernn.data.files import is_table
     from stablernn.data.prediction_inputs import PieceCheck, read_input_pieces
-    from stablernn.data.readers.files import is_table
     from stablernn.data.table.pieces import NotInPieces
     from stablernn.data.table.series import no_series_error
 

@@ -25,10 +25,10 @@ from stablernn.data.check.content import (
 )
 from stablernn.data.check.report import Column, DataReport, Finding, Findings, Role, merge_settings
 from stablernn.data.check.table import TableInspection, infer_column_kinds, inspect_cells, warn_about_header
+from stablernn.data.files import TABLE_FORMATS, detect_format, find_test_file, open_file
 from stablernn.data.load import detect_task, load_source, read_sequences
 from stablernn.data.messages import format_timestamp, pluralize
 from stablernn.data.options import TARGET_COLUMN, LoadOptions, Repairs, Stamps
-from stablernn.data.readers.files import TABLE_FORMATS, detect_format, find_test_file, open_file
 from stablernn.data.sequences import Sequences, reorder_features
 from stablernn.data.step_data import Data, StepData
 from stablernn.data.table.cells import CellError

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from stablernn import errors
 from stablernn._version import __version__
+from stablernn.data.files import read_bytes
 from stablernn.data.messages import format_names
 from stablernn.data.named.entry import DatasetInfo
 from stablernn.data.named.places import (
@@ -31,7 +32,6 @@ from stablernn.data.named.places import (
     find,
     user_folder,
 )
-from stablernn.data.readers.files import read_bytes
 
 #: Time without a byte after which a download fails.
 TIMEOUT_SECONDS = 20.0

@@ -11,7 +11,7 @@ from pathlib import Path
 import platformdirs
 
 from stablernn import errors
-from stablernn.data.readers.files import read_bytes
+from stablernn.data.files import read_bytes
 
 MIB = 2**20
 #: File name endings of a file as it is and compressed.

@@ -10,8 +10,8 @@ import numpy as np
 
 from stablernn import errors
 from stablernn.data.arrays import Float64Array
+from stablernn.data.files import read_text
 from stablernn.data.messages import pluralize, quote
-from stablernn.data.readers.files import read_text
 from stablernn.data.readers.ucr_tsv import check_label, number_lines, parse_numbers, strip_padding, to_float32
 from stablernn.data.sequences import Sequences, default_channel_names, plain_labels
 

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from stablernn import errors
 from stablernn.data.arrays import Float32Array, check_resolution, finite_float32, free_memory
+from stablernn.data.files import read_bytes, too_large_error
 from stablernn.data.messages import format_names, pluralize
-from stablernn.data.readers.files import read_bytes, too_large_error
 from stablernn.data.sequences import Sequences, default_channel_names
 from stablernn.data.types import Notes
 

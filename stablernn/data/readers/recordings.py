@@ -22,9 +22,9 @@ import polars as pl
 
 from stablernn import errors
 from stablernn.data.arrays import Float32Array, Resolution, finite_float32
+from stablernn.data.files import read_bytes
 from stablernn.data.messages import format_names
 from stablernn.data.options import LABEL_COLUMN, Repairs
-from stablernn.data.readers.files import read_bytes
 from stablernn.data.readers.npz import parse_array
 from stablernn.data.sequences import Sequences, default_channel_names, plain_labels
 from stablernn.data.table.cells import MISSING_CELLS, restore_integers, strip_cells

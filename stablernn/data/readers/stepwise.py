@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from stablernn import errors
 from stablernn.data.arrays import SplitName, fingerprint
+from stablernn.data.files import check_regular, is_text_file, read_text
 from stablernn.data.messages import format_names, quote
-from stablernn.data.readers.files import check_regular, is_text_file, read_text
 from stablernn.data.readers.npz import read_arrays, read_lengths, read_numbers
 from stablernn.data.sequences import default_channel_names
 from stablernn.data.step_data import NO_TARGET, Output, StepData, StoredSteps

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from stablernn import errors
 from stablernn.data.arrays import Float32Array, check_resolution, finite_float32
+from stablernn.data.files import empty_file_error, is_text_file, read_text
 from stablernn.data.messages import format_names, quote
-from stablernn.data.readers.files import empty_file_error, is_text_file, read_text
 from stablernn.data.sequences import NO_LABEL, Sequences, default_channel_names, plain_labels
 
 Float64Array = npt.NDArray[np.float64]

@@ -21,9 +21,7 @@ from xml.etree import ElementTree
 import polars as pl
 
 from stablernn import errors
-from stablernn.data.messages import format_names, pluralize, quote
-from stablernn.data.options import Repairs
-from stablernn.data.readers.files import (
+from stablernn.data.files import (
     SIGNATURE_BYTES,
     check_regular,
     check_signature,
@@ -31,6 +29,8 @@ from stablernn.data.readers.files import (
     empty_file_error,
     read_text_blocks,
 )
+from stablernn.data.messages import format_names, pluralize, quote
+from stablernn.data.options import Repairs
 from stablernn.data.sequences import default_channel_names
 from stablernn.data.table.cells import MISSING_CELLS, NumberMarks
 from stablernn.data.types import Notes

@@ -31,9 +31,9 @@ from stablernn.data.arrays import (
     group_rows,
     reorder_rows,
 )
+from stablernn.data.files import TABLE_FORMATS, detect_format
 from stablernn.data.messages import format_names, format_timestamp, quote
 from stablernn.data.options import ID_COLUMN, TIME_COLUMN, Repairs
-from stablernn.data.readers.files import TABLE_FORMATS, detect_format
 from stablernn.data.table.cells import (
     MISSING_CELLS,
     NO_TEXT,

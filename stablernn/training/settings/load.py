@@ -12,8 +12,8 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from stablernn.data.files import is_table
 from stablernn.data.options import option_descriptions
-from stablernn.data.readers.files import is_table
 from stablernn.data.table.frequency import parse_frequency
 from stablernn.errors import ConfigError, did_you_mean
 from stablernn.terms import terms

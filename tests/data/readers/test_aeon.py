@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stablernn.data.files import detect_format
 from stablernn.data.load import read_sequences
-from stablernn.data.readers.files import detect_format
 from stablernn.data.sequences import plain_label
 
 ROOT = os.environ.get("STABLERNN_DATA")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stablernn.data import ClassificationData, ForecastData, load_data
-from stablernn.data.readers.files import detect_format, find_test_file, read_text_blocks
+from stablernn.data.files import detect_format, find_test_file, read_text_blocks
 from stablernn.errors import DataError
 
 CSV = "ds,y\n" + "".join(f"{i},{i % 7}\n" for i in range(60))
@@ -110,7 +110,7 @@ def test_blocks_are_the_whole_text_and_end_at_ends_of_rows(
 ) -> None:
     path = tmp_path / "d.csv"
     path.write_bytes(text.encode())
-    monkeypatch.setattr("stablernn.data.readers.files._BLOCK_BYTES", size)
+    monkeypatch.setattr("stablernn.data.files._BLOCK_BYTES", size)
     blocks = list(read_text_blocks(path))
     assert "".join(blocks) == text.replace("\r\n", "\n").replace("\r", "\n")
     for block in blocks[:-1]:
@@ -124,7 +124,7 @@ def test_a_byte_that_is_no_text_is_named_by_its_place_in_the_file(
 ) -> None:
     path = tmp_path / "d.csv"
     path.write_bytes(b"ds,y\n1,2\n2,\x81\n")
-    monkeypatch.setattr("stablernn.data.readers.files._BLOCK_BYTES", size)
+    monkeypatch.setattr("stablernn.data.files._BLOCK_BYTES", size)
     with pytest.raises(DataError) as caught:
         list(read_text_blocks(path))
     assert str(caught.value) == (

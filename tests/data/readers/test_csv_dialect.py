@@ -58,7 +58,7 @@ def test_a_column_of_numbers_is_read_in_one_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, block: int, is_reversed: bool
 ) -> None:
     """Also where the cells that decide lie in another block of the file than the others."""
-    monkeypatch.setattr("stablernn.data.readers.files._BLOCK_BYTES", block)
+    monkeypatch.setattr("stablernn.data.files._BLOCK_BYTES", block)
     cells, delimiter, values = COLUMNS[name]
     step = -1 if is_reversed else 1
     rows = [f'{number}{delimiter}"{cell}"\n' for number, cell in enumerate(cells[::step])]
@@ -115,7 +115,7 @@ def test_numbers_that_stay_open_are_refused_with_both_readings(
 def test_numbers_that_contradict_the_others_or_an_option_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, text: str, repairs: dict[str, str], sentence: str
 ) -> None:
-    monkeypatch.setattr("stablernn.data.readers.files._BLOCK_BYTES", block)
+    monkeypatch.setattr("stablernn.data.files._BLOCK_BYTES", block)
     with pytest.raises(DataError, match=sentence):
         read(tmp_path, text, **repairs)
 
@@ -188,7 +188,7 @@ def test_a_mark_in_a_name_is_no_delimiter(text: str, delimiter: str) -> None:
 def test_what_other_programs_write_beside_the_columns_is_no_channel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, text: str
 ) -> None:
-    monkeypatch.setattr("stablernn.data.readers.files._BLOCK_BYTES", block)
+    monkeypatch.setattr("stablernn.data.files._BLOCK_BYTES", block)
     path = tmp_path / "d.csv"
     path.write_text(text)
     table = open_table(path).read(None if "result" not in text else ["y"])
@@ -244,7 +244,7 @@ def test_wrong_rows_are_named_in_any_dialect(tmp_path: Path) -> None:
 def test_the_text_does_not_depend_on_the_encoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, name: str | None, block: int
 ) -> None:
-    monkeypatch.setattr("stablernn.data.readers.files._BLOCK_BYTES", block)
+    monkeypatch.setattr("stablernn.data.files._BLOCK_BYTES", block)
     text = "unique_id,ds,y\nZähler Süd,1,2\nStraße,1,3\nplain,1,4\n"
     table = read(tmp_path, text.encode(encoding))
     assert [each.unique_id for each in table.series] == ["Zähler Süd", "Straße", "plain"]
@@ -256,7 +256,7 @@ def test_the_text_does_not_depend_on_the_encoding(
 def test_a_file_of_two_encodings_is_refused_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, block: int
 ) -> None:
-    monkeypatch.setattr("stablernn.data.readers.files._BLOCK_BYTES", block)
+    monkeypatch.setattr("stablernn.data.files._BLOCK_BYTES", block)
     second = "cp1252" if first == "utf-8" else "utf-8"
     content = "unique_id,ds,y\nSüd,1,2\n".encode(first) + b"a,1,1\n" + "Süd,2,3\n".encode(second)
     with pytest.raises(DataError, match=r"^'d\.csv' has text of two encodings, UTF-8 and another one, such as files"):

@@ -146,7 +146,7 @@ def test_pieces_change_nothing(
     (folder / "d.csv").write_text("\n".join(["unique_id,ds,y", *([""] * blanks).__add__(rows)]))
     whole = open_table(folder / "d.csv").read()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stablernn.data.readers.files._BLOCK_BYTES", block)
+        patch.setattr("stablernn.data.files._BLOCK_BYTES", block)
         patch.setattr("stablernn.data.table.series.MemoryBudget", lambda: MemoryBudget(40))
         pieces = open_table(folder / "d.csv").read()
     same(whole, pieces)
@@ -157,7 +157,7 @@ def test_pieces_change_nothing(
 
 
 def test_a_row_is_named_right_whatever_the_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stablernn.data.readers.files._BLOCK_BYTES", 8)
+    monkeypatch.setattr("stablernn.data.files._BLOCK_BYTES", 8)
     (tmp_path / "d.csv").write_text("ds,y\n1,2\n\n2,3\n,\n3,4\n4,x\n")
     with pytest.raises(DataError, match=r"^'d\.csv' row 7, column 'y': 'x' is not a number\."):
         open_table(tmp_path / "d.csv").read()

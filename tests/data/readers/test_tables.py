@@ -311,7 +311,7 @@ def test_the_usual_mistakes_of_other_programs_are_named(tmp_path: Path, text: st
 def test_times_with_and_without_a_zone_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, second: str, size: int
 ) -> None:
-    monkeypatch.setattr("stablernn.data.readers.files._BLOCK_BYTES", size)
+    monkeypatch.setattr("stablernn.data.files._BLOCK_BYTES", size)
     with pytest.raises(DataError) as caught:
         read(tmp_path, f"ds,y\n{first},1\n{second},2\n")
     assert str(caught.value) == (
@@ -357,7 +357,7 @@ def test_blanks_inside_a_name_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [1 << 22, 8])
 def test_rows_with_too_few_cells_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr("stablernn.data.readers.files._BLOCK_BYTES", size)
+    monkeypatch.setattr("stablernn.data.files._BLOCK_BYTES", size)
     text = 'ds,y,z\n1,1,1\n2,2\n3,,\n\n4,4,\n5\n"6","6,0"\n'
     table = read(tmp_path, text.replace("6,0", "6"))
     assert (table.notes["short_rows"], table.notes["blank_rows_skipped"]) == (3, 1)

@@ -242,7 +242,7 @@ def read_text_blocks(path: Path, notes: Notes | None = None, *, block_bytes: int
     """Yield the text of a table in blocks of some megabytes that end at the end of a line.
 
     A line break inside quotes ends no line: a block holds whole rows of a CSV file. The encoding is recognized, see
-    :class:`~stablernn.data.readers.files.TextDecoder`.
+    :class:`~stablernn.data.files.TextDecoder`.
 
     Args:
         path: The file.
