@@ -43,7 +43,7 @@ types: $(VENV)/installed-dev
 
 # The parts of the documentation that are generated from the code; a test fails when they are out of date.
 docs: $(VENV)/installed-dev
-	$(BIN)/python -m stablernn_cli.docs
+	$(BIN)/python tools/generate_docs.py
 	$(BIN)/python -m stablernn_papers.docs
 
 wheel: $(VENV)/installed-dev

@@ -226,9 +226,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.page:
         run(arguments)
-    from stablernn_cli.docs import accuracy as with_archives
+    sys.path.append(str(PAGE.parents[1] / "tools"))
+    from generate_docs import accuracy as with_archives
 
-    PAGE.write_text(with_archives(page(*map(_read, (RESULTS, ARCHIVE_RESULTS))), PAGE.parents[1]), encoding="utf-8")
+    PAGE.write_text(with_archives(page(*map(_read, (RESULTS, ARCHIVE_RESULTS)))), encoding="utf-8")
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -313,9 +313,10 @@ def main() -> None:
         except KeyboardInterrupt:
             raise SystemExit(130) from None
     if arguments.results.absolute() == RESULTS:
-        from stablernn_cli.docs import accuracy
+        sys.path.append(str(PAGE.parents[1] / "tools"))
+        from generate_docs import accuracy
 
-        PAGE.write_text(accuracy(PAGE.read_text(encoding="utf-8"), PAGE.parents[1]), encoding="utf-8")
+        PAGE.write_text(accuracy(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

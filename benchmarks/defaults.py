@@ -3,7 +3,7 @@
     python benchmarks/defaults.py --jobs 2
 
 trains through the command line, one thread a job, and writes ``benchmarks/results/defaults.json``;
-``python -m stablernn_cli.docs`` puts the table into the README. About 20 minutes on two cores.
+``make docs`` puts the table into the README. About 20 minutes on two cores.
 """
 
 from __future__ import annotations

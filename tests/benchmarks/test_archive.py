@@ -328,14 +328,14 @@ def test_the_section_says_what_one_seed_means() -> None:
 
 
 def test_the_page_of_the_benchmark_of_accuracy_has_the_section() -> None:
-    from stablernn_cli.docs import accuracy
+    from generate_docs import accuracy
 
     text = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
     benchmark = script("accuracy")
     stored, archive = (
         json.loads(path.read_text(encoding="utf-8")) for path in (benchmark.RESULTS, benchmark.ARCHIVE_RESULTS)
     )
-    assert accuracy(benchmark.page(stored, archive), ROOT) == text
+    assert accuracy(benchmark.page(stored, archive)) == text
 
 
 def test_without_results_the_section_says_so() -> None:

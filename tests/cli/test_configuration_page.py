@@ -6,12 +6,12 @@ import re
 
 import pytest
 
+from generate_docs import configuration_page
 from stablernn.data import load_data
 from stablernn.training.resolve import resolve
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import load_config
 from stablernn.training.tasks import task_for
-from stablernn_cli.docs_configuration import configuration_page
 
 PAGE = configuration_page()
 

@@ -1,6 +1,6 @@
 """Generator of pages of ``docs/``, of tables in ``README.md`` and of the catalogs of cells and datasets.
 
-Run as ``python -m stablernn_cli.docs`` in the repository (``make docs``); a test fails when a file is out of date.
+Run as ``python tools/generate_docs.py`` (``make docs``); a test fails when a file is out of date.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import inspect
 import json
 import statistics
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from stablernn.training.evaluation.metric_catalog import TASKS, Task, metrics_of
 from stablernn.training.tune.space import (
@@ -27,13 +30,14 @@ from stablernn.training.tune.space import (
     PATCH_STRIDE,
     STRIDE_FACTORS,
 )
-from stablernn_cli.docs_configuration import configuration_page
 from stablernn_cli.main import app
 
 if TYPE_CHECKING:
     from stablernn.cells import CellInfo
 
-_HEAD = """# Command line
+ROOT = Path(__file__).parents[1]
+
+_COMMANDS_HEAD = """# Command line
 
 Written by `make docs` from the help texts; do not edit by hand.
 
@@ -208,9 +212,9 @@ def _own_cells() -> list[CellInfo]:
     return [info for info in map(cell_info, list_cells()) if info.package == OWN_PACKAGE]
 
 
-def render() -> str:
+def commands_page() -> str:
     """Return the page of all commands."""
-    return _HEAD + "".join(_command_sections(typer.main.get_command(app), "stablernn"))
+    return _COMMANDS_HEAD + "".join(_command_sections(typer.main.get_command(app), "stablernn"))
 
 
 def _command_sections(command: Any, path: str) -> Iterator[str]:
@@ -258,49 +262,37 @@ def _option_row(parameter: Any) -> str:
     return f"| `{name}` | {requirement} | {text} |\n"
 
 
-def readme(text: str, root: Path) -> str:
-    """Return the README with its tables regenerated.
-
-    Args:
-        text: The current README.
-        root: The repository.
-    """
-    tables = {"cells": _cells_table(), "commands": _commands_table(), "measured": _measured_table(root)}
-    return _fill_tables(text, "README.md", tables)
+def readme(text: str) -> str:
+    """Return the README with its tables regenerated."""
+    tables = {"cells": _cells_table(), "commands": _commands_table(), "measured": _measured_table()}
+    return _fill_tables(text, tables)
 
 
 def serving(text: str) -> str:
     """Return docs/serving.md with its table of settings regenerated."""
-    return _fill_tables(text, "docs/serving.md", {"settings": _settings_table()})
+    return _fill_tables(text, {"settings": _settings_table()})
 
 
 def evaluation(text: str) -> str:
     """Return docs/evaluation.md with its tables of metrics regenerated."""
-    return _fill_tables(text, "docs/evaluation.md", {f"metrics of {task}": _metrics_table(task) for task in TASKS})
+    return _fill_tables(text, {f"metrics of {task}": _metrics_table(task) for task in TASKS})
 
 
 def tuning(text: str) -> str:
     """Return docs/tuning.md with its tables of ranges regenerated."""
-    return _fill_tables(
-        text, "docs/tuning.md", {"general space": _general_space_table(), "cell options": _cell_options_table()}
-    )
+    return _fill_tables(text, {"general space": _general_space_table(), "cell options": _cell_options_table()})
 
 
-def accuracy(text: str, root: Path) -> str:
-    """Return docs/accuracy.md with its section on the UCR and UEA archives regenerated.
-
-    Args:
-        text: The current page.
-        root: The repository.
-    """
-    file = root / "benchmarks" / "results" / "archive.json"
+def accuracy(text: str) -> str:
+    """Return docs/accuracy.md with its section on the UCR and UEA archives regenerated."""
+    file = ROOT / "benchmarks" / "results" / "archive.json"
     results = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-    return _fill_tables(text, "docs/accuracy.md", {"archive": _archive_page(root).archive_section(results)})
+    return _fill_tables(text, {"archive": _archive_page().archive_section(results)})
 
 
-def _archive_page(root: Path) -> Any:
+def _archive_page() -> Any:
     """Import the module that renders the section: it belongs to a benchmark, whose folder is no package."""
-    folder = str(root / "benchmarks")
+    folder = str(ROOT / "benchmarks")
     sys.path.insert(0, folder)
     try:
         return importlib.import_module("archive_page")
@@ -308,14 +300,14 @@ def _archive_page(root: Path) -> Any:
         sys.path.remove(folder)
 
 
-def _fill_tables(text: str, page: str, tables: Mapping[str, Iterable[str]]) -> str:
+def _fill_tables(text: str, tables: Mapping[str, Iterable[str]]) -> str:
     for name, lines in tables.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
         # The comments that mark a table stay; everything between them is replaced.
         before, begin_mark, remainder = text.partition(begin)
         _, end_mark, after = remainder.partition(end)
         if not (begin_mark and end_mark):
-            raise ValueError(f"{page} has no marks for the table '{name}': {begin.strip()} ... {end}.")
+            raise ValueError(f"No marks for the table '{name}': {begin.strip()} ... {end}. Put them into the page.")
         text = before + begin + "".join(lines) + end + after
     return text
 
@@ -382,9 +374,9 @@ def _commands_table() -> Iterator[str]:
     return _table(("command", "what"), rows)
 
 
-def _measured_table(root: Path) -> Iterator[str]:
+def _measured_table() -> Iterator[str]:
     """Yield a row for each cell and dataset: median, range, parameters and seconds over the seeds of the benchmark."""
-    runs = json.loads((root / "benchmarks/results/defaults.json").read_text(encoding="utf-8"))["runs"]
+    runs = json.loads((ROOT / "benchmarks/results/defaults.json").read_text(encoding="utf-8"))["runs"]
     groups: dict[tuple[str, str, str], list[Any]] = {}
     for run in runs:
         groups.setdefault((run["data"], run["cell"], run["figure"]), []).append(run)
@@ -397,25 +389,261 @@ def _measured_table(root: Path) -> Iterator[str]:
     return _table(("data", "cell", "figure", "test, median (range)", "parameters", "training seconds"), rows)
 
 
+_CONFIGURATION_HEAD = """# Configuration
+
+Written by `make docs` from the code; do not edit by hand.
+
+A run has one tree of settings with the sections `data`, `task`, `model` and `training`. They are set in three places;
+later ones override earlier ones:
+
+1. `--config FILE`, a YAML file with these sections,
+2. options of the command line, for the most used keys,
+3. `--set SECTION.KEY=VALUE`, for every key; the value is read as YAML.
+
+```yaml
+data: {source: load.csv, calendar: [day, week]}
+task: {horizon: 24}
+model: {cell: lem}
+training: {seed: 1}
+```
+
+```sh
+stablernn train --config load.yaml --hidden-size 32 --set training.weight_decay=0.01
+```
+
+An option and a `--set` with different values for one key are an error, and so is a key that does not exist. `1e-3` is a
+number; `yes`, `no`, `on` and `off` are strings. `null` resets a key of the file whose default is empty. `epochs`
+replaces a file's `max_steps`, and vice versa.
+
+**An empty default, None in the text, means "the value recommended for this cell and this data".** A run stores the
+values that it used in the `config.yaml` of its directory; a key that is empty there too is off or belongs to another
+task. `stablernn data check SOURCE` shows the values before anything is trained, `stablernn cells show CELL` the
+recommendations of the cell.
+
+## Recommended values
+
+Learning rate, optimizer, schedule and the like come from the cell ([cells.md](cells.md)); if it has none, they
+"""
+
+_BEFORE_TABLES = """
+All others depend on task and data, with the preset `practical`. Formulas and sources are in
+[classification.md](classification.md) and [forecasting.md](forecasting.md), comparisons with other methods in
+[accuracy.md](accuracy.md).
+"""
+
+_AFTER_TABLES = """
+The gate is not a setting: it applies with a linear skip and a validation split. A recursive head works sample by
+sample: `standard` scaling, no patches, no skip, unless they are set.
+
+The preset `paper` recommends none of this: one sample a step, the last output, standard scores, no skip, no
+augmentation, no warm-up, and the cell's own length of training. The task `predict-next` has its own recommendations
+([predict_next.md](predict_next.md)).
+"""
+
+_TYPE_NAMES: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "`true`, `false`"}
+
+
+def configuration_page() -> str:
+    """Return the page of all settings."""
+    from stablernn.training.settings.config import DataConfig, ModelConfig, TaskConfig, TrainingConfig
+    from stablernn.training.settings.defaults import FALLBACK, FALLBACK_LR, FALLBACK_OPTIMIZER
+
+    fallback = {**FALLBACK, "lr": FALLBACK_LR[FALLBACK_OPTIMIZER]}
+    parts = [
+        _CONFIGURATION_HEAD,
+        f"are {', '.join(f'`{key}` {value}' for key, value in fallback.items())}.\n",
+        _BEFORE_TABLES,
+    ]
+    for title, rows in (
+        ("To classify", _classification_rows()),
+        ("To forecast", _forecast_rows()),
+    ):
+        parts += [f"\n### {title}\n\n", *_table(("what", "value", "why"), rows)]
+    parts.append(_AFTER_TABLES)
+    # Defaults and descriptions come from the models that validate the settings, so they cannot be out of date.
+    sections: dict[str, type[BaseModel]] = {
+        "data": DataConfig,
+        "task": TaskConfig,
+        "model": ModelConfig,
+        "training": TrainingConfig,
+    }
+    for name, section in sections.items():
+        parts += [f"\n## `{name}`\n\n{(section.__doc__ or '').strip()}\n\n", *_key_rows(name, section)]
+    return "".join(parts)
+
+
+def _classification_rows() -> list[tuple[str, str, str]]:
+    from stablernn.training.tasks.classify import (
+        AUGMENTATION,
+        HEAD_DROPOUT,
+        LABEL_SMOOTHING,
+        LEAST_STEPS,
+        PATCH_STEPS,
+        PATCHES,
+        STEPS_OF_A_CLASS,
+    )
+
+    # Numbers are read from the code; only the reasons are written here.
+    return [
+        (
+            "`patch_stride`",
+            f"the longest training sequence over {PATCHES}, rounded",
+            f"the layers take about {PATCHES} steps for a sequence of any length: gradients reach its beginning, and "
+            "training is faster by the same factor",
+        ),
+        ("`patch_size`", f"{PATCH_STEPS} strides", "neighboring steps overlap, so that no shape is cut in two"),
+        ("`patch_embedding`", "`hidden_size`", "the cell sees features of a patch instead of its raw samples"),
+        (
+            "`readout`",
+            "`all`",
+            "the feature that separates classes may be at the end (last), everywhere (mean) or in one place (max)",
+        ),
+        (
+            "`head_dropout`",
+            f"{HEAD_DROPOUT}",
+            "the head has three inputs for each unit, and few sequences to learn from",
+        ),
+        ("`scaling`", "`standard`", "classes often differ in the level of their values"),
+        ("`label_smoothing`", f"{LABEL_SMOOTHING}", "a model of few labels is overconfident otherwise"),
+        (
+            ", ".join(f"`{key}`" for key in AUGMENTATION),
+            ", ".join(f"{value}" for value in AUGMENTATION.values()),
+            "a small set is memorized otherwise; `time_warp` is 0 if the steps have times",
+        ),
+        ("`batch_size`", "the cell's, at most a quarter of the sequences, at least 8", "small sets need steps"),
+        (
+            "`epochs`",
+            f"the cell's, at least as many as make {LEAST_STEPS} steps, and {STEPS_OF_A_CLASS} for each class",
+            "as above",
+        ),
+        ("`calibrate`", "true: one temperature", "networks are overconfident"),
+    ]
+
+
+def _forecast_rows() -> list[tuple[str, str, str]]:
+    from stablernn.training.tasks.forecast import MAX_STEPS, MIN_STEPS, MOST_WINDOWS_A_STEP, PATCHES
+
+    return [
+        (
+            "`scaling`",
+            "`context`; `standard` if `model.season` is set and does not fit twice into the context",
+            "series differ in level and spread, and drift",
+        ),
+        ("`season`", "the data's if it fits twice into the context, else 1", "its change is the unit of errors"),
+        (
+            "`log`",
+            "true if all values are positive and the largest is at least 10 times the smallest",
+            "where levels differ by factors, so do seasonal swings",
+        ),
+        ("`skip`", "`linear` with the scaling `context`", "a linear map of the context is hard to beat on many series"),
+        (
+            "`patch_size`, `patch_stride`",
+            f"the divisor of the context nearest to the context over {PATCHES}, both",
+            "as above",
+        ),
+        ("`readout`", "`last`", "the present of a series matters most for its future"),
+        ("`warm_up`", "one context", "a stream is longer than a context; training must have seen states like its own"),
+        ("`skip_lr`", "a thirtieth of `lr`", "the skip starts at its solution"),
+        (
+            "`batch_size`",
+            f"the cell's, or a thirty-second of the windows if that is more, at most {MOST_WINDOWS_A_STEP}",
+            "overlapping windows differ little",
+        ),
+        (
+            "`epochs`",
+            f"5, but from {MIN_STEPS} to {MAX_STEPS:,} steps",
+            "as above",
+        ),
+        ("gate", "on", "layers that do not improve on the linear skip by more than noise do harm on new data"),
+        ("`calibrate`", "true: conformal offsets", "an 80 % interval should cover 80 %"),
+    ]
+
+
+def _key_rows(name: str, section: type[BaseModel]) -> Iterator[str]:
+    from stablernn.data.options import option_descriptions
+    from stablernn_cli.config_options import KEYS, flag
+
+    flags = {key: f"`{flag(option)}`" for option, key in KEYS.items()}
+    # With the extras, which hold the ranges of numbers.
+    hints = get_type_hints(section, include_extras=True)
+    descriptions = option_descriptions(section)
+    rows = [
+        (
+            f"`{key}`",
+            flags.get(f"{name}.{key}", ""),
+            _allowed_values(hints[key]),
+            _default(field),
+            " ".join(descriptions[key].split()),
+        )
+        for key, field in section.model_fields.items()
+    ]
+    return _table(("key", "option", "values", "default", "meaning"), rows)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    # The empty default, which the introduction explains.
+    if value is None or value == {}:
+        return ""
+    return "none" if value == () else _value(value)
+
+
+def _allowed_values(hint: Any) -> str:
+    """Return the values that a type allows, as text."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        # None is the empty default, which the page explains once.
+        return " or ".join(_allowed_values(part) for part in parts if part is not type(None))
+    if origin is Literal:
+        return ", ".join(map(_value, parts))
+    if origin is tuple:
+        plurals = {str: "strings", float: "numbers"}
+        return f"list of {plurals.get(parts[0]) or _allowed_values(parts[0])}"
+    if origin is dict:
+        return "names and values"
+    if origin is Annotated:
+        return _allowed_values(parts[0]) + _range(
+            [rule for field in parts[1:] for rule in getattr(field, "metadata", ())]
+        )
+    return _TYPE_NAMES[hint]
+
+
+def _range(rules: Iterable[object]) -> str:
+    """Return the range of a number as text, empty without one."""
+    formats = {"ge": "{:,} or more", "gt": "above {:,}", "le": "at most {:,}", "lt": "below {:,}"}
+    bounds = [text.format(getattr(rule, key)) for rule in rules for key, text in formats.items() if hasattr(rule, key)]
+    return f", {', '.join(bounds)}" if bounds else ""
+
+
+WHOLE: Mapping[str, Callable[[], str]] = {
+    "docs/cli.md": commands_page,
+    "docs/cells.md": cells_page,
+    "docs/configuration.md": configuration_page,
+    "stablernn/cells/catalog.json": cells_catalog,
+    "stablernn/data/named/catalog.json": datasets_catalog,
+}
+"""Generated files, by their path."""
+FILLED: Mapping[str, Callable[[str], str]] = {
+    "README.md": readme,
+    "docs/accuracy.md": accuracy,
+    "docs/evaluation.md": evaluation,
+    "docs/serving.md": serving,
+    "docs/tuning.md": tuning,
+}
+"""Pages written by hand, of which only the tables are generated."""
+
+
+def generated(name: str) -> str:
+    """Return the content that a file of the repository should have."""
+    return WHOLE[name]() if name in WHOLE else FILLED[name]((ROOT / name).read_text(encoding="utf-8"))
+
+
 def main() -> None:
     """Write all generated files of the repository."""
-    root = Path(__file__).parents[2]
-    (root / "docs" / "cli.md").write_text(render(), encoding="utf-8")
-    (root / "docs" / "cells.md").write_text(cells_page(), encoding="utf-8")
-    (root / "stablernn" / "cells" / "catalog.json").write_text(cells_catalog(), encoding="utf-8")
-    (root / "stablernn" / "data" / "named" / "catalog.json").write_text(datasets_catalog(), encoding="utf-8")
-    (root / "docs" / "configuration.md").write_text(configuration_page(), encoding="utf-8")
-    # Pages written by hand, of which only the tables are generated.
-    serving_page = root / "docs" / "serving.md"
-    serving_page.write_text(serving(serving_page.read_text(encoding="utf-8")), encoding="utf-8")
-    evaluation_page = root / "docs" / "evaluation.md"
-    evaluation_page.write_text(evaluation(evaluation_page.read_text(encoding="utf-8")), encoding="utf-8")
-    tuning_page = root / "docs" / "tuning.md"
-    tuning_page.write_text(tuning(tuning_page.read_text(encoding="utf-8")), encoding="utf-8")
-    accuracy_page = root / "docs" / "accuracy.md"
-    accuracy_page.write_text(accuracy(accuracy_page.read_text(encoding="utf-8"), root), encoding="utf-8")
-    readme_page = root / "README.md"
-    readme_page.write_text(readme(readme_page.read_text(encoding="utf-8"), root), encoding="utf-8")
+    for name in (*WHOLE, *FILLED):
+        (ROOT / name).write_text(generated(name), encoding="utf-8")
 
 
 if __name__ == "__main__":
