@@ -14,13 +14,15 @@ RUN python3 -m venv --without-pip /opt/stablernn \
  && python3 -m pip --python /opt/stablernn/bin/python install --no-cache-dir --require-hashes \
     --requirement "requirements/serve-${VARIANT}.txt"
 COPY pyproject.toml README.md LICENSE ./
+COPY tools/siblings.py tools/siblings.py
 COPY stablernn stablernn
 COPY registry registry
 COPY client client
 COPY runtime runtime
 COPY server server
 COPY cli cli
-RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
+RUN STABLERNN_PINS=1 python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels \
+    . ./client ./registry ./runtime ./server \
  && python3 -m pip --python /opt/stablernn/bin/python install --no-cache-dir --no-deps /wheels/*.whl
 
 FROM ${BASE}

@@ -5,8 +5,9 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 OLDEST = build/oldest
+BARE = build/bare
 
-.PHONY: quickstart native oldest test test-all lint fix types docs wheel clean
+.PHONY: quickstart native oldest distributions test test-all lint fix types docs wheel clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/stablernn quickstart
@@ -22,6 +23,11 @@ oldest: $(VENV)/installed
 	$(OLDEST)/bin/python -m pip --disable-pip-version-check install --quiet onnxruntime==1.17.0 numpy==1.26.4
 	$(BIN)/python tests/support/engines/oldest_runtime.py write $(OLDEST)/models
 	$(OLDEST)/bin/python tests/support/engines/oldest_runtime.py run $(OLDEST)/models
+
+# Registry, runtime, server and client, each installed alone from its wheel, without torch.
+distributions: $(VENV)/installed
+	rm -rf $(BARE)
+	$(BIN)/python tests/support/bare_environments.py $(BARE)
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal
@@ -46,9 +52,11 @@ docs: $(VENV)/installed-dev
 	$(BIN)/python tools/generate_docs.py
 	$(BIN)/python -m stablernn_papers.docs
 
+# The wheels of all distributions; they require each other by version, so that pip finds them in this folder.
 wheel: $(VENV)/installed-dev
-	$(BIN)/hatchling build --target wheel
-	cd papers && ../$(BIN)/hatchling build --target wheel --directory ../dist
+	for project in client registry runtime server . papers; do \
+	  (cd $$project && STABLERNN_PINS=1 $(CURDIR)/$(BIN)/hatchling build --target wheel --directory $(CURDIR)/dist) || exit 1; \
+	done
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache

@@ -120,26 +120,17 @@ def test_the_library_exports_what_the_contract_names() -> None:
     assert {"create_cell", "list_cells", "StableRNN", "Classifier", "Forecaster", "export"} <= set(stablernn.__all__)
 
 
-@pytest.mark.parametrize(
-    ("folder", "packages"),
-    [(".", [name for name in PACKAGES if name != "stablernn_papers"]), ("papers", ["stablernn_papers"])],
-)
-def test_a_wheel_holds_the_packages_and_their_data(folder: str, packages: list[str], tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)],
-        cwd=ROOT / folder,
-        check=True,
-        capture_output=True,
-    )
-    (wheel,) = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    tops = {name.partition("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == set(packages)
-    assert all(f"{package}/py.typed" in names for package in packages)
+def test_the_wheels_hold_the_packages_and_their_data(tmp_path: Path) -> None:
+    for project in (".", "client", "registry", "runtime", "server", "papers"):
+        command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+        subprocess.run(command, cwd=ROOT / project, check=True, capture_output=True)
+    names = {name for wheel in tmp_path.glob("*.whl") for name in zipfile.ZipFile(wheel).namelist()}
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == set(PACKAGES)
+    assert all(f"{package}/py.typed" in names for package in PACKAGES)
     expected = {
-        path.relative_to(package.parent).as_posix()
-        for package in map(PACKAGES.__getitem__, packages)
-        for path in package.rglob("*")
+        path.relative_to(folder.parent).as_posix()
+        for folder in PACKAGES.values()
+        for path in folder.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert expected <= set(names)
+    assert expected <= names

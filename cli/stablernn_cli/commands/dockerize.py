@@ -60,6 +60,14 @@ _IMAGE_NAME = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")
 _BASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 Variant = Literal["cpu", "gpu"]
 
+# The distributions of an image: name, and folder in the checkout.
+_DISTRIBUTIONS = {
+    "stablernn": ".",
+    "stablernn-client": "client",
+    "stablernn-registry": "registry",
+    "stablernn-runtime": "runtime",
+    "stablernn-server": "server",
+}
 # Files of the .dist-info folder that belong to the wheel; the others describe this one installation.
 _DESCRIPTION = {"METADATA", "WHEEL", "entry_points.txt"}
 # The earliest date of the zip format. Equal content gives equal bytes, so that image builders reuse their layers.
@@ -76,7 +84,7 @@ class Image:
         gpu: True if it has the CUDA build of ONNX Runtime.
         models: References of the models that it serves.
         digests: Digest of each version, by ``NAME:VERSION``.
-        wheel: File name of the wheel in the context.
+        wheels: File names of the wheels in the context.
         user: ``UID:GID`` that a container runs as, so that it can read the secrets.
     """
 
@@ -85,7 +93,7 @@ class Image:
     gpu: bool
     models: Sequence[str]
     digests: Mapping[str, str]
-    wheel: str
+    wheels: Sequence[str]
     user: str
 
 
@@ -120,7 +128,7 @@ def dockerize(
 ) -> None:
     """Write the build context of a container image
 
-    The folder has a Dockerfile, this stablernn as a wheel, pinned requirements, the models, and tokens for the server,
+    The folder has a Dockerfile, this stablernn as wheels, pinned requirements, the models, and tokens for the server,
     which stay out of the image. Prints the two commands that build and run it. The image has no torch.
 
     Example: stablernn dockerize digits@production --output digits-image --compose
@@ -151,7 +159,7 @@ def write(refs: Sequence[str], folder: Path, *, gpu: bool, compose: bool, base: 
 
     Raises:
         UsageError: If a reference names no version, or the folder must not be written to.
-        CommandError: If there is nothing to serve, or no wheel can be made.
+        CommandError: If there is nothing to serve, or the wheels cannot be made.
     """
     from stablernn_registry import Registry
 
@@ -175,7 +183,7 @@ def write(refs: Sequence[str], folder: Path, *, gpu: bool, compose: bool, base: 
         "gpu": gpu,
         "serves": list(image.models),
         "models": [{"ref": ref, "digest": digest} for ref, digest in image.digests.items()],
-        "wheel": image.wheel,
+        "wheels": list(image.wheels),
         "user": image.user,
         "tokens_file": str(folder / _SECRETS / "tokens"),
         "state_key_file": str(folder / _SECRETS / "state_key"),
@@ -212,7 +220,7 @@ def _write_stage(
 
     Raises:
         stablernn_server.errors.ModelLoadError: If a version cannot be served.
-        CommandError: If no wheel can be made.
+        CommandError: If its wheels cannot be made.
     """
     from stablernn_registry.subset import copy_versions
     from stablernn_runtime import ServedModel
@@ -228,7 +236,7 @@ def _write_stage(
         gpu=gpu,
         models=tuple(versions),
         digests={version.ref: version.digest for version in versions.values()},
-        wheel=write_wheel(stage).name,
+        wheels=[path.name for path in write_wheels(stage)],
         user=_user(),
     )
     texts = {"Dockerfile": _dockerfile(image), ".dockerignore": _dockerignore(image)}
@@ -298,7 +306,7 @@ def _replace(folder: Path, stage: Path) -> None:
     """Move the staged files into the folder, in place of those of an earlier run; the secrets stay."""
     folder.mkdir(exist_ok=True)
     if _written_hashes(folder) is not None:
-        for path in (folder / _MODELS, folder / "compose.yaml", *folder.glob("stablernn-*.whl")):
+        for path in (folder / _MODELS, folder / "compose.yaml", *folder.glob("stablernn*.whl")):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     # The marker comes last: it states that the other files are complete.
     for path in sorted(stage.iterdir(), key=lambda path: path.name == MARKER):
@@ -360,6 +368,7 @@ def _hash(path: Path) -> str:
 def _dockerfile(image: Image) -> str:
     """Return the Dockerfile: one stage installs the environment, the next copies it and the models."""
     label = " ".join(f"{ref}@{digest}" for ref, digest in image.digests.items())
+    wheels = " ".join(image.wheels)
     nvidia = (
         ' \\\n    NVIDIA_VISIBLE_DEVICES=all \\\n    NVIDIA_DRIVER_CAPABILITIES="compute,utility"' if image.gpu else ""
     )
@@ -369,12 +378,12 @@ ARG BASE={image.base}
 
 FROM ${{BASE}} AS builder
 WORKDIR /context
-COPY requirements.txt {image.wheel} ./
+COPY requirements.txt {wheels} ./
 # The environment has no pip of its own: the builder's installs into it, and the whole folder is copied.
 RUN python3 -m venv --without-pip /opt/stablernn \\
  && python3 -m pip --python /opt/stablernn/bin/python install --no-cache-dir --require-hashes \\
     --requirement requirements.txt \\
- && python3 -m pip --python /opt/stablernn/bin/python install --no-cache-dir --no-deps {image.wheel}
+ && python3 -m pip --python /opt/stablernn/bin/python install --no-cache-dir --no-deps {wheels}
 
 FROM ${{BASE}}
 COPY --from=builder /opt/stablernn /opt/stablernn
@@ -402,9 +411,8 @@ CMD ["serve"]
 
 def _dockerignore(image: Image) -> str:
     """Return the .dockerignore: the builder gets what the Dockerfile copies, never the secrets."""
-    return "\n".join(
-        ["# Only what the Dockerfile copies.", "*", "!requirements.txt", f"!{image.wheel}", "!registry", ""]
-    )
+    names = ("requirements.txt", *image.wheels, "registry")
+    return "\n".join(["# Only what the Dockerfile copies.", "*", *(f"!{name}" for name in names), ""])
 
 
 def _compose_file(image: Image) -> str:
@@ -493,48 +501,57 @@ def requirements(variant: Variant) -> str:
         ) from error
 
 
-def write_wheel(folder: Path) -> Path:
-    """Write the wheel of the running stablernn into a folder, and return its path.
+def write_wheels(folder: Path) -> tuple[Path, ...]:
+    """Write the wheels of the running stablernn into a folder, and return their paths.
 
     Raises:
-        CommandError: If it cannot be made; the message says what to do.
+        CommandError: If they cannot be made; the message says what to do.
     """
     root = checkout()
-    return _pack_installed(folder) if root is None else _build(root, folder)
+    if root is None:
+        return tuple(_pack_installed(name, folder) for name in _DISTRIBUTIONS)
+    return tuple(_build(root / path, folder / name) for name, path in _DISTRIBUTIONS.items())
 
 
-def _build(root: Path, folder: Path) -> Path:
+def _build(project: Path, folder: Path) -> Path:
     # hatchling is the build backend and needs no network; pip makes an environment for it.
     if importlib.util.find_spec("hatchling") is not None:
         command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
     elif importlib.util.find_spec("pip") is not None:
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps"]
-        command += ["--wheel-dir", str(folder), str(root)]
+        command += ["--wheel-dir", str(folder), str(project)]
     else:
         raise CommandError(
-            f"The wheel cannot be built from {root}: this environment has neither hatchling nor pip. Install one of "
+            f"The wheel cannot be built from {project}: this environment has neither hatchling nor pip. Install one of "
             "them: pip install hatchling."
         )
-    process = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    wheels = sorted(folder.glob("stablernn-*.whl"))
+    # Without the path of this checkout in what the wheels require.
+    environment = {**os.environ, "STABLERNN_PINS": "1"}
+    process = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
+    wheels = sorted(folder.glob("*.whl"))
     if process.returncode or len(wheels) != 1:
         reason = (process.stderr.strip() or process.stdout.strip() or "it wrote no wheel").splitlines()[-1]
-        raise CommandError(f"The wheel cannot be built from {root}: {reason} See all output with: {' '.join(command)}")
-    return wheels[0]
+        raise CommandError(
+            f"The wheel cannot be built from {project}: {reason} See all output with: {' '.join(command)}"
+        )
+    target = wheels[0].replace(folder.parent / wheels[0].name)
+    folder.rmdir()
+    return target
 
 
-def _pack_installed(folder: Path) -> Path:
+def _pack_installed(name: str, folder: Path) -> Path:
     try:
-        distribution = metadata.distribution("stablernn")
+        distribution = metadata.distribution(name)
     except metadata.PackageNotFoundError as error:
         raise CommandError(
-            f"The files in {Path(__file__).parents[1]} belong to no installed package, so no wheel can be built. "
+            f"{name} is not installed beside the files in {Path(__file__).parents[1]}, so no wheel can be built of it. "
             "Install stablernn with pip, or run it from its source tree."
         ) from error
     paths = sorted((path for path in distribution.files or () if _is_in_wheel(path)), key=str)
     rows: list[tuple[str, str, str]] = []
     tag = _tag(distribution)
-    target = folder / f"stablernn-{distribution.version}-{tag}.whl"
+    package = name.replace("-", "_")
+    target = folder / f"{package}-{distribution.version}-{tag}.whl"
     description = ""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in paths:
@@ -543,9 +560,9 @@ def _pack_installed(folder: Path) -> Path:
             _add(archive, path.as_posix(), content)
             if path.name == "METADATA":
                 description = path.parts[0]
-        if not description or not any(path.parts[0] == "stablernn_server" for path in paths):
+        if not description or not any(path.parts[0] == package for path in paths):
             raise CommandError(
-                "The installed stablernn does not list its files, so no wheel can be made of it. Install it again with "
+                f"The installed {name} does not list its files, so no wheel can be made of it. Install it again with "
                 "pip, or run this from its source tree."
             )
         # RECORD lists every file with its hash, and itself without one.

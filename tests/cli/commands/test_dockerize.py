@@ -21,13 +21,12 @@ import pytest
 import yaml
 
 from cli_helpers import Workplace
+from packages import PACKAGES, ROOT
 from stablernn_cli.commands.dockerize import HEALTHCHECK, USER
 from stablernn_registry import IntegrityError, Registry
 from stablernn_server import Settings
 from stablernn_server.security.auth import Auth
 from stablernn_server.security.state_key import create_state_tokens
-
-ROOT = Path(__file__).parents[3]
 
 
 def instructions(dockerfile: str) -> list[tuple[str, str]]:
@@ -83,16 +82,16 @@ def test_it_tells_what_it_made(made: tuple[Path, dict[str, Any]]) -> None:
     ]
     assert sorted(path.name for path in folder.iterdir()) == sorted(
         [".dockerignore", ".stablernn-image.json", "Dockerfile", "compose.yaml", "registry", "requirements.txt"]
-        + ["secrets", document["wheel"]]
+        + ["secrets", *document["wheels"]]
     )
 
 
 def test_everything_that_is_copied_is_there_and_sent_to_the_builder(
     made: tuple[Path, dict[str, Any]], parsed: list[tuple[str, str]]
 ) -> None:
-    folder, _ = made
+    folder, document = made
     sources = [word for rest in of("COPY", parsed) if not rest.startswith("--from") for word in rest.split()[:-1]]
-    assert len(sources) == 3
+    assert len(sources) == 2 + len(document["wheels"])
     lines = (folder / ".dockerignore").read_text().splitlines()
     # The last pattern that matches decides; these are no more than "everything" and whole names.
     assert lines[1] == "*"
@@ -173,27 +172,22 @@ def test_everybody_can_read_what_the_image_copies(made: tuple[Path, dict[str, An
     folder, document = made
     for path in (folder / "registry", *(folder / "registry").rglob("*")):
         assert stat.S_IMODE(path.stat().st_mode) == (0o755 if path.is_dir() else 0o444), path
-    for name in ("requirements.txt", document["wheel"], "Dockerfile"):
+    for name in ("requirements.txt", *document["wheels"], "Dockerfile"):
         assert stat.S_IMODE((folder / name).stat().st_mode) == 0o644, name
 
 
-def test_the_wheel_is_this_stablernn(made: tuple[Path, dict[str, Any]]) -> None:
+def test_the_wheels_are_this_stablernn(made: tuple[Path, dict[str, Any]]) -> None:
     folder, document = made
-    with zipfile.ZipFile(folder / document["wheel"]) as archive:
-        names = set(archive.namelist())
-        own = archive.read("stablernn_cli/commands/dockerize.py")
-    tops = {name.partition("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {
-        *(
-            "stablernn",
-            "stablernn_cli",
-            "stablernn_client",
-            "stablernn_registry",
-            "stablernn_runtime",
-            "stablernn_server",
-        )
-    }
-    assert own == (ROOT / "cli/stablernn_cli/commands/dockerize.py").read_bytes()
+    contents = {}
+    for wheel in document["wheels"]:
+        with zipfile.ZipFile(folder / wheel) as archive:
+            contents |= {name: archive.read(name) for name in archive.namelist()}
+    packages = {name.partition("/")[0] for name in contents if ".dist-info/" not in name}
+    assert packages == PACKAGES.keys() - {"stablernn_papers"}
+    own = "stablernn_cli/commands/dockerize.py"
+    assert contents[own] == (ROOT / "cli" / own).read_bytes()
+    # An image tells nobody where its checkout was.
+    assert not [name for name, content in contents.items() if b"file://" in content and name.endswith("/METADATA")]
 
 
 def test_the_secrets_are_good_ones_and_for_their_owner_alone(made: tuple[Path, dict[str, Any]]) -> None:
@@ -390,10 +384,10 @@ def test_a_damaged_version_makes_no_image(workplace: Workplace) -> None:
     assert {path: path.stat().st_mtime_ns for path in workplace.path("image").rglob("*")} == before
 
 
-def installed(wheel: Path, folder: Path) -> dict[str, str]:
-    """An environment where stablernn is what the wheel holds, in a folder of its own, and not this checkout."""
+def installed(context: Path, folder: Path) -> dict[str, str]:
+    """An environment where stablernn is what the wheels hold, in a folder of its own, and not this checkout."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
-    subprocess.run([*command, "--no-index", "--target", folder, wheel], check=True)
+    subprocess.run([*command, "--no-index", "--target", folder, *context.glob("*.whl")], check=True)
     return {**os.environ, "PYTHONPATH": str(folder)}
 
 
@@ -401,23 +395,22 @@ def test_an_installed_package_is_packed_again(
     made: tuple[Path, dict[str, Any]], trained: Workplace, tmp_path: Path
 ) -> None:
     folder, document = made
-    environment = installed(folder / document["wheel"], tmp_path / "site") | trained.environment
+    environment = installed(folder, tmp_path / "site") | trained.environment
     command = [sys.executable, "-m", "stablernn_cli", "-q", "dockerize", "load", "--output", "x", "--json"]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    with (
-        zipfile.ZipFile(folder / document["wheel"]) as built,
-        zipfile.ZipFile(tmp_path / "x" / json.loads(done.stdout)["wheel"]) as packed,
-    ):
-        names = {name for name in built.namelist() if not name.endswith("/RECORD")}
-        record = next(name for name in packed.namelist() if name.endswith("/RECORD"))
-        assert {*names, record} == set(packed.namelist())
-        assert all(built.read(name) == packed.read(name) for name in names)
-        rows = {row[0]: row[1:] for row in csv.reader(io.StringIO(packed.read(record).decode()))}
-        assert rows.keys() == set(packed.namelist())
+    assert json.loads(done.stdout)["wheels"] == document["wheels"]
+    for wheel in document["wheels"]:
+        with zipfile.ZipFile(folder / wheel) as built, zipfile.ZipFile(tmp_path / "x" / wheel) as packed:
+            names = {name for name in built.namelist() if not name.endswith("/RECORD")}
+            record = next(name for name in packed.namelist() if name.endswith("/RECORD"))
+            assert {*names, record} == set(packed.namelist())
+            assert all(built.read(name) == packed.read(name) for name in names)
+            rows = {row[0]: row[1:] for row in csv.reader(io.StringIO(packed.read(record).decode()))}
+            assert rows.keys() == set(packed.namelist())
     assert (tmp_path / "x" / "requirements.txt").read_text() == (folder / "requirements.txt").read_text()
     # What pip makes of it can be run.
-    again = installed(tmp_path / "x" / document["wheel"], tmp_path / "again")
+    again = installed(tmp_path / "x", tmp_path / "again")
     version = [sys.executable, "-m", "stablernn_cli", "--version"]
     assert subprocess.run(version, env=again, cwd=tmp_path, check=True, capture_output=True).stdout
 

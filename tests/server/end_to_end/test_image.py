@@ -21,11 +21,11 @@ import numpy as np
 import pytest
 
 from container_helpers import RUNNERS, Container, Storage, make_storage
+from packages import PACKAGES, ROOT
 from server_helpers import Published, Running, json_tensor, torch_answer
 from stablernn_registry import Registry
 from stablernn_registry.subset import copy_versions
 
-ROOT = Path(__file__).parents[3]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 FINAL_STAGE = DOCKERFILE.rpartition("\nFROM ")[2]
 
@@ -91,42 +91,45 @@ def test_the_extra_cuda_and_the_gpu_image_bring_the_libraries_that_the_gpu_wheel
             assert library.specifier.contains(pins("gpu")[library.name]), library
 
 
-def test_the_requirements_hold_everything_that_the_image_imports() -> None:
-    named = (ROOT / "requirements" / "serve.in").read_text(encoding="utf-8").splitlines()
-    assert {line for line in named if not line.startswith("#")} <= pins("cpu").keys()
-
-
-def test_everything_that_is_imported_is_declared() -> None:
-    """By the packages that the image runs, wherever in a file: what something else brings along may go away."""
-    import ast
+def declared(project: str, *extras: str) -> set[str]:
+    """Names of the requirements of a distribution."""
     import tomllib
 
     from packaging.requirements import Requirement
 
-    folders = (
-        "registry/stablernn_registry",
-        "client/stablernn_client",
-        "runtime/stablernn_runtime",
-        "server/stablernn_server",
-        "cli/stablernn_cli",
-    )
-    imported = set()
-    for path in itertools.chain.from_iterable((ROOT / folder).rglob("*.py") for folder in folders):
+    table = tomllib.loads((ROOT / project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    texts = [*table["dependencies"], *(text for extra in extras for text in table["optional-dependencies"][extra])]
+    return {Requirement(text).name for text in texts}
+
+
+def imported(package: str) -> set[str]:
+    """Distributions that a package imports, wherever in a file."""
+    import ast
+
+    modules = set()
+    for path in PACKAGES[package].rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0:
                 names = [node.module or ""]
-            imported |= {name.partition(".")[0] for name in names}
-    foreign = {name for name in imported if name not in sys.stdlib_module_names and not name.startswith("stablernn")}
-    distributions = {name.replace("_", "-") for name in foreign} - {"yaml"}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    declared = {Requirement(text).name for text in project["dependencies"]}
-    # Of extras: the first one's import name is that of several distributions, the second one's is that of paho-mqtt.
-    distributions -= {"opentelemetry", "paho"}
-    assert distributions <= declared
-    named = (ROOT / "requirements" / "serve.in").read_text(encoding="utf-8").split()
-    not_in_the_image = {"torch", "polars", "matplotlib", "onnx", "onnxruntime"}
-    assert distributions - not_in_the_image <= set(named)
+            modules |= {name.partition(".")[0] for name in names}
+    foreign = {name for name in modules if name not in sys.stdlib_module_names and not name.startswith("stablernn")}
+    # Import names of several distributions, of paho-mqtt, and of PyYAML.
+    return {name.replace("_", "-") for name in foreign} - {"opentelemetry", "paho", "yaml"}
+
+
+def test_each_distribution_declares_what_it_imports_and_the_image_pins_it() -> None:
+    """What something else brings along may go away."""
+    assert imported("stablernn_client") <= declared("client")
+    assert imported("stablernn_registry") <= declared("registry")
+    # An engine of the library has tensors of torch; it brings torch along.
+    assert imported("stablernn_runtime") <= declared("runtime", "cpu", "tables") | {"torch"}
+    assert imported("stablernn_server") <= declared("server", "cpu")
+    # An editable installation of the whole project has the packages of all.
+    parts = declared("client") | declared("registry") | declared("runtime", "tables") | declared("server", "commands")
+    assert imported("stablernn_cli") | parts <= declared(".")
+    assert declared("client") | declared("registry") | declared("runtime") <= pins("cpu").keys()
+    assert declared("server", "cpu", "commands") <= pins("cpu").keys()
 
 
 def test_what_is_copied_is_there_and_not_ignored() -> None:
@@ -205,9 +208,9 @@ def test_the_install_steps_give_an_environment_that_serves_without_torch(publish
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     into = [*run, "--python", python, "install", "--quiet"]
     subprocess.run([*into, "--require-hashes", "--requirement", ROOT / "requirements" / "serve-cpu.txt"], check=True)
-    subprocess.run([*run, "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path / "wheels", ROOT], check=True)
-    [wheel] = (tmp_path / "wheels").glob("stablernn-*.whl")
-    subprocess.run([*into, "--no-deps", wheel], check=True)
+    projects = [ROOT, *(ROOT / name for name in ("client", "registry", "runtime", "server"))]
+    subprocess.run([*run, "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path / "wheels", *projects], check=True)
+    subprocess.run([*into, "--no-deps", *(tmp_path / "wheels").iterdir()], check=True)
 
     # Away from the checkout and its path, so that only what was installed can be imported.
     own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "STABLERNN"))}
