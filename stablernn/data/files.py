@@ -66,7 +66,6 @@ _MULTIBYTE = re.compile(
     rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}",
 )
 _NO_CP1252 = re.compile(rb"[\x00-\x08\x0e-\x1f\x81\x8d\x8f\x90\x9d]")
-_READ_BYTES = 1 << 16
 
 
 def detect_format(path: Path) -> str:
@@ -278,15 +277,15 @@ def read_text_blocks(path: Path, notes: Notes | None = None, *, block_bytes: int
 
 
 @contextmanager
-def _as_utf8(path: Path, file: IO[bytes], notes: Notes | None) -> Iterator[IO[bytes] | Utf8Stream]:
+def _as_utf8(path: Path, file: IO[bytes], notes: Notes | None) -> Iterator[IO[bytes] | _Utf8Stream]:
     """Yield the bytes of a table, those of UTF-16 text as UTF-8."""
     begin = cast(io.BufferedReader, file).peek(2)[:2]
-    if not is_utf16(begin):
+    if not begin.startswith(_UTF16_MARKS):
         yield file
         return
     if notes is not None:
         notes["encoding"] = UTF16
-    yield Utf8Stream(path, file)
+    yield _Utf8Stream(path, file)
 
 
 def decode_text(path: Path, content: bytes, position: int = 0) -> str:
@@ -343,42 +342,24 @@ def _end_of_rows(content: bytes) -> int:
     return end
 
 
-class Utf8Stream:
-    """The bytes of a UTF-16 file as those of the same text in UTF-8.
-
-    Args:
-        path: The file, for messages.
-        file: Its bytes, from the byte order mark on.
-    """
+class _Utf8Stream:
+    """The bytes of a UTF-16 file, from its byte order mark on, as those of the same text in UTF-8."""
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
-        self._path, self._file = path, file
-        self._decoder = codecs.getincrementaldecoder("utf-16")()
-        self._pending = b""
+        self._path, self._text = path, io.TextIOWrapper(file, encoding="utf-16", newline="")
 
     def read(self, size: int) -> bytes:
-        """Return up to so many bytes; none at the end of the file.
+        """Return the bytes of up to so many characters; none at the end of the file.
 
         Raises:
             DataError: If the text is not UTF-16 throughout.
         """
-        while len(self._pending) < size:
-            block = self._file.read(_READ_BYTES)
-            try:
-                self._pending += self._decoder.decode(block, final=not block).encode()
-            except UnicodeError as error:
-                raise errors.DataError(
-                    f"'{self._path.name}' begins as UTF-16 text and does not go on as such ({error}). Save it as UTF-8."
-                ) from error
-            if not block:
-                break
-        result, self._pending = self._pending[:size], self._pending[size:]
-        return result
-
-
-def is_utf16(begin: bytes) -> bool:
-    """Return True if a file begins with a byte order mark of UTF-16."""
-    return begin.startswith(_UTF16_MARKS)
+        try:
+            return self._text.read(size).encode()
+        except UnicodeError as error:
+            raise errors.DataError(
+                f"'{self._path.name}' begins as UTF-16 text and does not go on as such ({error}). Save it as UTF-8."
+            ) from error
 
 
 class TextDecoder:

@@ -48,7 +48,7 @@ from stablernn.data.readers.ucr_tsv import is_ucr_text, read_ucr
 from stablernn.data.sequences import Sequences, has_feature_names, match_features
 from stablernn.data.step_data import Data, StepData
 from stablernn.data.table.chunks import read_column_names
-from stablernn.data.table.series import OpenTable, open_table
+from stablernn.data.table.series import open_table
 from stablernn.data.types import ClassificationData, ForecastData
 from stablernn.terms import terms
 
@@ -166,49 +166,8 @@ def load_data(
         ConfigError: If a setting is out of its range or is not for this task.
         DataError: If the content cannot be used.
     """
-    options = LoadOptions.unchecked(
-        source,
-        task=task,
-        test=test,
-        target=target,
-        id_column=id_column,
-        time_column=time_column,
-        label_column=label_column,
-        group_column=group_column,
-        stamps=stamps,
-        channels=channels,
-        future=future,
-        static=static,
-        calendar=calendar,
-        horizon=horizon,
-        context_length=context_length,
-        season=season,
-        frequency=frequency,
-        validation_steps=validation_steps,
-        test_steps=test_steps,
-        validation_fraction=validation_fraction,
-        window_stride=window_stride,
-        seed=seed,
-        variant=variant,
-        partial=partial,
-        permutation=permutation,
-        length=length,
-        channels_as_series=channels_as_series,
-        sheet=sheet,
-        decimal_mark=decimal_mark,
-        thousands_mark=thousands_mark,
-        date_format=date_format,
-        missing=missing,
-        timezone=timezone,
-        sort=sort,
-        on_duplicate=on_duplicate,
-        categories=categories,
-        unknown_category=unknown_category,
-        resample=resample,
-        aggregate=aggregate,
-        min_length=min_length,
-    )
-    return load_source(options)
+    # The parameters are the options, under their names.
+    return load_source(LoadOptions.unchecked(**locals()))
 
 
 class _Source(NamedTuple):
@@ -289,7 +248,7 @@ def read_sequences(
         channels: Features, in their order; all when omitted.
         timed: Of tables, see :func:`stablernn.data.readers.labelled_tables.read_labelled`.
         group_column: Column of a table or of a manifest, or array of an ``.npz`` file, with the group of each sequence.
-        columns: Of tables: what :func:`table_columns` returns.
+        columns: Of tables: the other options of :func:`stablernn.data.readers.labelled_tables.read_labelled`.
 
     Raises:
         UnknownNameError: If there is no such file, or a table lacks a column that is named.
@@ -317,17 +276,6 @@ def read_sequences(
             "none. Write the sequences as one of these."
         )
     return sequences if channels is None else match_features(sequences, channels)
-
-
-def table_columns(options: LoadOptions) -> dict[str, Any]:
-    """Return the options of :func:`~stablernn.data.readers.labelled_tables.read_labelled` among those of loading."""
-    return {
-        "id_column": options.id_column,
-        "time_column": options.time_column,
-        "label_column": options.label_column,
-        "stamps": options.stamps,
-        "repairs": options.repairs,
-    }
 
 
 def detect_task(path: Path, task: str | None, label_column: str, repairs: Repairs | None = None) -> Task:
@@ -446,7 +394,7 @@ def _load_classification(source: _Source, options: LoadOptions) -> Classificatio
     # The columns of a bundled dataset are known to be there.
     if info is None and is_table:
         _check_labelled(path, options)
-    columns = table_columns(options)
+    columns = {**options.of_table, "label_column": options.label_column}
     pool = read_sequences(path, channels=options.channels, group_column=options.group_column, **columns)
     if info is not None and info.members is not None:
         _check_fixed_splits(info, options)
@@ -499,7 +447,7 @@ def _load_forecast(source: _Source, options: LoadOptions) -> ForecastData:
             f"data.channels_as_series makes channels series of numbers, and data.categories makes channels of "
             f"'{varying[0]}'. Put it in data.static or data.future, or leave it out."
         )
-    table = read_series(_open_table(source.path, options), options)
+    table = read_series(open_table(source.path, **options.of_table), options)
     if options.channels_as_series and options.target is None:
         # Each channel becomes a series, so all are forecast but those that are known in advance.
         options = options.with_options(target=tuple(name for name in table.channels if name not in options.future))
@@ -513,7 +461,7 @@ def _load_forecast(source: _Source, options: LoadOptions) -> ForecastData:
     if test_path is not None:
         # The channels, categories and series of the training file, whatever else the test file has.
         same = options.with_options(channels=table.channels, categories=dict(table.categories), min_length=None)
-        test = read_series(_open_table(test_path, same), same)
+        test = read_series(open_table(test_path, **same.of_table), same)
         short = set(table.notes.get("short_series", {}).get("names", ()))
         test = replace(test, series=tuple(each for each in test.series if each.unique_id not in short))
     defaults = dict(source.info.settings) if source.info else {}
@@ -521,13 +469,3 @@ def _load_forecast(source: _Source, options: LoadOptions) -> ForecastData:
         # "test_steps" of a named dataset gives way to a test file, as every default gives way to an option.
         defaults.pop("test_steps", None)
     return forecast_data(source.name, table, options.with_defaults(defaults), test=test)
-
-
-def _open_table(path: Path, options: LoadOptions) -> OpenTable:
-    return open_table(
-        path,
-        id_column=options.id_column,
-        time_column=options.time_column,
-        stamps=options.stamps,
-        repairs=options.repairs,
-    )

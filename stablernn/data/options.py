@@ -219,6 +219,16 @@ class DataOptions(Repairs, _SourceOptions):
         """The options that make a table readable."""
         return Repairs.model_construct(**{name: getattr(self, name) for name in Repairs.model_fields})
 
+    @property
+    def of_table(self) -> dict[str, Any]:
+        """The options of :func:`~stablernn.data.table.series.open_table`."""
+        return {
+            "id_column": self.id_column,
+            "time_column": self.time_column,
+            "stamps": self.stamps,
+            "repairs": self.repairs,
+        }
+
 
 class LoadOptions(DataOptions):
     """Options of reading and splitting a source, with those of the task."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from stablernn import errors
 from stablernn.data.catalog import dataset_info, is_dataset
@@ -28,7 +28,7 @@ from stablernn.data.check.table import TableInspection, infer_column_kinds, insp
 from stablernn.data.files import TABLE_FORMATS, detect_format, find_test_file, open_file
 from stablernn.data.load import detect_task, load_source, read_sequences
 from stablernn.data.messages import format_timestamp, pluralize
-from stablernn.data.options import TARGET_COLUMN, LoadOptions, Repairs, Stamps
+from stablernn.data.options import TARGET_COLUMN, LoadOptions
 from stablernn.data.sequences import Sequences, reorder_features
 from stablernn.data.step_data import Data, StepData
 from stablernn.data.table.cells import CellError
@@ -196,7 +196,7 @@ def list_file_columns(path: Path, columns: tuple[Column, ...], data: Data, optio
         return columns
     if detect_format(path) not in TABLE_FORMATS:
         return columns
-    table = open_table(path, **table_options(options))
+    table = open_table(path, **options.of_table)
     columns_by_name = {column.name: column for column in columns}
     names = read_column_names(path, options.repairs)
     low: str | None = None
@@ -220,25 +220,6 @@ def list_file_columns(path: Path, columns: tuple[Column, ...], data: Data, optio
     # Channels computed from the calendar or from categories are in no column of the file.
     calendar = tuple(column for column in columns if column.role != "label" and column.name not in names)
     return (*(columns_by_name.get(name) or Column(name, "ignored", kinds[name]) for name in names), *calendar)
-
-
-class TableOptions(TypedDict):
-    """The settings for the columns of a table and the format of its timestamps."""
-
-    id_column: str
-    time_column: str
-    stamps: Stamps | None
-    repairs: Repairs
-
-
-def table_options(options: LoadOptions) -> TableOptions:
-    """Return the settings of a table among those of loading data."""
-    return {
-        "id_column": options.id_column,
-        "time_column": options.time_column,
-        "stamps": options.stamps,
-        "repairs": options.repairs,
-    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,7 +303,7 @@ def _inspect_table(
     findings: Findings,
 ) -> Inspection:
     roles: dict[str, Any] = {
-        **table_options(options),
+        **options.of_table,
         "label_column": options.label_column if task == "classify" else None,
         "group_column": options.group_column,
         "channels": options.channels,
@@ -345,7 +326,7 @@ def _inspect_table(
         return Inspection(columns=columns, content=content, assumed=assumed, data=data)
     if task == "classify":
         reader_options = {
-            **table_options(options),
+            **options.of_table,
             "label_column": roles["label_column"],
             "channels": roles["channels"],
         }
@@ -374,7 +355,7 @@ def _inspect_series_of_file(
 ) -> Inspection:
     """Inspect the series as they are in the file, without a common time grid; else only the columns."""
     try:
-        table = open_table(path, **table_options(settings)).read(settings.channels)
+        table = open_table(path, **settings.of_table).read(settings.channels)
     except errors.StableRNNError:
         return Inspection(columns=inspection.columns)
     targets = settings.target or ((TARGET_COLUMN,) if len(table.channels) > 1 else table.channels)

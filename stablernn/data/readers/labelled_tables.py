@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN, Repairs
+from stablernn.data.options import LABEL_COLUMN
 from stablernn.data.sequences import Sequences, plain_labels
 from stablernn.data.table.frequency import align_to_grid
 from stablernn.data.table.series import OpenTable, open_table
@@ -21,13 +22,10 @@ def read_labelled(
     path: Path,
     *,
     channels: Sequence[str] | None = None,
-    id_column: str = ID_COLUMN,
-    time_column: str = TIME_COLUMN,
     label_column: str = LABEL_COLUMN,
     group_column: str | None = None,
     timed: bool | None = None,
-    stamps: str | None = None,
-    repairs: Repairs | None = None,
+    **columns: Any,
 ) -> Sequences:
     """Read a long table as sequences with names and, where it has a column of them, labels.
 
@@ -37,19 +35,16 @@ def read_labelled(
     Args:
         path: The table.
         channels: Columns of numbers, in their order; all that have no other role when omitted.
-        id_column: Column with the name of each row's sequence.
-        time_column: Column of timestamps.
         label_column: Column with the class of the sequence, the same in all its rows. Without it there are no labels.
         group_column: Column with the group of the sequence, the same in all its rows.
         timed: Whether the result has the times of its steps, with rows as steps; if they are on no grid when omitted.
-        stamps: As for :func:`stablernn.data.table.series.open_table`.
-        repairs: As there.
+        columns: Options of :func:`stablernn.data.table.series.open_table`; its series are the sequences.
 
     Raises:
         UnknownNameError: If the file, or a column that was named, does not exist.
         DataError: If the content cannot be read, or a sequence has two labels, or groups.
     """
-    table = open_table(path, id_column=id_column, time_column=time_column, stamps=stamps, repairs=repairs)
+    table = open_table(path, **columns)
     return read_open_table(table, channels=channels, label_column=label_column, group_column=group_column, timed=timed)
 
 

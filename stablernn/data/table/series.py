@@ -170,26 +170,12 @@ class OpenTable:
             raise errors.DataError(
                 f"{terms().file(self.path.name)} has no column of numbers besides {format_names(self.names)}."
             )
-        builder = _TableBuilder(
-            self.path,
-            self.time_name,
-            self.id_name,
-            self.repairs,
-            stamps=self.stamps,
-            columns=names,
-            static=others[: len(others) - len(texts)],
-            texts=tuple(texts),
-            exclude=self.exclude,
-            rows_before=0 if self.piece is None else self.piece.first_row,
-            series_columns=series_columns,
-        )
+        static_names = others[: len(others) - len(texts)]
+        builder = _TableBuilder(self, names, static_names, tuple(texts), series_columns)
         file_notes: Notes = {}
         for chunk in self._chunks((*names, *others), file_notes, verbatim=(*texts, *categories)):
             builder.add(chunk)
-        built = builder.build()
-        table = Table(
-            self.path.name, built.series, built.channels, built.notes, built.texts, built.static, built.categories
-        )
+        table = builder.build()
         ignored = [name for name in self.names if name not in (self.time_name, self.id_name, *names, *others)]
         notes = {**table.notes, **file_notes, **({"ignored_columns": ignored} if ignored else {})}
         table = _resample(replace(table, notes=notes), self.repairs)
@@ -371,17 +357,6 @@ def _select_channels(table: Table, channels: Sequence[str]) -> Table:
     return replace(table, series=series, channels=ordered)
 
 
-class BuiltSeries(NamedTuple):
-    """The series of a table and the facts about them, as :class:`stablernn.data.table.series.Table` has them."""
-
-    series: StackedSeries
-    channels: tuple[str, ...]
-    notes: Notes
-    texts: Mapping[str, tuple[str, ...]]
-    static: tuple[str, ...]
-    categories: Mapping[str, tuple[str, ...]]
-
-
 class _Rows(NamedTuple):
     """All rows of a table, those of each series together.
 
@@ -407,46 +382,33 @@ class _TableBuilder:
     """Collects the rows of a table chunk by chunk and builds its series at the end.
 
     Args:
-        path: The file.
-        time_name: The column of timestamps.
-        id_name: The column of series names; None without one.
-        repairs: What is converted, merged or replaced.
-        stamps: What whole numbers are in the column of timestamps; None where no option says.
+        table: The table.
         columns: Columns of numbers and of categories that vary.
         static: Columns of numbers and of categories that have one value for each series.
         texts: Columns of text that have one value for each series.
-        exclude: Names of series to leave out, each with the reason.
-        rows_before: Rows of the file before the first one that is taken in.
         series_columns: Columns that are series of their own, without a column of series names.
     """
 
     def __init__(
         self,
-        path: Path,
-        time_name: str,
-        id_name: str | None,
-        repairs: Repairs,
-        *,
-        stamps: str | None,
+        table: OpenTable,
         columns: tuple[str, ...],
         static: tuple[str, ...],
         texts: tuple[str, ...],
-        exclude: Mapping[str, str] | None = None,
-        rows_before: int = 0,
-        series_columns: Collection[str] = (),
+        series_columns: Collection[str],
     ) -> None:
-        self._series_columns = series_columns
-        self._first_row = first_row_number(path) + rows_before
-        self._path, self._time_name, self._id_name, self._stamps = path, time_name, id_name, stamps
-        self._repairs, self._columns, self._static = repairs, columns, static
-        self._exclude = exclude or {}
+        path, repairs = table.path, table.repairs
+        self._columns, self._static, self._series_columns = columns, static, series_columns
+        self._first_row = first_row_number(path) + (0 if table.piece is None else table.piece.first_row)
+        self._path, self._time_name, self._id_name = path, table.time_name, table.id_name
+        self._stamps, self._repairs, self._exclude = table.stamps, repairs, table.exclude or {}
         self._codes = MissingCodes(path.name, repairs.missing)
         self._categories = CategoryCodes(
             path.name, repairs.categories, refuses_unknown=repairs.unknown_category == "error"
         )
         # One budget: the columns together must fit into the memory, or those that do not go to disk.
         budget = MemoryBudget()
-        self._times = TimeColumn(budget, stamps, repairs.date_format)
+        self._times = TimeColumn(budget, table.stamps, repairs.date_format)
         self._values = GrowingArray(np.float32, len(columns), budget)
         self._static_values = GrowingArray(np.float32, len(static), budget)
         # Series names and other text as numbers, which are much smaller than text in every row.
@@ -500,7 +462,7 @@ class _TableBuilder:
         for name, codes in self._text_codes.items():
             codes.append(self._encode(chunk[name], self._texts[name]))
 
-    def build(self) -> BuiltSeries:
+    def build(self) -> Table:
         """Build the series of all rows; to be called once."""
         if not self._num_rows and self._exclude:
             raise no_series_error(self._path.name, self._exclude)
@@ -541,7 +503,7 @@ class _TableBuilder:
         static_values = None if static is None else self._categories.expand(static, self._static)
         series = StackedSeries(names, rows.ds, values, rows.ends, static_values)
         channels, static_names = (expand_names(each, categories) for each in (self._columns, self._static))
-        return BuiltSeries(series, channels, notes, texts, static_names, categories)
+        return Table(self._path.name, series, channels, notes, texts, static_names, categories)
 
     def _group(self, num_series: int) -> tuple[_Rows, bool]:
         """Return all rows, those of each series together, and whether their times are instants."""
