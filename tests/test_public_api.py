@@ -56,7 +56,7 @@ def test_the_names_of_the_registry_are_imported_when_they_are_used() -> None:
 def test_listing_models_loads_neither_the_lock_nor_the_verifier(tmp_path: Path) -> None:
     code = (
         f"import sys; from stablernn_registry import Registry; Registry({str(tmp_path)!r}).list(); "
-        "print({'filelock', 'stablernn_registry.verify', 'stablernn_registry.documents.card'} & sys.modules.keys())"
+        "print({'filelock', 'stablernn_registry.verify', 'stablernn_registry.card'} & sys.modules.keys())"
     )
     assert run_python(code) == "set()"
 

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 Device = Literal["auto", "cpu", "cuda"]
 Split = Literal["train", "validation", "test"]
-# Same as stablernn_registry.documents.certificates.Kind, whose import is too slow for printing the help.
+# Same as stablernn_registry.certificates.Kind, whose import is too slow for printing the help.
 Kind = Literal["contracting", "non-expansive", "bounded", "none"]
 # Same as stablernn.data.options.Stamps, for the same reason.
 Stamps = Literal["unix-s", "unix-ms", "yyyymmdd", "yyyyww", "yyyyddd", "yyyyq", "excel", "step"]
@@ -33,7 +33,7 @@ def parse_kind(text: str) -> Kind:
     Raises:
         typer.BadParameter: If there is no such kind.
     """
-    from stablernn_registry.documents.certificates import REQUIRED_INSTEAD, WITHDRAWN_KIND, WITHDRAWN_SENTENCE
+    from stablernn_registry.certificates import REQUIRED_INSTEAD, WITHDRAWN_KIND, WITHDRAWN_SENTENCE
 
     if text == WITHDRAWN_KIND:
         logger.warning(WITHDRAWN_SENTENCE)

@@ -327,7 +327,7 @@ def _detail(error: Exception) -> str:
 
 def _certificate(stored: Mapping[str, Any], fresh: Mapping[str, Any], rules: PolicyRules) -> tuple[bool, str]:
     del rules
-    from stablernn_registry.documents.certificates import WITHDRAWN_KIND
+    from stablernn_registry.certificates import WITHDRAWN_KIND
 
     differences = list(_differences(stored, fresh))
     if differences:
@@ -338,7 +338,7 @@ def _certificate(stored: Mapping[str, Any], fresh: Mapping[str, Any], rules: Pol
 
 
 def _differences(stored: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterator[str]:
-    from stablernn_registry.documents.certificates import WITHDRAWN_KIND
+    from stablernn_registry.certificates import WITHDRAWN_KIND
 
     # The withdrawn kind was stored, with `holds` true, of models that are computed to be none or bounded now. Norm,
     # rate, states and balls never depended on it. Stronger kinds went before it then as now.

@@ -15,13 +15,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stablernn_registry.checks import CheckResult
-    from stablernn_registry.documents.card import model_card
-    from stablernn_registry.documents.manifest import CalendarPeriod, FileEntry, Manifest, ManifestFields
-    from stablernn_registry.documents.reports import RobustnessReport
-    from stablernn_registry.documents.signature import GraphSignature, Signature, StateSignature, TensorSignature
+    from stablernn_registry.card import model_card
     from stablernn_registry.errors import (
         AliasError,
+        CheckResult,
         GateRefused,
         IntegrityError,
         ManifestError,
@@ -32,11 +29,22 @@ if TYPE_CHECKING:
         UnknownRefError,
     )
     from stablernn_registry.log import AliasEntry, LogEntry, PublishEntry, RecordEntry
+    from stablernn_registry.manifest import (
+        CalendarPeriod,
+        FileEntry,
+        GraphSignature,
+        Manifest,
+        ManifestFields,
+        Signature,
+        StateSignature,
+        TensorSignature,
+    )
     from stablernn_registry.model_version import ModelInfo, Record, Version
     from stablernn_registry.policy import InputRangeRule, MetricRule, Policy, PolicyEntry, PolicyRules
     from stablernn_registry.promotion import Check, check_score
     from stablernn_registry.refs import Ref, parse_ref
     from stablernn_registry.registry import Registry
+    from stablernn_registry.reports import RobustnessReport
     from stablernn_registry.verify import VerifyReport
 
 __all__ = [
@@ -83,18 +91,18 @@ __all__ = [
 _MODULES = {
     "AliasEntry": "log",
     "AliasError": "errors",
-    "CalendarPeriod": "documents.manifest",
+    "CalendarPeriod": "manifest",
     "Check": "promotion",
-    "CheckResult": "checks",
-    "FileEntry": "documents.manifest",
+    "CheckResult": "errors",
+    "FileEntry": "manifest",
     "GateRefused": "errors",
-    "GraphSignature": "documents.signature",
+    "GraphSignature": "manifest",
     "InputRangeRule": "policy",
     "IntegrityError": "errors",
     "LogEntry": "log",
-    "Manifest": "documents.manifest",
+    "Manifest": "manifest",
     "ManifestError": "errors",
-    "ManifestFields": "documents.manifest",
+    "ManifestFields": "manifest",
     "MetricRule": "policy",
     "ModelInfo": "model_version",
     "Policy": "policy",
@@ -108,16 +116,16 @@ _MODULES = {
     "RefError": "errors",
     "Registry": "registry",
     "RegistryError": "errors",
-    "RobustnessReport": "documents.reports",
-    "Signature": "documents.signature",
-    "StateSignature": "documents.signature",
+    "RobustnessReport": "reports",
+    "Signature": "manifest",
+    "StateSignature": "manifest",
     "StorageError": "errors",
-    "TensorSignature": "documents.signature",
+    "TensorSignature": "manifest",
     "UnknownRefError": "errors",
     "VerifyReport": "verify",
     "Version": "model_version",
     "check_score": "promotion",
-    "model_card": "documents.card",
+    "model_card": "card",
     "parse_ref": "refs",
 }
 

@@ -16,10 +16,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from stablernn_registry.checks import CheckResult
+from dataclasses import dataclass
 
 RESTORE = "Restore it from a copy of the registry"
 """Advice after damage; the caller appends a full stop or ", or ..."."""
@@ -63,6 +60,21 @@ class StorageError(RegistryError, OSError):
     def __init__(self, message: str, *, is_done: bool = False) -> None:
         super().__init__(message)
         self.is_done = is_done
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The outcome of one check; it is written to the log with the move.
+
+    Attributes:
+        name: Name of the check, e.g. ``"accuracy not below production"``.
+        ok: True if the alias may move.
+        detail: Figures or the reason, as a sentence without a full stop; may be empty.
+    """
+
+    name: str
+    ok: bool
+    detail: str = ""
 
 
 class GateRefused(RegistryError, RuntimeError):

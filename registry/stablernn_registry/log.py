@@ -2,54 +2,55 @@
 
 A line ends with its own hash, ``,"sha256":"<64 hex>"}``, taken over the bytes of the object without that member, so
 another program can check a line without re-encoding it. ``previous`` is the hash of the line before. The lines of the
-policy (``policy.py``) have the same form.
+policy (``policy.py``) have the same form. Replayed logs are cached: reading an unchanged log costs one stat, reading a
+longer one only its new lines.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import threading
+import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from stablernn_registry.documents.manifest import FileEntry, format_validation_error
 from stablernn_registry.errors import RESTORE, IntegrityError, RegistryError
+from stablernn_registry.files import MAX_LOG_BYTES, read_or_none
+from stablernn_registry.manifest import FileEntry, FrozenModel, format_validation_error
 
 # The ``previous`` of the first line.
 INITIAL_HEAD = "0" * 64
 RECORD_KIND_PATTERN = r"^[a-z][a-z0-9-]{0,31}$"
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
 _DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
+MAX_LINES = 100_000
+"""Maximum number of lines in all cached logs together; a line takes about 1.5 kB."""
+_SETTLED_NS = 2_000_000_000
+"""Age at which a file's times are sure to change with its next write: the coarsest timestamps have steps of 2 s."""
+
+_Status = tuple[int, int, int, int, int]
 # The hash is the last member and has a fixed length, so the hashed bytes are found without parsing the line.
 _HASH_MEMBER_BYTES = len(',"sha256":""}') + 64
 
 
-class CheckLine(BaseModel):
+class CheckLine(FrozenModel):
     """The result of a check that ran before an alias moved."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     name: str
     ok: bool
     detail: str
 
 
-class Line(BaseModel):
+class Line(FrozenModel):
     """Fields of every line of a log or of the policy; subclasses add theirs, with ``previous`` last."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        validate_by_name=True,
-        validate_by_alias=True,
-        serialize_by_alias=True,
-        defer_build=True,
-    )
 
     seq: int = Field(ge=1)
     time: str = Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
@@ -252,39 +253,19 @@ def unknown_line_error(label: str, number: int) -> RegistryError:
     return RegistryError(f"{label} has a line {number} that this stablernn does not know. Update stablernn.")
 
 
-def decode(data: bytes, label: str) -> History:
+def decode(data: bytes, label: str, history: History | None = None) -> History:
     """Replay a whole log; check every line, the chain and the moves of aliases.
 
     Args:
-        data: Bytes of ``log.jsonl``.
+        data: Bytes of ``log.jsonl``, or of the lines after those of ``history``.
         label: Name of the file in messages.
+        history: State before these lines; it is not changed.
 
     Raises:
         IntegrityError: If a line is damaged; the message names the first.
         RegistryError: If a newer program wrote a line.
     """
-    history = History()
-    _add_lines(history, data, label)
-    return history
-
-
-def extend(history: History, data: bytes, label: str) -> History:
-    """Return a history with the lines that were appended to its log, checked as :func:`decode` does.
-
-    Args:
-        history: State before these lines; it is not changed.
-        data: Bytes of the appended lines.
-        label: Name of the file in messages.
-
-    Raises:
-        IntegrityError, RegistryError: If :func:`decode` would raise them.
-    """
-    longer_history = history.copy()
-    _add_lines(longer_history, data, label)
-    return longer_history
-
-
-def _add_lines(history: History, data: bytes, label: str) -> None:
+    history = History() if history is None else history.copy()
     for number, tree, line_hash in parse_lines(data, label, first_number=len(history.entries) + 1):
         # An unknown action in an undamaged line is a newer format, not damage.
         if tree.get("action") not in ("publish", "alias", "rollback", "record"):
@@ -297,3 +278,97 @@ def _add_lines(history: History, data: bytes, label: str) -> None:
             ) from error
         if (problem := history.apply(entry, line_hash)) is not None:
             raise IntegrityError(f"{label} is damaged: line {number} does not follow: {problem}. {RESTORE}.")
+    return history
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A cached log.
+
+    Attributes:
+        status: Status of its file; None if the file changed while it was read, or so recently that its status may not
+            show the next change.
+        size: Number of bytes that were read.
+        sha256: Hash of these bytes.
+        history: Replay of these bytes; shared with callers, and never changed.
+    """
+
+    status: _Status | None
+    size: int
+    sha256: bytes
+    history: History
+
+
+class LogCache:
+    """A thread-safe cache of the most recently read logs, by path."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[Path, _Entry] = OrderedDict()
+        # Guards the dictionary, not the reads: a slow disk must not block readers of other logs.
+        self._lock = threading.Lock()
+
+    def read(self, path: Path, root: Path, label: str) -> History | None:
+        """Return the replay of a log, which callers must not change; None if there is no such file.
+
+        Args:
+            path: Path of the log.
+            root: Root folder of the registry.
+            label: Name of the file in messages.
+
+        Raises:
+            OSError: If it cannot be read.
+            IntegrityError: If it is damaged, or not a plain file.
+            RegistryError: If a newer program wrote a line.
+        """
+        # Before the data: if the file changes in between, the two do not match and the entry gets no status.
+        status = _read_status(path)
+        with self._lock:
+            cached_entry = self._entries.get(path)
+            if cached_entry is not None:
+                self._entries.move_to_end(path)
+        if cached_entry is not None and status is not None and cached_entry.status == status:
+            return cached_entry.history
+        data = read_or_none(path, root, MAX_LOG_BYTES)
+        if data is None:
+            with self._lock:
+                self._entries.pop(path, None)
+            return None
+        history = _replay(data, label, cached_entry)
+        is_stable = status is not None and status == _read_status(path) and _is_settled(status)
+        entry = _Entry(status if is_stable else None, len(data), hashlib.sha256(data).digest(), history)
+        with self._lock:
+            self._entries[path] = entry
+            self._entries.move_to_end(path)
+            lines = sum(len(entry.history.entries) for entry in self._entries.values())
+            # The newest log stays even if it exceeds the limit by itself.
+            while lines > MAX_LINES and len(self._entries) > 1:
+                _, oldest_entry = self._entries.popitem(last=False)
+                lines -= len(oldest_entry.history.entries)
+        return history
+
+
+def _replay(data: bytes, label: str, cached_entry: _Entry | None) -> History:
+    """Replay a log; if it begins with the cached bytes, replay only the lines after them."""
+    if cached_entry is None or len(data) < cached_entry.size:
+        return decode(data, label)
+    # Writers only append, but a log that was restored from a copy may differ.
+    if hashlib.sha256(memoryview(data)[: cached_entry.size]).digest() != cached_entry.sha256:
+        return decode(data, label)
+    if len(data) == cached_entry.size:
+        return cached_entry.history
+    return decode(data[cached_entry.size :], label, cached_entry.history)
+
+
+def _read_status(path: Path) -> _Status | None:
+    """Return the fields of its status that change when a file is replaced or written to; None if there is no file."""
+    try:
+        status = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _is_settled(status: _Status) -> bool:
+    # The change time, too: programs can set the modification time.
+    *_, mtime_ns, ctime_ns = status
+    return time.time_ns() - max(mtime_ns, ctime_ns) > _SETTLED_NS

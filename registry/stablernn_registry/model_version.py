@@ -9,11 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from stablernn_registry.disk import plain_files
-from stablernn_registry.disk.layout import Layout
-from stablernn_registry.documents.manifest import FileEntry, Manifest
 from stablernn_registry.errors import RESTORE, IntegrityError, StorageError, UnknownRefError, did_you_mean
+from stablernn_registry.files import (
+    Layout,
+    check_entry,
+    file_size,
+    hash_file,
+    open_plain,
+    translate_os_errors,
+    write_stream,
+)
 from stablernn_registry.log import RecordEntry
+from stablernn_registry.manifest import FileEntry, Manifest
 
 MAX_READ_BYTES = 2**31
 """Maximum size of a file that is read into memory as a whole."""
@@ -140,9 +147,9 @@ class StoredFiles:
         """Return the path of a file after checking its size."""
         entry = self._find_entry(filename)
         path = self.layout.blob(entry.sha256)
-        with plain_files.translate_os_errors(f"read '{filename}' of {self.owner}", self.layout.root):
+        with translate_os_errors(f"read '{filename}' of {self.owner}", self.layout.root):
             try:
-                length = plain_files.file_size(path, self.layout.root)
+                length = file_size(path, self.layout.root)
             except (FileNotFoundError, NotADirectoryError) as error:
                 raise self._missing_error(filename, path) from error
         self._check_size(filename, path, length)
@@ -160,30 +167,30 @@ class StoredFiles:
                 # A container may have less memory than the fixed limit allows.
                 raise self._too_large_error(filename, "there is not enough memory for them") from error
         actual = FileEntry(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-        plain_files.check_entry(actual, entry, self._file_label(filename, self.layout.blob(entry.sha256)))
+        check_entry(actual, entry, self._file_label(filename, self.layout.blob(entry.sha256)))
         return data
 
     def check(self, filename: str) -> None:
         """Check the hash of a file without holding the file in memory."""
         entry = self._find_entry(filename)
         with self._open(filename) as file:
-            actual = plain_files.hash_file(file, entry.bytes)
-        plain_files.check_entry(actual, entry, self._file_label(filename, self.layout.blob(entry.sha256)))
+            actual = hash_file(file, entry.bytes)
+        check_entry(actual, entry, self._file_label(filename, self.layout.blob(entry.sha256)))
 
     def copy(self, filename: str, destination: Path) -> None:
         """Copy a file to a path that must not exist yet, and check the hash of the copied bytes."""
         entry = self._find_entry(filename)
         with self._open(filename) as file:
-            actual = plain_files.write_stream(file, destination, entry.bytes)
-        plain_files.check_entry(actual, entry, self._file_label(filename, self.layout.blob(entry.sha256)))
+            actual = write_stream(file, destination, entry.bytes)
+        check_entry(actual, entry, self._file_label(filename, self.layout.blob(entry.sha256)))
 
     @contextmanager
     def _open(self, filename: str) -> Iterator[BinaryIO]:
         """Open the blob of a file after checking its size."""
         path = self.layout.blob(self._find_entry(filename).sha256)
-        with plain_files.translate_os_errors(f"read '{filename}' of {self.owner}", self.layout.root):
+        with translate_os_errors(f"read '{filename}' of {self.owner}", self.layout.root):
             try:
-                with plain_files.open_plain(path, self.layout.root) as (file, length):
+                with open_plain(path, self.layout.root) as (file, length):
                     self._check_size(filename, path, length)
                     yield file
             except (FileNotFoundError, NotADirectoryError) as error:
@@ -192,7 +199,7 @@ class StoredFiles:
     def _check_size(self, filename: str, path: Path, length: int) -> None:
         entry = self._find_entry(filename)
         # With the expected hash on both sides, only the sizes are compared.
-        plain_files.check_entry(FileEntry(bytes=length, sha256=entry.sha256), entry, self._file_label(filename, path))
+        check_entry(FileEntry(bytes=length, sha256=entry.sha256), entry, self._file_label(filename, path))
 
     def _too_large_error(self, filename: str, reason: str) -> StorageError:
         size = self._find_entry(filename).bytes

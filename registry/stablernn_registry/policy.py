@@ -13,9 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     ValidationError,
@@ -24,10 +22,10 @@ from pydantic import (
 )
 
 from stablernn_registry import log
-from stablernn_registry.disk.layout import POLICY, Layout
-from stablernn_registry.documents.certificates import REQUIRED_INSTEAD, WITHDRAWN_KIND, WITHDRAWN_SENTENCE, Kind
-from stablernn_registry.documents.manifest import check_text, format_validation_error
+from stablernn_registry.certificates import REQUIRED_INSTEAD, WITHDRAWN_KIND, WITHDRAWN_SENTENCE, Kind
 from stablernn_registry.errors import RESTORE, IntegrityError, PolicyError, RefError
+from stablernn_registry.files import POLICY, Layout
+from stablernn_registry.manifest import FrozenModel, check_text, format_validation_error
 from stablernn_registry.refs import check_alias
 
 logger = logging.getLogger(__name__)
@@ -74,11 +72,7 @@ def _replace_withdrawn(kind: object) -> object:
 _NonEmptyText = Annotated[str, AfterValidator(check_text), Field(min_length=1)]
 
 
-class _FrozenModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
-
-
-class MetricRule(_FrozenModel):
+class MetricRule(FrozenModel):
     """A metric that must not get worse when an alias moves.
 
     Attributes:
@@ -94,7 +88,7 @@ class MetricRule(_FrozenModel):
     better: Literal["higher", "lower"]
 
 
-class InputRangeRule(_FrozenModel):
+class InputRangeRule(FrozenModel):
     """The range of raw inputs, in the units of the data, for which a kind of certificate is required.
 
     Attributes:
@@ -122,7 +116,7 @@ class InputRangeRule(_FrozenModel):
 _INPUTS = "inputs_within"
 
 
-class PolicyRules(_FrozenModel):
+class PolicyRules(FrozenModel):
     """Requirements for a version before an alias may point to it; None requires nothing.
 
     Attributes:

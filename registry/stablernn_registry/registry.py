@@ -12,6 +12,7 @@ Readers take no lock: a log is always complete, and the files that it names alre
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -22,21 +23,19 @@ from typing import TYPE_CHECKING
 import platformdirs
 
 from stablernn_registry import atomic_io, log
-from stablernn_registry.aliases import move_alias
-from stablernn_registry.authorship import check_force, resolve_authorship
-from stablernn_registry.disk.layout import MAX_MANIFEST_BYTES, MAX_POLICY_BYTES, POLICY
-from stablernn_registry.disk.transaction import WriteTarget
-from stablernn_registry.documents.manifest import (
+from stablernn_registry.errors import AliasError, IntegrityError, ManifestError, PolicyError
+from stablernn_registry.files import MAX_MANIFEST_BYTES, MAX_POLICY_BYTES, POLICY
+from stablernn_registry.log import AliasEntry, History, LogEntry, PublishEntry, RecordEntry, utc_now
+from stablernn_registry.manifest import (
     Manifest,
     ManifestFields,
+    check_text,
     digest_of,
     verify_and_decode,
 )
-from stablernn_registry.errors import AliasError, IntegrityError, ManifestError, PolicyError
-from stablernn_registry.log import AliasEntry, History, LogEntry, PublishEntry, RecordEntry, utc_now
 from stablernn_registry.model_version import ModelInfo, Record, Version, record_label
 from stablernn_registry.policy import ALL_ALIASES, Policy, PolicyEntry, PolicyRules, check_pattern
-from stablernn_registry.promotion import Check
+from stablernn_registry.promotion import Check, move_alias
 from stablernn_registry.refs import (
     Ref,
     check_alias,
@@ -46,7 +45,7 @@ from stablernn_registry.refs import (
     check_version,
     parse_ref,
 )
-from stablernn_registry.storage import ENVIRONMENT_VARIABLE, Storage, check_sources, stage_files
+from stablernn_registry.storage import ENVIRONMENT_VARIABLE, Storage, WriteTarget, check_sources, stage_files
 
 if TYPE_CHECKING:
     from stablernn_registry.verify import VerifyReport
@@ -114,7 +113,7 @@ class Registry:
             IntegrityError: If the model's log is damaged.
         """
         self.check_name(name)
-        who, why = resolve_authorship(who, why)
+        who, why = _resolve_authorship(who, why)
         manifest_fields = ManifestFields.parse(fields)
         sources = check_sources(files, f"A version needs at least one file, got none for '{name}'.")
         target = self._storage.write_target(name)
@@ -198,7 +197,7 @@ class Registry:
         """
         version = self.get(ref)
         name = version.name
-        who, why = resolve_authorship(who, why)
+        who, why = _resolve_authorship(who, why)
         if not re.fullmatch(log.RECORD_KIND_PATTERN, kind):
             raise ManifestError(
                 f"The kind of a record is a word like 'robustness' (a-z 0-9 -, at most 32, beginning with a letter), "
@@ -318,8 +317,8 @@ class Registry:
         """
         check_alias(alias, check_name(name))
         check_version(version)
-        who, why = resolve_authorship(who, why)
-        check_force(force, why)
+        who, why = _resolve_authorship(who, why)
+        _check_force(force, why)
         history = self._storage.existing_history(name)
         if alias not in history.moves:
             check_new_alias(alias, name)
@@ -346,8 +345,8 @@ class Registry:
             AliasError: If the alias never pointed elsewhere.
         """
         check_alias(alias, check_name(name))
-        who, why = resolve_authorship(who, why)
-        check_force(force, why)
+        who, why = _resolve_authorship(who, why)
+        _check_force(force, why)
         self._storage.resolve(Ref(name, alias=alias), self._storage.existing_history(name))
 
         def select_previous(history: History) -> int:
@@ -393,7 +392,7 @@ class Registry:
             StorageError, IntegrityError: If the write fails as in :meth:`publish`.
         """
         check_pattern(alias)
-        who, reason = resolve_authorship(who, why)
+        who, reason = _resolve_authorship(who, why)
         if not (reason and reason.strip()):
             raise PolicyError("A change of the policy needs a reason, got none. Give why.")
         policy_rules = None if rules is None else PolicyRules.parse(rules)
@@ -445,3 +444,38 @@ class Registry:
             if history is not None:
                 verifier.check_version_blobs(f"{ref.name}:{self._storage.resolve(ref, history)}")
         return VerifyReport(str(ref or self.root), verifier.checked, tuple(verifier.problems), tuple(verifier.notes))
+
+
+def _resolve_authorship(who: str | None, why: str | None) -> tuple[str, str | None]:
+    """Return the user who acts, by default that of the process, and the reason, as lines without control characters.
+
+    Raises:
+        ManifestError: If ``who`` or ``why`` is not text.
+    """
+    lines: list[str | None] = []
+    for field, value in (("who", who), ("why", why)):
+        try:
+            if not isinstance(value, str | None):
+                raise ValueError(f"it must be text, got {value!r:.100}")
+            lines.append(None if value is None else " ".join(check_text(value).splitlines()))
+        except ValueError as error:
+            raise ManifestError(f"The log cannot be written: field '{field}': {error}.") from error
+    return lines[0] or _process_user(), lines[1]
+
+
+def _check_force(force: bool, why: str | None) -> None:
+    """Check that a forced move has a reason.
+
+    Raises:
+        AliasError: If it has none.
+    """
+    if force and not (why and why.strip()):
+        raise AliasError("A forced move needs a reason, got none. Give why.")
+
+
+def _process_user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # A container may run under a user ID that no user database has.
+        return f"uid:{os.getuid()}"

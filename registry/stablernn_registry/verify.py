@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stablernn_registry import log
-from stablernn_registry.disk import plain_files
-from stablernn_registry.disk.layout import (
+from stablernn_registry.errors import RESTORE, IntegrityError, RegistryError
+from stablernn_registry.files import (
     FILESYSTEM_FOLDERS,
     MARKER,
     MAX_LOG_BYTES,
@@ -29,10 +29,14 @@ from stablernn_registry.disk.layout import (
     STAGED_NAME,
     STAGED_POLICY_NAME,
     Layout,
+    NotPlainError,
+    check_entry,
+    hash_file,
+    open_plain,
+    read_or_none,
 )
-from stablernn_registry.documents.manifest import FileEntry, Manifest, verify_and_decode
-from stablernn_registry.errors import RESTORE, IntegrityError, RegistryError
 from stablernn_registry.log import History
+from stablernn_registry.manifest import FileEntry, Manifest, verify_and_decode
 from stablernn_registry.model_version import record_label
 from stablernn_registry.policy import POLICY_LABEL, decode_policy, missing_policy_message
 from stablernn_registry.refs import is_name
@@ -261,23 +265,21 @@ class Verifier:
         owners = self._expected.get(path.name, [])
         owner_text = ", ".join(owner.label for owner in owners) or "A blob"
         try:
-            with plain_files.open_plain(path, self.layout.root) as (file, length):
+            with open_plain(path, self.layout.root) as (file, length):
                 expected = [owner.entry for owner in owners] or [FileEntry(bytes=length, sha256=path.name)]
                 for entry in expected:
                     # Sizes first: a file of another size is not read, since it may be a sparse one of terabytes.
-                    plain_files.check_entry(
-                        FileEntry(bytes=length, sha256=entry.sha256), entry, f"{owner_text} ({relative_path})"
-                    )
-                actual = plain_files.hash_file(file, length)
+                    check_entry(FileEntry(bytes=length, sha256=entry.sha256), entry, f"{owner_text} ({relative_path})")
+                actual = hash_file(file, length)
                 for entry in expected:
-                    plain_files.check_entry(actual, entry, f"{owner_text} ({relative_path})")
+                    check_entry(actual, entry, f"{owner_text} ({relative_path})")
         except (FileNotFoundError, NotADirectoryError):
             if owners:
                 self.problems.append(
                     f"{owner_text} ({relative_path}) is missing. {RESTORE}, or publish the same file again."
                 )
             return
-        except plain_files.NotPlainError as error:
+        except NotPlainError as error:
             self._report_not_plain(error)
             return
         except IntegrityError as error:
@@ -302,8 +304,8 @@ class Verifier:
 
     def _read(self, path: Path, max_bytes: int) -> bytes | None:
         try:
-            data = plain_files.read_or_none(path, self.layout.root, max_bytes)
-        except plain_files.NotPlainError as error:
+            data = read_or_none(path, self.layout.root, max_bytes)
+        except NotPlainError as error:
             self._report_not_plain(error)
             return None
         except IntegrityError as error:
@@ -315,7 +317,7 @@ class Verifier:
         self.checked += data is not None
         return data
 
-    def _report_not_plain(self, error: plain_files.NotPlainError) -> None:
+    def _report_not_plain(self, error: NotPlainError) -> None:
         # The scan of its folder has usually reported it as a stray already.
         if error.relative not in self._strays:
             self.problems.append(str(error))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stablernn_registry.documents.certificates import input_ranges
+from stablernn_registry.certificates import input_ranges
 from stablernn_runtime.errors import InputError
 
 logger = logging.getLogger(__name__)

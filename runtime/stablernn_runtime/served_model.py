@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_registry import Manifest, RegistryError, Signature, StateSignature, Version
-from stablernn_registry.documents.reports import EXAMPLE
+from stablernn_registry.reports import EXAMPLE
 from stablernn_runtime.engines.loaded_graphs import ONNX, has_graphs
 from stablernn_runtime.engines.select import open_version
 from stablernn_runtime.engines.session import NO_GPU_OPTIONS, Device, GpuOptions, Placement

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from stablernn_registry.documents.rounding import format_lower, format_upper
+from stablernn_registry.certificates import format_lower, format_upper
 
 
 @pytest.mark.parametrize(

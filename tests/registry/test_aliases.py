@@ -20,8 +20,8 @@ from stablernn_registry import (
     UnknownRefError,
     Version,
 )
-from stablernn_registry.disk.transaction import Writer, WriteTarget
 from stablernn_registry.log import Line
+from stablernn_registry.storage import Writer, WriteTarget
 
 Publish = Callable[..., Version]
 Tree = Callable[[Path], dict[str, bytes]]

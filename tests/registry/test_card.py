@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from stablernn_registry import ManifestFields, RobustnessReport, model_card
-from stablernn_registry.documents.reports import Attack, Certified
+from stablernn_registry.reports import Attack, Certified
 
 
 def head(card: str) -> Any:

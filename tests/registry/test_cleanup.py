@@ -12,8 +12,7 @@ from typing import Any
 import filelock
 import pytest
 
-from stablernn_registry import CheckResult, PolicyRules, Registry, StorageError, Version
-from stablernn_registry.disk import transaction
+from stablernn_registry import CheckResult, PolicyRules, Registry, StorageError, Version, atomic_io
 
 Publish = Callable[..., Version]
 Write = Callable[[Registry, Publish, Path], object]
@@ -168,7 +167,7 @@ def test_a_commit_whose_answer_was_lost_is_one(
 def test_a_commit_that_the_disk_does_not_confirm_is_an_error_that_says_it_was_done(
     registry: Registry, write: Callable[[], object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before, rename, sync = lines(registry), os.replace, transaction.atomic_io.sync_folder
+    before, rename, sync = lines(registry), os.replace, atomic_io.sync_folder
     committed: list[Path] = []
 
     def replace(source: Path, target: Path) -> None:
@@ -182,7 +181,7 @@ def test_a_commit_that_the_disk_does_not_confirm_is_an_error_that_says_it_was_do
         sync(folder)
 
     monkeypatch.setattr(os, "replace", replace)
-    monkeypatch.setattr(transaction.atomic_io, "sync_folder", sync_folder)
+    monkeypatch.setattr(atomic_io, "sync_folder", sync_folder)
     staging_stays(monkeypatch, registry)
     with pytest.raises(StorageError, match=r"but the disk did not confirm it \(Input/output error\)") as error:
         write()
@@ -200,7 +199,7 @@ def test_a_write_that_fails_gives_its_own_reason_though_its_clean_up_fails_too(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transaction.atomic_io, "write_new", full)
+        patch.setattr(atomic_io, "write_new", full)
         staging_stays(patch, registry)
         with pytest.raises(StorageError) as error:
             publish()

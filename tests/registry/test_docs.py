@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stablernn_registry import Manifest, Registry, Version
-from stablernn_registry.disk.layout import MARKER
+from stablernn_registry.files import MARKER
 from stablernn_registry.log import AliasEntry, PublishEntry, RecordEntry
 from stablernn_registry.policy import MetricRule, PolicyEntry, PolicyRules
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stablernn_registry import IntegrityError, Registry, UnknownRefError, Version, log, log_cache
+from stablernn_registry import IntegrityError, Registry, UnknownRefError, Version, log
 from stablernn_registry.log import AliasEntry, History, PublishEntry
 
 Publish = Callable[..., Version]
@@ -58,7 +58,7 @@ def test_a_line_costs_the_same_however_many_are_before_it() -> None:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files whose times count as soon as they are written, as those of a log that nobody wrote to for 2 s."""
-    monkeypatch.setattr(log_cache, "_SETTLED_NS", 0)
+    monkeypatch.setattr(log, "_SETTLED_NS", 0)
 
 
 @pytest.fixture
@@ -86,11 +86,9 @@ def test_a_look_at_an_unchanged_log_reads_nothing_of_it(
     assert reader.get("digits@production").version == 1
     assert decoded_lines[-2:] == [1, 2]
     decoded_lines.clear()
-    read = log_cache.plain_files.read_or_none
+    read = log.read_or_none
     paths: list[Path] = []
-    monkeypatch.setattr(
-        log_cache.plain_files, "read_or_none", lambda path, *arguments: (paths.append(path), read(path, *arguments))[1]
-    )
+    monkeypatch.setattr(log, "read_or_none", lambda path, *arguments: (paths.append(path), read(path, *arguments))[1])
     assert reader.resolve("digits@production") == 1
     assert reader.aliases("digits") == {"production": 1}
     assert len(reader.log("digits")) == 2
@@ -104,7 +102,7 @@ def test_a_look_at_an_unchanged_log_reads_nothing_of_it(
 def test_of_a_longer_log_only_the_new_lines_are_decoded(
     registry: Registry, publish: Publish, decoded_lines: list[int], monkeypatch: pytest.MonkeyPatch, is_settled: bool
 ) -> None:
-    monkeypatch.setattr(log_cache, "_SETTLED_NS", 0 if is_settled else 10**18)
+    monkeypatch.setattr(log, "_SETTLED_NS", 0 if is_settled else 10**18)
     publish()
     publish()
     reader = Registry(registry.root)
@@ -174,7 +172,7 @@ def test_the_logs_that_were_read_longest_ago_make_room(
 ) -> None:
     for name in ("a", "b", "b", "c"):
         publish(name)
-    monkeypatch.setattr(log_cache, "MAX_LINES", 3)
+    monkeypatch.setattr(log, "MAX_LINES", 3)
     reader = Registry(registry.root)
     reader.log("a")
     reader.log("b")

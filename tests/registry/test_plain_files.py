@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stablernn_registry import IntegrityError, ManifestError, Registry, RegistryError, StorageError, Version
-from stablernn_registry.subset import copy_versions
+from stablernn_registry.copies import copy_versions
 
 Publish = Callable[..., Version]
 HUGE = 40 * 2**30

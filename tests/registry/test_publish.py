@@ -22,7 +22,7 @@ from stablernn_registry import (
     UnknownRefError,
     Version,
 )
-from stablernn_registry.disk.layout import MARKER
+from stablernn_registry.files import MARKER
 
 Publish = Callable[..., Version]
 Tree = Callable[[Path], dict[str, bytes]]
@@ -416,8 +416,8 @@ def test_who_defaults_to_the_user_and_why_is_kept(registry: Registry, tmp_path: 
 
 
 def test_a_newer_schema_says_so(registry: Registry, publish: Publish) -> None:
-    from stablernn_registry.documents.manifest import decode
     from stablernn_registry.errors import RegistryError
+    from stablernn_registry.manifest import decode
 
     data = publish().manifest.encode().replace(b'"schema":1', b'"schema":2')
     with pytest.raises(RegistryError) as error:

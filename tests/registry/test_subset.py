@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stablernn_registry import IntegrityError, Registry, StorageError, Version
-from stablernn_registry.subset import copy_versions
+from stablernn_registry.copies import copy_versions
 
 Publish = Callable[..., Version]
 Tree = Callable[[Path], dict[str, bytes]]

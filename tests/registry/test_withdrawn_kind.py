@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from stablernn_registry import CheckResult, GateRefused, ManifestFields, PolicyRules, Registry, Version, model_card
-from stablernn_registry.documents.certificates import current_certificate, describe_certificate, format_kind
-from stablernn_registry.subset import copy_versions
+from stablernn_registry.certificates import current_certificate, describe_certificate, format_kind
+from stablernn_registry.copies import copy_versions
 
 Publish = Callable[..., Version]
 Tree = Callable[[Path], dict[str, bytes]]

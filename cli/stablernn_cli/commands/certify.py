@@ -54,7 +54,7 @@ def certify(
 
     Example: stablernn certify digits@production --require contracting
     """
-    from stablernn_registry.documents.certificates import is_as_strong
+    from stablernn_registry.certificates import is_as_strong
 
     output = Output.of(context, as_json)
     _check_report(target, report, server)
@@ -113,7 +113,7 @@ def _time_text(time: Mapping[str, Any]) -> str | None:
 
 
 def _gap_text(gaps: Sequence[Mapping[str, Any]]) -> str | None:
-    from stablernn_registry.documents.rounding import format_upper
+    from stablernn_registry.certificates import format_upper
 
     # None for a length without a proved bound.
     bounds = [
@@ -125,7 +125,7 @@ def _gap_text(gaps: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _quantization_text(bound: Mapping[str, float] | None) -> str | None:
-    from stablernn_registry.documents.rounding import format_upper
+    from stablernn_registry.certificates import format_upper
 
     if bound is None:
         return None
@@ -140,7 +140,7 @@ def _suggestion(certificate: Mapping[str, Any], require: Kind) -> str:
     """Return what would give a proof of a required kind, as a sentence."""
     from stablernn.cells import create_cell
     from stablernn.certificates.projection import suggest_proof
-    from stablernn_registry.documents.certificates import is_as_strong
+    from stablernn_registry.certificates import is_as_strong
 
     bounded = certificate.get("bounded_inputs")
     if bounded is not None and is_as_strong(bounded["kind"], require):
@@ -161,13 +161,13 @@ def _proof_option(certificate: Mapping[str, Any]) -> str | None:
 
 def show(output: Output, name: str, certificate: Mapping[str, Any]) -> None:
     """Print a certificate as text."""
-    from stablernn_registry.documents.certificates import (
+    from stablernn_registry.certificates import (
         describe_bounded_inputs,
         describe_certificate,
         format_input_ranges,
+        format_upper,
         input_ranges,
     )
-    from stablernn_registry.documents.rounding import format_upper
 
     ranges = input_ranges(certificate)
     balls = [

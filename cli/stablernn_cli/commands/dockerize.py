@@ -222,7 +222,7 @@ def _write_stage(
         stablernn_server.errors.ModelLoadError: If a version cannot be served.
         CommandError: If its wheels cannot be made.
     """
-    from stablernn_registry.subset import copy_versions
+    from stablernn_registry.copies import copy_versions
     from stablernn_runtime import ServedModel
 
     copy = copy_versions(registry, list(versions.values()), stage / _MODELS)

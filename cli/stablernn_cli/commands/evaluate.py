@@ -785,14 +785,13 @@ def _show_stability(output: Output, document: Mapping[str, Any]) -> None:
 
 def _upper_text(value: float | None) -> str:
     """Return a proved bound rounded up; a dash for one that is not finite."""
-    from stablernn_registry.documents.rounding import format_upper
+    from stablernn_registry.certificates import format_upper
 
     return "-" if value is None else format_upper(value, 4)
 
 
 def _certificate_facts(certificate: Mapping[str, Any]) -> dict[str, object]:
-    from stablernn_registry.documents.certificates import describe_certificate
-    from stablernn_registry.documents.rounding import format_upper
+    from stablernn_registry.certificates import describe_certificate, format_upper
 
     rate, gain = certificate["contraction_rate"], certificate["gains"]["input_to_output"]
     facts = {
@@ -974,7 +973,7 @@ def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
 
 def _radius_text(radius: float | None) -> str:
     """Return a certified radius, a lower bound, rounded down."""
-    from stablernn_registry.documents.rounding import format_lower
+    from stablernn_registry.certificates import format_lower
 
     return "-" if radius is None else format_lower(radius, 4)
 

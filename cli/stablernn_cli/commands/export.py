@@ -125,7 +125,7 @@ def _write_and_publish(
     from stablernn.certificates.stored_certificate import series_facts
     from stablernn.export import export as write
     from stablernn_registry import model_card
-    from stablernn_registry.documents.reports import EXAMPLE, ROBUSTNESS, ROBUSTNESS_PLOTS
+    from stablernn_registry.reports import EXAMPLE, ROBUSTNESS, ROBUSTNESS_PLOTS
 
     with tempfile.TemporaryDirectory(prefix="stablernn-export-") as folder:
         # Parity is checked at the length that the model is for: the context, or the longest sequence.
@@ -186,7 +186,7 @@ def _set_alias(registry: Registry, version: Version, alias: str, why: str) -> No
 
 def show(output: Output, document: Mapping[str, Any]) -> None:
     """Print the new version as text."""
-    from stablernn_registry.documents.certificates import describe_certificate
+    from stablernn_registry.certificates import describe_certificate
 
     parity, certificate = document["parity"], document["certificate"]
     ref = document["ref"]
@@ -245,7 +245,7 @@ def _calibration(run: LoadedRun) -> dict[str, Any] | None:
 def _robustness(run: Path, report: ExportReport) -> tuple[RobustnessReport | None, str | None]:
     """Return the run's robustness report if it is about the exported weights, else the reason to leave it out."""
     from stablernn_registry import RobustnessReport
-    from stablernn_registry.documents.reports import ROBUSTNESS
+    from stablernn_registry.reports import ROBUSTNESS
 
     path = run / ROBUSTNESS
     if not path.is_file():

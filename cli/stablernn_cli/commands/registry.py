@@ -58,7 +58,7 @@ def copy(
     Example: stablernn registry copy digits@production --output digits-files --file step.onnx --file manifest.json
     """
     from stablernn_registry import Registry
-    from stablernn_registry.extract import extract_files
+    from stablernn_registry.copies import extract_files
 
     output = Output.of(context, as_json)
     version = Registry().get(ref)
@@ -106,7 +106,7 @@ def show(context: typer.Context, ref: RefArgument, as_json: JsonOption = False) 
     Example: stablernn registry show digits@production
     """
     from stablernn_registry import Registry
-    from stablernn_registry.documents.certificates import describe_bounded_inputs, describe_certificate
+    from stablernn_registry.certificates import describe_bounded_inputs, describe_certificate
 
     output = Output.of(context, as_json)
     registry = Registry()
@@ -323,7 +323,7 @@ def _recompute(output: Output, registry: Registry, ref: str | None, document: di
 def _show_robustness(output: Output, version: Version, records: Sequence[Record]) -> None:
     """Print the main figures of the report that was published with the version, and of its latest record."""
     from stablernn_registry import RobustnessReport
-    from stablernn_registry.documents.reports import ROBUSTNESS
+    from stablernn_registry.reports import ROBUSTNESS
 
     sources: dict[str, Version | Record] = {"": version} if ROBUSTNESS in version.manifest.files else {}
     recorded = [record for record in records if ROBUSTNESS in record.entry.files]
@@ -342,7 +342,7 @@ def version_document(version: Version, records: Sequence[Record]) -> dict[str, A
 
     The certificate in ``manifest`` is the one that counts today: a kind that was withdrawn since is replaced.
     """
-    from stablernn_registry.documents.certificates import current_certificate
+    from stablernn_registry.certificates import current_certificate
 
     manifest = version.manifest.model_dump(mode="json")
     return {
@@ -628,7 +628,7 @@ def _direction(metric: str) -> str:
 
 def _entry_document(entry: PolicyEntry, policy: Policy) -> dict[str, Any]:
     """Return a line of the policy as ``--json`` prints it, without the hash that chains it to the line before."""
-    from stablernn_registry.documents.certificates import WITHDRAWN_KIND
+    from stablernn_registry.certificates import WITHDRAWN_KIND
 
     stored = {"stored_kind": WITHDRAWN_KIND} if entry.seq in policy.withdrawn else {}
     return {**entry.model_dump(mode="json", exclude={"previous"}), **stored}
@@ -649,7 +649,7 @@ def _cells(rules: PolicyRules | None) -> tuple[str, str, str, str]:
     """Return the rules as text: certificate, parity, metric and model signature."""
     kind = f"{rules.kind} or stronger" if rules and rules.kind else "-"
     if rules and rules.inputs_within:
-        from stablernn_registry.documents.certificates import format_input_ranges
+        from stablernn_registry.certificates import format_input_ranges
 
         within = rules.inputs_within
         kind += f" for inputs {format_input_ranges(list(zip(within.lower, within.upper, strict=True)))}"

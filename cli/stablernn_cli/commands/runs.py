@@ -183,8 +183,7 @@ def _format_epochs(run: StoredRun) -> str:
 
 def _format_proof(certificate: Mapping[str, Any] | None) -> str | None:
     """Return the kind of a certificate with its rate or radius, as in ``contracting 0.9981``; None without one."""
-    from stablernn_registry.documents.certificates import format_kind_and_radius
-    from stablernn_registry.documents.rounding import format_upper
+    from stablernn_registry.certificates import format_kind_and_radius, format_upper
 
     if certificate is None:
         return None

@@ -354,8 +354,7 @@ def _certificate_fact(certificate: Mapping[str, Any] | None) -> dict[str, str]:
     """Return the certificate of the best weights, if it was computed."""
     if certificate is None:
         return {}
-    from stablernn_registry.documents.certificates import format_kind_and_radius
-    from stablernn_registry.documents.rounding import format_upper
+    from stablernn_registry.certificates import format_kind_and_radius, format_upper
 
     text, rate = format_kind_and_radius(certificate), certificate["contraction_rate"]
     if certificate["kind"] == "none":

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from stablernn_registry.documents.certificates import format_input_ranges, input_ranges
+from stablernn_registry.certificates import format_input_ranges, input_ranges
 
 if TYPE_CHECKING:
     from stablernn.bounds.step_bound import StepBound

@@ -127,7 +127,7 @@ def _summary(target: CertifiedTarget, certificate: Certificate, entry: Mapping[s
     """Return what a certificate proves of the layers and of raw samples, in sentences."""
     from stablernn.certificates.plain_words import describe_guarantee
     from stablernn.certificates.stored_certificate import described_bounds, series_facts
-    from stablernn_registry.documents.certificates import describe_certificate
+    from stablernn_registry.certificates import describe_certificate
 
     if entry["equals_all_inputs"]:
         return [f"{scope_text(entry)}, the same bounds hold as for all inputs, and no smaller ones are proved."]
@@ -366,7 +366,7 @@ def intended_use(card: str | None) -> dict[str, Any]:
 
 def stored_certificate(version: Version, entry: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the certificate in the manifest beside the one that was computed for this document; None without one."""
-    from stablernn_registry.documents.certificates import current_certificate, format_kind, state_radius
+    from stablernn_registry.certificates import current_certificate, format_kind, state_radius
 
     # A kind that was withdrawn since counts as none today.
     stored = current_certificate(version.manifest.certificate)

@@ -31,7 +31,7 @@ def observed_of_version(registry: Registry, version: Version, weights: str | Non
     Raises:
         stablernn_registry.RegistryError: If a record is damaged.
     """
-    from stablernn_registry.documents.reports import ROBUSTNESS
+    from stablernn_registry.reports import ROBUSTNESS
 
     manifest, records = version.manifest, registry.records(version.ref)
     # A record was measured after the report that was exported with the version.
@@ -56,7 +56,7 @@ def observed_of_version(registry: Registry, version: Version, weights: str | Non
 
 def observed_of_run(path: Path, weights: str | None) -> dict[str, Any]:
     """Return what was observed of a run: its scores and its robustness report; it keeps no others."""
-    from stablernn_registry.documents.reports import ROBUSTNESS
+    from stablernn_registry.reports import ROBUSTNESS
 
     summary = path / "summary.json"
     tree = parse_object(summary.read_bytes()) if summary.is_file() else None

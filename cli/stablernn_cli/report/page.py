@@ -20,8 +20,7 @@ from markupsafe import Markup
 from stablernn_cli.errors import UsageError
 from stablernn_cli.report.claims import claimed_radius, scope_text
 from stablernn_cli.report.document import Report
-from stablernn_registry.documents.certificates import format_kind_and_radius, input_ranges
-from stablernn_registry.documents.rounding import format_lower, format_upper
+from stablernn_registry.certificates import format_kind_and_radius, format_lower, format_upper, input_ranges
 
 _PROGRESS = logging.getLogger("stablernn.progress")
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_registry import Manifest
-from stablernn_registry.documents.certificates import current_certificate
+from stablernn_registry.certificates import current_certificate
 from stablernn_runtime.errors import ModelLoadError
 from stablernn_runtime.online import adaptive_intervals, drift
 from stablernn_runtime.online.adaptive_intervals import AdaptiveIntervals, symmetric_pairs

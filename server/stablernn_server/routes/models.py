@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from pydantic import ValidationError
 
 from stablernn_registry import TensorSignature
-from stablernn_registry.documents.certificates import current_certificate
+from stablernn_registry.certificates import current_certificate
 from stablernn_runtime.engines.loaded_graphs import ONNX
 from stablernn_runtime.served_model import ServedModel
 from stablernn_server.codecs.open_inference import DATATYPES

@@ -10,9 +10,8 @@ from cli_helpers import ALIKE, NO_PLOTS, Workplace, republish, republish_certifi
 from stablernn import list_cells
 from stablernn.certificates import certificate
 from stablernn_cli import options
-from stablernn_registry import Registry
-from stablernn_registry.documents import certificates
-from stablernn_registry.documents.rounding import format_upper
+from stablernn_registry import Registry, certificates
+from stablernn_registry.certificates import format_upper
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from cli_helpers import NO_PLOTS, Result, Workplace, copied
 from stablernn_cli.output import Output
 from stablernn_cli.records import record_report
 from stablernn_registry import Registry, Version
-from stablernn_registry.documents.rounding import format_lower
+from stablernn_registry.certificates import format_lower
 
 FEW = ("--attack-sequences", 20, "--attack-steps", 3, "--attack-budgets", "0.01,0.2", "--attack-budgets-l2", "0.1,1,5")
 

@@ -13,7 +13,7 @@ import pytest
 
 from cli_helpers import Workplace, copied
 from stablernn_registry import Registry
-from stablernn_registry.documents.rounding import format_upper
+from stablernn_registry.certificates import format_upper
 
 
 def stability(workplace: Workplace, target: str, *more: object) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from stablernn_registry import (
     Version,
     check_score,
 )
-from stablernn_registry.documents.certificates import KINDS, Kind
+from stablernn_registry.certificates import KINDS, Kind
 
 Publish = Callable[..., Version]
 Tree = Callable[[Path], dict[str, bytes]]
@@ -51,7 +51,7 @@ def scored(accuracy: object) -> dict[str, Any]:
 
 def test_kinds_are_those_of_certificates_in_their_order() -> None:
     from stablernn.certificates.certificate import KINDS as LIBRARY
-    from stablernn_registry.documents.certificates import KINDS as COMMAND_LINE
+    from stablernn_registry.certificates import KINDS as COMMAND_LINE
 
     assert KINDS == get_args(Kind) == LIBRARY == COMMAND_LINE
 

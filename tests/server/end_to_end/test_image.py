@@ -24,7 +24,7 @@ from container_helpers import RUNNERS, Container, Storage, make_storage
 from packages import PACKAGES, ROOT
 from server_helpers import Published, Running, json_tensor, torch_answer
 from stablernn_registry import Registry
-from stablernn_registry.subset import copy_versions
+from stablernn_registry.copies import copy_versions
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 FINAL_STAGE = DOCKERFILE.rpartition("\nFROM ")[2]

@@ -16,7 +16,7 @@ from stablernn_cli.report.document import compose_report
 from stablernn_cli.report.observed import compare
 from stablernn_cli.report.page import render
 from stablernn_cli.targets import CertifiedTarget
-from stablernn_registry.documents.rounding import format_lower, format_upper
+from stablernn_registry.certificates import format_lower, format_upper
 
 
 def test_the_range_of_each_input_is_listed_by_its_name(trained: Workplace) -> None:

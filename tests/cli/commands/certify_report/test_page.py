@@ -15,7 +15,7 @@ from cli_helpers import Workplace
 from packages import ROOT
 from stablernn_cli.report.document import CLAUSES
 from stablernn_cli.report.page import plain_text, upper_bound
-from stablernn_registry.documents.rounding import format_upper
+from stablernn_registry.certificates import format_upper
 
 CHROMIUM = Path("/usr/bin/chromium")
 

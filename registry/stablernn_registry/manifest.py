@@ -10,12 +10,11 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from stablernn_registry.documents.signature import Signature
 from stablernn_registry.errors import (
     RESTORE,
     IntegrityError,
@@ -27,6 +26,7 @@ from stablernn_registry.errors import (
 
 SCHEMA: Literal[1] = 1
 _FILENAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+Size = Annotated[int, Field(ge=1)] | Annotated[str, Field(min_length=1)]
 
 
 def to_plain_json(value: object, path: str = "") -> object:
@@ -108,6 +108,131 @@ def check_filenames(filenames: Iterable[str]) -> None:
                 )
 
 
+class FrozenModel(BaseModel):
+    """A model that takes its own fields only, of their types, and never changes; validators are built on first use."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+        defer_build=True,
+    )
+
+
+class TensorSignature(FrozenModel):
+    """One input or output of a graph.
+
+    Attributes:
+        name: Name in the graph.
+        dtype: ``float32`` or ``int64``.
+        shape: Size of each axis: a number if it is fixed, a name (``batch``, ``time``) if it varies.
+        optional: True if a client of the server may omit it.
+    """
+
+    name: str = Field(min_length=1)
+    dtype: Literal["float32", "int64"]
+    shape: list[Size]
+    optional: bool = False
+
+
+class StateSignature(FrozenModel):
+    """One recurrent state: an input for its value and an output for its next value.
+
+    Attributes:
+        input: Name of the input.
+        output: Name of the output.
+        shape: Shape of input and output.
+        dtype: Type of input and output.
+        role: Description for people, such as ``layer 0 hidden``.
+    """
+
+    input: str
+    output: str
+    shape: list[Size]
+    dtype: Literal["float32", "int64"] = "float32"
+    role: str = ""
+
+
+class GraphSignature(FrozenModel):
+    """Inputs and outputs of one graph.
+
+    Attributes:
+        inputs: Inputs in the order of the graph, with distinct names.
+        outputs: Outputs in the order of the graph, with distinct names.
+    """
+
+    inputs: list[TensorSignature] = Field(min_length=1)
+    outputs: list[TensorSignature] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check_names_differ(self) -> GraphSignature:
+        for side, tensors in (("input", self.inputs), ("output", self.outputs)):
+            _check_no_twins(side, [tensor.name for tensor in tensors])
+        return self
+
+
+class Signature(FrozenModel):
+    """The graphs of a version and their states.
+
+    ``stablernn export`` writes all of them, except for the step and the states of a model that resamples complete
+    sequences. A version that is not served needs none.
+
+    Attributes:
+        sequence: Graph over whole sequences, ``sequence.onnx``.
+        step: Graph of one time step, ``step.onnx``.
+        states: States that both graphs have as inputs and outputs.
+        max_dt: Longest ``dt`` that the graphs accept; None if they accept any, or have no input ``dt``.
+        resample_steps: Samples to which the graph resamples each sequence over its whole length; None if it reads them
+            as they are. It needs complete sequences then: there is no step, and there are no states.
+    """
+
+    sequence: GraphSignature | None = None
+    step: GraphSignature | None = None
+    states: list[StateSignature] = Field(default_factory=list)
+    max_dt: Annotated[float, Field(gt=0)] | None = None
+    resample_steps: Annotated[int, Field(ge=2)] | None = None
+
+    @model_validator(mode="after")
+    def _check_resampling(self) -> Signature:
+        if self.resample_steps is not None and (self.step is not None or self.states):
+            raise ValueError("a model with resample_steps needs complete sequences and has no step and no states")
+        return self
+
+    @model_validator(mode="after")
+    def _check_states(self) -> Signature:
+        # A shared input or output would let one state overwrite another.
+        _check_no_twins("state", [state.input for state in self.states])
+        _check_no_twins("state", [state.output for state in self.states])
+        for kind, graph in (("sequence", self.sequence), ("step", self.step)):
+            if graph is None:
+                continue
+            for state in self.states:
+                for side, name, tensors in (
+                    ("input", state.input, graph.inputs),
+                    ("output", state.output, graph.outputs),
+                ):
+                    tensor = next((tensor for tensor in tensors if tensor.name == name), None)
+                    if tensor is None:
+                        raise ValueError(
+                            f"the state '{state.input}' names the {side} '{name}', which {kind} does not have"
+                        )
+                    if (tensor.shape, tensor.dtype) != (state.shape, state.dtype):
+                        raise ValueError(
+                            f"the state '{state.input}' is {state.dtype} {state.shape}, the {side} '{name}' of {kind} "
+                            f"is {tensor.dtype} {tensor.shape}"
+                        )
+        return self
+
+
+def _check_no_twins(kind: str, names: Sequence[str]) -> None:
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise ValueError(f"the {kind} '{name}' is there twice")
+
+
 def _check_distinct(values: list[str] | None) -> list[str] | None:
     for index, value in enumerate(values or ()):
         if values and value in values[:index]:
@@ -128,7 +253,7 @@ _Text = Annotated[str, AfterValidator(check_text)]
 _Names = Annotated[list[_Text], AfterValidator(_check_distinct)]
 
 
-class FileEntry(BaseModel):
+class FileEntry(FrozenModel):
     """Size and hash of one file of a version.
 
     Attributes:
@@ -136,13 +261,11 @@ class FileEntry(BaseModel):
         sha256: 64 hex digits; the name of the blob.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
-
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class CalendarPeriod(BaseModel):
+class CalendarPeriod(FrozenModel):
     """A calendar period; the position of each step in it is an input of the model.
 
     The features ``calendar_NAME_sin`` and ``calendar_NAME_cos`` are the sine and cosine of 2 pi (t - phase) / period,
@@ -154,8 +277,6 @@ class CalendarPeriod(BaseModel):
         phase: Start of one such period, in seconds since 1970-01-01T00:00Z.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
-
     name: str = Field(min_length=1)
     period: float = Field(gt=0, allow_inf_nan=False)
     phase: float = Field(allow_inf_nan=False)
@@ -166,7 +287,7 @@ class CalendarPeriod(BaseModel):
         return f"calendar_{self.name}_sin", f"calendar_{self.name}_cos"
 
 
-class ManifestFields(BaseModel):
+class ManifestFields(FrozenModel):
     """The publisher's part of a manifest.
 
     Attributes:
@@ -195,16 +316,6 @@ class ManifestFields(BaseModel):
         certificate: Stability certificate, or None if none was computed.
         lineage: Data fingerprint, resolved config, code version, run.
     """
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        validate_by_name=True,
-        validate_by_alias=True,
-        serialize_by_alias=True,
-        defer_build=True,
-    )
 
     task: Literal["classify", "forecast", "predict-next"]
     cell: _Text = Field(min_length=1)

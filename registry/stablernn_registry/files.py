@@ -1,4 +1,6 @@
-"""Reads of plain files below the root: no links, the size first, and never a byte more than that size.
+"""Files below the root: their paths, built here from checked names only, and reads and copies of plain files.
+
+A read follows no links, looks at the size first, and never takes a byte more than that size.
 
 Anyone who can write to the folder of a registry can replace a file: by a named pipe, on which a read blocks forever, by
 a link to an endless device, or by a sparse file of terabytes. A read must end in all these cases.
@@ -9,16 +11,33 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from stablernn_registry import atomic_io
-from stablernn_registry.documents.manifest import FileEntry
 from stablernn_registry.errors import RESTORE, IntegrityError, ManifestError, RegistryError, StorageError
+from stablernn_registry.manifest import FileEntry
 
+MARKER = b'{"format":"stablernn-registry","schema":1}\n'
+SCHEMA = 1
+# Present if the root is the mount point of a file system; neither part of the registry nor a stray.
+FILESYSTEM_FOLDERS = frozenset({"lost+found"})
+# Limits for each kind of file: readers check the size before they read, writers before they write.
+MAX_MARKER_BYTES = 2**12
+MAX_MANIFEST_BYTES = 2**26
+MAX_LOG_BYTES = 2**28
+MAX_POLICY_BYTES = 2**24
+SHA256 = re.compile(r"[0-9a-f]{64}")
+# Names that a writer stages; in a staging folder any other file is a stray.
+STAGED_NAME = re.compile(r"file-[0-9]+|manifest\.json|log\.jsonl|registry\.json")
+STAGED_POLICY_NAME = re.compile(r"policy\.jsonl|registry\.json")
+# Name of the policy's lock and staging folder; no model name contains "@".
+POLICY = "@policy"
 _CHUNK_BYTES = 1 << 20
 # EFBIG is a limit on file size, EDQUOT a quota. For the user all three mean a full disk.
 _DISK_FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -39,6 +58,64 @@ _FILE_TYPES: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Paths below one root; names must have passed ``refs.check_name`` and hashes ``SHA256``."""
+
+    root: Path
+
+    @property
+    def marker(self) -> Path:
+        return self.root / "registry.json"
+
+    @property
+    def blobs(self) -> Path:
+        return self.root / "blobs" / "sha256"
+
+    @property
+    def models(self) -> Path:
+        return self.root / "models"
+
+    @property
+    def locks(self) -> Path:
+        return self.root / "locks"
+
+    @property
+    def tmp(self) -> Path:
+        return self.root / "tmp"
+
+    @property
+    def policy(self) -> Path:
+        return self.root / "policy.jsonl"
+
+    def blob(self, sha256: str) -> Path:
+        return self.blobs / sha256[:2] / sha256
+
+    def model(self, name: str) -> Path:
+        return self.models / name
+
+    def log(self, name: str) -> Path:
+        return self.models / name / "log.jsonl"
+
+    def versions(self, name: str) -> Path:
+        return self.models / name / "versions"
+
+    def manifest(self, name: str, version: int) -> Path:
+        return self.models / name / "versions" / f"{version}.json"
+
+    def lock(self, name: str) -> Path:
+        """Return the lock file of a model, or of the policy if the name is ``POLICY``."""
+        return self.locks / name
+
+    def staging(self, name: str) -> Path:
+        """Return the folder that only the holder of that lock writes to; nothing in it is published."""
+        return self.tmp / name
+
+    def relative(self, path: Path) -> str:
+        """Return the path below the root, with forward slashes, for messages."""
+        return path.relative_to(self.root).as_posix()
 
 
 class NotPlainError(IntegrityError):

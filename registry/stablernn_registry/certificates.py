@@ -1,4 +1,5 @@
-"""Stability certificates as the registry stores them: their order by strength, and their description for people.
+"""Stability certificates as the registry stores them: their order by strength, and their description for people,
+with bounds rounded to the side on which they still hold.
 
 Versions and policies that were written before the kind ``local`` was withdrawn still name it. In a certificate it
 counts as ``none`` and in a policy as ``bounded``. Stored bytes, and so the hashes over them, stay the same.
@@ -6,10 +7,10 @@ counts as ``none`` and in a policy as ``bounded``. Stored bytes, and so the hash
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any, Literal
-
-from stablernn_registry.documents.rounding import format_lower, format_upper
 
 Kind = Literal["contracting", "non-expansive", "bounded", "none"]
 KINDS: tuple[Kind, ...] = ("contracting", "non-expansive", "bounded", "none")
@@ -191,3 +192,23 @@ def _is_resampled(certificate: Mapping[str, object]) -> bool:
 def _is_irregular(certificate: Mapping[str, object]) -> bool:
     time = certificate.get("time")
     return isinstance(time, Mapping) and time.get("steps") == "irregular"
+
+
+def format_upper(value: float, digits: int) -> str:
+    """Return an upper bound with so many significant digits, rounded up, so that what is printed holds as well."""
+    return _format_rounded(value, digits, ROUND_CEILING)
+
+
+def format_lower(value: float, digits: int) -> str:
+    """Return a lower bound with so many significant digits, rounded down, so that what is printed holds as well."""
+    return _format_rounded(value, digits, ROUND_FLOOR)
+
+
+def _format_rounded(value: float, digits: int, rounding: str) -> str:
+    # Decimal cannot shift the digits of infinity, and zero has none.
+    if not value or not math.isfinite(value):
+        return f"{value:g}"
+    # The shortest decimal that reads back as the same float: 0.1 is printed as it is, and not as 0.100001.
+    number = Decimal(repr(float(value)))
+    rounded = number.quantize(Decimal(1).scaleb(number.adjusted() - digits + 1), rounding)
+    return f"{float(rounded):.{digits}g}"

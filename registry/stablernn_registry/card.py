@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from stablernn_registry.documents.certificates import current_certificate, describe_bounded_inputs, describe_certificate
-from stablernn_registry.documents.manifest import ManifestFields
-from stablernn_registry.documents.reports import ROBUSTNESS, RobustnessReport
+from stablernn_registry.certificates import current_certificate, describe_bounded_inputs, describe_certificate
+from stablernn_registry.manifest import ManifestFields
+from stablernn_registry.reports import ROBUSTNESS, RobustnessReport
 
 # A vocabulary can have thousands of names.
 MAX_NAMES = 100

@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from stablernn_registry.documents.rounding import format_lower
+from stablernn_registry.certificates import format_lower
 
 ROBUSTNESS = "robustness.json"
 EXAMPLE = "example.json"
