@@ -422,6 +422,18 @@ def test_times_become_distances_in_units_of_their_median(tmp_path: Path) -> None
     assert data.longest_step() == 1.0
 
 
+def test_the_regular_step_is_that_of_training_alone(tmp_path: Path) -> None:
+    x, y = np.zeros((20, 4, 1)), np.array([0, 1] * 10)
+    np.savez(tmp_path / "train.npz", x=x, y=y, t=np.arange(4.0))
+    np.savez(tmp_path / "test.npz", x=np.repeat(x, 3, axis=0), y=np.repeat(y, 3), t=10.0 * np.arange(4.0))
+    data = load_data(tmp_path / "train.npz", test=tmp_path / "test.npz")
+    assert isinstance(data, ClassificationData)
+    assert data.time_step == 1.0
+    assert data.test is not None
+    assert data.test.dt is not None
+    assert data.test.dt[0].tolist() == [1.0, 10.0, 10.0, 10.0]
+
+
 def test_dates_are_times_in_seconds(tmp_path: Path) -> None:
     days = np.array(["2024-01-01", "2024-01-02", "2024-01-03", "2024-01-06"], "datetime64[D]")
     data = times_of(tmp_path / "d.npz", days)

@@ -55,14 +55,14 @@ class Recorder:
 
 
 def trainer(
-    toy: ClassificationData | None = None, cell: str = "rnn", hidden_size: int = 5, **given: Any
+    toy: ClassificationData | None = None, cell: str = "rnn", hidden_size: int = 5, members: int = 1, **given: Any
 ) -> tuple[Trainer, Recorder]:
     toy = toy if toy is not None else data()
     settings = {"batch_size": 4, "lr": 0.01, "optimizer": "adam", "weight_decay": 0.0, "schedule": "constant"}
     if "max_steps" not in given:
         settings["epochs"] = 3
     torch.manual_seed(3)
-    model = Classifier(cell, 2, 2, hidden_size)
+    model = Classifier(cell, 2, 2, hidden_size, members=members)
     model.fit_scaling(toy.training_values())
     recorder = Recorder()
     chosen = TrainingConfig.model_validate({**settings, **given})
@@ -305,6 +305,16 @@ def test_clipping_bounds_a_step() -> None:
         lengths[norm] = float(torch.cat(moved).detach().norm())
     assert lengths[0] > 0.1
     assert lengths[1e-3] == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_each_member_is_clipped_alone() -> None:
+    ours, _ = trainer(members=2, optimizer="sgd", lr=1.0, max_steps=1, clip_norm=1e-3)
+    members = ours.model.member_parameters()
+    before = [torch.nn.utils.parameters_to_vector(member).detach().clone() for member in members]
+    ours.fit()
+    after = [torch.nn.utils.parameters_to_vector(member).detach() for member in members]
+    moved = [float((new - old).norm()) for new, old in zip(after, before, strict=True)]
+    assert moved == pytest.approx([1e-3, 1e-3], rel=1e-3)
 
 
 def test_steps_are_taken_in_training_mode() -> None:
