@@ -8,6 +8,7 @@ checkpoint has already seen is not stepped again.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -149,7 +150,8 @@ def read_payload(payload: bytes) -> tuple[Any, int | None]:
     """Return the sample of a message, and its number if it has one.
 
     Args:
-        payload: JSON: a number, an array of numbers, or an object with one of both as ``x`` and the number as ``n``.
+        payload: JSON: a number, an array of numbers, an array of samples, or an object with one of these as ``x`` and
+            the number of its first sample as ``n``.
 
     Raises:
         ValueError: If it is not; a sentence.
@@ -167,9 +169,13 @@ def read_payload(payload: bytes) -> tuple[Any, int | None]:
         if number is not None and (type(number) is not int or not 0 <= number < MAX_NUMBER):
             raise ValueError(f"n must be a whole number from 0 to 2**62 - 1, got {number!r:.40}.")
         value = value["x"]
-    values = value if isinstance(value, list) else [value]
-    if any(isinstance(part, list | dict) for part in values):
-        raise ValueError("The payload is not a number, an array of numbers, or an object with one of both as 'x'.")
+    samples = value if isinstance(value, list) else [value]
+    is_nested = bool(samples) and all(isinstance(part, list) for part in samples)
+    parts = itertools.chain.from_iterable(samples) if is_nested else samples
+    if any(isinstance(part, list | dict) for part in parts):
+        raise ValueError(
+            "The payload is not a number, an array of numbers or of samples, or an object with one of these as 'x'."
+        )
     return value, number
 
 
@@ -434,16 +440,21 @@ class MqttBridge:
             number = following
         if number >= MAX_NUMBER:
             raise ValueError("It has no 'n', and the one before it had the highest that there is.")
-        next_numbers[key] = max(following, number + 1)
+        count = self.shard.sample_count(self._shaped(sample))
+        next_numbers[key] = max(following, number + count)
         return Event(key, number, sample)
+
+    def _shaped(self, sample: Any) -> Any:
+        """Return the samples of a message of a model of one feature with their axis of features, others as they are."""
+        if self.shard.sample_shape != (1,):
+            return sample
+        if not isinstance(sample, list):
+            return [sample]
+        return [[value] for value in sample] if len(sample) > 1 and not isinstance(sample[0], list) else sample
 
     def _advance(self, events: Sequence[Event]) -> None:
         """Step the streams of events, and publish the answers."""
-        is_single = len(self.shard.sample_shape) == 1 and self.shard.sample_shape[0] == 1
-        # A number alone is a sample of one feature.
-        samples = [
-            [event.sample] if is_single and not isinstance(event.sample, list) else event.sample for event in events
-        ]
+        samples = [self._shaped(event.sample) for event in events]
         numbers = np.array([event.number for event in events], np.int64)
         late = self.shard.counts.late
         answers = self.shard.add([event.key for event in events], numbers, samples)

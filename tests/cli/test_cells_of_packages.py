@@ -7,15 +7,19 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
 from cli_helpers import NO_PLOTS, Result, Workplace, command
+from server_helpers import serve
 from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
+from stablernn_server import Settings, create_app
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cells.md").read_text(encoding="utf-8")
 OPTIONS = ("--data", "digits", "--hidden-size", 8, "--max-steps", 4, "--batch-size", 16, *NO_PLOTS)
@@ -82,7 +86,16 @@ def test_the_cell_of_another_package_trains_exports_and_is_served(package: Path,
     model = ServedModel.load(Registry(workplace.registry).get("leaky"), "cpu")
     x = np.random.default_rng(0).normal(8, 4, (2, 12, 1)).astype(np.float32)
     assert np.isfinite(model.run_numpy(x)["probabilities"]).all()
-    (tmp_path / "x.npz").write_bytes(b"")
+    app = create_app(Settings(registry=workplace.registry, models=("leaky",)))
+    with contextmanager(serve)(app) as server, httpx.Client(base_url=server.url) as client:
+        body = {"inputs": [{"name": "x", "shape": [1, 12, 1], "datatype": "FP32", "data": x[0, :, 0].tolist()}]}
+        (answer,) = (
+            output["data"]
+            for output in client.post("/v2/models/leaky/infer", json=body).json()["outputs"]
+            if output["name"] == "probabilities"
+        )
+        assert np.array_equal(np.float32(answer), model.run_numpy(x[:1])["probabilities"][0])
+        assert client.post("/v1/step", json={"model": "leaky", "values": [1.0]}).json()["step"] == 1
     np.savez(tmp_path / "x.npz", x=x)
     assert shell("predict", "leaky", "--input", "x.npz", "--output", "y.csv", installed=False).code == 0
 

@@ -23,6 +23,9 @@ MAX_NUMBER = 2**62
 """Numbers of events lie below it, so that one more is an int64 too."""
 
 
+_ARRAYS = (list, tuple, np.ndarray)
+
+
 class WaitingEvent(NamedTuple):
     """An event that came before its turn.
 
@@ -135,6 +138,15 @@ class SampleReader:
         # In float32 a dt may lie just above the number that it was written as.
         self._max_dt = np.inf if model.max_dt is None else model.max_dt * (1 + 1e-6)
 
+    def sample_count(self, sample: Any) -> int | None:
+        """Return how many samples an event has that is an array of samples; None for one that is a sample."""
+        inner = sample
+        for _ in self.shape:
+            if not isinstance(inner, _ARRAYS) or not len(inner):
+                return None
+            inner = inner[0]
+        return len(sample) if isinstance(inner, _ARRAYS) and np.ndim(inner) else None
+
     def read(self, samples: Any, dt: Any, count: int) -> tuple[Array, Array | None, dict[int, str]]:
         """Return samples as the step graph takes them, their times, and the errors by position.
 
@@ -222,6 +234,51 @@ class SampleReader:
             limit = "" if np.isinf(self._max_dt) else f" and at most {self._max_dt:g}"
             errors.setdefault(int(position), f"dt must be 0 or more{limit}, got {times[position].tolist()}.")
         return np.where(is_wrong, np.float32(1), times)
+
+
+def split_events(
+    reader: SampleReader, keys: list[Any], numbers: Array, samples: Any, dt: Any, static: Any
+) -> tuple[list[Any], Array, Any, Any, Any]:
+    """Return events of one sample each in place of those that have several, whose numbers are those of their first.
+
+    Args:
+        reader: Reader of the samples.
+        keys: Key of each event.
+        numbers: Number of each event.
+        samples: A sample of each event, or an array of samples.
+        dt: A number for each event, or an array of one for each of its samples; may be None.
+        static: Values that do not change, ``(events, names)``; may be None.
+
+    Raises:
+        InputError: If an event of several samples has not as many ``dt``.
+    """
+    if len(samples) != len(keys):
+        # Refused where samples are read.
+        return keys, numbers, samples, dt, static
+    if isinstance(samples, np.ndarray) and samples.ndim <= 1 + len(reader.shape):
+        return keys, numbers, samples, dt, static
+    sizes = list(map(reader.sample_count, samples))
+    if not any(sizes):
+        return keys, numbers, samples, dt, static
+    if dt is not None:
+        times = [[time] if size is None else list(np.atleast_1d(time)) for time, size in zip(dt, sizes, strict=True)]
+        for time, size, key in zip(times, sizes, keys, strict=True):
+            if len(time) != (size or 1):
+                raise InputError(f"An event of {key!r} has {size} samples and {len(time)} dt; each sample has one.")
+        dt = list(itertools.chain.from_iterable(times))
+    counts = np.array([size or 1 for size in sizes])
+    events = np.repeat(np.arange(len(keys)), counts)
+    places = np.arange(len(events)) - np.repeat(np.cumsum(counts) - counts, counts)
+    flat = [
+        part for sample, size in zip(samples, sizes, strict=True) for part in ([sample] if size is None else sample)
+    ]
+    return (
+        [keys[event] for event in events.tolist()],
+        read_numbers(numbers[events] + places, len(events)),
+        flat,
+        dt,
+        None if static is None else np.asarray(static)[events],
+    )
 
 
 def _holds_numbers(samples: Any, depth: int) -> bool:

@@ -44,6 +44,7 @@ from stablernn_runtime.scoring.stream_events import (
     check_model,
     read_keys,
     read_numbers,
+    split_events,
     split_rounds,
 )
 from stablernn_runtime.scoring.stream_table import StreamTable
@@ -122,6 +123,10 @@ class StreamShard:
         """Shape of one sample."""
         return self._reader.shape
 
+    def sample_count(self, event: Any) -> int:
+        """Return how many samples, and so numbers, an event has, which is a sample or an array of samples."""
+        return self._reader.sample_count(event) or 1
+
     @property
     def waiting(self) -> int:
         """Number of events that wait for those before them."""
@@ -139,11 +144,12 @@ class StreamShard:
 
         Args:
             keys: Key of each event: text, bytes or a whole number. A key may have several events.
-            numbers: Number of each event within its key, ``(events,)``.
+            numbers: Number of each event within its key, ``(events,)``; that of its first sample.
             samples: One of each event, ``(events, features)``, or ``(events,)`` of tokens; in lists, None is a missing
-                value.
+                value. An event may also have an array of samples, which count as events of their own with the
+                numbers that follow.
             dt: Time from the sample before in regular steps, ``(events,)``, for versions that take it; default 1.
-                That of the first sample of a stream does not count.
+                That of the first sample of a stream does not count. For an event of several samples, an array.
             static: Values that never change within a stream, ``(events, names)``, NaN where not known. Those of the
                 event with which a key begins here are stored.
 
@@ -155,6 +161,9 @@ class StreamShard:
         """
         names = read_keys(keys)
         order_numbers = read_numbers(numbers, len(names))
+        names, order_numbers, samples, dt, static = split_events(
+            self._reader, names, order_numbers, samples, dt, static
+        )
         x, times, errors = self._reader.read(samples, dt, len(names))
         rows = self._table.claim(names, self._read_static(static, len(names)))
         self.counts.events += len(names)

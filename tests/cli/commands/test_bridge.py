@@ -44,8 +44,9 @@ def test_payloads_are_samples_with_or_without_a_number() -> None:
     assert read_payload(b"1.5") == (1.5, None)
     assert read_payload(b"[1, null]") == ([1, None], None)
     assert read_payload(b'{"x": [2], "n": 4}') == ([2], 4)
+    assert read_payload(b"[[1, 2], [3, null]]") == ([[1, 2], [3, None]], None)
     wrong_objects = (b'{"n": 4}', b'{"x": 1, "n": -1}', b'{"x": 1, "n": true}', b'{"x": 1, "y": 2}', b'[{"x": 1}]')
-    for payload in (*wrong_objects, b"{", b"\xff", b"[" * 100_000, b"[[1]]", b"1" * 5000):
+    for payload in (*wrong_objects, b"{", b"\xff", b"[" * 100_000, b"[[[1]]]", b"[[1], 2]", b"1" * 5000):
         with pytest.raises(ValueError, match=r"^(The payload is|n must be)"):
             read_payload(payload)
 
@@ -229,7 +230,8 @@ def test_messages_without_numbers_and_wrong_ones(trained: Workplace, port: int, 
         devices.send("hall", [10**400])
         for value in ([1.0], [None], 2.0):
             devices.send("yard", value)
-        until(lambda: 3 in devices.answers["yard"] and 0 in devices.answers["hall"])
+        devices.send("barn", [1.0, None, 2.0])
+        until(lambda: 3 in devices.answers["yard"] and 0 in devices.answers["hall"] and 2 in devices.answers["barn"])
         bridge.send_signal(signal.SIGTERM)
         out, err = bridge.communicate(timeout=30)
     finally:
@@ -238,6 +240,7 @@ def test_messages_without_numbers_and_wrong_ones(trained: Workplace, port: int, 
         devices.client.loop_stop()
     assert devices.answers["yard"][0][0]["error"].startswith("The sample must hold numbers")
     assert "label" in devices.answers["yard"][3][0]
+    assert devices.answers["barn"][2][0]["probabilities"] == devices.answers["yard"][3][0]["probabilities"]
     assert devices.answers["hall"][0][0]["error"].startswith("The sample must hold numbers")
     assert devices.answers["roof"][2**62 - 1][0]["gap"] == 2**62 - 3
     assert json.loads(out)["left_out"] == 3

@@ -184,6 +184,35 @@ def test_readings_that_fill_no_patch_have_no_answer(kinds: Published) -> None:
     assert shard.add(["b"], [3], x[2:3]).is_again.tolist() == [True]
 
 
+@pytest.mark.parametrize("name", ["classes", "text", "timed", "patched", "still"])
+def test_an_event_has_any_number_of_samples(kinds: Published, name: str) -> None:
+    scorer = Scorer.find(name, registry=kinds.root)
+    model, sizes = scorer.open(), [1, 4, 2, 3]
+    x, times = samples(model, sum(sizes)), distances(model, sum(sizes))
+    static = STATIC[:1] if name == "still" else None
+    one_by_one, together = StreamShard(scorer), StreamShard(scorer)
+    expected = [
+        one_by_one.add(
+            ["a"], [step], x[step : step + 1], dt=None if times is None else times[step : step + 1], static=static
+        )
+        for step in range(len(x))
+    ]
+    parts, first = [], 0
+    for size in sizes:
+        event = x[first] if size == 1 else x[first : first + size].tolist()
+        dt = None if times is None else [times[first] if size == 1 else times[first : first + size]]
+        parts.append(together.add(["a"], [first], [event], dt=dt, static=static))
+        first += size
+    answers, singles = StreamAnswers.concatenate(parts), StreamAnswers.concatenate(expected)
+    assert answers.numbers.tolist() == singles.numbers.tolist()
+    assert_same_bits(answers.outputs, singles.outputs)
+    assert together.next_number("a") == len(x)
+    assert together.token("a", TOKENS) is not None
+    # A value that cannot be taken costs its own sample alone.
+    if name == "classes":
+        assert together.add(["a"], [len(x)], [[[np.inf, 1.0], [0.5, 1.0]]]).errors[1] is None
+
+
 class Job:
     """Four shards of a stream processor that stores checkpoints now and then, and replays what came since."""
 
