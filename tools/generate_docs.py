@@ -561,9 +561,9 @@ def _forecast_rows() -> list[tuple[str, str, str]]:
 
 def _key_rows(name: str, section: type[BaseModel]) -> Iterator[str]:
     from stablernn.data.options import option_descriptions
-    from stablernn_cli.config_options import KEYS, flag
+    from stablernn_cli.config_options import flag, setting_options
 
-    flags = {key: f"`{flag(option)}`" for option, key in KEYS.items()}
+    flags = {option.key: f"`{flag(name)}`" for name, option in setting_options().items()}
     # With the extras, which hold the ranges of numbers.
     hints = get_type_hints(section, include_extras=True)
     descriptions = option_descriptions(section)

@@ -1,121 +1,127 @@
-"""Options that stand for keys of a run's configuration, shared by `train`, `data check` and `quickstart`."""
+"""Options that stand for settings of a run, made from the fields of its configuration, and the reading of settings."""
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Union, cast, get_args, get_origin
 
 import typer
 
 from stablernn_cli.errors import UsageError
-from stablernn_cli.options import DATA_PANEL, MODEL_PANEL, TRAINING_PANEL, Stamps
+from stablernn_cli.options import DATA_PANEL, MODEL_PANEL, TRAINING_PANEL
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from stablernn.data.options import CommandOption
     from stablernn.training import Config
 
-# The names of the parameters are those of the options, with underscores.
-KEYS = {
-    "data": "data.source",
-    "test": "data.test",
-    "target": "data.target",
-    "id_column": "data.id_column",
-    "time_column": "data.time_column",
-    "stamps": "data.stamps",
-    "frequency": "data.frequency",
-    "calendar": "data.calendar",
-    "future": "data.future",
-    "static": "data.static",
-    "group": "data.group_column",
-    "task": "task.name",
-    "horizon": "task.horizon",
-    "context_length": "task.context_length",
-    "season": "task.season",
-    "cell": "model.cell",
-    "preset": "model.preset",
-    "engine": "model.engine",
-    "hidden_size": "model.hidden_size",
-    "num_layers": "model.num_layers",
-    "dropout": "model.dropout",
-    "patch_size": "model.patch_size",
-    "patch_stride": "model.patch_stride",
-    "readout": "model.readout",
-    "members": "model.members",
-    "epochs": "training.epochs",
-    "max_steps": "training.max_steps",
-    "batch_size": "training.batch_size",
-    "lr": "training.lr",
-    "optimizer": "training.optimizer",
-    "patience": "training.patience",
-    "certified": "training.certified",
-    "seed": "training.seed",
-    "device": "training.device",
-    "threads": "training.threads",
-}
-"""Key of the configuration that each option stands for, by the name of its parameter."""
+_PANELS = {"data": DATA_PANEL, "task": DATA_PANEL, "model": MODEL_PANEL, "training": TRAINING_PANEL}
+"""Panel of the help by the section of the settings."""
 
 
-_COMMA_LISTS = ("calendar", "future", "static")
-"""Options whose values are separated by commas."""
+class SettingOption(NamedTuple):
+    """The option of a setting.
+
+    Attributes:
+        key: Key of the setting, such as ``model.cell``.
+        type: Type of the values on the command line.
+        stated: What the field of the setting states of its option.
+    """
+
+    key: str
+    type: Any
+    stated: CommandOption
+
+    @property
+    def is_comma_list(self) -> bool:
+        """True if one value names several, separated by commas."""
+        return self.type == list[str] and self.stated.metavar is not None
+
+    def parameter(self, name: str, text: str | None = None) -> inspect.Parameter:
+        """Return the parameter of a command, with another help text if one is given."""
+        option = typer.Option(
+            *([self.stated.flags] if self.stated.flags else []),
+            help=text or self.stated.help,
+            metavar=self.stated.metavar,
+            rich_help_panel=_PANELS[self.key.partition(".")[0]],
+            # The text states the default: of most settings it depends on others.
+            show_default=False,
+        )
+        annotation = Annotated[self.type | None, option]  # type: ignore[name-defined]
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def data_option(text: str, **options: Any) -> Any:
-    """Return an option in the panel of the data, without a default in the help: the text states it."""
-    return typer.Option(help=text, rich_help_panel=DATA_PANEL, show_default=False, **options)
+@cache
+def setting_options() -> Mapping[str, SettingOption]:
+    """Return the options of settings by the names of their parameters, those of the options with underscores."""
+    from stablernn.data.options import CommandOption
+    from stablernn.training.settings.config import Config
+
+    return {
+        stated.name or name: SettingOption(f"{section}.{name}", _option_type(field.annotation), stated)
+        for section, part in Config.model_fields.items()
+        for name, field in cast("type[BaseModel]", part.annotation).model_fields.items()
+        for stated in field.metadata
+        if isinstance(stated, CommandOption)
+    }
 
 
-def model_option(text: str) -> Any:
-    """Return an option in the panel of the model."""
-    return typer.Option(help=text, rich_help_panel=MODEL_PANEL, show_default=False)
+def _option_type(hint: Any) -> Any:
+    """Return the type of an option by that of its setting; a pair of flags is a list, see :func:`_single_flag`."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return _option_type(next(part for part in parts if part is not NoneType))
+    if origin is Annotated:
+        return _option_type(parts[0])
+    if origin is tuple:
+        return list[str]
+    return list[bool] if hint is bool else hint
 
 
-def training_option(text: str) -> Any:
-    """Return an option in the panel of the training."""
-    return typer.Option(help=text, rich_help_panel=TRAINING_PANEL, show_default=False)
+def takes_settings(
+    *names: str, sections: Sequence[str] = (), after: Mapping[str, str] | None = None, **texts: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command options for settings, in place of its parameter ``options``, which gets those in use.
+
+    Args:
+        names: Names of options.
+        sections: Sections of which all options are taken, too.
+        after: Own parameters of the command that stand behind the option of a setting, by its name.
+        texts: Help texts that differ from those of the settings, by the name of the option.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        # Those after an option of a setting must be keyword-only too; typer passes all by their names.
+        own = {name: value.replace(kind=value.KEYWORD_ONLY) for name, value in signature.parameters.items()}
+        moved = {name: own.pop(parameter) for name, parameter in (after or {}).items()}
+        parameters: list[inspect.Parameter] = []
+        for parameter in own.values():
+            if parameter.name != "options":
+                parameters.append(parameter)
+                continue
+            for name, option in setting_options().items():
+                if name not in own and (name in names or option.key.partition(".")[0] in sections):
+                    parameters += [option.parameter(name, texts.get(name)), *([moved[name]] if name in moved else [])]
+
+        @wraps(command)
+        def run(context: typer.Context, **arguments: Any) -> None:
+            given = {name: value for name, value in arguments.items() if name in signature.parameters}
+            command(context, options=options_in_use(context), **given)
+
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
 
 
-# Options of `train` and of `data check`.
-TestOption = Annotated[
-    str | None, data_option("File with the test split; default: the NAME_TEST next to a NAME_TRAIN.")
-]
-TargetOption = Annotated[
-    list[str] | None, data_option("Column to forecast, may be repeated; default: y, or the only one.")
-]
-IdColumnOption = Annotated[str | None, data_option("Column that identifies the series; default: unique_id.")]
-TimeColumnOption = Annotated[str | None, data_option("Column of timestamps; default: ds.")]
-StampsOption = Annotated[
-    Stamps | None,
-    data_option("Meaning of whole numbers as times; default: step, rejected where they look like dates."),
-]
-FrequencyOption = Annotated[
-    str | None, data_option("Frequency of the time grid, such as h or W; default: inferred from the data.")
-]
-CalendarOption = Annotated[
-    list[str] | None,
-    data_option("Periods of which a forecast is told where each step lies: day, week, year.", metavar="PERIOD,..."),
-]
-FutureOption = Annotated[
-    list[str] | None, data_option("Columns that are known in advance, such as prices.", metavar="COLUMN,...")
-]
-StaticOption = Annotated[list[str] | None, data_option("Columns with one value for each series.", metavar="COLUMN,...")]
-GroupOption = Annotated[
-    str | None,
-    data_option("Column, or array of an .npz file, with the group of each sequence, such as a person: held out whole."),
-]
-TaskOption = Annotated[
-    Literal["classify", "forecast", "predict-next"] | None, data_option("Task; default: the one that fits the data.")
-]
-HorizonOption = Annotated[int | None, data_option("Steps to forecast; default: the dataset's, else one season.")]
-ContextLengthOption = Annotated[
-    int | None,
-    data_option(
-        "Steps before a forecast that the model sees; default: twice the season or the horizon; chosen by validation "
-        "if there is no season."
-    ),
-]
-SeasonOption = Annotated[int | None, data_option("Steps of the main season, 1 = none; default: from the frequency.")]
 ConfigOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="YAML with the sections data, task, model, training.", show_default=False),
@@ -132,9 +138,11 @@ SetOption = Annotated[
 ]
 TrackOption = Annotated[
     list[str] | None,
-    training_option(
-        "Also log each run to tensorboard, mlflow or wandb, may be repeated; each takes its settings from its "
-        "environment variables."
+    typer.Option(
+        help="Also log each run to tensorboard, mlflow or wandb, may be repeated; each takes its settings from its "
+        "environment variables.",
+        rich_help_panel=TRAINING_PANEL,
+        show_default=False,
     ),
 ]
 # Options of `train` and of `quickstart`.
@@ -144,18 +152,42 @@ RunDirOption = Annotated[
 ]
 
 
-def options_in_use(context: typer.Context, names: Iterable[str] = KEYS) -> dict[str, Any]:
-    """Return the options that were set, by the name of their parameter.
+def options_in_use(context: typer.Context) -> dict[str, Any]:
+    """Return the options of settings that were set, by the name of their parameter.
 
     Raises:
         UsageError: If both flags of a pair are on the command line.
     """
-    # Typer passes an empty list for a repeatable option that is absent.
-    values = {name: context.params[name] for name in names if context.params[name] not in (None, [], ())}
-    for name in values.keys() & set(_COMMA_LISTS):
-        values[name] = [part.strip() for text in values[name] for part in text.split(",")]
     flags = {parameter.name: parameter for parameter in context.command.params if parameter.secondary_opts}
-    return {name: _single_flag(flags[name], value) if name in flags else value for name, value in values.items()}
+    values: dict[str, Any] = {}
+    for name, option in setting_options().items():
+        value = context.params.get(name)
+        # Typer passes an empty list for a repeatable option that is absent.
+        if value in (None, [], ()):
+            continue
+        if option.is_comma_list:
+            value = [part.strip() for text in value for part in text.split(",")]
+        values[name] = _single_flag(flags[name], value) if name in flags else value
+    return values
+
+
+def check_options(options: Mapping[str, Any], *, has_source: bool) -> None:
+    """Reject combinations of options of a training before anything is loaded.
+
+    Args:
+        options: Options that were set, by the name of their parameter.
+        has_source: Whether something else may name the data; the settings themselves are checked when they are read.
+
+    Raises:
+        UsageError: If ``--data`` is missing, or two options exclude each other.
+    """
+    if "epochs" in options and "max_steps" in options:
+        raise UsageError(
+            f"--epochs and --max-steps exclude each other, got {options['epochs']} and {options['max_steps']}. "
+            "Give only one of them."
+        )
+    if not has_source and "data" not in options:
+        raise UsageError("Missing option '--data'. See `stablernn data list` for the choices.")
 
 
 def _single_flag(parameter: Any, values: Sequence[bool]) -> bool:
@@ -191,7 +223,7 @@ def read_settings(
     """Return the settings of a run.
 
     Args:
-        options: Options that were set, by the name of their parameter in :data:`stablernn_cli.config_options.KEYS`.
+        options: Options that were set, by the name of their parameter.
         config: YAML file; options and ``overrides`` win over it.
         overrides: Values of ``--set``.
         defaults: Tree of settings that everything else wins over.
@@ -204,13 +236,15 @@ def read_settings(
     from stablernn.training import load_config
 
     try:
-        settings = load_config(config, overrides, defaults, options={KEYS[name]: options[name] for name in options})
+        settings = load_config(
+            config, overrides, defaults, options={setting_options()[name].key: options[name] for name in options}
+        )
     except ConfigError as error:
         raise ConfigError(_with_flags(str(error), options)) from error
     # load_config lets --set win; a value that differs from the option's was set twice.
     tree = settings.tree()
     for name, value in options.items():
-        section, key = KEYS[name].split(".")
+        section, key = setting_options()[name].key.split(".")
         if tree[section][key] != value:
             option = " ".join(option_words(name, value))
             raise UsageError(
@@ -238,5 +272,5 @@ def _with_flags(message: str, options: Mapping[str, Any]) -> str:
     """Replace keys by the options that the user typed: ``--lr`` for ``training.lr``."""
     for name in options:
         # Not within a longer key: training.lr is none of the words of training.lr_decay.
-        message = re.sub(re.escape(KEYS[name]) + r"(?!\w)", flag(name), message)
+        message = re.sub(re.escape(setting_options()[name].key) + r"(?!\w)", flag(name), message)
     return message

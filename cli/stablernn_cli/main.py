@@ -213,18 +213,19 @@ def _setting_key(option: str, context: typer.Context | None) -> str | None:
     None if there is none, or the command has no --set of that kind.
     """
     from stablernn.training.settings.config import Config
-    from stablernn_cli.config_options import KEYS, flag
+    from stablernn_cli.config_options import flag, setting_options
 
     parameters = context.command.params if context is not None else ()
     # `predict` and `eval` have a --set, but no --config: theirs takes repairs of data only.
     if not {"overrides", "config"} <= {parameter.name for parameter in parameters}:
         return None
+    keys = [(name, option.key) for name, option in setting_options().items()]
     settings = [
         (name, f"{section}.{name}")
         for section, field in Config.model_fields.items()
         for name in cast("type[BaseModel]", field.annotation).model_fields
     ]
-    return next((key for name, key in (*KEYS.items(), *settings) if flag(name) == option), None)
+    return next((key for name, key in (*keys, *settings) if flag(name) == option), None)
 
 
 def _rule(message: str) -> str:

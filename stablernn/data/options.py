@@ -9,6 +9,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -74,6 +75,26 @@ def categories_as_mapping(value: object) -> object:
     if isinstance(names, tuple):
         return dict.fromkeys(names, ())
     return {name: names_as_tuple(entry) for name, entry in value.items()} if isinstance(value, Mapping) else value
+
+
+@dataclass(frozen=True)
+class CommandOption:
+    """The option by which commands such as `stablernn train` take a setting, in the annotation of its field.
+
+    Its type is that of the field. A list of texts with a ``metavar`` is separated by commas, one without is an option
+    that may be repeated.
+
+    Attributes:
+        help: Its text in the help.
+        name: Its name without dashes, with underscores; empty for that of the field.
+        metavar: What stands for its value in the help.
+        flags: Names of the flags for true and false, separated by a slash.
+    """
+
+    help: str
+    name: str = ""
+    metavar: str | None = None
+    flags: str | None = None
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(names_as_tuple)]
@@ -163,31 +184,52 @@ class _SourceOptions(_Options):
     """Name of a dataset or path of a file."""
     test: str | Path | None = None
     """File with the test split; None: what the source itself brings."""
-    target: Names | None = None
+    target: Annotated[
+        Names | None, CommandOption("Column to forecast, may be repeated; default: y, or the only one.")
+    ] = None
     """Column or columns to forecast; None: 'y', or the only one there is."""
-    id_column: str = ID_COLUMN
+    id_column: Annotated[str, CommandOption("Column that identifies the series; default: unique_id.")] = ID_COLUMN
     """Column that names the series."""
-    time_column: str = TIME_COLUMN
+    time_column: Annotated[str, CommandOption("Column of timestamps; default: ds.")] = TIME_COLUMN
     """Column with the timestamps."""
-    stamps: Stamps | None = None
+    stamps: Annotated[
+        Stamps | None,
+        CommandOption("Meaning of whole numbers as times; default: step, rejected where they look like dates."),
+    ] = None
     """Meaning of integers in the column of timestamps: Unix times in seconds or milliseconds, dates without
     separators, a year with its week, day or quarter, days of a spreadsheet, or numbers of steps; None: numbers of
     steps, rejected if they look like one of the others."""
     label_column: str = LABEL_COLUMN
     """Column of a table with the class of each series."""
-    group_column: str | None = None
-    """Column of a table, or array of an .npz file, with the group of each sequence, such as a person or a machine:
-    sequences of one group are all trained on or all held out."""
     channels: Names | None = None
     """Inputs of the model, in this order: columns of a table, None for all numeric ones; features of sequences."""
-    future: Names = ()
-    """Columns that are known in advance; their past is seen, too."""
-    static: Names = ()
-    """Columns of numbers with one value for each series."""
-    calendar: Annotated[tuple[Literal["day", "week", "year"], ...], BeforeValidator(names_as_tuple)] = ()
-    """Periods of which a forecast is told where each step lies."""
-    frequency: str | None = None
+    frequency: Annotated[
+        str | None, CommandOption("Frequency of the time grid, such as h or W; default: inferred from the data.")
+    ] = None
     """Frequency alias of the time grid, such as 'h' or 'W'; None: found in the data."""
+    calendar: Annotated[
+        tuple[Literal["day", "week", "year"], ...],
+        BeforeValidator(names_as_tuple),
+        CommandOption(
+            "Periods of which a forecast is told where each step lies: day, week, year.", metavar="PERIOD,..."
+        ),
+    ] = ()
+    """Periods of which a forecast is told where each step lies."""
+    future: Annotated[
+        Names, CommandOption("Columns that are known in advance, such as prices.", metavar="COLUMN,...")
+    ] = ()
+    """Columns that are known in advance; their past is seen, too."""
+    static: Annotated[Names, CommandOption("Columns with one value for each series.", metavar="COLUMN,...")] = ()
+    """Columns of numbers with one value for each series."""
+    group_column: Annotated[
+        str | None,
+        CommandOption(
+            "Column, or array of an .npz file, with the group of each sequence, such as a person: held out whole.",
+            name="group",
+        ),
+    ] = None
+    """Column of a table, or array of an .npz file, with the group of each sequence, such as a person or a machine:
+    sequences of one group are all trained on or all held out."""
     validation_steps: Count | None = None
     """Steps of each series that validate a forecast; None: by validation_fraction."""
     test_steps: Annotated[int, Field(ge=0)] | None = None

@@ -9,9 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from stablernn_cli import config_options
-from stablernn_cli.config_options import data_option
 from stablernn_cli.errors import UsageError
-from stablernn_cli.options import JsonOption
+from stablernn_cli.options import DATA_PANEL, JsonOption
 from stablernn_cli.output import Output
 
 
@@ -19,7 +18,11 @@ def compare(
     context: typer.Context,
     data: Annotated[
         list[str] | None,
-        data_option("Dataset name or file, as `train` takes it; may be repeated."),
+        typer.Option(
+            help="Dataset name or file, as `train` takes it; may be repeated.",
+            rich_help_panel=DATA_PANEL,
+            show_default=False,
+        ),
     ] = None,
     cells: Annotated[
         str | None, typer.Option(metavar="KEY,...", help="Keys of the cells to compare.", show_default=False)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stablernn_cli import config_options
-from stablernn_cli.config_options import KEYS, check_cell, flag, model_option, options_in_use, read_settings
+from stablernn_cli.config_options import check_cell, flag, read_settings, setting_options, takes_settings
 from stablernn_cli.errors import FAILED, CommandError, Reported, UsageError, exit_code_of
 from stablernn_cli.options import JsonOption
 from stablernn_cli.output import Output, count_of, figure, format_names
@@ -99,35 +99,20 @@ def fetch_(
             output.text(f"{row['name']}: {path}")
 
 
-# Options of `train` that the command has too; the others do not affect the report.
-_OPTIONS = (*(name for name, key in KEYS.items() if key.startswith(("data.", "task.")) and name != "data"), "cell")
 # Cell of the plan if none is named; other cells lead to similar plans.
 _CELL = "lipschitz"
 _MAX_ROWS = 40
 
 
 @app.command()
+@takes_settings("cell", sections=("data", "task"), cell=f"Cell for which the plan is made; default: {_CELL}.")
 def check(
     context: typer.Context,
-    source: Annotated[
+    data: Annotated[
         str,
         typer.Argument(metavar="SOURCE", help="Dataset name (see `data list`), file or folder.", show_default=False),
     ],
-    test: config_options.TestOption = None,
-    target: config_options.TargetOption = None,
-    id_column: config_options.IdColumnOption = None,
-    time_column: config_options.TimeColumnOption = None,
-    stamps: config_options.StampsOption = None,
-    frequency: config_options.FrequencyOption = None,
-    calendar: config_options.CalendarOption = None,
-    future: config_options.FutureOption = None,
-    static: config_options.StaticOption = None,
-    group: config_options.GroupOption = None,
-    task: config_options.TaskOption = None,
-    horizon: config_options.HorizonOption = None,
-    context_length: config_options.ContextLengthOption = None,
-    season: config_options.SeasonOption = None,
-    cell: Annotated[str | None, model_option(f"Cell for which the plan is made; default: {_CELL}.")] = None,
+    options: dict[str, Any],
     config: config_options.ConfigOption = None,
     overrides: config_options.SetOption = None,
     plot: Annotated[
@@ -164,11 +149,10 @@ def check(
         raise UsageError(f"--plot must end in .png, got '{plot}'.")
     if fix is not None:
         check_path(fix)
-    with output.status(f"Checking {source} ..."):
+    with output.status(f"Checking {data} ..."):
         from stablernn.catalog import get_cell_facts
         from stablernn.training.data_report import check_run_data
 
-        options = {"data": source, **options_in_use(context, _OPTIONS)}
         settings = read_settings(options, config, overrides or (), {"model": {"cell": _CELL}})
         # A misspelled cell is rejected from the catalog, which needs no torch.
         get_cell_facts(settings.model.cell)
@@ -181,7 +165,9 @@ def check(
         # Without the defaults of this command, which are no settings of the user.
         stated = read_settings(options, config, overrides or ())
         settings, report = _write_fixed(output, fix, report, stated)
-        settings = settings.model_copy(update={"model": settings.model.model_copy(update={"cell": cell or _CELL})})
+        settings = settings.model_copy(
+            update={"model": settings.model.model_copy(update={"cell": options.get("cell", _CELL)})}
+        )
     # Only after the findings are printed, since importing torch takes seconds.
     planned, plan = (report, None) if no_plan else _plan(output, report, settings)
     if as_json:
@@ -384,7 +370,11 @@ def _format_bytes(size: int) -> str:
 
 def _options(settings: Mapping[str, Any]) -> str:
     """Return settings of the section ``data`` as options, quoted for the shell."""
-    with_option = {key.removeprefix("data."): name for name, key in KEYS.items() if key.startswith("data.")}
+    with_option = {
+        option.key.removeprefix("data."): name
+        for name, option in setting_options().items()
+        if option.key.startswith("data.")
+    }
     return " ".join(
         f"{flag(with_option[key])} {shlex.quote(','.join(value) if isinstance(value, list) else str(value))}"
         # A list of several targets takes the option several times.

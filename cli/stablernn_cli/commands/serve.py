@@ -171,25 +171,9 @@ def serve(
     Example: stablernn serve --model digits@production --port 8080
     """
     output = Output.of(context, as_json)
-    options = {
-        "host": host,
-        "port": port,
-        "device": device,
-        "device_id": device_id,
-        "gpu_mem_limit": gpu_mem_limit,
-        "engine": engine,
-        "workers": workers,
-        "state_key_file": state_key_file,
-        "adaptive_intervals": adaptive_intervals,
-        "drift_false_alarms": drift_false_alarms,
-        "auth": auth,
-        "tokens_file": tokens_file,
-        "tls_cert_file": tls_cert_file,
-        "tls_key_file": tls_key_file,
-        "access_log": access_log,
-    }
-    # Options that are absent are left to the environment, which Settings reads too.
-    settings = drop_none(options) | ({"models": tuple(models)} if models else {})
+    # Every other parameter is a field of Settings, which reads those that are absent from the environment.
+    fields = {name: value for name, value in context.params.items() if name != "as_json"}
+    settings = drop_none(fields | {"models": tuple(models) if models else None})
 
     def exit_now() -> NoReturn:
         output.note("Stopped.")

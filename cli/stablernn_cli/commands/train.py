@@ -8,23 +8,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stablernn.training.loop.launch import read_launch
 from stablernn_cli import config_options
-from stablernn_cli.config_options import (
-    check_cell,
-    data_option,
-    model_option,
-    option_words,
-    options_in_use,
-    read_settings,
-    training_option,
-)
+from stablernn_cli.config_options import check_cell, check_options, option_words, read_settings, takes_settings
 from stablernn_cli.errors import UsageError
-from stablernn_cli.options import MODEL_PANEL, TRAINING_PANEL, Device, JsonOption
+from stablernn_cli.options import MODEL_PANEL, JsonOption
 from stablernn_cli.output import Output, count_of, data_notes, figure, library_stages, scalar_metrics, show_metrics
 
 if TYPE_CHECKING:
@@ -32,36 +24,10 @@ if TYPE_CHECKING:
     from stablernn.training.settings.config import Config
 
 
+@takes_settings(sections=("data", "task", "model", "training"), after={"cell": "budget"})
 def train(
     context: typer.Context,
-    data: Annotated[
-        str | None,
-        data_option(
-            "Dataset name (see `data list`), file (.csv, .parquet, .xlsx, .npz, .ts, .tsv, .arff, .txt) or folder of "
-            "recordings."
-        ),
-    ] = None,
-    test: config_options.TestOption = None,
-    target: config_options.TargetOption = None,
-    id_column: config_options.IdColumnOption = None,
-    time_column: config_options.TimeColumnOption = None,
-    stamps: config_options.StampsOption = None,
-    frequency: config_options.FrequencyOption = None,
-    calendar: config_options.CalendarOption = None,
-    future: config_options.FutureOption = None,
-    static: config_options.StaticOption = None,
-    group: config_options.GroupOption = None,
-    task: config_options.TaskOption = None,
-    horizon: config_options.HorizonOption = None,
-    context_length: config_options.ContextLengthOption = None,
-    season: config_options.SeasonOption = None,
-    cell: Annotated[
-        str | None,
-        model_option(
-            "Key of the recurrent cell (see `cells list`); default: auto, chosen with other settings by "
-            "cross-validation on the training data."
-        ),
-    ] = None,
+    options: dict[str, Any],
     budget: Annotated[
         str | None,
         typer.Option(
@@ -71,64 +37,6 @@ def train(
             show_default=False,
         ),
     ] = None,
-    preset: Annotated[
-        Literal["practical", "paper"] | None, model_option("Source of the cell's defaults; default: practical.")
-    ] = None,
-    engine: Annotated[
-        str | None, model_option("Engine that runs the steps, such as loop; default: the fastest for the cell.")
-    ] = None,
-    hidden_size: Annotated[int | None, model_option("Length of each layer's state; default: 64.")] = None,
-    num_layers: Annotated[int | None, model_option("Number of stacked recurrent layers; default: 1.")] = None,
-    dropout: Annotated[float | None, model_option("Dropout probability between layers, 0 to 1; default: 0.")] = None,
-    patch_size: Annotated[
-        int | None, model_option("Samples in one step of the layers; default: by the length of the sequences.")
-    ] = None,
-    patch_stride: Annotated[
-        int | None, model_option("Samples from one step of the layers to the next; default: --patch-size if given.")
-    ] = None,
-    readout: Annotated[
-        Literal["last", "mean", "max", "all"] | None,
-        model_option("Pooling of the outputs over time for the head; default: all to classify, last to forecast."),
-    ] = None,
-    members: Annotated[
-        int | None, model_option("Networks of an ensemble, whose answers are averaged; default: 1.")
-    ] = None,
-    epochs: Annotated[
-        int | None,
-        training_option("Passes over the training data; default: depends on the cell and the amount of data."),
-    ] = None,
-    max_steps: Annotated[int | None, training_option("Optimizer steps, instead of --epochs.")] = None,
-    batch_size: Annotated[
-        int | None, training_option("Samples in a step; default: depends on the cell and the number of samples.")
-    ] = None,
-    lr: Annotated[
-        float | None, training_option("Peak learning rate of the schedule; default: recommended for the cell.")
-    ] = None,
-    optimizer: Annotated[
-        Literal["adamw", "adam", "sgd", "rmsprop", "adagrad"] | None,
-        training_option("Optimizer; default: recommended for the cell."),
-    ] = None,
-    patience: Annotated[
-        int | None, training_option("Stop after this many epochs without a better validation metric; default: never.")
-    ] = None,
-    certified: Annotated[
-        list[bool] | None,
-        typer.Option(
-            "--certified/--free",
-            metavar="<bool>",
-            help="Keep the layers provably contracting, non-expansive or bounded, or let all weights free; default: "
-            "certified where something can be proved for all inputs, except of a few cells and with --preset paper.",
-            rich_help_panel=TRAINING_PANEL,
-            show_default=False,
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, training_option("Seed of initial weights, order of samples and dropout; default: 0.")
-    ] = None,
-    device: Annotated[
-        Device | None, training_option("Device to compute on; default: auto, a GPU if there is one.")
-    ] = None,
-    threads: Annotated[int | None, training_option("CPU threads; default: 1, fastest for small states.")] = None,
     config: config_options.ConfigOption = None,
     overrides: config_options.SetOption = None,
     run_dir: config_options.RunDirOption = None,
@@ -158,9 +66,10 @@ def train(
 
     Example: stablernn train --data digits
     """
-    options = options_in_use(context)
     output = Output.of(context, as_json)
-    _check_usage(options, has_file=bool(config or overrides), run_dir=run_dir, resume=resume)
+    if resume and run_dir is None:
+        raise UsageError("--resume needs the directory of the run, got no --run-dir. Add --run-dir DIR.")
+    check_options(options, has_source=bool(config or overrides or resume))
     is_main = read_launch().is_main
     summary = fit(
         output if is_main else Output(quiet=True),
@@ -181,24 +90,6 @@ def train(
         if "choice" in summary:
             show_choice(output, summary["choice"], options, config=config, overrides=overrides or ())
         output.note(f"Next: stablernn export {summary['run']} --name NAME")
-
-
-def _check_usage(options: Mapping[str, Any], *, has_file: bool, run_dir: Path | None, resume: bool) -> None:
-    """Reject combinations of options before anything is loaded.
-
-    Raises:
-        UsageError: If an option is missing, or two exclude each other.
-    """
-    if resume and run_dir is None:
-        raise UsageError("--resume needs the directory of the run, got no --run-dir. Add --run-dir DIR.")
-    if "epochs" in options and "max_steps" in options:
-        raise UsageError(
-            f"--epochs and --max-steps exclude each other, got {options['epochs']} and {options['max_steps']}. "
-            "Give only one of them."
-        )
-    # A file, --set or the resumed run may name data and cell too; the configuration itself is checked later.
-    if not (has_file or resume) and "data" not in options:
-        raise UsageError("Missing option '--data'. See `stablernn data list` for the choices.")
 
 
 def fit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,17 +11,9 @@ import typer
 
 from stablernn_cli import config_options
 from stablernn_cli.commands.train import explicit_command
-from stablernn_cli.config_options import (
-    KEYS,
-    check_cell,
-    data_option,
-    model_option,
-    options_in_use,
-    read_settings,
-    training_option,
-)
+from stablernn_cli.config_options import check_cell, check_options, read_settings, takes_settings
 from stablernn_cli.errors import CommandError, UsageError
-from stablernn_cli.options import KIND_METAVAR, Device, JsonOption, Kind, complete_kind, parse_kind
+from stablernn_cli.options import KIND_METAVAR, JsonOption, Kind, complete_kind, parse_kind
 from stablernn_cli.output import Output, count_of
 
 SEARCH_PANEL = "Search"
@@ -34,44 +26,17 @@ def search_option(text: str, **options: Any) -> Any:
     return typer.Option(help=text, rich_help_panel=SEARCH_PANEL, show_default=False, **options)
 
 
+@takes_settings(
+    *("cell", "epochs", "max_steps", "seed", "device"),
+    sections=("data", "task"),
+    cell="Keys of cells, separated by commas; several: the cell is searched, too; default: those that `train` "
+    "compares.",
+    epochs="Passes over the training data; default: depends on the cell and the data.",
+    seed="Seed of the search and of every training; default: 0.",
+)
 def tune(
     context: typer.Context,
-    data: Annotated[
-        str | None,
-        data_option(
-            "Dataset name (see `data list`), file (.csv, .parquet, .xlsx, .npz, .ts, .tsv, .arff, .txt) or folder of "
-            "recordings."
-        ),
-    ] = None,
-    test: config_options.TestOption = None,
-    target: config_options.TargetOption = None,
-    id_column: config_options.IdColumnOption = None,
-    time_column: config_options.TimeColumnOption = None,
-    stamps: config_options.StampsOption = None,
-    frequency: config_options.FrequencyOption = None,
-    calendar: config_options.CalendarOption = None,
-    future: config_options.FutureOption = None,
-    static: config_options.StaticOption = None,
-    group: config_options.GroupOption = None,
-    task: config_options.TaskOption = None,
-    horizon: config_options.HorizonOption = None,
-    context_length: config_options.ContextLengthOption = None,
-    season: config_options.SeasonOption = None,
-    cell: Annotated[
-        str | None,
-        model_option(
-            "Keys of cells, separated by commas; several: the cell is searched, too; default: those that `train` "
-            "compares."
-        ),
-    ] = None,
-    epochs: Annotated[
-        int | None, training_option("Passes over the training data; default: depends on the cell and the data.")
-    ] = None,
-    max_steps: Annotated[int | None, training_option("Optimizer steps, instead of --epochs.")] = None,
-    seed: Annotated[int | None, training_option("Seed of the search and of every training; default: 0.")] = None,
-    device: Annotated[
-        Device | None, training_option("Device to compute on; default: auto, a GPU if there is one.")
-    ] = None,
+    options: dict[str, Any],
     trials: Annotated[
         int | None,
         search_option(
@@ -130,9 +95,11 @@ def tune(
     Example: stablernn tune --data digits --cell lipschitz --trials 20 --workers 2
     """
     output_ = Output.of(context, as_json)
-    options = options_in_use(context, [name for name in KEYS if name in context.params])
     overrides = overrides or []
-    _check_usage(options, overrides, has_file=bool(config or overrides))
+    check_options(options, has_source=bool(config or overrides))
+    named = next((text for text in overrides if text.partition("=")[0].strip() == "model.cell"), None)
+    if "cell" in options and named is not None:
+        raise UsageError(f"--cell {options['cell']} contradicts --set {named}. Give only one of them.")
     if find_spec("optuna") is None:
         raise CommandError(
             "`stablernn tune` needs Optuna, which is not installed. Install it with pip install -e '.[tune]' in the "
@@ -145,7 +112,7 @@ def tune(
         from stablernn.training.tune import TuneOptions, default_output
         from stablernn.training.tune import tune as search
 
-        cells = tuple(dict.fromkeys(key.strip() for key in (cell or "").split(",") if key.strip()))
+        cells = tuple(dict.fromkeys(key.strip() for key in options.get("cell", "").split(",") if key.strip()))
         settings = read_settings({name: value for name, value in options.items() if name != "cell"}, config, overrides)
         if not cells and settings.model.cell != AUTO:
             cells = (settings.model.cell,)
@@ -171,24 +138,6 @@ def tune(
         output_.document(results)
     else:
         _show(output_, results)
-
-
-def _check_usage(options: Mapping[str, Any], overrides: Sequence[str], *, has_file: bool) -> None:
-    """Reject combinations of options before anything is loaded.
-
-    Raises:
-        UsageError: If an option is missing, or two exclude each other.
-    """
-    if "epochs" in options and "max_steps" in options:
-        raise UsageError(
-            f"--epochs and --max-steps exclude each other, got {options['epochs']} and {options['max_steps']}. "
-            "Give only one of them."
-        )
-    cell = next((text for text in overrides if text.partition("=")[0].strip() == "model.cell"), None)
-    if "cell" in options and cell is not None:
-        raise UsageError(f"--cell {options['cell']} contradicts --set {cell}. Give only one of them.")
-    if not has_file and "data" not in options:
-        raise UsageError("Missing option '--data'. See `stablernn data list` for the choices.")
 
 
 def _show(output: Output, results: Mapping[str, Any]) -> None:

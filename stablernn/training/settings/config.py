@@ -12,7 +12,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from stablernn.data.options import Count, DataOptions, LoadOptions, Seed, Share, TaskName, add_descriptions, as_tuple
+from stablernn.data.options import (
+    CommandOption,
+    Count,
+    DataOptions,
+    LoadOptions,
+    Seed,
+    Share,
+    TaskName,
+    add_descriptions,
+    as_tuple,
+)
 from stablernn.terms import terms
 
 OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop", "adagrad"]
@@ -43,22 +53,41 @@ class DataConfig(DataOptions, Section):
     """The data and how its files are read."""
 
     # A file of settings has text, not paths. To narrow the types is sound, since the model is frozen.
-    source: str  # pyright: ignore[reportIncompatibleVariableOverride]
+    source: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride]
+        str,
+        CommandOption(
+            "Dataset name (see `data list`), file (.csv, .parquet, .xlsx, .npz, .ts, .tsv, .arff, .txt) or "
+            "folder of recordings.",
+            name="data",
+        ),
+    ]
     """Name of a dataset or path of a file."""
-    test: str | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    test: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride]
+        str | None, CommandOption("File with the test split; default: the NAME_TEST next to a NAME_TRAIN.")
+    ] = None
     """File with the test split; None: what the source itself brings."""
 
 
 class TaskConfig(Section):
     """The task of the model."""
 
-    name: TaskName | None = None
+    name: Annotated[TaskName | None, CommandOption("Task; default: the one that fits the data.", name="task")] = None
     """classify, forecast or predict-next; None: the task of the data."""
-    horizon: Count | None = None
+    horizon: Annotated[Count | None, CommandOption("Steps to forecast; default: the dataset's, else one season.")] = (
+        None
+    )
     """Steps to forecast; None: the dataset's."""
-    context_length: Count | None = None
+    context_length: Annotated[
+        Count | None,
+        CommandOption(
+            "Steps before a forecast that the model sees; default: twice the season or the horizon; chosen by"
+            " validation if there is no season."
+        ),
+    ] = None
     """Steps seen before a forecast; None: from the season, or chosen by validation where the season is 1."""
-    season: Count | None = None
+    season: Annotated[
+        Count | None, CommandOption("Steps of the main season, 1 = none; default: from the frequency.")
+    ] = None
     """Steps of the main season, 1 = none; None: from the frequency."""
     quantiles: Levels | None = None
     """Levels between 0 and 1, ascending; an empty list for none. None: .1, .5, .9."""
@@ -76,25 +105,44 @@ class TaskConfig(Section):
 class ModelConfig(Section):
     """The network."""
 
-    cell: str = AUTO
+    cell: Annotated[
+        str,
+        CommandOption(
+            "Key of the recurrent cell (see `cells list`); default: auto, chosen with other settings by "
+            "cross-validation on the training data."
+        ),
+    ] = AUTO
     """Key of the catalog, such as 'lipschitz'; auto: chosen with other settings by cross-validation on the training
     data, see docs/choosing.md."""
-    preset: Literal["practical", "paper"] = "practical"
+    preset: Annotated[
+        Literal["practical", "paper"], CommandOption("Source of the cell's defaults; default: practical.")
+    ] = "practical"
     """Source of the defaults of the cell's options and of the training settings."""
-    engine: str | None = None
+    engine: Annotated[
+        str | None, CommandOption("Engine that runs the steps, such as loop; default: the fastest for the cell.")
+    ] = None
     """Engine that runs the steps in training, such as 'loop'; None: the fastest that supports the cell."""
-    hidden_size: Count = 64
+    hidden_size: Annotated[Count, CommandOption("Length of each layer's state; default: 64.")] = 64
     """Length of the state of each layer."""
-    num_layers: Count = 1
+    num_layers: Annotated[Count, CommandOption("Number of stacked recurrent layers; default: 1.")] = 1
     """Layers, each on the outputs of the one below."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    dropout: Annotated[
+        float, Field(ge=0, lt=1), CommandOption("Dropout probability between layers, 0 to 1; default: 0.")
+    ] = 0.0
     """Share of a layer's outputs zeroed before the next layer, in training only."""
-    readout: Literal["last", "mean", "max", "all"] | None = None
-    """Summary over time of the outputs that the head reads, 'all': the three concatenated; None: recommended."""
-    patch_size: Count | None = None
+    patch_size: Annotated[
+        Count | None, CommandOption("Samples in one step of the layers; default: by the length of the sequences.")
+    ] = None
     """Samples that the first layer reads at once; None: recommended."""
-    patch_stride: Count | None = None
+    patch_stride: Annotated[
+        Count | None, CommandOption("Samples from one step of the layers to the next; default: --patch-size if given.")
+    ] = None
     """Samples after which the layers advance by one step; None: recommended, or patch_size where that is given."""
+    readout: Annotated[
+        Literal["last", "mean", "max", "all"] | None,
+        CommandOption("Pooling of the outputs over time for the head; default: all to classify, last to forecast."),
+    ] = None
+    """Summary over time of the outputs that the head reads, 'all': the three concatenated; None: recommended."""
     patch_embedding: Annotated[int, Field(ge=0)] | None = None
     """Length of the vector that a linear map and a GELU turn a patch into, 0 for none; None: recommended."""
     conv_layers: Annotated[int, Field(ge=0, le=MAX_CONV_LAYERS)] = 0
@@ -106,7 +154,7 @@ class ModelConfig(Section):
     """Classification: samples to which every sequence is resampled over its whole length, with the logarithm of its
     length as a further feature; the model then needs complete sequences and cannot stream. None: samples as they
     are."""
-    members: Count = 1
+    members: Annotated[Count, CommandOption("Networks of an ensemble, whose answers are averaged; default: 1.")] = 1
     """Ensemble members: networks with different first weights, whose answers are averaged."""
     head_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Share of the inputs of the head zeroed in training; None: recommended."""
@@ -180,17 +228,24 @@ class TrainingConfig(Section):
     """gradient: minibatches and an optimizer. closed-form: recurrent weights stay as they are drawn, or as
     they are moved once into the certified region, and ridge regression solves for the head in one pass over the data,
     as in an echo state network; no setting of optimizer, schedule, length or augmentation goes with it."""
-    epochs: Count | None = None
+    epochs: Annotated[
+        Count | None,
+        CommandOption("Passes over the training data; default: depends on the cell and the amount of data."),
+    ] = None
     """Passes over the training data; None: recommended."""
-    max_steps: Count | None = None
+    max_steps: Annotated[Count | None, CommandOption("Optimizer steps, instead of --epochs.")] = None
     """Optimizer steps, in place of epochs."""
-    batch_size: Count | None = None
+    batch_size: Annotated[
+        Count | None, CommandOption("Samples in a step; default: depends on the cell and the number of samples.")
+    ] = None
     """Samples in a step; None: recommended."""
-    lr: Positive | None = None
+    lr: Annotated[
+        Positive | None, CommandOption("Peak learning rate of the schedule; default: recommended for the cell.")
+    ] = None
     """Learning rate, the largest of its schedule; None: recommended."""
     orthogonal_lr: Positive | None = None
     """Learning rate of the parameters behind orthogonal and unitary matrices; None: recommended, else a tenth of lr."""
-    optimizer: OptimizerName | None = None
+    optimizer: Annotated[OptimizerName | None, CommandOption("Optimizer; default: recommended for the cell.")] = None
     """None: recommended."""
     weight_decay: Annotated[float, Field(ge=0)] | None = None
     """Decoupled in adamw, an L2 term in the others; None: recommended."""
@@ -240,7 +295,22 @@ class TrainingConfig(Section):
     warm_up: Annotated[int, Field(ge=0)] | None = None
     """Largest number of steps by which the contexts that a forecast is trained on are extended at random, so that the
     model learns states that have seen a long stream; None: recommended."""
-    certified: bool | None = None
+    patience: Annotated[
+        Count | None, CommandOption("Stop after this many epochs without a better validation metric; default: never.")
+    ] = None
+    """Epochs without a better validation metric after which training stops; None: never."""
+    patience_steps: Count | None = None
+    """Optimizer steps without a better validation metric after which training stops, in place of patience."""
+    certified: Annotated[
+        bool | None,
+        CommandOption(
+            "Keep the layers provably contracting, non-expansive or bounded, or let all weights free; "
+            "default: certified where something can be proved for all inputs, except of a few cells and with "
+            "--preset paper.",
+            metavar="<bool>",
+            flags="--certified/--free",
+        ),
+    ] = None
     """Keep the weights in the region in which the cell's step is proved to contract, or, of cells of which no more can
     be kept, not to expand, or to stay bounded; see docs/stability.md. None: if the cell has such a region with these
     settings, for all inputs, the preset is practical, and the cell is not one that loses much by it."""
@@ -258,20 +328,16 @@ class TrainingConfig(Section):
     bptt_steps: Annotated[int, Field(ge=0)] | None = None
     """Steps after which the gradient of the task 'predict-next' is cut off while the state goes on; 0: whole sequences.
     None: recommended for the dataset, else 150 for running text and 0 for sequences."""
-    patience: Count | None = None
-    """Epochs without a better validation metric after which training stops; None: never."""
-    patience_steps: Count | None = None
-    """Optimizer steps without a better validation metric after which training stops, in place of patience."""
     keep_epochs: bool = False
     """Keep the weights after each epoch in the run, as checkpoints/epoch-1 and so on, besides best and last."""
     plots: bool = True
     """Draw figures of the curves and predictions at the end of a run, which can take longer than training a small
     model, and store a sample of the test split, which a server's page opens with."""
-    seed: Seed = 0
+    seed: Annotated[Seed, CommandOption("Seed of initial weights, order of samples and dropout; default: 0.")] = 0
     """Seed of initial weights, order of samples and dropout."""
-    device: DeviceName = "auto"
+    device: Annotated[DeviceName, CommandOption("Device to compute on; default: auto, a GPU if there is one.")] = "auto"
     """auto: a GPU if there is one."""
-    threads: Count = 1
+    threads: Annotated[Count, CommandOption("CPU threads; default: 1, fastest for small states.")] = 1
     """CPU threads of torch. One is fastest for states up to some hundred units, most of all where cores are shared, and
     gives the same numbers on every machine size."""
     recompute_every: Count | None = None
