@@ -50,7 +50,6 @@ types: $(VENV)/installed-dev
 # The parts of the documentation that are generated from the code; a test fails when they are out of date.
 docs: $(VENV)/installed-dev
 	$(BIN)/python tools/generate_docs.py
-	$(BIN)/python -m stablernn_papers.docs
 
 # The wheels of all distributions; they require each other by version, so that pip finds them in this folder.
 wheel: $(VENV)/installed-dev

@@ -19,6 +19,9 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from reproductions import STORED, results_page
+from stablernn.data import DatasetInfo, dataset_info, list_datasets
+from stablernn.extensions import PAPERS_DATASETS, dataset_entry_points
 from stablernn.training.evaluation.metric_catalog import TASKS, Task, metrics_of
 from stablernn.training.tune.space import (
     CELL_OPTIONS,
@@ -154,13 +157,18 @@ def cells_catalog() -> str:
 
 
 def datasets_catalog() -> str:
-    """Return the file with the facts about all named datasets, which ``stablernn data list`` reads."""
-    from stablernn.data import list_datasets
-    from stablernn.extensions import dataset_entry_points
-
+    """Return the file with the facts about the named datasets of the library, which ``stablernn data list`` reads."""
     others = dataset_entry_points()
-    rows = [info.facts() for info in list_datasets() if info.key not in others]
-    return json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
+    return _datasets(info for info in list_datasets() if info.key not in others)
+
+
+def papers_datasets_catalog() -> str:
+    """Return the file with the facts about the named datasets of the papers."""
+    return _datasets(map(dataset_info, sorted(PAPERS_DATASETS)))
+
+
+def _datasets(infos: Iterable[DatasetInfo]) -> str:
+    return json.dumps([info.facts() for info in infos], indent=1, ensure_ascii=False) + "\n"
 
 
 def cells_page() -> str:
@@ -622,7 +630,9 @@ WHOLE: Mapping[str, Callable[[], str]] = {
     "docs/cells.md": cells_page,
     "docs/configuration.md": configuration_page,
     "stablernn/cells/catalog.json": cells_catalog,
+    "docs/results.md": lambda: results_page(ROOT / STORED),
     "stablernn/data/named/catalog.json": datasets_catalog,
+    "papers/stablernn_papers/datasets/catalog.json": papers_datasets_catalog,
 }
 """Generated files, by their path."""
 FILLED: Mapping[str, Callable[[str], str]] = {

@@ -27,7 +27,7 @@ from stablernn.plotting import (
     _style,
     line_styles,
 )
-from stablernn_papers.progress import data_states
+from stablernn_papers.results import data_states
 from stablernn_papers.table import FULL, Table
 
 Array = npt.NDArray[Any]
@@ -52,7 +52,7 @@ def plot_robustness(path: Path, results: Results) -> None:
 
     Args:
         path: PNG file.
-        results: Result of :func:`stablernn_papers.run_protocol.reproduce`; it has a column of panels for each view.
+        results: Result of :func:`stablernn_papers.reproduction.reproduce`; it has a column of panels for each view.
     """
     figure = Figure(figsize=(10, 12), layout="constrained")
     panels = figure.subplots(3, 2, sharex="row", sharey=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stablernn_papers.progress import describe_state
+from stablernn_papers.results import describe_state
 from stablernn_papers.table import FULL, Column, Table
 
 TITLES = {

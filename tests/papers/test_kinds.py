@@ -17,17 +17,14 @@ from stablernn.engines import list_engines
 from stablernn.errors import CheckpointError, ConfigError, DataError, InterruptedRun, UnknownNameError
 from stablernn.training import Progress, load_config, train
 from stablernn_papers.folder import Run
-from stablernn_papers.kinds.dynamics import system_matrix
-from stablernn_papers.kinds.pendulum import pendulum
+from stablernn_papers.kinds.dynamics import pendulum, system_matrix
+from stablernn_papers.kinds.trained import Length, TrainingRuns
 from stablernn_papers.plots import sweep_points
-from stablernn_papers.progress import state_of
-from stablernn_papers.results_file import content_hash, read_results, write_results
-from stablernn_papers.run_protocol import reproduce
-from stablernn_papers.settings import merge, ours
-from stablernn_papers.table import FULL, SHORT, DataSet, Protocol, Table
+from stablernn_papers.reproduction import reproduce
+from stablernn_papers.results import content_hash, read_results, state_of, write_results
+from stablernn_papers.table import FULL, SHORT, DataSet, Protocol, Table, merge, ours
 from stablernn_papers.tables import TABLES
-from stablernn_papers.tables.cifar10 import NOISE_PADDED
-from stablernn_papers.training_runs import Length, TrainingRuns
+from stablernn_papers.tables.images import NOISE_PADDED
 
 
 @pytest.fixture

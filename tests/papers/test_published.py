@@ -9,7 +9,7 @@ from stablernn.cells import cell_info
 from stablernn.errors import UnknownNameError
 from stablernn.nn.models import Classifier
 from stablernn.training.settings.load import validate
-from stablernn_papers.parameter_matching import hidden_size, matched_hidden_size
+from stablernn_papers.kinds.trained import hidden_size, matched_hidden_size
 from stablernn_papers.table import ProtocolName, Row
 from stablernn_papers.tables import TABLES, published_table
 

@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmark_scripts import script, scripts_on_path
+import reproductions
 from reproduce_helpers import on_digits
+from reproductions import PICTURES, STORED
 from stablernn.errors import ConfigError
 from stablernn_papers.kinds import kind_of
-from stablernn_papers.results_file import read_results, write_results
-from stablernn_papers.run_protocol import reproduce
-from stablernn_papers.stored_results import PICTURES, STORED
+from stablernn_papers.kinds.kind import Length
+from stablernn_papers.reproduction import reproduce
+from stablernn_papers.results import read_results, write_results
 from stablernn_papers.table import FULL, SHORT, Table
 from stablernn_papers.tables import published_table
-from stablernn_papers.training_runs import Length
 
 ROOT = Path(__file__).parents[2]
 KEY = "mnist-pixel"
 ROWS = ("lipschitz-64", "antisymmetric")
 COMMIT = "0" * 40
-
-
-@pytest.fixture
-def reproductions() -> Iterator[Any]:
-    with scripts_on_path():
-        yield script("reproductions")
 
 
 @pytest.fixture
@@ -67,7 +60,7 @@ def figures(results: dict[str, Any]) -> dict[tuple[str, int], Any]:
     return {(run["row"], run["seed"]): run["measured"] for run in results["runs"]}
 
 
-def test_runs_of_several_folders_join_in_the_stored_results(reproductions: Any, pixels: Table, tmp_path: Path) -> None:
+def test_runs_of_several_folders_join_in_the_stored_results(pixels: Table, tmp_path: Path) -> None:
     root = tmp_path / "repository"
     first = made(tmp_path / "a", "lipschitz-64", "antisymmetric")
     reproductions.store(tmp_path / "a", root)
@@ -84,7 +77,7 @@ def test_runs_of_several_folders_join_in_the_stored_results(reproductions: Any, 
     assert stored(root)["state"] == "full"
 
 
-def test_results_that_are_compared_with_each_other_do_not_join(reproductions: Any, tmp_path: Path) -> None:
+def test_results_that_are_compared_with_each_other_do_not_join(tmp_path: Path) -> None:
     root = tmp_path / "repository"
     shutil.copytree(ROOT / STORED / "robustness", root / STORED / "robustness")
     folder = tmp_path / "a"
@@ -99,7 +92,7 @@ def test_results_that_are_compared_with_each_other_do_not_join(reproductions: An
         reproductions.store(folder, root)
 
 
-def test_what_no_commit_has_is_not_stored(reproductions: Any, pixels: Table, tmp_path: Path) -> None:
+def test_what_no_commit_has_is_not_stored(pixels: Table, tmp_path: Path) -> None:
     made(tmp_path / "a", "lipschitz-64", length=Length(epochs=1))
     results = read_results(tmp_path / "a" / "results.json")
     assert results is not None
@@ -111,7 +104,7 @@ def test_what_no_commit_has_is_not_stored(reproductions: Any, pixels: Table, tmp
 
 
 def test_a_scaled_down_reproduction_and_other_folders_are_not_stored(
-    reproductions: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reproduce("dynamics", SHORT, tmp_path / "a")
     with pytest.raises(ConfigError, match=r"a' is the short reproduction of 'dynamics', which compares nothing"):
@@ -122,7 +115,7 @@ def test_a_scaled_down_reproduction_and_other_folders_are_not_stored(
     assert capsys.readouterr().err.startswith("Error: There are no results of 'copy' to draw: '")
 
 
-def test_the_picture_is_drawn_of_what_is_stored(reproductions: Any, tmp_path: Path) -> None:
+def test_the_picture_is_drawn_of_what_is_stored(tmp_path: Path) -> None:
     reproduce("dynamics", FULL, tmp_path / "a", rows=["g-imaginary"])
     reproductions.store(committed(tmp_path / "a"), tmp_path)
     picture = tmp_path / PICTURES / "reproduce_dynamics.png"

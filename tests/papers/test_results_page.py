@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from reproductions import PICTURES, STORED, picture_name, results_page
 from result_documents import results_of
 from stablernn.errors import CheckpointError
-from stablernn_papers.progress import data_states, describe_state
-from stablernn_papers.results_file import read_results, write_results
-from stablernn_papers.results_page import results_page
-from stablernn_papers.stored_results import PICTURES, STORED, picture_name
+from stablernn_papers.results import (
+    data_states,
+    describe_state,
+    read_results,
+    write_results,
+)
 from stablernn_papers.tables import TABLES
 
 ROOT = Path(__file__).parents[2]

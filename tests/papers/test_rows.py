@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from stablernn.data import dataset_info
-from stablernn_papers.parameter_matching import hidden_size
-from stablernn_papers.settings import sources
-from stablernn_papers.table import FULL, SHORT, DataSet, Row, Table, matches_print, printed_count
+from stablernn_papers.kinds.trained import hidden_size
+from stablernn_papers.table import FULL, SHORT, DataSet, Row, Table, matches_print, printed_count, sources
 from stablernn_papers.tables import TABLES
 from table_rows import LABELED, STEPWISE, count_parameters, plan_row, train_two_steps
 

@@ -20,10 +20,10 @@ from stablernn.errors import CheckpointError, ConfigError, InterruptedRun, Unkno
 from stablernn.nn.models import Classifier
 from stablernn.robustness.attacks import PerturbedClassifier, differentiable_copy
 from stablernn.training import Progress, load_config, load_run, train
+from stablernn_papers.command import states
 from stablernn_papers.folder import default_folder
-from stablernn_papers.kinds.robustness_measurement import in_raw_units
-from stablernn_papers.run_protocol import reproduce
-from stablernn_papers.states import states
+from stablernn_papers.kinds.robustness import in_raw_units
+from stablernn_papers.reproduction import reproduce
 from stablernn_papers.table import FULL, SHORT, ProtocolName, Table
 from stablernn_papers.tables import TABLES
 

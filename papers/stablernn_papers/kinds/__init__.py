@@ -8,9 +8,9 @@ from __future__ import annotations
 from stablernn_papers.kinds.dynamics import DynamicsKind
 from stablernn_papers.kinds.kind import Kind, Outcome, Request
 from stablernn_papers.kinds.robustness import RobustnessKind
-from stablernn_papers.kinds.scores import ScoresKind
 from stablernn_papers.kinds.spectra import SpectraKind
 from stablernn_papers.kinds.speed import SpeedKind
+from stablernn_papers.kinds.trained import ScoresKind
 from stablernn_papers.table import KindName, Table
 
 __all__ = ["Kind", "Outcome", "Request", "kind_of"]

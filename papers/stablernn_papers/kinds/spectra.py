@@ -21,8 +21,7 @@ from stablernn.training.jobs import Job
 from stablernn.training.loop.device import torch_settings
 from stablernn_papers.folder import Run
 from stablernn_papers.kinds.kind import Outcome, Request, RunResult
-from stablernn_papers.kinds.scores import score_figures
-from stablernn_papers.kinds.trained import TrainedKind
+from stablernn_papers.kinds.trained import TrainedKind, score_figures
 from stablernn_papers.plots import plot_spectra
 from stablernn_papers.table import Table
 

@@ -15,8 +15,7 @@ from stablernn.errors import ConfigError, UnknownNameError
 from stablernn.nn.models import Classifier
 from stablernn.training.loop.device import torch_settings
 from stablernn_papers.folder import Run
-from stablernn_papers.kinds.kind import Request
-from stablernn_papers.kinds.measured import MeasuredKind
+from stablernn_papers.kinds.kind import MeasuredKind, Request
 from stablernn_papers.table import Row
 
 _CLASSES = 10

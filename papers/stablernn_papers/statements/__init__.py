@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from stablernn_papers.statements.antisymmetric import ANTISYMMETRIC
-from stablernn_papers.statements.evidence import Evidence
 from stablernn_papers.statements.latent_vector_field import LATENT_VECTOR_FIELD
-from stablernn_papers.statements.lipschitz import LIPSCHITZ
-from stablernn_papers.statements.lipschitz_robustness import LIPSCHITZ_ROBUSTNESS
-from stablernn_papers.statements.statement import VERDICTS, Statement
+from stablernn_papers.statements.lipschitz import LIPSCHITZ, LIPSCHITZ_ROBUSTNESS
+from stablernn_papers.statements.rules import VERDICTS, Evidence, Statement
 
 __all__ = ["STATEMENTS", "VERDICTS", "Statement", "judge_statements"]
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from stablernn_papers.statements.common import accuracy
-from stablernn_papers.statements.evidence import Figure
-from stablernn_papers.statements.rules import Better, Limit, Ordered
-from stablernn_papers.statements.statement import Statement
+from stablernn_papers.statements.rules import Better, Figure, Limit, Ordered, Statement, accuracy
 
 _PAPER = "AntisymmetricRNN"
 _NORMS = tuple(

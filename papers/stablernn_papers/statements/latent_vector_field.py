@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from stablernn_papers.statements.common import accuracy, loss
-from stablernn_papers.statements.rules import Better, Comparable, Limit
-from stablernn_papers.statements.statement import Statement
+from stablernn_papers.statements.rules import Better, Comparable, Limit, Statement, accuracy, loss
 
 _PAPER = "latent vector field RNN"
 _UNITARY = ("urnn", "eunn", "fc_urnn", "exprnn", "nnrnn")

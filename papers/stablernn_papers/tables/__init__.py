@@ -1,21 +1,12 @@
-"""The published tables that can be reproduced, one file a table or a family of them; an entry here adds another one."""
+"""The published tables that can be reproduced; an entry here adds another one."""
 
 from __future__ import annotations
 
 from stablernn.errors import unknown
 from stablernn_papers.table import Table
-from stablernn_papers.tables.ablation import ABLATION
-from stablernn_papers.tables.cifar10 import CIFAR10
-from stablernn_papers.tables.copy_task import COPY
-from stablernn_papers.tables.dynamics import DYNAMICS
-from stablernn_papers.tables.init_sensitivity import INIT_SENSITIVITY
-from stablernn_papers.tables.mnist_pixel import MNIST_PIXEL
-from stablernn_papers.tables.polyphonic import POLYPHONIC
-from stablernn_papers.tables.ptb import PTB_CHAR, PTB_WORD
-from stablernn_papers.tables.robustness import ROBUSTNESS
-from stablernn_papers.tables.spectra import SPECTRA
-from stablernn_papers.tables.speech import SPEECH
-from stablernn_papers.tables.speed import SPEED
+from stablernn_papers.tables.images import ABLATION, CIFAR10, INIT_SENSITIVITY, MNIST_PIXEL
+from stablernn_papers.tables.measurements import DYNAMICS, ROBUSTNESS, SPECTRA, SPEED
+from stablernn_papers.tables.sequences import COPY, POLYPHONIC, PTB_CHAR, PTB_WORD, SPEECH
 
 TABLES = {
     table.key: table

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from stablernn_papers.settings import Setting, merge, ours, paper, released
-from stablernn_papers.table import SHORT, Column, DataSet, Protocol
+from stablernn_papers.table import SHORT, Column, DataSet, Protocol, Setting, merge, ours, paper, released
 
 ANTISYMMETRIC_PAPER = (
     "Chang, Chen, Haber, Chi: AntisymmetricRNN: A Dynamical System View on Recurrent Neural Networks (ICLR 2019)"

@@ -119,7 +119,7 @@ def reproduce_small_table(folder: Path) -> None:
     import pytest
 
     from reproduce_helpers import on_digits
-    from stablernn_papers.run_protocol import reproduce
+    from stablernn_papers.reproduction import reproduce
     from stablernn_papers.table import FULL
 
     with pytest.MonkeyPatch.context() as patch:

@@ -9,8 +9,7 @@ import pytest
 
 from named_helpers import at_home, images, lay, published
 from stablernn.robustness.settings import Settings
-from stablernn_papers.settings import merge, ours
-from stablernn_papers.table import FULL, Curvature, Protocol, Row, Table
+from stablernn_papers.table import FULL, Curvature, Protocol, Row, Table, merge, ours
 from stablernn_papers.tables import TABLES
 from stablernn_papers.tables.common import DIGITS
 

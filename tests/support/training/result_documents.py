@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stablernn_papers.progress import missing_runs, progress, run_settings
+from stablernn_papers.results import missing_runs, progress, run_settings
 from stablernn_papers.table import FULL
 from stablernn_papers.tables import TABLES
 

@@ -1,15 +1,25 @@
-"""The page of all reproduced tables, from their stored results. Imports no torch."""
+"""Results of `stablernn reproduce` in this repository: they are stored, merged, drawn, and written into a page.
+
+    python tools/reproductions.py store reproductions/copy reproductions/mnist-pixel
+    python tools/reproductions.py draw robustness
+
+``store`` writes the results of a folder to ``papers/stablernn_papers/results/TABLE``, with their picture in
+``docs/images``; then `make docs` writes the page. ``draw`` draws the pictures of stored results again.
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stablernn.atomic_files import read_json
 from stablernn.data.messages import pluralize
-from stablernn.errors import CheckpointError
-from stablernn_papers.progress import current_runs, describe_optional_runs, describe_state, progress
+from stablernn.errors import CheckpointError, ConfigError, StableRNNError
+from stablernn_papers.kinds import kind_of
 from stablernn_papers.rendering import (
     TITLES,
     format_count,
@@ -20,11 +30,172 @@ from stablernn_papers.rendering import (
     format_range,
     markdown_row,
 )
-from stablernn_papers.results_file import read_results
+from stablernn_papers.reproduction import table_rows
+from stablernn_papers.results import (
+    RunDocument,
+    current_runs,
+    describe_optional_runs,
+    describe_state,
+    missing_runs,
+    progress,
+    read_results,
+    state_of,
+    write_results,
+)
 from stablernn_papers.statements import VERDICTS, judge_statements
-from stablernn_papers.stored_results import picture_name
 from stablernn_papers.table import FULL, Column, DataSet, Row, Table, matches_print
-from stablernn_papers.tables import TABLES
+from stablernn_papers.tables import TABLES, published_table
+
+STORED = Path("papers") / "stablernn_papers" / "results"
+"""Folder of the results of all tables, relative to the repository."""
+PICTURES = Path("docs") / "images"
+"""Folder of their pictures, relative to the repository."""
+
+Results = Mapping[str, Any]
+
+ROOT = Path(__file__).parents[1]
+
+
+def main(words: list[str] | None = None, root: Path = ROOT) -> int:
+    """Run a command line, and return its exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    storing = commands.add_parser("store", help="store results of folders in the repository")
+    storing.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="such as reproductions/copy")
+    drawing = commands.add_parser("draw", help="draw the pictures of stored results again")
+    drawing.add_argument("tables", nargs="+", metavar="TABLE")
+    arguments = parser.parse_args(words)
+    try:
+        if arguments.command == "draw":
+            for table in arguments.tables:
+                print(*draw(table, root), sep="\n")
+        else:
+            for folder in arguments.folders:
+                print(*store(folder, root), sep="\n")
+    except (StableRNNError, OSError) as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def store(folder: Path, root: Path) -> list[str]:
+    """Store the results of a reproduction in a checkout; stored runs that the folder lacks stay.
+
+    The folder may be in use by a process that trains.
+
+    Args:
+        folder: Folder of the reproduction, such as ``reproductions/copy``.
+        root: The repository.
+
+    Returns:
+        A sentence about each file that was written.
+
+    Raises:
+        ConfigError: If there are no results of the full protocol, they were made from uncommitted changes, or lack runs
+            that their comparison needs.
+        CheckpointError: If a file was edited, or cannot be read.
+    """
+    table = _table_of(folder)
+    results = read_results(folder / "results.json")
+    if results is None:
+        raise ConfigError(f"'{folder}' has no results yet. Run 'stablernn reproduce {table.key}' to its end.")
+    commits = {f"{run['row']}, seed {run['seed']}": run["commit"] for run in results["runs"]}
+    _check_commits(folder, {**commits, "results.json": results["environment"]["commit"]})
+    path = root / STORED / table.key / "results.json"
+    stored = read_results(path)
+    if stored is not None:
+        results = merge_results(table, stored, results)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    results = write_results(path, results)
+    return [f"stored {pluralize(len(results['runs']), 'run')}, {results['state']}: {path}", *draw(table.key, root)]
+
+
+def draw(key: str, root: Path) -> list[str]:
+    """Draw the picture of the stored results of a table, if it has one.
+
+    Returns:
+        A sentence about the picture; none without a picture.
+
+    Raises:
+        ConfigError: If the repository has no results of the table.
+        CheckpointError: If they were edited.
+    """
+    table = published_table(key)
+    path = root / STORED / key / "results.json"
+    results = read_results(path)
+    if results is None:
+        raise ConfigError(f"There are no results of '{key}' to draw: '{path}' does not exist.")
+    if not table.has_picture:
+        return []
+    picture = root / PICTURES / picture_name(key)
+    kind_of(table).draw(picture, table, results)
+    return [f"drew {picture}"]
+
+
+def picture_name(key: str) -> str:
+    """Return the name of the picture of a table in :data:`PICTURES`."""
+    return f"reproduce_{key}.png"
+
+
+def _table_of(folder: Path) -> Table:
+    path = folder / "protocol.json"
+    if not path.is_file():
+        raise ConfigError(f"'{folder}' is no folder of a reproduction: it has no protocol.json.")
+    protocol = read_json(path)
+    if protocol["name"] != FULL:
+        raise ConfigError(
+            f"'{folder}' is the {protocol['name']} reproduction of '{protocol['table']}', which compares nothing and "
+            "is not stored. Run it without --short."
+        )
+    return published_table(protocol["table"])
+
+
+def _check_commits(folder: Path, commits: Mapping[str, str | None]) -> None:
+    """Refuse what was made by code that no commit has, given the commit of each run and of the results."""
+    unclean = [name for name, commit in commits.items() if commit is None or commit.endswith("-dirty")]
+    if unclean:
+        raise ConfigError(
+            f"'{folder}' was made by code that no commit has: {'; '.join(unclean[:5])}. Commit the changes and run "
+            "'stablernn reproduce' again, for runs that are named here in another folder."
+        )
+
+
+def merge_results(table: Table, stored: Results, results: dict[str, Any]) -> dict[str, Any]:
+    """Add the runs of stored results that others lack, and compute everything that depends on the runs again.
+
+    Args:
+        table: The table.
+        stored: Results of the full protocol; of its runs, those count whose settings the table still has.
+        results: Later results, whose runs replace the stored ones of the same row, data set and seed.
+
+    Raises:
+        ConfigError: If the table compares runs with each other, so that they have to be made in one folder.
+    """
+    later = {_identity(run): run for run in results["runs"]}
+    added = [run for run in current_runs(table, FULL, stored["runs"]) if _identity(run) not in later]
+    if not added:
+        return results
+    if table.kind == "robustness":
+        names = "; ".join(f"{run['row']}, seed {run['seed']}" for run in added)
+        raise ConfigError(
+            f"The new results of '{table.key}' lack runs that the stored ones have: {names}. It compares all runs at "
+            "one accuracy, so that they have to be made in one folder: run these too, then store the results."
+        )
+    order = {(data.key, row.key): n for n, (data, row) in enumerate((d, r) for d in table.data for r in table.rows)}
+    runs = sorted([*added, *results["runs"]], key=lambda run: (order[run["data"], run["row"]], run["seed"]))
+    merged = {
+        **results,
+        "missing": missing_runs(table, FULL, runs),
+        "progress": progress(table, FULL, runs),
+        "runs": runs,
+        "views": {view: table_rows(table, FULL, runs, view) for view in results["views"]},
+    }
+    return {**merged, "state": state_of(table, merged)}
+
+
+def _identity(run: RunDocument) -> tuple[str, str, int]:
+    return run["row"], run["data"], run["seed"]
+
 
 _HEAD = """# Results
 
@@ -44,15 +215,13 @@ _STATEMENTS_HEAD = """
 
 Sentences of the papers in our words, judged by the stored results: `held` where every comparison that the sentence
 needs was made and came out so, `not held` where one did not, `not tested` where one is missing and none contradicts it.
-One mean is better than another if it is so by more than the larger of both ranges over the seeds. Rows are compared
-where the worse one was not trained for a smaller share of its published training; a limit is judged after whole
-trainings alone. The last column also says which rows are missing, and where runs were cut short or are single ones.
+One mean is better than another if it is so by more than the larger of both ranges over the seeds. Only whole trainings
+on whole data sets are judged; shorter ones are drawn as curves below. The last column also says which rows are missing,
+and where runs are single ones.
 
 """
 
 _HEADER = ("row", "figure", "published", "ours", "difference", "parameters, published", "ours", "done", "hours")
-
-Results = Mapping[str, Any]
 
 
 def results_page(folder: Path) -> str:
@@ -213,3 +382,7 @@ def _footnotes(table: Table, results: Results | None) -> Iterator[str]:
 
 def _line(cells: Sequence[str]) -> str:
     return markdown_row(cells) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

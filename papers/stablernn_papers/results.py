@@ -1,11 +1,15 @@
-"""Progress of the protocol of a table. Imports no torch, so that lists are fast."""
+"""Results of tables: a file with a hash of its content, and how much of the protocol it has. Imports no torch."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from stablernn.atomic_files import to_json_types
+from stablernn.atomic_files import read_json, to_json_types, write_json
+from stablernn.errors import CheckpointError
 from stablernn_papers.table import FULL, STATES, DataSet, ProtocolName, Row, State, Table
 
 RunDocument = Mapping[str, Any]
@@ -136,3 +140,68 @@ def describe_optional_runs(table: Table, results: Mapping[str, Any]) -> list[str
     optional = [data for data in table.data_sets(protocol) if data.is_optional]
     counts = {data.key: run_counts(table, protocol, data, runs) for data in optional}
     return [f"{key} {done} of {total} runs" for key, (done, total) in counts.items() if done]
+
+
+HASH_KEY = "sha256"
+
+
+def content_hash(results: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of results without their own hash, independent of indentation and of the order of keys."""
+    content = {key: value for key, value in results.items() if key != HASH_KEY}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_results(path: Path, results: Mapping[str, Any]) -> dict[str, Any]:
+    """Write results with their hash, and return them as JSON types."""
+    document = dict(to_json_types(results))
+    document[HASH_KEY] = content_hash(document)
+    write_json(path, document)
+    return document
+
+
+def read_results(path: Path) -> dict[str, Any] | None:
+    """Read results; None if there is no such file.
+
+    Raises:
+        CheckpointError: If the file is not JSON, or was changed after it was written.
+    """
+    if not path.is_file():
+        return None
+    results = read_json(path)
+    if not isinstance(results, dict) or HASH_KEY not in results:
+        raise CheckpointError(
+            f"'{path}' has no '{HASH_KEY}' of its content, so that nobody can tell whether it was edited. Restore the "
+            "file, or run 'stablernn reproduce' again, which writes it from the finished runs."
+        )
+    if results[HASH_KEY] != content_hash(results):
+        raise CheckpointError(
+            f"'{path}' was edited after it was written: its content does not have the hash that it states. Restore the "
+            "file, or run 'stablernn reproduce' again, which writes it from the finished runs."
+        )
+    return results
+
+
+def stored_path(key: str) -> Path | None:
+    """Return the file with the stored results of a table, or None if there is none."""
+    path = Path(__file__).parent / "results" / key / "results.json"
+    return path if path.is_file() else None
+
+
+def stored_results(table: Table) -> tuple[Path, dict[str, Any]] | None:
+    """Return the file and content of the stored results of a table, or None.
+
+    Results with other settings of measurements are ignored: the table was changed after they were made.
+
+    Raises:
+        CheckpointError: If the file was edited.
+    """
+    path = stored_path(table.key)
+    results = None if path is None else read_results(path)
+    if path is None or results is None:
+        return None
+    protocol = to_json_types(table.full.document())
+    is_current = results["protocol"]["name"] == FULL and all(
+        results["protocol"].get(key) == protocol[key] for key in protocol
+    )
+    return (path, results) if is_current else None

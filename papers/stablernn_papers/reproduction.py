@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from stablernn.atomic_files import write_bytes
+from stablernn.certificates.certificate import KINDS
 from stablernn.data.options import LARGEST_SEED
 from stablernn.errors import ConfigError
 from stablernn.training.loop.device import environment
-from stablernn_papers.aggregation import table_rows
 from stablernn_papers.folder import ROOT, ReproductionFolder, Run, default_folder
 from stablernn_papers.kinds import Kind, Outcome, Request, kind_of
-from stablernn_papers.progress import missing_runs, progress, state_of
+from stablernn_papers.kinds.kind import Length
 from stablernn_papers.rendering import page
-from stablernn_papers.results_file import write_results
+from stablernn_papers.results import RunDocument, missing_runs, progress, state_of, write_results
 from stablernn_papers.table import FULL, DataSet, Protocol, ProtocolName, Row, Table
 from stablernn_papers.tables import published_table
-from stablernn_papers.training_runs import Length
 
 Results = dict[str, Any]
 Report = Callable[[str], None]
@@ -164,3 +163,66 @@ def _check_numbers(jobs: int, match_accuracy: float | None, length: Length) -> N
     for name, value in (("epochs", length.epochs), ("steps", length.steps)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be 1 or more, got {value}.")
+
+
+def table_rows(table: Table, protocol: ProtocolName, runs: Sequence[RunDocument], view: str) -> list[dict[str, Any]]:
+    """Return the rows of a view, one for each data set and row that was run.
+
+    Args:
+        table: The table.
+        protocol: Name of the protocol.
+        runs: Descriptions of the runs.
+        view: Name of the view.
+    """
+    rows = []
+    for data in table.data_sets(protocol):
+        for row in table.rows:
+            row_runs = [run for run in runs if (run["row"], run["data"]) == (row.key, data.key)]
+            if row_runs:
+                rows.append(_view_row(table, row, data, row_runs, view))
+    return rows
+
+
+def _view_row(table: Table, row: Row, data: DataSet, runs: Sequence[RunDocument], view: str) -> dict[str, Any]:
+    measurements = [
+        measurement for run in runs for measurement in run["measured"] if measurement["epoch"] == run["views"][view]
+    ]
+    names = measurements[0]["figures"] if measurements else {}
+    return {
+        "row": row.key,
+        "data": data.key,
+        "cell": row.cell,
+        "hidden_size": runs[0]["hidden_size"],
+        "parameters": runs[0]["parameters"],
+        "seeds": [run["seed"] for run in runs if run["views"][view] is not None],
+        "seeds_left_out": [run["seed"] for run in runs if run["views"][view] is None],
+        "epochs": [measurement["epoch"] for measurement in measurements],
+        "kinds": _certificate_kinds(measurements),
+        "figures": {name: _summarize([measurement["figures"][name] for measurement in measurements]) for name in names},
+        "published": table.published(row, data) or None,
+        "published_parameters": row.published_parameters.get(data.key),
+        # The run that is least advanced.
+        "length": min((run["length"] for run in runs), key=lambda length: length["share"]) if _trained(runs) else None,
+        "cpu_hours": sum(run["seconds"] * run["threads"] for run in runs) / 3600,
+        "partial_data": any(run.get("partial_data") for run in runs),
+    }
+
+
+def _trained(runs: Sequence[RunDocument]) -> bool:
+    return all(run.get("length") for run in runs)
+
+
+def _certificate_kinds(measurements: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the kinds of certificates in measurements, from the strongest to the weakest."""
+    kinds = {measurement["kind"] for measurement in measurements if measurement.get("kind") is not None}
+    # Folders may contain measurements from before the kind 'local' was withdrawn.
+    withdrawn = [f"none (stored as {kind}; withdrawn)" for kind in sorted(kinds - set(KINDS))]
+    return [*(kind for kind in KINDS if kind in kinds), *withdrawn]
+
+
+def _summarize(values: Sequence[float | None]) -> dict[str, Any] | None:
+    """Return mean, minimum and maximum over the seeds; None if a seed lacks the figure."""
+    present = [value for value in values if value is not None]
+    if not present or len(present) < len(values):
+        return None
+    return {"mean": sum(present) / len(present), "min": min(present), "max": max(present), "values": present}
