@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,3 +56,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         _seconds[_OTHER] += _cpu_seconds(with_children=False)
     folders = ", ".join(f"{name} {seconds:.0f}" for name, seconds in _seconds.most_common() if seconds >= 1)
     terminalreporter.write_line(f"processor time: {_seconds.total():.0f} s ({folders})")
+    if (path := os.environ.get("STABLERNN_CPU_SECONDS")) is not None:
+        Path(path).write_text(f"{_seconds.total():.0f}\n", encoding="utf-8")
