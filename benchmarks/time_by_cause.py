@@ -27,7 +27,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
         f"{TRAINING}.train_model:_open_directory",
     ),
     "the optimizer's imports": (f"{TRAINING}.loop.trainer:build_optimizer",),
-    "engine, forward": ("stablernn.engines.fused:FusedEngine.run", "stablernn.engines.loop:LoopEngine.run"),
+    "engine, forward": ("stablernn.engines.fused:FusedEngine.run", "stablernn.engines.base:LoopEngine.run"),
     "backward": ("torch:Tensor.backward",),
     "optimizer": ("torch.optim:AdamW.step",),
     "model around the engine, loss": (

@@ -24,9 +24,7 @@ import torch
 from torch import Tensor
 
 from stablernn.cells import StableCell, State
-from stablernn.engines.base import Engine, InputEngine
-from stablernn.engines.loop import LoopEngine
-from stablernn.engines.select import register_engine, register_missing, select_engine
+from stablernn.engines.base import Engine, InputEngine, LoopEngine, register_engine, register_missing, select_engine
 from stablernn.errors import ConfigError
 from stablernn.transforms import is_transformed
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from stablernn.buffers import BufferPool, pool_of
 from stablernn.cells import StableCell, State
 from stablernn.cells._complex import FLOOR, ComplexCell, StructuredStep
-from stablernn.engines.second_derivatives import differentiate_again
-from stablernn.engines.select import register_engine
+from stablernn.engines.base import differentiate_again, register_engine
 from stablernn.parametrizations import complex_modrelu
 from stablernn.transforms import is_transformed
 

@@ -17,10 +17,8 @@ from stablernn.cells import StableCell, State
 from stablernn.cells.elman import ElmanRNNCell
 from stablernn.cells.gru import GRUCell
 from stablernn.cells.lstm import LSTMCell
+from stablernn.engines.base import LoopEngine, differentiate_again, register_engine
 from stablernn.engines.cuda_graph import GRAPHS
-from stablernn.engines.loop import LoopEngine
-from stablernn.engines.second_derivatives import differentiate_again
-from stablernn.engines.select import register_engine
 from stablernn.transforms import is_transformed
 
 _KERNELS: dict[type[StableCell], Callable[..., tuple[Tensor, ...]]] = {

@@ -18,8 +18,8 @@ from torch import Tensor
 import stablernn as srn
 from cuda_graphs import run_again
 from stablernn.engines import CUDAGraphEngine, cuda_graph
-from stablernn.engines import select as table
-from stablernn.engines.cuda_capture import OnlyRecordable, ReplayOrder
+from stablernn.engines import base as table
+from stablernn.engines.cuda_graph import OnlyRecordable, ReplayOrder
 
 
 class InOrder:

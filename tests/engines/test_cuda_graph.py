@@ -29,7 +29,7 @@ def engine_for(device: str) -> CUDAGraphEngine:
 @pytest.fixture
 def select(monkeypatch: pytest.MonkeyPatch) -> Callable[[CUDAGraphEngine], None]:
     """What lets layers with the engine ``cuda-graph`` run an instance of it."""
-    from stablernn.engines import select as table
+    from stablernn.engines import base as table
 
     return lambda engine: monkeypatch.setitem(table._ENGINES, "cuda-graph", engine)
 
@@ -135,7 +135,7 @@ def captures(
     monkeypatch: pytest.MonkeyPatch, rnn: srn.StableRNN, shapes: list[tuple[int, int, int]]
 ) -> tuple[int, int]:
     """How many functions are recorded in runs without gradients, and how many are kept."""
-    from stablernn.engines import select as table
+    from stablernn.engines import base as table
 
     count = 0
 
@@ -237,7 +237,7 @@ def test_recordings_end_with_their_cell(select: Callable[[CUDAGraphEngine], None
 
 
 def test_auto_takes_it_on_gpus_only() -> None:
-    from stablernn.engines.select import select_engine
+    from stablernn.engines.base import select_engine
 
     cell = srn.StableRNN("lem", 3, 8).cells[0]
     assert select_engine("auto", cell, torch.empty(0)).name == "loop"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import stablernn as srn
 from stablernn.engines import CUDAGraphEngine, cuda_graph
-from stablernn.engines import select as table
+from stablernn.engines import base as table
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]
 ROWS, STEPS = 32, 200

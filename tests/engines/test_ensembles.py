@@ -101,12 +101,13 @@ def test_large_members_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) 
     expected = run(ensemble, "loop", x, state, None, None)
     monkeypatch.setattr(fused, "MAX_STACKED", 44)
     shapes = []
-    run_form = fused.run_form
-    monkeypatch.setattr(
-        fused,
-        "run_form",
-        lambda form, drives, *args, **kw: shapes.append(drives.dim()) or run_form(form, drives, *args, **kw),
-    )
+    run_form = fused.FusedEngine.run_form
+
+    def record(self, cell, form, drives, *args, **options):
+        shapes.append(drives.dim())
+        return run_form(self, cell, form, drives, *args, **options)
+
+    monkeypatch.setattr(fused.FusedEngine, "run_form", record)
     assert_equal(run(ensemble, "fused", x, state, None, None), expected)
     assert shapes == [3] * 6
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import stablernn as srn
 from stablernn.cells.mingru import MinGRUCell, MinLSTMCell
-from stablernn.engines import gated_scan, scan
-from stablernn.engines.gated_scan import MAX_FEATURES, count_chunks
+from stablernn.engines import scan
+from stablernn.engines.scan import MAX_FEATURES, count_chunks
 
 KEYS = ["mingru", "minlstm"]
 
@@ -58,12 +58,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of chunks of each run by tiles, so that a test knows that it is one of them."""
     counts: list[int] = []
 
-    class Counted(gated_scan._Tiles):
+    class Counted(scan._Tiles):
         def __init__(self, gates: Any, x: Tensor, matrices: Tensor, count: int, pool: Any) -> None:
             counts.append(count)
             super().__init__(gates, x, matrices, count, pool)
 
-    monkeypatch.setattr(gated_scan, "_Tiles", Counted)
+    monkeypatch.setattr(scan, "_Tiles", Counted)
     return counts
 
 
@@ -98,7 +98,7 @@ def test_values_and_gradients_equal_those_of_the_loop(
 @pytest.mark.parametrize("key", KEYS)
 def test_steps_that_fill_no_chunk(key: str, monkeypatch: pytest.MonkeyPatch, calls: list[int]) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(gated_scan, "count_chunks", lambda time, step_bytes: 6)
+    monkeypatch.setattr(scan, "count_chunks", lambda time, step_bytes: 6)
     rnn, reference = pair(key, 3, 5, torch.float64)
     x, state = torch.randn(2, 47, 3).double(), torch.randn(2, 5).double()
     for every_output in (True, False):
@@ -226,7 +226,7 @@ def test_chunks_fit_the_cache_and_leave_few_operations() -> None:
         for step_bytes in (4, 2_048, 1 << 20):
             count = count_chunks(time, step_bytes)
             assert 1 <= count <= time
-            assert count == 1 or count * step_bytes <= gated_scan.MAX_TILE_BYTES
+            assert count == 1 or count * step_bytes <= scan.MAX_TILE_BYTES
             if step_bytes == 4:
                 assert time // count + time % count <= 2 * time**0.5 + 2
     assert count_chunks(4_096, 8 * 64 * 4) == 64

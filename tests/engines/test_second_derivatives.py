@@ -10,7 +10,7 @@ import stablernn as srn
 from cuda_graphs import run_again
 from stablernn.cells import StableCell
 from stablernn.engines import CUDAGraphEngine, InputEngine, cuda_graph, list_engines, select_engine, structured
-from stablernn.engines import select as table
+from stablernn.engines import base as table
 
 CELLS = {
     "fused": "lipschitz_rk2",

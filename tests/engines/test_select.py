@@ -13,9 +13,9 @@ from torch import Tensor
 
 import stablernn as srn
 from stablernn.cells import StableCell, State
+from stablernn.engines import base as _select
 from stablernn.engines import list_engines, register_engine, select_engine
-from stablernn.engines import select as _select
-from stablernn.engines.loop import LoopEngine
+from stablernn.engines.base import LoopEngine
 from stablernn.errors import ConfigError, UnknownNameError
 
 
@@ -112,7 +112,7 @@ def plugin(engine: OnlyRNN, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 PLUGIN = """
-from stablernn.engines.loop import LoopEngine
+from stablernn.engines.base import LoopEngine
 
 class Quick(LoopEngine):
     name = "quick"

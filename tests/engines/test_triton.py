@@ -14,7 +14,7 @@ from torch import Tensor
 
 import stablernn as srn
 from stablernn.cells._step_form import StepForm
-from stablernn.engines import check_engine, list_engines, select, select_engine
+from stablernn.engines import base, check_engine, list_engines, select_engine
 from stablernn.engines.triton import engine as triton_engine
 from stablernn.engines.triton import plan
 from stablernn.errors import ConfigError
@@ -261,8 +261,8 @@ def test_nan_reaches_the_outputs() -> None:
 def test_large_arguments_and_small_ones() -> None:
     z = torch.tensor([-1e30, -20.0, -1e-4, 0.0, 1e-6, 0.3, 5.0, 1e30], device=DEVICE)
     form = StepForm("plain", torch.zeros(8, 8, device=DEVICE))
-    outputs, _ = triton_engine.run_form(
-        "ieee", form, z[None, None], torch.zeros(1, 8, device=DEVICE), None, None, 1, every_output=True
+    outputs, _ = triton_engine.TritonEngine().run_form(
+        srn.create_cell("rnn", 1, 8), form, z[None, None], z.new_zeros(1, 8), None, None, 1, every_output=True
     )
     torch.testing.assert_close(outputs, torch.tanh(z)[None, None], rtol=3e-7, atol=0)
 
@@ -357,8 +357,8 @@ def test_without_a_gpu_and_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_without_triton_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(select, "_ENGINES", {"loop": select._ENGINES["loop"]})
-    monkeypatch.setattr(select, "_MISSING", {})
+    monkeypatch.setattr(base, "_ENGINES", {"loop": base._ENGINES["loop"]})
+    monkeypatch.setattr(base, "_MISSING", {})
     monkeypatch.setattr(triton_engine, "find_spec", lambda name: None)
     triton_engine.register_engines()
     assert "triton" not in list_engines()
@@ -411,10 +411,10 @@ def test_auto_takes_the_next_engine_where_a_kernel_does_not_fit(monkeypatch: pyt
     cell, drive = srn.StableRNN("antisymmetric", 3, 128).cells[0], torch.zeros(1)
     others = select_engine("auto", cell, drive).name
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a small GPU")
-    monkeypatch.setitem(select._AUTO_DEVICES, "triton", ("cpu",))
+    monkeypatch.setitem(base._AUTO_DEVICES, "triton", ("cpu",))
     # `auto` prefers the engine registered last, which on the CPU is another one.
-    order = sorted(select._ENGINES, key=lambda name: name == "triton")
-    monkeypatch.setattr(select, "_ENGINES", {name: select._ENGINES[name] for name in order})
+    order = sorted(base._ENGINES, key=lambda name: name == "triton")
+    monkeypatch.setattr(base, "_ENGINES", {name: base._ENGINES[name] for name in order})
     assert select_engine("auto", cell, drive).name == "triton"
     monkeypatch.setattr(plan, "shared_limit", lambda device: 1000)
     plan._log_misfit.cache_clear()

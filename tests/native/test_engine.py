@@ -11,7 +11,7 @@ from torch import Tensor
 
 import stablernn as srn
 from stablernn.cells._step_form import StepForm
-from stablernn.engines import fused
+from stablernn.engines.fused import FusedEngine
 from stablernn.errors import ConfigError
 from stablernn.nn.ensemble import Ensemble
 from step_forms import CELLS, needs_native
@@ -164,15 +164,17 @@ def test_members_of_long_sequences_run_one_after_the_other(
     ensemble = Ensemble(2, "lipschitz", 3, 9, 1).double()
     x = torch.randn(5, time, 3, dtype=torch.float64)
     state = tuple(h.double() for h in ensemble.initial_state(5))
-    run_form, seen = fused.run_form, []
+    run_form, seen = FusedEngine.run_form, []
 
-    def record(form: StepForm, drives: Tensor, *arguments: Any, **options: Any) -> Any:
+    def record(
+        self: FusedEngine, cell: srn.StableCell, form: StepForm, drives: Tensor, *rest: Any, **options: Any
+    ) -> Any:
         seen.append(drives.dim())
-        return run_form(form, drives, *arguments, **options)
+        return run_form(self, cell, form, drives, *rest, **options)
 
     ensemble.use_engine("loop")
     expected, _ = ensemble.run(x, state)
-    monkeypatch.setattr(fused, "run_form", record)
+    monkeypatch.setattr(FusedEngine, "run_form", record)
     ensemble.use_engine("native")
     outputs, _ = ensemble.run(x, state)
     torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-10)

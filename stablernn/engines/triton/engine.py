@@ -1,25 +1,106 @@
-"""The engine ``triton``: a whole sequence in one GPU kernel, for cells whose step is a :class:`StepForm`."""
+"""The engine ``triton``: a whole sequence in one GPU kernel, for cells whose step is a :class:`StepForm`.
+
+The gradients of the matrices are products over all time steps after the backward kernel, as in ``fused``. To add them
+up inside the kernel would take registers as large as the matrices, which the matrices themselves fill, and atomic
+additions, whose order changes the last bits from run to run. One product over all steps is as fast as the library's
+matrix product.
+"""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from stablernn.cells import StableCell, State
+from stablernn.buffers import BufferPool
+from stablernn.cells import StableCell
 from stablernn.cells._step_form import StepForm
-from stablernn.engines.loop import LoopEngine
-from stablernn.engines.select import register_engine, register_missing
+from stablernn.engines.base import register_engine, register_missing
+from stablernn.engines.fused import MatrixGradients, Sequence, StepFormEngine, differentiable_gradients, grad_of_drives
+from stablernn.engines.fused_families import FAMILIES
 from stablernn.engines.triton.plan import Precision, fits, runs_on
-from stablernn.engines.triton.sequence import run_form
 from stablernn.transforms import is_transformed
 
 INSTALL = "pip install -e '.[gpu]' in the checkout"
 
 
-class TritonEngine:
+class TritonSequence(torch.autograd.Function):
+    """All steps of a batch of sequences.
+
+    Returns:
+        The states after all time steps, empty unless they are needed, and the last one.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        precision: Precision,
+        form: StepForm,
+        substeps: int,
+        every_output: bool,
+        drives: Tensor,
+        h: Tensor,
+        recurrent: Tensor,
+        linear: Tensor | None,
+        bias: Tensor | None,
+        step_lengths: Tensor | None,
+        lengths: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        # Here and not above: the import of triton takes a second, and a machine without it never comes here.
+        from stablernn.engines.triton.launch import Batch, run_forward
+
+        is_training = any(ctx.needs_input_grad)
+        batch = Batch(
+            precision, replace(form, recurrent=recurrent, linear=linear, bias=bias), substeps, step_lengths, lengths
+        )
+        states, saved, last = run_forward(
+            batch, drives, h, keeps_states=is_training or every_output, keeps_activations=is_training
+        )
+        ctx.precision, ctx.form, ctx.substeps, ctx.every_output = precision, form, substeps, every_output
+        if is_training:
+            ctx.save_for_backward(drives, h, recurrent, linear, bias, step_lengths, lengths, states, *saved)
+        if not every_output:
+            return h.new_empty(0), last
+        assert states is not None
+        return states[substeps::substeps], last
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        from stablernn.engines.triton.launch import Batch, run_backward
+
+        grad_outputs, grad_last = grads
+        # Checkpointed tensors can be taken only once.
+        tensors = ctx.saved_tensors
+        drives, _, recurrent, linear, bias, step_lengths, lengths, states = tensors[:8]
+        saved = list(tensors[8:])
+        form = replace(ctx.form, recurrent=recurrent, linear=linear, bias=bias)
+        time, rows = len(drives), drives.shape[-2]
+        sequence = Sequence(form, FAMILIES, ctx.substeps, [(rows, time)], ctx.every_output, BufferPool())
+        if torch.is_grad_enabled():
+            # create_graph=True: a second derivative is taken of what the plain steps compute.
+            inputs = (*tensors[:5], None if step_lengths is None else step_lengths[..., None])
+            valid = None
+            if lengths is not None:
+                valid = torch.arange(time, device=lengths.device)[:, None] < lengths
+            gradients = differentiable_gradients(sequence, inputs, grad_outputs, grad_last, valid)
+            return None, None, None, None, *gradients, None, None
+        batch = Batch(ctx.precision, form, ctx.substeps, step_lengths, lengths)
+        values = saved or [states[1:]]
+        arguments, velocities, grad_first = run_backward(
+            batch, values, grad_outputs if ctx.every_output else None, grad_last
+        )
+        sums = MatrixGradients(FAMILIES[form.family](form))
+        read = [states[:-1], saved[2]] if len(saved) == 3 else [states[:-1]] * len(arguments)
+        sums.add(arguments, velocities, read, sums.bias_signs(values[: len(arguments)]))
+        gradient_of_drives = grad_of_drives(sequence, arguments)
+        return (None,) * 4 + (gradient_of_drives, grad_first, sums.recurrent, sums.linear, sums.bias, None, None)
+
+
+class TritonEngine(StepFormEngine):
     """Runs cells of the families ``plain``, ``residual``, ``two-stage`` and ``shared gate`` in float32 on a GPU.
 
     With ``TRITON_INTERPRET=1`` it runs on the CPU instead, step by step in Python, for tests. A second derivative and
@@ -46,59 +127,39 @@ class TritonEngine:
             is_device = drive.device.type == "cuda" and runs_on(drive.device)
         return is_device and fits(self.precision, cell.state_sizes[0], drive.device)
 
-    def run(
+    def run_form(
         self,
         cell: StableCell,
-        weights: tuple[Tensor, ...],
-        drive: Tensor,
-        state: State,
+        form: StepForm,
+        drives: Tensor,
+        h: Tensor,
         valid: Tensor | None,
-        dt: Tensor | None = None,
-        substeps: int = 1,
+        dt: Tensor | None,
+        substeps: int,
         *,
-        every_output: bool = True,
-    ) -> tuple[Tensor | None, State]:
-        if dt is not None and dt.requires_grad:
-            return LoopEngine().run(cell, weights, drive, state, valid, dt, substeps, every_output=every_output)
-        form = cell.step_form(weights)
-        assert form is not None
-        (h,) = state
-        outputs, last = run_form(
-            self.precision, form, drive.transpose(0, 1), h, valid, dt, substeps, every_output=every_output
+        every_output: bool,
+    ) -> tuple[Tensor | None, Tensor]:
+        step_lengths = None
+        if dt is not None:
+            step_lengths = (dt.t() * (form.step_size / substeps)).to(drives.dtype).contiguous()
+        lengths = None if valid is None else valid.sum(dim=1).to(torch.int32)
+        outputs, last = cast(
+            "tuple[Tensor, Tensor]",
+            TritonSequence.apply(  # type: ignore[no-untyped-call]
+                self.precision,
+                form,
+                substeps if dt is not None else 1,
+                every_output,
+                drives.contiguous(),
+                h.contiguous(),
+                form.recurrent,
+                form.linear,
+                form.bias,
+                step_lengths,
+                lengths,
+            ),
         )
-        return None if outputs is None else outputs.transpose(0, 1), (last,)
-
-    def run_ensemble(
-        self,
-        cells: list[StableCell],
-        weights: list[tuple[Tensor, ...]],
-        drives: list[Tensor],
-        states: list[State],
-        valid: Tensor | None,
-        dt: Tensor | None = None,
-        substeps: int = 1,
-        *,
-        every_output: bool = True,
-    ) -> list[tuple[Tensor | None, State]]:
-        if dt is not None and dt.requires_grad:
-            return [
-                self.run(cell, matrices, drive, state, valid, dt, substeps, every_output=every_output)
-                for cell, matrices, drive, state in zip(cells, weights, drives, states, strict=True)
-            ]
-        forms = [cell.step_form(matrices) for cell, matrices in zip(cells, weights, strict=True)]
-        # The members run side by side, on processors that one member of few sequences would leave idle.
-        outputs, last = run_form(
-            self.precision,
-            StepForm.stack([form for form in forms if form is not None]),
-            torch.stack([drive.transpose(0, 1) for drive in drives], dim=1),
-            torch.stack([h for (h,) in states]),
-            valid,
-            dt,
-            substeps,
-            every_output=every_output,
-        )
-        by_member = [None] * len(cells) if outputs is None else [part.transpose(0, 1) for part in outputs.unbind(1)]
-        return [(output, (h,)) for output, h in zip(by_member, last.unbind(), strict=True)]
+        return outputs if every_output else None, last
 
 
 def is_interpreted() -> bool:

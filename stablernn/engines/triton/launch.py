@@ -7,12 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from stablernn.cells._step_form import StepForm
 from stablernn.engines.fused_families import FAMILIES
-from stablernn.engines.triton.kernels import backward_kernel, forward_kernel
+from stablernn.engines.triton.kernels import backward_kernel, forward_kernel, scan_kernel
 from stablernn.engines.triton.plan import Plan, Precision, count_streamed_rows, make_plan, shared_limit
+
+_BLOCK = 64
+"""Units of sequences that a program runs."""
+_STAGES = 6
+"""Steps that are read ahead."""
 
 
 @dataclass(frozen=True)
@@ -192,3 +198,66 @@ def _operand(matrix: Tensor, precision: Precision) -> Tensor:
 def _numbered(name: str, tensors: list[Tensor], count: int) -> dict[str, Tensor | None]:
     """Return arguments ``name_0`` up to ``count`` of them, None where there are fewer tensors."""
     return {f"{name}_{index}": tensors[index] if index < len(tensors) else None for index in range(count)}
+
+
+def run_scan(states: Tensor, decay: Tensor, increment: Tensor, first: Tensor, *, reverse: bool) -> None:
+    """Write the states after every step into ``states``; see :class:`stablernn.engines.scan.LinearScan`."""
+    _launch_scan(states, decay, increment, first, None, reverse=reverse)
+
+
+def run_scan_backward(
+    gradients: Tensor, decay: Tensor, grad: Tensor, states: Tensor, first: Tensor, *, reverse: bool
+) -> Tensor:
+    """Write the gradients by the states after every step into ``gradients``, and return the gradient by the decays.
+
+    Args:
+        gradients: ``(time, batch, parts, units)``.
+        decay: The conjugates of the decays, ``(parts, units)``.
+        grad: Gradients by the states as results, of the shape of ``gradients``.
+        states: The states, likewise.
+        first: The state before the first step, ``(batch, parts, units)``.
+        reverse: The direction of the gradients, which is opposite to that of the states.
+
+    Returns:
+        ``(parts, units)``.
+    """
+    return _launch_scan(gradients, decay, grad, torch.zeros_like(first), (states, first), reverse=reverse).sum(dim=0)
+
+
+def _launch_scan(
+    states: Tensor,
+    decay: Tensor,
+    increment: Tensor,
+    first: Tensor,
+    other: tuple[Tensor, Tensor] | None,
+    *,
+    reverse: bool,
+) -> Tensor:
+    time, batch, parts, units = states.shape
+    products = torch.empty((0 if other is None else batch, parts, units), dtype=states.dtype, device=states.device)
+    # A kernel without products reads none of these.
+    other_states, other_first = other or (states, first)
+    constants: dict[str, Any] = {
+        "UNITS": units,
+        "PARTS": parts,
+        "IS_CONSTANT": decay.dim() == 2,
+        "IS_REVERSED": reverse,
+        "HAS_PRODUCTS": other is not None,
+        "BLOCK": _BLOCK,
+        "STAGES": _STAGES,
+        "num_warps": _BLOCK // 32,
+    }
+    with device_of(states):
+        scan_kernel[(triton.cdiv(batch * units, _BLOCK),)](
+            states,
+            decay.contiguous(),
+            increment.contiguous(),
+            first.contiguous(),
+            other_states.contiguous(),
+            other_first.contiguous(),
+            products,
+            time,
+            batch,
+            **constants,
+        )
+    return products

@@ -21,8 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from stablernn.engines.triton import plan
-from stablernn.engines.triton.kernels import backward_kernel, forward_kernel
-from stablernn.engines.triton.scan_kernel import scan_kernel
+from stablernn.engines.triton.kernels import backward_kernel, forward_kernel, scan_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
 H100_SHARED = 232_448
