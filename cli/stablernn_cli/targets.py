@@ -372,7 +372,7 @@ def certify_target(text: str, inputs_within: str | None = None) -> CertifiedTarg
     from stablernn.certificates.input_range import InputRange
     from stablernn.certificates.stored_certificate import WITHIN_STAGE, prove_both, stored_document
     from stablernn.errors import UntrainedWarning
-    from stablernn.nn.training_calls import warn_of_missing_calls
+    from stablernn.nn.models import warn_of_missing_calls
 
     # Before the model is loaded, which takes longer.
     inputs = None if inputs_within is None else InputRange.parse(inputs_within)

@@ -30,9 +30,15 @@ from stablernn.bounds.linalg import (
     similar_norm_upper_bound,
     smallest_singular_value_lower_bound,
 )
-from stablernn.bounds.matrix_inequality import LureMap, MatrixInequality
-from stablernn.bounds.norm_candidates import candidate_metrics, perron_vector, rate_lower_bound
-from stablernn.bounds.norm_search import search_multipliers, search_norm
+from stablernn.bounds.norm_search import (
+    LureMap,
+    MatrixInequality,
+    candidate_metrics,
+    perron_vector,
+    rate_lower_bound,
+    search_multipliers,
+    search_norm,
+)
 from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
 
 
@@ -124,7 +130,7 @@ def lure_bound(
 ) -> StepBound:
     """Return the smallest rate that a search for a quadratic form proves, with its gains and an invariant ball if any.
 
-    The rate holds in the norm ``|T e|`` in which :mod:`stablernn.bounds.matrix_inequality` proves it. A few matrices
+    The rate holds in the norm ``|T e|`` in which :mod:`stablernn.bounds.norm_search` proves it. A few matrices
     ``T`` are tried, with the same multiplier for all neurons; from the best of them a search goes on to a full matrix
     and to a multiplier for each group of neurons. The norms tried before have larger rates but can have smaller gains,
     and are kept as ``other_norms`` of the bound.

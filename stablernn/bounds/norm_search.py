@@ -1,20 +1,36 @@
-"""The search for the norm and the multipliers that prove the smallest factor by a matrix inequality.
+"""The matrix inequality by which a factor of a step is proved, and the search for the norm that proves the smallest.
 
-Nothing here needs to be trusted: what the search returns is verified by
-:class:`stablernn.bounds.matrix_inequality.MatrixInequality`. The largest eigenvalue is smoothed by the logarithm of a
+For differences ``e`` of states and ``w`` of neurons of a Lur'e system (:mod:`stablernn.bounds.lure`),
+``w^T L (V e + D w - w) >= 0`` for every diagonal matrix ``L`` of multipliers that are not negative and equal within
+each group of neurons. So ``|S (F e + G w)| <= r |T e|``, with ``P = S^T S``, where
+
+    [ r^2 T^T T - F^T P F ,  -F^T P G - V^T L                  ]
+    [ .                   ,  2 L - L D - D^T L - G^T P G       ]
+
+is positive semidefinite: :class:`MatrixInequality` checks that with a bound on all that rounding can do. Candidates and
+search need not be trusted: what they return is verified by it. The largest eigenvalue is smoothed by the logarithm of a
 sum of exponentials, ever more closely, and minimized by L-BFGS. The inequality is convex in ``T^T T`` and the
 multipliers together, so that one start is enough.
 """
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from stablernn.bounds.linalg import Matrix
-from stablernn.bounds.matrix_inequality import LureMap
+from stablernn.bounds.linalg import (
+    EPSILON,
+    Indices,
+    Matrix,
+    inverse_error_factor,
+    inverse_norm_upper_bound,
+    norm_upper_bound,
+    rounding_error_bound,
+)
 
 _SHARPNESS = (20.0, 80.0, 320.0, 1280.0)
 """Sharpness of the smoothed eigenvalue in each stage; at ``s`` the factor is smooth over a range of about ``1 / s``."""
@@ -35,6 +51,168 @@ _START_FACTORS = (1.05, 1.5, 3.0, 10.0)
 
 _Evaluation = tuple[float, Matrix, float]
 """The smoothed value, its gradient, and the factor itself."""
+
+
+@dataclass(frozen=True)
+class LureMap:
+    """A map ``F e + G w`` of differences, ``w`` those of neurons that read ``V e + D w``.
+
+    Attributes:
+        F: As in :class:`stablernn.bounds.lure.LureSystem`, or the matrix of an input or an output in its place.
+        G: ``(k, q)``.
+        V: ``(q, n)``.
+        D: ``(q, q)``, or None for zeros.
+        groups: ``(q,)``, the group of each neuron, from 0 on; the neurons of a group have the same multiplier.
+    """
+
+    F: Matrix
+    G: Matrix
+    V: Matrix
+    D: Matrix | None
+    groups: Indices
+
+    def allows(self, multipliers: Matrix) -> bool:
+        """Return whether the inequality of the neurons holds for some multipliers.
+
+        That is so where none is negative and those of a group are the same.
+        """
+        if multipliers.shape != self.groups.shape or not (np.isfinite(multipliers) & (multipliers >= 0)).all():
+            return False
+        return bool((multipliers == self.spread(self.of_groups(multipliers))).all())
+
+    def spread(self, of_groups: Matrix) -> Matrix:
+        """Return the multiplier of each neuron, given that of each group."""
+        multipliers: Matrix = of_groups[self.groups]
+        return multipliers
+
+    def of_groups(self, multipliers: Matrix) -> Matrix:
+        """Return the multiplier of the first neuron of each group."""
+        _, first = np.unique(self.groups, return_index=True)
+        return multipliers[first]
+
+
+class MatrixInequality:
+    """The matrix inequality of a map, for which a search tries many multipliers.
+
+    Whatever does not depend on the multipliers is computed once, above all the singular values of the metrics.
+
+    Args:
+        F: As in :class:`stablernn.bounds.lure.LureSystem`, as ``G``, ``V`` and ``D``; or the matrix of an input or an
+            output in its place.
+        G: See ``F``.
+        V: See ``F``.
+        D: See ``F``.
+        before: The metric of differences before the map; None for the identity.
+        after: The metric of differences after it; None for the identity.
+    """
+
+    def __init__(
+        self, F: Matrix, G: Matrix, V: Matrix, D: Matrix | None, before: Matrix | None, after: Matrix | None
+    ) -> None:
+        self.state_part, self.neuron_part = (F, G) if after is None else (after @ F, after @ G)
+        self._neurons, self._inner = V, D
+        self._gram = self.neuron_part.T @ self.neuron_part
+        self._cross = self.state_part.T @ self.neuron_part
+        self._gram_error = rounding_error_bound(self.neuron_part, self.neuron_part)
+        self._cross_error = rounding_error_bound(self.state_part, self.neuron_part)
+        self._state_error = 0.0
+        if after is not None:
+            # Of the products with the metric, which can be much smaller than its norm times that of the matrix.
+            self._state_error, neuron_error = rounding_error_bound(after, F), rounding_error_bound(after, G)
+            neuron_norm, state_norm = (float(np.linalg.norm(part)) for part in (self.neuron_part, self.state_part))
+            self._gram_error += neuron_error * (2 * neuron_norm + neuron_error)
+            self._cross_error += self._state_error * (neuron_norm + neuron_error) + state_norm * neuron_error
+        # Of the terms of the multipliers.
+        self._multiplier_terms = 2 + (0 if D is None else 2 * norm_upper_bound(D))
+        self._inverse = None if before is None else np.linalg.inv(before)
+        self._inverse_norm = 1.0 if before is None else inverse_norm_upper_bound(before)
+        self._inverse_factor = 1.0 if before is None else inverse_error_factor(before)
+
+    def factor(self, multipliers: Matrix) -> float:
+        """Return the least ``r`` for some multipliers, by the Schur complement; infinity if they prove nothing.
+
+        Args:
+            multipliers: The diagonal of ``L``, ``(q,)``; not negative.
+        """
+        # Multipliers of a damaged certificate can be too large, and prove nothing then.
+        with np.errstate(over="ignore", invalid="ignore"):
+            corner = 2 * np.diag(multipliers) - self._gram
+            if self._inner is not None:
+                inner = multipliers[:, None] * self._inner
+                corner = corner - (inner + inner.T)
+            weighted_neurons = multipliers[:, None] * self._neurons
+            side = self._cross + weighted_neurons.T
+        if not (np.isfinite(corner).all() and np.isfinite(side).all()):
+            return math.inf
+        values, vectors = np.linalg.eigh((corner + corner.T) / 2)
+        # The smallest eigenvalue less its error: of the product X^T X, and of the terms of the multipliers.
+        largest = float(multipliers.max(initial=0.0))
+        error_of_multipliers = 8 * len(corner) * EPSILON * largest * self._multiplier_terms
+        lowest = float(values[0]) - self._gram_error - error_of_multipliers
+        if not lowest > 0:
+            return math.inf
+        # With every eigenvalue of the corner lowered by what rounding can have done, the complement only grows.
+        half = (side @ vectors) / np.sqrt(values - (float(values[0]) - lowest))
+        stacked: Matrix = np.concatenate([self.state_part, half.T])
+        if self._inverse is not None:
+            stacked = stacked @ self._inverse
+        side_error = self._cross_error + rounding_error_bound(weighted_neurons)
+        error = rounding_error_bound(stacked)
+        error += (self._state_error + 2 * side_error / math.sqrt(lowest)) * self._inverse_norm
+        return float(np.linalg.norm(stacked, 2)) * self._inverse_factor + error
+
+
+def rate_lower_bound(lure_map: LureMap) -> float:
+    """Return a rate below which no norm proves one: the largest spectral radius with all slopes at 0, or at 1."""
+    inner = lure_map.V if lure_map.D is None else np.linalg.solve(np.eye(len(lure_map.D)) - lure_map.D, lure_map.V)
+    jacobians = (lure_map.F, lure_map.F + lure_map.G @ inner)
+    return max(float(np.abs(np.linalg.eigvals(jacobian)).max()) for jacobian in jacobians)
+
+
+def candidate_metrics(lure_map: LureMap) -> list[Matrix]:
+    """Return matrices ``T`` worth trying: Lyapunov forms of the middle of the sector, and a diagonal one."""
+    # Imported here, since it takes a fifth of a second, and most commands prove nothing.
+    from scipy import linalg
+
+    middle = lure_map.F + lure_map.G @ (lure_map.V / 2)
+    if lure_map.D is not None:
+        inner = np.linalg.solve(np.eye(len(lure_map.D)) - lure_map.D / 2, lure_map.V)
+        middle = lure_map.F + lure_map.G @ inner / 2
+    metrics: list[Matrix] = []
+    radius = float(np.abs(np.linalg.eigvals(middle)).max())
+    with warnings.catch_warnings():
+        # An inaccurate solution is only a worse candidate, since whatever a metric proves is verified.
+        # scipy says so by a LinAlgWarning or, of a nearly singular equation, by a RuntimeWarning.
+        warnings.simplefilter("ignore", linalg.LinAlgWarning)
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for margin in (0.1, 0.5):
+            # The Lyapunov equation has a positive solution only for a spectral radius below 1.
+            scaled = middle / (radius + margin * max(1 - radius, 0.05))
+            try:
+                form = linalg.solve_discrete_lyapunov(scaled.T, np.eye(len(middle)))
+                factor = np.linalg.cholesky((form + form.T) / 2).T
+            except np.linalg.LinAlgError:
+                # Rounding has left the equation singular, or its solution not positive.
+                continue
+            metrics.append(factor / np.linalg.norm(factor, 2))
+    if lure_map.D is None:
+        # By the Perron vectors: sqrt(left / right) is the diagonal scaling of the smallest norm of a matrix of moduli.
+        moduli = np.abs(lure_map.F) + np.abs(lure_map.G) @ np.abs(lure_map.V)
+        left, right = perron_vector(moduli.T), perron_vector(moduli)
+        metrics.append(np.diag(np.sqrt(left / right) / np.sqrt(left / right).max()))
+    return metrics
+
+
+def perron_vector(entries: Matrix) -> Matrix:
+    """Return a positive vector close to the Perron vector of a non-negative matrix, its largest entry 1."""
+    largest_row_sum = max(float(np.abs(entries).sum(axis=1).max()), EPSILON)
+    # Positive entries everywhere, so that the power iteration has one limit, and that is positive.
+    shifted = entries / largest_row_sum + np.full_like(entries, 1e-6 / len(entries))
+    vector = np.ones(len(entries))
+    for _ in range(200):
+        image = shifted @ vector + 1e-3 * vector
+        vector = image / image.max()
+    return np.maximum(vector, 1e-6)
 
 
 # Steps that overflow prove nothing, and are taken back.

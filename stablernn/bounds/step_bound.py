@@ -95,7 +95,7 @@ class StepBound:
         output_input_gain: The same for a change of the input of 2-norm 1, besides its effect through the state.
         metric: ``(n, n)``, in which norm ``weighted-l2`` is taken; None for the identity.
         multipliers: ``(q,)``, of the neurons of a Lur'e system, by which the matrix inequality of
-            :mod:`stablernn.bounds.matrix_inequality` proves ``rate``; None if it is proved otherwise.
+            :mod:`stablernn.bounds.norm_search` proves ``rate``; None if it is proved otherwise.
         neuron_scale: ``(q,)``, by which the neurons of the step were multiplied before; None for ones.
         weights: ``(n,)``, by which coordinates are divided in ``linf``; None for ones.
         balls: Invariant balls, one for each state tensor that has one.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from stablernn.cells._base import StableCell, State
-from stablernn.cells._cached_weights import cached_weights
+from stablernn.cells._base import StableCell, State, cached_weights
 from stablernn.cells._catalog import (
     OWN_PACKAGE,
     CellInfo,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 from collections import namedtuple
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, ClassVar
 
@@ -17,11 +18,67 @@ from stablernn.bounds.intervals import Box
 from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.lure import LureSystem, lure_bound
 from stablernn.bounds.step_bound import StepBound, irregular_step_bound
-from stablernn.cells._cached_weights import WeightCache
 from stablernn.cells._step_form import StepForm
 from stablernn.errors import ConfigError
 
 State = tuple[Tensor, ...]
+
+
+class WeightCache:
+    """The matrices of one cell, for steps with and without ``dt``.
+
+    Attributes:
+        is_enabled: True while matrices are cached.
+    """
+
+    def __init__(self) -> None:
+        self.is_enabled = False
+        self._weights: dict[bool, tuple[Tensor, ...]] = {}
+
+    def enable(self, weights: Mapping[bool, tuple[Tensor, ...]] | None = None) -> None:
+        """Cache from now on; the parameters must not change until :meth:`disable` is called.
+
+        Args:
+            weights: Initial content, by whether steps take ``dt``; empty by default.
+        """
+        self.is_enabled = True
+        self._weights = dict(weights or {})
+
+    def disable(self) -> None:
+        """Drop the content and cache nothing more."""
+        self.is_enabled = False
+        self._weights = {}
+
+    def get(self, timed: bool, build: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Return the matrices, built on the first call.
+
+        Args:
+            timed: True for steps that take ``dt``.
+            build: Function that builds them.
+        """
+        if not self.is_enabled:
+            return build()
+        # Some cells build other matrices for steps with dt: one entry for each kind of step.
+        if timed not in self._weights:
+            self._weights[timed] = build()
+        return self._weights[timed]
+
+
+@contextmanager
+def cached_weights(module: nn.Module) -> Iterator[None]:
+    """Disable gradients, and build the matrices of a module's cells once for all calls in the block.
+
+    The parameters must not change within the block.
+    """
+    weight_caches = [cell.weight_cache for cell in module.modules() if isinstance(cell, StableCell)]
+    for weight_cache in weight_caches:
+        weight_cache.enable()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for weight_cache in weight_caches:
+            weight_cache.disable()
 
 
 class StableCell(nn.Module):

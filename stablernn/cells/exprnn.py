@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from stablernn.cells._base import check_at_least, check_choice
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._plain import PlainCell
-from stablernn.cells._rebase import RebasingCell
+from stablernn.cells._plain import PlainCell, RebasingCell
 from stablernn.cells._step_form import Nonlinearity
 from stablernn.parametrizations import (
     ORTHOGONAL_MAPS,

@@ -8,9 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.gated import gated_bound, largest_mix
-from stablernn.bounds.intervals import FLOAT32_EPSILON, Box, accumulated_rounding, grow_invariant, sigmoid
+from stablernn.bounds.intervals import (
+    FLOAT32_EPSILON,
+    Box,
+    accumulated_rounding,
+    grow_invariant,
+    restoring_box,
+    sigmoid,
+)
 from stablernn.bounds.linalg import EPSILON, Matrix, row_norms
-from stablernn.bounds.restoring import restoring_box
 from stablernn.bounds.step_bound import StepBound, ball_of
 from stablernn.cells._base import State, check_choice, check_finite, float64
 from stablernn.cells._catalog import register_cell

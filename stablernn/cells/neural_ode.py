@@ -25,8 +25,7 @@ from stablernn.cells._base import (
     uniform_,
 )
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._flow import SOLVERS, Solver, solver_step
-from stablernn.cells._flow_cell import FlowCell, network_velocity
+from stablernn.cells._flow import SOLVERS, FlowCell, Solver, network_velocity, solver_step
 from stablernn.cells._input_projection import project_input
 from stablernn.cells._step_form import StepForm
 

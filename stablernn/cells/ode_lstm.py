@@ -11,8 +11,7 @@ from stablernn.bounds.intervals import FLOAT32_EPSILON, Box, shrink_invariant
 from stablernn.bounds.step_bound import Ball, StepBound, ball_of
 from stablernn.cells._base import State, check_choice, check_finite, float64, uniform_
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._flow import Solver, solver_step
-from stablernn.cells._flow_cell import FlowCell, network_velocity
+from stablernn.cells._flow import FlowCell, Solver, network_velocity, solver_step
 from stablernn.cells.lstm import MemoryRanges, memory_ranges, update_memory
 
 _SOLVER_STEPS = 3

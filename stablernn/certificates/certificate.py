@@ -8,6 +8,7 @@ functions of the input alone.
 
 from __future__ import annotations
 
+import base64
 import itertools
 import logging
 import math
@@ -21,19 +22,19 @@ import torch
 from torch import nn
 
 from stablernn.bounds.intervals import FLOAT32_EPSILON, Box
+from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.lure import GivenNorm, given_norms
 from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
 from stablernn.cells import StableCell
+from stablernn.cells._base import float64
 from stablernn.certificates.cascade import Cascade, cascade
 from stablernn.certificates.input_range import InputRange
-from stablernn.certificates.layer_ranges import first_layer_boxes, input_size
-from stablernn.certificates.norm_documents import decode_norm, norm_document, norm_name, norms_of_layer
 from stablernn.certificates.quantization import FORMATS, Format, QuantizationErrorBound, quantization_error_bound
 from stablernn.errors import CertificateError, ConfigError
+from stablernn.nn.convolutions import DilatedConvolutions
 from stablernn.nn.ensemble import Ensemble
 from stablernn.nn.layers import StableRNN
-from stablernn.nn.models import SequenceModel
-from stablernn.nn.training_calls import warn_of_missing_calls
+from stablernn.nn.models import SequenceModel, warn_of_missing_calls
 
 _PROGRESS = logging.getLogger("stablernn.progress")
 
@@ -47,6 +48,123 @@ GAP_LENGTHS = (1, 10, 100, 1000)
 """Lengths of the gaps in the data of which a certificate states the error."""
 SETTLED_SHARE = 1e-3
 """The share of the effect of two starts at which the memory of them has faded."""
+
+
+def input_size(module: nn.Module) -> int:
+    """Return the number of raw features that a cell, layers, an ensemble or a model reads."""
+    if isinstance(module, Ensemble):
+        return module.input_size
+    assert isinstance(module, StableCell | StableRNN | SequenceModel)
+    return module.input_size
+
+
+def first_layer_boxes(module: nn.Module, inputs: InputRange) -> list[Box]:
+    """Return the ranges of the inputs of each member's first layer.
+
+    Args:
+        module: A cell, a :class:`stablernn.StableRNN`, an ensemble or a model.
+        inputs: Of every feature.
+
+    Raises:
+        ConfigError: If the model's scaling leaves no range.
+    """
+    # Widened by the rounding of the ends to float32.
+    box = Box(np.array(inputs.lower), np.array(inputs.upper)).scaled(1.0)
+    if isinstance(module, SequenceModel):
+        box = _patch_range(module, box)
+        module = module.rnn
+    if not isinstance(module, Ensemble):
+        return [box]
+    if not module.embedding:
+        return [box] * len(module)
+    embeddings = _embeddings(module)
+    convolutions = [stage for stage in module.convolutions if isinstance(stage, DilatedConvolutions)]
+    inputs_of_embeddings = [_convolved(box, stage) for stage in convolutions] or [box] * len(embeddings)
+    return [
+        embedded.affine(float64(embedding.weight), float64(embedding.bias)).gelu()
+        for embedding, embedded in zip(embeddings, inputs_of_embeddings, strict=True)
+    ]
+
+
+def _convolved(patch: Box, convolutions: DilatedConvolutions) -> Box:
+    """Return the range of what convolutions make of a patch, extras included."""
+    shape = convolutions.shape
+    size = shape.samples * shape.channels
+    box = Box(patch.lower[:size], patch.upper[:size])
+    for layer, linear in enumerate(convolutions.linear_maps()):
+        weight, bias = float64(linear.weight), float64(linear.bias)
+        # (outputs, KERNEL_SIZE, channels)
+        lower, upper = (
+            ends.reshape(shape.lengths[layer], -1)[convolutions.positions(layer)] for ends in (box.lower, box.upper)
+        )
+        outputs = [Box(low.ravel(), high.ravel()).affine(weight, bias) for low, high in zip(lower, upper, strict=True)]
+        box = outputs[0].join(*outputs[1:]).gelu()
+    return box.join(Box(patch.lower[size:], patch.upper[size:]))
+
+
+def _embeddings(ensemble: Ensemble) -> list[nn.Linear]:
+    # nn.ModuleList yields nn.Module: this narrows the type.
+    return [embedding for embedding in ensemble.embeddings if isinstance(embedding, nn.Linear)]
+
+
+def _patch_range(model: SequenceModel, inputs: Box) -> Box:
+    """Return the range of the channels of a patch, as :class:`stablernn.nn.preprocessing.Patches` orders them."""
+    if model.resampling is not None:
+        # A mean of two values lies between them.
+        inputs = inputs.join(model.resampling.channel_range())
+    channels, extras = model.scaling.channel_range(inputs)
+    # Samples before the first are zero.
+    samples = channels.with_zero()
+    return Box(
+        np.concatenate([np.tile(samples.lower, model.patches.size), extras.lower]),
+        np.concatenate([np.tile(samples.upper, model.patches.size), extras.upper]),
+    )
+
+
+def norm_document(bound: StepBound, states: list[str]) -> dict[str, Any]:
+    """Return the norm of a bound as JSON types."""
+    document: dict[str, Any] = {"states": states, "norm": norm_name(bound)}
+    if bound.metric is not None:
+        document["matrix"] = _encode_matrix(bound.metric)
+    if bound.multipliers is not None:
+        document["multipliers"] = bound.multipliers.tolist()
+        if bound.neuron_scale is not None:
+            document["neuron_scale"] = bound.neuron_scale.tolist()
+    if bound.weights is not None:
+        document["weights"] = bound.weights.tolist()
+    return document
+
+
+def norm_name(bound: StepBound) -> str:
+    """Return the name of the norm of a bound."""
+    # A metric already makes the norm of the bound weighted-l2.
+    return f"weighted-{bound.norm}" if bound.weights is not None else str(bound.norm)
+
+
+def decode_norm(layer_norm: Mapping[str, Any]) -> tuple[set[str], GivenNorm] | None:
+    """Return states, metric and multipliers of an entry of ``metrics``; None if it lacks one or is damaged."""
+    try:
+        states = set(layer_norm["states"])
+        multipliers = np.array(layer_norm["multipliers"], dtype=np.float64)
+        matrix = layer_norm.get("matrix")
+        if matrix is None:
+            return states, (None, multipliers)
+        content = np.frombuffer(base64.b64decode(matrix["float32_base64"]), dtype="<f4")
+        return states, (content.reshape(matrix["shape"]).astype(np.float64), multipliers)
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+        # Anything may stand in a stored document. Without its norm the rate that it states is not proved.
+        return None
+
+
+def norms_of_layer(norms: list[tuple[set[str], GivenNorm]], names: Mapping[str, str]) -> list[GivenNorm]:
+    """Return the norms of one layer, given its names of states."""
+    return [norm for states, norm in norms if states <= set(names.values())]
+
+
+def _encode_matrix(matrix: Matrix) -> dict[str, Any]:
+    """Encode a matrix of float32 numbers in base64, which is short."""
+    content = base64.b64encode(matrix.astype("<f4").tobytes()).decode("ascii")
+    return {"shape": list(matrix.shape), "float32_base64": content}
 
 
 @dataclass(frozen=True)

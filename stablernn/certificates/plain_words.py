@@ -31,7 +31,7 @@ _UNITS = (
 
 
 def states_anything(bounds: Mapping[str, Any]) -> bool:
-    """Return whether bounds of :func:`stablernn.certificates.wrong_samples.wrong_sample_bounds` bound anything."""
+    """Return whether bounds of :func:`stablernn.certificates.stored_certificate.wrong_sample_bounds` bound anything."""
     has_effect = any(effect["output_change"] is not None for effect in bounds["effects"])
     return has_effect or bounds["forgotten_after"] is not None
 
@@ -42,7 +42,7 @@ def describe_guarantee(
     """Return what is proved of a wrong raw value, in one or two sentences.
 
     Args:
-        bounds: As :func:`stablernn.certificates.wrong_samples.wrong_sample_bounds` returns them.
+        bounds: As :func:`stablernn.certificates.stored_certificate.wrong_sample_bounds` returns them.
         frequency: Alias of the time grid, in whose units times are; None for samples.
         longest: Samples of the longest training sequence: what is forgotten later is of no use. None if not known.
     """

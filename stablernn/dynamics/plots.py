@@ -14,8 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Circle
 from matplotlib.ticker import MaxNLocator
 
-from stablernn.dynamics.gradients import Gradients
-from stablernn.dynamics.report import DynamicsReport
+from stablernn.dynamics.report import DynamicsReport, Gradients
 from stablernn.dynamics.spectra import Spectra
 from stablernn.plotting import BLACK, BLUE, GREY, ORANGE, _legend_below, _save, _style
 

@@ -20,14 +20,16 @@ from stablernn.certificates.stored_certificate import certificate_document
 from stablernn.errors import ConfigError, did_you_mean
 from stablernn.export import torchscript
 from stablernn.export.family_description import add_description
-from stablernn.export.parity import DEFAULT_LENGTHS, check_bounds, has_equal_bits, measure_parity
-from stablernn.export.resampled_parity import measure_resampled_parity
-from stablernn.export.resampled_sequence import resampled_sequence_graph
-from stablernn.export.scan import sequence_graph, step_graph
-from stablernn.export.step import ModelParts, export_parts, frozen_copy, state_names
-from stablernn.export.weights import serialize_weights
-from stablernn.nn.models import SequenceModel
-from stablernn.nn.training_calls import warn_of_missing_calls
+from stablernn.export.parity import (
+    DEFAULT_LENGTHS,
+    check_bounds,
+    has_equal_bits,
+    measure_parity,
+    measure_resampled_parity,
+)
+from stablernn.export.scan import resampled_sequence_graph, sequence_graph, step_graph
+from stablernn.export.step import ModelParts, export_parts, frozen_copy, serialize_weights, state_names
+from stablernn.nn.models import SequenceModel, warn_of_missing_calls
 
 __all__ = ["FORMATS", "ExportReport", "export"]
 

@@ -13,8 +13,7 @@ from stablernn.certificates.input_range import InputRange
 from stablernn.certificates.stored_certificate import certificate_document, series_facts
 from stablernn.errors import CheckpointError
 from stablernn.export import parity_lengths
-from stablernn.export.parity import check_parity
-from stablernn.export.resampled_parity import check_resampled_parity
+from stablernn.export.parity import check_parity, check_resampled_parity
 from stablernn.nn.models import SequenceModel, build_model
 
 

@@ -11,10 +11,14 @@ step graph called sample by sample, and one padded batch of unequal lengths.
   Both bounds are capped at ``SEQUENCE_CAP``.
 - Stepped and whole-sequence outputs must be equal to the last bit on one CPU thread, from a zero state and from a final
   state, and so must the outputs of a sequence alone and in a padded batch.
+
+A graph with a resampling has no steps: the torch model, the graph on one padded batch, and the same on each sequence
+alone are compared.
 """
 
 from __future__ import annotations
 
+import copy
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,28 +27,125 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import onnxruntime as ort
 import torch
+from torch import Tensor
 
 from stablernn.errors import ParityError
-from stablernn.export.input_products import MAX_ELEMENTS, MAX_ROWS_NAME
+from stablernn.export.scan import MAX_ELEMENTS, MAX_ROWS_NAME
 from stablernn.export.step import state_names
-from stablernn.export.torch_outputs import (
-    Arrays,
-    max_errors,
-    measure_amplification,
-    measure_rounding,
-    measure_step_rounding,
-    outputs_by_name,
-    run_torch,
-    torch_step,
-)
 from stablernn.nn.models import SequenceModel
 
+Arrays = dict[str, np.ndarray]
 STEP_TOLERANCE = 1e-5
 ROUNDING_FACTOR = 8
 SEQUENCE_CAP = 1e-3
 """Largest allowed error of a sequence, and of a step."""
 BATCHES = (1, 5)
 DEFAULT_LENGTHS = (1, 7, 40)
+
+
+def run_torch(model: SequenceModel, inputs: Arrays, lengths: np.ndarray, known_inputs: Arrays) -> Arrays:
+    """Return outputs and final states of torch for a padded batch, by name."""
+    dt = torch.from_numpy(inputs["dt"]) if "dt" in inputs else None
+    with torch.no_grad():
+        x = torch.from_numpy(inputs[model.input_name])
+        if model.every_step:
+            return outputs_by_name(model, *model.run(x, torch.from_numpy(lengths), dt=dt))
+        known_tensors = {name: torch.from_numpy(value) for name, value in known_inputs.items()}
+        state = model.final_state(x, torch.from_numpy(lengths), dt=dt)
+        # The graphs contain one step of a recursive head, which is what emit() returns.
+        outputs = dict(zip(model.output_names, model.emit(state, **known_tensors), strict=True))
+    return outputs_by_name(model, outputs, state)
+
+
+def torch_step(model: SequenceModel, sample: Arrays, state: Arrays, known_inputs: Arrays) -> Arrays:
+    """Return outputs and states of torch after one step, by name."""
+    tensors = {"x" if name == "tokens" else name: torch.from_numpy(value) for name, value in sample.items()}
+    with torch.no_grad():
+        next_state = model.transition(
+            model.materialize(), state=tuple(torch.from_numpy(value) for value in state.values()), **tensors
+        )
+        known_tensors = {name: torch.from_numpy(value) for name, value in known_inputs.items()}
+        outputs = dict(zip(model.output_names, model.emit(next_state, **known_tensors), strict=True))
+    return outputs_by_name(model, outputs, next_state)
+
+
+def outputs_by_name(model: SequenceModel, outputs: Mapping[str, Tensor], state: Sequence[Tensor]) -> Arrays:
+    """Return outputs and states as arrays, under the names that they have in exported graphs."""
+    state_outputs = {f"{name}_out": tensor.numpy() for name, tensor in zip(state_names(model), state, strict=True)}
+    return {name: tensor.numpy() for name, tensor in outputs.items()} | state_outputs
+
+
+def max_errors(expected: Arrays, actual: Arrays) -> tuple[float, float]:
+    """Return the largest absolute error, and the largest error of any tensor as a share of its largest value."""
+    absolute = relative = 0.0
+    for name, reference in expected.items():
+        error = np.abs(reference.astype(np.float64) - actual[name]).max()
+        largest = np.abs(reference).max()
+        # max() would drop a NaN, so that it becomes an infinite error.
+        absolute = max(absolute, float(error)) if np.isfinite(error) else np.inf
+        share = float(error / largest) if largest > 0 else float(error)
+        relative = max(relative, share) if np.isfinite(share) else np.inf
+    return absolute, relative
+
+
+def measure_amplification(
+    model: SequenceModel, inputs: Arrays, lengths: np.ndarray, known_inputs: Arrays, generator: np.random.Generator
+) -> float:
+    """Return the factor by which a rounding error at every scaled input grows, at least 1; measured in float64."""
+    precise = copy.deepcopy(model).double()
+    # The rounding step of float32.
+    unit = 2.0**-23
+    if model.input_name == "tokens":
+        expected = run_torch(precise, inputs, lengths, {})
+        _perturb_channels(precise, unit, generator)
+        return max(1.0, max_errors(expected, run_torch(precise, inputs, lengths, {}))[1] / unit)
+    x = inputs["x"]
+    signs = generator.choice([-1.0, 1.0], size=x.shape)
+    # Torch and the graphs read the same raw values; rounding differs first in their distance from the mean.
+    values = precise.scaling.transform(torch.from_numpy(x.astype(np.float64)))
+    mean, _ = precise.feature_scaling()
+    distance = torch.from_numpy(unit * signs) * (values - mean)
+    perturbed = precise.scaling.inverse(values + distance).numpy()
+    known_values = {name: value.astype(np.float64) for name, value in known_inputs.items()}
+    expected = run_torch(precise, {**inputs, "x": x.astype(np.float64)}, lengths, known_values)
+    _, relative = max_errors(expected, run_torch(precise, {**inputs, "x": perturbed}, lengths, known_values))
+    return max(1.0, relative / unit)
+
+
+def _perturb_channels(model: SequenceModel, step: float, generator: np.random.Generator) -> None:
+    """Perturb the channels computed from tokens by ``step``, since tokens themselves are integers."""
+    exact_sequence = model.scaling.sequence
+
+    def perturbed_sequence(
+        x: Tensor, state: tuple[Tensor, ...], valid: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        channels, state = exact_sequence(x, state, valid)
+        signs = torch.from_numpy(generator.choice([-1.0, 1.0], size=tuple(channels.shape)))
+        return channels + step * signs, state
+
+    model.scaling.sequence = perturbed_sequence  # type: ignore[method-assign]
+
+
+def measure_rounding(
+    model: SequenceModel, inputs: Arrays, lengths: np.ndarray, known_inputs: Arrays, outputs: Arrays
+) -> float:
+    """Return the relative error of torch's own float32 outputs of a sequence, against the same in float64."""
+    precise = copy.deepcopy(model).double()
+    exact = run_torch(precise, _in_float64(inputs), lengths, _in_float64(known_inputs))
+    # Some graphs give no states.
+    return max_errors({name: exact[name] for name in outputs}, outputs)[1]
+
+
+def measure_step_rounding(model: SequenceModel, sample: Arrays, state: Arrays, known_inputs: Arrays) -> float:
+    """Return the relative error of torch's own step in float32, against the same in float64."""
+    arrays = map(_in_float64, (sample, state, known_inputs))
+    precise = torch_step(copy.deepcopy(model).double(), *arrays)
+    return max_errors(precise, torch_step(model, sample, state, known_inputs))[1]
+
+
+def _in_float64(arrays: Arrays) -> Arrays:
+    """Return arrays in float64, those of whole numbers as they are."""
+    return {name: value if value.dtype.kind in "iub" else value.astype(np.float64) for name, value in arrays.items()}
 
 
 def open_session(graph: bytes) -> ort.InferenceSession:
@@ -411,3 +512,75 @@ def allow_rounding(tolerance: float, rounding: float) -> float:
 def are_equal(first: Arrays, second: Arrays) -> bool:
     """Return whether the arrays in ``first`` have the same bits in ``second``."""
     return all(np.array_equal(value, second[name]) for name, value in first.items())
+
+
+def measure_resampled_parity(
+    model: SequenceModel, sequence: bytes, *, lengths: Sequence[int] = DEFAULT_LENGTHS, seed: int = 0
+) -> dict[str, Any]:
+    """Return the report of :func:`measure_parity` without steps and streams.
+
+    Args:
+        model: The model in evaluation mode, float32, on the CPU.
+        sequence: Serialized ``sequence.onnx``.
+        lengths: Sequence lengths, in raw samples.
+        seed: Seed of the random inputs.
+    """
+    generator, session = np.random.default_rng(seed), open_session(sequence)
+    rows, amplification = [], 1.0
+    for length in lengths:
+        for batch in BATCHES:
+            inputs = draw_inputs(model, generator, batch, length)
+            lengths_of_batch = draw_lengths(generator, batch, length)
+            # The graph gives no states.
+            expected = run_torch(model, inputs, lengths_of_batch, {})
+            expected = {name: expected[name] for name in model.output_names}
+            actual = run_session(session, {**inputs, "lengths": lengths_of_batch})
+            batch_amplification = measure_amplification(model, inputs, lengths_of_batch, {}, generator)
+            amplification = max(amplification, batch_amplification)
+            max_error = min(STEP_TOLERANCE * batch_amplification, SEQUENCE_CAP)
+            row: dict[str, Any] = {"time": length, "batch": batch, "allowed_rel_error": max_error}
+            row["max_abs_error"], row["max_rel_error"] = max_errors(expected, actual)
+            if not row["max_rel_error"] <= max_error:
+                rounding = measure_rounding(model, inputs, lengths_of_batch, {}, expected)
+                row["allowed_rel_error"] = allow_rounding(max_error, rounding)
+            singles = [inputs["x"][b : b + 1, : lengths_of_batch[b]] for b in range(batch)]
+            outputs = [
+                run_session(session, {"x": single, "lengths": lengths_of_batch[b : b + 1]})
+                for b, single in enumerate(singles)
+            ]
+            row["batch_equals_single"] = all(
+                are_equal({name: value[b : b + 1] for name, value in actual.items()}, outputs[b]) for b in range(batch)
+            )
+            if (length, batch) == (lengths[-1], BATCHES[-1]) and MAX_ROWS_NAME.encode() in sequence:
+                row["batch_equals_single"] &= _long_batch_equals_single(model, session, singles[0], outputs[0])
+            rows.append(row)
+    return {
+        "max_abs_error": max(row["max_abs_error"] for row in rows),
+        "max_rel_error": max(row["max_rel_error"] for row in rows),
+        "amplification": amplification,
+        "batch_equals_single": all(row["batch_equals_single"] for row in rows),
+        "longest": max(lengths),
+        "compared": rows,
+        "conditions": conditions(),
+    }
+
+
+def check_resampled_parity(model: SequenceModel, sequence: bytes, *, lengths: Sequence[int]) -> dict[str, Any]:
+    """Return the report, checked.
+
+    Raises:
+        ParityError: If any difference exceeds its bound.
+    """
+    report = measure_resampled_parity(model, sequence, lengths=lengths)
+    check_bounds(report)
+    return report
+
+
+def _long_batch_equals_single(model: SequenceModel, session: Any, x: np.ndarray, outputs: Arrays) -> bool:
+    """Return whether a sequence has the same outputs in a batch too long for products in front of the Scan."""
+    assert model.resampling is not None
+    steps = -(-model.resampling.steps // model.patches.stride)
+    batch = (MAX_ELEMENTS // model.rnn.first.hidden_size + 1) // steps + 1
+    feeds = {"x": np.repeat(x, batch, axis=0), "lengths": np.full(batch, x.shape[1], np.int64)}
+    repeated = {name: np.repeat(value, batch, axis=0) for name, value in outputs.items()}
+    return are_equal(repeated, run_session(session, feeds))

@@ -6,22 +6,41 @@ model has no separate input stage, the body contains the scaling. Constants of t
 that a runtime packs and fuses them in the same way in both graphs; this makes the results equal to the last bit.
 
 Steps after the end of a sequence keep every state, which takes one node per state in the body. Batches without padding
-run a second Scan without these nodes, for which the file contains a small recurrence twice.
+run a second Scan without these nodes, for which the file contains a small recurrence twice. For a short batch the products of the inputs are computed for all
+steps at once, in front of the Scan; for a long one the memory that the result needs costs more than the nodes. The rows
+of a product do not depend on each other, so the bits are those of a step.
+
+A resampling is nodes in front of the graph, whose samples are then all valid and begin at the zero state. Its states are
+neither inputs nor outputs: the rest of a sequence would be resampled as a sequence of its own, so that nothing can go on
+from them. Positions are whole numbers and the scores of lengths a table, so that a sequence has the same bits in any
+batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx
-from onnx import TensorProto, compose, helper
+import torch
+from onnx import TensorProto, compose, helper, numpy_helper
 
-from stablernn.export.input_products import MAX_ROWS_NAME, InputProducts
 from stablernn.export.input_stage import GraphFragment
-from stablernn.export.residual_steps import scale_states
+from stablernn.export.residual_steps import drop_unused_constants, is_plain_product, scale_states
 from stablernn.export.step import ModelParts
+from stablernn.nn.models import SequenceModel
+from stablernn.nn.preprocessing import Resampling
 
+MAX_ELEMENTS = 2**18
+"""Numbers in the products of a batch that are computed in front of the Scan. With 128 units, a node less saves a tenth
+of the time of one or two sequences of 784 steps; from eight of them on, writing and reading the products takes as
+long."""
+MAX_STEP_NODES = 6
+"""Nodes of a step without its products up to which they are computed in front of the Scan. One of 18 nodes less, as of
+``gru``, is not noticed, and the recurrence would stand in the file once more for it."""
+MAX_ROWS_NAME = "unpadded.max_rows"
+"""Name of the initializer that holds :attr:`InputProducts.max_rows`; only graphs that need it have it."""
 MAX_DUPLICATED_BYTES = 2**20
 """Larger recurrences are stored once: their products take so long that the additional nodes do not matter."""
 
@@ -31,6 +50,97 @@ Prologue = tuple[list[onnx.NodeProto], list[onnx.TensorProto], list[str]]
 The nodes define ``time_scalar``, the number of steps of the longest sequence, and ``valid_steps``, the mask of steps
 that are not padding.
 """
+_PREFIX = "resampled."
+
+
+@dataclass(frozen=True)
+class InputProducts:
+    """A recurrence that reads products of its inputs, and the nodes that compute them for whole sequences.
+
+    Attributes:
+        recurrence: One step: inputs ``[x, dt,] product_0, .., state_0, ..``, outputs ``state_0_out, ..``.
+        reads_x: Whether the recurrence still reads ``x`` besides the products.
+        names: Names of the products, each ``(time, batch, units)``.
+        max_rows: Steps times sequences of the longest batch for which they are computed in front of the Scan.
+        nodes: Nodes that compute them.
+        constants: Initializers that these nodes read.
+    """
+
+    recurrence: onnx.ModelProto
+    reads_x: bool
+    names: list[str]
+    max_rows: int
+    nodes: list[onnx.NodeProto]
+    constants: list[onnx.TensorProto]
+
+    @classmethod
+    def from_recurrence(cls, model: onnx.ModelProto, features: str) -> InputProducts | None:
+        """Take the products of the first input out of a recurrence; None if it has none, or too many other nodes.
+
+        Args:
+            model: One step, whose first input is ``(batch, channels)``; it is not changed.
+            features: Name of the channels of whole sequences, ``(batch, time, channels)``.
+        """
+        recurrence = onnx.ModelProto()
+        recurrence.CopyFrom(model)
+        graph = recurrence.graph
+        x, tensors = graph.input[0], {tensor.name: tensor for tensor in graph.initializer}
+        products = [
+            node
+            for node in graph.node
+            if is_plain_product(node) and node.input[0] == x.name and all(name in tensors for name in node.input[1:])
+        ]
+        if not products or len(graph.node) - len(products) > MAX_STEP_NODES:
+            return None
+        channels = x.type.tensor_type.shape.dim[1].dim_value
+        steps = [node for node in graph.node if node not in products]
+        del graph.node[:]
+        graph.node.extend(steps)
+        reads_x = any(x.name in node.input for node in steps)
+        widths = [tensors[node.input[1]].dims[0] for node in products]
+        step_products = [
+            helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, ["batch", width])
+            for node, width in zip(products, widths, strict=True)
+        ]
+        inputs = [*graph.input]
+        states = [value for value in inputs if f"{value.name}_out" in {output.name for output in graph.output}]
+        others = [value for value in inputs if value not in states and (reads_x or value.name != x.name)]
+        del graph.input[:]
+        graph.input.extend([*others, *step_products, *states])
+        drop_unused_constants(graph)
+        nodes, constants = _product_nodes(products, tensors, widths, features, channels)
+        names = [f"products.{index}" for index in range(len(products))]
+        return cls(recurrence, reads_x, names, MAX_ELEMENTS // sum(widths), nodes, constants)
+
+
+def _product_nodes(
+    products: list[onnx.NodeProto],
+    tensors: dict[str, onnx.TensorProto],
+    widths: list[int],
+    features: str,
+    channels: int,
+) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+    """Return the nodes for ``products.0, ..``, and their constants."""
+    constants = [numpy_helper.from_array(np.array([-1, channels]), "products.rows_shape")]
+    nodes = [
+        # A Scan moves the axis over time to the front anyway; of the channels that is less than of the products.
+        helper.make_node("Transpose", [features], ["products.time_first"], perm=[1, 0, 2]),
+        helper.make_node("Reshape", ["products.time_first", "products.rows_shape"], ["products.rows"]),
+        helper.make_node("Shape", ["products.time_first"], ["products.axes"], start=0, end=2),
+    ]
+    for index, (node, width) in enumerate(zip(products, widths, strict=True)):
+        name = f"products.{index}"
+        parameters = [f"{name}.{part}" for part, _ in zip(("weight", "bias"), node.input[1:], strict=False)]
+        for parameter, original in zip(parameters, node.input[1:], strict=True):
+            constants.append(numpy_helper.from_array(numpy_helper.to_array(tensors[original]), parameter))
+        constants.append(numpy_helper.from_array(np.array([width]), f"{name}.width"))
+        nodes += [
+            helper.make_node("Gemm", ["products.rows", *parameters], [f"{name}.rows"], transB=1),
+            helper.make_node("Concat", ["products.axes", f"{name}.width"], [f"{name}.shape"], axis=0),
+            # (time, batch, units)
+            helper.make_node("Reshape", [f"{name}.rows", f"{name}.shape"], [name]),
+        ]
+    return nodes, constants
 
 
 def step_graph(parts: ModelParts) -> onnx.ModelProto:
@@ -445,3 +555,102 @@ def build_model(graph: onnx.GraphProto, parts: ModelParts) -> onnx.ModelProto:
     model = helper.make_model_gen_version(graph, producer_name="stablernn", opset_imports=opsets)
     onnx.checker.check_model(model, full_check=True)
     return model
+
+
+def resampled_sequence_graph(model: SequenceModel, parts: ModelParts, *, is_reduced: bool) -> onnx.ModelProto:
+    """Build ``sequence.onnx`` of a model with a resampling: inputs ``x`` and ``lengths``, outputs without states.
+
+    Args:
+        model: The model, on the CPU and in evaluation mode.
+        parts: Its parts, from :func:`~stablernn.export.step.export_parts`.
+        is_reduced: As :func:`~stablernn.export.scan.sequence_graph` takes it.
+    """
+    assert model.resampling is not None
+    inner = compose.add_prefix(sequence_graph(parts, is_reduced=is_reduced), _PREFIX).graph
+    fragment = _resample(model.resampling)
+    for name, (_, size) in zip(parts.states, model.state_roles(), strict=True):
+        axes = ["resample.batch", _constant(fragment, f"{name}.size", [size])]
+        shape = fragment.add("Concat", axes, f"{name}.shape", axis=0)
+        fragment.add("ConstantOfShape", [shape], f"{_PREFIX}{name}")
+    outputs = [value for value in inner.output if value.name.removeprefix(_PREFIX) in model.output_names]
+    renamed = [helper.make_node("Identity", [value.name], [value.name.removeprefix(_PREFIX)]) for value in outputs]
+    for value in outputs:
+        value.name = value.name.removeprefix(_PREFIX)
+    graph = helper.make_graph(
+        [*fragment.nodes, *inner.node, *renamed],
+        "sequence",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "time", model.input_size]),
+            helper.make_tensor_value_info("lengths", TensorProto.INT64, ["batch"]),
+        ],
+        outputs,
+        [*fragment.constants, *inner.initializer],
+    )
+    return build_model(graph, parts)
+
+
+def _resample(resampling: Resampling) -> GraphFragment:
+    """Return the nodes that compute what :class:`Resampling` does, and the inputs of the graph behind them."""
+    fragment, steps = GraphFragment(), resampling.steps
+    unit, axis = _constant(fragment, "resample.one", 1), _constant(fragment, "resample.axis", [1])
+    time = fragment.add("Shape", ["x"], "resample.time", start=1, end=2)
+    fragment.add("Shape", ["x"], "resample.batch", start=0, end=1)
+    counts = fragment.add("Min", ["lengths", time], "resample.most")
+    counts = fragment.add("Max", [counts, unit], "resample.lengths")
+    last = fragment.add("Sub", [counts, unit], "resample.last")
+    last_column = fragment.add("Unsqueeze", [last, axis], "resample.last_column")
+    # Positions in units of 1 / (steps - 1) samples, (batch, steps).
+    numbers = _constant(fragment, "resample.numbers", np.arange(steps))
+    position = fragment.add("Mul", [numbers, last_column], "resample.position")
+    parts = _constant(fragment, "resample.parts", steps - 1)
+    before = fragment.add("Div", [position, parts], "resample.before")
+    remainder = fragment.add("Mod", [position, parts], "resample.remainder")
+    is_between = fragment.add("Greater", [remainder, _constant(fragment, "resample.zero", 0)], "resample.between")
+    step = fragment.add("Cast", [is_between], "resample.step", to=TensorProto.INT64)
+    after = fragment.add("Add", [before, step], "resample.after")
+    trailing = _constant(fragment, "resample.trailing", [2])
+    samples = []
+    for name, index in (("first", before), ("second", after)):
+        places = fragment.add("Unsqueeze", [index, trailing], f"resample.{name}_places")
+        samples.append(fragment.add("GatherND", ["x", places], f"resample.{name}", batch_dims=1))
+    first, second = (
+        fragment.add(
+            "Where", [fragment.add("IsNaN", [value], f"{value}_missing"), neighbor, value], f"{value}_observed"
+        )
+        for value, neighbor in (samples, samples[::-1])
+    )
+    share = fragment.add("Cast", [remainder], "resample.remainder_number", to=TensorProto.FLOAT)
+    share = fragment.add(
+        "Div", [share, fragment.constant("resample.parts_number", np.array(steps - 1, np.float32))], "resample.share"
+    )
+    share = fragment.add("Unsqueeze", [share, trailing], "resample.share_values")
+    difference = fragment.add("Sub", [second, first], "resample.difference")
+    change = fragment.add("Mul", [share, difference], "resample.change")
+    values = fragment.add("Add", [first, change], "resample.values")
+    channel = _length_channel(fragment, resampling, counts)
+    fragment.features = fragment.add("Concat", [values, channel], f"{_PREFIX}x", axis=2)
+    # Every sample of the resampled sequences is valid.
+    nothing = fragment.add("Mul", [counts, "resample.zero"], "resample.nothing")
+    fragment.add("Add", [nothing, _constant(fragment, "resample.steps", steps)], f"{_PREFIX}lengths")
+    return fragment
+
+
+def _length_channel(fragment: GraphFragment, resampling: Resampling, counts: str) -> str:
+    """Return the channel of the length, ``(batch, steps, 1)``.
+
+    A logarithm may have other bits in a vector of another length; a table of all lengths of the training split has not.
+    """
+    low, high = resampling.length_range.tolist()
+    table = resampling.length_scores(torch.arange(low, high + 1)).numpy()
+    shortest, longest = _constant(fragment, "length.shortest", low), _constant(fragment, "length.longest", high)
+    clipped = fragment.add("Max", [fragment.add("Min", [counts, longest], "length.most"), shortest], "length.clipped")
+    index = fragment.add("Sub", [clipped, shortest], "length.index")
+    score = fragment.add("Gather", [fragment.constant("length.scores", table), index], "length.score")
+    column = fragment.add("Unsqueeze", [score, _constant(fragment, "length.axes", [1, 2])], "length.column")
+    return fragment.add(
+        "Expand", [column, _constant(fragment, "length.shape", [1, resampling.steps, 1])], "length.channel"
+    )
+
+
+def _constant(fragment: GraphFragment, name: str, value: int | list[int] | np.ndarray) -> str:
+    return fragment.constant(name, np.asarray(value, dtype=np.int64))

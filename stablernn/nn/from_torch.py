@@ -12,7 +12,7 @@ from stablernn.data.step_data import Output
 from stablernn.errors import ConfigError, did_you_mean
 from stablernn.nn.layers import StableRNN
 from stablernn.nn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
-from stablernn.nn.models._readout import ACTIVATIONS
+from stablernn.nn.models._base import ACTIVATIONS
 
 TorchTask = Literal["classify", "forecast", "predict-next"]
 TASKS = ("classify", "forecast", "predict-next")

@@ -17,11 +17,20 @@ from stablernn.cells import cached_weights
 from stablernn.certificates.certified_radius import certified_radii
 from stablernn.data import ClassificationData
 from stablernn.errors import CertificateError
-from stablernn.export.weights import weights_digest
+from stablernn.export.step import weights_digest
 from stablernn.nn.models import Classifier
-from stablernn.robustness.attacks import Box, PerturbedClassifier, change_norms, deepfool, differentiable_copy, pgd
+from stablernn.robustness.attacks import (
+    KINDS,
+    Box,
+    NoiseInput,
+    PerturbedClassifier,
+    change_norms,
+    deepfool,
+    differentiable_copy,
+    noise_curve,
+    pgd,
+)
 from stablernn.robustness.hessian import loss_hessian
-from stablernn.robustness.noise import KINDS, NoiseInput, noise_curve
 from stablernn.robustness.settings import NORMS, Norm, Settings
 from stablernn.training.evaluation.predictors import BATCH_SIZE
 from stablernn.training.evaluation.scorers import ClassificationScorer, open_classification

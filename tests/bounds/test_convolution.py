@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from stablernn.bounds import convolution
-from stablernn.bounds.convolution import convolution_norm_upper_bound
+from stablernn.bounds import linear_response
+from stablernn.bounds.linear_response import convolution_norm_upper_bound
 
 SHAPES = [(1, 1, 3, 1), (4, 1, 24, 1), (5, 3, 11, 2), (3, 5, 29, 4), (2, 2, 9, 4), (8, 8, 60, 1)]
 """Outputs, inputs, samples and dilation."""
@@ -51,7 +51,7 @@ def test_the_bound_for_windows_of_any_length_is_never_below(
 ) -> None:
     weight = torch.randn(outputs, inputs, 3, dtype=torch.float64)
     exact = convolution_norm_upper_bound(taps(weight), length, dilation)
-    monkeypatch.setattr(convolution, "LARGEST_MATRIX", 0)
+    monkeypatch.setattr(linear_response, "LARGEST_MATRIX", 0)
     assert convolution_norm_upper_bound(taps(weight), length, dilation) >= exact
     # Of a long window it is close.
     long = power_iteration(weight, 400, 1)
@@ -59,8 +59,8 @@ def test_the_bound_for_windows_of_any_length_is_never_below(
 
 
 def test_the_grid_of_frequencies_misses_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution, "LARGEST_MATRIX", 0)
-    monkeypatch.setattr(convolution, "_FREQUENCIES", 4)
+    monkeypatch.setattr(linear_response, "LARGEST_MATRIX", 0)
+    monkeypatch.setattr(linear_response, "_FREQUENCIES", 4)
     angles = np.linspace(0, np.pi, 2001)
     for seed in range(50):
         weight = np.random.default_rng(seed).normal(size=(3, 2, 2))

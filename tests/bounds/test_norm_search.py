@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from constant_slopes import largest_constant_slope_radius
 
 from bounds.specimens import drawn, extreme, trained
 from bounds.step_search import checked, violations
 from bounds.step_search import exact as in_float64
 from stablernn import create_cell, list_cells
-from stablernn.bounds.constant_slopes import largest_constant_slope_radius
 from stablernn.bounds.lure import LureSystem, given_norms, lure_bound, lure_rate
-from stablernn.bounds.matrix_inequality import MatrixInequality
+from stablernn.bounds.norm_search import MatrixInequality
 from stablernn.cells import StableCell
 from stablernn.certificates.certificate import certify, prove
 

@@ -17,7 +17,7 @@ from stablernn.bounds.linalg import (
     similar_norm_upper_bound,
     smallest_singular_value_lower_bound,
 )
-from stablernn.bounds.matrix_inequality import MatrixInequality
+from stablernn.bounds.norm_search import MatrixInequality
 
 SMALLEST = float(np.nextafter(0.0, 1.0))
 

@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from stablernn import create_cell
-from stablernn.bounds.intervals import Box
-from stablernn.bounds.restoring import restoring_box
+from stablernn.bounds.intervals import Box, restoring_box
 from stablernn.cells import StableCell
 from stablernn.certificates.certificate import certify
-from stablernn.certificates.matrix_projections import with_bounded_rows, with_dominant_diagonal
-from stablernn.certificates.projection import project
+from stablernn.certificates.projection import project, with_bounded_rows, with_dominant_diagonal
 
 SHARE, SMALLEST, LARGEST = 0.8, 0.05, 1.5
 

@@ -14,8 +14,7 @@ from stablernn.bounds.linalg import norm_upper_bound
 from stablernn.bounds.step_bound import GELU_SLOPE
 from stablernn.cells._base import float64
 from stablernn.certificates.certificate import certify
-from stablernn.certificates.certified_radius import ClassBounds
-from stablernn.certificates.embedding_gain import convolution_gain, embedding_gains
+from stablernn.certificates.certified_radius import ClassBounds, convolution_gain, embedding_gains
 from stablernn.nn.convolutions import DilatedConvolutions
 from stablernn.nn.models import SequenceModel
 from stablernn.robustness.attacks import PerturbedClassifier, differentiable_copy

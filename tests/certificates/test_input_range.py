@@ -12,9 +12,8 @@ import torch
 
 from bounds.specimens import extreme
 from stablernn import Classifier, SequencePredictor, StableRNN, create_cell
-from stablernn.certificates.certificate import KINDS, certify
+from stablernn.certificates.certificate import KINDS, certify, first_layer_boxes
 from stablernn.certificates.input_range import InputRange, training_range
-from stablernn.certificates.layer_ranges import first_layer_boxes
 from stablernn.certificates.stored_certificate import certificate_document
 from stablernn.errors import ConfigError
 from stablernn.nn.models import SequenceModel

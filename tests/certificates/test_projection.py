@@ -14,7 +14,6 @@ from stablernn import create_cell, list_cells
 from stablernn.bounds.intervals import Box
 from stablernn.cells import StableCell
 from stablernn.certificates.certificate import KINDS, certify
-from stablernn.certificates.matrix_projections import within_norm, within_sum
 from stablernn.certificates.projection import (
     BY_CONSTRUCTION,
     certified_kind,
@@ -23,6 +22,8 @@ from stablernn.certificates.projection import (
     largest_margin,
     project,
     suggest_proof,
+    within_norm,
+    within_sum,
 )
 from stablernn.errors import ConfigError
 

@@ -15,7 +15,7 @@ from stablernn import Classifier, Forecaster, SequencePredictor
 from stablernn.certificates.certificate import prove
 from stablernn.certificates.plain_words import describe_guarantee
 from stablernn.certificates.projection import is_projected, project
-from stablernn.certificates.wrong_samples import GAPS, SHARE, wrong_sample_bounds
+from stablernn.certificates.stored_certificate import GAPS, SHARE, wrong_sample_bounds
 from stablernn.export.parity import open_session
 from stablernn.export.scan import sequence_graph
 from stablernn.export.step import export_parts, frozen_copy, state_names

@@ -16,8 +16,13 @@ from stablernn.certificates.certificate import Certificate, prove
 from stablernn.certificates.input_range import InputRange
 from stablernn.certificates.stored_certificate import prove_both
 from stablernn.dynamics import drawn_trajectories
-from stablernn.dynamics.certificate_figures import ball_figure, forgetting_figure, is_drawn_to_scale
-from stablernn.dynamics.drawn_trajectories import DrawnTrajectories, draw_trajectories
+from stablernn.dynamics.drawn_trajectories import (
+    DrawnTrajectories,
+    ball_figure,
+    draw_trajectories,
+    forgetting_figure,
+    is_drawn_to_scale,
+)
 from stablernn.nn.models import SequenceModel, SequencePredictor
 from stablernn.plotting import svg_bytes
 

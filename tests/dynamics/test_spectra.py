@@ -20,9 +20,8 @@ from stablernn.data.arrays import Samples
 from stablernn.data.step_data import StepData, StoredSteps
 from stablernn.data.types import SequenceSplit
 from stablernn.dynamics import report
-from stablernn.dynamics.gradients import Gradients, gradients
 from stablernn.dynamics.plots import plot_gradients, plot_spectrum
-from stablernn.dynamics.report import observe_dynamics, select_samples
+from stablernn.dynamics.report import Gradients, gradients, observe_dynamics, select_samples
 from stablernn.dynamics.spectra import LayerDynamics, certified_radius, largest_step_factors, spectra
 from stablernn.errors import CertificateError, DataError
 from stablernn.nn.models import SequenceModel, SequencePredictor

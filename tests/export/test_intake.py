@@ -14,11 +14,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import stablernn as srn
 from exports import scan_bodies
-from stablernn.export.fuse_gemm import fuse_sums
 from stablernn.export.input_stage import InputStage
 from stablernn.export.parity import open_session
 from stablernn.export.scan import sequence_graph, step_graph
-from stablernn.export.step import export_parts, state_names
+from stablernn.export.step import export_parts, fuse_sums, state_names
 from stablernn.nn.models import SequenceModel
 
 MODELS: dict[str, Any] = {

@@ -15,8 +15,7 @@ import stablernn as srn
 from stablernn.errors import ConfigError, ParityError
 from stablernn.export import ExportReport, export
 from stablernn.export.load_exported import recompute, reload
-from stablernn.export.parity import open_session
-from stablernn.export.resampled_parity import check_resampled_parity
+from stablernn.export.parity import check_resampled_parity, open_session
 from stablernn.server_engine import torch_engine
 
 FILES = ["certificate.json", "config.json", "parity.json", "sequence.onnx", "weights.safetensors"]

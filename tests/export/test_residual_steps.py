@@ -18,12 +18,10 @@ import stablernn as srn
 from exports import scan_bodies
 from model_helpers import mark_fitted
 from stablernn.errors import ParityError
-from stablernn.export.fuse_gemm import drop_identities
-from stablernn.export.input_products import MAX_ELEMENTS, MAX_STEP_NODES
 from stablernn.export.parity import check_parity, open_session
 from stablernn.export.residual_steps import scale_states
-from stablernn.export.scan import sequence_graph, step_graph
-from stablernn.export.step import ModelParts, export_parts, state_names
+from stablernn.export.scan import MAX_ELEMENTS, MAX_STEP_NODES, sequence_graph, step_graph
+from stablernn.export.step import ModelParts, drop_identities, export_parts, state_names
 from stablernn.nn.models import SequenceModel
 
 HALF = {"step_size": 0.5}

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from stablernn.robustness.noise import KINDS, Array, NoiseInput, jitter, missing, noise_curve, salt_and_pepper, white
+from stablernn.robustness.attacks import KINDS, Array, NoiseInput, jitter, missing, noise_curve, salt_and_pepper, white
 
 
 def values(samples: int = 200, steps: int = 40) -> NoiseInput:

@@ -16,8 +16,7 @@ import torch
 
 from engine_helpers import KINDS, allowed, environment, publish, random_inputs, sequence, write_plugin, zeros
 from published_models import Published
-from stablernn.export.parity import STEP_TOLERANCE, _split_steps
-from stablernn.export.torch_outputs import max_errors
+from stablernn.export.parity import STEP_TOLERANCE, _split_steps, max_errors
 from stablernn.server_engine import TorchGraph
 from stablernn_registry import Registry, Signature
 from stablernn_runtime import ServedModel

@@ -11,8 +11,7 @@ import torch
 
 from engine_helpers import CUDA_ENGINES, KINDS, NEEDS_GPU, publish, random_inputs, sequence, zeros
 from published_models import Published
-from stablernn.export.parity import SEQUENCE_CAP, _split_steps
-from stablernn.export.torch_outputs import max_errors
+from stablernn.export.parity import SEQUENCE_CAP, _split_steps, max_errors
 from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.bound_session import BoundSession
 from stablernn_runtime.engines.session import GpuOptions

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stablernn.cells import list_cells
-from stablernn.errors import ConfigError, UnknownNameError, did_you_mean
-from stablernn.nn.models._arguments import NetworkOptions
-from stablernn.nn.models._base import SequenceModel, States
-from stablernn.nn.models._readout import READOUTS
+from torch import nn
+
+from stablernn.cells import StableCell, list_cells
+from stablernn.errors import ConfigError, UnknownNameError, UntrainedWarning, did_you_mean
+from stablernn.nn.models._base import READOUTS, NetworkOptions, SequenceModel, States
 from stablernn.nn.models.classifier import Classifier
 from stablernn.nn.models.forecaster import Forecaster
 from stablernn.nn.models.predictor import SequencePredictor
@@ -23,6 +24,7 @@ __all__ = [
     "SequencePredictor",
     "States",
     "build_model",
+    "warn_of_missing_calls",
 ]
 
 _MODELS: dict[str, type[SequenceModel]] = {model.task: model for model in (Classifier, Forecaster, SequencePredictor)}
@@ -48,3 +50,28 @@ def build_model(config: Mapping[str, Any]) -> SequenceModel:
             f"Unknown task '{task}'.{did_you_mean(task, _MODELS)} It is one of {', '.join(sorted(_MODELS))}."
         )
     return _MODELS[task](**options)
+
+
+def warn_of_missing_calls(module: nn.Module, *, stacklevel: int) -> None:
+    """Warn of each call that stablernn's training loop makes and that this module has not received.
+
+    Args:
+        module: A cell, layers or a model.
+        stacklevel: As for :func:`warnings.warn`, counted from the caller of this function.
+    """
+    for message in _missing_calls(module):
+        warnings.warn(message, UntrainedWarning, stacklevel=stacklevel + 1)
+
+
+def _missing_calls(module: nn.Module) -> Iterator[str]:
+    """Yield a message for each missing call."""
+    cells = [cell for cell in module.modules() if isinstance(cell, StableCell)]
+    # Layers and members are trained together, so that one message serves all of them.
+    missed = next((missed for cell in cells if (missed := cell.missed_schedule()) is not None), None)
+    if missed is not None:
+        yield (
+            f"The cell '{cells[0].key}' was trained without after_step, which should {missed}. Call "
+            "after_step(step, total_steps) of the model after each optimizer step."
+        )
+    if isinstance(module, SequenceModel):
+        yield from module.missing_calls()

@@ -8,7 +8,7 @@ export traces these two. :meth:`SequenceModel.run` is the same recurrence over w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -19,18 +19,140 @@ from stablernn.errors import ConfigError, did_you_mean
 from stablernn.nn.convolutions import ConvolutionShape
 from stablernn.nn.ensemble import Ensemble
 from stablernn.nn.layers import check_tensor, group_parameters
-from stablernn.nn.models._arguments import check_covariates
-from stablernn.nn.models._readout import (
-    READOUTS,
-    STATISTICS,
-    build_head_layers,
-    sequence_statistics,
-    step_statistics,
-)
 from stablernn.nn.preprocessing import Patches, Scaling, create_resampling, create_scaling
 from stablernn.nn.segments import valid_steps
 
+READOUTS = ("last", "mean", "max", "all")
+STATISTICS = {"last": (), "mean": ("mean",), "max": ("max",), "all": ("mean", "max")}
+"""The statistics in the state of each readout; a count of the outputs follows them if there are any."""
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "leaky_relu": nn.LeakyReLU,
+    "relu": nn.ReLU,
+    "sigmoid": nn.Sigmoid,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+}
+"""Activations between linear maps of a head, with the options that they have by default."""
 States = tuple[Tensor, ...]
+
+
+class NetworkOptions(TypedDict, total=False):
+    """Keyword options of every model; ``SequenceModel`` describes them and has their defaults."""
+
+    num_layers: int
+    dropout: float
+    readout: str
+    scaling: str
+    window: int | None
+    season: int | None
+    log: bool
+    mask_channel: bool
+    patch_size: int
+    patch_stride: int | None
+    patch_embedding: int
+    conv_layers: int
+    conv_channels: int
+    members: int
+    max_dt: float | None
+    resample_steps: int | None
+    head_layers: Sequence[int | str]
+    preset: str
+    cell_options: Mapping[str, Any] | None
+    engine: str
+
+
+def check_covariates(covariates: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], batch: int) -> None:
+    """Refuse inputs of ``SequenceModel.emit`` whose name or shape is not the model's.
+
+    Raises:
+        ConfigError: If a name is not in ``shapes``.
+        ValueError: If a shape is not ``(batch, *shapes[name])``.
+    """
+    for name, tensor in covariates.items():
+        if name not in shapes:
+            raise ConfigError(
+                f"Unknown input '{name}'.{did_you_mean(name, shapes)} Besides the series the model takes "
+                f"{' and '.join(shapes) or 'nothing'}."
+            )
+        if tensor.shape != (batch, *shapes[name]):
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, the model expects {(batch, *shapes[name])}.")
+
+
+def build_head_layers(size: int, layers: Sequence[int | str], members: int) -> nn.Sequential:
+    """Return the layers between the readout and the last linear map of a head.
+
+    Args:
+        size: Length of the readout.
+        layers: Lengths of linear maps, and names of activations.
+        members: Networks of the ensemble.
+
+    Raises:
+        ConfigError: If a length is below 1, a name is unknown, or there are several members.
+    """
+    if layers and members > 1:
+        raise ConfigError(f"head_layers are for one network, got members={members}. Leave one of them out.")
+    modules: list[nn.Module] = []
+    for layer in layers:
+        if isinstance(layer, str):
+            if layer not in ACTIVATIONS:
+                raise ConfigError(
+                    f"Unknown activation '{layer}' in head_layers.{did_you_mean(layer, ACTIVATIONS)} It is one of "
+                    f"{', '.join(ACTIVATIONS)}."
+                )
+            modules.append(ACTIVATIONS[layer]())
+            continue
+        if layer < 1:
+            raise ConfigError(f"A linear map in head_layers has 1 output or more, got {layer}.")
+        modules.append(nn.Linear(size, layer))
+        size = layer
+    return nn.Sequential(*modules)
+
+
+def step_statistics(readout: str, output: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the statistics after one more output.
+
+    Args:
+        readout: One of ``READOUTS`` that keeps statistics.
+        output: The last layer's output, ``(batch, output_size)``.
+        state: The statistics before, each ``(batch, output_size)``, and the count, ``(batch, 1)``.
+    """
+    *statistics, count = state
+    # A maximum of no outputs is none: the zeros of the initial state must not enter it.
+    updated = [
+        value + (output - value) / (count + 1)
+        if statistic == "mean"
+        else torch.where(count > 0, torch.maximum(value, output), output)
+        for statistic, value in zip(STATISTICS[readout], statistics, strict=True)
+    ]
+    return (*updated, count + 1)
+
+
+def sequence_statistics(
+    readout: str, outputs: Tensor, state: tuple[Tensor, ...], valid: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Return the statistics after the outputs of further steps.
+
+    Args:
+        readout: One of ``READOUTS`` that keeps statistics.
+        outputs: The last layer's outputs, ``(batch, time, output_size)``.
+        state: As :func:`step_statistics` takes it.
+        valid: A mask of the steps that count, ``(batch, time)``; None if all do.
+    """
+    *statistics, count = state
+    steps = outputs.new_full(count.shape, outputs.shape[1]) if valid is None else valid.sum(1, True).to(count.dtype)
+    updated = []
+    for statistic, value in zip(STATISTICS[readout], statistics, strict=True):
+        if statistic == "mean":
+            masked = outputs if valid is None else outputs * valid[..., None]
+            updated.append((value * count + masked.sum(dim=1)) / (count + steps).clamp_min(1))
+            continue
+        masked = outputs if valid is None else outputs.masked_fill(~valid[..., None], -torch.inf)
+        # A sequence of no steps leaves its maximum, and the first outputs replace the initial zeros.
+        largest = torch.where(steps > 0, masked.amax(dim=1), value)
+        updated.append(torch.where(count > 0, torch.maximum(value, largest), largest))
+    return (*updated, count + steps)
 
 
 class SequenceModel(nn.Module):

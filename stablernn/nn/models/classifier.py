@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.nn.ensemble import Heads
-from stablernn.nn.models._arguments import NetworkOptions
-from stablernn.nn.models._base import SequenceModel, States
+from stablernn.nn.models._base import NetworkOptions, SequenceModel, States
 
 
 class Classifier(SequenceModel):

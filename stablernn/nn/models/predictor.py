@@ -13,8 +13,7 @@ from stablernn.bounds.intervals import Box
 from stablernn.data.step_data import NO_TARGET, Output
 from stablernn.errors import ConfigError, did_you_mean
 from stablernn.nn.layers import check_tensor
-from stablernn.nn.models._arguments import NetworkOptions
-from stablernn.nn.models._base import SequenceModel, States
+from stablernn.nn.models._base import NetworkOptions, SequenceModel, States
 from stablernn.nn.preprocessing import Scaling
 from stablernn.nn.segments import valid_steps
 

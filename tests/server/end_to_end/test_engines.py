@@ -18,7 +18,7 @@ import tritonclient.http as triton
 from cli_helpers import first_document
 from engine_helpers import KINDS, environment, publish, random_inputs
 from published_models import Published, torch_answer
-from stablernn.export.torch_outputs import max_errors
+from stablernn.export.parity import max_errors
 from stablernn_runtime.engines.plugins import entry_points
 
 

@@ -15,8 +15,7 @@ import tritonclient.http as triton
 from cli_helpers import first_document
 from engine_helpers import CUDA_ENGINES, NEEDS_GPU, environment, publish, random_inputs
 from published_models import Published, torch_answer
-from stablernn.export.parity import SEQUENCE_CAP
-from stablernn.export.torch_outputs import max_errors
+from stablernn.export.parity import SEQUENCE_CAP, max_errors
 
 pytestmark = NEEDS_GPU
 TOLERANCE = SEQUENCE_CAP

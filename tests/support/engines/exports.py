@@ -23,8 +23,7 @@ from torch.onnx._internal.exporter._constants import TORCHLIB_OPSET
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from stablernn.export import ExportReport, export
-from stablernn.export.step import ModelParts
-from stablernn.export.weights import serialize_weights
+from stablernn.export.step import ModelParts, serialize_weights
 from stablernn.nn.models import SequenceModel
 
 _state: dict[str, Path] = {}

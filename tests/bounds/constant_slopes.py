@@ -12,7 +12,7 @@ import numpy as np
 
 from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.lure import LureSystem
-from stablernn.bounds.matrix_inequality import LureMap
+from stablernn.bounds.norm_search import LureMap
 
 _STEPS = 60
 """Of the ascent from each start."""
