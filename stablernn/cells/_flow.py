@@ -1,4 +1,4 @@
-"""Cells whose state follows a small network's vector field between samples, and ODE solvers of a fixed number of steps."""
+"""Cells whose state follows the vector field of a small network between samples, and ODE solvers of a few steps."""
 
 from __future__ import annotations
 

@@ -6,13 +6,13 @@ model has no separate input stage, the body contains the scaling. Constants of t
 that a runtime packs and fuses them in the same way in both graphs; this makes the results equal to the last bit.
 
 Steps after the end of a sequence keep every state, which takes one node per state in the body. Batches without padding
-run a second Scan without these nodes, for which the file contains a small recurrence twice. For a short batch the products of the inputs are computed for all
-steps at once, in front of the Scan; for a long one the memory that the result needs costs more than the nodes. The rows
-of a product do not depend on each other, so the bits are those of a step.
+run a second Scan without these nodes, for which the file contains a small recurrence twice. For a short batch the
+products of the inputs are computed for all steps at once, in front of the Scan; for a long one the memory that the
+result needs costs more than the nodes. The rows of a product do not depend on each other: the bits are those of a step.
 
-A resampling is nodes in front of the graph, whose samples are then all valid and begin at the zero state. Its states are
-neither inputs nor outputs: the rest of a sequence would be resampled as a sequence of its own, so that nothing can go on
-from them. Positions are whole numbers and the scores of lengths a table, so that a sequence has the same bits in any
+A resampling is nodes in front of the graph, whose samples are then all valid and begin at zero. Its states are
+neither inputs nor outputs: the rest of a sequence would be resampled as a sequence of its own, so that nothing can go
+on from them. Positions are whole numbers and the scores of lengths a table, so that a sequence has the same bits in any
 batch.
 """
 

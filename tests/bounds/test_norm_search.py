@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from constant_slopes import largest_constant_slope_radius
 
+from bounds.constant_slopes import largest_constant_slope_radius
 from bounds.specimens import drawn, extreme, trained
 from bounds.step_search import checked, violations
 from bounds.step_search import exact as in_float64
