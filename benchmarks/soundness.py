@@ -25,12 +25,13 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "support")]
 
+from stablernn.bounds.constant_slopes import largest_constant_slope_radius  # noqa: E402
+
 from bounds.growth_search import worst_growth  # noqa: E402
 from bounds.specimens import certifiable, digits, trained  # noqa: E402
 from bounds.step_search import Seen, checked  # noqa: E402
 from certificates.trajectory_search import checked_module  # noqa: E402
 from stablernn import list_cells  # noqa: E402
-from stablernn.bounds.constant_slopes import largest_constant_slope_radius  # noqa: E402
 from stablernn.bounds.lure import given_norms  # noqa: E402
 from stablernn.certificates.certificate import certify  # noqa: E402
 from stablernn.nn.models import SequenceModel  # noqa: E402

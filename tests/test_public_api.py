@@ -73,7 +73,7 @@ def test_reading_a_table_loads_no_torch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "modules",
-    [[], ["stablernn.export.weights", "stablernn.training.loaded_run"]],
+    [[], ["stablernn.export.step", "stablernn.training.loaded_run"]],
     ids=["first", "after modules below them"],
 )
 def test_functions_named_like_packages_can_be_called_in_either_order_of_imports(

@@ -748,7 +748,7 @@ def _observe_stability(output: Output, text: str, target: Target, data: Data, sp
     """
     from stablernn.dynamics.plots import draw_report
     from stablernn.dynamics.report import observe_dynamics
-    from stablernn.export.weights import weights_digest
+    from stablernn.export.step import weights_digest
 
     # The torch model, also for a version: Jacobians and gradients need it.
     model = open_weights(target.name)[1]

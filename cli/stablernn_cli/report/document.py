@@ -216,7 +216,7 @@ def describe_figures(trajectories: DrawnTrajectories, certificate: Certificate) 
 
     Drawing takes most of the time of a document, and JSON needs none of it.
     """
-    from stablernn.dynamics.certificate_figures import ball_figure, forgetting_figure, is_drawn_to_scale
+    from stablernn.dynamics.drawn_trajectories import ball_figure, forgetting_figure, is_drawn_to_scale
     from stablernn.dynamics.plots import spectrum_figure
     from stablernn.plotting import png_bytes, svg_bytes
 
@@ -289,7 +289,7 @@ _INTENDED_USE = re.compile(r"^intended (use|uses|purpose)\b", re.IGNORECASE)
 def run_facts(path: Path, model: SequenceModel) -> dict[str, Any]:
     """Return the facts of a run directory, which has neither digest nor history."""
     from stablernn.atomic_files import read_json
-    from stablernn.export.weights import weights_digest
+    from stablernn.export.step import weights_digest
     from stablernn.training.run_directory import RunDirectory
 
     directory = RunDirectory(path)

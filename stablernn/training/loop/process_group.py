@@ -28,7 +28,7 @@ from stablernn import errors
 from stablernn.data.messages import format_names
 from stablernn.environment_variables import read_positive_number
 from stablernn.errors import ConfigError, InterruptedRun, StableRNNError, TrainingError
-from stablernn.nn.shared_dropout import SharedDraws, shared_draws
+from stablernn.nn.ensemble import SharedDraws, shared_draws
 from stablernn.training.loop.launch import Launch
 from stablernn.training.loop.minibatches import Batch
 

@@ -26,7 +26,7 @@ from stablernn.cells import recommended_training
 from stablernn.certificates.input_range import InputRange
 from stablernn.certificates.projection import project_model
 from stablernn.engines import ScanEngine, TorchRNNEngine
-from stablernn.engines.cuda_capture import Capture, capture_on_gpu, device_of, failure_reason, refuse_waits
+from stablernn.engines.cuda_graph import Capture, capture_on_gpu, device_of, failure_reason, refuse_waits
 from stablernn.errors import ConfigError, TrainingError
 from stablernn.nn.models import SequenceModel, States
 from stablernn.nn.segments import recordable
