@@ -28,17 +28,17 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
 from stablernn.environment_variables import read_positive_number
 from stablernn.errors import ConfigError, InterruptedRun, StableRNNError, TrainingError
+from stablernn.terms import Terms, set_terms, terms
 from stablernn.training.loop.launch import refuse_several_processes, stop_signals
 from stablernn_registry.atomic_io import checked_writes, lock_is_free, lock_open_file
 
@@ -46,6 +46,8 @@ _PROGRESS = logging.getLogger("stablernn.progress")
 
 _POLL_SECONDS = 0.2
 """Interval at which a stop by the user is checked for."""
+_END_SECONDS = 5.0
+"""Longest time that a process takes to end after it has closed its connection."""
 
 
 @dataclass(frozen=True)
@@ -140,36 +142,32 @@ class _Series:
 
     def run_in_processes(self, max_processes: int) -> None:
         """Run the jobs in processes that this one starts."""
-        running: dict[Connection, tuple[Job, BaseProcess]] = {}
-        with stop_signals() as stop:
+        with stop_signals() as stop, open_workers("stablernn-job", _send_stages) as workers:
+            running: dict[Worker, Job] = {}
             try:
                 while self._waiting or running:
                     while len(running) < max_processes and (job := self._next_free(running)) is not None:
-                        connection, process = _start(job, self._locks)
-                        running[connection] = (job, process)
-                    # A connection becomes readable when its process sends its result or dies.
-                    for ready in wait(list(running), _POLL_SECONDS):
-                        assert isinstance(ready, Connection)
-                        job, process = running[ready]
-                        result = _receive(job, ready, process)
-                        if isinstance(result, str):
-                            self._report(result)
-                            continue
-                        if isinstance(result, logging.LogRecord):
-                            show_stage(result)
-                            continue
-                        del running[ready]
-                        process.join()
-                        self._close(job, result)
+                        running[workers.call(_run_job, job, self._locks)] = job
+                    for worker, message in workers.receive(_POLL_SECONDS):
+                        if isinstance(message, str):
+                            self._report(message)
+                        elif isinstance(message, logging.LogRecord):
+                            if _PROGRESS.isEnabledFor(message.levelno):
+                                _PROGRESS.handle(message)
+                        elif isinstance(message, Answer):
+                            self._close(running.pop(worker), message.error or message.value)
+                        elif message is None:
+                            raise _died(running.pop(worker), worker)
                     if stop.is_set():
-                        raise _interrupted([job for job, _ in running.values()] or self._waiting)
+                        raise _interrupted(list(running.values()) or self._waiting)
                     if not running and self._waiting:
                         stop.wait(_POLL_SECONDS)
             finally:
-                for _, process in running.values():
-                    process.terminate()
-                for _, process in running.values():
-                    process.join()
+                # Not killed: they give their jobs back.
+                for worker in running:
+                    worker.process.terminate()
+                for worker in running:
+                    worker.process.join()
 
     def _close(self, job: Job, result: object) -> None:
         """Take note of what came of a job: True if it is done, False if another process has it, or an error."""
@@ -182,11 +180,11 @@ class _Series:
             self._waiting.remove(job)
             self._on_done(job)
 
-    def _next_free(self, running: dict[Connection, tuple[Job, BaseProcess]]) -> Job | None:
+    def _next_free(self, running: Mapping[Worker, Job]) -> Job | None:
         """Return the first job that nobody runs."""
         if time.monotonic() < self._next_look:
             return None
-        ours = {job.key for job, _ in running.values()}
+        ours = {job.key for job in running.values()}
         for job in list(self._waiting):
             # A process takes seconds to start, so that it is started only where it will probably get the lock.
             if job.key in ours or self._locks.owner(job.key) is not None:
@@ -244,50 +242,196 @@ def _run_claimed(job: Job, locks: JobLocks, report: Report) -> bool:
     return True
 
 
-def _start(job: Job, locks: JobLocks) -> tuple[Connection, BaseProcess]:
-    # A new interpreter instead of a fork, which the threads of torch would not survive.
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_run_job, args=(sender, job, locks), name=job.name)
-    process.start()
-    # The child must hold the only sender, so that its death closes the pipe.
-    sender.close()
-    return receiver, process
+def _run_job(connection: Connection, job: Job, locks: JobLocks) -> bool:
+    """Run a job in a process of its own; as :func:`_run_claimed`."""
 
-
-def _run_job(connection: Connection, job: Job, locks: JobLocks) -> None:
-    """Run a job and send its stages and the sentences about it, then its result, as of :meth:`_Series._close`."""
-    if hasattr(os, "setsid"):
-        # A session of its own: Ctrl-C reaches every process of a terminal, and the parent terminates this one itself.
-        os.setsid()
-    # The parent ends this process by SIGTERM; the default would leave the lock behind, as after a death.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-
-    def send(message: object) -> None:
+    def report(sentence: str) -> None:
         # A killed parent reads no more, and the job goes on: its results are in files.
-        with suppress(BrokenPipeError):
-            connection.send(message)
+        with suppress(OSError):
+            connection.send(sentence)
 
-    send_stages(send)
+    return _run_claimed(job, locks, report)
+
+
+def _died(job: Job, worker: Worker) -> TrainingError:
+    return TrainingError(
+        f"The process of {job.name} ended with exit code {worker.process.exitcode} and no result; -9 usually means "
+        "that memory ran out. Run the same command again to go on; finished work is kept."
+    )
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Message of a process that has started, and waits for its first call."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Message of a process at the end of a call, after which it waits for the next one.
+
+    Attributes:
+        value: What the function returned.
+        error: The error that it raised: one of ours, or of the file system. Others end the process with a traceback.
+    """
+
+    value: Any = None
+    error: Exception | None = None
+
+
+class Worker:
+    """A process that runs one call after another.
+
+    Attributes:
+        process: The process.
+        is_idle: True if it has started, and waits for a call.
+    """
+
+    def __init__(self, name: str, prepare: Callable[[Connection], None] | None) -> None:
+        # A new interpreter instead of a fork, which the threads of torch would not survive.
+        context = multiprocessing.get_context("spawn")
+        self.connection, remote = context.Pipe()
+        self.process = context.Process(target=_serve, args=(remote, terms(), prepare), name=name)
+        self.is_idle = False
+        with _without_main_module():
+            self.process.start()
+        # The process must hold the only other end, so that its death closes the connection.
+        remote.close()
+
+    def send(self, message: object) -> None:
+        """Answer a message of a call. A process that is dead is noticed where it is read from."""
+        with suppress(OSError):
+            self.connection.send(message)
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Let the process call a function of a module with its end of the connection and arguments.
+
+        The function may send messages of its own, and receive what :meth:`send` answers.
+        """
+        self.is_idle = False
+        self.send((function, arguments))
+
+    def receive(self) -> Any:
+        """Return the next message, for which it waits; None if the process is dead."""
+        try:
+            message = self.connection.recv()
+        except (EOFError, OSError):
+            return None
+        self.is_idle = isinstance(message, Ready | Answer)
+        return message
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+class Workers:
+    """The processes of a command.
+
+    Args:
+        name: Name of each process.
+        prepare: Function of a module that each process calls first, with its end of the connection.
+    """
+
+    def __init__(self, name: str, prepare: Callable[[Connection], None] | None = None) -> None:
+        self._name = name
+        self._prepare = prepare
+        self._workers: list[Worker] = []
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    @property
+    def idle(self) -> list[Worker]:
+        """Processes that have started, and wait for a call."""
+        return [worker for worker in self._workers if worker.is_idle]
+
+    def start(self) -> Worker:
+        """Start a process."""
+        worker = Worker(self._name, self._prepare)
+        self._workers.append(worker)
+        return worker
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Worker:
+        """Let a process that waits, or else a new one, call a function; see :meth:`Worker.call`."""
+        worker = self.idle[0] if self.idle else self.start()
+        worker.call(function, *arguments)
+        return worker
+
+    def receive(self, timeout: float) -> Iterator[tuple[Worker, Any]]:
+        """Yield the messages that arrive within a time, in seconds; None is the death of a process."""
+        by_connection = {worker.connection: worker for worker in self._workers}
+        for connection in wait(list(by_connection), timeout):
+            assert isinstance(connection, Connection)
+            worker = by_connection[connection]
+            yield worker, self.receive_from(worker)
+
+    def receive_from(self, worker: Worker) -> Any:
+        """Return the next message of a process, for which it waits; as :meth:`receive`."""
+        message = worker.receive()
+        if message is None:
+            self._workers.remove(worker)
+            # It may still be about to end, by an exit code of its own.
+            worker.process.join(_END_SECONDS)
+            worker.kill()
+        return message
+
+    def kill(self) -> None:
+        """End all processes at once."""
+        for worker in self._workers:
+            worker.kill()
+
+
+@contextmanager
+def open_workers(name: str, prepare: Callable[[Connection], None] | None = None) -> Iterator[Workers]:
+    """Give processes as of :class:`Workers`, none of them started, which end with the block."""
+    workers = Workers(name, prepare)
     try:
-        is_done = _run_claimed(job, locks, send)
-    except (StableRNNError, OSError) as error:
-        # Raised again in the parent; other errors end the process with a traceback, as this one does without a parent.
-        connection.send(error)
-    else:
-        send(is_done)
+        yield workers
+    finally:
+        workers.kill()
 
 
-def _receive(job: Job, connection: Connection, process: BaseProcess) -> object:
-    """Return what a process has sent."""
+@contextmanager
+def _without_main_module() -> Iterator[None]:
+    """Keep a new process from running the user's script again, which it would do to import it.
+
+    No call needs anything of it, and a script that calls ``fit`` at its top level would start all again in each
+    process, which multiprocessing refuses.
+    """
+    main: MutableMapping[str, Any] = vars(sys.modules["__main__"])
+    names = {name: main[name] for name in ("__file__", "__spec__") if name in main}
     try:
-        return connection.recv()
-    except EOFError:
-        process.join()
-        raise TrainingError(
-            f"The process of {job.name} ended with exit code {process.exitcode} and no result; -9 usually means that "
-            "memory ran out. Run the same command again to go on; finished work is kept."
-        ) from None
+        # multiprocessing looks for the script under these names when it starts a process.
+        main.pop("__file__", None)
+        main["__spec__"] = None
+        yield
+    finally:
+        main.update(names)
+
+
+def _serve(connection: Connection, parent_terms: Terms, prepare: Callable[[Connection], None] | None) -> None:
+    """Run the calls that the parent sends."""
+    if hasattr(os, "setsid"):
+        # A session of its own: Ctrl-C reaches every process of a terminal, and the parent ends this one itself.
+        os.setsid()
+    # The parent may end this process by SIGTERM; the default would leave locks behind, as after a death.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    set_terms(parent_terms)
+    if prepare is not None:
+        prepare(connection)
+    with suppress(OSError):
+        connection.send(Ready())
+    # The parent is gone: there is nobody to answer to.
+    with suppress(EOFError, OSError):
+        while True:
+            function, arguments = connection.recv()
+            try:
+                answer = Answer(function(connection, *arguments))
+            except (StableRNNError, OSError) as error:
+                answer = Answer(error=error)
+            connection.send(answer)
 
 
 HEARTBEAT_VARIABLE = "STABLERNN_HEARTBEAT_SECONDS"
@@ -715,24 +859,20 @@ def unique_readings() -> Iterator[None]:
 
 
 class _Sender(logging.Handler):
-    """A handler that passes records to a function."""
+    """A handler that sends records to the parent of this process."""
 
-    def __init__(self, send: Callable[[logging.LogRecord], None]) -> None:
+    def __init__(self, connection: Connection) -> None:
         super().__init__()
-        self._send = send
+        self._connection = connection
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._send(record)
+        # A killed parent reads no more.
+        with suppress(OSError):
+            self._connection.send(record)
 
 
-def send_stages(send: Callable[[logging.LogRecord], None]) -> None:
-    """Send the stages of this process from now on to another one, for :func:`show_stage`."""
-    _PROGRESS.addHandler(_Sender(send))
+def _send_stages(connection: Connection) -> None:
+    """Send the stages of this process from now on to its parent, which logs them as its own."""
+    _PROGRESS.addHandler(_Sender(connection))
     _PROGRESS.setLevel(logging.INFO)
     _PROGRESS.propagate = False
-
-
-def show_stage(record: logging.LogRecord) -> None:
-    """Log a stage of another process as one of this process."""
-    if _PROGRESS.isEnabledFor(record.levelno):
-        _PROGRESS.handle(record)

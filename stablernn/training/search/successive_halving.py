@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError, InterruptedRun
 from stablernn.terms import terms
 from stablernn.training.evaluation.metric_catalog import direction
+from stablernn.training.jobs import open_workers
 from stablernn.training.loop.launch import stop_signals
 from stablernn.training.resolve import described_cell
 from stablernn.training.search.budget import Budget
@@ -39,8 +41,15 @@ from stablernn.training.search.candidates import (
     open_settings,
     select,
 )
-from stablernn.training.search.trial import CROSS_VALIDATION, PARTS, Trial, alike_sequences, load_all, resample
-from stablernn.training.search.workers import MOST_WORKERS, Workers, available_cores, open_workers
+from stablernn.training.search.trial import (
+    CROSS_VALIDATION,
+    PARTS,
+    Trial,
+    TrialWorkers,
+    alike_sequences,
+    load_all,
+    resample,
+)
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.defaults import CLOSED_FORM
 
@@ -73,8 +82,8 @@ def choose_settings(config: Config, budget: Budget | None = None) -> Choice:
     parts = len(resample(data, PARTS, seed=config.training.seed, refit=networks[0].config.training.refit))
     first = first_parts(alike_sequences(data), parts)
     search = Search(config, data.task, budget, networks, _baseline_or_none(config, data), (parts, first), began)
-    with stop_signals() as stop, open_workers(_worker_count(config), stop) as workers:
-        return _with_score(config, search.run(workers, stop), data)
+    with stop_signals() as stop, open_workers("stablernn-search") as workers:
+        return _with_score(config, search.run(TrialWorkers(workers, _worker_count(config), stop), stop), data)
 
 
 def _with_score(config: Config, choice: Choice, data: Data) -> Choice:
@@ -120,15 +129,22 @@ def _baseline_or_none(config: Config, data: Data) -> Candidate | None:
         return None
 
 
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _worker_count(config: Config) -> int:
     import torch
 
     # A GPU is shared badly.
     if config.training.device != "cpu" and torch.cuda.is_available():
         return 1
-    return min(MOST_WORKERS, available_cores())
+    return min(_MOST_WORKERS, available_cores())
 
 
+_MOST_WORKERS = 8
+"""Processes at most: each takes some 300 MB, and a small search has no use for more."""
 LEAST_TRAINED = 0.5
 """Share of its optimizer steps below which the first network is not trained, and the baseline is taken; and share from
 which the two are compared. After a fifth of them the baseline is better on most sets, after half of them on some
@@ -204,7 +220,7 @@ class Search:
         self._processes = 1
         self._most_seconds: float | None = None
 
-    def run(self, workers: Workers, stop: Event) -> Choice:
+    def run(self, workers: TrialWorkers, stop: Event) -> Choice:
         """Compare the recipes and return the choice; raises as :func:`~stablernn.training.search.choose_settings`."""
         _PROGRESS.info("Comparing recipes ...")
         step_seconds, whole_steps = self._measure(workers, stop)
@@ -233,7 +249,7 @@ class Search:
         return self._select(self._run_further_draws(workers, stop, plan.share, survivors), plan)
 
     def _run_further_draws(
-        self, workers: Workers, stop: Event, share: float, survivors: list[Candidate]
+        self, workers: TrialWorkers, stop: Event, share: float, survivors: list[Candidate]
     ) -> list[Candidate]:
         """Compare the best recipes on other draws of the folds, as far as the last training has no use for the budget.
 
@@ -311,7 +327,7 @@ class Search:
             )
         return self._choice(selected, reason, plan)
 
-    def _measure(self, workers: Workers, stop: Event) -> tuple[float, int]:
+    def _measure(self, workers: TrialWorkers, stop: Event) -> tuple[float, int]:
         """Return the seconds of a step of the first recipe, and the steps of its whole training on a part."""
         # Of a budget in steps nothing is measured, so that the choice is the same on every machine.
         steps = 1 if self._budget.seconds is None else _MEASURED_STEPS
@@ -325,7 +341,7 @@ class Search:
             raise ConfigError(f"The recipe '{self._networks[0].recipe.name}' cannot be trained: {result.reason}")
         return max(result.step_seconds, LEAST_STEP_SECONDS), result.whole_steps
 
-    def _plan(self, workers: Workers, step_seconds: float, whole_steps: int) -> Plan | None:
+    def _plan(self, workers: TrialWorkers, step_seconds: float, whole_steps: int) -> Plan | None:
         if self._budget.steps is not None:
             affordable = SEARCH_SHARE * self._budget.steps / whole_steps
         else:
@@ -346,7 +362,7 @@ class Search:
 
     def _run_round(
         self,
-        workers: Workers,
+        workers: TrialWorkers,
         stop: Event,
         share: float,
         survivors: Sequence[Candidate],

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from multiprocessing.connection import Connection
+from threading import Event
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +30,7 @@ from stablernn.training.calibration import uncalibrated_logits
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.evaluation.scorers import Scores
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
+from stablernn.training.jobs import Answer, Worker, Workers
 from stablernn.training.loop.base_trainer import BaseTrainer, NoRecorder, Progress
 from stablernn.training.loop.device import pick_device, torch_settings
 from stablernn.training.resolve import resolve
@@ -42,6 +45,10 @@ CROSS_VALIDATION = "cross_validation"
 """Name, in place of a split's, of scores on training samples by fits that left them out."""
 _TIE_BREAKERS = {"accuracy": "log_loss"}
 """Metric that decides between equal values of another, by that one: a small fold has few values of accuracy."""
+_POLL_SECONDS = 0.2
+"""Interval at which a stop by the user is checked for."""
+_STOP_SECONDS = 1.0
+"""Time in which a stop by the user, which can end a process too, reaches this one."""
 _DRAW_SEEDS = 1_000_000
 """Distance of the seeds of two draws, beyond the seeds that users try."""
 
@@ -178,6 +185,60 @@ def run_trial(trial: Trial) -> TrialResult:
         )
     except (ConfigError, DataError, TrainingError) as error:
         return TrialResult(trial, "failed", seconds=time.monotonic() - began, reason=str(error))
+
+
+class TrialWorkers:
+    """Processes that run trials, one thread each.
+
+    Args:
+        workers: The processes, none of them started.
+        count: Number of processes.
+        stop: Event by which the user stops the search.
+    """
+
+    def __init__(self, workers: Workers, count: int, stop: Event) -> None:
+        self._workers = workers
+        self.count = count
+        self._stop = stop
+
+    def run(
+        self, trials: Sequence[Trial], deadline: float | None, most_seconds: float | None = None
+    ) -> Iterator[TrialResult]:
+        """Yield the results of trials as they come, until a time of ``time.monotonic`` or until the user stops.
+
+        A trial that is still running then is left out, as is one that takes longer than ``most_seconds``. Trials begin
+        in order.
+
+        Raises:
+            TrainingError: If a process died.
+        """
+        waiting, running = list(trials), set[Worker]()
+        while waiting or running:
+            while waiting and len(running) < self.count and (deadline is None or time.monotonic() < deadline):
+                left = math.inf if deadline is None else deadline - time.monotonic()
+                seconds = min(left, math.inf if most_seconds is None else most_seconds)
+                limited = replace(waiting.pop(0), seconds=None if math.isinf(seconds) else seconds)
+                running.add(self._workers.call(_answer_trial, limited))
+            if not running or self._stop.is_set():
+                return
+            for worker, message in self._workers.receive(_POLL_SECONDS):
+                if message is None:
+                    # Ctrl-C ends a process that has not got as far as a session of its own.
+                    if self._stop.wait(_STOP_SECONDS):
+                        return
+                    raise TrainingError(
+                        "A process of the search died, which usually means that memory ran out. Name a cell, such as "
+                        f"{terms().cell('lru')}, or try a smaller {terms().key('model.hidden_size')}."
+                    )
+                if isinstance(message, Answer):
+                    running.remove(worker)
+                    if message.error is not None:
+                        raise message.error
+                    yield message.value
+
+
+def _answer_trial(connection: Connection, trial: Trial) -> TrialResult:
+    return run_trial(trial)
 
 
 def score_on_a_part(config: Config) -> Scores:

@@ -14,6 +14,7 @@ from optuna.exceptions import StorageInternalError
 from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError, InterruptedRun, TrainingError
 from stablernn.training.evaluation.metric_catalog import direction
+from stablernn.training.jobs import Answer, Worker, Workers, open_workers
 from stablernn.training.loop.launch import refuse_several_processes, stop_signals
 from stablernn.training.resolve import resolve
 from stablernn.training.search.candidates import recipes
@@ -30,23 +31,14 @@ from stablernn.training.tune.study import (
     TuningStudy,
     write_results,
 )
-from stablernn.training.tune.trial import (
-    READY,
-    STARTED,
-    Message,
-    Order,
-    Outcome,
-    Scores,
-    Worker,
-    interrupt,
-    open_workers,
-    receive_all,
-)
+from stablernn.training.tune.trial import STARTED, Order, Outcome, Scores, silence_log, train_trial
 
 _PROGRESS = logging.getLogger("stablernn.progress")
 
 _POLL_SECONDS = 0.2
 """Interval at which a stop by the user is checked for."""
+_STOP_SECONDS = 30.0
+"""Time for a training to end its step and to save a checkpoint, after which its process is killed."""
 _LOOK_SECONDS = 5.0
 """Interval at which an idle process looks for trials that processes of others have left."""
 _MACHINE = ("data.source", "data.test", "training.device", "training.threads", "training.plots", "model.engine")
@@ -164,8 +156,7 @@ class _Search:
         self._options = options
         self._note = note
         self._deadline = None if options.seconds is None else time.monotonic() + options.seconds
-        self._workers: list[Worker] = []
-        self._idle: list[Worker] = []
+        self._workers = Workers("stablernn-tune", silence_log)
         self._running: dict[Worker, StartedTrial] = {}
         self._look_at = 0.0
 
@@ -177,12 +168,12 @@ class _Search:
             StableRNNError: An error that other trials would meet too, such as a full disk.
         """
         _PROGRESS.info("Training trials ...")
-        with stop_signals() as stop, open_workers() as self._workers:
+        with stop_signals() as stop, open_workers("stablernn-tune", silence_log) as self._workers:
             try:
                 while not stop.is_set() and not self._is_over():
                     if time.monotonic() >= self._look_at and not self._start_trials():
                         return
-                    for worker, message in receive_all(self._workers, _POLL_SECONDS):
+                    for worker, message in self._workers.receive(_POLL_SECONDS):
                         self._handle(worker, message)
                     self._study.keep_alive(self._numbers(), HEARTBEAT_SECONDS)
             finally:
@@ -206,41 +197,39 @@ class _Search:
         if not wanted:
             return False
         while len(self._workers) < wanted:
-            self._workers.append(Worker())
-        while self._idle and len(self._running) < wanted:
-            worker = self._idle.pop()
+            self._workers.start()
+        for worker in self._workers.idle[: wanted - len(self._running)]:
             # Until the process has the lock of the run, by which others see that the trial is alive.
             with self._folder.locked():
                 started = self._study.start_trial(self._space)
                 self._running[worker] = started
-                is_alive = self._hand_over(worker, started)
-            if not is_alive:
-                self._handle(worker, None)
+                message = self._hand_over(worker, started)
+            if message != STARTED:
+                self._handle(worker, message)
         return True
 
-    def _hand_over(self, worker: Worker, started: StartedTrial) -> bool:
-        """Let a process train a trial; return False if the process is dead."""
+    def _hand_over(self, worker: Worker, started: StartedTrial) -> Any:
+        """Let a process train a trial, and return its first message."""
         config = self._space.run_config(self._space.settings(started.trial.params))
         if "plots" not in config.training.model_fields_set:
             # They take longer than a small training; `stablernn plot` draws those of the best run.
             config = combined(config, {"training.plots": False})
         directory = self._folder.run(started.run)
-        worker.send(Order(config, directory, self._options.require, self._metric, self._options.track))
-        return worker.receive() == STARTED
+        order = Order(config, directory, self._options.require, self._metric, self._options.track)
+        worker.call(train_trial, order)
+        return self._workers.receive_from(worker)
 
-    def _handle(self, worker: Worker, message: Message | None) -> None:
+    def _handle(self, worker: Worker, message: Any) -> None:
         if isinstance(message, Scores):
             worker.send(self._study.report(self._running[worker], message))
             return
         # There may be something to start.
         self._look_at = 0.0
-        if message == READY:
-            self._idle.append(worker)
-        elif isinstance(message, Outcome):
-            started = self._running.pop(worker)
-            self._idle.append(worker)
-            self._end(started, message)
-        else:
+        if isinstance(message, Answer):
+            if message.error is not None:
+                raise message.error
+            self._end(self._running.pop(worker), message.value)
+        elif message is None:
             self._bury(worker)
 
     def _end(self, started: StartedTrial, outcome: Outcome) -> None:
@@ -267,10 +256,7 @@ class _Search:
         Raises:
             TrainingError: If it died before it could train anything.
         """
-        worker.kill()
-        self._workers.remove(worker)
-        if worker in self._idle:
-            self._idle.remove(worker)
+        if worker.is_idle:
             return
         started = self._running.pop(worker, None)
         if started is None:
@@ -284,12 +270,21 @@ class _Search:
 
     def _interrupt(self) -> None:
         """Let the running trainings save their state, and leave their trials to be repeated."""
-        for worker, message in interrupt(list(self._running)):
-            if isinstance(message, Scores):
-                # Only the answer is awaited: a trial that is repeated reports its scores again.
-                worker.send(True)
-            elif isinstance(message, Outcome) and message.status not in ("interrupted", "failed"):
-                self._study.finish(self._running.pop(worker), message)
+        for worker in self._running:
+            # The training ends after the step, as after Ctrl-C; outside of its steps the process ends at once.
+            worker.process.terminate()
+        waiting, deadline = set(self._running), time.monotonic() + _STOP_SECONDS
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for worker, message in self._workers.receive(left):
+                if isinstance(message, Scores):
+                    # Only the answer is awaited: a trial that is repeated reports its scores again.
+                    worker.send(True)
+                if message is not None and not isinstance(message, Answer):
+                    continue
+                waiting.discard(worker)
+                outcome = None if message is None else message.value
+                if outcome is not None and outcome.status not in ("interrupted", "failed"):
+                    self._study.finish(self._running.pop(worker), outcome)
         for worker, started in self._running.items():
             worker.kill()
             with self._folder.locked():

@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any
 import filelock
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution
 from optuna.exceptions import DuplicatedStudyError, UpdateFinishedTrialError
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.pruners import MedianPruner
-from optuna.samplers import BaseSampler, TPESampler
+from optuna.samplers import TPESampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.study import Study
@@ -56,7 +55,7 @@ _DEFINITION = "stablernn"
 """User attribute of a study with its definition."""
 
 
-class _NumberedSampler(BaseSampler):
+class _NumberedSampler(TPESampler):
     """A tree-structured Parzen estimator whose random numbers depend on the seed and on the number of the trial.
 
     A sampler with one seed for all would begin again with the same suggestions when a study is resumed, and two
@@ -64,31 +63,17 @@ class _NumberedSampler(BaseSampler):
     """
 
     def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._sampler = TPESampler(seed=seed)
+        self._study_seed = seed
+        self._seed_again(seed)
 
-    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        seed = int(np.random.SeedSequence([self._seed, trial.number]).generate_state(1)[0])
+    def _seed_again(self, seed: int) -> None:
         with quiet():
             # Trials that are running count as bad ones, so that workers do not all try the same place.
-            self._sampler = TPESampler(seed=seed, constant_liar=True)
-        self._sampler.before_trial(study, trial)
+            super().__init__(seed=seed, constant_liar=True)
 
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return self._sampler.infer_relative_search_space(study, trial)
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        return self._sampler.sample_relative(study, trial, search_space)
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        return self._sampler.sample_independent(study, trial, param_name, param_distribution)
-
-    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        self._sampler.after_trial(study, trial, state, values)
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        self._seed_again(int(np.random.SeedSequence([self._study_seed, trial.number]).generate_state(1)[0]))
+        super().before_trial(study, trial)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 
 from process_jobs import ctrl_c, die, leave_a_file, log_a_stage, read_data, refuse, wait_long
 from stablernn.errors import ConfigError, InterruptedRun, TrainingError
-from stablernn.training.jobs import Job, JobLocks, _start, run_jobs, unique_readings
+from stablernn.training.jobs import Job, JobLocks, Workers, _run_job, run_jobs, unique_readings
 
 
 def job(work, path: Path) -> Job:
@@ -81,11 +81,11 @@ def test_a_process_that_dies_is_said_to_have_died_and_the_others_are_ended(tmp_p
 
 def test_a_job_goes_on_when_the_process_that_started_it_was_killed(tmp_path: Path) -> None:
     """It logs a stage, which nobody reads any more, before it leaves its file."""
-    connection, process = _start(job(log_a_stage, tmp_path / "a"), locks_in(tmp_path))
+    worker = Workers("test").call(_run_job, job(log_a_stage, tmp_path / "a"), locks_in(tmp_path))
     # As the death of this process would.
-    connection.close()
-    process.join(timeout=120)
-    assert process.exitcode == 0
+    worker.connection.close()
+    worker.process.join(timeout=120)
+    assert worker.process.exitcode == 0
     assert (tmp_path / "a").exists()
     assert not list((tmp_path / ".locks").iterdir())
 

@@ -24,7 +24,7 @@ from stablernn.training.search.candidates import (
     recipes,
 )
 from stablernn.training.search.successive_halving import LEAST_TRAINED, Search
-from stablernn.training.search.workers import Workers
+from stablernn.training.search.trial import TrialWorkers
 from stablernn.training.settings.load import validate
 from stablernn.training.tasks import task_for
 
@@ -106,7 +106,7 @@ def test_many_windows_begin_with_a_larger_network_and_a_fair_comparison(monkeypa
     length = RecommendedLength(100, 1, 20)
     networks = [Candidate(recipe, config, "contracting", length) for recipe in (first, *others)]
     search = Search(config, "forecast", Budget(None, 1000), networks, None, (5, 3), 0.0)
-    workers = cast(Workers, ScoringWorkers(100))
+    workers = cast(TrialWorkers, ScoringWorkers(100))
     # A fifth of the steps of two recipes would fit: 2 * 5 * 20 = 200.
     assert search._plan(workers, 0.0, 200) is None
     plan = search._plan(workers, 0.0, 100)

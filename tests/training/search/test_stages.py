@@ -15,7 +15,7 @@ from stablernn.data.options import TaskName
 from stablernn.training.search.budget import Budget
 from stablernn.training.search.candidates import Candidate, Recipe, RecommendedLength
 from stablernn.training.search.successive_halving import LEAST_TRAINED, Search
-from stablernn.training.search.workers import Workers
+from stablernn.training.search.trial import TrialWorkers
 from stablernn.training.settings.load import validate
 
 
@@ -39,7 +39,7 @@ def test_the_baseline_is_chosen_over_networks_that_got_half_of_their_steps(
     baseline = Candidate(Recipe("closed form, toy", {}, ""), config, "contracting", RecommendedLength(0, 0, 0))
     user = validate({"data": {"source": "toy"}})
     search = Search(user, "classify", Budget(None, steps), networks, baseline, (5, 3), 0.0)
-    choice = search.run(cast(Workers, ScoringWorkers(whole_steps)), Event())
+    choice = search.run(cast(TrialWorkers, ScoringWorkers(whole_steps)), Event())
     assert choice.document["chosen"] == chosen
     assert ("is better than 'first' after" in caplog.text) is has_warning
     assert (choice.document["recipes"][-1]["status"] == "chosen") is (chosen != "first")
@@ -54,7 +54,7 @@ def test_a_network_that_gets_few_steps_in_the_end_yields_to_a_better_baseline(sl
     user = validate({"data": {"source": "toy"}})
     search = Search(user, "classify", Budget(60.0), networks, baseline, (5, 3), time.monotonic())
     workers = ScoringWorkers(1000, step_seconds=0.01, slowdown=slowdown)
-    choice = search.run(cast(Workers, workers), Event())
+    choice = search.run(cast(TrialWorkers, workers), Event())
     assert choice.document["share_of_steps"] < LEAST_TRAINED
     assert choice.document["chosen"] == chosen
 
@@ -63,7 +63,7 @@ def test_trainings_too_short_to_measure_a_step_are_compared() -> None:
     networks = [candidate(name, "contracting", [], steps=10) for name in ("first", "second")]
     user = validate({"data": {"source": "toy"}})
     search = Search(user, "classify", Budget(60.0), networks, None, (5, 3), time.monotonic())
-    assert search.run(cast(Workers, ScoringWorkers(10, step_seconds=0.0)), Event()).document["chosen"] == "first"
+    assert search.run(cast(TrialWorkers, ScoringWorkers(10, step_seconds=0.0)), Event()).document["chosen"] == "first"
 
 
 def test_a_budget_that_compares_nothing_is_told_a_larger_one(caplog: pytest.LogCaptureFixture) -> None:
@@ -72,7 +72,7 @@ def test_a_budget_that_compares_nothing_is_told_a_larger_one(caplog: pytest.LogC
     user = validate({"data": {"source": "toy"}})
     workers = ScoringWorkers(1000, step_seconds=0.01)
     search = Search(user, "classify", Budget(20.0), networks, None, (5, 3), time.monotonic() - 11.0)
-    search.run(cast(Workers, workers), Event())
+    search.run(cast(TrialWorkers, workers), Event())
     found = re.search(r"the budget of 20 s compares no recipes on this data; that needs about (\d+) s", caplog.text)
     assert found is not None
     needed = float(found[1])
@@ -80,7 +80,7 @@ def test_a_budget_that_compares_nothing_is_told_a_larger_one(caplog: pytest.LogC
     # With that budget, recipes are compared.
     caplog.clear()
     search = Search(user, "classify", Budget(needed), networks, None, (5, 3), time.monotonic() - 11.0)
-    search.run(cast(Workers, workers), Event())
+    search.run(cast(TrialWorkers, workers), Event())
     assert "Nothing was compared" not in caplog.text
 
 
@@ -94,7 +94,7 @@ def test_what_the_last_training_has_no_use_for_pays_for_further_draws(task: Task
     networks = [candidate(f"number {number}", "contracting", [], steps=500) for number in range(4)]
     user = validate({"data": {"source": "toy"}})
     search = Search(user, task, Budget(None, steps), networks, None, (5, 3), 0.0)
-    document = search.run(cast(Workers, ScoringWorkers(500)), Event()).document
+    document = search.run(cast(TrialWorkers, ScoringWorkers(500)), Event()).document
     assert document["share_of_steps"] == 1
     assert [len(recipe["scores"]) for recipe in document["recipes"]] == [5 * draws, 5 * draws, 3, 3]
     assert document["parts"] == 5 * draws
@@ -117,7 +117,7 @@ def test_a_draw_that_ends_early_leaves_what_all_finalists_have(
     networks = [candidate(name, "contracting", [], steps=500) for name in ("first", "second")]
     user = validate({"data": {"source": "toy"}})
     search = Search(user, "classify", Budget(None, 14_000), networks, None, (5, 3), 0.0)
-    document = search.run(cast(Workers, ScoringWorkers(500, statuses=statuses)), Event()).document
+    document = search.run(cast(TrialWorkers, ScoringWorkers(500, statuses=statuses)), Event()).document
     assert document["chosen"] == "first"
     assert [len(recipe["scores"]) for recipe in document["recipes"]] == parts
     assert [recipe["status"] for recipe in document["recipes"]] == [
@@ -132,7 +132,7 @@ def test_a_budget_in_time_pays_for_further_draws(seconds: float, parts: int) -> 
     networks = [candidate(name, "contracting", [], steps=500) for name in ("first", "second")]
     user = validate({"data": {"source": "toy"}})
     search = Search(user, "classify", Budget(seconds), networks, None, (5, 3), time.monotonic())
-    workers = cast(Workers, ScoringWorkers(500, step_seconds=0.01))
+    workers = cast(TrialWorkers, ScoringWorkers(500, step_seconds=0.01))
     assert search.run(workers, Event()).document["parts"] == parts
 
 
@@ -140,7 +140,7 @@ def test_members_of_the_user_leave_more_for_further_draws() -> None:
     networks = [candidate(name, "contracting", [], steps=500) for name in ("first", "second")]
     user = validate({"data": {"source": "toy"}, "model": {"members": 1}})
     search = Search(user, "classify", Budget(None, 10_500), networks, None, (5, 3), 0.0)
-    document = search.run(cast(Workers, ScoringWorkers(500)), Event()).document
+    document = search.run(cast(TrialWorkers, ScoringWorkers(500)), Event()).document
     assert document["parts"] == 10
 
 
