@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stablernn_registry import IntegrityError, Registry, UnknownRefError, Version, log
+from stablernn_registry import IntegrityError, Registry, UnknownRefError, Version, log, storage
 from stablernn_registry.log import AliasEntry, History, PublishEntry
 
 Publish = Callable[..., Version]
@@ -88,7 +88,10 @@ def test_a_look_at_an_unchanged_log_reads_nothing_of_it(
     decoded_lines.clear()
     read = log.read_or_none
     paths: list[Path] = []
-    monkeypatch.setattr(log, "read_or_none", lambda path, *arguments: (paths.append(path), read(path, *arguments))[1])
+    for module in (log, storage):
+        monkeypatch.setattr(
+            module, "read_or_none", lambda path, *arguments: (paths.append(path), read(path, *arguments))[1]
+        )
     assert reader.resolve("digits@production") == 1
     assert reader.aliases("digits") == {"production": 1}
     assert len(reader.log("digits")) == 2
