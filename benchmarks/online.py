@@ -28,10 +28,10 @@ import numpy as np
 from online_detectors import DETECTORS, count_alarms, delays, residuals
 from online_page import write_page
 
-from stablernn_runtime.online import adaptive_intervals
-from stablernn_runtime.online.adaptive_intervals import AdaptiveIntervals
-from stablernn_runtime.online.drift import DriftDetector
-from stablernn_runtime.online.online_streams import block_length
+from stablernn_runtime import adaptive_intervals
+from stablernn_runtime.adaptive_intervals import AdaptiveIntervals
+from stablernn_runtime.drift import DriftDetector
+from stablernn_runtime.online_streams import block_length
 
 RESULTS = Path(__file__).parent / "results" / "online.json"
 # A cell that contracts by a fifth a step, and so is proved to forget within some thirty readings.

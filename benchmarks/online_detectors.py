@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stablernn_runtime.online.drift import DriftDetector
+from stablernn_runtime.drift import DriftDetector
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Detect = Callable[[Array, Array, Array, int], Array]

@@ -494,13 +494,13 @@ def reading_options(model: Target, options: FileOptions) -> dict[str, Any]:
 
 
 def _class_table(model: Target, inputs: InputSet, probabilities: Array) -> Table:
-    from stablernn_runtime.scoring.columns import class_columns
+    from stablernn_runtime.scoring.scorer import class_columns
 
     return {column_names(model, "id")[0]: inputs.ids, **class_columns(model.labels, probabilities)}
 
 
 def _forecast_table(model: Target, inputs: InputSet, outputs: dict[str, Array], steps: int) -> Table:
-    from stablernn_runtime.scoring.columns import forecast_columns
+    from stablernn_runtime.scoring.scorer import forecast_columns
 
     targets = len(model.targets)
     in_utc = inputs.notes.get("time_zone") == "UTC"

@@ -6,28 +6,28 @@ what a caller may leave out (lengths, states), checks the inputs, and pairs the 
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stablernn_registry import Manifest, RegistryError, Signature, StateSignature, Version
+from stablernn_registry import GraphSignature, Manifest, RegistryError, Signature, StateSignature, Version
 from stablernn_registry.reports import EXAMPLE
 from stablernn_runtime.engines.loaded_graphs import ONNX, has_graphs
-from stablernn_runtime.engines.select import open_version
-from stablernn_runtime.engines.session import NO_GPU_OPTIONS, Device, GpuOptions, Placement
-from stablernn_runtime.errors import InputError, ModelLoadError, NoStreamsError
+from stablernn_runtime.engines.select import SessionByRows, open_version
+from stablernn_runtime.engines.session import NO_GPU_OPTIONS, RUNTIME_ERRORS, Device, GpuOptions, Placement
+from stablernn_runtime.errors import InputError, ModelLoadError, NoStreamsError, OutOfMemoryError, cut
 from stablernn_runtime.graph import CancellationToken, Graph, count_row_elements, count_step_elements
-from stablernn_runtime.rollout import Rollout
 from stablernn_runtime.run_batch import BatchItem, run_items
-from stablernn_runtime.self_test import SelfTestError, check_model
-from stablernn_runtime.signature_check import check_signature, find_main_input, find_patch_stride
 from stablernn_runtime.state_guard import StateGuard
 from stablernn_runtime.validation import (
+    COVARIATES,
     check_dt,
     check_feature_values,
     check_lengths,
@@ -47,6 +47,164 @@ Array = NDArray[Any]
 
 MAX_EXAMPLE_BYTES = 1_000_000
 """Largest example that is held in memory; ours have at most about 200 kB."""
+_TEST_STEPS = 3
+_TOLERANCE = 1e-3
+"""Relative and absolute; what rounding can make of a difference lies below."""
+_RUN_ERRORS: tuple[type[Exception], ...] = (InputError, OutOfMemoryError, *RUNTIME_ERRORS)
+Shape = list[int | str]
+"""Sizes; a free axis is a symbol."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The steps of a recursive head to its horizon.
+
+    Attributes:
+        horizon: Steps ahead.
+        target_indices: Features that the answers are fed back into.
+        future_indices: Features whose values at the steps ahead come with the request.
+        offsets: Calibration of the quantiles, which is added to them, ``(horizon, targets, quantiles)``; None without.
+    """
+
+    horizon: int
+    target_indices: list[int]
+    future_indices: list[int]
+    offsets: Array | None
+
+    @classmethod
+    def from_version(cls, version: Version) -> Rollout:
+        """Return the rollout of a version, with its calibration if it has one.
+
+        Raises:
+            RegistryError: If a file is damaged.
+            ValueError: As :meth:`from_manifest`.
+        """
+        has_calibration = "calibration.json" in version.manifest.files
+        return cls.from_manifest(version.manifest, version.read("calibration.json") if has_calibration else None)
+
+    @classmethod
+    def from_manifest(cls, manifest: Manifest, calibration: bytes | None) -> Rollout:
+        """Return the rollout of a version.
+
+        Args:
+            manifest: Manifest of a forecast with a recursive head.
+            calibration: Content of ``calibration.json``, where the version has one.
+
+        Raises:
+            ValueError: If the two do not fit each other; the message is half a sentence.
+        """
+        targets = manifest.targets or []
+        if unknown := [name for name in targets if name not in manifest.features]:
+            raise ValueError(f"its recursive head answers '{unknown[0]}', which is not one of its features.")
+        target_indices = [manifest.features.index(name) for name in targets]
+        future_indices = [manifest.features.index(name) for name in manifest.future or ()]
+        horizon = manifest.horizon or 1
+        shape = (horizon, len(targets), len(manifest.quantiles or ()))
+        return cls(horizon, target_indices, future_indices, _read_offsets(calibration, shape))
+
+    def run(
+        self,
+        model: ServedModel,
+        inputs: Mapping[str, Array],
+        cancellation: CancellationToken | None = None,
+        violations: set[str] | None = None,
+    ) -> dict[str, Array]:
+        """Return the outputs over the horizon and the states after the sequences, as a direct head gives them.
+
+        Args:
+            model: The model of the head.
+            inputs: Inputs of the graph over whole sequences, but ``future`` spans the horizon.
+            cancellation: As in :meth:`ServedModel.run`.
+            violations: Likewise, for all steps ahead together.
+
+        Raises:
+            InputError: If an input does not fit the model, or an answer is not finite.
+            NotReadyError: If the run was ended.
+        """
+        x = np.asarray(inputs[model.input_name])
+        future = self._check_future(x, inputs.get("future"))
+        outputs = model.run(
+            model.sequence, {**inputs, **self._future_at(future, 0)}, cancellation=cancellation, violations=violations
+        )
+        # The states to return: those before the first step ahead.
+        results = dict(outputs)
+        names = [name for name in outputs if name not in model.sequence.state_outputs]
+        steps = {name: [outputs[name]] for name in names}
+        static = {name: value for name, value in inputs.items() if name == "static"}
+        for step in range(1, self.horizon):
+            feeds = {**self.next_inputs(model, outputs["mean"], future, step), **static, **model.next_state(outputs)}
+            outputs = model.run(model.step, feeds, cancellation=cancellation, violations=violations)
+            for name in names:
+                steps[name].append(outputs[name])
+        return results | self.join_steps(steps)
+
+    def next_inputs(self, model: ServedModel, mean: Array, future: Array | None, step: int) -> dict[str, Array]:
+        """Return the inputs of the step graph after ``step`` steps ahead: its last answer, and the known values.
+
+        Args:
+            model: The model of the head.
+            mean: The last answer, ``(batch, 1, targets)``.
+            future: Values that are known ahead, for the whole horizon, ``(batch, horizon, future)``.
+            step: 1 or more.
+        """
+        # Features that are neither answered nor known ahead are missing.
+        sample = np.full((len(mean), len(model.manifest.features)), np.nan, np.float32)
+        sample[:, self.target_indices] = mean[:, 0]
+        if future is not None:
+            sample[:, self.future_indices] = future[:, step - 1]
+        # A model of patches, each one sample on from the one before, reads (batch, 1, features).
+        has_patch_axis = len(model.step.inputs[model.input_name].shape) == 3
+        return {model.input_name: sample[:, None] if has_patch_axis else sample, **self._future_at(future, step)}
+
+    def join_steps(self, steps: Mapping[str, Sequence[Array]]) -> dict[str, Array]:
+        """Return the answers of the first steps ahead, calibrated, as one array each, ``(batch, steps, ...)``.
+
+        Args:
+            steps: The answers of each step, ``(batch, 1, ...)``, by output name.
+        """
+        outputs = {name: np.concatenate(values, axis=1) for name, values in steps.items()}
+        if "quantiles" in outputs:
+            outputs["quantiles"] = self.calibrate(outputs["quantiles"])
+        return outputs
+
+    def calibrate(self, quantiles: Array) -> Array:
+        """Add the offsets to quantiles of the first steps ahead, ``(..., steps, targets, quantiles)``."""
+        if self.offsets is None:
+            return quantiles
+        # The offsets of neighboring levels may make their quantiles cross.
+        return np.sort(quantiles + self.offsets[: quantiles.shape[-3]], axis=-1)
+
+    def _check_future(self, x: Array, future: Array | None) -> Array | None:
+        if future is None or not self.future_indices:
+            return None
+        values, shape = np.asarray(future), (len(x), self.horizon, len(self.future_indices))
+        if values.shape != shape:
+            raise InputError(
+                f"future must have the shape (batch, {shape[1]}, {shape[2]}) = {shape} to fit x, got {values.shape}."
+            )
+        return values
+
+    @staticmethod
+    def _future_at(future: Array | None, step: int) -> dict[str, Array]:
+        return {} if future is None else {"future": future[:, step : step + 1]}
+
+
+def _read_offsets(calibration: bytes | None, shape: tuple[int, ...]) -> Array | None:
+    if calibration is None:
+        return None
+    try:
+        # It may lack intervals: the gate of a forecast stands in the same file.
+        intervals = json.loads(calibration).get("intervals")
+        offsets = None if intervals is None else np.array(intervals["offsets"], np.float32)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ValueError("its calibration.json does not hold the offsets of quantiles.") from error
+    if offsets is not None and (offsets.shape != shape or not np.isfinite(offsets).all()):
+        raise ValueError(f"its calibration.json must hold finite offsets of the shape {shape}, got {offsets.shape}.")
+    return offsets
+
+
+class _SelfTestError(Exception):
+    """A graph that does not pass; the message is half a sentence, without the name of the version."""
 
 
 class ServedModel:
@@ -94,11 +252,11 @@ class ServedModel:
         self.states: tuple[StateSignature, ...] = tuple(signature.states)
         self.resample_steps: int | None = signature.resample_steps
         self.max_dt: float | None = signature.max_dt
-        self.input_name: str = find_main_input(signature.sequence)
+        self.input_name: str = _find_main_input(signature.sequence)
         # Before the graphs are opened, which takes much longer.
         try:
             self.rollout: Rollout | None = Rollout.from_version(version) if self.manifest.head == "recursive" else None
-            check_signature(signature.sequence, signature.step, self.states, self.manifest, self.input_name)
+            _check_signature(signature.sequence, signature.step, self.states, self.manifest, self.input_name)
         except (RegistryError, ValueError) as error:
             raise self._refusal(str(error)) from error
         graphs = open_version(version, signature, device, engine, threads, gpu, keeps_memory=keeps_memory)
@@ -117,7 +275,7 @@ class ServedModel:
         self.step_elements: int = 0
         if (step := signature.step) is not None and graphs.step is not None:
             self._step = Graph(step, graphs.step, self.states, self.guard, self.ref, limit)
-            self.patch_stride = find_patch_stride(step, self.input_name)
+            self.patch_stride = _find_patch_stride(step, self.input_name)
             self.step_elements = count_step_elements(step)
         self._row_elements = count_row_elements(self.sequence, self.rollout.horizon if self.rollout else 1)
         entry = self.manifest.files.get(EXAMPLE)
@@ -164,8 +322,8 @@ class ServedModel:
         """
         model = cls(version, device, threads, engine, gpu, keeps_memory=keeps_memory)
         try:
-            check_model(model)
-        except SelfTestError as error:
+            _check_model(model)
+        except _SelfTestError as error:
             raise model._refusal(str(error)) from error
         logger.info("%s runs on %s. %s", model.ref, model.placement.device, model.placement.reason)
         logger.info("%s is run by the engine '%s'. %s", model.ref, model.engine, model.engine_reason)
@@ -458,3 +616,226 @@ class ServedModel:
         if self.input_name == "x":
             return self.check_values("x", x)
         return convert_tokens(x, len(self.manifest.features), self.label)
+
+
+def _find_main_input(sequence: GraphSignature) -> str:
+    """Return ``"x"``, numbers, or ``"tokens"``, whole numbers below the number of features."""
+    names = [tensor.name for tensor in sequence.inputs]
+    return "tokens" if "tokens" in names and "x" not in names else "x"
+
+
+def _check_signature(
+    sequence: GraphSignature,
+    step: GraphSignature | None,
+    states: Sequence[StateSignature],
+    manifest: Manifest,
+    main: str,
+) -> None:
+    """Raise unless the inputs of both graphs are the main one, the states and those of the convention.
+
+    Args:
+        sequence: The graph over whole sequences.
+        step: The graph of one time step; None for a version of complete sequences.
+        states: The states that both graphs take and give.
+        manifest: The manifest of the version.
+        main: From :func:`_find_main_input`.
+
+    Raises:
+        ValueError: If an input has another name, type or shape.
+    """
+    covariates = _covariate_shapes(manifest)
+    free_axes: Shape = ["batch", "time"]
+    optional: dict[str, Shape] = {"lengths": ["batch"], "dt": ["batch", "time"], **covariates}
+    _check_graph("sequence", sequence, free_axes, optional, states, manifest, main)
+    if step is None:
+        return
+    free_axes = ["batch", *_patch_axis(step, main)]
+    _check_graph("step", step, free_axes, {"dt": free_axes, **covariates}, states, manifest, main)
+
+
+def _covariate_shapes(manifest: Manifest) -> dict[str, Shape]:
+    """Return the shapes of the inputs for the static and future values that the manifest names."""
+    static, future = manifest.static or (), manifest.future or ()
+    # The graphs of a recursive head look one step ahead, whatever its horizon.
+    steps = 1 if manifest.head == "recursive" else manifest.horizon or 1
+    shapes: dict[str, Shape] = {"static": ["batch", len(static)], "future": ["batch", steps, len(future)]}
+    return {name: shape for name, shape in shapes.items() if shape[-1]}
+
+
+def _find_patch_stride(step: GraphSignature, main: str) -> int:
+    """Return the samples of a step of a model of patches, ``(batch, stride, features)``; 1 for any other."""
+    axis = _patch_axis(step, main) if main == "x" else []
+    return int(axis[0]) if axis else 1
+
+
+def _patch_axis(step: GraphSignature, main: str) -> Shape:
+    """Return the axis over the samples of one stride, which models of patches have between batch and features."""
+    shape = next((tensor.shape for tensor in step.inputs if tensor.name == main), [])
+    return shape[1:2] if len(shape) == 3 and isinstance(shape[1], int) else []
+
+
+def _check_graph(
+    kind: str,
+    graph: GraphSignature,
+    free_axes: Shape,
+    optional: Mapping[str, Shape],
+    states: Sequence[StateSignature],
+    manifest: Manifest,
+    main: str,
+) -> None:
+    """Check one graph.
+
+    Args:
+        kind: ``"sequence"`` or ``"step"``.
+        graph: Its signature.
+        free_axes: The axes of the main input before the features.
+        optional: Shapes of the inputs that a graph may lack, except those that the manifest has values for.
+        states: As of :func:`_check_signature`.
+        manifest: Likewise.
+        main: Likewise.
+
+    Raises:
+        ValueError: As :func:`_check_signature`.
+    """
+    shapes = {tensor.name: tensor.shape for tensor in graph.inputs}
+    features: Shape = [len(manifest.features)] if main == "x" else []
+    expected = {main: [*free_axes, *features], **optional}
+    if main not in shapes:
+        raise ValueError(f"the {kind} in its signature has no input '{main}'.")
+    dtype = next(tensor.dtype for tensor in graph.inputs if tensor.name == main)
+    if dtype != ("float32" if main == "x" else "int64"):
+        raise ValueError(f"its signature gives the input '{main}' of {kind} the type {dtype}.")
+    # The model was trained on these values, and requests send them.
+    for name in COVARIATES:
+        if name in optional and name not in shapes:
+            raise ValueError(f"its manifest has {name} values, the {kind} in its signature has no input for them.")
+    state_inputs = {state.input for state in states}
+    for name, shape in shapes.items():
+        if name not in expected and name not in state_inputs:
+            raise ValueError(
+                f"the {kind} in its signature has an input '{cut(name)}' that is neither a state nor one of "
+                f"{', '.join(expected)}."
+            )
+        if shape != expected.get(name, shape):
+            raise ValueError(
+                f"its signature gives the input '{name}' of {kind} the shape {shape}, {expected[name]} is served."
+            )
+    # A run binds only the free axes of the main input, so no other tensor can have one of its own.
+    for tensor in (*graph.inputs, *graph.outputs):
+        if unknown := [size for size in tensor.shape if isinstance(size, str) and size not in free_axes]:
+            raise ValueError(
+                f"the axis '{cut(unknown[0])}' of '{cut(tensor.name)}' in its signature of {kind} is not one of "
+                f"{', '.join(axis for axis in free_axes if isinstance(axis, str))}."
+            )
+
+
+def _check_model(model: ServedModel) -> None:
+    """Run both graphs, and compare what they give with the manifest and with each other.
+
+    Raises:
+        _SelfTestError: If a run fails, an output is not finite or not of the shape that the manifest promises, or the
+            two graphs, or two devices of the same graph, differ by more than rounding.
+    """
+    try:
+        _warm_up(model)
+        if model.resample_steps is None:
+            _compare_graphs(model)
+        if isinstance(model.sequence.session, SessionByRows):
+            _compare_devices(model, model.sequence.session.min_rows)
+    except _RUN_ERRORS as error:
+        raise _SelfTestError(str(error)) from error
+
+
+def _warm_up(model: ServedModel) -> None:
+    """Run each graph once on zeros, and check the shapes of the outputs."""
+    manifest = model.manifest
+    # (batch, time, features), or (batch, time) of tokens.
+    x: Array = np.zeros((1, 2, len(manifest.features)), np.float32)
+    if model.input_name == "tokens":
+        x = np.zeros((1, 2), np.int64)
+    outputs = model.run_sequence(x)
+    if model.resample_steps is None:
+        axes = model.step.inputs[model.input_name].shape
+        model.run_step(np.zeros([size if isinstance(size, int) else 1 for size in axes], x.dtype))
+    for name, shape in _promised_shapes(manifest).items():
+        actual = outputs[name].shape if name in outputs else None
+        if actual != shape:
+            raise _SelfTestError(
+                f"its manifest promises the output '{name}' in the shape {shape}, the graph gives {actual}."
+            )
+
+
+def _promised_shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the outputs for one sequence of two steps, by name."""
+    targets, horizon = len(manifest.targets or ()), manifest.horizon or 0
+    if manifest.task == "classify":
+        return {"probabilities": (1, len(manifest.labels or ()))}
+    if manifest.task == "forecast":
+        shapes: dict[str, tuple[int, ...]] = {"mean": (1, horizon, targets)}
+        if manifest.quantiles:
+            shapes["quantiles"] = (1, horizon, targets, len(manifest.quantiles))
+        return shapes
+    if manifest.output == "real":
+        return {"mean": (1, 2, targets)}
+    return {} if manifest.output is None else {"logits": (1, 2, len(manifest.labels or ()))}
+
+
+def _compare_graphs(model: ServedModel) -> None:
+    """Run a short series as a whole and step by step, and compare all outputs of the step graph, states included.
+
+    The steps are timed, so that the model has an estimate before its first request.
+    """
+    sequence, step = model.sequence, model.step
+    for name in step.outputs:
+        if name not in sequence.outputs:
+            raise _SelfTestError(
+                f"its step graph has the output '{name}', which its sequence graph lacks (it has "
+                f"{format_tensors(sequence.outputs)}); export it again."
+            )
+    axes = step.inputs[model.input_name].shape[1:]
+    shape = (_TEST_STEPS, *(size for size in axes if isinstance(size, int)))
+    noise = np.random.default_rng(0)
+    samples: Array = noise.normal(size=shape).astype(np.float32)
+    if model.input_name == "tokens":
+        samples = noise.integers(len(model.manifest.features), size=shape)
+    # (1, time, ...): a step of a model of patches, (stride, features), becomes as many time steps.
+    series = samples.reshape(1, -1, *shape[2:]) if len(shape) == 3 else samples[None]
+    # The sequence graph itself: a recursive head is not rolled out here.
+    expected = model.run(sequence, {model.input_name: series})
+    outputs: dict[str, Array] = {}
+    state: dict[str, Array] = {}
+    for sample in samples:
+        started = time.perf_counter_ns()
+        outputs = model.run_step(sample[None], state)
+        model.record_step_ns(1, time.perf_counter_ns() - started)
+        state = model.next_state(outputs)
+    for name, value in outputs.items():
+        # Outputs of every step: the step graph gives the last one.
+        last = expected[name][:, -1] if "time" in sequence.outputs[name].shape else expected[name]
+        if value.shape != last.shape:
+            raise _SelfTestError(
+                f"the output '{name}' of its step graph has the shape {value.shape}, that of its sequence graph "
+                f"{last.shape}; export it again."
+            )
+        if not np.allclose(value, last, rtol=_TOLERANCE, atol=_TOLERANCE):
+            raise _SelfTestError(
+                f"the output '{name}' of its step graph is not that of its sequence graph after {_TEST_STEPS} "
+                f"steps (they differ by {float(np.abs(value - last).max()):.3g}); export it again."
+            )
+
+
+def _compare_devices(model: ServedModel, min_rows: int) -> None:
+    """Run a sequence alone and as part of a batch, which run on different devices, and compare the outputs."""
+    graph, noise = model.sequence, np.random.default_rng(0)
+    sizes = {"batch": min_rows, "time": _TEST_STEPS}
+    shape = [sizes[size] if isinstance(size, str) else size for size in graph.inputs[model.input_name].shape]
+    x: Array = noise.normal(size=shape).astype(np.float32)
+    if model.input_name == "tokens":
+        x = noise.integers(len(model.manifest.features), size=shape)
+    together = model.run(graph, {model.input_name: x})
+    for name, value in model.run(graph, {model.input_name: x[:1]}).items():
+        if not np.allclose(together[name][:1], value, rtol=_TOLERANCE, atol=_TOLERANCE):
+            raise _SelfTestError(
+                f"the output '{name}' of a sequence on the GPU is not that on the CPU (they differ by "
+                f"{float(np.abs(together[name][:1] - value).max()):.3g}); name one by --device."
+            )

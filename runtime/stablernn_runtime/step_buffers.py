@@ -19,9 +19,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from stablernn_registry import GraphSignature, StateSignature, TensorSignature
-from stablernn_runtime.engines.bound_session import BoundSession
 from stablernn_runtime.engines.plugins import EngineSession
-from stablernn_runtime.engines.session import EngineFailure
+from stablernn_runtime.engines.session import BoundSession, EngineFailure
 
 Array = NDArray[Any]
 

@@ -15,7 +15,7 @@ from stablernn_registry.errors import did_you_mean
 from stablernn_runtime.calendar import calendar_frequency, day_zone
 from stablernn_runtime.covariates import Covariates, observed_features
 from stablernn_runtime.errors import BadTokenError, InputError, ModelLoadError, NoStreamsError, cut
-from stablernn_runtime.online.online_streams import (
+from stablernn_runtime.online_streams import (
     QUANTILES,
     OnlineOptions,
     OnlineStreams,

@@ -12,8 +12,8 @@ from typing import Any
 
 from stablernn_registry import Registry, Version
 from stablernn_runtime.engines.loaded_graphs import ONNX
-from stablernn_runtime.engines.out_of_memory import is_out_of_memory
 from stablernn_runtime.errors import ModelLoadError, NotReadyError, ServingError
+from stablernn_runtime.graph import is_out_of_memory
 from stablernn_runtime.isolation import (
     Abort,
     AbortedError,

@@ -10,7 +10,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from stablernn_runtime.engines.session import GpuOptions
-from stablernn_runtime.online.online_streams import OnlineOptions
+from stablernn_runtime.online_streams import OnlineOptions
 from stablernn_server.errors import SettingsError, TooLargeError, format_validation_error
 from stablernn_server.transport.connections import parse_networks
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmark_scripts import script, stored_results
-from stablernn_runtime.online.drift import DriftDetector
+from stablernn_runtime.drift import DriftDetector
 
 
 def test_the_page_in_the_repository_is_that_of_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,7 @@ from bound_sessions import bind_sessions
 from engine_helpers import KINDS, publish, random_inputs, zeros
 from published_models import Published
 from stablernn_runtime import ServedModel
-from stablernn_runtime.engines.bound_session import BoundSession
-from stablernn_runtime.engines.session import EngineFailure, create_run_options
+from stablernn_runtime.engines.session import BoundSession, EngineFailure, create_run_options
 from stablernn_runtime.errors import InputError, NotReadyError
 from stablernn_runtime.graph import CancellationToken, Graph
 from stablernn_runtime.run_batch import BatchResult, run_steps

@@ -12,8 +12,8 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 
-from stablernn_runtime.engines import cuda_libraries
-from stablernn_runtime.engines.cuda_libraries import missing_libraries, needed_libraries
+from stablernn_runtime.engines import devices
+from stablernn_runtime.engines.devices import missing_libraries, needed_libraries
 
 PROVIDER = Path(ort.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
 needs_provider = pytest.mark.skipif(not PROVIDER.is_file(), reason="this ONNX Runtime has no CUDA provider")
@@ -79,7 +79,7 @@ def test_libraries_are_found_where_pip_puts_them_in_whatever_order(
     link(provider, "libcufirst.so.1", "libcusecond.so.1", "libcugone.so.1")
     (lib / "libcugone.so.1").unlink()
     assert needed_libraries(provider) == ["libcufirst.so.1", "libcusecond.so.1", "libcugone.so.1"]
-    monkeypatch.setattr(cuda_libraries, "_LOADED_LATER", ())
+    monkeypatch.setattr(devices, "_LOADED_LATER", ())
     monkeypatch.setattr(ort, "__file__", str(tmp_path / "onnxruntime" / "__init__.py"))
     assert missing_libraries() == ("libcugone.so.1",)
 

@@ -15,19 +15,25 @@ import pytest
 from engine_helpers import publish
 from published_models import Published
 from stablernn_registry import Signature, Version
-from stablernn_runtime.engines import benchmark, select
-from stablernn_runtime.engines.benchmark import (
+from stablernn_runtime.engines import select
+from stablernn_runtime.engines.loaded_graphs import LoadedGraphs
+from stablernn_runtime.engines.select import (
     MAX_STEPS,
     STEPS,
+    DeviceChoice,
+    Request,
+    SessionByRows,
     Timing,
     Workload,
+    candidates_for,
+    choose_devices,
     measure_in_turn,
+    open_fastest,
+    open_version,
+    select_fastest,
     sequence_steps,
     workloads,
 )
-from stablernn_runtime.engines.device_choice import DeviceChoice, SessionByRows, choose_devices
-from stablernn_runtime.engines.loaded_graphs import LoadedGraphs
-from stablernn_runtime.engines.select import Request, candidates_for, open_fastest, open_version, select_fastest
 from stablernn_runtime.engines.session import EngineFailure, GpuOptions, Placement, Session
 from stablernn_runtime.errors import DeviceError, ModelLoadError
 from stablernn_runtime.served_model import ServedModel
@@ -201,7 +207,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(benchmark, "time", clock)
+    monkeypatch.setattr(select, "time", clock)
     return clock
 
 

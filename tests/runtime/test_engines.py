@@ -20,9 +20,8 @@ from stablernn.export.parity import STEP_TOLERANCE, _split_steps, max_errors
 from stablernn.server_engine import TorchGraph
 from stablernn_registry import Registry, Signature
 from stablernn_runtime import ServedModel
-from stablernn_runtime.engines.benchmark import BATCH
 from stablernn_runtime.engines.plugins import entry_points
-from stablernn_runtime.engines.select import Request, candidates_for, open_fastest, open_version, select_fastest
+from stablernn_runtime.engines.select import BATCH, Request, candidates_for, open_fastest, open_version, select_fastest
 from stablernn_runtime.engines.session import GpuOptions
 from stablernn_runtime.errors import DeviceError, ModelLoadError, NotReadyError, SettingsError
 from stablernn_runtime.graph import CancellationToken

@@ -13,8 +13,7 @@ from engine_helpers import CUDA_ENGINES, KINDS, NEEDS_GPU, publish, random_input
 from published_models import Published
 from stablernn.export.parity import SEQUENCE_CAP, _split_steps, max_errors
 from stablernn_runtime import ServedModel
-from stablernn_runtime.engines.bound_session import BoundSession
-from stablernn_runtime.engines.session import GpuOptions
+from stablernn_runtime.engines.session import BoundSession, GpuOptions
 from stablernn_runtime.errors import OutOfMemoryError
 from stablernn_runtime.run_batch import BatchResult, run_steps
 from stablernn_runtime.step_buffers import DeviceBuffers

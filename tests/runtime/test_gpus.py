@@ -13,7 +13,7 @@ import pytest
 from engine_helpers import environment
 from fake_driver import write_driver
 from published_models import Published
-from stablernn_runtime.engines.cuda_libraries import required_cuda_version
+from stablernn_runtime.engines.devices import required_cuda_version
 from stablernn_runtime.engines.session import CUDA, GpuOptions, choose_device
 from stablernn_runtime.errors import SettingsError
 
@@ -25,7 +25,7 @@ TWO = [("NVIDIA Alpha", 24 * GIB), ("NVIDIA Beta", 80 * GIB)]
 
 CALL = """
 import json, sys
-from stablernn_runtime.engines.gpus import read_driver
+from stablernn_runtime.engines.devices import read_driver
 from stablernn_runtime.engines.session import GpuOptions, choose_device
 from stablernn_runtime.errors import ServingError
 device, number, limit = json.loads(sys.argv[1])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stablernn_runtime.errors import InputError
-from stablernn_runtime.input_guard import InputGuard
+from stablernn_runtime.state_guard import InputGuard
 
 
 def certificate(lower: Any, upper: Any) -> dict[str, Any]:

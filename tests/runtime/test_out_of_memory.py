@@ -14,10 +14,9 @@ from engine_helpers import environment
 from published_models import Published
 from stablernn_registry import GraphSignature, Signature
 from stablernn_runtime import ServedModel
-from stablernn_runtime.engines.out_of_memory import RunSize, describe, is_out_of_memory
 from stablernn_runtime.engines.session import EngineFailure
 from stablernn_runtime.errors import InputError, OutOfMemoryError
-from stablernn_runtime.graph import CancellationToken, Graph
+from stablernn_runtime.graph import CancellationToken, Graph, RunSize, describe_shortage, is_out_of_memory
 from stablernn_runtime.run_batch import run_items, run_steps
 
 LIMIT = 2 * 2**20
@@ -211,6 +210,6 @@ def test_messages_of_failed_allocations_are_known(message: str) -> None:
     wrapper.__cause__ = EngineFailure(message)
     assert is_out_of_memory(wrapper)
     assert not is_out_of_memory(EngineFailure("no kernel image is available for execution on the device"))
-    assert ("(4096 bytes were asked for)" in describe(EngineFailure(message), "m:1", RunSize(2, 3))) == (
+    assert ("(4096 bytes were asked for)" in describe_shortage(EngineFailure(message), "m:1", RunSize(2, 3))) == (
         "requested buffer" in message
     )

@@ -16,7 +16,7 @@ import stablernn_server
 from server_helpers import Published, Running
 from stablernn_registry import UnknownRefError
 from stablernn_runtime import ServedModel
-from stablernn_runtime.cpus import available_cpus
+from stablernn_runtime.engines.devices import available_cpus
 from stablernn_server import Settings, SettingsError, create_app, errors
 from stablernn_server.errors import STATUS_AND_CODE, ServerError
 from stablernn_server.observability.telemetry import Telemetry

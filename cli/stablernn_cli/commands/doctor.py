@@ -188,7 +188,7 @@ def _onnxruntime(findings: Findings) -> dict[str, Any]:
     runtime = _import("onnxruntime", findings, needed_for="serve, eval and predict of registry versions")
     if runtime is None:
         return {"works": False}
-    from stablernn_runtime.engines.cuda_libraries import INSTALL, missing_libraries
+    from stablernn_runtime.engines.devices import INSTALL, missing_libraries
 
     usable = {"cpu": _try_device("cpu"), "cuda": _try_device("cuda")}
     if not usable["cpu"]["usable"]:
@@ -227,7 +227,7 @@ def _try_device(device: Literal["cpu", "cuda"], device_id: int | None = None) ->
 
 def _gpus(findings: Findings) -> list[dict[str, Any]]:
     """Return the GPUs that the driver reports, and whether ONNX Runtime can use each."""
-    from stablernn_runtime.engines.gpus import read_driver
+    from stablernn_runtime.engines.devices import read_driver
 
     driver = read_driver()
     gpus = () if driver is None else driver.gpus

@@ -602,9 +602,9 @@ class ServedEstimates:
             stride: Readings in a sample.
             certificate: Its certificate.
         """
-        from stablernn_runtime.online.adaptive_intervals import AdaptiveIntervals
-        from stablernn_runtime.online.drift import DriftDetector
-        from stablernn_runtime.online.online_streams import OnlineStreams, block_length
+        from stablernn_runtime.adaptive_intervals import AdaptiveIntervals
+        from stablernn_runtime.drift import DriftDetector
+        from stablernn_runtime.online_streams import OnlineStreams, block_length
 
         self.false_alarm_rate: float | None = None
         self.block: int | None = None
@@ -630,7 +630,7 @@ class ServedEstimates:
             x: (samples, stride, channels), raw units.
             quantiles: (samples, horizon, targets, levels), the forecasts after each sample.
         """
-        from stablernn_runtime.online.online_streams import ADAPTIVE_QUANTILES
+        from stablernn_runtime.online_streams import ADAPTIVE_QUANTILES
 
         update = self._online.advance({}, x[None], quantiles[None])
         return update.outputs[ADAPTIVE_QUANTILES][0], int(update.alarms[0])

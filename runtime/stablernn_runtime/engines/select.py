@@ -1,42 +1,237 @@
-"""Selects engine and device of a version: as named, or the fastest where they are ``auto``."""
+"""Selects engine and device of a version: as named, or the fastest on this machine where they are ``auto``.
+
+A GPU launches a kernel for every node of every time step, which may take longer than one sequence on the CPU; with
+many sequences at a time it is the other way round. So each kind of work gets its own device. All candidates run in
+turn, so that a machine that becomes slower meanwhile slows all of them.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from stablernn_registry import Signature, Version
-from stablernn_runtime.engines.benchmark import (
-    BATCH,
-    LIMIT_SECONDS,
-    STEPS,
-    Timing,
-    measure,
-    sequence_steps,
-    workloads,
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from stablernn_registry import GraphSignature, Manifest, Signature, Version
+from stablernn_runtime.engines.devices import count_gpus
+from stablernn_runtime.engines.loaded_graphs import (
+    ONNX,
+    LoadedGraphs,
+    describe_tensors,
+    first_line,
+    fixed_sizes,
+    graphs_of,
+    read_file,
 )
-from stablernn_runtime.engines.device_choice import DeviceChoice, SessionByRows, best_mean_ms, choose_devices
-from stablernn_runtime.engines.gpus import count_gpus
-from stablernn_runtime.engines.loaded_graphs import ONNX, LoadedGraphs, first_line
-from stablernn_runtime.engines.onnx import ONNX_RUNTIME, open_onnx
 from stablernn_runtime.engines.plugins import AUTO, TORCH, entry_points, open_named
 from stablernn_runtime.engines.session import (
     NO_GPU_OPTIONS,
+    RUN_ERRORS,
+    BoundSession,
     Device,
     EngineFailure,
     GpuOptions,
     Session,
     check_gpu_options,
+    choose_device,
+    create_run_options,
+    open_session,
 )
 from stablernn_runtime.errors import DeviceError, ModelLoadError
+from stablernn_runtime.graph_safety import check_graph
 
 logger = logging.getLogger(__name__)
+Array = NDArray[Any]
+TimedRun = Callable[[ort.RunOptions], object]
+"""One run; the options end it from another thread."""
+
+BATCH = NO_GPU_OPTIONS.batch
+"""Sequences of a measured batch where no other number is given."""
+STEPS = 128
+"""Time steps of the measured sequences where the version does not tell its own."""
+MAX_STEPS = 1000
+"""Time steps of the measured sequences at most."""
+LIMIT_SECONDS = 10.0
+"""Time for all measurements of a version together. A graph can be built to run for years."""
+_TIMED_RUNS = 5
+ONNX_RUNTIME = f"ONNX Runtime {ort.__version__}"
 
 Candidate = tuple[str, Device]
 """Name of an engine, and the device that it runs on."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One kind of work of a model.
+
+    Attributes:
+        is_step: Whether it is one step of streams, and not whole sequences.
+        rows: Number of sequences or streams.
+        steps: Time steps of the sequences; 1 for a step.
+    """
+
+    is_step: bool
+    rows: int
+    steps: int = 1
+
+    def __str__(self) -> str:
+        if self.is_step:
+            return "one step" if self.rows == 1 else f"one step of {self.rows} streams"
+        return f"one sequence of {self.steps} steps" if self.rows == 1 else f"{self.rows} sequences"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median milliseconds of a run of each kind of work.
+
+    Attributes:
+        milliseconds: By kind of work; infinite where no run ended within the time limit, or one failed.
+        failure: The first failure of a run, as a sentence; empty without one.
+    """
+
+    milliseconds: Mapping[Workload, float]
+    failure: str = ""
+
+    @property
+    def mean_ms(self) -> float:
+        """The geometric mean: a factor in any of them counts the same, whatever its size."""
+        return geometric_mean(self.milliseconds.values())
+
+    def __str__(self) -> str:
+        figures = ", ".join(
+            f"{workload} {time:.3g} ms" if math.isfinite(time) else f"{workload} not finished"
+            for workload, time in self.milliseconds.items()
+        )
+        return f"{figures} ({self.failure.rstrip('.')})" if self.failure else figures
+
+
+@dataclass
+class _Runs:
+    """The runs of one candidate: milliseconds of the first one, which also sets things up, and of those after it."""
+
+    first_ms: float = math.inf
+    timed_ms: list[float] = field(default_factory=list)
+    failure: str = ""
+
+    @property
+    def median_ms(self) -> float:
+        if self.failure:
+            return math.inf
+        return statistics.median(self.timed_ms) if self.timed_ms else self.first_ms
+
+
+class SessionByRows:
+    """Runs few sequences with one session, and more of them with another.
+
+    Args:
+        small: For runs of fewer than ``min_rows`` sequences.
+        large: For the others.
+        min_rows: Sequences from which a run goes to ``large``.
+    """
+
+    def __init__(self, small: Session, large: Session, min_rows: int) -> None:
+        self.small, self.large, self.min_rows = small, large, min_rows
+
+    def run(
+        self, names: Sequence[str], feeds: Mapping[str, Array], options: ort.RunOptions | None = None, /
+    ) -> Sequence[Any]:
+        """Run as :meth:`Session.run`, with the session for as many sequences."""
+        # All inputs have the batch as their first axis.
+        rows = len(next(iter(feeds.values())))
+        return (self.small if rows < self.min_rows else self.large).run(names, feeds, options)
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """The device of each kind of work, by name.
+
+    Attributes:
+        single: Of a whole sequence alone.
+        batch: Of a batch of whole sequences.
+        min_batch_rows: Sequences from which a run goes to the device of batches; 1 where both are the same.
+        step: Of steps of streams; None for a version without streams.
+    """
+
+    single: str
+    batch: str
+    min_batch_rows: int
+    step: str | None
+
+    @property
+    def devices(self) -> set[str]:
+        """The devices that the choice needs."""
+        return {device for device in (self.single, self.batch, self.step) if device is not None}
+
+    def describe(self) -> dict[str, Any]:
+        """Return the choice as JSON types."""
+        return {
+            "single": self.single,
+            "batch": self.batch,
+            "min_batch_rows": self.min_batch_rows,
+            "step": self.step,
+        }
+
+    def __str__(self) -> str:
+        sequences = f"sequences on {self.single}"
+        if self.batch != self.single:
+            sequences = f"up to {self.min_batch_rows - 1} sequences on {self.single}, more on {self.batch}"
+        return sequences if self.step is None else f"{sequences}, steps on {self.step}"
+
+
+def open_onnx(
+    version: Version,
+    signature: Signature,
+    device: Device,
+    threads: int,
+    gpu: GpuOptions = NO_GPU_OPTIONS,
+    *,
+    keeps_memory: bool = False,
+) -> LoadedGraphs:
+    """Open the graphs of a version, whose inputs and outputs must agree with the manifest.
+
+    Args:
+        version: The version.
+        signature: Signature of its manifest, which must have its graphs.
+        device: ``"auto"`` is CUDA where nothing is known to be missing, else the CPU.
+        threads: Threads inside one run.
+        gpu: Settings of the GPU.
+        keeps_memory: As for :func:`~stablernn_runtime.engines.session.open_session`.
+
+    Raises:
+        ModelLoadError: If a file is damaged, or a graph is not one that is served.
+        DeviceError: If CUDA does not load.
+        SettingsError: If there are settings of a GPU for the CPU.
+    """
+    placement = choose_device(device, gpu)
+    sessions: dict[str, Session] = {}
+    for kind, graph in graphs_of(signature):
+        label = f"{kind}.onnx of '{version.ref}'"
+        content = read_file(version, f"{kind}.onnx", "cannot be served")
+        check_graph(content, label)
+        session = open_session(content, label, placement, threads, keeps_memory=keeps_memory)
+        for side, stated, actual in (
+            ("inputs", graph.inputs, session.get_inputs()),
+            ("outputs", graph.outputs, session.get_outputs()),
+        ):
+            # A free dimension reports its symbol; None and a differing symbol are free too, a number is not.
+            tensors = {arg.name: (arg.type, fixed_sizes(arg.shape)) for arg in actual}
+            if tensors != (expected := describe_tensors(stated)):
+                raise ModelLoadError(
+                    f"{label} has the {side} {tensors}, but the manifest's signature states {expected}."
+                )
+        # On the CPU, arrays are read in place, and bound buffers save time for steps of few streams alone.
+        sessions[kind] = session if placement.device == "cpu" else BoundSession(session, placement)
+    return LoadedGraphs(ONNX, ONNX_RUNTIME, placement, sessions["sequence"], sessions.get("step"))
 
 
 @dataclass(frozen=True)
@@ -309,3 +504,190 @@ def _by_device(opened: Sequence[LoadedGraphs], engine: str) -> dict[str, LoadedG
 
 def _device(name: str) -> Device:
     return "cuda" if name == "cuda" else "cpu"
+
+
+def sequence_steps(manifest: Manifest) -> int:
+    """Return the time steps of a typical sequence of a version: those that it was trained or exported for."""
+    steps = manifest.context_length or manifest.parity.get("longest")
+    return min(steps, MAX_STEPS) if isinstance(steps, int) and steps > 0 else STEPS
+
+
+def workloads(signature: Signature, steps: int, batch: int = BATCH) -> list[Workload]:
+    """Return the kinds of work of a version: sequences and steps, alone and in a batch."""
+    shapes = [(is_step, rows) for is_step in (False, True) for rows in sorted({1, batch})]
+    return [
+        Workload(is_step, rows, 1 if is_step else steps)
+        for is_step, rows in shapes
+        if not is_step or signature.step is not None
+    ]
+
+
+def measure(
+    candidates: Mapping[str, LoadedGraphs],
+    signature: Signature,
+    kinds: Sequence[Workload],
+    limit_seconds: float = LIMIT_SECONDS,
+) -> dict[str, Timing]:
+    """Measure each kind of work with each of several engines or devices.
+
+    Args:
+        candidates: The open graphs of one version, by name.
+        signature: Signature of the version.
+        kinds: The kinds of work.
+        limit_seconds: Time for all of it. Each kind gets the same share of what the kinds before it left.
+    """
+    deadline = time.monotonic() + limit_seconds
+    by_kind: dict[Workload, dict[str, _Runs]] = {}
+    for index, kind in enumerate(kinds):
+        runs = {name: _timed_run(graphs, signature, kind) for name, graphs in candidates.items()}
+        by_kind[kind] = _run_in_turn(runs, max(0.0, deadline - time.monotonic()) / (len(kinds) - index))
+    return {
+        name: Timing(
+            {kind: runs[name].median_ms for kind, runs in by_kind.items()},
+            next((runs[name].failure for runs in by_kind.values() if runs[name].failure), ""),
+        )
+        for name in candidates
+    }
+
+
+def measure_in_turn(candidates: Mapping[str, TimedRun], limit_seconds: float) -> dict[str, float]:
+    """Run candidates in turn a few times, and return the median milliseconds of each.
+
+    Args:
+        candidates: A function that runs once, by name.
+        limit_seconds: Time for all of it. A candidate whose first run has not ended after an equal share of it is
+            stopped, if its run can be, and is not run again. No second run begins after it, and a run that is under
+            way is stopped, if it can be.
+
+    Returns:
+        Milliseconds by name; infinite where the first run did not end in time, or a run failed.
+    """
+    return {name: runs.median_ms for name, runs in _run_in_turn(candidates, limit_seconds).items()}
+
+
+def geometric_mean(times: Iterable[float]) -> float:
+    """Return the geometric mean of positive numbers, which may be infinite."""
+    return math.exp(statistics.fmean(math.log(max(time, 1e-9)) for time in times))
+
+
+def typical_feeds(graph: GraphSignature, batch: int, steps: int) -> dict[str, Array]:
+    """Return every input of a graph: zeros, regular steps, full lengths."""
+    sizes = {"batch": batch, "time": steps}
+    fill_values = {"lengths": steps, "dt": 1}
+    return {
+        spec.name: np.full(
+            [sizes[size] if isinstance(size, str) else size for size in spec.shape],
+            fill_values.get(spec.name, 0),
+            np.dtype(spec.dtype),
+        )
+        for spec in graph.inputs
+    }
+
+
+def _timed_run(graphs: LoadedGraphs, signature: Signature, kind: Workload) -> TimedRun:
+    """Return a function that runs a kind of work once."""
+    graph, session = (signature.step, graphs.step) if kind.is_step else (signature.sequence, graphs.sequence)
+    # The signature and the open graphs belong to one version.
+    assert graph is not None
+    assert session is not None
+    return _runner(session, [spec.name for spec in graph.outputs], typical_feeds(graph, kind.rows, kind.steps))
+
+
+def _runner(session: Session, names: list[str], feeds: dict[str, Array]) -> TimedRun:
+    return lambda options: session.run(names, feeds, options)
+
+
+def _run_in_turn(candidates: Mapping[str, TimedRun], limit_seconds: float) -> dict[str, _Runs]:
+    deadline = time.monotonic() + limit_seconds
+    results = {name: _Runs() for name in candidates}
+    for index, (name, candidate) in enumerate(candidates.items()):
+        share = (deadline - time.monotonic()) / (len(candidates) - index)
+        with _options_until(share) as options:
+            results[name].first_ms = _run_once(candidate, options, results[name])
+    # The last run of each, in seconds. The first one is no measure: it may compile kernels or load libraries.
+    latest = {name: 0.0 for name, runs in results.items() if math.isfinite(runs.first_ms)}
+    with _options_until(deadline - time.monotonic()) as options:
+        for _ in range(_TIMED_RUNS):
+            # Every candidate gets the same number of runs, as far as the ones before tell how long one takes.
+            if sum(latest.values()) >= deadline - time.monotonic():
+                break
+            for name in latest:
+                # One that cannot be stopped may have taken all that was left.
+                if time.monotonic() >= deadline:
+                    break
+                elapsed = _run_once(candidates[name], options, results[name])
+                if math.isfinite(elapsed):
+                    results[name].timed_ms.append(elapsed)
+                    latest[name] = elapsed / 1e3
+    return results
+
+
+@contextmanager
+def _options_until(seconds: float) -> Iterator[ort.RunOptions]:
+    """Give options that end a run after some time."""
+    options = create_run_options()
+    timer = threading.Timer(max(0.0, seconds), setattr, (options, "terminate", True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield options
+    finally:
+        timer.cancel()
+
+
+def _run_once(candidate: TimedRun, options: ort.RunOptions, runs: _Runs) -> float:
+    """Return the milliseconds of a run; infinite if it does not end in time or fails, which is noted."""
+    started = time.perf_counter()
+    try:
+        candidate(options)
+    except RUN_ERRORS as error:
+        # Such as too little memory for a batch, or a kernel that this GPU does not have.
+        if not options.terminate:
+            runs.failure = first_line(error)
+        return math.inf
+    return 1e3 * (time.perf_counter() - started)
+
+
+def choose_devices(timings: Mapping[str, Timing]) -> DeviceChoice:
+    """Choose the fastest device for each kind of work.
+
+    Sequences are chosen for by their number, alone or in a batch. All steps of streams share a device, that of the
+    smallest geometric mean over one stream and many, since a stream would else change devices between two steps.
+
+    Args:
+        timings: By device; the first one wins a tie. All have the same kinds of work.
+    """
+    kinds = list(next(iter(timings.values())).milliseconds)
+    sequences = [kind for kind in kinds if not kind.is_step]
+    steps = [kind for kind in kinds if kind.is_step]
+    smallest, largest = min(sequences, key=_rows), max(sequences, key=_rows)
+    single, batch = _fastest(timings, [smallest]), _fastest(timings, [largest])
+    min_rows = 1 if single == batch else _crossing(timings[single], timings[batch], smallest, largest)
+    return DeviceChoice(single, batch, min_rows, _fastest(timings, steps) if steps else None)
+
+
+def best_mean_ms(timings: Mapping[str, Timing]) -> float:
+    """Return the geometric mean of the times of all kinds of work, each on its fastest device."""
+    kinds = next(iter(timings.values())).milliseconds
+    return geometric_mean(min(timing.milliseconds[kind] for timing in timings.values()) for kind in kinds)
+
+
+def _rows(kind: Workload) -> int:
+    return kind.rows
+
+
+def _fastest(timings: Mapping[str, Timing], kinds: Sequence[Workload]) -> str:
+    return min(timings, key=lambda device: geometric_mean(timings[device].milliseconds[kind] for kind in kinds))
+
+
+def _crossing(small: Timing, large: Timing, smallest: Workload, largest: Workload) -> int:
+    """Return the number of sequences from which ``large`` is faster, for times that grow linearly with them."""
+    loss = large.milliseconds[smallest] - small.milliseconds[smallest]
+    gain = small.milliseconds[largest] - large.milliseconds[largest]
+    if not math.isfinite(gain):
+        # Only one of them runs a batch at all; nothing tells what the other one would do with a smaller one.
+        return smallest.rows + 1
+    if not math.isfinite(loss):
+        return largest.rows
+    share = loss / (loss + gain) if loss + gain > 0 else 0.0
+    return min(largest.rows, smallest.rows + max(1, math.ceil(share * (largest.rows - smallest.rows))))

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from stablernn_runtime.cpus import available_cpus
+from stablernn_runtime.engines.devices import available_cpus
 from stablernn_runtime.graph import CancellationToken
 from stablernn_runtime.run_batch import BatchResult, run_items, run_steps
 from stablernn_server.batching.cost_model import OFF_LOOP_SECONDS, CostModel

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from stablernn_runtime.online.online_streams import QUANTILES, OnlineUpdate
+from stablernn_runtime.online_streams import QUANTILES, OnlineUpdate
 from stablernn_runtime.stream_spec import StreamSpec, stream_spec
 from stablernn_server.arrays import Array
 from stablernn_server.batching.scheduler import Scheduler

@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from stablernn_runtime.online.online_streams import OnlineUpdate
+from stablernn_runtime.online_streams import OnlineUpdate
 from stablernn_runtime.run_batch import BatchItem
 from stablernn_runtime.served_model import ServedModel
 from stablernn_runtime.stream_clock import Clock

@@ -45,7 +45,7 @@ class Guard(Protocol):
 
 
 class EstimateUpdate(Protocol):
-    """The estimates of some streams after samples, as ``stablernn_runtime.online`` returns them."""
+    """The estimates of some streams after samples, as ``stablernn_runtime.online_streams`` returns them."""
 
     @property
     def alarms(self) -> Array: ...

@@ -24,7 +24,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from stablernn_registry import RegistryError
-from stablernn_runtime.engines.gpus import count_gpus, read_driver
+from stablernn_runtime.engines.devices import count_gpus, read_driver
 from stablernn_runtime.engines.loaded_graphs import ONNX
 from stablernn_runtime.engines.plugins import AUTO, TORCH
 from stablernn_server.errors import NotReadyError, ServerError

@@ -14,7 +14,7 @@ from stablernn_registry import Version
 from stablernn_runtime.engines.loaded_graphs import ONNX, first_line
 from stablernn_runtime.engines.plugins import AUTO, NATIVE
 from stablernn_runtime.isolation import Abort
-from stablernn_runtime.online.online_streams import attach_online_streams, create_online_streams
+from stablernn_runtime.online_streams import attach_online_streams, create_online_streams
 from stablernn_runtime.served_model import ServedModel
 from stablernn_runtime.trial_load import has_passed, try_opening
 from stablernn_server.errors import (

@@ -14,7 +14,7 @@ from cli_helpers import Workplace
 from fake_driver import write_driver
 from stablernn.cells import list_cells
 from stablernn_cli.commands import doctor
-from stablernn_runtime.engines import cuda_libraries
+from stablernn_runtime.engines import devices
 
 
 def test_cells_list(empty: Workplace) -> None:
@@ -149,7 +149,7 @@ def test_quickstart_prints_where_everything_lies(empty: Workplace) -> None:
 def test_doctor_names_the_missing_libraries_and_the_command_that_brings_them(
     empty: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_libraries, "missing_libraries", lambda: ("libcublas.so.13", "libcudnn.so.9"))
+    monkeypatch.setattr(devices, "missing_libraries", lambda: ("libcublas.so.13", "libcudnn.so.9"))
     document = empty.ok("doctor", "--json").json
     assert document["onnxruntime"]["missing_libraries"] == ["libcublas.so.13", "libcudnn.so.9"]
     assert {

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from stablernn_runtime.online.adaptive_intervals import MAX_FACTOR, MAX_PENDING, STEP_SIZE, AdaptiveIntervals
+from stablernn_runtime.adaptive_intervals import MAX_FACTOR, MAX_PENDING, STEP_SIZE, AdaptiveIntervals
 
 LEVELS = [0.1, 0.5, 0.9]
 

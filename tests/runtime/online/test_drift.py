@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from stablernn_runtime.online.drift import REFERENCE_BLOCKS, DriftDetector
+from stablernn_runtime.drift import REFERENCE_BLOCKS, DriftDetector
 
 BLOCK = 10
 RATE = 1e-3

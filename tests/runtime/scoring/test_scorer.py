@@ -21,7 +21,7 @@ from stablernn_registry import Registry, RegistryError, UnknownRefError
 from stablernn_runtime import ServedModel
 from stablernn_runtime.errors import InputError, ModelLoadError
 from stablernn_runtime.scoring import Scorer
-from stablernn_runtime.scoring.sequences import read_sequences
+from stablernn_runtime.scoring.scorer import read_sequences
 
 LOUDNESS = [[0.1, 0.4, 0.3], [0.2], [1.5, -0.5]]
 

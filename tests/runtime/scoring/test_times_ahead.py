@@ -15,7 +15,7 @@ from published_models import Published
 from stablernn_runtime.calendar import advance
 from stablernn_runtime.errors import InputError
 from stablernn_runtime.scoring import Scorer
-from stablernn_runtime.scoring.times_ahead import times_ahead
+from stablernn_runtime.scoring.scorer import times_ahead
 
 FIRST = datetime(2024, 1, 1)
 

@@ -15,7 +15,7 @@ import pytest
 from scheduler_helpers import PATIENT, random_series, scheduling, submit, turns, until, wait_for_all
 from server_helpers import Published
 from stablernn_runtime import ServedModel
-from stablernn_runtime.cpus import available_cpus
+from stablernn_runtime.engines.devices import available_cpus
 from stablernn_runtime.graph import CancellationToken
 from stablernn_runtime.run_batch import BatchResult
 from stablernn_server import InputError

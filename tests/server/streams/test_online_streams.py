@@ -15,7 +15,7 @@ from server_helpers import Published, Running, serve
 from stablernn.nn.models import Forecaster, SequenceModel
 from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
-from stablernn_runtime.online.online_streams import OnlineOptions, create_online_streams
+from stablernn_runtime.online_streams import OnlineOptions, create_online_streams
 from stablernn_server import ModelLoadError, Settings, create_app
 from stream_helpers import QUANTILES, STATE_KEY, Wire, frame, offline, plain, post_json
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from stablernn_runtime.engines import onnx
-from stablernn_runtime.engines.bound_session import BoundSession
-from stablernn_runtime.engines.session import Placement
+from stablernn_runtime.engines import select
+from stablernn_runtime.engines.session import BoundSession, Placement
 
 
 class OpenedAsOnGpu(BoundSession):
@@ -21,7 +20,7 @@ class OpenedAsOnGpu(BoundSession):
 
 def bind_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bind every session that ONNX Runtime opens for a version from now on."""
-    open_session = onnx.open_session
+    open_session = select.open_session
     monkeypatch.setattr(
-        onnx, "open_session", lambda *arguments, **options: OpenedAsOnGpu(open_session(*arguments, **options))
+        select, "open_session", lambda *arguments, **options: OpenedAsOnGpu(open_session(*arguments, **options))
     )

@@ -20,7 +20,7 @@ from stablernn.export.parity import _draw_known_inputs, draw_inputs
 from stablernn.nn.models import SequenceModel, SequencePredictor
 from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
-from stablernn_runtime.engines.gpus import count_gpus
+from stablernn_runtime.engines.devices import count_gpus
 
 Arrays = dict[str, np.ndarray]
 

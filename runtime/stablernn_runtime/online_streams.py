@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from stablernn_registry import Manifest
 from stablernn_registry.certificates import current_certificate
+from stablernn_runtime import adaptive_intervals, drift
+from stablernn_runtime.adaptive_intervals import AdaptiveIntervals, symmetric_pairs
+from stablernn_runtime.drift import DriftDetector
 from stablernn_runtime.errors import ModelLoadError
-from stablernn_runtime.online import adaptive_intervals, drift
-from stablernn_runtime.online.adaptive_intervals import AdaptiveIntervals, symmetric_pairs
-from stablernn_runtime.online.drift import DriftDetector
 
 Array = NDArray[Any]
 States = dict[str, Array]

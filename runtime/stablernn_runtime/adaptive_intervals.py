@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+
 States = dict[str, Array]
 
 STEP_SIZE = 0.1

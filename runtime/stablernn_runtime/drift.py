@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+
 States = dict[str, Array]
 
 REFERENCE_BLOCKS = 19
