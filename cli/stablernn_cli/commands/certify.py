@@ -11,7 +11,7 @@ import typer
 
 from stablernn_cli.errors import REFUSED, CommandError, UsageError
 from stablernn_cli.options import CertifyInputsOption, CertifyRequireOption, JsonOption, Kind, TargetArgument
-from stablernn_cli.output import Output, drop_none
+from stablernn_cli.output import Output, count_of, drop_none
 from stablernn_cli.targets import certify_target, is_run
 
 
@@ -117,7 +117,7 @@ def _gap_text(gaps: Sequence[Mapping[str, Any]]) -> str | None:
 
     # None for a length without a proved bound.
     bounds = [
-        f"{format_upper(gap['output_error'], 4)} after {gap['steps']:,} steps"
+        f"{format_upper(gap['output_error'], 4)} after {count_of(gap['steps'], 'step')}"
         for gap in gaps
         if gap["output_error"] is not None
     ]

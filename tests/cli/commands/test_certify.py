@@ -35,7 +35,9 @@ def test_a_run_and_its_version_have_one_certificate(trained_cells: Workplace) ->
 
 
 def test_what_is_required_and_not_proved_is_refused(trained_cells: Workplace) -> None:
-    assert trained_cells.ok("certify", "lru", "--require", "contracting").out.startswith("model")
+    text = trained_cells.ok("certify", "lru", "--require", "contracting").out
+    assert text.startswith("model")
+    assert " after 1 step, " in " ".join(text.split())
     kind = trained_cells.ok("certify", "rnn", "--json").json["kind"]
     assert kind == "bounded"
     assert trained_cells("certify", "rnn", "--require", "bounded").code == 0
