@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -263,3 +264,25 @@ def test_what_no_option_mends_is_not_written(tmp_path: Path) -> None:
     assert result.sentence.startswith("'config.yaml' is not written: no option mends all of 'd.csv'. 'd.csv' row 3")
     assert place("data", "check", "d.csv", "--no-plan").out.endswith("refuse this: 1 problem, 0 warnings.\n")
     assert not place.path("config.yaml").exists()
+
+
+def test_a_clean_file_gets_no_configuration(tmp_path: Path) -> None:
+    place = Workplace(tmp_path)
+    rows = [f"2024-01-{day:02d},{day % 7}" for day in range(1, 31)]
+    (tmp_path / "d.csv").write_text("\n".join(["ds,y", *rows]) + "\n")
+    result = place.ok("data", "check", "d.csv", "--no-plan", "--fix", "config.yaml")
+    assert "nothing to mend: 'config.yaml' is not written" in result.err
+    assert not place.path("config.yaml").exists()
+
+
+def test_a_problem_is_listed_once_with_options_that_can_be_copied(tmp_path: Path) -> None:
+    place = Workplace(tmp_path)
+    rows = [f"{day:02d}/01/2024,{day % 7}" for day in range(1, 31)]
+    rows[3], rows[20] = rows[20], rows[3]
+    (tmp_path / "d.csv").write_text("\n".join(["ds,y", *rows, rows[8]]) + "\n")
+    report: Any = place("data", "check", "d.csv", "--no-plan", "--json").json
+    assert [problem["code"] for problem in report["problems"]] == ["refused", "time_twice", "not_sorted"]
+    printed = place("data", "check", "d.csv", "--no-plan").out
+    (options,) = {line.strip() for line in printed.splitlines() if "on_duplicate" in line and "sort" in line}
+    assert "data.date_format='%d/%m/%Y'" in shlex.split(options)
+    place.ok("data", "check", "d.csv", "--no-plan", *shlex.split(options))

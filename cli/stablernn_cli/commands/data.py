@@ -161,6 +161,9 @@ def check(
         show_report(output, report)
     if plot is not None:
         _draw(output, plot, report)
+    if fix is not None and report.ok and not report.fixes:
+        output.note(f"There is nothing to mend: '{fix}' is not written.")
+        fix = None
     if fix is not None:
         # Without the defaults of this command, which are no settings of the user.
         stated = read_settings(options, config, overrides or ())
@@ -376,12 +379,18 @@ def _options(settings: Mapping[str, Any]) -> str:
         if option.key.startswith("data.")
     }
     return " ".join(
-        f"{flag(with_option[key])} {shlex.quote(','.join(value) if isinstance(value, list) else str(value))}"
+        f"{flag(with_option[key])} {_quoted(','.join(value) if isinstance(value, list) else str(value))}"
         # A list of several targets takes the option several times.
         if key in with_option and (key != "target" or not isinstance(value, list))
-        else "--set " + shlex.quote(f"data.{key}={format_value(value)}")
+        else "--set " + _quoted(f"data.{key}={format_value(value)}")
         for key, value in settings.items()
     )
+
+
+def _quoted(text: str) -> str:
+    """Return a word for the shell; in double quotes where it has single ones, as YAML puts around a format of dates."""
+    is_plain = "'" in text and not any(character in text for character in '"$`\\!')
+    return f'"{text}"' if is_plain else shlex.quote(text)
 
 
 def _verdict(report: DataReport) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -144,6 +144,16 @@ def merge_settings(first: Mapping[str, Any], second: Mapping[str, Any]) -> Notes
             value = [*before, *(entry for entry in value if entry not in before)]
         merged[name] = value
     return merged
+
+
+def distinct_problems(problems: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return problems without later errors of loading whose settings mend a problem that is listed with its count."""
+    mended = [finding.settings for finding in problems if not finding.code.startswith("refused")]
+    return tuple(
+        finding
+        for finding in problems
+        if finding.code != "refused_next" or not finding.settings or finding.settings not in mended
+    )
 
 
 @dataclass

@@ -23,7 +23,7 @@ from stablernn.data.check.content import (
     inspect_steps,
     labeled_splits,
 )
-from stablernn.data.check.report import Column, DataReport, Finding, Findings, Role, merge_settings
+from stablernn.data.check.report import Column, DataReport, Finding, Findings, Role, distinct_problems, merge_settings
 from stablernn.data.check.table import TableInspection, infer_column_kinds, inspect_cells, warn_about_header
 from stablernn.data.files import TABLE_FORMATS, detect_format, find_test_file, open_file
 from stablernn.data.load import detect_task, load_source, read_sequences
@@ -97,7 +97,7 @@ def check_source(options: LoadOptions) -> DataReport:
         files={split: str(file) for split, file in (("train", path), ("test", test_path)) if file is not None},
         columns=inspection.columns,
         content=inspection.content,
-        problems=tuple(findings.problems),
+        problems=distinct_problems(findings.problems),
         warnings=tuple(findings.warnings),
         assumed=inspection.assumed,
         preview=inspection.preview,
@@ -126,7 +126,7 @@ def _check_with(options: LoadOptions, refusal: errors.StableRNNError) -> DataRep
     )
     return replace(
         report,
-        problems=(Finding("refused", str(refusal), dict(refusal.settings)), *problems),
+        problems=distinct_problems((Finding("refused", str(refusal), dict(refusal.settings)), *problems)),
         assumed={**refusal.settings, **report.assumed},
         refusal=refusal,
     )
