@@ -187,6 +187,12 @@ def compare_errors(first: SampleErrors, second: SampleErrors) -> dict[str, Any]:
     }
 
 
+def units_needed(pairs: int) -> int:
+    """Return the smallest number of paired units with which the test can separate two of ``pairs`` pairs of models."""
+    # All differences of one sign, two-sided: the smallest p that there is.
+    return math.ceil(1 - math.log2(SIGNIFICANCE / max(1, pairs)))
+
+
 def describe_power(units: int, pairs: int, unit: str) -> str:
     """Return what the test can separate at most: with few units no difference is large enough.
 
@@ -195,8 +201,7 @@ def describe_power(units: int, pairs: int, unit: str) -> str:
         pairs: Pairs of models, by which Holm's correction divides the level.
         unit: Plural noun of the units.
     """
-    # All differences of one sign, two-sided: the smallest p that there is.
-    needed = math.ceil(1 - math.log2(SIGNIFICANCE / max(1, pairs)))
+    needed = units_needed(pairs)
     if units >= needed:
         return f"{units} {unit} suffice for it to separate models that differ on nearly all of them"
     return f"with fewer than {needed} {unit} it can separate none, however far apart they are"

@@ -428,7 +428,7 @@ def compare(output: Output, targets: tuple[str, str], options: ScoreOptions) -> 
 
 def show_comparison(output: Output, document: Mapping[str, Any]) -> None:
     """Print the scores of two targets side by side, and one sentence on their difference."""
-    from stablernn.compare.results import describe_power
+    from stablernn.compare.results import describe_power, units_needed
 
     first, second = document["targets"]
     names = (first, second if second != first else f"{second}, again")
@@ -441,6 +441,11 @@ def show_comparison(output: Output, document: Mapping[str, Any]) -> None:
     if comparison["is_different"]:
         better = names[0] if comparison["better"] == "first" else names[1]
         output.text(f"{better} is better in {metric} by more than noise: {test}.")
+    elif units < units_needed(1):
+        output.text(
+            f"Whether the difference in {metric} is more than noise cannot be told: Wilcoxon's signed-rank test needs "
+            f"{units_needed(1)} {unit} or more, and there are {units}."
+        )
     else:
         output.text(f"The difference in {metric} is within noise: {test}; {describe_power(units, 1, unit)}.")
 

@@ -53,7 +53,8 @@ def test_a_run_and_its_version_are_compared_on_the_same_samples(trained: Workpla
     else:
         # 19 windows of one series overlap.
         assert comparison["units"] < 19 == document["samples"]
-    assert "within noise" in trained.ok("-q", "eval", f"{name}-run", f"{name}:1").out
+    verdict = "within noise" if comparison["units"] >= 6 else "cannot be told: Wilcoxon's signed-rank test needs 6"
+    assert verdict in trained.ok("-q", "eval", f"{name}-run", f"{name}:1").out
 
 
 def test_models_of_different_tasks_and_further_figures_of_two_are_refused(trained: Workplace) -> None:
