@@ -442,8 +442,6 @@ def _prove(
         )
         for member, (stack, box, cell_names) in enumerate(zip(stacks, boxes, names, strict=True))
     )
-    if stage is not None and stored:
-        _PROGRESS.info("Bounding the error of weights in %s ...", " and ".join(FORMATS))
     cells = [cell for stack in stacks for cell in stack]
     bounds = [bound for stack in proved for bound in stack.bounds]
     states, balls = [], []
@@ -462,7 +460,11 @@ def _prove(
         tolerance=tolerance,
         max_dt=max_dt,
         inputs=inputs,
-        quantization={form: _quantization_bound(stacks, proved, form, max_dt) for form in FORMATS} if stored else {},
+        quantization={
+            form: _quantization_bound(stacks, proved, form, max_dt, is_logged=stage is not None) for form in FORMATS
+        }
+        if stored
+        else {},
         resample_steps=_resample_steps(module),
     )
 
@@ -477,13 +479,28 @@ def _log_layer(stage: str, stacks: Sequence[Sequence[StableCell]], member: int, 
 
 
 def _quantization_bound(
-    stacks: list[list[StableCell]], proved: tuple[Cascade, ...], form: Format, max_dt: float | None
+    stacks: list[list[StableCell]],
+    proved: tuple[Cascade, ...],
+    form: Format,
+    max_dt: float | None,
+    *,
+    is_logged: bool,
 ) -> QuantizationErrorBound | None:
     """Return the worst bound of all members; None if nothing is proved of one."""
     if max_dt is not None:
         return None
+
+    def log(norm: int, norms: int) -> None:
+        # Each may take as long as the proof.
+        if is_logged:
+            part = f", norm {norm} of {norms}" if norms > 1 else ""
+            _PROGRESS.info("Bounding the error of weights in %s%s ...", form, part)
+
     try:
-        bounds = [quantization_error_bound(cells, stack, form) for cells, stack in zip(stacks, proved, strict=True)]
+        bounds = [
+            quantization_error_bound(cells, stack, form, on_norm=log)
+            for cells, stack in zip(stacks, proved, strict=True)
+        ]
     except np.linalg.LinAlgError:
         # Quantized matrices may be ones that float64 cannot decompose.
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
@@ -71,7 +71,11 @@ class QuantizationErrorBound:
 
 
 def quantization_error_bound(
-    cells: Sequence[StableCell], proved: Cascade, form: Format
+    cells: Sequence[StableCell],
+    proved: Cascade,
+    form: Format,
+    *,
+    on_norm: Callable[[int, int], None] = lambda norm, norms: None,
 ) -> QuantizationErrorBound | None:
     """Return the bound for one stack of layers; None if none is proved.
 
@@ -85,13 +89,19 @@ def quantization_error_bound(
         cells: From the input on.
         proved: What is proved of them, of regular steps.
         form: The format.
+        on_norm: Called before each norm that is tried, with its number and that of all of them.
     """
     quantized = [quantize(cell, form) for cell in cells]
     # Large weights are infinite in float16.
     if not all(bool(torch.isfinite(weight).all()) for cell in quantized for weight in cell.parameters()):
         return None
-    candidates = (_error_bound_in(cells, quantized, stack) for stack in (proved, *proved.in_other_norms))
-    bounds = [bound for bound in candidates if bound is not None]
+    candidates = (proved, *proved.in_other_norms)
+    bounds = []
+    for number, stack in enumerate(candidates, start=1):
+        on_norm(number, len(candidates))
+        bound = _error_bound_in(cells, quantized, stack)
+        if bound is not None:
+            bounds.append(bound)
     if not bounds:
         return None
     # The errors hold together, for inputs of any size, only as of one norm; the rate says nothing about them.

@@ -51,7 +51,8 @@ def test_train_and_export_say_what_they_do(empty: Workplace) -> None:
         "Writing the graphs ...",
         "Comparing the graphs with torch, over up to 64 steps ...",
         "Proving what holds for inputs of any size ...",
-        "Bounding the error of weights in float16 and int8 ...",
+        "Bounding the error of weights in float16 ...",
+        "Bounding the error of weights in int8 ...",
     ]
     # A terminal that cannot draw a spinner gets the lines of a pipe.
     with pytest.MonkeyPatch.context() as patch:
@@ -61,7 +62,8 @@ def test_train_and_export_say_what_they_do(empty: Workplace) -> None:
     assert terminal.getvalue().splitlines() == [
         "Certifying run ...",
         "Proving what holds for inputs of any size ...",
-        "Bounding the error of weights in float16 and int8 ...",
+        "Bounding the error of weights in float16 ...",
+        "Bounding the error of weights in int8 ...",
     ]
 
 
