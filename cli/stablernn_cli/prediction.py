@@ -344,7 +344,9 @@ def explain_file(model: Target, source: str, options: FileOptions, folder: Path)
         writer.add(table)
         writer.commit()
     titles = [
-        inputs.ids[row] if answers is None else f"{inputs.ids[row]}: {model.labels[answers[row]]}"
+        f"series {inputs.ids[row]}"
+        if answers is None
+        else f"sequence {inputs.ids[row]}, answer {model.labels[answers[row]]}"
         for row in range(min(_DRAWN_SERIES, len(inputs)))
     ]
     values = [inputs.x[row, : inputs.lengths[row]] for row in range(len(titles))]
