@@ -1,4 +1,7 @@
-"""Assembly of the application: :func:`create_app` and the list of routers. Nothing happens at import time."""
+"""Assembly of the application: :func:`create_app` and the list of routers. Nothing happens at import time.
+
+The OpenAPI document is what the framework knows of the routes, and the bodies that they read without it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,9 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
@@ -26,29 +32,44 @@ from stablernn_server.http.app_context import AppContext
 from stablernn_server.http.middleware import Application, RequestMiddleware
 from stablernn_server.http.request import get_request
 from stablernn_server.http.responses import JSON, error_response
-from stablernn_server.openapi import build_document
-from stablernn_server.routes import health, metrics, page, repository, sessions, statistics, stream, timeseries
+from stablernn_server.routes import health, page, sessions, stream, timeseries
 from stablernn_server.routes import models as v2
 from stablernn_server.routes.infer import INFER_ROUTE
 from stablernn_server.routes.sessions import STEP_ROUTES
 from stablernn_server.schemas.common import ERRORS
+from stablernn_server.schemas.open_inference import ControlRequest, IndexRequest, InferBody
+from stablernn_server.schemas.sessions import OpenSession, Samples, TokenStep
+from stablernn_server.schemas.timeseries import ClassifyRequest, ForecastRequest
+from stablernn_server.security.auth import required_access
 from stablernn_server.settings import Settings
 from stablernn_server.version import package_version
 
 logger = logging.getLogger(__name__)
 
-# The statistics come before the models, one of which could be called "stats".
 ROUTERS = (
     health.router,
-    metrics.router,
-    statistics.router,
+    health.metrics_router,
     v2.router,
-    repository.router,
+    v2.repository_router,
     timeseries.router,
     sessions.router,
     stream.router,
     page.router,
 )
+Node = dict[str, Any]
+
+BODIES: tuple[type[BaseModel], ...] = (
+    ClassifyRequest,
+    ControlRequest,
+    ForecastRequest,
+    IndexRequest,
+    InferBody,
+    OpenSession,
+    Samples,
+    TokenStep,
+)
+"""Bodies that routes parse themselves."""
+RETRY_AFTER = {"description": "Seconds to wait before the next attempt", "schema": {"type": "string"}}
 
 
 def create_app(settings: Settings, *, answering: Mapping[str, int] | None = None) -> FastAPI:
@@ -143,3 +164,38 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         app.openapi_schema = build_document(app, needs_token=app.state.context.auth.is_on)
     return app.openapi_schema
+
+
+def build_document(app: FastAPI, *, needs_token: bool) -> Node:
+    """Return the OpenAPI document of all routes.
+
+    Args:
+        app: The application.
+        needs_token: Whether requests to this server need a token.
+    """
+    document: Node = get_openapi(
+        title=app.title,
+        version=app.version,
+        summary=app.summary,
+        description="Streams over a WebSocket, GET /v1/stream, cannot be described here: docs/http.md does.",
+        routes=[*app.routes, *v2.documented.routes],
+    )
+    _, bodies = models_json_schema(
+        [(model, "validation") for model in BODIES], ref_template="#/components/schemas/{model}"
+    )
+    schemas = document["components"]["schemas"]
+    schemas.update(bodies["$defs"])
+    # The framework documents its own body of a failed validation, with which no route of ours answers.
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    if needs_token:
+        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"token": []}]
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+            operation["responses"]["503"]["headers"] = {"Retry-After": RETRY_AFTER}
+            if needs_token and required_access(path) == "open":
+                # An empty list overrides the document's default.
+                operation["security"] = []
+    return document

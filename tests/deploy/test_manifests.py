@@ -21,7 +21,7 @@ from stablernn_cli.errors import REFUSED, USAGE
 from stablernn_cli.main import app
 from stablernn_server import Settings
 from stablernn_server.security.auth import Auth, required_access
-from stablernn_server.security.state_key import create_state_tokens
+from stablernn_server.security.key_files import create_state_tokens
 
 Manifest = dict[str, Any]
 

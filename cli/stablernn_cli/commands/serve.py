@@ -199,7 +199,7 @@ def _run(fields: Mapping[str, Any], output: Output) -> None:
     from stablernn_server import Settings
     from stablernn_server.http.access_log import write_to_stderr
     from stablernn_server.security.auth import Auth
-    from stablernn_server.security.tls import tls_context
+    from stablernn_server.security.key_files import tls_context
 
     for package in ("stablernn_server", "stablernn_runtime"):
         logging.getLogger(package).setLevel(logging.WARNING if output.quiet else logging.INFO)

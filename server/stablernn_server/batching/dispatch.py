@@ -2,6 +2,9 @@
 
 All of this runs on the event loop except inference on worker threads. So there are no locks, and a batch is made up
 only when a thread is free to run it: until then, requests may be added.
+
+Beside it: how long runs take by those of the past, the threads that do them, and a watchdog for runs on the event loop
+itself.
 """
 
 from __future__ import annotations
@@ -10,20 +13,33 @@ import asyncio
 import heapq
 import logging
 import math
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, KeysView, Sequence
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from typing import Generic, TypeVar
 
 from stablernn_runtime.engines.devices import available_cpus
 from stablernn_runtime.graph import CancellationToken
 from stablernn_runtime.run_batch import BatchResult, run_items, run_steps
-from stablernn_server.batching.cost_model import OFF_LOOP_SECONDS, CostModel
 from stablernn_server.batching.job_queues import JobQueue, JobQueues, divide
 from stablernn_server.batching.types import Batch, InferenceResult, Job, QueueKey, fail_jobs
-from stablernn_server.batching.worker_threads import MAX_LOOP_SECONDS, LoopWatchdog, WorkerThreads
 from stablernn_server.errors import NotReadyError, ServerError, TooLargeError
 from stablernn_server.observability.telemetry import Telemetry
 from stablernn_server.settings import Settings
 
+OFF_LOOP_SECONDS = 600.0
+"""Time for which no run of a version is made on the event loop after one had to be ended there."""
+T = TypeVar("T")
+
+END_SECONDS = 1.0
+"""Time to wait for runs that were cancelled; ONNX Runtime looks for that between two nodes of a graph."""
+MAX_LOOP_SECONDS = 1.0
+"""Time after which a run on the event loop is cancelled: far beyond the 2 ms that such runs are expected to take, since
+a busy or suspended machine takes longer."""
 logger = logging.getLogger(__name__)
 
 WAIT_BUDGET_SECONDS = 0.02
@@ -46,6 +62,261 @@ DIVISION_GAIN_NS = 1_000_000
 TRIAL_BATCHES = 64
 """Of so many batches that could be divided, one is run in the way that is expected to take longer: how long it takes
 is not known otherwise once the machine does more or less besides."""
+
+
+class CostModel:
+    """Moving averages of measured runs; used by the event loop's thread only.
+
+    Durations of steps are averaged by the model (:meth:`.ServedModel.record_step_ns`); its warm-up measures the first.
+
+    Attributes:
+        requests_per_second: Throughput of a run, averaged; 0.0 before the first one.
+    """
+
+    def __init__(self) -> None:
+        self.requests_per_second = 0.0
+        # By kind, version and length class.
+        self._batch_seconds: dict[QueueKey, float] = {}
+        # Nanoseconds by version and size class of the rows (their bit length).
+        self._sequence_step_ns: dict[tuple[str, int], float] = {}
+        # End of the ban by version, on the monotonic clock.
+        self._off_loop_until: dict[str, float] = {}
+
+    def record(self, batch: Batch) -> None:
+        """Learn from a batch that has ended."""
+        first = batch.jobs[0]
+        compute_ns = batch.ended_ns - batch.started_ns
+        rate = len(batch.jobs) / max(compute_ns / 1e9, 1e-6)
+        self.requests_per_second = (
+            rate if self.requests_per_second == 0 else 0.9 * self.requests_per_second + 0.1 * rate
+        )
+        # A run that failed, or was ended, says nothing about how long a complete one takes.
+        if any(isinstance(result, Exception) for result in batch.results):
+            return
+        # The last entry of a key identifies one model or job in memory, which says nothing about durations.
+        key = first.key[:3]
+        self._batch_seconds[key] = 0.8 * self._batch_seconds.get(key, compute_ns / 1e9) + 0.2 * compute_ns / 1e9
+        if first.kind == "step":
+            first.model.record_step_ns(batch.rows, compute_ns / batch.time_steps)
+        elif first.kind == "sequence":
+            size, step_ns = (first.model.ref, batch.rows.bit_length()), compute_ns / batch.time_steps
+            self._sequence_step_ns[size] = 0.8 * self._sequence_step_ns.get(size, step_ns) + 0.2 * step_ns
+
+    def batch_seconds(self, key: QueueKey, default: float) -> float:
+        """Return the usual duration of a batch of one queue; ``default`` where none has run."""
+        return self._batch_seconds.get(key[:3], default)
+
+    def run_ns(self, first: Job, rows: int, time_steps: int) -> float:
+        """Estimate the duration of a batch of steps or sequences; infinite where none of its size has run.
+
+        Args:
+            first: First job of the batch.
+            rows: Sequences or streams of the batch.
+            time_steps: Time steps of its longest job.
+        """
+        if first.kind == "step":
+            return first.model.estimate_step_ns(rows) * time_steps
+        return self._sequence_step_ns.get((first.model.ref, rows.bit_length()), math.inf) * time_steps
+
+    def ban_from_loop(self, ref: str) -> None:
+        """Keep the runs of a version off the event loop for the next :data:`OFF_LOOP_SECONDS`."""
+        self._off_loop_until[ref] = time.monotonic() + OFF_LOOP_SECONDS
+
+    def is_banned_from_loop(self, ref: str) -> bool:
+        """Return whether the runs of a version are kept off the event loop."""
+        # The table is empty unless a run was ended: the clock is not even read on the usual path.
+        return bool(self._off_loop_until) and time.monotonic() < self._off_loop_until.get(ref, 0.0)
+
+    def retry_after_seconds(self, waiting: int) -> int:
+        """Return the time in which ``waiting`` jobs will be done, rounded up, between 1 s and 60 s."""
+        if self.requests_per_second <= 0:
+            return 1
+        return max(1, min(60, math.ceil(waiting / self.requests_per_second)))
+
+
+class WorkerThreads(Generic[T]):
+    """Worker threads, and one piece of work that is prefetched for the first of them to end.
+
+    An executor would hold the GIL for longer around each run than the event loop can spare, and would have to be given
+    the next run before anybody knows what that should be. Every method is for the event loop's thread.
+
+    Attributes:
+        prefetched: Prefetched work that is not known to have begun; None without any.
+    """
+
+    def __init__(self, run: Callable[[T], object], on_end: Callable[[], object], count: int) -> None:
+        """Prepare the threads; :meth:`start` starts them.
+
+        Args:
+            run: Runs one piece of work on a thread; must not raise.
+            on_end: Called on the event loop when work has ended; calls :meth:`collect_ended`.
+            count: Number of threads.
+        """
+        self.prefetched: T | None = None
+        self._run = run
+        self._on_end = on_end
+        self._count = count
+        self._threads: list[tuple[SimpleQueue[T | None], threading.Thread]] = []
+        self._idle: list[SimpleQueue[T | None]] = []
+        # The inbox of the thread that runs each piece of work.
+        self._running: dict[T, SimpleQueue[T | None]] = {}
+        # Both deques are shared with the threads, which take from the first and append to the second.
+        self._next: deque[T] = deque()
+        self._ended: deque[tuple[T, T | None]] = deque()
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start the threads, which report to ``loop``."""
+        # Threads of an earlier start may still run: they keep the deques that they were started with.
+        self.prefetched, self._running, self._next, self._ended = None, {}, deque(), deque()
+        self._threads = [self._start_thread(loop) for _ in range(self._count)]
+        # Last in, first out: the thread of the last run is awake, and its caches are full.
+        self._idle = [inbox for inbox, _ in self._threads]
+
+    def stop(self) -> Callable[[], None]:
+        """Take no more work, and drop what is prefetched.
+
+        Returns:
+            A function for another thread that waits until the running work has ended, for :data:`END_SECONDS` at most.
+            A process that exits in the middle of a run may be aborted.
+        """
+        self.take_back()
+        threads, self._threads, self._idle = self._threads, [], []
+        for inbox, _ in threads:
+            inbox.put(None)
+        return partial(_join, [thread for _, thread in threads])
+
+    @property
+    def is_started(self) -> bool:
+        """True between :meth:`start` and :meth:`stop`."""
+        return bool(self._threads)
+
+    @property
+    def running(self) -> KeysView[T]:
+        """Work that runs, or has ended and was not yet returned by :meth:`collect_ended`."""
+        return self._running.keys()
+
+    @property
+    def has_idle(self) -> bool:
+        """True if a thread is idle."""
+        return bool(self._idle)
+
+    def begin(self, work: T) -> None:
+        """Run ``work`` on an idle thread."""
+        inbox = self._idle.pop()
+        self._running[work] = inbox
+        inbox.put(work)
+
+    def prefetch(self, work: T) -> None:
+        """Let the first thread that ends go on with ``work``, without the event loop; one piece of work at a time."""
+        self.prefetched = work
+        self._next.append(work)
+
+    def take_back(self) -> T | None:
+        """Return the prefetched work for another decision; None if there is none, or a thread has taken it."""
+        try:
+            work = self._next.pop()
+        except IndexError:
+            return None
+        self.prefetched = None
+        return work
+
+    def collect_ended(self) -> Sequence[T]:
+        """Return the work that has ended since the last call; prefetched work that a thread took counts as running."""
+        ended: list[T] = []
+        while self._ended:
+            work, follower = self._ended.popleft()
+            inbox = self._running.pop(work)
+            ended.append(work)
+            if follower is not None:
+                self.prefetched = None
+                self._running[follower] = inbox
+            elif self._threads:
+                self._idle.append(inbox)
+        return ended
+
+    def _start_thread(self, loop: asyncio.AbstractEventLoop) -> tuple[SimpleQueue[T | None], threading.Thread]:
+        inbox: SimpleQueue[T | None] = SimpleQueue()
+        arguments = (inbox, self._next, self._ended, loop)
+        thread = threading.Thread(target=self._serve, args=arguments, name="worker", daemon=True)
+        thread.start()
+        return inbox, thread
+
+    def _serve(
+        self,
+        inbox: SimpleQueue[T | None],
+        prefetched: deque[T],
+        ended: deque[tuple[T, T | None]],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """Run work on a thread until its inbox holds None."""
+        follower: T | None = None
+        while (work := inbox.get() if follower is None else follower) is not None:
+            self._run(work)
+            # The event loop and all threads pop from this deque, which is atomic: nothing is taken twice or lost.
+            try:
+                follower = prefetched.pop()
+            except IndexError:
+                follower = None
+            ended.append((work, follower))
+            # The local would keep the work alive, with its model, until the next comes.
+            del work
+            # RuntimeError: the loop was closed while this ran, and nobody waits for the result.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._on_end)
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    deadline = time.monotonic() + END_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+class LoopWatchdog:
+    """A thread that ends runs on the event loop which take far longer than expected.
+
+    A graph can choose from the values of a request how often it repeats a node, so that no earlier run says how long
+    the next one takes. On the event loop such a run would stop every response, all timeouts and the shutdown of the
+    server.
+    """
+
+    def __init__(self) -> None:
+        # Guards the token and the start of the run: else a run that has just begun could be ended for the one before.
+        self._lock = threading.Lock()
+        self._cancellation = CancellationToken()
+        self._started: float | None = None
+        self._should_stop = threading.Event()
+
+    def start(self) -> None:
+        """Start the thread."""
+        # An event of its own for each thread: that of an earlier start may not have seen its own yet.
+        self._should_stop = threading.Event()
+        threading.Thread(target=self._watch, args=(self._should_stop,), name="loop watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        """Let the thread end, without waiting for it."""
+        self._should_stop.set()
+
+    def begin(self) -> CancellationToken:
+        """Begin to watch a run; the token ends it once it takes longer than :data:`MAX_LOOP_SECONDS`."""
+        with self._lock:
+            self._started = time.monotonic()
+            return self._cancellation
+
+    def end(self) -> bool:
+        """Stop watching a run that is over; return whether it was cancelled."""
+        with self._lock:
+            self._started = None
+            was_cancelled = self._cancellation.is_set
+            # A token that is set would end every later run as well.
+            if was_cancelled:
+                self._cancellation = CancellationToken()
+            return was_cancelled
+
+    def _watch(self, should_stop: threading.Event) -> None:
+        while not should_stop.wait(MAX_LOOP_SECONDS / 4):
+            with self._lock:
+                if self._started is not None and time.monotonic() - self._started > MAX_LOOP_SECONDS:
+                    self._cancellation.set()
 
 
 class Dispatcher:

@@ -2,12 +2,15 @@
 
 The jobs of all requests run in batches: those that wait for the same graph share a run. :mod:`.job_queues` holds them,
 :mod:`.dispatch` decides when they run.
+
+One timer serves the deadlines of all jobs that wait or run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
@@ -15,12 +18,9 @@ from typing import Any
 from stablernn_runtime.graph import CancellationToken
 from stablernn_runtime.run_batch import BatchItem, BatchResult
 from stablernn_runtime.served_model import ServedModel
-from stablernn_server.arrays import Array
-from stablernn_server.batching.cost_model import CostModel
-from stablernn_server.batching.deadlines import Deadlines
-from stablernn_server.batching.dispatch import Dispatcher
-from stablernn_server.batching.job_queues import JobQueues
-from stablernn_server.batching.types import Caller, InferenceResult, Job
+from stablernn_server.batching.dispatch import CostModel, Dispatcher
+from stablernn_server.batching.job_queues import JobQueues, expire
+from stablernn_server.batching.types import Array, Caller, InferenceResult, Job
 from stablernn_server.errors import BusyError, NotReadyError, TooManyError
 from stablernn_server.observability.telemetry import Telemetry, WorkKind
 from stablernn_server.settings import Settings
@@ -229,3 +229,50 @@ class Scheduler:
 
 def _shutting_down() -> NotReadyError:
     return NotReadyError("The server is starting or shutting down; try again later.")
+
+
+class Deadlines:
+    """Fails each job whose deadline passes before it has a result.
+
+    Nearly every job has its result long before. So the timer is set for the earliest deadline that was ever added, and
+    a job that ends leaves it as it is.
+    """
+
+    def __init__(self, jobs: Mapping[int, Job]) -> None:
+        """Begin without a timer.
+
+        Args:
+            jobs: The jobs that wait or run, kept up to date by its owner.
+        """
+        self._jobs = jobs
+        self._timer: asyncio.TimerHandle | None = None
+        self._next = math.inf
+
+    def add(self, deadline: float, loop: asyncio.AbstractEventLoop) -> None:
+        """Note the deadline of a new job, on the clock of the event loop."""
+        if deadline < self._next:
+            self.stop()
+            self._next = deadline
+            self._timer = loop.call_at(deadline, self._expire, loop)
+
+    def stop(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._next = None, math.inf
+
+    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
+        # The clock may be behind the time that the timer was set for by its resolution.
+        now = max(loop.time(), self._next)
+        self._timer, self._next = None, math.inf
+        deadlines = []
+        for job in self._jobs.values():
+            deadline = job.caller.deadline
+            if deadline is None:
+                continue
+            if deadline <= now:
+                expire(job.future)
+            else:
+                deadlines.append(deadline)
+        if deadlines:
+            self.add(min(deadlines), loop)

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from numpy.typing import NDArray
+
 from stablernn_runtime.graph import CancellationToken
 from stablernn_runtime.run_batch import BatchItem, BatchResult
 from stablernn_runtime.served_model import ServedModel
-from stablernn_server.arrays import Array
 from stablernn_server.observability.telemetry import WorkKind
 
+Array = NDArray[Any]
 DEFAULT_PRIORITY = 100
 """Priority of a request that names none; 1 is served first."""
 

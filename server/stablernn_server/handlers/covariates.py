@@ -10,7 +10,7 @@ import numpy as np
 from stablernn_registry.errors import did_you_mean
 from stablernn_runtime.calendar import day_zone, in_day_zone, step_frequency, step_times
 from stablernn_runtime.covariates import Covariates
-from stablernn_server.arrays import Array
+from stablernn_server.batching.types import Array
 from stablernn_server.codecs.json_values import to_array
 from stablernn_server.errors import InputError, cut
 from stablernn_server.schemas.timeseries import SeriesInput

@@ -18,7 +18,7 @@ from stablernn_runtime.covariates import Covariates
 from stablernn_runtime.graph import CancellationToken
 from stablernn_runtime.run_batch import BatchResult
 from stablernn_runtime.served_model import ServedModel
-from stablernn_server.arrays import Array
+from stablernn_server.batching.types import Array
 from stablernn_server.codecs.json_values import to_array
 from stablernn_server.errors import InputError
 from stablernn_server.handlers.covariates import add_covariates

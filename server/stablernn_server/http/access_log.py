@@ -11,8 +11,7 @@ from urllib.parse import quote
 
 import orjson
 
-from stablernn_server.http.asgi import Scope
-from stablernn_server.http.request import header_fields
+from stablernn_server.http.request import Scope, header_fields
 
 if TYPE_CHECKING:
     from stablernn_server.http.request import ActiveRequest

@@ -1,4 +1,7 @@
-"""State that the routes of one application share: settings, models, scheduler, sessions and the requests in flight."""
+"""State that the routes of one application share: settings, models, scheduler, sessions and the requests in flight.
+
+The open WebSockets are here, too, which a server that stops closes with a drain message to each client.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ from stablernn_server.batching.scheduler import Scheduler
 from stablernn_server.batching.types import DEFAULT_PRIORITY, Caller
 from stablernn_server.codecs.json_values import DECODED_FACTOR, OFFLOAD_BYTES
 from stablernn_server.errors import BusyError, NotReadyError, ReadTimeoutError
-from stablernn_server.http.asgi import Scope
 from stablernn_server.http.request import (
     ActiveRequest,
     RequestBudget,
+    Scope,
     body_too_large,
     header_fields,
     read_body,
@@ -30,11 +33,10 @@ from stablernn_server.observability.telemetry import Telemetry
 from stablernn_server.observability.tracing import Tracing
 from stablernn_server.repository.model_repository import ModelRepository
 from stablernn_server.security.auth import Auth
-from stablernn_server.security.state_key import create_state_tokens
+from stablernn_server.security.key_files import create_state_tokens
 from stablernn_server.settings import Settings
 from stablernn_server.streams.sessions import SessionTable
 from stablernn_server.streams.triton_sequences import SequenceTable
-from stablernn_server.streams.websocket_registry import WebSocketRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,72 @@ READ_GRACE_SECONDS = 2.0
 """Time that a body may still arrive after the server was asked to stop; its request is not in work yet."""
 SWEEP_SECONDS = 0.25
 """Interval at which requests whose body does not arrive, and runs whose clients have gone, are looked for."""
+
+
+class RegisteredWebSocket(Protocol):
+    """The part of a WebSocket that the registry needs."""
+
+    @property
+    def streams(self) -> int:
+        """Number of its streams."""
+        ...
+
+    async def leave(self) -> None:
+        """Send the drain message and close, after the frame in flight."""
+        ...
+
+    def end(self) -> None:
+        """Answer the frame in flight with an error; called again, give the client up."""
+        ...
+
+
+DRAIN_MESSAGE_SECONDS = 0.5
+"""Time for the drain messages of sockets whose frame was ended."""
+
+
+class WebSocketRegistry:
+    """The open WebSockets of one application."""
+
+    def __init__(self) -> None:
+        self._open: set[RegisteredWebSocket] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def streams(self) -> int:
+        """Number of streams on all WebSockets."""
+        return sum(socket.streams for socket in self._open)
+
+    def add(self, socket: RegisteredWebSocket) -> None:
+        """Register an open WebSocket."""
+        self._open.add(socket)
+
+    def remove(self, socket: RegisteredWebSocket) -> None:
+        """Forget a WebSocket; does nothing if it is not registered."""
+        self._open.discard(socket)
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Send every client the tokens of its streams and close its WebSocket, after the frame in flight.
+
+        Args:
+            grace_seconds: Time for a frame in flight, and for the client to read its answer. After it the frame is
+                ended, and a client that still does not read half a second later is left behind.
+        """
+        tasks = {asyncio.create_task(socket.leave()): socket for socket in self._open}
+        if not tasks:
+            return
+        late = set(tasks)
+        # The first `end` answers the frame with an error, after which the drain message follows; the second gives up.
+        for seconds in (grace_seconds, DRAIN_MESSAGE_SECONDS):
+            if late:
+                _, late = await asyncio.wait(late, timeout=seconds)
+            for task in late:
+                tasks[task].end()
+        for task in late:
+            task.cancel()
+        # Exceptions are those of clients that have disconnected, which is no error here.
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class AddressLimit(Protocol):

@@ -1,10 +1,13 @@
-"""A request in flight: its body, and the memory that the bodies of all of them may take together."""
+"""A request in flight: its body, and the memory that the bodies of all of them may take together.
+
+The types of ASGI are here, too: scopes, messages, and the functions that pass messages.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, MutableMapping
 from typing import Any, Protocol
 
 from starlette.requests import HTTPConnection
@@ -14,7 +17,6 @@ from stablernn_runtime.served_model import ServedModel
 from stablernn_server.batching.types import InferenceResult
 from stablernn_server.codecs.json_values import whole_number
 from stablernn_server.errors import BusyError, ClientGoneError, InputError, ServerError, TooLargeError, cut
-from stablernn_server.http.asgi import Message, Receive, Scope
 from stablernn_server.security.auth import NOBODY, Identity
 
 FIELDS_KEY = "stablernn.fields"
@@ -25,6 +27,12 @@ UNPARSED_SHARE = 0.125
 """Share of ``max_held_bytes`` for requests behind those in flight."""
 SCOPE_KEY = "stablernn"
 """Key of the ASGI scope under which the middleware leaves the request for the routes."""
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = tuple[tuple[bytes, bytes], ...]
+ASGIApplication = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 
 
 class Cancellable(Protocol):

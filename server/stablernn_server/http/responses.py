@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from stablernn_server.codecs.json_values import json_body
 from stablernn_server.errors import STATUS_AND_CODE
-from stablernn_server.http.asgi import Scope, Send
+from stablernn_server.http.request import Scope, Send
 
 JSON = "application/json"
 COMPRESS_FROM_BYTES = 4096

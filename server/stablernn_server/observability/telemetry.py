@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 from weakref import WeakKeyDictionary
 
-from stablernn_server.arrays import Array
 from stablernn_server.observability.multiprocess import use_metrics_dir
 from stablernn_server.observability.triton_statistics import ModelStatistics, Statistics
 from stablernn_server.settings import Settings
 from stablernn_server.version import package_version
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from prometheus_client import Counter, Gauge
 
     from stablernn_server.observability.prometheus import BatchHistogram
@@ -48,7 +49,7 @@ class EstimateUpdate(Protocol):
     """The estimates of some streams after samples, as ``stablernn_runtime.online_streams`` returns them."""
 
     @property
-    def alarms(self) -> Array: ...
+    def alarms(self) -> NDArray[np.float32]: ...
     @property
     def scores(self) -> Mapping[float, tuple[int, int]]: ...
 

@@ -16,7 +16,7 @@ import uvicorn
 
 from stablernn_server.http.access_log import quieten_uvicorn
 from stablernn_server.process.log_writer import drain_stderr, dropped_lines
-from stablernn_server.security.tls import tls_context
+from stablernn_server.security.key_files import tls_context
 from stablernn_server.settings import Settings
 from stablernn_server.transport.connections import (
     ADDRESS_SHARE,
@@ -25,8 +25,7 @@ from stablernn_server.transport.connections import (
     ConnectionTable,
     raise_file_limit,
 )
-from stablernn_server.transport.http_protocol import BoundedReads, HttpProtocol
-from stablernn_server.transport.tls_protocol import TlsProtocol
+from stablernn_server.transport.http_protocol import BoundedReads, HttpProtocol, TlsProtocol
 from stablernn_server.transport.websocket_protocol import WebSocketProtocol
 
 if TYPE_CHECKING:

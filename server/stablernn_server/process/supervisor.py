@@ -30,7 +30,7 @@ from stablernn_runtime.engines.plugins import AUTO, TORCH
 from stablernn_server.errors import NotReadyError, ServerError
 from stablernn_server.http.responses import error_response
 from stablernn_server.observability.multiprocess import prepare_metrics_dir, remove_worker_gauges
-from stablernn_server.security.tls import tls_context
+from stablernn_server.security.key_files import tls_context
 from stablernn_server.settings import Settings
 
 logger = logging.getLogger(__name__)

@@ -1,8 +1,8 @@
-"""``/v2``, ``/v2/health``: whether the server is alive and ready."""
+"""``/v2``, ``/v2/health``, ``/metrics``: whether the server is alive and ready, and its metrics for Prometheus."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
 from stablernn_server.http.app_context import get_context
 from stablernn_server.schemas.open_inference import Live, Ready, ServerMetadata
@@ -19,6 +19,9 @@ EXTENSIONS = [
     "sequence",
     "statistics",
 ]
+metrics_router = APIRouter(tags=["metrics"])
+
+DOCS = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Metrics, one per line"}}
 
 
 @router.get("")
@@ -41,3 +44,11 @@ async def ready(request: Request) -> Ready:
     """Answers 200 when every model is open and warm, 503 while starting and shutting down."""
     get_context(request).check_ready()
     return Ready(ready=True, live=True)
+
+
+# A plain function, which the framework runs on a thread: many models have thousands of lines.
+@metrics_router.get("/metrics", response_class=Response, responses=DOCS)  # type: ignore[arg-type]
+def metrics(request: Request) -> Response:
+    """All metrics in Prometheus' text format, or as OpenMetrics if the client asks for it."""
+    body, content_type = get_context(request).telemetry.metrics.render(request.headers.get("accept", ""))
+    return Response(body, media_type=content_type, headers={"Content-Type": content_type})

@@ -17,25 +17,22 @@ from stablernn_runtime.served_model import ServedModel
 from stablernn_runtime.stream_spec import PatchOutputs, stream_spec
 from stablernn_runtime.validation import ignore_first_dt
 from stablernn_server.batching.types import Caller, InferenceResult
-from stablernn_server.codecs.infer_templates import (
+from stablernn_server.codecs.json_values import OFFLOAD_BYTES
+from stablernn_server.codecs.open_inference import (
     MAX_TEMPLATES,
+    InferRequest,
     ResponseTemplate,
     create_response_template,
     decode_binary_with_template,
-    decode_with_template,
-)
-from stablernn_server.codecs.json_values import OFFLOAD_BYTES
-from stablernn_server.codecs.open_inference import (
-    InferRequest,
     decode_raw_request,
+    decode_with_template,
     encode_response,
     parse_json_length,
 )
 from stablernn_server.errors import InputError, MethodError, NoStreamsError, UnknownModelError
 from stablernn_server.http.app_context import AppContext
-from stablernn_server.http.asgi import Scope
 from stablernn_server.http.middleware import DirectRoute
-from stablernn_server.http.request import ActiveRequest, body_too_large, header_fields
+from stablernn_server.http.request import ActiveRequest, Scope, body_too_large, header_fields
 from stablernn_server.http.responses import JSON, RawResponse, compress_if_accepted
 from stablernn_server.settings import Settings
 from stablernn_server.streams.triton_sequences import Sequence as TritonSequence

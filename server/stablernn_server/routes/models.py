@@ -1,22 +1,39 @@
-"""``/v2/models``: metadata of the models, by the Open Inference Protocol v2."""
+"""``/v2/models`` and ``/v2/repository``: the models, by the Open Inference Protocol and Triton's extensions."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
-from fastapi import APIRouter, Request
-from pydantic import ValidationError
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ValidationError
 
-from stablernn_registry import TensorSignature
+from stablernn_registry import RefError, TensorSignature, parse_ref
 from stablernn_registry.certificates import current_certificate
 from stablernn_runtime.engines.loaded_graphs import ONNX
 from stablernn_runtime.served_model import ServedModel
+from stablernn_server.codecs.json_values import parse_object
 from stablernn_server.codecs.open_inference import DATATYPES
-from stablernn_server.errors import NoExampleError
+from stablernn_server.errors import InputError, NoExampleError, format_validation_error
 from stablernn_server.http.app_context import get_context
 from stablernn_server.http.request import get_request
-from stablernn_server.schemas.common import ERRORS, VERSION_DOCS
-from stablernn_server.schemas.open_inference import InferAnswer, ModelMetadata, ModelReady, TensorMetadata
+from stablernn_server.observability.triton_statistics import Key, ModelStatistics
+from stablernn_server.schemas.common import ERRORS, VERSION_DOCS, json_request
+from stablernn_server.schemas.open_inference import (
+    BatchStatistics,
+    ControlRequest,
+    Duration,
+    IndexEntry,
+    IndexRequest,
+    InferAnswer,
+    InferenceStatistics,
+    ModelMetadata,
+    ModelReady,
+    ModelStatistic,
+    StatisticsAnswer,
+    TensorMetadata,
+)
 from stablernn_server.schemas.timeseries import ModelExample
 
 router = APIRouter(prefix="/v2/models", tags=["models"])
@@ -46,6 +63,85 @@ INFER_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 # Default values of optional inputs, for the metadata; those of states are zeros.
 DEFAULTS = {"lengths": "the full length", "dt": "1", "static": "not known", "future": "not known"}
+Body = TypeVar("Body", bound=BaseModel)
+
+repository_router = APIRouter(prefix="/v2/repository", tags=["repository"])
+
+EMPTY: dict[int | str, dict[str, Any]] = {200: {"description": "Done; the body is empty", "content": {}}}
+
+
+@router.get("/stats")
+async def all_statistics(request: Request) -> StatisticsAnswer:
+    """Counts and times of every served version since the server started."""
+    return await _respond(request, get_context(request).models.keys())
+
+
+@router.get("/{model}/stats")
+@router.get("/{model}/versions/{version}/stats", openapi_extra=VERSION_DOCS)
+async def model_statistics(request: Request, model: str) -> StatisticsAnswer:
+    """Counts and times of one version; of every served version, if only the name is given."""
+    models = get_context(request).models
+    version = request.path_params.get("version")
+    key = models.resolve(model, version)
+    if version is None and _is_name(model):
+        name = key[0]
+        return await _respond(request, [(name, number) for number in models.versions(name)])
+    return await _respond(request, [key])
+
+
+def _is_name(reference: str) -> bool:
+    """Return whether a reference is a name without an alias or a version."""
+    try:
+        ref = parse_ref(reference)
+    except RefError:
+        return False
+    return ref.alias is None and ref.version is None
+
+
+async def _respond(request: Request, keys: Sequence[Key]) -> StatisticsAnswer:
+    # With several workers, there are files to read.
+    totals = await asyncio.to_thread(get_context(request).telemetry.statistics.totals, keys)
+    return StatisticsAnswer(model_stats=[_describe(name, version, counts) for (name, version), counts in totals])
+
+
+def _describe(name: str, version: int, counts: ModelStatistics) -> ModelStatistic:
+    # Gathering inputs and splitting outputs are not timed apart from the run, and nothing is cached.
+    zero = Duration(count=0, ns=0)
+    return ModelStatistic(
+        name=name,
+        version=str(version),
+        last_inference=counts.last_ms,
+        inference_count=counts.rows,
+        execution_count=counts.executions,
+        inference_stats=InferenceStatistics(
+            success=_duration(counts.success),
+            fail=_duration(counts.fail),
+            queue=_duration(counts.queue),
+            compute_input=_zero_duration(counts.compute),
+            compute_infer=_duration(counts.compute),
+            compute_output=_zero_duration(counts.compute),
+            cache_hit=zero,
+            cache_miss=zero,
+        ),
+        batch_stats=[
+            BatchStatistics(
+                batch_size=size,
+                compute_input=_zero_duration(runs),
+                compute_infer=_duration(runs),
+                compute_output=_zero_duration(runs),
+            )
+            for size, runs in sorted(counts.sizes.items())
+        ],
+    )
+
+
+def _duration(count_and_ns: list[int]) -> Duration:
+    return Duration(count=count_and_ns[0], ns=count_and_ns[1])
+
+
+def _zero_duration(count_and_ns: list[int]) -> Duration:
+    """Return a duration of the same count that took no time of its own."""
+    return Duration(count=count_and_ns[0], ns=0)
 
 
 @router.get("/{model}")
@@ -189,3 +285,49 @@ def _input_guard_note(served: ServedModel, *, is_refused: bool) -> str:
     if served.guard.inputs.ranges is None:
         return "none: the certificate has no range of inputs"
     return "samples outside are refused" if is_refused else "samples outside are counted and named in the response"
+
+
+@repository_router.post("/index", openapi_extra=json_request(IndexRequest, required=False))
+async def index(request: Request) -> list[IndexEntry]:
+    """Every version of the registry, and whether it is served."""
+    body = await _read_body(request, IndexRequest)
+    entries = await get_context(request).models.index()
+    return [IndexEntry(**entry) for entry in entries if not body.ready or entry["state"] == "READY"]
+
+
+@repository_router.post(
+    "/models/{model}/load",
+    response_class=Response,
+    responses=EMPTY,
+    openapi_extra=json_request(ControlRequest, required=False),
+)
+async def load(request: Request, model: str) -> Response:
+    """Opens a version, or reopens it; the model that answered before continues until the new one is warm."""
+    await _read_body(request, ControlRequest)
+    get_request(request).model = await get_context(request).models.load(model)
+    return Response(status_code=200)
+
+
+@repository_router.post(
+    "/models/{model}/unload",
+    response_class=Response,
+    responses=EMPTY,
+    openapi_extra=json_request(ControlRequest, required=False),
+)
+async def unload(request: Request, model: str) -> Response:
+    """Stops serving a version, or every version of a name."""
+    await _read_body(request, ControlRequest)
+    await get_context(request).models.unload(model)
+    return Response(status_code=200)
+
+
+async def _read_body(request: Request, schema: type[Body]) -> Body:
+    context, active_request = get_context(request), get_request(request)
+    content = await context.read_body(active_request, request.scope, context.settings.json_limit)
+    try:
+        # The body is optional in Triton's extension.
+        return await context.decode(
+            active_request, content, lambda: schema.model_validate(parse_object(content) if content else {})
+        )
+    except ValidationError as error:
+        raise InputError(format_validation_error(error, "the body")) from error

@@ -12,12 +12,10 @@ from stablernn_runtime.stream_spec import stream_spec
 from stablernn_server.batching.types import Caller
 from stablernn_server.codecs.json_values import json_body, parse_object
 from stablernn_server.errors import InputError, OtherModelError, cut, format_validation_error
-from stablernn_server.handlers.stream_inputs import parse_static
-from stablernn_server.handlers.stream_steps import advance_stream
+from stablernn_server.handlers.stream_steps import advance_stream, parse_static
 from stablernn_server.http.app_context import AppContext, get_context
-from stablernn_server.http.asgi import Scope
 from stablernn_server.http.middleware import DirectRoute
-from stablernn_server.http.request import ActiveRequest, get_request
+from stablernn_server.http.request import ActiveRequest, Scope, get_request
 from stablernn_server.http.responses import RawResponse, json_response
 from stablernn_server.schemas.common import json_request
 from stablernn_server.schemas.sessions import (

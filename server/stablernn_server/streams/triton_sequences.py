@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from stablernn_runtime.served_model import ServedModel
-from stablernn_server.arrays import Array
-from stablernn_server.batching.types import Caller
+from stablernn_server.batching.types import Array, Caller
 from stablernn_server.errors import InputError, OtherModelError, UnknownSequenceError, cut
 from stablernn_server.settings import Settings
 from stablernn_server.streams.sessions import check_one_process

@@ -2,35 +2,49 @@
 
 The limits hold before any request reaches the application, and so before any token is checked. No request is parsed
 before the response to the one before is complete: what has arrived of it stays as it is, and no more is read.
+
+Below it lies TLS, where a connection counts as open from the moment it was accepted: an event loop that does TLS itself
+tells the protocol of a connection only after the handshake, and clients that never complete theirs could use up all
+file descriptors unnoticed.
+
+A request may offer another protocol, such as HTTP/2 without TLS, which the server does not take up and by RFC 9110 may
+ignore. httptools stops at the head of such a request, before its body, which would then be read as the next request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 import time
-from collections.abc import Callable
+from asyncio.sslproto import SSLProtocol
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.utils import get_remote_addr
+from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from stablernn_server.errors import BusyError, HeadTooLargeError, InputError, ReadTimeoutError, ServerError
-from stablernn_server.http.asgi import Scope
-from stablernn_server.http.request import ActiveRequest
+from stablernn_server.http.request import ActiveRequest, Scope
 from stablernn_server.http.responses import error_response
 from stablernn_server.transport.connections import Connection, ConnectionTable, Turn
-from stablernn_server.transport.direct_exchange import DirectExchange, closing_response, is_direct_target
-from stablernn_server.transport.head_cache import CheckedHeads, HeadCache
-from stablernn_server.transport.ignored_upgrade import can_ignore_upgrade, head_without_upgrade
-from stablernn_server.transport.websocket_handshake import check_handshake
-from stablernn_server.transport.write_coalescing import CoalescingTransport
+from stablernn_server.transport.direct_exchange import (
+    CheckedHeads,
+    DirectExchange,
+    HeadCache,
+    closing_response,
+    is_direct_target,
+)
+from stablernn_server.transport.write_coalescing import UNSENT_BYTES, CoalescingTransport
 
 if TYPE_CHECKING:
     from stablernn_server.http.app_context import AppContext
     from stablernn_server.http.middleware import RequestMiddleware
 
+_OFFER_FIELDS = frozenset({b"connection", b"http2-settings", b"upgrade"})
 UNREAD_ROUTE = "unread"
 """Route in the metrics of requests that are refused before their path is known."""
 FIELD_OVERHEAD = 4
@@ -45,6 +59,63 @@ BODY_READ_BYTES = 2**18
 """Bytes that are read at a time of a body."""
 URGENT = (b"GET /v2/health/", b"HEAD /v2/health/")
 """Beginnings of first requests that wait for nobody: many new connections do not make the server look dead."""
+READ_BYTES = 2**15
+"""Bytes of the read buffer; 256 KiB by default."""
+UNREAD_BYTES = 2**14
+"""Bytes that a connection may hold encrypted while the server does not read from it; 256 KiB by default."""
+
+
+def check_handshake(method: str, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Raise unless a handshake can be handed over to the WebSocket library.
+
+    Args:
+        method: Method of the request.
+        target: Its target.
+        headers: Its header fields, with names in lower case.
+
+    Raises:
+        InputError: If it is no GET request, or has a body.
+        HeadTooLargeError: If a line is too long, or there are too many.
+    """
+    if method != "GET":
+        raise InputError("A WebSocket handshake must be a GET request.")
+    if any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers):
+        raise InputError("A WebSocket handshake must not have a body; send it without one.")
+    request_line = b"GET " + target + b" HTTP/1.1"
+    longest = max(map(len, (request_line, *(name + b": " + value for name, value in headers))))
+    if longest + 2 > MAX_LINE_LENGTH:
+        raise HeadTooLargeError(
+            f"A line of the WebSocket handshake is longer than {MAX_LINE_LENGTH} bytes; send a shorter one."
+        )
+    if len(headers) > MAX_NUM_HEADERS:
+        raise HeadTooLargeError(f"The WebSocket handshake has more than {MAX_NUM_HEADERS} fields; send fewer headers.")
+
+
+def can_ignore_upgrade(parser: httptools.HttpRequestParser) -> bool:
+    """Return whether the request, of which the head has been read, offers another protocol than HTTP/1.1.
+
+    The tunnel that ``CONNECT`` asks for is none: what follows its head is not a body.
+    """
+    return parser.should_upgrade() and parser.get_method() != b"CONNECT"
+
+
+def head_without_upgrade(
+    parser: httptools.HttpRequestParser, target: bytes, headers: Sequence[tuple[bytes, bytes]]
+) -> bytes:
+    """Return the head of a request without its offer.
+
+    Args:
+        parser: The parser that has read the head.
+        target: The target of the request.
+        headers: Its fields, with names in lower case.
+    """
+    options = b",".join(value for name, value in headers if name == b"connection").lower().split(b",")
+    other_options = [option for option in map(bytes.strip, options) if option and option not in _OFFER_FIELDS]
+    fields = [(name, value) for name, value in headers if name not in _OFFER_FIELDS]
+    if other_options:
+        fields.append((b"connection", b", ".join(other_options)))
+    first = b"%b %b HTTP/%b" % (parser.get_method(), target, parser.get_http_version().encode())
+    return b"\r\n".join([first, *(b"%b: %b" % field for field in fields), b"", b""])
 
 
 class InputFlow(FlowControl):
@@ -634,3 +705,97 @@ class HttpProtocol(HttpToolsProtocol):
         self._table.mark_idle(self)
         self._coalescing.is_receiving = True
         self.transport.close()
+
+
+class TlsProtocol(SSLProtocol):
+    """TLS below an :class:`HttpProtocol`; the table of connections has it as idle until the handshake is complete.
+
+    :meth:`asyncio.loop.start_tls` would be enough with plain asyncio; with uvloop it loses bytes that have arrived by
+    then.
+    """
+
+    max_size = READ_BYTES
+    _shared_buffer = memoryview(bytearray(READ_BYTES))
+
+    def __init__(
+        self,
+        make_protocol: Callable[[], HttpProtocol],
+        context: ssl.SSLContext,
+        table: ConnectionTable,
+        *,
+        handshake_seconds: float,
+    ) -> None:
+        """Create the protocol of one connection.
+
+        Args:
+            make_protocol: Returns the protocol of the decrypted data.
+            context: Certificate and key.
+            table: The table of open connections.
+            handshake_seconds: Time for the handshake.
+        """
+        http = make_protocol()
+        # It takes over the entry in the table when the handshake is complete.
+        http.handshake = self
+        loop = asyncio.get_running_loop()
+        # Typed Any: typeshed requires a waiter, and whole seconds.
+        options: dict[str, Any] = {"waiter": None, "ssl_handshake_timeout": handshake_seconds}
+        super().__init__(loop, http, context, server_side=True, **options)
+        # Each read passes its bytes on before the next one, so that all connections share one buffer.
+        self._ssl_buffer = bytearray()
+        self._ssl_buffer_view = self._shared_buffer
+        self._set_read_buffer_limits(high=UNREAD_BYTES)  # type: ignore[attr-defined]
+        self._table = table
+        self._encrypted_transport: asyncio.Transport | None = None
+        # A step of the handshake waits for its turn.
+        self._has_turn = False
+
+    def get_buffer(self, n: int) -> memoryview:
+        """Return the buffer for the next read."""
+        return self._shared_buffer
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake, or close the connection if there are too many."""
+        self._encrypted_transport = cast("asyncio.Transport", transport)
+        self._encrypted_transport.set_write_buffer_limits(high=UNSENT_BYTES)
+        client = get_remote_addr(self._encrypted_transport)
+        try:
+            self._table.add(self, client[0] if client else "")
+        except BusyError:
+            # Without an error message, which the client could read only after a handshake.
+            self._encrypted_transport.abort()
+        else:
+            super().connection_made(self._encrypted_transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Remove the connection from the table."""
+        self._table.remove(self)
+        super().connection_lost(exc)
+
+    def _do_handshake(self) -> None:
+        """Do a step of the handshake when it is the connection's turn, and read nothing until then.
+
+        One takes about a millisecond, and a thousand clients may begin theirs in the same turn of the event loop.
+        """
+        assert self._encrypted_transport is not None, "a handshake without a connection"
+        if not self._incoming.pending:  # type: ignore[attr-defined]
+            super()._do_handshake()  # type: ignore[misc]
+        elif not self._has_turn:
+            self._has_turn = True
+            self._encrypted_transport.pause_reading()
+            self._table.take_turn(self._go_on, Turn.HANDSHAKE)
+
+    def _go_on(self) -> None:
+        self._has_turn = False
+        assert self._encrypted_transport is not None, "a handshake without a connection"
+        if self._sslobj is None or self._encrypted_transport.is_closing():  # type: ignore[attr-defined]
+            return
+        self._encrypted_transport.resume_reading()
+        super()._do_handshake()  # type: ignore[misc]
+
+    def close_idle(self) -> None:
+        """Close the connection, whose handshake is not complete."""
+        assert self._encrypted_transport is not None, "closed before it was counted"
+        self._encrypted_transport.abort()
+
+    def end_stalled(self, now: float, seconds: float) -> None:
+        """Do nothing: the handshake has a time limit of its own."""

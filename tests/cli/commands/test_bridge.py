@@ -26,6 +26,7 @@ from stablernn_runtime import ServedModel
 
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
 KEYS = ("hall", "yard", "roof")
+BARN = "barn"
 
 
 def test_keys_are_what_wildcards_stand_for() -> None:
@@ -130,7 +131,7 @@ class Devices:
     def __init__(self, port: int) -> None:
         from paho.mqtt import client as mqtt
 
-        self.answers: dict[str, dict[int, list[Any]]] = {key: {} for key in KEYS}
+        self.answers: dict[str, dict[int, list[Any]]] = {key: {} for key in (*KEYS, BARN)}
         self._lock = threading.Lock()
         self.client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id="devices", clean_session=False)
         self.client.on_message = self._collect
@@ -230,8 +231,8 @@ def test_messages_without_numbers_and_wrong_ones(trained: Workplace, port: int, 
         devices.send("hall", [10**400])
         for value in ([1.0], [None], 2.0):
             devices.send("yard", value)
-        devices.send("barn", [1.0, None, 2.0])
-        until(lambda: 3 in devices.answers["yard"] and 0 in devices.answers["hall"] and 2 in devices.answers["barn"])
+        devices.send(BARN, [1.0, None, 2.0])
+        until(lambda: 3 in devices.answers["yard"] and 0 in devices.answers["hall"] and 2 in devices.answers[BARN])
         bridge.send_signal(signal.SIGTERM)
         out, err = bridge.communicate(timeout=30)
     finally:
@@ -240,7 +241,7 @@ def test_messages_without_numbers_and_wrong_ones(trained: Workplace, port: int, 
         devices.client.loop_stop()
     assert devices.answers["yard"][0][0]["error"].startswith("The sample must hold numbers")
     assert "label" in devices.answers["yard"][3][0]
-    assert devices.answers["barn"][2][0]["probabilities"] == devices.answers["yard"][3][0]["probabilities"]
+    assert devices.answers[BARN][2][0]["probabilities"] == devices.answers["yard"][3][0]["probabilities"]
     assert devices.answers["hall"][0][0]["error"].startswith("The sample must hold numbers")
     assert devices.answers["roof"][2**62 - 1][0]["gap"] == 2**62 - 3
     assert json.loads(out)["left_out"] == 3

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stablernn_runtime.run_batch import BatchItem, BatchResult
-from stablernn_server.batching import cost_model
-from stablernn_server.batching.cost_model import CostModel
+from stablernn_server.batching import dispatch
+from stablernn_server.batching.dispatch import CostModel
 from stablernn_server.batching.job_queues import queue_key
 from stablernn_server.batching.types import Batch, Caller, Job
 
@@ -98,12 +98,12 @@ def test_a_client_is_told_to_come_back_when_the_queue_will_be_done(waiting: int,
 
 def test_a_version_is_banned_from_the_event_loop_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(cost_model.time, "monotonic", lambda: now)
+    monkeypatch.setattr(dispatch.time, "monotonic", lambda: now)
     costs = CostModel()
     costs.ban_from_loop("animals:1")
     assert costs.is_banned_from_loop("animals:1")
     assert not costs.is_banned_from_loop("flow:1")
-    now += cost_model.OFF_LOOP_SECONDS
+    now += dispatch.OFF_LOOP_SECONDS
     assert not costs.is_banned_from_loop("animals:1")
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from stablernn_server import DeadlineError
-from stablernn_server.batching.deadlines import Deadlines
+from stablernn_server.batching.scheduler import Deadlines
 from stablernn_server.batching.types import Job
 
 

@@ -14,8 +14,13 @@ import pytest
 from stablernn_runtime.run_batch import BatchItem, BatchResult
 from stablernn_server import Settings
 from stablernn_server.batching import dispatch
-from stablernn_server.batching.cost_model import CostModel
-from stablernn_server.batching.dispatch import SHORT_SECONDS, WAIT_BUDGET_RUNS, WAIT_BUDGET_SECONDS, Dispatcher
+from stablernn_server.batching.dispatch import (
+    SHORT_SECONDS,
+    WAIT_BUDGET_RUNS,
+    WAIT_BUDGET_SECONDS,
+    CostModel,
+    Dispatcher,
+)
 from stablernn_server.batching.job_queues import JobQueues
 from stablernn_server.batching.types import Batch, Caller, Job
 from stablernn_server.observability.telemetry import Telemetry

@@ -16,8 +16,8 @@ from stablernn_runtime import ServedModel
 from stablernn_runtime.run_batch import BatchResult
 from stablernn_server import NotReadyError
 from stablernn_server.batching import dispatch, job_queues
+from stablernn_server.batching.dispatch import WorkerThreads
 from stablernn_server.batching.types import Caller, InferenceResult
-from stablernn_server.batching.worker_threads import WorkerThreads
 from stablernn_server.errors import ClientGoneError
 
 

@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 
 from stablernn_server import InputError
-from stablernn_server.codecs import infer_templates
-from stablernn_server.codecs.infer_templates import (
+from stablernn_server.codecs import open_inference
+from stablernn_server.codecs.open_inference import (
     MAX_TEMPLATES,
+    InferRequest,
+    RequestedOutput,
     create_response_template,
     decode_binary_with_template,
+    decode_request,
     decode_with_template,
+    encode_response,
 )
-from stablernn_server.codecs.open_inference import InferRequest, RequestedOutput, decode_request, encode_response
 
 TENSOR = {"name": "x", "shape": [1, 3, 1], "datatype": "FP32"}
 
@@ -84,7 +87,7 @@ def test_a_template_changes_nothing(text: str) -> None:
 
 
 def test_requests_of_one_template_differ_in_their_numbers() -> None:
-    infer_templates._templates.clear()
+    open_inference._templates.clear()
     first, *others = (decode_with_template(body([value, 0.25, -value]).encode()) for value in (0.5, 1.5, 2.5))
     assert first.template is None
     assert others[0].template is others[1].template is not None
@@ -96,13 +99,13 @@ def test_requests_of_one_template_differ_in_their_numbers() -> None:
 
 
 def test_the_number_of_templates_is_bounded() -> None:
-    infer_templates._templates.clear()
+    open_inference._templates.clear()
     for number in range(MAX_TEMPLATES + 10):
         decode_with_template(body([0.5, 1.5, 2.5], more={"note": number}).encode())
-    assert 0 < len(infer_templates._templates) <= MAX_TEMPLATES
-    size = len(infer_templates._templates)
+    assert 0 < len(open_inference._templates) <= MAX_TEMPLATES
+    size = len(open_inference._templates)
     decode_with_template(body([0.5, 1.5, 2.5], more={"note": "a" * 2000}).encode())
-    assert len(infer_templates._templates) == size
+    assert len(open_inference._templates) == size
 
 
 def head(size: int = 12, *, more: dict[str, Any] | None = None, **entries: Any) -> bytes:
@@ -150,7 +153,7 @@ def test_a_binary_template_changes_nothing(text: bytes, tail: bytes) -> None:
 
 
 def test_binary_requests_of_one_template_differ_in_their_numbers() -> None:
-    infer_templates._binary_templates.clear()
+    open_inference._binary_templates.clear()
     text = head()
     first, *others = (decode_binary_with_template(text + raw(n, 0.25, -n), len(text)) for n in (0.5, 1.5, 2.5))
     assert first.template is None
@@ -162,7 +165,7 @@ def test_binary_requests_of_one_template_differ_in_their_numbers() -> None:
     for number in range(MAX_TEMPLATES + 10):
         text = head(note=number)
         decode_binary_with_template(text + raw(0.5, 1.5, 2.5), len(text))
-    assert 0 < len(infer_templates._binary_templates) <= MAX_TEMPLATES
+    assert 0 < len(open_inference._binary_templates) <= MAX_TEMPLATES
 
 
 HEAD = {"model_name": "animals", "model_version": "1"}

@@ -22,10 +22,9 @@ from websockets.sync.client import connect
 from server_helpers import Published, Running, serve
 from stablernn_server import Settings, SettingsError, create_app
 from stablernn_server.errors import ForbiddenError, UnauthorizedError
-from stablernn_server.http.origin_policy import OriginPolicy
-from stablernn_server.security.auth import ANYONE, Auth, is_loopback, required_access
-from stablernn_server.security.bearer_tokens import read_tokens
-from stablernn_server.security.state_key import create_state_tokens
+from stablernn_server.http.middleware import OriginPolicy
+from stablernn_server.security.auth import ANYONE, Auth, is_loopback, read_tokens, required_access
+from stablernn_server.security.key_files import create_state_tokens
 
 INFER = "infer-token-0123456789"
 ADMIN = "admin-token-0123456789"

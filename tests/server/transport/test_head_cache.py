@@ -8,8 +8,13 @@ import pytest
 
 from stablernn_server.http.middleware import CHECKS_KEY, HeadChecks
 from stablernn_server.security.auth import NOBODY
-from stablernn_server.transport.direct_exchange import DirectConnection, DirectExchange
-from stablernn_server.transport.head_cache import MAX_CACHED_HEAD_BYTES, MAX_MISSES, HeadCache
+from stablernn_server.transport.direct_exchange import (
+    MAX_CACHED_HEAD_BYTES,
+    MAX_MISSES,
+    DirectConnection,
+    DirectExchange,
+    HeadCache,
+)
 
 CHECKS = HeadChecks((), NOBODY, "127.0.0.1")
 
