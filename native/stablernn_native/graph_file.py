@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stablernn_runtime.graph_safety.wire_format import Field, as_bytes, encode_field, read_fields, read_integers
+from stablernn_runtime.graph_safety import Field, as_bytes, encode_field, read_fields, read_integers
 
 Array = NDArray[Any]
 

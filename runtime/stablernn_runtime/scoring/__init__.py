@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from stablernn_runtime.scoring.scorer import Scorer
 from stablernn_runtime.scoring.shard_checkpoint import map_checkpoint
-from stablernn_runtime.scoring.stream_answers import StreamAnswers, StreamCounts
+from stablernn_runtime.scoring.stream_events import StreamAnswers, StreamCounts
 from stablernn_runtime.scoring.stream_shard import StreamShard
 
 __all__ = ["Scorer", "StreamAnswers", "StreamCounts", "StreamShard", "map_checkpoint"]

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_runtime.errors import CheckpointError
-from stablernn_runtime.scoring.stream_answers import Key
+from stablernn_runtime.scoring.stream_events import Key
 
 Array = NDArray[Any]
 Content = bytes | memoryview | mmap.mmap
