@@ -37,20 +37,6 @@ def test_each_series_has_its_rows() -> None:
         series[2]
 
 
-@pytest.mark.parametrize(
-    ("ds", "expected"),
-    [
-        ([[1, 2, 3], [1, 2, 3]], True),
-        ([[1, 2, 3]], True),
-        ([[1, 2, 3], [2, 3, 4]], False),
-        ([[1, 2], [3], [1, 2, 3]], False),
-        ([[1, 2, 3], [1, 2]], False),
-    ],
-)
-def test_equal_stamps_are_those_of_all_series(ds: list[list[int]], expected: bool) -> None:
-    assert stacked(ds).have_equal_stamps is expected
-
-
 @pytest.mark.parametrize("stamps", [[1, 2, 3], [1, 2, 5], [0, 10, 20, 25], [4]])
 @pytest.mark.parametrize("frequency", [None, "1"])
 def test_series_with_equal_stamps_have_the_grid_that_each_has_alone(stamps: list[int], frequency: str | None) -> None:
@@ -70,13 +56,6 @@ def test_rows_of_series_may_be_mixed(tmp_path: Path) -> None:
     frame.write_parquet(tmp_path / "d.parquet")
     series = open_table(tmp_path / "d.parquet").read().series
     assert [(one.unique_id, one.values[:, 0].tolist()) for one in series] == [("b", [0, 2, 5]), ("a", [1, 3, 4])]
-
-
-def test_a_row_without_a_name_is_refused_wherever_it_stands(tmp_path: Path) -> None:
-    frame = pl.DataFrame({"unique_id": ["a", "a", None, "b"], "ds": [1, 2, 3, 1], "y": [1.0, 2.0, 3.0, 4.0]})
-    frame.write_parquet(tmp_path / "d.parquet")
-    with pytest.raises(DataError, match="^'d.parquet' row 3 has no 'unique_id'"):
-        open_table(tmp_path / "d.parquet").read()
 
 
 @pytest.mark.parametrize("dtype", [pl.Int32, pl.Int64, pl.UInt16, pl.UInt32])
@@ -103,12 +82,6 @@ def test_a_whole_number_that_is_no_time_is_named(
     pl.DataFrame({"ds": ds, "y": [1.0, 2.0]}).write_parquet(tmp_path / "d.parquet")
     with pytest.raises(DataError, match=message):
         open_table(tmp_path / "d.parquet", stamps=stamps).read()
-
-
-def test_all_series_with_equal_stamps_are_off_the_grid() -> None:
-    with pytest.raises(DataError, match="series 'a', which begins at 0") as caught:
-        align_to_grid("d", stacked([[0, 3], [0, 3]]), "2")
-    assert caught.value.series.keys() == {"a", "b"}
 
 
 def test_long_stamps_are_compared_without_a_copy() -> None:

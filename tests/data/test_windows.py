@@ -150,12 +150,6 @@ def test_history_before_the_beginning_of_a_series_is_nan() -> None:
     np.testing.assert_array_equal(windows.history([number], 4)[0, :, 0], [np.nan, np.nan, 1000, 1001])
 
 
-def test_gathered_values_can_be_written_to() -> None:
-    data = make([20], context=2, horizon=1, validation=3, test=3)
-    data.windows("test").gather([0]).x[:] = -1
-    assert data.series[0].values.min() == 0
-
-
 def test_training_values_end_before_validation() -> None:
     data = make([20, 25], context=2, horizon=1, validation=3, test=4)
     assert [len(values) for values in data.training_values()] == [13, 18]
@@ -163,9 +157,8 @@ def test_training_values_end_before_validation() -> None:
 
 
 def test_unknown_split_is_refused() -> None:
-    with pytest.raises(UnknownNameError) as caught:
+    with pytest.raises(UnknownNameError, match="Unknown split 'val'"):
         make([20], 2, 1, 3, 3).windows("val")
-    assert str(caught.value) == "Unknown split 'val'. Splits are train, validation and test."
 
 
 @settings(deadline=None, max_examples=40)

@@ -52,19 +52,6 @@ def test_a_number_that_float32_does_not_hold_is_found_beside_other_faults(tmp_pa
     assert any(text.startswith("'d.csv' row 6, column 'z' is ") for text in sentences)
 
 
-def test_columns_of_words_are_left_out_on_trial(tmp_path: Path) -> None:
-    rows = [f"{row},{'NW' if n % 2 else 'SE'},{n}" for n, row in enumerate(ROWS)]
-    report = check(tmp_path, rows, "ds,y,wind,z")
-    assert problems(report)[1] == (
-        "words",
-        "'d.csv' column 'wind' holds words ('SE', 'NW') and no numbers. Name it by data.categories, name the "
-        "columns to read by data.channels, or write it as numbers.",
-    )
-    assert report.assumed == {"categories": ["wind"]}
-    assert report.data is not None
-    assert report.content["series"] == 1
-
-
 def test_a_target_is_guessed_and_said_to_be(tmp_path: Path) -> None:
     report = check(tmp_path, [f"{row},{n % 4}" for n, row in enumerate(ROWS)], "ds,a,b")
     assert report.assumed == {"target": "b"}
@@ -83,14 +70,6 @@ def test_columns_that_differ_by_a_number_are_guessed_to_be_series(tmp_path: Path
     # Names of series say that the columns are channels of each.
     named = check(tmp_path, [f"x,{row}" for row in meters], "unique_id,ds,meter 1,meter 2,meter 10")
     assert named.assumed == {"target": "meter 10"}
-
-
-def test_the_only_column_of_numbers_is_the_target_beside_words(tmp_path: Path) -> None:
-    rows = [f"{row},{'ok' if n % 3 else 'check'}" for n, row in enumerate(ROWS)]
-    report = check(tmp_path, rows, "ds,load,status")
-    assert report.assumed == {"categories": ["status"], "target": "load"}
-    assert report.data is not None
-    assert report.data.targets == ("load",)
 
 
 def test_a_column_that_tells_series_apart_is_guessed(tmp_path: Path) -> None:
@@ -222,12 +201,6 @@ def test_a_file_of_no_known_ending_is_shown(tmp_path: Path) -> None:
     assert "looks_like_a_table" in warnings(report)
 
 
-def test_what_is_left_of_a_cut_file_is_shown(tmp_path: Path) -> None:
-    (bad,) = [bad for bad in BAD_FILES if bad.fault == "truncated gzip"]
-    bad.write(tmp_path)
-    assert check_data(tmp_path / bad.name).preview[:2] == ("ds,y", "2024-01-01,0")
-
-
 def test_parquet_is_looked_at_as_csv_is(tmp_path: Path) -> None:
     frame = pl.DataFrame({"ds": DAYS, "y": [n % 7 for n in range(60)], "word": ["a"] * 60})
     frame.write_parquet(tmp_path / "d.parquet")
@@ -250,6 +223,7 @@ def test_rows_out_of_order_are_counted_in_their_series(rows: list[tuple[str, int
     assert count_unordered(stamps, pl.Series([name for name, _ in rows])) == (twice, back)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(SHARED is None, reason="STABLERNN_DATA is not set")
 @pytest.mark.parametrize(
     ("file", "codes", "assumed", "facts"),
@@ -270,6 +244,7 @@ def test_published_files(file: str, codes: list[str], assumed: dict[str, str], f
     assert {key: report.content[key] for key in facts} == facts
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(SHARED is None, reason="STABLERNN_DATA is not set")
 def test_the_published_air_of_beijing_needs_a_time_and_numbers() -> None:
     assert SHARED is not None
@@ -289,11 +264,6 @@ def test_a_channel_does_not_tell_series_apart_where_a_row_stands_twice(tmp_path:
     report = check(tmp_path, [*rows[:5], f"{DAYS[4]},3,{cells[1]}", *rows[5:]], "ds,y,wind")
     assert "id_column" not in report.assumed
     assert "unnamed_series" not in warnings(report)
-
-
-def test_the_target_does_not_tell_series_apart(tmp_path: Path) -> None:
-    report = check(tmp_path, [f"{day},{shop}" for day in DAYS for shop in (1, 2)])
-    assert report.assumed == {}
 
 
 def test_blank_and_short_rows_are_said(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from bad_files import labelled
-from data.check.reports import check, warnings
+from data.check.reports import warnings
 from stablernn.data.check import check_data
 from stablernn.data.check.content import inspect_steps
 from stablernn.data.check.report import Findings
@@ -64,28 +64,6 @@ def test_unbalanced_rare_constant_and_empty_are_said(tmp_path: Path) -> None:
     assert found["constant_sequence"] == "1 of 40 sequences never change (scale 0 on their own)."
     assert found["empty_sequence"] == "1 of 40 sequences have no value at all."
     assert found["no_test"] == "There is no test split; scores will be those of validation only."
-
-
-def test_a_class_that_no_split_scores_is_said(tmp_path: Path) -> None:
-    labelled("d_TRAIN.tsv", ["a", "b", "c"] * 8)(tmp_path)
-    labelled("d_TEST.tsv", ["a", "b"])(tmp_path)
-    assert (
-        warnings(check_data(tmp_path / "d_TRAIN.tsv"))["class_not_scored"] == "The test split has no sequence of 'c'."
-    )
-
-
-def test_a_table_with_labels_shows_the_part_of_every_column(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    rows = [f"s{n},{t},{rng.normal():.3f},{'ab'[n % 2]}" for n in range(12) for t in range(6)]
-    report = check(tmp_path, rows, "unique_id,ds,x,label")
-    assert report.task == "classify"
-    assert [(column.name, column.role) for column in report.columns] == [
-        ("unique_id", "id"),
-        ("ds", "time"),
-        ("x", "channel"),
-        ("label", "label"),
-    ]
-    assert report.content["classes"] == {"a": {"train": 5, "validation": 1}, "b": {"train": 5, "validation": 1}}
 
 
 def test_steps_show_lengths_the_commonest_target_and_shared_sequences() -> None:

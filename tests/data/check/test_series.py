@@ -21,22 +21,6 @@ def test_a_file_that_is_not_there_is_an_error_and_no_report(tmp_path: Path) -> N
         check_data(tmp_path / "no.csv")
 
 
-def test_a_good_file_has_its_facts_and_nothing_to_say(tmp_path: Path) -> None:
-    report = check(tmp_path, ROWS)
-    assert report.ok
-    assert report.warnings == ()
-    assert report.task == "forecast"
-    assert [(column.name, column.role, column.kind) for column in report.columns] == [
-        ("ds", "time", "dates"),
-        ("y", "target", "numbers"),
-    ]
-    assert (report.columns[0].low, report.columns[0].high) == ("2024-01-01", "2024-02-29")
-    assert (report.columns[1].low, report.columns[1].high) == (0.0, 6.0)
-    content = report.content
-    assert content["steps"] == {"min": 60, "median": 60.0, "max": 60}
-    assert (content["frequency"], content["season"]) == ("D", 7)
-
-
 def test_gaps_missing_values_and_ignored_columns_are_counted(tmp_path: Path) -> None:
     rows = [f"{row},{n}.5,x" for n, row in enumerate(ROWS) if n not in (20, 21)]
     rows[3] = f"{DAYS[3]},,7.5,x"

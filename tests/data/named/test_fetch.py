@@ -203,12 +203,6 @@ def test_an_address_that_is_none_of_the_web_is_refused(mnist: DatasetInfo, tmp_p
     assert str(caught.value).endswith("train-images-idx3-ubyte.gz' is not an http or https address.")
 
 
-def test_another_address_may_have_the_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: Home) -> None:
-    at_home(monkeypatch, tmp_path)
-    info = published(monkeypatch, "mnist", IMAGES)
-    assert len(fetch(info, base=f"{home.address}/")) == 4
-
-
 def test_offline_the_files_the_folders_and_the_home_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: Home
 ) -> None:

@@ -100,19 +100,21 @@ def test_the_name_of_a_series_has_a_line_break(tmp_path: Path) -> None:
     assert fault(tmp_path, "d.csv", b'unique_id,ds,y\n",\n,",1') is None
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(header=st.sampled_from(HEADERS), rows=ROWS)
 @example(header="ds,y", rows=[['"', "1"]])
 def test_csv(folder: Path, header: str, rows: list[list[str]]) -> None:
     assert fault(folder, "d.csv", "\n".join([header, *(",".join(row) for row in rows)]).encode()) is None
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(rows=ROWS)
 def test_tsv(folder: Path, rows: list[list[str]]) -> None:
     assert fault(folder, "d.tsv", "\n".join("\t".join(row) for row in rows).encode()) is None
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(lines=st.lists(st.sampled_from(TS_LINES), max_size=8))
 def test_ts(folder: Path, lines: list[str]) -> None:
@@ -120,6 +122,7 @@ def test_ts(folder: Path, lines: list[str]) -> None:
     assert fault(folder, "d.ts", "\n".join(lines).encode()) is None
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(lines=st.lists(st.sampled_from(ARFF_LINES), max_size=8))
 def test_arff(folder: Path, lines: list[str]) -> None:
@@ -129,12 +132,13 @@ def test_arff(folder: Path, lines: list[str]) -> None:
 BINARY_NAMES = ["d.csv", "d.tsv", "d.ts", "d.arff", "d.npz", "d.parquet", "d.csv.gz", "d.ts.xz"]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(content=st.binary(max_size=200), name=st.sampled_from(BINARY_NAMES))
 def test_bytes(folder: Path, content: bytes, name: str) -> None:
     assert fault(folder, name, content) is None
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(position=st.integers(0, 10_000), bit=st.integers(0, 7))
 def test_npz_with_a_flipped_bit(folder: Path, position: int, bit: int) -> None:

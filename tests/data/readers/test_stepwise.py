@@ -41,15 +41,6 @@ def test_a_text_is_its_characters_cut_by_time(tmp_path: Path) -> None:
     assert data.notes["characters"] == 11
 
 
-def test_a_packed_text_is_the_same(tmp_path: Path) -> None:
-    content = "naïve café, naïve café; 日本\n" * 3
-    (tmp_path / "a.txt").write_text(content, encoding="utf-8")
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(content.encode()))
-    first, second = load(tmp_path / "a.txt"), load(tmp_path / "a.txt.gz")
-    assert first.fingerprint == second.fingerprint
-    assert "日" in first.features
-
-
 @given(text=st.text(st.characters(codec="utf-8", exclude_characters="\r\ufeff"), min_size=3))
 def test_any_text_comes_back(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "any.txt"
@@ -59,13 +50,6 @@ def test_any_text_comes_back(text: str, tmp_path_factory: pytest.TempPathFactory
     found = read_steps(path)
     tokens = [*found.steps.inputs[0], found.steps.targets[0][-1]]
     assert "".join(found.features[token] for token in tokens) == text
-
-
-def test_a_test_file_leaves_more_to_train(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("abcabcabcab")
-    (tmp_path / "b.txt").write_text("cab")
-    data = load(tmp_path / "a.txt", test=tmp_path / "b.txt")
-    assert [int(split.lengths.sum()) for split in (data.train, data.validation, data.test)] == [8, 2, 2]
 
 
 @pytest.mark.parametrize("name", ["a_TEST.txt", "a_TEST.txt.gz"])
@@ -86,17 +70,6 @@ def test_the_test_file_beside_a_training_file_is_taken(tmp_path: Path, name: str
 def save(path: Path, **arrays: Any) -> Path:
     np.savez(path, **arrays)
     return path
-
-
-def test_sequences_are_drawn_by_the_seed(tmp_path: Path) -> None:
-    x = np.arange(10)[:, None, None] + np.zeros((10, 6, 2))
-    path = save(tmp_path / "a.npz", x=x)
-    first, again, other = (load(path, task="predict-next", seed=seed) for seed in (0, 0, 1))
-    drawn = [[int(x[0, 0]) for x in stored(data.validation).inputs] for data in (first, again, other)]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert [len(split) for split in (first.train, first.validation, first.test)] == [6, 2, 2]
-    seen = [int(x[0, 0]) for s in (first.train, first.validation, first.test) for x in stored(s).inputs]
-    assert sorted(seen) == list(range(10))
 
 
 def test_without_targets_the_next_step_is_the_target(tmp_path: Path) -> None:
@@ -131,13 +104,6 @@ def test_whole_numbers_of_two_axes_are_tokens(tmp_path: Path) -> None:
     data = load(save(tmp_path / "a.npz", x=x, features=np.array(["a", "b", "c", "d"])), task="predict-next")
     assert (data.tokens, data.features) == (True, ("a", "b", "c", "d"))
     assert load(save(tmp_path / "b.npz", x=x), task="predict-next").features == ("0", "1", "2", "3")
-
-
-def test_one_long_sequence_is_cut_by_time(tmp_path: Path) -> None:
-    x = np.random.default_rng(0).normal(size=(1, 21, 2)).astype(np.float32)
-    data = load(save(tmp_path / "a.npz", x=x), task="predict-next")
-    assert data.continuous
-    assert [int(split.lengths.sum()) for split in (data.train, data.validation, data.test)] == [12, 4, 4]
 
 
 def test_a_model_is_asked_about_every_step(tmp_path: Path) -> None:
@@ -194,35 +160,28 @@ def test_a_bad_file_says_what_is_wrong(case: str, tmp_path: Path) -> None:
 
 def test_a_text_too_short_to_split(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("ab")
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(
+        DataError, match=r"'a\.txt' has 1 steps, too few to hold out a share of 0\.2 for.*data\.validation_fraction"
+    ):
         load_data(tmp_path / "a.txt")
-    assert str(caught.value) == (
-        "'a.txt' has 1 steps, too few to hold out a share of 0.2 for validation and test. Give a longer one, or "
-        "another data.validation_fraction."
-    )
 
 
 def test_a_character_that_the_model_does_not_know(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("abcz")
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"'a\.txt' has the character 'z', which the model was not trained"):
         load_data(tmp_path / "a.txt", channels=("a", "b", "c"))
-    assert str(caught.value) == (
-        "'a.txt' has the character 'z', which the model was not trained on; it knows 3 characters."
-    )
 
 
 def test_a_table_is_not_followed_step_by_step(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("ds,y\n2024-01-01,1\n")
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"'a\.csv' is not for task 'predict-next', which reads \.txt and"):
         load_data(tmp_path / "a.csv", task="predict-next")
-    assert str(caught.value) == "'a.csv' is not for task 'predict-next', which reads .txt and .npz."
 
 
 def test_settings_of_a_forecast_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("abcabcabc")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"horizon is for forecasting; 'a\.txt' is read for task"):
         load_data(tmp_path / "a.txt", horizon=3)
-    assert str(caught.value) == "horizon is for forecasting; 'a.txt' is read for task 'predict-next'."
 
 
 @pytest.mark.parametrize(

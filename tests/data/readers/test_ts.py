@@ -35,14 +35,6 @@ def test_short_channels_are_filled_up_and_counted(tmp_path: Path) -> None:
     assert found.notes == {"short_channels_padded": 3}
 
 
-def test_stamps_that_are_numbers_are_times(tmp_path: Path) -> None:
-    found = read(tmp_path, STAMPED + "(0,1),(0.5,?),(2,3):(0,4),(0.5,5),(2.0,6):up\n(7,1):(7,2):down\n")
-    np.testing.assert_array_equal(found.values[0], [[1, 4], [np.nan, 5], [3, 6]])
-    assert found.times is not None
-    assert [one.tolist() for one in found.times] == [[0, 0.5, 2], [7]]
-    assert found.notes == {}
-
-
 def test_stamps_that_are_dates_are_seconds(tmp_path: Path) -> None:
     row = "(2024-01-01 00:00:00,1),(2024-01-01 00:01:30,2):(2024-01-01 00:00:00,3),(2024-01-01T00:01:30,4):up\n"
     found = read(tmp_path, STAMPED + row)
@@ -71,19 +63,6 @@ def test_stamps_reach_the_model_as_distances(tmp_path: Path) -> None:
     inputs = read_inputs(path, task="classify", features=["value"], time_step=1)
     assert inputs.dt is not None
     assert inputs.dt[0].tolist() == [1, 1, 3]
-
-
-def test_comments_and_blank_lines_stand_anywhere(tmp_path: Path) -> None:
-    found = read(tmp_path, "# a\n\n@classLabel true up\n%b\n@data\n1:up\n#c\n\n2:up\n")
-    assert [one.tolist() for one in found.values] == [[[1]], [[2]]]
-
-
-def test_a_sequence_without_a_label_is_read_and_not_trained_on(tmp_path: Path) -> None:
-    text = LABELS + "1,2:up\n3,4:?\n5,6:down\n7,8:down\n"
-    assert read(tmp_path, text).labels == ["up", "?", "down", "down"]
-    with pytest.raises(DataError) as caught:
-        load_data(tmp_path / "a.ts")
-    assert str(caught.value) == "'a.ts': line 4 has no label. Give it one, or leave the sequence out."
 
 
 @pytest.mark.parametrize(

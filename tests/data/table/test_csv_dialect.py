@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 import pytest
 
 from stablernn.data.messages import describe_reading
@@ -140,17 +139,6 @@ def test_other_thousands_marks_are_named_and_read(
         read(tmp_path, text, thousands_mark=",", decimal_mark=",")
 
 
-@pytest.mark.parametrize("ending", [".parquet", ".xlsx"])
-def test_numbers_in_columns_of_text_are_read_alike_in_every_format(tmp_path: Path, ending: str) -> None:
-    frame = pl.DataFrame({"ds": ["2024-01", "2024-02", "2024-03"], "y": ["980", "1.017,50", "1.008"]})
-    path = tmp_path / f"d{ending}"
-    if ending == ".parquet":
-        frame.write_parquet(path)
-    else:
-        frame.write_excel(path)
-    np.testing.assert_array_equal(open_table(path).read().series[0].values[:, 0], np.float32([980, 1017.5, 1008]))
-
-
 @pytest.mark.parametrize(
     ("text", "delimiter"),
     [
@@ -202,32 +190,10 @@ def test_what_other_programs_write_beside_the_columns_is_no_channel(
         open_table(path).read(["y"])
 
 
-def test_dates_in_the_index_of_a_data_frame_are_times(tmp_path: Path) -> None:
-    assert read(tmp_path, ",y\n2024-01-01,1\n2024-01-02,2\n").series[0].ds[1] == np.datetime64("2024-01-02")
-    # Row numbers beside them are not, also where some of them look like months.
-    table = read(tmp_path, ",day,y\n0,2024-02-01,1\n202402,2024-02-02,2\n")
-    assert (table.channels, table.series[0].ds[1]) == (("y",), np.datetime64("2024-02-02"))
-
-
 def test_two_tables_of_influxdb_in_a_file_are_refused(tmp_path: Path) -> None:
     text = "#group,false,false\n,ds,y\n,1,5\n"
     with pytest.raises(DataError, match="row 5 begins another table of InfluxDB"):
         read(tmp_path, f"{text}\n{text}")
-
-
-def test_names_of_series_keep_their_commas(tmp_path: Path) -> None:
-    table = read(tmp_path, "unique_id;ds;y\n1,5;1;2,5\n")
-    assert (table.series[0].unique_id, table.series[0].values.item()) == ("1,5", 2.5)
-
-
-def test_wrong_rows_are_named_in_any_dialect(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as caught:
-        read(tmp_path, "ds;y\n1;2\n2;3;4\n")
-    assert str(caught.value) == (
-        "'d.csv' row 3 has 3 cells, the header has 2 columns (ds, y). Name all columns in the first row, put cells "
-        "that hold semicolons in quotes."
-    )
-    assert read(tmp_path, "ds;y;z\n1;2,5\n2;3;4\n").notes["short_rows"] == 1
 
 
 @pytest.mark.parametrize(
@@ -271,9 +237,3 @@ def test_damaged_utf16_is_refused(tmp_path: Path) -> None:
 def test_days_come_first_between_points(tmp_path: Path) -> None:
     table = read(tmp_path, "ds;y\n01.02.2024 13:30;1\n02.02.2024 13:30;2\n")
     assert table.series[0].ds[0] == np.datetime64("2024-02-01T13:30")
-
-
-def test_what_was_recognized_is_described() -> None:
-    notes = {"encoding": "UTF-16", "delimiter": "tabs", "decimal_mark": "comma", "rows": 3}
-    assert describe_reading(notes) == "UTF-16, tabs, decimal commas"
-    assert describe_reading({}) == ""

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stablernn.data import ForecastData, load_data, read_inputs
-from stablernn.data.arrays import GrowingArray, MemoryBudget, free_memory
+from stablernn.data.arrays import GrowingArray, MemoryBudget
 from stablernn.data.table.series import Table, open_table
 from stablernn.errors import DataError, UnknownNameError
 
@@ -58,26 +58,10 @@ def test_a_zone_is_turned_into_utc(tmp_path: Path) -> None:
     assert [str(stamp)[:16] for stamp in ds] == ["2024-01-01T10:00", "2024-01-01T11:00"]
 
 
-@pytest.mark.parametrize(
-    "values", [pl.Series([1, 2], dtype=pl.Int8), pl.Series([True, False]), pl.Series([1.5, None], dtype=pl.Float32)]
-)
-def test_numbers_of_all_types_are_numbers(tmp_path: Path, values: pl.Series) -> None:
-    pl.DataFrame({"ds": [1, 2], "y": values}).write_parquet(tmp_path / "d.parquet")
-    expected = values.cast(pl.Float32).to_numpy()
-    np.testing.assert_array_equal(open_table(tmp_path / "d.parquet").read().series[0].values[:, 0], expected)
-
-
 def test_words_of_a_category_are_names(tmp_path: Path) -> None:
     ids = pl.Series(["a", "a", "b"], dtype=pl.Categorical)
     pl.DataFrame({"unique_id": ids, "ds": [1, 2, 1], "y": [1, 2, 3]}).write_parquet(tmp_path / "d.parquet")
     assert [one.unique_id for one in open_table(tmp_path / "d.parquet").read().series] == ["a", "b"]
-
-
-def test_only_the_columns_that_are_needed_are_read(tmp_path: Path) -> None:
-    frame = long_table().with_columns(pl.Series("list", [[1]] * len(long_table())))
-    frame.write_parquet(tmp_path / "d.parquet")
-    table = open_table(tmp_path / "d.parquet").read(["y"])
-    assert table.notes["ignored_columns"] == ["x", "list"]
 
 
 def refused(folder: Path, frame: pl.DataFrame, **options: Any) -> str:
@@ -85,14 +69,6 @@ def refused(folder: Path, frame: pl.DataFrame, **options: Any) -> str:
     with pytest.raises(DataError) as caught:
         open_table(folder / "d.parquet").read(**options)
     return str(caught.value)
-
-
-def test_rows_are_counted_from_one(tmp_path: Path) -> None:
-    words = pl.DataFrame({"ds": [1, 2, 3], "y": ["1", "2", "three"]})
-    assert refused(tmp_path, words) == (
-        "'d.parquet' row 3, column 'y': 'three' is not a number. Correct it, leave it empty if the value is missing, "
-        "or name the columns to read by data.channels."
-    )
 
 
 def test_a_column_that_is_no_numbers_is_refused(tmp_path: Path) -> None:
@@ -220,10 +196,6 @@ def test_windows_of_a_table_on_disk_are_not_copied(tmp_path: Path, monkeypatch: 
     assert windows._flat.base is data.series[0].values.base
     for number, (series, end) in enumerate(windows.origins):
         np.testing.assert_array_equal(windows.truth([number])[0, :, 0], data.series[series].values[end : end + 2, 0])
-
-
-def test_free_memory_is_what_the_process_may_still_take() -> None:
-    assert 0 < free_memory() < 1 << 50
 
 
 LOW = """

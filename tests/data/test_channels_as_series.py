@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -70,21 +69,6 @@ def test_what_is_known_in_advance_goes_with_each_series(tmp_path: Path) -> None:
     assert [one.unique_id for one in load(path, future=["known"]).series] == ["a", "b"]
 
 
-def test_the_calendar_goes_with_each_series(tmp_path: Path) -> None:
-    path = tmp_path / "days.csv"
-    days = np.arange("2024-01-01", "2024-04-01", dtype="datetime64[D]")
-    path.write_text("\n".join(["ds,a,b", *(f"{day},{n % 7},{n % 5}" for n, day in enumerate(days))]))
-    data = load(path, calendar=["week"])
-    assert [one.unique_id for one in data.series] == ["a", "b"]
-    assert data.calendar == ("week",)
-    assert data.channels == ("y", *data.future)
-    before = plain(path, target=["a", "b"], calendar=["week"])
-    assert len(data.future) == 2
-    for place, one in enumerate(data.series):
-        columns = [place, *(before.channels.index(name) for name in data.future)]
-        np.testing.assert_array_equal(one.values, before.series[0].values[:, columns])
-
-
 def test_columns_of_several_series_are_called_after_both(tmp_path: Path) -> None:
     data = load(wide(tmp_path, "ds,a,b", series=2))
     assert [one.unique_id for one in data.series] == ["s0/a", "s0/b", "s1/a", "s1/b"]
@@ -109,40 +93,32 @@ def test_the_fingerprint_says_which_columns(tmp_path: Path) -> None:
         (
             "ds,a,b,known",
             {"target": ["a", "known"], "future": ["known"]},
-            "'known' is a target and is in future; what is to be forecast is not known in advance. Leave it out of "
-            "future.",
+            "'known' is a target and is in future; what is to be forecast is",
         ),
         (
             "ds,a,b,y",
             {"target": ["a"], "future": ["y"]},
-            "data.channels_as_series calls what is forecast 'y', and a channel of that name is known in advance. Take "
-            "it out of data.future, or rename it.",
+            r"data\.channels_as_series calls what is forecast 'y', and a.*data\.future",
         ),
     ],
 )
 def test_names_that_cannot_be(tmp_path: Path, header: str, options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=sentence):
         load(wide(tmp_path, header), **options)
-    assert str(caught.value) == sentence
 
 
 def test_a_column_without_a_value_is_no_series(tmp_path: Path) -> None:
     path = tmp_path / "wide.csv"
     path.write_text("\n".join(["ds,a,b", *(f"{step},{step}," for step in range(STEPS))]))
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(
+        DataError, match=r"'wide\.csv' has no value at all in column 'b' of the training.*data\.channels"
+    ):
         load(path)
-    assert str(caught.value) == (
-        "'wide.csv' has no value at all in column 'b' of the training steps. Leave the column out by data.channels, or "
-        "fill it in."
-    )
     # In one of two series there are values of it.
     rows = [f"s{series},{step},{step},{step if series else ''}" for series in range(2) for step in range(STEPS)]
     path.write_text("\n".join(["unique_id,ds,a,b", *rows]))
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"'wide\.csv' has no value at all in the channel that is series.*data\.target"):
         load(path)
-    assert str(caught.value) == (
-        "'wide.csv' has no value at all in the channel that is series 's0/b'. Name the others by data.target."
-    )
 
 
 @pytest.mark.parametrize(("source", "task"), [("digits", "classify"), ("adding", "predict-next")])
@@ -152,6 +128,7 @@ def test_only_forecasts_have_series(source: str, task: str) -> None:
     assert str(caught.value) == f"channels_as_series is for forecasting; '{source}' is read for task '{task}'."
 
 
+@pytest.mark.slow
 def test_a_run_on_columns_is_scored_again(tmp_path: Path) -> None:
     path = wide(tmp_path, "ds,a,b")
     overrides = [f"data.source={path}", "data.channels_as_series=true", "model.cell=rnn", "model.hidden_size=4"]
@@ -167,21 +144,6 @@ def test_a_run_on_columns_is_scored_again(tmp_path: Path) -> None:
     elsewhere = run.load_data(str(other))
     assert isinstance(elsewhere, ForecastData)
     assert [one.unique_id for one in elsewhere.series] == ["u", "v", "w"]
-
-
-@pytest.mark.skipif("STABLERNN_DATA" not in os.environ, reason="needs the datasets below STABLERNN_DATA")
-def test_the_seven_columns_of_etth1() -> None:
-    before, data = plain("etth1"), load("etth1")
-    names = [name for name in before.channels if name not in before.future]
-    assert [one.unique_id for one in data.series] == names
-    assert len(names) == 7
-    assert {split: len(data.windows(split)) for split in ("train", "test")} == {
-        split: 7 * len(before.windows(split)) for split in ("train", "test")
-    }
-    np.testing.assert_array_equal(
-        np.stack([one.values[:, 0] for one in data.series], axis=1),
-        before.series[0].values[:, [before.channels.index(name) for name in names]],
-    )
 
 
 @pytest.mark.parametrize("future", [(), ("known",)])
@@ -272,20 +234,3 @@ def test_bad_cells_are_faults_of_their_columns_alone(tmp_path: Path) -> None:
     assert inputs.ids == ("good",)
     np.testing.assert_array_equal(inputs.x[0, :, 0], np.arange(5))
     assert "ignored_columns" not in inputs.notes
-
-
-def test_a_bad_cell_of_a_shared_column_is_the_fault_of_the_file(tmp_path: Path) -> None:
-    frame = pl.DataFrame(
-        {"ds": range(9), "a": [*range(5), *[None] * 4], "b": [*range(5), *[None] * 4], "price": ["x"] * 9}
-    )
-    frame.write_csv(tmp_path / "d.csv")
-    with pytest.raises(DataError, match="column 'price': 'x' is not a number") as refusal:
-        read_inputs(
-            tmp_path / "d.csv",
-            task="forecast",
-            features=("y", "price"),
-            future=("price",),
-            horizon=4,
-            channels_as_series=True,
-        )
-    assert refusal.value.series == {}

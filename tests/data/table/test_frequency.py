@@ -72,14 +72,6 @@ def test_next_time_stamps_equal_those_of_pandas(pandas: Any, word: str, start: s
         )
 
 
-def test_months_on_the_same_day_go_on_on_that_day() -> None:
-    ds = np.array(["2024-01-15T06", "2024-02-15T06", "2024-03-15T06"], dtype="datetime64[ns]")
-    found = infer_frequency(ds)
-    assert found is not None
-    assert found.alias == "MS"
-    assert str(found.at(ds[-1], np.array([1]))[0]) == "2024-04-15T06:00:00.000000000"
-
-
 @pytest.mark.parametrize(("day", "alias"), [(28, "MS-28"), (29, "MS-29"), (30, "MS-30"), (31, "ME")])
 def test_days_that_short_months_lack_are_their_last(day: int, alias: str) -> None:
     months = np.arange("2021-01", "2025-01", dtype="datetime64[M]")

@@ -23,7 +23,10 @@ from stablernn_papers.datasets.audio import log_magnitudes, read_speech
 from stablernn_papers.datasets.timit import CORE, DEVELOPMENT
 
 ROOT = os.environ.get("STABLERNN_DATA")
-pytestmark = pytest.mark.skipif(not ROOT, reason="STABLERNN_DATA does not say where the real files lie")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not ROOT, reason="STABLERNN_DATA does not say where the real files lie"),
+]
 
 
 def needs(key: str, *, partly: bool = False) -> None:
@@ -96,7 +99,6 @@ def test_pmnist_and_rows_hold_the_same_pixels(mnist: ClassificationData) -> None
     assert rows.x.shape == (3, 28, 28)
 
 
-@pytest.mark.slow
 def test_cifar10_in_part_has_the_published_counts_and_values() -> None:
     data = labelled("cifar10", partial=True)
     assert counts(data, "test") == [1000] * 10
@@ -111,7 +113,6 @@ def test_cifar10_in_part_has_the_published_counts_and_values() -> None:
     assert np.mean(total, axis=0) == pytest.approx([0.4914, 0.4822, 0.4465], abs=5e-3)
 
 
-@pytest.mark.slow
 def test_noise_padded_cifar10_needs_no_more_memory_than_the_images() -> None:
     data = labelled("cifar10-noise-padded", partial=True)
     images = len(data.train) + len(data.validation)
@@ -120,7 +121,6 @@ def test_noise_padded_cifar10_needs_no_more_memory_than_the_images() -> None:
     assert sum(values.nbytes for values in data.training_values()) <= 2**27 + 4 * 96_000
 
 
-@pytest.mark.slow
 def test_ptb_by_characters_has_the_published_counts() -> None:
     data = steps("ptb-char")
     assert data.notes["tokens"] == {"train": 5_017_482, "validation": 393_042, "test": 442_423}
