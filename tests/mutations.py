@@ -48,6 +48,7 @@ FAULTS = """
 - candidates = np.arange(max(start, context_length), stop - horizon + 1, dtype=np.int64)
 + candidates = np.arange(max(start, context_length), stop - horizon, dtype=np.int64)
 # longer-context-of-another-series tests/training/batches
+< tests/training/batches/test_warm_up.py::test_longer_windows_are_the_series_cut_by_hand
 - more = np.minimum(extra, (end - self.context_length) // multiple * multiple)
 + more = np.minimum(extra, end // multiple * multiple)
 # window-knows-the-time-before-it tests/data
@@ -60,6 +61,7 @@ FAULTS = """
 - held_out = self.validation_steps + self.test_steps
 + held_out = self.validation_steps
 # time-step-of-the-test tests/data
+< tests/data/readers/test_npz.py::test_the_regular_step_is_that_of_training_alone
 - step = None if train.times is None else median_time_step(train.times)
 + step = None if train.times is None else median_time_step([*train.times, *((test and test.times) or [])])
 # validation-ignores-the-seed tests/data/test_splits.py
@@ -101,6 +103,7 @@ FAULTS = """
 - return Minibatch(batch, count_targets(part.y), is_first=number == 0)
 + return Minibatch(batch, count_targets(part.y), is_first=False)
 # quantile-levels-swapped tests/models/test_models.py
+< tests/models/test_models.py::test_the_forecast_loss_is_the_mean_pinball_loss_over_observed_targets
 - pinball = torch.maximum(levels * error, (levels - 1) * error).mean(dim=1) * observed[..., None]
 + pinball = torch.maximum((1 - levels) * error, -levels * error).mean(dim=1) * observed[..., None]
 # mase-knows-the-test tests/training/evaluation
@@ -166,39 +169,51 @@ FAULTS = """
 - scaled = (x - self.mean) / self.scale
 + scaled = (x - self.mean) / self.scale
 # norm-without-rounding tests/bounds
+< tests/bounds/test_rounding.py::TestUnderflow::test_the_bound_on_a_norm_keeps_its_margin
 - return float(np.linalg.norm(matrix, 2)) + rounding_error_bound(matrix)
 + return float(np.linalg.norm(matrix, 2))
 # interval-without-rounding tests/bounds
+< tests/bounds/test_bounded_inputs.py::TestIntervals::test_an_affine_range_holds_what_float32_computes
 - margin = (matrix.shape[1] + 4) * FLOAT32_EPSILON * (np.abs(matrix) @ self.modulus + np.abs(bias))
 + margin = 0.0
 # inequality-without-rounding tests/bounds
+< tests/bounds/test_rounding.py::TestUnderflow::test_a_product_that_underflows_proves_no_rate_that_is_too_small
 - lowest = float(values[0]) - self._gram_error - error_of_multipliers
 + lowest = float(values[0])
 # irregular-rate-of-regular-steps tests/bounds
+< tests/bounds/test_irregular.py::test_an_euler_layer_for_irregular_time_contracts_where_the_regular_one_does
 - rate = math.exp(bound.rate - 1) * (1 + 4 * EPSILON) if is_representable else math.inf
 + rate = bound.rate
 # state-that-only-grows-by-rounding tests/bounds
+< tests/bounds/test_bounded_inputs.py::TestIntervals::test_rounding_accumulates_where_little_is_forgotten
 - remaining = share - 16 * FLOAT32_EPSILON
 + remaining = share
 # frequencies-between-the-grid tests/bounds/test_convolution.py
+< tests/bounds/test_convolution.py::test_the_bound_for_windows_of_any_length_is_never_below
 - return (largest + rounding) / math.cos(math.pi * degree / _FREQUENCIES) * (1 + 4 * EPSILON)
 + return largest + rounding + 0 * degree
 # stack-without-feedthrough tests/certificates
+< tests/certificates/test_cascade.py::TestComparisonSystem::test_of_scalar_linear_layers_the_effect_of_a_start_is_exact
 - state_effect = _scaled(bound.output_gain, step[depth]) + _scaled(feedthrough, state_effect)
 + state_effect = _scaled(bound.output_gain, step[depth])
 # stack-called-non-expansive tests/certificates
+< tests/certificates/test_certificate.py::TestKinds::test_a_stack_of_layers_that_never_forget_is_not_non_expansive
 - if all(len(stack.bounds) == 1 and stack.rate <= 1 + tolerance for stack in proved):
 + if all(stack.rate <= 1 + tolerance for stack in proved):
 # repeated-values-count-once tests/robustness/test_radius.py
+< tests/robustness/test_radius.py::test_values_count_as_often_as_patches_and_gaps_repeat_them
 - growth = np.delete(bounds.growth(max(steps, 1))[label], label) * math.sqrt(repeats) * _SAFE
 + growth = np.delete(bounds.growth(max(steps, 1))[label], label) * _SAFE
 # quantization-error-not-passed-on tests/certificates/test_quantization.py
+< tests/certificates/test_quantization.py::test_neurons_pass_the_errors_of_others_on
 - neuron_gain = norm_upper_bound(metric @ step.G) * norm_upper_bound(propagation)
 + neuron_gain = norm_upper_bound(metric @ step.G)
 # warm-up-counts tests/dynamics/test_lyapunov.py
+< tests/dynamics/test_lyapunov.py::test_growth_within_the_warm_up_is_not_counted
 - if t + 1 != warm_up and t + 1 != steps and steps_since_qr < every:
 + if t + 1 != steps and steps_since_qr < every:
 # parity-lets-nan-pass tests/export/test_parity.py
+< tests/export/test_parity.py::test_a_difference_that_is_no_number_fails_parity
 - if not step_error <= allowed:
 + if step_error > allowed:
 # output-of-a-graph-fused-away tests/export
@@ -206,6 +221,7 @@ FAULTS = """
 - # A product that something else reads too must stay a node of its own.
 + # A product that something else reads too must stay a node of its own.
 # token-lives-twice tests/runtime/test_state_token.py
+< tests/runtime/test_state_token.py::test_it_ends
 - if expires < time.time():
 + if expires + self.ttl_seconds < time.time():
 # padding-of-a-batch-counts tests/server/batching/test_batch_parity.py

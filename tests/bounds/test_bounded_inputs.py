@@ -253,6 +253,15 @@ class TestIntervals:
             assert float(values.max()) <= image.upper[0]
             assert image.upper[0] - image.lower[0] < 1.01 * float(values.max() - values.min()) + 1e-3
 
+    def test_an_affine_range_holds_what_float32_computes(self) -> None:
+        generator = np.random.default_rng(0)
+        weight, x, bias = (generator.normal(size=shape).astype(np.float32) for shape in ((64, 2000), (1, 2000), (64,)))
+        point = Box(x[0].astype(np.float64), x[0].astype(np.float64))
+        image = point.affine(weight.astype(np.float64), bias.astype(np.float64))
+        computed = torch.nn.functional.linear(*map(torch.from_numpy, (x, weight, bias)))[0].numpy()
+        assert (image.lower <= computed).all()
+        assert (computed <= image.upper).all()
+
     def test_an_unbounded_box_times_zero_is_unbounded_and_no_nan(self) -> None:
         image = Box.around_zero(2, math.inf).affine(np.array([[0.0, 1.0], [0.0, 0.0]]))
         assert np.isinf(image.upper).all()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from model_helpers import mark_fitted
 from stablernn import StableRNN, create_cell
+from stablernn.bounds.lure import LureSystem
+from stablernn.cells import StableCell
 from stablernn.certificates.cascade import cascade
 from stablernn.certificates.certificate import certify, prove
 from stablernn.certificates.quantization import (
@@ -107,6 +111,37 @@ def test_a_stretched_norm_of_a_small_rate_does_not_enlarge_the_errors(layers: in
         assert bound.error + bound.error_per_input * size < 0.2 * (
             in_first_norm.error + in_first_norm.error_per_input * size
         )
+
+
+class Chain(StableCell):
+    """One state behind ten neurons, of which each reads the one before and the input."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+        self.weight_ih = nn.Parameter(torch.tensor([[0.01, 0.00303]]))
+
+    def lure_system(self) -> LureSystem:
+        unit = np.eye(10)
+        inputs = np.ones((10, 1)) @ self.weight_ih.detach().double().numpy()
+        return LureSystem(np.zeros((1, 1)), 0.1 * unit[9:], 0.1 * unit[:, :1], inputs, D=np.eye(10, k=-1))
+
+
+def test_neurons_pass_the_errors_of_others_on() -> None:
+    cell, size = Chain(), 0.01
+    bound = quantization_error_bound([cell], cascade([cell]), "int8")
+    assert bound is not None
+    states = []
+    for step in (cell.lure_system(), quantize(cell, "int8").lure_system()):
+        h = 0.0
+        for _ in range(20):
+            # Along the input whose weight is rounded.
+            neurons = [math.tanh(0.1 * h + size * step.U[0, 1])]
+            for _ in range(9):
+                neurons.append(math.tanh(neurons[-1] + size * step.U[0, 1]))
+            h = 0.1 * neurons[-1]
+        states.append(h)
+    distance = abs(states[0] - states[1])
+    assert 0.4 * bound.error_per_input * size < distance <= bound.error + bound.error_per_input * size
 
 
 def test_a_rounded_copy_contracts_at_the_rate_given() -> None:

@@ -47,6 +47,13 @@ def test_arnolds_cat_map(every: int) -> None:
     assert found.entropy_rate == pytest.approx(largest)
 
 
+def test_growth_within_the_warm_up_is_not_counted() -> None:
+    # It ends between two multiples of `every`.
+    push = tangent_map(lambda t, h: h * (1000 if t < 6 else 0.5))
+    found = lyapunov_spectrum(push, starts(2, 1), 10, warm_up=6, every=4)
+    assert found.exponents == pytest.approx([math.log(0.5)])
+
+
 def test_the_logistic_map_at_4() -> None:
     found = lyapunov_spectrum(tangent_map(lambda t, h: 4 * h * (1 - h)), starts(64, 1), 500, warm_up=20)
     assert found.exponents[0] == pytest.approx(math.log(2), abs=0.004)

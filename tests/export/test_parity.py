@@ -244,6 +244,12 @@ def test_each_kind_of_difference_fails_parity(change: dict[str, object], sentenc
     assert str(error.value) == sentence
 
 
+@pytest.mark.parametrize("key", ["step_rel_error", "max_rel_error", "torchscript_rel_error"])
+def test_a_difference_that_is_no_number_fails_parity(key: str) -> None:
+    with pytest.raises(ParityError, match="differs from torch by nan"):
+        check_bounds(GOOD | {"compared": [GOOD_ROW | {key: float("nan")}]})
+
+
 def test_parity_is_checked_at_the_length_the_model_is_for(tmp_path: Path) -> None:
     report = srn.export(mark_fitted(srn.Classifier("rnn", 1, 2, 4)), tmp_path, steps=130)
     assert report.parity["longest"] == 130
