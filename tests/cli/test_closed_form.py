@@ -96,6 +96,7 @@ def test_a_model_that_is_trained_on_all_sequences_is_scored_and_no_alias_leads_t
     assert [check["name"] for check in entry["checks"] if not check["ok"]] == ["score"]
 
 
+@pytest.mark.slow
 def test_run_version_and_server_give_the_same_answers(waves: Workplace) -> None:
     by_torch = waves.ok("-q", "eval", "run", "--split", "validation", "--json").json["metrics"]
     by_runtime = waves.ok("-q", "eval", "waves", "--split", "validation", "--json").json["metrics"]

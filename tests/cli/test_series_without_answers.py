@@ -88,6 +88,7 @@ def test_series_with_different_faults_are_all_named(trained: Workplace, tmp_path
     assert document["samples"] == 3 + len(faults)
 
 
+@pytest.mark.slow
 def test_a_series_of_a_million_rows_does_not_pad_the_others(trained: Workplace, tmp_path: Path) -> None:
     long = pl.DataFrame({"unique_id": "long", "ds": np.arange(1_000_001), "pixel": np.zeros(1_000_001)})
     good = sequences({}).with_columns(pl.col("pixel").cast(pl.Float64))

@@ -175,6 +175,7 @@ def start(trained: Workplace, port: int, checkpoint: Path) -> subprocess.Popen[s
     return trained.start("bridge", "mqtt", "digits", "--broker", f"127.0.0.1:{port}", *topics, "--json")
 
 
+@pytest.mark.slow
 def test_a_killed_bridge_goes_on_and_steps_nothing_twice(trained: Workplace, port: int, tmp_path: Path) -> None:
     checkpoint, steps = tmp_path / "streams.ckpt", 60
     # The model reads patches of three samples, and answers when one is full.
@@ -248,6 +249,7 @@ def test_messages_without_numbers_and_wrong_ones(trained: Workplace, port: int, 
     assert "A message of 'sensors/yard/value' is left out: The payload is not JSON" in err
 
 
+@pytest.mark.slow
 def test_events_of_the_journal_are_answered_once_there_is_a_broker(
     trained: Workplace, free_port: int, tmp_path: Path
 ) -> None:
@@ -272,6 +274,7 @@ def test_events_of_the_journal_are_answered_once_there_is_a_broker(
     assert json.loads(out)["events"] == 300
 
 
+@pytest.mark.slow
 def test_checkpoints_are_written_under_steady_load(trained: Workplace, port: int, tmp_path: Path) -> None:
     checkpoint = tmp_path / "streams.ckpt"
     journal = Path(f"{checkpoint}.events")
@@ -323,6 +326,7 @@ def test_events_are_stepped_again_as_they_were_taken(
     assert refused.sentence.startswith("Another program is using")
 
 
+@pytest.mark.slow
 def test_a_broker_that_restarts_loses_nothing(trained: Workplace, free_port: int, tmp_path: Path) -> None:
     checkpoint = tmp_path / "streams.ckpt"
     broker = start_broker(free_port, tmp_path)

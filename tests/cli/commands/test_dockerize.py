@@ -391,6 +391,7 @@ def installed(context: Path, folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(folder)}
 
 
+@pytest.mark.slow
 def test_an_installed_package_is_packed_again(
     made: tuple[Path, dict[str, Any]], trained: Workplace, tmp_path: Path
 ) -> None:

@@ -50,15 +50,6 @@ def test_cells_show_has_every_option_under_both_presets(empty: Workplace, key: s
         assert name in text
 
 
-def test_data_list(empty: Workplace) -> None:
-    rows = {row["name"]: row for row in empty.ok("data", "list", "--json").json}
-    assert {"digits", "co2", "mnist", "copy", "etth1"} <= set(rows)
-    assert rows["digits"]["task"] == "classify"
-    assert rows["co2"]["settings"]["horizon"] == 52
-    assert all(Path(rows[name]["files"][0]).is_file() for name in ("digits", "co2"))
-    assert "CC BY 4.0" in empty.ok("data", "list").out
-
-
 def test_doctor_finds_what_is_there(empty: Workplace) -> None:
     import onnxruntime
     import torch
@@ -138,14 +129,6 @@ def test_quickstart_goes_the_whole_way(empty: Workplace) -> None:
     assert "/v1/timeseries/classify" in result.err
 
 
-@pytest.mark.slow
-def test_quickstart_prints_where_everything_lies(empty: Workplace) -> None:
-    result = empty.ok("-q", "quickstart", "--epochs", 1, "--name", "first", "--run-dir", "here")
-    assert result.err == ""
-    for words in ("test accuracy", "here (plots in here/plots)", f"first:1 in {empty.registry}", "here/server.log"):
-        assert words in result.out
-
-
 def test_doctor_names_the_missing_libraries_and_the_command_that_brings_them(
     empty: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,22 +142,7 @@ def test_doctor_names_the_missing_libraries_and_the_command_that_brings_them(
     } in document["problems"]
 
 
-def test_doctor_agrees_with_onnx_runtime_about_providers(empty: Workplace) -> None:
-    import onnxruntime
-
-    available = onnxruntime.get_available_providers()
-    document = empty.ok("doctor", "--json").json["onnxruntime"]
-    assert document["providers"] == available
-    for device, provider in (("cpu", "CPUExecutionProvider"), ("cuda", "CUDAExecutionProvider")):
-        state = document["devices"][device]
-        assert state["provider"] == (provider if state["usable"] else None)
-        # A provider that is not in the build is not usable; one that is may lack a driver, a GPU or libraries.
-        assert provider in available or not state["usable"]
-        assert f"usable ({provider})" in empty.ok("doctor").out or not state["usable"]
-    if "CUDAExecutionProvider" not in available:
-        assert "has no CUDA provider" in document["devices"]["cuda"]["reason"]
-
-
+@pytest.mark.slow
 def test_doctor_lists_the_gpus_of_the_driver(empty: Workplace, tmp_path: Path) -> None:
     driver = write_driver(tmp_path, [("NVIDIA Alpha", 24 * 2**30), ("NVIDIA Beta", 80 * 2**30)])
     done = subprocess.run(

@@ -79,6 +79,7 @@ def test_scores_are_those_of_the_default_engine(versions: Workplace, name: str) 
         assert native[metric] == pytest.approx(value, rel=TOLERANCE), metric
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PREDICT)
 def test_predictions_need_no_torch(versions: Workplace, name: str) -> None:
     result, has_torch = run_alone(versions, "-q", *PREDICT[name], "--engine", "native", "--json")

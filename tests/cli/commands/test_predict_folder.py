@@ -115,6 +115,7 @@ def test_shards_share_the_files(trained: Workplace, source: Path, expected: dict
     assert trained.ok("-q", *words, "--resume", "--json").json["done_before"] == FILES + 1
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_shard(trained: Workplace, source: Path, tmp_path: Path) -> None:
     words = ("-q", "predict", "digits:1", "--input", source, "--output", tmp_path, "--resume")
     tmp_path.mkdir(exist_ok=True)
@@ -277,6 +278,7 @@ def stopped(
     return process.returncode, err
 
 
+@pytest.mark.slow
 def test_ctrl_c(trained: Workplace, source: Path, expected: dict[str, bytes], tmp_path: Path) -> None:
     code, err = stopped(trained, source, tmp_path, 1.5, lambda job: os.killpg(job, signal.SIGINT))
     # The signal may come before the command can catch it, or after its end.
@@ -300,6 +302,7 @@ def kill_worker(job: int) -> None:
 KILLS = [pytest.param(count, marks=[] if count < 3 else pytest.mark.slow) for count in (2, 20)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", KILLS)
 def test_kills_at_any_moment(
     trained: Workplace, source: Path, expected: dict[str, bytes], tmp_path: Path, count: int

@@ -166,6 +166,7 @@ def test_a_long_inference_does_not_hold_the_stop(
     assert (running.process.returncode, out) == (0, "")
 
 
+@pytest.mark.slow
 def test_it_stops_while_it_opens_models(trained: Workplace, tmp_path: Path) -> None:
     """As the first process of a container it would not hear the signal without a handler of its own."""
     with (tmp_path / "log").open("w") as stderr:
@@ -223,6 +224,7 @@ def test_nothing_to_serve(empty: Workplace) -> None:
     assert (result.code, result.out) == (1, "")
 
 
+@pytest.mark.slow
 def test_estimates_of_streams_are_turned_on_by_option_or_environment(
     trained: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

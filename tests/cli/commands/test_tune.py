@@ -134,6 +134,7 @@ def test_another_search_in_the_folder_is_refused(
     assert "--output" in refused.sentence
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_nothing_but_its_epoch(place: Workplace) -> None:
     trials = place.path("killed/trials")
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cli_helpers import ALIKE, Workplace, republish
 from policy_helpers import CHECKS, STABLE, aliases, bytes_of, instead, require, weaker
 
 
+@pytest.mark.slow
 def test_from_two_trainings_to_a_gate_with_its_history(empty: Workplace) -> None:
     """As somebody does it who comes with nothing: each step by the command line, and what it says."""
     # The free one is the unstable one, whose graphs are shared.

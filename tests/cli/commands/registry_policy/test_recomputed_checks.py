@@ -287,6 +287,7 @@ sys.meta_path.insert(0, Absent())
 """
 
 
+@pytest.mark.slow
 def test_without_torch_nothing_moves_unless_it_is_forced(workplace: Workplace, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_TORCH)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
@@ -309,6 +310,7 @@ def test_without_torch_nothing_moves_unless_it_is_forced(workplace: Workplace, t
     assert run("registry", "verify").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_graph_that_never_ends_is_refused(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STABLERNN_CHECK_TIMEOUT_SECONDS", "1")
     good = Registry(workplace.registry).get(STABLE)
