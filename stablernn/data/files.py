@@ -43,8 +43,8 @@ _BINARY = (".npz", ".parquet", ".xlsx")
 _COMPRESSIONS = {".gz": "gzip", ".xz": "xz"}
 _BLOCK_BYTES = 1 << 22
 
-#: Length of the beginning of a file that is compared with the signatures of other formats.
-SIGNATURE_BYTES = 64
+# Length of the beginning of a file that is compared with the signatures of other formats.
+_SIGNATURE_BYTES = 64
 _SIGNATURES = (
     (b"\x1f\x8b", "gzip"),
     (b"\xfd7zXZ\x00", "xz"),
@@ -124,6 +124,22 @@ def check_regular(path: Path) -> None:
         raise errors.DataError(f"'{path}' is a pipe or a device, not a file. Save what it gives as a file.")
 
 
+def check_binary(path: Path) -> None:
+    """Refuse a path that is no file of the kind that its ending says, or an empty one.
+
+    Raises:
+        UnknownNameError: If there is no such file.
+        DataError: If it is a folder, a pipe or a device, is empty, or is of another kind.
+    """
+    check_regular(path)
+    if not path.is_file():
+        raise errors.UnknownNameError(f"No file '{path}'. Check the path.")
+    if not path.stat().st_size:
+        raise empty_file_error(path)
+    with path.open("rb") as file:
+        _check_signature(path, file.read(_SIGNATURE_BYTES))
+
+
 @contextmanager
 def open_file(path: Path) -> Iterator[IO[bytes]]:
     """Open the file's bytes, decompressed if its name ends in ``.gz`` or ``.xz``.
@@ -136,7 +152,7 @@ def open_file(path: Path) -> Iterator[IO[bytes]]:
     compression = _COMPRESSIONS.get(path.suffix.lower())
     try:
         with path.open("rb") as raw:
-            check_signature(path, raw.read(SIGNATURE_BYTES))
+            _check_signature(path, raw.read(_SIGNATURE_BYTES))
         with _open_decompressed(path, compression) as file:
             yield file
     except FileNotFoundError as error:
@@ -187,7 +203,7 @@ def empty_file_error(path: Path) -> errors.DataError:
     return errors.DataError(f"'{path.name}' is empty. Write it again, or give another file.")
 
 
-def check_signature(path: Path, begin: bytes) -> None:
+def _check_signature(path: Path, begin: bytes) -> None:
     """Refuse a file whose first bytes are those of another kind of file than its name says.
 
     Raises:

@@ -302,24 +302,15 @@ def _inspect_table(
     refusal: errors.StableRNNError,
     findings: Findings,
 ) -> Inspection:
-    roles: dict[str, Any] = {
-        **options.of_table,
-        "label_column": options.label_column if task == "classify" else None,
-        "group_column": options.group_column,
-        "channels": options.channels,
-        "static": options.static,
-        "targets": options.target or (TARGET_COLUMN,),
-    }
-    inspection = inspect_cells(path, findings, **roles)
+    inspection = inspect_cells(path, options, task, findings)
     if test_path is not None:
-        inspect_cells(test_path, findings, **roles)
+        inspect_cells(test_path, options, task, findings)
     if inspection is None:
         return Inspection()
-    data, assumed = _load_mended(
-        _with_files(options, path, test_path), _guesses(inspection, options, task), refusal, findings
-    )
+    options = options.with_options(source=path, test=test_path)
+    data, assumed = _load_mended(options, _guesses(inspection, options, task), refusal, findings)
     findings.attach(assumed)
-    settings = _with_settings(_with_files(options, path, test_path), assumed)
+    settings = _with_settings(options, assumed)
     if data is not None:
         columns, content = inspect_data(data, settings, findings)
         columns = _merge_columns(inspection.columns, list_file_columns(path, columns, data, settings))
@@ -327,8 +318,8 @@ def _inspect_table(
     if task == "classify":
         reader_options = {
             **options.of_table,
-            "label_column": roles["label_column"],
-            "channels": roles["channels"],
+            "label_column": options.label_column,
+            "channels": options.channels,
         }
         # A test file needs no groups.
         if test_path is None and any(column.role == "group" for column in inspection.columns):
@@ -363,11 +354,6 @@ def _inspect_series_of_file(
     notes = {**table.notes, **_grid_notes(table, settings.frequency)}
     columns, content = inspect_series(table.series, table.channels, known_targets, notes, findings)
     return Inspection(columns=_merge_columns(inspection.columns, columns), content=content)
-
-
-def _with_files(options: LoadOptions, path: Path, test_path: Path | None) -> LoadOptions:
-    """Return options with these files."""
-    return options.with_options(source=path, test=test_path)
 
 
 def _with_settings(options: LoadOptions, settings: Notes) -> LoadOptions:

@@ -14,7 +14,7 @@ from stablernn import errors
 from stablernn.data.arrays import Int64Array, Resolution, Timestamps, finite_float32
 from stablernn.data.check.report import Column, Findings, Kind, Role
 from stablernn.data.messages import format_names, format_timestamp, pluralize, quote
-from stablernn.data.options import TIME_COLUMN, Repairs
+from stablernn.data.options import TARGET_COLUMN, TIME_COLUMN, LoadOptions, Repairs
 from stablernn.data.table.cells import MISSING_CELLS, restore_integers, strip_cells
 from stablernn.data.table.chunks import first_row_number, read_chunks, read_column_names
 from stablernn.data.table.repairs import MissingCodes
@@ -265,63 +265,44 @@ class _TableCells:
         return f"the first is {quote(str(self[name][index] or ''))} in row {self.rows[index]}"
 
 
-def inspect_cells(
-    path: Path,
-    findings: Findings,
-    *,
-    id_column: str,
-    time_column: str,
-    stamps: str | None,
-    repairs: Repairs,
-    label_column: str | None,
-    group_column: str | None,
-    channels: Sequence[str] | None,
-    static: Sequence[str],
-    targets: Sequence[str] = (),
-) -> TableInspection | None:
+def inspect_cells(path: Path, options: LoadOptions, task: str, findings: Findings) -> TableInspection | None:
     """Inspect a table that was rejected and report every column whose cells do not fit its role.
 
     Args:
-        path: The table.
+        path: The table, which need not be the source of the options.
+        options: The options that name columns and repairs.
+        task: The task that the table is read for.
         findings: Gets problems and warnings.
-        id_column: Name of the column that distinguishes series.
-        time_column: Name of the column of times.
-        stamps: Format of integers in the column of times; None if it is not set.
-        repairs: Repairs that are asked for already.
-        label_column: Name of the column of labels; None if the task is not ``classify``.
-        group_column: Name of the column of groups; None without one.
-        channels: Names of the channels; None for all columns without another role.
-        static: Names of the columns that are constant for each series.
-        targets: Names of the columns to forecast.
 
     Returns:
         None if the file cannot be split into cells; the error of the reader is among the findings then.
     """
+    repairs, id_column = options.repairs, options.id_column
     try:
         cells = _read(path, id_column, repairs)
     except errors.StableRNNError as error:
         findings.problem("unreadable", str(error))
         return None
-    if time_column not in cells.names and _has_series_in_rows(cells):
+    if options.time_column not in cells.names and _has_series_in_rows(cells):
         return _inspect_series_in_rows(cells, findings)
     warn_about_header(cells.names, findings)
-    time_name, guessed_settings = _find_time_column(cells, time_column, repairs.date_format)
+    time_name, guessed_settings = _find_time_column(cells, options.time_column, repairs.date_format)
     times: Timestamps | None = None
     if time_name is not None:
-        times, guess = _parse_times(cells, time_name, stamps, repairs.date_format, findings)
+        times, guess = _parse_times(cells, time_name, options.stamps, repairs.date_format, findings)
         guessed_settings |= guess
         if times is not None:
             ids = cells[id_column] if id_column in cells.names else None
-            ordered = (time_name, *targets)
+            ordered = (time_name, *(options.target or (TARGET_COLUMN,)))
             guessed_settings |= check_row_order(path.name, cells.frame, times, ids, repairs, ordered, findings)
     id_name = guessed_settings.get("id_column", id_column)
     other_roles: dict[str | None, Role] = {
-        label_column: "label",
-        group_column: "group",
+        options.label_column if task == "classify" else None: "label",
+        options.group_column: "group",
         id_name: "id",
         time_name: "time",
     }
-    roles = _assign_roles(cells.names, other_roles, channels, static)
+    roles = _assign_roles(cells.names, other_roles, options)
     columns = tuple(_inspect_column(cells, name, role, times, repairs, findings) for name, role in roles.items())
     if time_name is None or guessed_settings.get("time_column"):
         _warn_about_time_parts(cells.names, findings)
@@ -329,9 +310,9 @@ def inspect_cells(
     readable = [column.name for column in channel_columns if _is_readable(column)]
     unreadable = [column.name for column in channel_columns if not _is_readable(column)]
     informative = [column.name for column in channel_columns if column.name in readable and column.varies]
-    guessed_settings |= _guess_channels(cells, unreadable, informative or readable, channels)
+    guessed_settings |= _guess_channels(cells, unreadable, informative or readable, options.channels)
     if id_name in cells.names:
-        guessed_settings |= _guess_static(cells, id_name, guessed_settings.get("categories", ()), static)
+        guessed_settings |= _guess_static(cells, id_name, guessed_settings.get("categories", ()), options.static)
         if "channels" in guessed_settings:
             others = guessed_settings.get("static", ())
             guessed_settings["channels"] = [name for name in guessed_settings["channels"] if name not in others]
@@ -348,21 +329,20 @@ def _inspect_series_in_rows(cells: _TableCells, findings: Findings) -> TableInsp
 
 
 def _assign_roles(
-    names: Sequence[str], other_roles: Mapping[str | None, Role], channels: Sequence[str] | None, static: Sequence[str]
+    names: Sequence[str], other_roles: Mapping[str | None, Role], options: LoadOptions
 ) -> dict[str, Role]:
-    """Return the role of each column.
+    """Return the role of each column, in the order of the file.
 
     Args:
-        names: Names of all columns, in the order of the file.
+        names: Names of all columns.
         other_roles: Roles of the columns of labels, groups, names and times.
-        channels: Names of the channels; None for all columns without another role.
-        static: Names of the columns that are constant for each series.
+        options: The options that name channels and static columns.
     """
     roles: dict[str, Role] = {}
     for name in names:
-        is_channel = not is_index(name) if channels is None else name in channels
+        is_channel = not is_index(name) if options.channels is None else name in options.channels
         default: Role = "channel" if is_channel else "ignored"
-        roles[name] = "static" if name in static else other_roles.get(name, default)
+        roles[name] = "static" if name in options.static else other_roles.get(name, default)
     return roles
 
 

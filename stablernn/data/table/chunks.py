@@ -21,14 +21,7 @@ from xml.etree import ElementTree
 import polars as pl
 
 from stablernn import errors
-from stablernn.data.files import (
-    SIGNATURE_BYTES,
-    check_regular,
-    check_signature,
-    detect_format,
-    empty_file_error,
-    read_text_blocks,
-)
+from stablernn.data.files import check_binary, detect_format, read_text_blocks
 from stablernn.data.messages import format_names, pluralize, quote
 from stablernn.data.options import Repairs
 from stablernn.data.sequences import default_channel_names
@@ -250,13 +243,7 @@ def _bad_row_error(path: Path, header: Header, body: str, num_rows: int, error: 
 
 
 def _scan_parquet(path: Path) -> pl.LazyFrame:
-    check_regular(path)
-    if not path.is_file():
-        raise errors.UnknownNameError(f"No file '{path}'. Check the path.")
-    if not path.stat().st_size:
-        raise empty_file_error(path)
-    with path.open("rb") as file:
-        check_signature(path, file.read(SIGNATURE_BYTES))
+    check_binary(path)
     try:
         scan = pl.scan_parquet(path, glob=False)
         scan.collect_schema()
@@ -475,13 +462,7 @@ def _open(path: Path, sheet: str | None) -> tuple[ExcelReader, str]:
             f"Workbooks such as '{path.name}' are read with the extra 'excel': pip install -e '.[excel]' in the "
             "checkout, or save the sheet as CSV."
         ) from error
-    check_regular(path)
-    if not path.is_file():
-        raise errors.UnknownNameError(f"No file '{path}'. Check the path.")
-    if not path.stat().st_size:
-        raise empty_file_error(path)
-    with path.open("rb") as file:
-        check_signature(path, file.read(SIGNATURE_BYTES))
+    check_binary(path)
     try:
         files = _sheet_files(path)
         name = _select(path, list(files), sheet)
