@@ -1,8 +1,13 @@
-// Requests to this server, and to no other; a failure becomes an ApiError with the server's own message.
+// Requests to this server, and to no other; a failure becomes an ApiError with the server's own message. A bearer token is
+// requested when the server needs one, and stored until the tab is closed.
 
-import { askToken, timesRefused, token } from "./token.js";
+import { byId, el } from "./dom.js";
 
 const ROOT = new URL(".", document.baseURI);
+const KEY = "stablernn-token";
+let asking = null;
+// How often the user was asked for a token and entered none.
+let refusals = 0;
 
 export class ApiError extends Error {
   constructor(sentence, status, code, requestId) {
@@ -43,7 +48,7 @@ export async function post(path) {
 async function send(path, { method = "GET", body = undefined, quiet = false } = {}) {
   for (;;) {
     const sentToken = token();
-    const refusals = timesRefused();
+    const refusalsBefore = refusals;
     const headers = new Headers();
     if (sentToken !== null) headers.set("Authorization", `Bearer ${sentToken}`);
     if (body !== undefined) headers.set("Content-Type", "application/json");
@@ -57,7 +62,7 @@ async function send(path, { method = "GET", body = undefined, quiet = false } = 
     const error = await errorOf(response);
     if (response.status !== 401 || quiet) throw error;
     // While this request was in flight, another one may have asked for a token, and got one or none.
-    if (token() === sentToken && (timesRefused() > refusals || !(await askToken(error.message)))) throw error;
+    if (token() === sentToken && (refusals > refusalsBefore || !(await askToken(error.message)))) throw error;
   }
 }
 
@@ -71,4 +76,86 @@ async function errorOf(response) {
   }
   const status = `${response.status} ${response.statusText}`.trim();
   return new ApiError(`The server answered ${status} without an error message.`, response.status, "unknown", id);
+}
+
+export function token() {
+  return sessionStorage.getItem(KEY);
+}
+
+/** Asks for a token, once for all requests that need it. Resolves to false if none was entered. */
+function askToken(sentence) {
+  asking ??= new Promise((resolve) => {
+    const dialog = byId("token-dialog");
+    const field = byId("token");
+    byId("token-sentence").textContent = sentence;
+    field.value = "";
+    dialog.returnValue = "";
+    dialog.addEventListener(
+      "close",
+      () => {
+        const entered = dialog.returnValue === "use" ? field.value.trim() : "";
+        field.value = "";
+        if (entered) sessionStorage.setItem(KEY, entered);
+        else refusals += 1;
+        show();
+        asking = null;
+        resolve(entered !== "");
+      },
+      { once: true },
+    );
+    dialog.showModal();
+    field.focus();
+  });
+  return asking;
+}
+
+/** The subprotocols of a WebSocket, which is how a browser sends a token with one. */
+export function subprotocols() {
+  const current = token();
+  if (current === null) return ["stablernn"];
+  const bytes = new TextEncoder().encode(current);
+  const base64 = btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
+  return ["stablernn", `bearer.${base64.replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "")}`];
+}
+
+/** Adds the dialog, and connects the button that forgets the token. */
+export function startToken(changed) {
+  const submit = (event) => {
+    event.preventDefault();
+    dialog.close(byId("token").value.trim() ? "use" : "");
+  };
+  const dialog = el(
+    "dialog",
+    { id: "token-dialog", "aria-labelledby": "token-title" },
+    el(
+      "form",
+      { onsubmit: submit },
+      el("h2", { id: "token-title" }, "This server needs a token"),
+      el("p", { id: "token-sentence" }),
+      el(
+        "div",
+        { class: "field" },
+        el("label", { for: "token" }, "Bearer token"),
+        el("input", { type: "password", id: "token", autocomplete: "off", spellcheck: false, "aria-describedby": "token-hint" }),
+        el("span", { class: "hint", id: "token-hint" }, "Stored in this tab until it is closed."),
+      ),
+      el(
+        "div",
+        { class: "actions" },
+        el("button", { type: "submit", class: "primary" }, "Use token"),
+        el("button", { type: "button", onclick: () => dialog.close("") }, "Cancel"),
+      ),
+    ),
+  );
+  document.body.append(dialog);
+  byId("token-forget").addEventListener("click", () => {
+    sessionStorage.removeItem(KEY);
+    show();
+    changed();
+  });
+  show();
+}
+
+function show() {
+  byId("token-forget").hidden = token() === null;
 }

@@ -1,10 +1,9 @@
 // "Try it": a stored, pasted or generated series, its request, and the response as a plot and as a table.
 
 import { address, ApiError, getJson, modelPath, postJson } from "./api.js";
-import { Bars, percent } from "./bars.js";
 import { advance, areDays, firstOf2024, parseTime, stepsBetween, timeText } from "./calendar.js";
-import { copyButton, count, el, number, table } from "./dom.js";
-import { choice, field, numberIn, numberInput, observedFeatures, Problem, scalesOf, SHAPES, textInput } from "./fields.js";
+import { choice, copyButton, count, el, field, fold, number, numberIn, numberInput, observedFeatures, Problem, scalesOf, SHAPES, table, textInput } from "./dom.js";
+import { Bars, percent } from "./figures.js";
 import { Plot, Plots } from "./plot.js";
 import { generator, parseSeries, readSeries, SeriesError, seriesText } from "./series.js";
 
@@ -316,7 +315,7 @@ class Attempt {
  *
  * Without times, or if the frequency is not one of the calendar, rows are steps.
  */
-export function onGrid({ values, times }, frequency) {
+function onGrid({ values, times }, frequency) {
   if (times === null) return { values, times };
   const late = times.findIndex((time, index) => index > 0 && time <= times[index - 1]);
   if (late > 0) throw new SeriesError(`The times of the rows must ascend, got ${timeText(times[late])} after ${timeText(times[late - 1])}. Sort the rows, and paste one series at a time.`);
@@ -350,5 +349,5 @@ export function bandsOf(levels, start, noun = "quantiles") {
 
 function numbers(title, heads, rows) {
   const more = rows.length > MAX_TABLE_ROWS ? el("p", { class: "note" }, `The first ${MAX_TABLE_ROWS} of ${rows.length} rows.`) : null;
-  return el("details", {}, el("summary", {}, title), more, table(title, heads, rows.slice(0, MAX_TABLE_ROWS)));
+  return fold(title, more, table(title, heads, rows.slice(0, MAX_TABLE_ROWS)));
 }

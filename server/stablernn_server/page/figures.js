@@ -1,6 +1,5 @@
-// The metrics of a version, and its current load.
+// The metrics of a version, its current load, and class probabilities as bars.
 
-import { percent } from "./bars.js";
 import { el, number, svg, table } from "./dom.js";
 
 /** Metrics by split, next to those of simple baselines. */
@@ -64,8 +63,43 @@ export class LoadView {
   }
 }
 
-export function duration(seconds) {
+function duration(seconds) {
   if (seconds === null) return "–";
   if (seconds < 1e-3) return `${number(1e6 * seconds, 3)} µs`;
   return seconds < 1 ? `${number(1e3 * seconds, 3)} ms` : `${number(seconds, 3)} s`;
+}
+
+const MAX_BARS = 10;
+
+/** Class probabilities as a list of bars, next to their numbers, so that screen readers skip the bars. Redrawn by `draw([[label, probability], ...])`. */
+export class Bars {
+  constructor(label) {
+    this.list = el("ol", { class: "bars", "aria-label": label });
+    this.more = el("p", { class: "note" });
+    this.element = el("div", {}, this.list, this.more);
+  }
+
+  /** Draws the most probable classes; with `sorted` false the order is kept, so that the bars of a stream do not jump. */
+  draw(pairs, sorted = true) {
+    const order = sorted || pairs.length > MAX_BARS ? [...pairs].sort((a, b) => b[1] - a[1]) : pairs;
+    const best = Math.max(...pairs.map(([, share]) => share));
+    const rows = order.slice(0, MAX_BARS).map(([label, share]) => {
+      const bar = el("i", { class: "bar", "aria-hidden": "true" });
+      bar.style.width = `${100 * share}%`;
+      return el(
+        "li",
+        { class: share === best ? "best" : "" },
+        el("span", { class: "label" }, label),
+        el("span", { class: "track" }, bar),
+        el("span", { class: "share" }, percent(share)),
+      );
+    });
+    this.list.replaceChildren(...rows);
+    this.more.textContent = order.length > MAX_BARS ? `and ${order.length - MAX_BARS} less probable ones` : "";
+  }
+}
+
+export function percent(share) {
+  if (share > 0 && share < 0.0005) return "< 0.1 %";
+  return `${number(Number((100 * share).toFixed(1)), 4)} %`;
 }

@@ -1,12 +1,9 @@
 // Assembly of the page: the list, the model in the address, and the current load of the server.
 
-import { ApiError, getJson, modelPath } from "./api.js";
-import { byId, el } from "./dom.js";
-import { Problem } from "./fields.js";
+import { ApiError, getJson, modelPath, startToken } from "./api.js";
+import { byId, el, Problem } from "./dom.js";
 import { Load } from "./load.js";
-import { ModelView, unloadedView } from "./model.js";
-import { isServed, isShown, ModelList, readModels } from "./models.js";
-import { startToken } from "./token.js";
+import { isServed, isShown, ModelList, ModelView, readModels, unloadedView } from "./models.js";
 
 const list = new ModelList();
 const problem = new Problem();

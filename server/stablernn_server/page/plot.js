@@ -119,7 +119,7 @@ export class Plots {
 }
 
 /** Returns round values that divide a range into about `pieces` parts. */
-export function ticks(from, to, pieces) {
+function ticks(from, to, pieces) {
   const rough = (to - from) / Math.max(1, pieces);
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough * 0.999);

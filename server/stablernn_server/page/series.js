@@ -159,7 +159,7 @@ function valueOf(cell, line) {
 }
 
 /** A reproducible source of numbers from 0 to 1 (an xorshift generator). */
-export function random(seed) {
+function random(seed) {
   let state = seed * 2654435761 + 1 || 1;
   return () => {
     state ^= state << 13;

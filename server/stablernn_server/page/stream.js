@@ -1,14 +1,12 @@
 // The live stream: generated samples over a WebSocket at a given rate, and the latest output of the model.
 
-import { address, getJson, modelPath } from "./api.js";
+import { address, getJson, modelPath, subprotocols } from "./api.js";
 import { bandsOf } from "./attempt.js";
-import { Bars, percent } from "./bars.js";
 import { advance, firstOf2024, timeText } from "./calendar.js";
-import { count, el, number, table } from "./dom.js";
-import { choice, field, numberIn, numberInput, observedFeatures, Problem, scalesOf, SHAPES } from "./fields.js";
+import { choice, count, el, field, number, numberIn, numberInput, observedFeatures, Problem, scalesOf, SHAPES, table } from "./dom.js";
+import { Bars, percent } from "./figures.js";
 import { Plot, Plots } from "./plot.js";
 import { generator } from "./series.js";
-import { subprotocols } from "./token.js";
 
 const SHOWN_SAMPLES = 120;
 const DRAW_EVERY_MS = 100;

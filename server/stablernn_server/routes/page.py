@@ -22,28 +22,20 @@ MEDIA_TYPES = {
 FILES = (
     "api.js",
     "attempt.js",
-    "bars.js",
     "calendar.js",
-    "certificate.js",
-    "docs.css",
     "docs.html",
     "docs.js",
     "dom.js",
-    "fields.js",
     "figures.js",
     "icon.svg",
     "index.html",
     "load.js",
     "main.js",
-    "model.js",
     "models.js",
     "plot.js",
-    "prometheus.js",
-    "schema.js",
     "series.js",
     "stream.js",
     "style.css",
-    "token.js",
 )
 HEADERS = {
     # Nothing from other hosts, nothing inline, and no text that becomes markup.
