@@ -46,45 +46,52 @@ def test_takes_what_the_catalog_recommends(cell: str, preset: str, digits: Class
         assert getattr(training, key) is not None
 
 
-def test_what_is_given_wins(digits: ClassificationData) -> None:
-    training = resolve(
-        settings("training.lr=0.5", "training.batch_size=7", "training.epochs=2"), task_for(digits)
-    ).training
-    assert (training.lr, training.batch_size, training.epochs) == (0.5, 7, 2)
-
-
-def test_another_optimizer_takes_its_own_rate(digits: ClassificationData) -> None:
-    training = resolve(settings("training.optimizer=sgd"), task_for(digits)).training
-    assert (training.lr, training.momentum) == (FALLBACK_LR["sgd"], 0.0)
-
-
-def test_another_schedule_forgets_the_drops_of_the_recommended_one(digits: ClassificationData) -> None:
-    training = resolve(settings("model.preset=paper", "training.schedule=cosine"), task_for(digits)).training
-    assert (training.schedule, training.step_epochs, training.lr_decay) == ("cosine", None, None)
-
-
-def test_another_length_moves_the_drops(digits: ClassificationData) -> None:
-    training = resolve(settings("model.preset=paper", "training.epochs=6"), task_for(digits)).training
-    assert (training.schedule, training.epochs, training.step_epochs) == ("step", 6, 2)
-
-
-def test_recommended_clipping_can_be_switched_off(digits: ClassificationData) -> None:
-    assert resolve(settings(), task_for(digits)).training.clip_norm == 1.0
-    assert resolve(settings("training.clip_norm=0"), task_for(digits)).training.clip_norm == 0
-
-
-def test_steps_take_the_place_of_epochs(digits: ClassificationData) -> None:
-    training = resolve(settings("training.max_steps=5"), task_for(digits)).training
-    assert (training.epochs, training.max_steps) == (None, 5)
-
-
 @pytest.mark.parametrize(
-    ("length", "every"), [("training.epochs=10", 4), ("training.max_steps=100", 2)], ids=["epochs", "steps"]
+    ("overrides", "section", "values"),
+    [
+        (
+            "training.lr=0.5 training.batch_size=7 training.epochs=2",
+            "training",
+            {"lr": 0.5, "batch_size": 7, "epochs": 2},
+        ),
+        ("training.optimizer=sgd", "training", {"lr": FALLBACK_LR["sgd"], "momentum": 0.0}),
+        # Drops of the rate belong to the schedule, and to the length, that are recommended.
+        ("model.preset=paper training.schedule=cosine", "training", {"step_epochs": None, "lr_decay": None}),
+        ("model.preset=paper training.epochs=6", "training", {"schedule": "step", "step_epochs": 2}),
+        ("", "training", {"clip_norm": 1.0}),
+        ("training.clip_norm=0", "training", {"clip_norm": 0}),
+        ("training.max_steps=5", "training", {"epochs": None, "max_steps": 5}),
+        # 1,077 training samples are 17 steps of 64, so 100 steps are 6 epochs.
+        ("training.schedule=step training.batch_size=64 training.epochs=10", "training", {"step_epochs": 4}),
+        ("training.schedule=step training.batch_size=64 training.max_steps=100", "training", {"step_epochs": 2}),
+        ("training.schedule=step", "training", {"lr_decay": 0.1}),
+        ("model.cell=scornn model.cell_options.negative_signs=30", "model", {"cell_options": {"negative_signs": 30}}),
+        ("model.cell=spectral_rnn model.cell_options.num_reflections=40", "model", {}),
+        ("model.cell=slstm model.cell_options.num_heads=8", "model", {}),
+        ("model.cell=kru model.cell_options.factors=3", "model", {}),
+    ],
 )
-def test_drops_of_the_rate_come_after_thirds_of_the_run(length: str, every: int, digits: ClassificationData) -> None:
-    # 1,077 training samples are 17 steps of 64, so 100 steps are 6 epochs.
-    training = resolve(settings("training.schedule=step", "training.batch_size=64", length), task_for(digits)).training
-    assert (training.step_epochs, training.lr_decay) == (every, 0.1)
+def test_what_is_given_wins_and_moves_what_is_recommended(
+    digits: ClassificationData, overrides: str, section: str, values: dict[str, object]
+) -> None:
+    resolved = getattr(resolve(settings(*overrides.split()), task_for(digits)), section)
+    assert {key: getattr(resolved, key) for key in values} == values
+
+
+REFUSED = {
+    "task.quantiles=[0.5]": "only used by the task 'forecast', and 'digits' is for 'classify'",
+    "training.momentum=0.9": "'sgd' and 'rmsprop', got training.optimizer='adamw'",
+    "model.time=dt": "model.time=dt need data that says when its steps were, .* 'digits' does not",
+    "model.max_dt=3": "model.max_dt need data that says when its steps were",
+    "model.time_step=60": "model.time_step need data that says when its steps were",
+    "training.orthogonal_lr=0.5 model.cell=gru": "got training.orthogonal_lr=0.5 with model.cell='gru'",
+}
+
+
+@pytest.mark.parametrize("overrides", REFUSED)
+def test_what_does_not_go_with_the_data_or_the_cell_is_refused(digits: ClassificationData, overrides: str) -> None:
+    with pytest.raises(ConfigError, match=REFUSED[overrides]):
+        resolve(settings(*overrides.split()), task_for(digits))
 
 
 def test_a_forecast_takes_its_windows_from_the_data(co2: ForecastData) -> None:
@@ -98,14 +105,9 @@ def test_a_forecast_takes_its_windows_from_the_data(co2: ForecastData) -> None:
     }
 
 
-def test_no_quantiles_stay_none(co2: ForecastData) -> None:
-    assert resolve(settings("task.quantiles=[]"), task_for(co2)).task.quantiles == ()
-
-
 def test_missing_values_get_a_mask_channel(co2: ForecastData, digits: ClassificationData) -> None:
-    assert resolve(settings(), task_for(co2)).model.mask_channel is True
-    assert resolve(settings(), task_for(digits)).model.mask_channel is False
-    assert resolve(settings("model.mask_channel=false"), task_for(co2)).model.mask_channel is False
+    for data, override, has_mask in ((co2, "auto", True), (digits, "auto", False), (co2, "false", False)):
+        assert resolve(settings(f"model.mask_channel={override}"), task_for(data)).model.mask_channel is has_mask
 
 
 def test_missing_values_of_validation_and_test_are_not_looked_at(co2: ForecastData, digits: ClassificationData) -> None:
@@ -139,20 +141,6 @@ def test_resolving_again_changes_nothing(cell: str, co2: ForecastData) -> None:
     assert resolve(once, task_for(co2)) == once
 
 
-def test_quantiles_are_not_for_classification(digits: ClassificationData) -> None:
-    with pytest.raises(ConfigError) as caught:
-        resolve(settings("task.quantiles=[0.5]"), task_for(digits))
-    assert str(caught.value) == "task.quantiles is only used by the task 'forecast', and 'digits' is for 'classify'."
-
-
-def test_momentum_meets_the_recommended_optimizer(digits: ClassificationData) -> None:
-    with pytest.raises(ConfigError) as caught:
-        resolve(settings("training.momentum=0.9"), task_for(digits))
-    assert str(caught.value) == (
-        "training.momentum is only used by the optimizers 'sgd' and 'rmsprop', got training.optimizer='adamw'."
-    )
-
-
 def test_unknown_cell(digits: ClassificationData) -> None:
     with pytest.raises(UnknownNameError) as caught:
         resolve(settings(cell="lipshitz"), task_for(digits))
@@ -172,30 +160,8 @@ def test_times_in_the_data_are_used_and_what_they_mean_is_kept(digits: Classific
     model = resolve(settings("model.time_step=3600"), task_for(timed(digits, 4.5))).model
     assert (model.time_step, model.max_dt) == (3600.0, 2.25)
     assert resolve(settings("model.max_dt=9"), task_for(timed(digits, 4.5))).model.max_dt == 9.0
-
-
-def test_times_can_be_ignored(digits: ClassificationData) -> None:
     model = resolve(settings("model.time=ignore", cell="gru"), task_for(timed(digits, 4.5))).model
     assert (model.time, model.time_step, model.max_dt) == ("ignore", None, None)
-
-
-def test_a_gap_that_would_make_every_step_slow_is_refused(digits: ClassificationData) -> None:
-    with pytest.raises(ConfigError) as caught:
-        resolve(settings(), task_for(timed(digits, 500.0)))
-    assert str(caught.value) == (
-        "The longest time between two steps is 500 regular steps of 1800, for which 'lipschitz' would divide every "
-        "step into 500 parts, 64 are allowed; set a longer model.time_step, or cut the sequences at the gaps."
-    )
-
-
-@pytest.mark.parametrize("override", ["model.time=dt", "model.max_dt=3", "model.time_step=60"])
-def test_settings_of_time_need_data_with_times(digits: ClassificationData, override: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        resolve(settings(override), task_for(digits))
-    name = override if override == "model.time=dt" else override.split("=")[0]
-    assert str(caught.value) == (
-        f"{name} need data that says when its steps were, by an array 't', and 'digits' does not."
-    )
 
 
 def test_orthogonal_matrices_train_at_a_tenth_of_the_rate(digits: ClassificationData) -> None:
@@ -207,38 +173,16 @@ def test_orthogonal_matrices_train_at_a_tenth_of_the_rate(digits: Classification
     assert resolve(settings(), task_for(digits)).training.orthogonal_lr is None
 
 
-def test_a_rate_for_orthogonal_matrices_is_refused_where_there_is_none(digits: ClassificationData) -> None:
-    with pytest.raises(ConfigError) as caught:
-        resolve(settings("training.orthogonal_lr=0.5", cell="gru"), task_for(digits))
-    assert str(caught.value) == (
-        "training.orthogonal_lr is only used by cells with an orthogonal matrix, "
-        "got training.orthogonal_lr=0.5 with model.cell='gru'."
-    )
-
-
 @pytest.mark.parametrize(
-    ("cell", "options"),
+    ("gap", "override", "message"),
     [
-        ("scornn", {"negative_signs": 30}),
-        ("spectral_rnn", {"num_reflections": 40}),
-        ("slstm", {"num_heads": 8}),
-        ("kru", {"factors": 3}),
+        (500.0, "model.time=auto", "is 500 regular steps of 1800, .* 64 are allowed; set a longer model.time_step"),
+        (4.5, "model.max_dt=2", "is 4.5 regular steps of 1800, got model.max_dt=2"),
     ],
 )
-def test_options_that_depend_on_the_hidden_size_are_taken(
-    digits: ClassificationData, cell: str, options: dict[str, int]
-) -> None:
-    words = [f"model.cell_options.{name}={value}" for name, value in options.items()]
-    assert resolve(settings(*words, "model.hidden_size=64", cell=cell), task_for(digits)).model.cell_options == options
-
-
-def test_a_longest_step_below_that_of_the_data_is_refused(digits: ClassificationData) -> None:
-    with pytest.raises(ConfigError) as caught:
-        resolve(settings("model.max_dt=2"), task_for(timed(digits, 4.5)))
-    assert str(caught.value) == (
-        "The longest time between two steps is 4.5 regular steps of 1800, got model.max_dt=2; leave it out, "
-        "or cut the sequences at the gaps."
-    )
+def test_a_gap_that_is_too_long_is_refused(digits: ClassificationData, gap: float, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(settings(override), task_for(timed(digits, gap)))
 
 
 def test_a_longer_gap_in_the_test_split_counts_too(digits: ClassificationData) -> None:
