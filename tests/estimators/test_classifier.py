@@ -70,7 +70,14 @@ FORMS: dict[str, Callable[[Array], Any]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(
+    "form",
+    # A frame and a list in the quick tests; each form is a training.
+    [
+        pytest.param(form, id=name, marks=[] if name in ("a frame of polars", "lists of numbers") else pytest.mark.slow)
+        for name, form in FORMS.items()
+    ],
+)
 def test_every_form_of_the_same_sequences_gives_the_same_probabilities(
     form: Callable[[Array], Any], fitted: srn.StableClassifier
 ) -> None:

@@ -232,12 +232,8 @@ def test_a_run_is_resumed_from_another_folder(tmp_path: Path, monkeypatch: pytes
 
 def test_the_length_of_a_planned_schedule_cannot_change(tmp_path: Path, references: dict[str, Path]) -> None:
     config = load_config(references["digits"] / "config.yaml", ["training.max_steps=30"])
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match="^The schedule 'one-cycle' is laid out over the whole run, so its length"):
         train(config, references["digits"], resume=True)
-    assert str(caught.value) == (
-        "The schedule 'one-cycle' is laid out over the whole run, so its length cannot change on resume: "
-        "'training.max_steps' was 22 when the run began, got 30. Start a new run to change it."
-    )
 
 
 WITH_MEMORY = {
@@ -278,22 +274,16 @@ def test_members_with_convolutions_resume_to_the_last_bit(tmp_path: Path) -> Non
 def test_the_length_of_a_run_cannot_change_under_a_cell_that_plans_ahead(tmp_path: Path) -> None:
     shared = ["data.source=digits", "model.cell=fastgrnn", "training.schedule=constant", *TINY]
     train(load_config(overrides=[*shared, "training.max_steps=2"]), tmp_path / "run")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match="^The cell 'fastgrnn' is laid out over the whole run, so its length cannot"):
         train(load_config(overrides=[*shared, "training.max_steps=3"]), tmp_path / "run", resume=True)
-    assert str(caught.value) == (
-        "The cell 'fastgrnn' is laid out over the whole run, so its length cannot change on resume: "
-        "'training.max_steps' was 2 when the run began, got 3. Start a new run to change it."
-    )
 
 
 def test_other_settings_cannot_change(references: dict[str, Path]) -> None:
     config = load_config(references["digits"] / "config.yaml", ["model.hidden_size=7"])
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(
+        ConfigError, match=r"^A resumed run keeps its settings: 'model\.hidden_size' was 6 when the run"
+    ):
         train(config, references["digits"], resume=True)
-    assert str(caught.value) == (
-        "A resumed run keeps its settings: 'model.hidden_size' was 6 when the run began, got 7. "
-        "Start a new run to change it."
-    )
 
 
 def test_the_data_cannot_change(tmp_path: Path) -> None:

@@ -68,9 +68,8 @@ def test_the_files_of_a_run(task: str, pictures: list[str], runs: dict[str, tupl
     )
 
 
-@pytest.mark.parametrize("overrides", [DIGITS, CO2], ids=["classify", "forecast"])
-def test_a_run_without_plots_has_none(overrides: list[str], tmp_path: Path) -> None:
-    train(load_config(overrides=[*overrides, NO_PLOTS]), tmp_path / "run")
+def test_a_run_without_plots_has_none(tmp_path: Path) -> None:
+    train(load_config(overrides=[*CO2, NO_PLOTS]), tmp_path / "run")
     assert (tmp_path / "run" / "summary.json").exists()
     assert not list(tmp_path.rglob("*.png"))
 
@@ -298,9 +297,9 @@ def test_loading_a_damaged_run(tmp_path: Path, runs: dict[str, tuple[Path, dict[
 
 @pytest.mark.parametrize(
     ("cell", "source"),
-    # The cells take turns: each is trained for one task in the quick tests, and for the other in the slow ones.
+    # In the quick tests, every other cell is trained for one task; in the slow ones, each for both.
     [
-        pytest.param(cell, source, marks=[pytest.mark.slow] if (number + place) % 2 else [])
+        pytest.param(cell, source, marks=[pytest.mark.slow] if (number + 2 * place) % 4 else [])
         for number, cell in enumerate(list_cells())
         for place, source in enumerate(("digits", "co2"))
     ],
@@ -425,11 +424,10 @@ def test_a_run_without_its_data_says_where_it_lay(tmp_path: Path, monkeypatch: p
 
 
 def test_a_model_that_does_not_fit_into_memory(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(
+        ConfigError, match=r"^A model with model\.hidden_size=10000000 and model\.num_layers=1 does not"
+    ):
         train(load_config(overrides=[*DIGITS, "model.cell=rnn", "model.hidden_size=10000000"]), tmp_path / "run")
-    assert str(caught.value) == (
-        "A model with model.hidden_size=10000000 and model.num_layers=1 does not fit into memory. Lower one of the two."
-    )
     assert not (tmp_path / "run").exists()
 
 

@@ -130,16 +130,10 @@ def test_the_calibration_set_itself_is_held_at_least_as_often(n: int, share: flo
 
 
 def test_no_sample_is_an_error() -> None:
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"^Conformal intervals need a calibration split, and it is empty\. Hold out"):
         calibrated(np.empty((0, 2, 1)))
-    assert str(caught.value) == (
-        "Conformal intervals need a calibration split, and it is empty. Hold out more for validation."
-    )
 
 
 def test_a_forecast_that_is_not_finite_is_an_error() -> None:
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match="^A quantile forecast of the calibration split is not finite, so that"):
         conformal_offsets(np.ones((5, 1, 1)), np.full((5, 1, 1, 3), math.inf), np.ones((5, 1, 1)), LEVELS)
-    assert str(caught.value) == (
-        "A quantile forecast of the calibration split is not finite, so that nothing can be measured."
-    )

@@ -169,12 +169,10 @@ BAD: dict[str, tuple[dict[str, Any], Any, str]] = {
 
 
 def test_features_in_another_order(series: ForecastData) -> None:
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(
+        DataError, match=r"^'two\.csv' was loaded with the features a, b, the model expects b, a\. Name"
+    ):
         evaluate(Shapes((6, 1)), series, "test", features=("b", "a"))
-    assert str(caught.value) == (
-        "'two.csv' was loaded with the features a, b, the model expects b, a. "
-        "Name them by data.channels in the order of the model."
-    )
 
 
 @pytest.mark.parametrize(
@@ -208,33 +206,30 @@ def test_data_that_the_model_was_not_made_for(case: str, digits: ClassificationD
 
 
 def test_another_horizon(series: ForecastData) -> None:
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"^'two\.csv' was loaded for a horizon of 6 and 1 target, the model answers 3"):
         evaluate(Shapes((3, 2)), series, "test")
-    assert str(caught.value) == ("'two.csv' was loaded for a horizon of 6 and 1 target, the model answers 3 and 2.")
 
 
 def test_no_test_split(digits: ClassificationData) -> None:
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(
+        DataError, match=r"^'digits' has no test split\. Take the split 'validation', or name a file to"
+    ):
         evaluate(Shapes((10,), "probabilities"), replace(digits, test=None), "test")
-    assert str(caught.value) == (
-        "'digits' has no test split. Take the split 'validation', or name a file to test on (train --test, "
-        "eval --data)."
-    )
 
 
 def test_empty_split(digits: ClassificationData) -> None:
     nothing = digits.validation.gather(np.array([], dtype=np.int64))
     split = replace(digits.validation, x=nothing.x, lengths=nothing.lengths, y=nothing.y, ids=())
     empty = replace(digits, validation=split)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"^The split 'validation' of 'digits' is empty\. Choose another split\."):
         evaluate(Shapes((10,), "probabilities"), empty, "validation")
-    assert str(caught.value) == "The split 'validation' of 'digits' is empty. Choose another split."
 
 
 def test_unknown_split(digits: ClassificationData) -> None:
-    with pytest.raises(UnknownNameError) as caught:
+    with pytest.raises(
+        UnknownNameError, match=r"^Unknown split 'tset'\. Did you mean 'test'\? Splits are train, validation"
+    ):
         evaluate(Shapes((10,), "probabilities"), digits, "tset")
-    assert str(caught.value) == "Unknown split 'tset'. Did you mean 'test'? Splits are train, validation and test."
 
 
 def test_the_scale_of_mase_is_of_the_training_steps_alone(tmp_path: Path) -> None:

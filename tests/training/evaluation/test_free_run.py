@@ -245,12 +245,8 @@ def test_a_soak_is_what_a_carried_state_gives_where_the_horizon_is_whole_patches
 def test_columns_known_in_advance_are_not_known_beyond_the_data() -> None:
     made = ("calendar_day_sin", "calendar_day_cos")
     data = replace(toy(1, 4, calendar=("day",)), channels=("c0", "c1", *made), future=("c1", *made))
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match="^A soak goes beyond the data, where the columns of 'toy' that are known in"):
         soak(Sums(), data)
-    assert str(caught.value) == (
-        "A soak goes beyond the data, where the columns of 'toy' that are known in advance (c1) have no values. "
-        "Train without them to soak."
-    )
 
 
 def dated(hours: np.ndarray, **changes: object) -> ForecastData:
@@ -289,6 +285,5 @@ def test_the_calendar_goes_on_beyond_the_data(hours: np.ndarray, changes: dict, 
 
 
 def test_an_empty_split_cannot_be_soaked() -> None:
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"^The split 'test' of 'toy' is empty\. Choose another split\."):
         soak(Sums(), toy(test_steps=1))
-    assert str(caught.value) == "The split 'test' of 'toy' is empty. Choose another split."

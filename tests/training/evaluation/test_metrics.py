@@ -104,15 +104,6 @@ def test_forecast_errors_by_hand() -> None:
     }
 
 
-def test_forecast_errors_equal_sklearn() -> None:
-    random = np.random.default_rng(1)
-    truth, mean = random.normal(size=(2, 7, 5, 2))
-    got = forecast_metrics(mean, truth, scale=np.ones((1, 2)), series=np.zeros(7, dtype=int))
-    assert got["mae"] == pytest.approx(sk.mean_absolute_error(truth.ravel(), mean.ravel()))
-    assert got["mse"] == pytest.approx(sk.mean_squared_error(truth.ravel(), mean.ravel()))
-    assert got["rmse"] == pytest.approx(sk.root_mean_squared_error(truth.ravel(), mean.ravel()))
-
-
 def test_mase_is_the_mean_over_series_and_targets() -> None:
     truth = np.zeros((3, 1, 2))
     mean = np.array([[[1.0, 2.0]], [[3.0, 2.0]], [[8.0, 6.0]]])
@@ -158,16 +149,6 @@ def test_no_truth_at_all_gives_no_score() -> None:
     got = forecast_metrics(np.ones((2, 3, 1)), truth, scale=np.array([[1.0]]), series=np.array([0, 0]))
     got |= quantile_metrics(np.ones((2, 3, 1, 2)), truth, (0.1, 0.9))
     assert all(math.isnan(value) for value in got.values())
-
-
-def test_pinball_equals_sklearn() -> None:
-    random = np.random.default_rng(2)
-    truth = random.normal(size=(6, 4, 1))
-    quantiles = np.sort(random.normal(size=(6, 4, 1, 3)), axis=-1)
-    got = quantile_metrics(quantiles, truth, (0.1, 0.5, 0.9))
-    for number, level in enumerate((0.1, 0.5, 0.9)):
-        expected = sk.mean_pinball_loss(truth.ravel(), quantiles[..., number].ravel(), alpha=level)
-        assert got[f"pinball_{level}"] == pytest.approx(expected)
 
 
 def test_coverage_counts_the_bounds_and_leaves_out_missing_truth() -> None:
@@ -244,12 +225,6 @@ def test_a_training_part_without_pairs_has_no_scale() -> None:
     assert np.isnan(seasonal_scale(np.zeros((1, 1)), 1)).all()
 
 
-def test_crps_is_twice_the_mean_pinball_loss() -> None:
-    random = np.random.default_rng(3)
-    got = quantile_metrics(random.normal(size=(5, 2, 1, 3)), random.normal(size=(5, 2, 1)), (0.1, 0.5, 0.9))
-    assert got["crps"] == pytest.approx(2 / 3 * (got["pinball_0.1"] + got["pinball_0.5"] + got["pinball_0.9"]))
-
-
 def test_crps_at_many_levels_is_that_of_a_normal_distribution() -> None:
     levels = (np.arange(500) + 0.5) / 500
     quantiles = np.array([statistics.NormalDist().inv_cdf(level) for level in levels])
@@ -271,16 +246,6 @@ def test_labels_alone_are_scored_like_probabilities() -> None:
     p, y = probabilities(80, 5)
     whole = classification_metrics(p, y)
     assert label_metrics(p.argmax(axis=1), y, 5) == {name: whole[name] for name in ("accuracy", "macro_f1")}
-
-
-def test_the_calibration_error_is_the_weighted_gap_of_the_reliability_table() -> None:
-    p, y = probabilities(500, 4)
-    table = reliability(p, y)
-    filled = table["samples"] > 0
-    gaps = np.abs(table["accuracy"] - table["confidence"])[filled]
-    expected = np.average(gaps, weights=table["samples"][filled])
-    assert classification_metrics(p, y)["ece"] == pytest.approx(expected, abs=1e-6)
-    assert table["samples"].sum() == 500
 
 
 def test_a_bin_holds_its_upper_bound_and_an_empty_one_has_no_mean() -> None:

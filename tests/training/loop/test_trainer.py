@@ -223,12 +223,10 @@ def test_without_validation_the_last_weights_are_the_best() -> None:
 
 def test_a_loss_that_is_not_finite() -> None:
     ours, recorder = trainer(optimizer="sgd", lr=1e38)
-    with pytest.raises(TrainingError) as caught:
+    with pytest.raises(
+        TrainingError, match=r"^The training loss became inf at step 2 \(epoch 1\) at a learning rate of"
+    ):
         ours.fit()
-    assert str(caught.value) == (
-        "The training loss became inf at step 2 (epoch 1) at a learning rate of 1e+38. "
-        "Set a lower training.lr, such as 0.01, or training.clip_norm=1."
-    )
     assert recorder.saved == []
 
 
@@ -255,24 +253,20 @@ def test_shares_of_a_loss_that_is_not_finite_in_one_process() -> None:
 def test_no_epoch_with_a_finite_metric(epochs: int) -> None:
     ours, recorder = trainer(epochs=epochs)
     scored(ours, [math.nan] * epochs)
-    with pytest.raises(TrainingError) as caught:
+    with pytest.raises(
+        TrainingError, match="^No epoch left a model that can be used: the validation metric 'accuracy'"
+    ):
         ours.fit()
-    assert str(caught.value) == (
-        "No epoch left a model that can be used: the validation metric 'accuracy' was never finite, last nan. "
-        "Set a lower training.lr, such as 0.001, or training.clip_norm=1."
-    )
     assert {name for name, _ in recorder.saved} == {"last"}
 
 
 def test_weights_that_are_not_finite_are_never_the_best() -> None:
     ours, recorder = trainer(data(train=4, validation=0), optimizer="sgd", lr=1e38, momentum=0.0, epochs=1)
     ours._step = _ruin(ours, ours._step)  # type: ignore[method-assign]
-    with pytest.raises(TrainingError) as caught:
+    with pytest.raises(
+        TrainingError, match=r"^No epoch left a model that can be used: its weights are not finite\. Set a"
+    ):
         ours.fit()
-    assert str(caught.value) == (
-        "No epoch left a model that can be used: its weights are not finite. "
-        "Set a lower training.lr, such as 0.01, or training.clip_norm=1."
-    )
     assert {name for name, _ in recorder.saved} == {"last"}
 
 

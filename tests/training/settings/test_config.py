@@ -189,9 +189,10 @@ def test_wrong_value(override: str) -> None:
 
 def test_epochs_and_steps_exclude_each_other(tmp_path: Path) -> None:
     path = written(tmp_path, "data: {source: a}\nmodel: {cell: rnn}\ntraining: {epochs: 3, max_steps: 9}\n")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(
+        ConfigError, match=r"^training\.epochs and training\.max_steps exclude each other, got 3 and 9\."
+    ):
         load_config(path)
-    assert str(caught.value) == "training.epochs and training.max_steps exclude each other, got 3 and 9."
 
 
 def test_momentum_is_not_for_adam() -> None:

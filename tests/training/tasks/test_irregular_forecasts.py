@@ -46,12 +46,8 @@ def test_a_cell_that_does_not_takes_rows_as_steps(source: Path) -> None:
 
 
 def test_a_cell_that_is_asked_to_and_cannot_is_refused(source: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"^'d\.csv' says when its steps were, and model\.cell='gru' takes no time"):
         resolved(source, "model.cell=gru", "model.time=dt")
-    assert str(caught.value) == (
-        "'d.csv' says when its steps were, and model.cell='gru' takes no time between steps. "
-        "Take a cell that does, such as lipschitz, lem or gru_d, or set model.time=ignore."
-    )
 
 
 def test_the_data_of_a_run_is_measured_in_its_step(source: Path) -> None:
@@ -84,6 +80,5 @@ def test_what_is_known_besides_the_past_is_asked_for_by_settings(source: Path) -
 
 
 def test_a_period_that_is_none_is_refused(source: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"^data\.calendar\.0 must be 'day', 'week' or 'year', got 'hour'\."):
         settings(source, "model.cell=gru", "data.calendar=hour")
-    assert str(caught.value) == "data.calendar.0 must be 'day', 'week' or 'year', got 'hour'."

@@ -112,9 +112,10 @@ def test_plateau_halves_the_rate_when_the_headline_is_no_better() -> None:
 
 def test_plateau_needs_a_validation_split() -> None:
     data = replace(running(80), validation=StoredSteps([], []))
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(
+        ConfigError, match=r"^training\.schedule='plateau' needs a validation split and there is none\."
+    ):
         trainer(data, schedule="plateau")
-    assert str(caught.value) == "training.schedule='plateau' needs a validation split and there is none."
 
 
 def test_plateau_takes_its_own_factor() -> None:
