@@ -128,15 +128,11 @@ def rank(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     pairs = []
     if len(positions) > 1 and len(metrics) == 1:
         scores = {name: [rows[name]["score"] for rows in positions] for name in mean}
-        complete = [name for name in mean if None not in scores[name]]
+        means = {name: np.array([each["mean"] for each in rows]) for name, rows in scores.items() if None not in rows}
         pairs = _holm(
-            [(first, second, _p_value(scores[first], scores[second])) for first, second in combinations(complete, 2)]
+            [(one, other, paired_p_value(means[one] - means[other])) for one, other in combinations(means, 2)]
         )
     return {"mean": mean, "problems": len(positions), "wilcoxon": pairs}
-
-
-def _p_value(first: Rows, second: Rows) -> float:
-    return paired_p_value(np.array([a["mean"] - b["mean"] for a, b in zip(first, second, strict=True)]))
 
 
 def paired_p_value(differences: npt.NDArray[np.float64]) -> float:

@@ -17,7 +17,7 @@ from stablernn.certificates.input_range import InputRange, training_range
 from stablernn.certificates.stored_certificate import series_facts
 from stablernn.data.messages import data_counts, format_counts
 from stablernn.errors import ConfigError, did_you_mean
-from stablernn.estimators.fitted_run import ESTIMATOR_FILE, FittedRun, RegistryVersion
+from stablernn.estimators.fitted_run import ESTIMATOR_FILE, FittedRun
 from stablernn.estimators.stream import Stream
 from stablernn.export import ExportReport, export
 from stablernn.nn.models import SequenceModel
@@ -28,6 +28,7 @@ from stablernn.training.search.budget import Budget
 from stablernn.training.settings.config import AUTO, Config
 from stablernn.training.settings.load import load_config
 from stablernn.training.train_model import train
+from stablernn_registry import Version
 
 if TYPE_CHECKING:
     from stablernn.training.callbacks import Callback
@@ -159,7 +160,7 @@ class RunEstimator(BaseEstimator):  # type: ignore[misc]
         return cls._from_fitted(FittedRun.read(run_dir), f"The run in '{run_dir}'")
 
     @classmethod
-    def from_registry(cls, version: RegistryVersion) -> Self:
+    def from_registry(cls, version: Version) -> Self:
         """Return a fitted estimator from a registry version.
 
         Args:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from stablernn.atomic_files import write_bytes
 from stablernn.errors import ConfigError
@@ -16,21 +16,10 @@ from stablernn.training.loaded_run import load_run
 from stablernn.training.run_directory import RunDirectory
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import validate
+from stablernn_registry import Version
 
 ESTIMATOR_FILE = "estimator.json"
 """File of a run directory with what an estimator knows of its training data beyond the run."""
-
-
-class RegistryVersion(Protocol):
-    """A version as ``stablernn_registry.Registry.get`` returns it."""
-
-    @property
-    def ref(self) -> str: ...
-
-    @property
-    def manifest(self) -> Any: ...
-
-    def read(self, filename: str) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -83,7 +72,7 @@ class FittedRun:
         return cls(run.model, run.config, run.data, run.summary, history, files, estimator)
 
     @classmethod
-    def from_version(cls, version: RegistryVersion) -> FittedRun:
+    def from_version(cls, version: Version) -> FittedRun:
         """Read a registry version.
 
         Raises:

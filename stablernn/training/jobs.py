@@ -18,7 +18,6 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import math
 import multiprocessing
 import os
 import re
@@ -34,7 +33,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from stablernn.environment_variables import read_positive_number
 from stablernn.errors import ConfigError, InterruptedRun, StableRNNError, TrainingError
@@ -475,7 +476,7 @@ class Owner:
     pid: int
     machine: str | None
     token: str
-    seconds: float
+    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     deaths: int
     checkpoint: int | None
 
@@ -486,20 +487,8 @@ class Owner:
     def parse(cls, content: bytes) -> Owner | None:
         """Return the owner that a file names; None if the file is damaged, or not written yet."""
         try:
-            document: Mapping[str, Any] = json.loads(content)
-            checkpoint, machine, seconds = document["checkpoint"], document["machine"], float(document["seconds"])
-            if not (math.isfinite(seconds) and seconds > 0):
-                return None
-            return cls(
-                str(document["host"]),
-                int(document["pid"]),
-                None if machine is None else str(machine),
-                str(document["token"]),
-                seconds,
-                int(document["deaths"]),
-                None if checkpoint is None else int(checkpoint),
-            )
-        except (ValueError, TypeError, KeyError):
+            return TypeAdapter(cls).validate_json(content)
+        except ValidationError:
             return None
 
     def document(self) -> bytes:

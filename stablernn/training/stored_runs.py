@@ -181,26 +181,9 @@ class StoredRun:
 
     def document(self) -> dict[str, Any]:
         """Return the facts as JSON types, without the history."""
-        return {
-            "path": str(self.path),
-            "state": self.state,
-            "problem": self.problem,
-            "started": None if self.started is None else self.started.isoformat(),
-            "data": self.data,
-            "fingerprint": self.fingerprint,
-            "task": self.task,
-            "cell": self.cell,
-            "parameters": self.parameters,
-            "epochs": self.epochs,
-            "planned_epochs": self.planned_epochs,
-            "steps": self.steps,
-            "best_epoch": self.best_epoch,
-            "seconds": self.seconds,
-            "metric": self.metric,
-            "metrics": self.metrics,
-            "certificate": self.certificate,
-            "warnings": list(self.warnings),
-        }
+        facts = {name: value for name, value in vars(self).items() if name != "history"}
+        started = None if self.started is None else self.started.isoformat()
+        return facts | {"path": str(self.path), "started": started, "warnings": list(self.warnings)}
 
 
 def read_run(path: Path) -> StoredRun:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -155,7 +156,7 @@ class _Search:
         self._metric = metric
         self._options = options
         self._note = note
-        self._deadline = None if options.seconds is None else time.monotonic() + options.seconds
+        self._deadline = math.inf if options.seconds is None else time.monotonic() + options.seconds
         self._workers = Workers("stablernn-tune", silence_log)
         self._running: dict[Worker, StartedTrial] = {}
         self._look_at = 0.0
@@ -170,7 +171,7 @@ class _Search:
         _PROGRESS.info("Training trials ...")
         with stop_signals() as stop, open_workers("stablernn-tune", silence_log) as self._workers:
             try:
-                while not stop.is_set() and not self._is_over():
+                while not stop.is_set() and time.monotonic() < self._deadline:
                     if time.monotonic() >= self._look_at and not self._start_trials():
                         return
                     for worker, message in self._workers.receive(_POLL_SECONDS):
@@ -180,9 +181,6 @@ class _Search:
                 self._interrupt()
         if stop.is_set():
             raise InterruptedRun(self._describe_stop())
-
-    def _is_over(self) -> bool:
-        return self._deadline is not None and time.monotonic() >= self._deadline
 
     def _numbers(self) -> list[int]:
         return [started.number for started in self._running.values()]
