@@ -25,8 +25,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "support")]
 
-from stablernn.bounds.constant_slopes import largest_constant_slope_radius  # noqa: E402
 
+from bounds.constant_slopes import largest_constant_slope_radius  # noqa: E402
 from bounds.growth_search import worst_growth  # noqa: E402
 from bounds.specimens import certifiable, digits, trained  # noqa: E402
 from bounds.step_search import Seen, checked  # noqa: E402
