@@ -15,7 +15,6 @@
 #define MAX(a, b) ((VEC)_mm256_max_ps((__m256)(a), (__m256)(b)))
 #define STREAM(to, x) _mm256_stream_ps(to, (__m256)(x))
 #include "kernels.h"
-#include "next_dtype.h"
 
 #include "dtype_double.h"
 #define NAME(x) avx2_double_##x
@@ -25,6 +24,6 @@
 #define STREAM(to, x) _mm256_stream_pd(to, (__m256d)(x))
 #include "kernels.h"
 
-#define KERNELS srnn_avx2
 #define PREFIX(dtype, x) avx2_##dtype##_##x
-#include "table.h"
+
+const srnn_kernels srnn_avx2[2] = TABLE;

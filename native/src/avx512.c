@@ -15,7 +15,6 @@
 #define MAX(a, b) ((VEC)_mm512_max_ps((__m512)(a), (__m512)(b)))
 #define STREAM(to, x) _mm512_stream_ps(to, (__m512)(x))
 #include "kernels.h"
-#include "next_dtype.h"
 
 #include "dtype_double.h"
 #define NAME(x) avx512_double_##x
@@ -25,6 +24,6 @@
 #define STREAM(to, x) _mm512_stream_pd(to, (__m512d)(x))
 #include "kernels.h"
 
-#define KERNELS srnn_avx512
 #define PREFIX(dtype, x) avx512_##dtype##_##x
-#include "table.h"
+
+const srnn_kernels srnn_avx512[2] = TABLE;

@@ -209,6 +209,4 @@ static void NAME(product)(int64_t rows, int64_t hidden, const REAL *packed, cons
 }
 
 #include "passes.h"
-#include "gradients.h"
-#include "scaling.h"
 #include "model.h"

@@ -15,7 +15,6 @@
 #define MAX(a, b) ((VEC)vmaxq_f32((float32x4_t)(a), (float32x4_t)(b)))
 #define STREAM(to, x) NAME(store)(to, x)
 #include "kernels.h"
-#include "next_dtype.h"
 
 #include "dtype_double.h"
 #define NAME(x) neon_double_##x
@@ -25,6 +24,6 @@
 #define STREAM(to, x) NAME(store)(to, x)
 #include "kernels.h"
 
-#define KERNELS srnn_neon
 #define PREFIX(dtype, x) neon_##dtype##_##x
-#include "table.h"
+
+const srnn_kernels srnn_neon[2] = TABLE;

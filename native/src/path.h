@@ -1,4 +1,4 @@
-/* What a path provides, by dtype. */
+/* What a path provides, by dtype, and the table of it. */
 
 #ifndef STABLERNN_PATH_H
 #define STABLERNN_PATH_H
@@ -22,5 +22,11 @@ extern const srnn_kernels srnn_plain_c[2];
 extern const srnn_kernels srnn_neon[2];
 extern const srnn_kernels srnn_avx2[2];
 extern const srnn_kernels srnn_avx512[2];
+
+/* The table of the kernels of a path, whose names PREFIX(dtype, x) makes. */
+#define ENTRY(dtype) \
+    {PREFIX(dtype, packed_size), PREFIX(dtype, pack), PREFIX(dtype, forward), PREFIX(dtype, backward), \
+     PREFIX(dtype, add_gradient), PREFIX(dtype, affine_size), PREFIX(dtype, pack_affine), PREFIX(dtype, run_model), PREFIX(dtype, tanh_of)}
+#define TABLE {ENTRY(float), ENTRY(double)}
 
 #endif

@@ -14,17 +14,15 @@
 #define NAME(x) plain_c_float_##x
 #define STREAM(to, x) NAME(store)(to, x)
 #include "kernels.h"
-#include "next_dtype.h"
 
+#include "dtype_double.h"
 #define FMA(a, b, c) ((a) * (b) + (c))
 #define MIN(a, b) NAME(select)((IVEC)((VEC)(a) < (VEC)(b)), (a), (b))
 #define MAX(a, b) NAME(select)((IVEC)((VEC)(a) > (VEC)(b)), (a), (b))
-
-#include "dtype_double.h"
 #define NAME(x) plain_c_double_##x
 #define STREAM(to, x) NAME(store)(to, x)
 #include "kernels.h"
 
-#define KERNELS srnn_plain_c
 #define PREFIX(dtype, x) plain_c_##dtype##_##x
-#include "table.h"
+
+const srnn_kernels srnn_plain_c[2] = TABLE;

@@ -113,9 +113,9 @@ def test_a_row_alone_equals_the_row_in_a_batch(
 
 @pytest.mark.parametrize("key", FAMILIES.values(), ids=FAMILIES)
 def test_threads_change_no_bit(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stablernn_native import steps
+    from stablernn_native import engine
 
-    monkeypatch.setattr(steps, "MIN_THREAD_WORK", 1)
+    monkeypatch.setattr(engine, "MIN_THREAD_WORK", 1)
     rnn = create_rnn(key, 33, torch.float32)
     x, state = torch.randn(45, 6, 3), torch.randn(1, 45, 33)
     expected = results(rnn, "native", x, state)

@@ -19,7 +19,7 @@ from step_forms import needs_native
 pytestmark = needs_native
 
 try:
-    from stablernn_native.graph_file import GraphFile
+    from stablernn_native.description import GraphFile
     from stablernn_native.server_engine import native_engine
 except ImportError:
     pass

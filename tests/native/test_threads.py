@@ -19,7 +19,7 @@ from step_forms import needs_native
 pytestmark = needs_native
 
 with contextlib.suppress(ImportError):
-    from stablernn_native import threads
+    from stablernn_native import bindings
 
 COUNT = 3
 
@@ -27,8 +27,8 @@ COUNT = 3
 @pytest.fixture(params=["OpenMP", "started"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "started":
-        monkeypatch.setattr(threads, "_openmp_team", lambda: None)
-    elif threads._openmp_team() is None:
+        monkeypatch.setattr(bindings, "_openmp_team", lambda: None)
+    elif bindings._openmp_team() is None:
         pytest.skip("torch has no OpenMP runtime with GNU's interface here")
     return str(request.param)
 
@@ -49,7 +49,7 @@ def test_every_part_runs_once_and_has_its_status(kind: str) -> None:
             seen.append(part)
             return part * part
 
-        assert threads.run_parts(kernel, range(count)) == [part * part for part in range(count)]
+        assert bindings.run_parts(kernel, range(count)) == [part * part for part in range(count)]
         assert sorted(seen) == list(range(count))
 
 
@@ -61,11 +61,11 @@ def test_parts_run_at_the_same_time(kind: str) -> None:
         barrier.wait()
         return 0
 
-    assert threads.run_parts(kernel, range(COUNT)) == [0] * COUNT
+    assert bindings.run_parts(kernel, range(COUNT)) == [0] * COUNT
 
 
 def test_an_error_in_a_part_is_raised_after_all_have_ended() -> None:
-    if threads._openmp_team() is None:
+    if bindings._openmp_team() is None:
         pytest.skip("torch has no OpenMP runtime with GNU's interface here")
     ended = []
 
@@ -77,7 +77,7 @@ def test_an_error_in_a_part_is_raised_after_all_have_ended() -> None:
         return 0
 
     with pytest.raises(KeyboardInterrupt):
-        threads.run_parts(kernel, range(COUNT))
+        bindings.run_parts(kernel, range(COUNT))
     assert sorted(ended) == [1, 2]
 
 
@@ -92,8 +92,8 @@ def test_threads_that_have_started_end_before_an_error_is_raised(monkeypatch: py
             started.append(self)
             super().start()
 
-    monkeypatch.setattr(threads, "_openmp_team", lambda: None)
-    monkeypatch.setattr(threads.threading, "Thread", Scarce)
+    monkeypatch.setattr(bindings, "_openmp_team", lambda: None)
+    monkeypatch.setattr(bindings.threading, "Thread", Scarce)
     ended = []
 
     def kernel(part: int) -> int:
@@ -102,7 +102,7 @@ def test_threads_that_have_started_end_before_an_error_is_raised(monkeypatch: py
         return 0
 
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        threads.run_parts(kernel, range(COUNT))
+        bindings.run_parts(kernel, range(COUNT))
     assert [thread.is_alive() for thread in started] == [False]
     assert ended
     assert ended == sorted(ended)
