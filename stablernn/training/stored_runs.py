@@ -19,17 +19,6 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 from stablernn.atomic_files import read_json
 from stablernn.catalog import get_cell_facts
 from stablernn.errors import CheckpointError, ConfigError, UnknownNameError, unknown
-from stablernn.plotting import (
-    _LOG_RATIO,
-    GREY,
-    _epochs_axis,
-    _format_name,
-    _legend_below,
-    _save,
-    _style,
-    line_styles,
-    new_figure,
-)
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.run_directory import RunDirectory, is_running
 from stablernn.training.settings.config import AUTO, Config, DataConfig
@@ -507,6 +496,9 @@ def plot_runs(path: Path, runs: Sequence[StoredRun], names: Sequence[str]) -> No
         ConfigError: If a run has no epochs, or the runs were not validated by a common metric.
         CheckpointError: If the file cannot be written.
     """
+    # Here and below: a list of runs waits for no plots.
+    from stablernn.plotting import _epochs_axis, _legend_below, _save, new_figure
+
     for run in runs:
         if not run.history:
             raise ConfigError(f"The run in '{run.path}' has no epochs yet: there is nothing to draw. Leave it out.")
@@ -553,6 +545,8 @@ def _metrics(run: StoredRun) -> tuple[str, ...]:
 
 
 def _draw_losses(axes: Axes, runs: Sequence[StoredRun], names: Sequence[str]) -> None:
+    from stablernn.plotting import _LOG_RATIO, _style, line_styles
+
     _style(axes, "training")
     every_loss: list[float] = []
     for run, name, (color, dash) in zip(runs, names, line_styles(len(runs)), strict=True):
@@ -567,6 +561,8 @@ def _draw_losses(axes: Axes, runs: Sequence[StoredRun], names: Sequence[str]) ->
 
 
 def _draw_metric(axes: Axes, runs: Sequence[StoredRun], metric: str) -> None:
+    from stablernn.plotting import GREY, _format_name, _style, line_styles
+
     better = direction(metric)
     _style(axes, f"validation, {better} is better" if better else "validation")
     axes.set_title("circles: best epochs", loc="right", color=GREY, fontsize=9)
