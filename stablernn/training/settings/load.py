@@ -14,7 +14,6 @@ from pydantic_core import ErrorDetails
 
 from stablernn.data.files import is_table
 from stablernn.data.options import option_descriptions
-from stablernn.data.table.frequency import parse_frequency
 from stablernn.errors import ConfigError, did_you_mean
 from stablernn.terms import terms
 from stablernn.training.run_directory import RunDirectory
@@ -105,6 +104,9 @@ def with_stamps_of_training(stored: Config, frequency: str | None) -> Config:
         stored: The settings of a run or of a registry version.
         frequency: Frequency alias of its data; None where there is none.
     """
+    # With numpy, which a list of runs does without.
+    from stablernn.data.table.frequency import parse_frequency
+
     is_calendar = frequency is not None and parse_frequency(frequency).kind != "index"
     if "stamps" in stored.data.model_fields_set or not is_calendar or not is_table(stored.data.source):
         return stored
