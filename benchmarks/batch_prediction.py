@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from given_command import given_command
+from harness import given_command
 
 from stablernn_registry import Registry
 

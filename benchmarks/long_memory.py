@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from given_command import given_command
+from harness import given_command
 from long_memory_page import write_page
 from long_memory_settings import EVALUATE_EVERY, HELD_OUT, HELD_OUT_SEED, SETTINGS, SHARE, SYMBOLS, TASKS, Settings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from marked_tables import replace_tables
+from harness import replace_tables
 
 PAGE = Path(__file__).parents[1] / "docs" / "online.md"
 SHIFTS = ("level", "variance", "trend")

@@ -4,13 +4,13 @@
 
 installs the peers, one environment each under DIR (never in the repository), measures everything in one run and writes
 ``benchmarks/results/serving.json``; without ``--peers``, those that DIR holds already are measured. Sections named on
-the command line run alone, and the rest of the file is kept. ``--page`` writes ``docs/performance.md`` from it.
+the command line run alone, and the rest of the file is kept. ``--page`` writes the tables of
+``docs/performance.md`` from it.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -23,16 +23,28 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from given_command import given_command
+from harness import (
+    DOCS,
+    RESULTS,
+    facts,
+    given_command,
+    processor,
+    read_results,
+    replace_tables,
+    rounded,
+    spread,
+    table,
+    write_results,
+)
 from serving_compare import ALL, environment_of, install, rounds, versions
-from serving_continuity import continuity
-from serving_fuzz import fuzz
+from serving_faults import continuity, fuzz, overload, reloads
 from serving_model import CELL, HIDDEN, LENGTHS, Case, Offline, cases, graph, publish
-from serving_overload import overload
-from serving_page import RESULTS, loads_of, write_page
-from serving_reloads import reloads
 from serving_streams import streams
 
+STORED = RESULTS / "serving.json"
+KINDS = ("json_784", "binary_784", "json_64", "binary_64")
+SECTIONS = ("compare", "streams", "overload", "continuity", "reloads", "fuzz")
+SERVE, NATIVE = "**stablernn serve**", "**stablernn serve --engine native**"
 VERSIONS = ("onnxruntime", "uvicorn", "starlette", "fastapi", "uvloop", "httptools", "websockets", "orjson", "numpy")
 OVERLOAD_SECONDS = 60.0
 STREAM_SECONDS = 5.0
@@ -139,29 +151,104 @@ def summary(rows: list[Row]) -> Row:
     return found
 
 
-def rounded(value: Any) -> Any:
-    """The same with four significant digits, which is more than repeats."""
-    if isinstance(value, dict):
-        return {str(key): rounded(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [rounded(one) for one in value]
-    # Infinity is no number in JSON: whatever did not happen has none.
-    return value if not isinstance(value, float) else float(f"{value:.4g}") if abs(value) < 1e300 else None
+def tables(results: Row) -> dict[str, str]:
+    """Return the tables of the page by their names; sections that were not run have none."""
+    writers = {"compare": _compare, "streams": _streams}
+    written = {name: writers.get(name, facts)(results[name]) for name in SECTIONS if name in results}
+    if "compare" in results:
+        compare = results["compare"]
+        written["faults"] = table(
+            ("server", "broken JSON", "two features", "text", "both lengths: failed"),
+            (
+                (
+                    title,
+                    *(status or "-" for name, status in row["faults"].items() if name != "mixed"),
+                    row["faults"]["mixed"]["failed"],
+                )
+                for title, row in _servers(compare)
+                if title != NATIVE
+            ),
+        )
+    rows = [(name, results[name]["conditions"]) for name in SECTIONS if name in results]
+    written["conditions"] = table(
+        ("section", "date", "processor", "cores", "load before", "seconds", "versions", "command"),
+        (
+            (
+                name,
+                *(found[key] for key in ("date", "processor", "cores", "load_before", "seconds")),
+                ", ".join(f"{package} {number}" for package, number in found["versions"].items()),
+                f"`{found['command']}`",
+            )
+            for name, found in rows
+        ),
+    )
+    return written
 
 
-def processor() -> str:
-    """The CPU's name, where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+def _servers(compare: Row) -> list[tuple[str, Row]]:
+    """Return our server with each engine, then the peers that were measured, the fastest first."""
+    ours = [(title, compare[name]) for title, name in ((SERVE, "stablernn"), (NATIVE, "native")) if name in compare]
+    peers = [peer for peer in compare["peers"].values() if "json_784" in peer]
+    peers.sort(key=lambda peer: -statistics.median(peer["json_784"]["rate"]))
+    return [*ours, *((f"{peer['title']} ({peer['versions'].partition(',')[0]})", peer) for peer in peers)]
+
+
+def _compare(compare: Row) -> str:
+    limits = compare["limit"]
+    best, alone = {steps: statistics.median(limits[steps]["best"]) for steps in limits}, limits["784"]["p50_ms"]
+    rows: list[tuple[object, ...]] = [
+        (
+            "the runtime in process, the limit",
+            *(f"{best[kind.split('_')[1]]:,.0f}" for kind in KINDS),
+            f"{alone:.2f}",
+            "",
+            "",
+            "",
+            "",
+        )
+    ]
+    for title, found in _servers(compare):
+        loads = loads_of(found)
+        rows.append(
+            (
+                title,
+                *(spread(found[kind]["rate"]) if kind in found else "-" for kind in KINDS),
+                f"{found['json_784_alone']['p50_ms']:.2f}",
+                f"{found['json_784']['p99_ms']:.1f}",
+                sum(load["wrong"] + load["lost"] for load in loads.values()),
+                f"{statistics.median(found['ready_seconds']):.2f}",
+                f"{max(found['rss_mb']):.0f}" if "rss_mb" in found else "",
+            )
+        )
+    columns = ("JSON req/s", "binary req/s", "T=64 JSON req/s", "T=64 binary req/s", "one client p50 ms")
+    return table(("server", *columns, "p99 ms, 16 clients", "wrong or lost", "start, s", "MB"), rows)
+
+
+def loads_of(server: Row) -> Row:
+    """Return the measured loads among a server's facts."""
+    return {name: found for name, found in server.items() if isinstance(found, dict) and name != "faults"}
+
+
+def _streams(found: Row) -> str:
+    columns = ("sockets", "steps/s, as fast as answered", "arriving steps/s", "p50 ms", "p99 ms", "wrong or lost")
+    return table(
+        ("frames", *columns),
+        (
+            (
+                name,
+                *(f"{row['fastest'][key]:,.0f}" for key in ("sockets", "steps_per_second")),
+                *(f"{row['paced'][key]:,.1f}" for key in ("offered_steps_per_second", "p50_ms", "p99_ms")),
+                sum(part["wrong"] + part["lost"] for part in (row["fastest"], row["paced"])),
+            )
+            for name, row in found.items()
+            if name not in ("conditions", "server")
+        ),
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = ("compare", "streams", "overload", "continuity", "reloads", "fuzz")
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(names)}; default: all")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(SECTIONS)}; default: all")
     parser.add_argument(
         "--scratch",
         type=Path,
@@ -175,11 +262,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="of each measurement; default: 3, streams 5, overload 60")
     parser.add_argument("--page", action="store_true", help="only write the page from the results")
     arguments = parser.parse_args()
-    if strange := set(arguments.sections) - set(names):
-        parser.error(f"unknown section '{min(strange)}'; there are {', '.join(names)}")
+    if strange := set(arguments.sections) - set(SECTIONS):
+        parser.error(f"unknown section '{min(strange)}'; there are {', '.join(SECTIONS)}")
     if not arguments.page:
-        run(arguments, arguments.sections or list(names))
-    write_page()
+        run(arguments, arguments.sections or list(SECTIONS))
+    replace_tables(DOCS / "performance.md", tables(read_results(STORED)))
 
 
 def run(arguments: argparse.Namespace, names: list[str]) -> None:
@@ -202,10 +289,7 @@ def run(arguments: argparse.Namespace, names: list[str]) -> None:
             "versions": {package: installed(package) for package in VERSIONS},
         }
         # Read again: another section may have been written meanwhile.
-        results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-        results[name] = rounded({"conditions": conditions, **found})
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_results(STORED, {**read_results(STORED), name: rounded({"conditions": conditions, **found})})
 
 
 def installed(package: str) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from given_command import given_command
+from harness import given_command
 
 from stablernn_runtime.scoring import Scorer, StreamShard, map_checkpoint
 

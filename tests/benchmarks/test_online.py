@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from benchmark_scripts import script, stored_results
+from benchmark_scripts import script
 from stablernn_runtime.drift import DriftDetector
-
-
-def test_the_page_in_the_repository_is_that_of_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = script("online_page")
-    copy = tmp_path / "online.md"
-    copy.write_text(page.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
-    stored = page.PAGE.read_text(encoding="utf-8")
-    monkeypatch.setattr(page, "PAGE", copy)
-    page.write_page(stored_results("online"))
-    assert copy.read_text(encoding="utf-8") == stored
 
 
 def test_detectors_of_river_get_the_residuals_of_the_test() -> None:

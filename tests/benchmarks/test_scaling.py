@@ -32,28 +32,6 @@ def costs(**changes: float) -> Any:
     return script("scaling_page").Costs(**(values | changes))
 
 
-def test_the_page_in_the_repository_is_that_of_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = script("scaling_page")
-    stored = page.PAGE.read_text(encoding="utf-8")
-    copy = tmp_path / "scaling.md"
-    copy.write_text(stored, encoding="utf-8")
-    monkeypatch.setattr(page, "PAGE", copy)
-    page.main()
-    assert copy.read_text(encoding="utf-8") == stored
-
-
-def test_engines_that_were_left_out_have_a_row_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page, batch = script("scaling_page"), stored_results("batch_prediction")
-    copy = tmp_path / "scaling.md"
-    copy.write_text(page.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
-    monkeypatch.setattr(page, "PAGE", copy)
-    figures = batch["sizes"]["10000"]
-    figures["programs"] = {name: figures["programs"][name] for name in ("loop", "predict", "predict --workers 2")}
-    figures["left_out"] = {"Dask and Spark": "--engines was not given"}
-    page.write_page(batch, stored_results("stream_shards"))
-    assert "| 10,000 | Dask and Spark | --engines was not given |" in copy.read_text(encoding="utf-8")
-
-
 def test_sequences_need_the_processes_that_finish_them_in_a_night() -> None:
     page = script("scaling_page")
     # 3,000 of 28,800 seconds.

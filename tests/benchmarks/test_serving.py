@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmark_scripts import script, stored_results
-from packages import ROOT
+from benchmark_scripts import script
 
 RIGHT = [0.25, 0.75]
 OTHER = [0.75, 0.25]
@@ -110,7 +109,7 @@ def test_arrivals_keep_their_rate(port: int) -> None:
 
 
 def test_a_frame_of_each_size_of_length_is_read_back() -> None:
-    stream = script("serving_stream_load")
+    stream = script("serving_streams")
     for size in (0, 125, 126, 65535, 65536):
         content = bytes(size)
         sent = stream.masked(0x82, content)
@@ -122,7 +121,7 @@ def test_a_frame_of_each_size_of_length_is_read_back() -> None:
 
 
 def test_mutated_bodies_are_the_same_every_time_and_differ_from_the_right_one() -> None:
-    fuzz, model = script("serving_fuzz"), script("serving_model")
+    fuzz, model = script("serving_faults"), script("serving_model")
     bases = [model.oip_binary_body(x) for x in model.series(2, 4, seed=0)]
     requests = [fuzz.mutated(number, bases) for number in range(200)]
     assert requests == [fuzz.mutated(number, bases) for number in range(200)]
@@ -130,30 +129,8 @@ def test_mutated_bodies_are_the_same_every_time_and_differ_from_the_right_one() 
 
 
 def test_the_slope_of_memory_is_that_of_the_last_half() -> None:
-    memory = script("serving_process").Memory(None)
+    memory = script("serving_load").Memory(None)
     memory.samples = [(float(second), 100.0 + max(second - 60, 0) / 60) for second in range(120)]
     facts = memory.facts()
     assert facts["slope_mb_per_minute"] == pytest.approx(1.0)
     assert facts["last_mb"] == pytest.approx(100.0 + 59 / 60)
-
-
-def test_the_page_is_that_of_the_results() -> None:
-    page = script("serving_page").page(stored_results("serving"), stored_results("gpu"))
-    assert (ROOT / "docs" / "performance.md").read_text(encoding="utf-8") == page
-
-
-def test_a_goal_that_was_missed_is_said_to_be() -> None:
-    results = stored_results("serving")
-    results["overload"]["load"]["wrong"] = 3
-    results["overload"]["recovery_seconds"] = None
-    found = {what: (reached, met) for what, _, reached, met in script("serving_page").goals(results)}
-    assert found["recovery after it"] == ("not within 60 s", False)
-    assert any(what.startswith("200 clients") and not met for what, (_, met) in found.items())
-
-
-def test_a_peer_that_could_not_run_stands_on_the_page_with_its_reason() -> None:
-    results = stored_results("serving")
-    results["compare"]["peers"]["ray"] = {"title": "Ray Serve", "failed": "pip could not install it: no wheel."}
-    assert "Ray Serve was not measured: pip could not install it: no wheel." in script("serving_page").page(
-        results, stored_results("gpu")
-    )

@@ -10,8 +10,7 @@ from stablernn_cli.options import JsonOption
 from stablernn_cli.output import Output
 
 if TYPE_CHECKING:
-    from stablernn_cli.bench.limit import Sizes
-    from stablernn_cli.bench.timing import Run
+    from stablernn_cli.bench import Run, Sizes
 
 Part = Literal["train", "sequence", "step"]
 
@@ -104,7 +103,7 @@ def time_parts(output: Output, sizes: dict[str, Any], parts: list[Part], rounds:
 
     Args:
         output: For progress and warnings.
-        sizes: Fields of :class:`stablernn_cli.bench.limit.Sizes`.
+        sizes: Fields of :class:`stablernn_cli.bench.Sizes`.
         parts: The tables to measure.
         rounds: How often each row is timed, 2 or more.
         threads: Threads of torch and of each session.
@@ -115,8 +114,7 @@ def time_parts(output: Output, sizes: dict[str, Any], parts: list[Part], rounds:
     with output.status("Loading ..."):
         import torch
 
-        from stablernn_cli.bench.limit import Sizes
-        from stablernn_cli.bench.timing import Clock, conditions, measure, pinned
+        from stablernn_cli.bench import Clock, Sizes, conditions, measure, pinned
 
     clock: Clock = "cpu_ms" if threads == 1 else "wall_ms"
     tables = []
@@ -141,10 +139,10 @@ def time_parts(output: Output, sizes: dict[str, Any], parts: list[Part], rounds:
 
 def _rows(part: Part, sizes: Sizes, threads: int) -> dict[str, Run]:
     if part == "train":
-        from stablernn_cli.bench.training import training_rows
+        from stablernn_cli.bench import training_rows
 
         return training_rows(sizes)
-    from stablernn_cli.bench.inference import sequence_rows, step_rows
+    from stablernn_cli.bench import sequence_rows, step_rows
 
     return sequence_rows(sizes, threads) if part == "sequence" else step_rows(sizes, threads)
 

@@ -12,8 +12,8 @@ from torch import nn
 from cli_helpers import Workplace
 from stablernn.engines import list_engines
 from stablernn.export.step import export_parts
-from stablernn_cli.bench import inference, timing, training
-from stablernn_cli.bench.limit import Sizes, layer_products
+from stablernn_cli import bench as bench_rows
+from stablernn_cli.bench import Sizes, layer_products
 from step_forms import HAS_NATIVE, needs_native
 
 TINY = ("--hidden-size", 4, "--batch-size", 2, "--length", 8, "--rounds", 2)
@@ -36,7 +36,7 @@ STEP_ROWS = [
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inference, "STEPS_PER_RUN", 3)
+    monkeypatch.setattr(bench_rows, "STEPS_PER_RUN", 3)
 
 
 def names(table: dict[str, Any]) -> list[str]:
@@ -102,13 +102,13 @@ def test_a_cell_without_a_step_form_has_the_engines_that_run_it(empty: Workplace
 
 @needs_native
 def test_the_engine_of_the_server_computes_the_model_of_its_row() -> None:
-    model = inference.bench_model(Sizes("antisymmetric", 4, 2, 8))
-    native, x = inference.open_native(model, export_parts(model), threads=1), torch.randn(2, 8, 1)
+    model = bench_rows.bench_model(Sizes("antisymmetric", 4, 2, 8))
+    native, x = bench_rows.open_native(model, export_parts(model), threads=1), torch.randn(2, 8, 1)
     assert native is not None
-    (logits,) = native.sequence.run(["logits"], inference.sequence_feeds(model, x))
+    (logits,) = native.sequence.run(["logits"], bench_rows.sequence_feeds(model, x))
     np.testing.assert_allclose(logits, model(x).numpy(), atol=1e-6)
-    other = inference.bench_model(Sizes("lstm", 4, 2, 8))
-    assert inference.open_native(other, export_parts(other), threads=1) is None
+    other = bench_rows.bench_model(Sizes("lstm", 4, 2, 8))
+    assert bench_rows.open_native(other, export_parts(other), threads=1) is None
 
 
 @pytest.mark.parametrize("part", ["train", "sequence", "step"])
@@ -120,18 +120,18 @@ def test_layers_and_members_on_two_threads(empty: Workplace, part: str) -> None:
 
 
 def test_the_command_restores_threads_and_denormal_numbers(empty: Workplace) -> None:
-    before = (torch.get_num_threads(), timing.is_flushing())
+    before = (torch.get_num_threads(), bench_rows.is_flushing())
     empty.ok("bench", *TINY, "--part", "train", "--threads", before[0] + 1, "--json")
-    assert (torch.get_num_threads(), timing.is_flushing()) == before
+    assert (torch.get_num_threads(), bench_rows.is_flushing()) == before
 
 
 def test_denormal_numbers_are_flushed_where_rows_were_built_that_turn_it_off() -> None:
     flushing = []
-    rows = {"limit": lambda: flushing.append(timing.is_flushing())}
-    with timing.pinned(1) as is_flushed:
+    rows = {"limit": lambda: flushing.append(bench_rows.is_flushing())}
+    with bench_rows.pinned(1) as is_flushed:
         # As the first session of ONNX Runtime in a process does.
         torch.set_flush_denormal(False)
-        timing.measure(rows, rounds=2)
+        bench_rows.measure(rows, rounds=2)
     assert flushing == [is_flushed] * 3
 
 
@@ -160,7 +160,7 @@ def test_wrong_options_are_usage_errors(empty: Workplace, arguments: list[str], 
 def test_the_loop_written_by_hand_computes_what_the_engines_compute(cell: str) -> None:
     torch.manual_seed(0)
     sizes = Sizes(cell, 4, 2, 8, num_layers=2, members=2)
-    model, by_hand = training.EnsembleState(sizes, "loop"), training.HandWritten(sizes)
+    model, by_hand = bench_rows.EnsembleState(sizes, "loop"), bench_rows.HandWritten(sizes)
     by_hand.load_state_dict(model.state_dict())
     x = torch.randn(2, 8, 1)
     torch.testing.assert_close(by_hand(x), model(x))
@@ -169,10 +169,10 @@ def test_the_loop_written_by_hand_computes_what_the_engines_compute(cell: str) -
 def test_the_lstm_of_onnx_runtime_computes_what_torch_computes() -> None:
     torch.manual_seed(0)
     sizes = Sizes("lstm", 4, 2, 8, num_layers=2, members=2)
-    lstms = [inference._lstm(sizes) for _ in range(2)]
+    lstms = [bench_rows._lstm(sizes) for _ in range(2)]
     x = torch.randn(2, 8, 1)
-    states = inference._lstm_states(sizes, 2)
-    session = inference._open_lstm(lstms, threads=1)
+    states = bench_rows._lstm_states(sizes, 2)
+    session = bench_rows._open_lstm(lstms, threads=1)
     outputs = dict(
         zip(states, session.run([f"{name}_out" for name in states], {"x": x.numpy(), **states}), strict=True)
     )
@@ -197,10 +197,10 @@ def test_the_limit_counts_the_products_of_a_cell(cell: str, recurrent: int, driv
 
 def test_figures_are_medians_and_ratios_of_the_same_round() -> None:
     durations = {"limit": iter([9, 1, 2, 4]), "row": iter([9, 3, 4, 20])}
-    rows = {name: lambda values=values: timing.Times(next(values), 0.5) for name, values in durations.items()}
-    was_flushing = timing.is_flushing()
-    figures = timing.measure(rows, rounds=3, clock="wall_ms")
-    assert timing.is_flushing() == was_flushing
+    rows = {name: lambda values=values: bench_rows.Times(next(values), 0.5) for name, values in durations.items()}
+    was_flushing = bench_rows.is_flushing()
+    figures = bench_rows.measure(rows, rounds=3, clock="wall_ms")
+    assert bench_rows.is_flushing() == was_flushing
     assert figures["row"] == {"cpu_ms": 0.5, "wall_ms": 4, "ratio": 3, "ratio_low": 2.5, "ratio_high": 4}
 
 
@@ -214,6 +214,6 @@ def test_a_warning_where_the_processor_cannot_flush_denormal_numbers(
 
 
 def test_the_peers_have_as_many_layers_and_members() -> None:
-    peer = training.Peer(nn.GRU, Sizes("gru", 4, 2, 8, num_layers=3, members=2))
+    peer = bench_rows.Peer(nn.GRU, Sizes("gru", 4, 2, 8, num_layers=3, members=2))
     assert [layer.num_layers for layer in peer.layers] == [3, 3]
     assert peer(torch.zeros(2, 8, 1)).shape == (2, peer.output_size)
