@@ -72,7 +72,7 @@ def test_a_run_has_the_files_of_any_other_and_repeats_itself(waves: Workplace) -
 @pytest.mark.parametrize(
     "options",
     [
-        ("--budget", "20steps", "--hidden-size", 16),
+        pytest.param(("--budget", "20steps", "--hidden-size", 16), marks=pytest.mark.slow),
         ("--cell", "lru", "--hidden-size", 8, "--max-steps", 10, "--set", "training.refit=true"),
     ],
     ids=["closed form of a small budget", "refit"],
@@ -117,6 +117,7 @@ def test_the_certificate_is_recomputed_from_the_weights(waves: Workplace) -> Non
     waves.ok("-q", "registry", "verify", "waves", "--recompute")
 
 
+@pytest.mark.slow
 def test_a_forecast_is_exported_and_predicts_with_quantiles(empty: Workplace) -> None:
     write_load(empty.path("load.csv"))
     options = ("--data", "load.csv", "--target", "power", "--horizon", 6, *NO_PLOTS)
@@ -132,6 +133,7 @@ def test_a_forecast_is_exported_and_predicts_with_quantiles(empty: Workplace) ->
     assert len(rows) == 6
 
 
+@pytest.mark.slow
 def test_numbers_of_the_next_step_are_exported(empty: Workplace) -> None:
     write_frames(empty.path("frames.npz"))
     options = ("--data", "frames.npz", "--task", "predict-next", *NO_PLOTS)

@@ -172,6 +172,7 @@ def test_what_makes_the_inputs_of_a_model_stays(place: Workplace, command: tuple
     )
 
 
+@pytest.mark.slow
 def test_numbers_are_read_as_those_of_the_training_data(tmp_path: Path) -> None:
     """In a file that alone leaves them open; in the other direction the file says that it is written otherwise."""
     place = Workplace(tmp_path)

@@ -70,6 +70,7 @@ KINDS: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_sequences_of_frames(kind: str, empty: Workplace) -> None:
     arrays, columns = KINDS[kind]

@@ -160,6 +160,7 @@ def test_an_answer_that_is_not_finite_is_the_error_of_its_series(
     assert table["error"][3:].to_list() == ["The output 'probabilities' is not finite."] * 2
 
 
+@pytest.mark.slow
 def test_a_long_sequence_alone_in_its_file_has_an_answer(trained: Workplace, tmp_path: Path) -> None:
     long = pl.DataFrame({"unique_id": "long", "ds": np.arange(1_000_001), "pixel": np.zeros(1_000_001)})
     table, document = answers(trained, long, tmp_path, "digits:1")
@@ -216,6 +217,7 @@ def test_one_file_is_read_once_for_each_fault(
     assert (document["without_answer"], readings) == (30, 2)
 
 
+@pytest.mark.slow
 def test_a_bad_column_of_a_wide_table_costs_no_other_its_answer(workplace: Workplace, tmp_path: Path) -> None:
     wide = pl.read_csv(workplace.path("load.csv"))
     wide.write_csv(workplace.path("wide.csv"))

@@ -9,6 +9,7 @@ from cli_helpers import Workplace
 SMALL = ("--epochs", 1, "--seeds", "0", "--set", "model.hidden_size=4", "--set", "training.max_steps=3")
 
 
+@pytest.mark.slow
 def test_tables_and_mean_ranks_are_printed(tmp_path_factory: pytest.TempPathFactory) -> None:
     workplace = Workplace(tmp_path_factory.mktemp("compare"))
     words = ("compare", "--data", "digits", "--data", "co2", "--cells", "lipschitz,rnn", "--seeds", "0", "--epochs", 1)

@@ -129,6 +129,7 @@ def test_without_the_plan_torch_is_not_imported(empty: Workplace) -> None:
     assert (document["ok"], document["train"], document["task"]) == (True, None, "classify")
 
 
+@pytest.mark.slow
 def test_data_that_cannot_be_loaded_needs_no_torch(empty: Workplace) -> None:
     (bad,) = [bad for bad in BAD_FILES if bad.fault == "truncated gzip"]
     bad.write(empty.folder)

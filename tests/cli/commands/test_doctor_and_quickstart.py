@@ -111,6 +111,7 @@ def test_doctor_fails_when_a_library_does_not_load(
     ]
 
 
+@pytest.mark.slow
 def test_quickstart_goes_the_whole_way(empty: Workplace) -> None:
     result = empty.ok("quickstart", "--epochs", 1, "--json")
     document = result.json

@@ -80,6 +80,7 @@ def test_predict_gives_what_eval_scores_for_classes(trained: Workplace, tmp_path
     assert classification_metrics(probabilities, split.y) == scored
 
 
+@pytest.mark.slow
 def test_answers_have_the_names_that_the_columns_of_a_table_have(tmp_path: Path) -> None:
     place = Workplace(tmp_path)
     days = np.datetime_as_string(np.datetime64("2024-01-01") + np.arange(40), unit="D")

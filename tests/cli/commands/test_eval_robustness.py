@@ -102,6 +102,7 @@ def test_a_report_beside_a_version_that_is_damaged_is_found(version: Measured, t
     assert found.code == 3
 
 
+@pytest.mark.slow
 def test_where_the_registry_takes_nothing_the_reports_are_shown_all_the_same(workplace: Workplace) -> None:
     lock = workplace.registry / "locks/digits"
     lock.unlink()
@@ -211,6 +212,7 @@ def test_a_report_of_other_weights_stays_out(reported: Workplace, damage: Callab
     assert "plots/loss.png" in result.json["files"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_trained_further_loses_its_report(empty: Workplace) -> None:
     constant = ("--set", "training.schedule=constant", "--hidden-size", 8, "--max-steps", 1, *NO_PLOTS)
     empty.ok("-q", "train", "--data", "digits", "--cell", "rnn", *constant, "--run-dir", "digits-run")
@@ -230,6 +232,7 @@ def test_pictures_without_their_report_stay_out(reported: Workplace) -> None:
     assert not PICTURES & set(result.json["files"])
 
 
+@pytest.mark.slow
 def test_people_see_tables(workplace: Workplace) -> None:
     shown = workplace.ok("-q", "eval", "digits:1", "--robustness", *FEW, "--attack-clip", "--attack-random-start").out
     for words in ("PGD", "DeepFool", "certified", "median certified radius", "salt and pepper", "condition number"):

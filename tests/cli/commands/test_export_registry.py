@@ -88,6 +88,7 @@ def test_the_manifest_says_where_a_version_comes_from(trained: Workplace, name: 
     assert {key: manifest[key] for key in expected} == expected
 
 
+@pytest.mark.slow
 def test_torchscript_on_request(workplace: Workplace) -> None:
     document = workplace.ok(
         "-q", "export", "load-run", "--name", "other", "--format", "onnx", "--format", "torchscript", "--json"
@@ -110,6 +111,7 @@ def test_a_run_that_was_not_finished_can_be_exported(workplace: Workplace) -> No
     assert workplace.ok("registry", "show", "early", "--json").json["manifest"]["metrics"] == {}
 
 
+@pytest.mark.slow
 def test_list_alias_rollback_and_log(workplace: Workplace) -> None:
     workplace.ok("-q", "export", "digits-run", "--name", "digits")
     moves: list[Result] = [

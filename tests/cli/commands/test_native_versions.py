@@ -13,7 +13,7 @@ from cli_helpers import HORIZON, NO_PLOTS, Workplace, run_alone, write_load
 from stablernn.data import load_data
 from step_forms import needs_native
 
-pytestmark = needs_native
+pytestmark = [needs_native, pytest.mark.slow]
 
 TOLERANCE = 1e-4
 """Of the largest number of an output, as loading allows; a missing value is null in both."""

@@ -56,7 +56,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.glob("*.parquet"))}
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_answers_are_those_of_single_files(
     trained: Workplace, source: Path, expected: dict[str, bytes], tmp_path: Path, workers: int
 ) -> None:
@@ -96,6 +96,7 @@ def test_it_needs_no_torch(trained: Workplace, source: Path, tmp_path: Path) -> 
     assert not has_torch
 
 
+@pytest.mark.slow
 def test_shards_share_the_files(trained: Workplace, source: Path, expected: dict[str, bytes], tmp_path: Path) -> None:
     folder, answers = tmp_path / "in", tmp_path / "out"
     shutil.copytree(source, folder)
@@ -167,7 +168,7 @@ def test_notes_of_reading_are_printed(trained: Workplace, source: Path, tmp_path
     assert "1 folders in" in result.err
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_file_that_cannot_be_answered_is_named(
     trained: Workplace, source: Path, expected: dict[str, bytes], tmp_path: Path, workers: int
 ) -> None:

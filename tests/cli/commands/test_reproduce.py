@@ -52,6 +52,7 @@ def test_a_table_is_made_and_printed_beside_the_published_one(little: Workplace)
     assert written == {".locks", "measured", "protocol.json", "results.json", "robustness.png", "runs", "table.md"}
 
 
+@pytest.mark.slow
 def test_the_document_and_the_list_agree(little: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     table = little_table(monkeypatch)
     little_table(monkeypatch, rows=(table.row("lipschitz"),))
@@ -122,6 +123,7 @@ def test_shipped_results_of_another_protocol_are_not_those_of_the_table(little: 
     assert (row["state"], row["shipped"]) == ("not run", None)
 
 
+@pytest.mark.slow
 def test_an_edited_result_is_refused_and_the_others_are_listed(little: Workplace) -> None:
     little.ok("-q", "reproduce", "robustness", "--short", "--rows", "lstm")
     path = little.folder / "reproductions" / "robustness-short" / "results.json"

@@ -189,6 +189,7 @@ def test_two_searches_share_a_study(place: Workplace) -> None:
     assert len({json.dumps(trial["settings"]) for trial in results["trials"]}) == 3
 
 
+@pytest.mark.slow
 def test_a_trial_of_which_less_is_proved_is_pruned_early(place: Workplace) -> None:
     options = (*SMALL, "--epochs", 9, "--output", "required", "--require", "contracting", "--trials", 2)
     # With a database, which tells of dead trials in another way.

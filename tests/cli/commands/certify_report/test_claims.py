@@ -29,6 +29,7 @@ def test_the_range_of_each_input_is_listed_by_its_name(trained: Workplace) -> No
     assert f"input, in the units of the data from to {rows}" in page.text
 
 
+@pytest.mark.slow
 def test_a_range_of_ones_own_is_certified_beside_all_inputs(trained: Workplace) -> None:
     _, document = read_document(trained, "load-run", "--inputs-within", "0:400")
     assert [entry["range"] for entry in document["proved"]] == [None, {"lower": [0.0] * 3, "upper": [400.0] * 3}]

@@ -137,6 +137,7 @@ def test_refusals(options: tuple[str, ...], sentence: str, trained: Workplace) -
     assert "Certifying" not in refused.err
 
 
+@pytest.mark.slow
 def test_the_answer_is_printed_as_without_a_report(trained: Workplace) -> None:
     plain = trained.ok("certify", "load-run", "--json").json
     written = trained.ok("certify", "load-run", "--json", "--report", "answer.json")

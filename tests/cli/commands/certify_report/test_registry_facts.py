@@ -44,6 +44,7 @@ def test_a_promotion_is_stated_with_who_when_why_and_policy(
     assert "released as production (section C)" in page.text
 
 
+@pytest.mark.slow
 def test_rules_that_were_set_after_a_move_are_not_its_policy(released: Workplace, tmp_path: Path) -> None:
     with copied(released, tmp_path / "copy") as workplace:
         policy = workplace.registry / "policy.jsonl"

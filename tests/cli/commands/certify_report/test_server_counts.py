@@ -36,6 +36,7 @@ class TestServer:
         assert "counted in operation 0 states outside their ball, 2 samples outside the range (section C)" in page.text
         assert "One server process, since it opened this version." in page.text
 
+    @pytest.mark.slow
     def test_what_no_guard_compares_is_no_zero(self, empty: Workplace) -> None:
         # A linear unit has no bound on its state.
         empty.ok("-q", "train", "--cell", "lru", *ALIKE, "--run-dir", "lru")

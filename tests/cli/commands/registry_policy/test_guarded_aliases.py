@@ -122,6 +122,7 @@ def test_a_rollback_is_gated(workplace: Workplace) -> None:
     assert [check["name"] for check in rolled.json["checks"]] == CHECKS
 
 
+@pytest.mark.slow
 def test_export_publishes_what_the_alias_does_not_take(guarded: Workplace) -> None:
     refused = guarded("export", "rnn-run", "--name", "digits", "--alias", "production", "--json")
     assert (
