@@ -7,7 +7,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet --constra
 OLDEST = build/oldest
 BARE = build/bare
 
-.PHONY: quickstart native oldest distributions test test-all lint fix types docs wheel clean
+.PHONY: quickstart native oldest distributions newest test test-all lint fix types docs wheel clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/stablernn quickstart
@@ -28,6 +28,12 @@ oldest: $(VENV)/installed
 distributions: $(VENV)/installed
 	rm -rf $(BARE)
 	$(BIN)/python tests/support/bare_environments.py $(BARE)
+
+# The quick tests with the newest releases of everything, in an environment of its own.
+newest:
+	$(PYTHON) -m venv --clear build/newest
+	build/newest/bin/python -m pip --disable-pip-version-check install --quiet --editable '.[dev]' --editable papers
+	build/newest/bin/python -m pytest -m "not slow" -n auto --dist worksteal
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal

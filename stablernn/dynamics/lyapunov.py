@@ -8,7 +8,9 @@ Research 5, 2023).
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -73,6 +75,8 @@ class LyapunovSpectrum:
 def tangent_map(step: Step) -> TangentMap:
     """Return the step together with its derivative along any number of tangents, by forward differentiation."""
 
+    _load_forward_mode()
+
     def push(t: int, state: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
         def along(tangent: Tensor) -> Tensor:
             derivative: Tensor = torch.func.jvp(lambda point: step(t, point), (state,), (tangent,))[1]
@@ -82,6 +86,14 @@ def tangent_map(step: Step) -> TangentMap:
         return step(t, state), torch.func.vmap(along, in_dims=-1, out_dims=-1)(tangents)
 
     return push
+
+
+@functools.cache
+def _load_forward_mode() -> None:
+    """Let torch script the decompositions of forward mode, without its warning about itself."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`torch\.jit\.script` is (deprecated|not supported)")
+        torch.func.jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
 
 
 def lyapunov_spectrum(

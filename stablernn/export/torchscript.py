@@ -148,8 +148,9 @@ class _TracedMethods(nn.Module):
 def _suppress_deprecation() -> Iterator[None]:
     """Suppress torch's warnings that TorchScript is deprecated, since the caller asked for the format by name."""
     with warnings.catch_warnings():
-        # On Python 3.14 the same warning reads "is not supported in Python 3.14+ and may break".
-        warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)", DeprecationWarning)
+        # On Python 3.14 the same warning reads "is not supported in Python 3.14+ and may break"; torch 2.14 made it a
+        # FutureWarning.
+        warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)")
         yield
 
 
