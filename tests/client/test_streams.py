@@ -56,7 +56,7 @@ def mortal(restartable: ServerProcess) -> ServerProcess:
     return restartable
 
 
-@pytest.fixture(params=["threads", "asyncio"])
+@pytest.fixture(params=["threads", pytest.param("asyncio", marks=pytest.mark.slow)])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -145,11 +145,6 @@ class TestOneStream:
             assert second.step == 2
             np.testing.assert_array_equal(second.outputs["mean"], plain.step(2.0).outputs["mean"])
 
-    def test_horizon(self, client: Both) -> None:
-        with client.stream("flow") as stream, client.stream("flow") as other:
-            assert stream.step(WIDE[0, 0], horizon=2).outputs["mean"].shape == (2, 2)
-            assert other.step(WIDE[0, 0]).outputs["mean"].shape == (5, 2)
-
 
 class TestSeveralStreams:
     @pytest.mark.parametrize("at_a_time", [1, 6, 90])
@@ -165,13 +160,6 @@ class TestSeveralStreams:
         with client.streams("flow", 5) as streams:
             result = streams.step(WIDE, every=False)
         np.testing.assert_array_equal(result.outputs["mean"], wide_offline[:, -1:])
-
-    def test_labels(self, client: Both) -> None:
-        x = np.stack([LOUD, -LOUD])[..., None]
-        with client.streams("animals", 2) as streams, client.stream("animals") as stream:
-            result = streams.step(x)
-            assert result.labels.shape == (2, STEPS)
-            assert result.labels[1].tolist() == [step.label for step in stream.collect(-LOUD)]
 
     def test_tokens_resume_the_streams(self, client: Both, wide_offline: np.ndarray) -> None:
         with client.streams("flow", 5) as streams:
@@ -271,7 +259,7 @@ class TestServersThatGoAway:
         """Both clients share the code that restores streams, so the blocking one is tested with the slow tests only."""
         return str(request.param)
 
-    @pytest.mark.parametrize("action", ["kill", "stop"])
+    @pytest.mark.parametrize("action", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
     def test_restarts_in_the_middle_of_a_stream(
         self, mortal: ServerProcess, kind: str, action: str, offline: np.ndarray
     ) -> None:
@@ -288,6 +276,7 @@ class TestServersThatGoAway:
         assert [result.step for result in results] == list(range(1, STEPS + 1))
         np.testing.assert_array_equal(probabilities(results), offline)
 
+    @pytest.mark.slow
     def test_several_streams_over_a_restart(self, mortal: ServerProcess, kind: str, wide_offline: np.ndarray) -> None:
         with Both.of(kind, mortal.url) as client, client.streams("flow", 5, token_every=20) as streams:
             results = []
@@ -300,6 +289,7 @@ class TestServersThatGoAway:
         assert [result.steps[0] for result in results] == list(range(3, STEPS + 1, 3))
         np.testing.assert_array_equal(np.concatenate([result.outputs["mean"] for result in results], 1), wide_offline)
 
+    @pytest.mark.slow
     def test_a_restart_with_another_key(self, mortal: ServerProcess, kind: str, offline: np.ndarray) -> None:
         with (
             Both.of(kind, mortal.url) as client,
@@ -317,6 +307,7 @@ class TestServersThatGoAway:
             # The client still has all samples of this stream, which needs no token.
             np.testing.assert_array_equal(young.step(LOUD[9]).outputs["probabilities"], offline[9])
 
+    @pytest.mark.slow
     def test_a_slow_stream_takes_a_token_in_time(self, mortal: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
         """A server with another key shows it: only a stream without a token can be restored there."""
         with Client(mortal.url) as client, client.stream("animals") as stream:
@@ -328,6 +319,7 @@ class TestServersThatGoAway:
             with pytest.raises(StreamLost):
                 stream.step(LOUD[2])
 
+    @pytest.mark.slow
     def test_a_model_that_is_no_longer_served(self, mortal: ServerProcess, kind: str) -> None:
         with Both.of(kind, mortal.url) as client, client.stream("animals") as stream:
             stream.step(1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -61,9 +62,8 @@ def test_a_manifest_from_before_there_were_covariates_has_none() -> None:
     ],
 )
 def test_a_manifest_that_does_not_fit_itself_cannot_be_written(change: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ManifestError) as caught:
+    with pytest.raises(ManifestError, match=re.escape(sentence)):
         ManifestFields.parse({**FORECAST, **change})
-    assert str(caught.value) == f"The manifest cannot be written: {sentence}."
 
 
 def test_the_card_names_what_is_known_and_how_many_networks_answer() -> None:

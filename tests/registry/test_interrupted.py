@@ -24,10 +24,10 @@ Tree = Callable[[Path], dict[str, bytes]]
     [
         ("publish", "fresh", "kill"),
         pytest.param("publish", "filled", "kill", marks=pytest.mark.slow),
-        ("alias", "filled", "kill"),
-        ("record", "filled", "kill"),
+        pytest.param("alias", "filled", "kill", marks=pytest.mark.slow),
+        pytest.param("record", "filled", "kill", marks=pytest.mark.slow),
         pytest.param("record", "filled", "interrupt", marks=pytest.mark.slow),
-        ("policy", "fresh", "kill"),
+        pytest.param("policy", "fresh", "kill", marks=pytest.mark.slow),
         pytest.param("policy", "filled", "kill", marks=pytest.mark.slow),
         pytest.param("policy", "filled", "interrupt", marks=pytest.mark.slow),
         ("publish", "filled", "interrupt"),
@@ -80,7 +80,7 @@ for _ in range(count):
 
 
 def test_processes_that_publish_at_once_get_distinct_versions_and_readers_see_whole_ones(tmp_path: Path) -> None:
-    processes, each = 4, 6
+    processes, each = 3, 4
     root, running = tmp_path / "registry", []
     for number in range(processes):
         source = tmp_path / f"source-{number}"

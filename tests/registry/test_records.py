@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -62,25 +61,6 @@ def test_a_record_stands_beside_the_version_and_changes_nothing_of_it(
     assert [name for name in changed if name.startswith("models")] == ["models/digits/log.jsonl"]
     assert registry.records("digits:1") == (record,)
     assert registry.verify().ok
-
-
-def test_a_line_is_hashed_and_chained_as_the_documentation_says(
-    registry: Registry, publish: Publish, keep: Keep
-) -> None:
-    version = publish()
-    keep("digits:1", content={"robustness.json": b"report"})
-    registry.set_alias("digits", "production", 1)
-    previous, trees = "0" * 64, []
-    for line in (registry.root / "models/digits/log.jsonl").read_bytes().splitlines():
-        line_hash = hashlib.sha256(line[:-77] + b"}").hexdigest()
-        assert line.endswith(f',"previous":"{previous}","sha256":"{line_hash}"}}'.encode())
-        trees.append(json.loads(line))
-        previous = line_hash
-    assert [tree["action"] for tree in trees] == ["publish", "record", "alias"]
-    sha256 = hashlib.sha256(b"report").hexdigest()
-    assert trees[1]["files"] == {"robustness.json": {"bytes": 6, "sha256": sha256}}
-    assert (trees[1]["version"], trees[1]["digest"], trees[1]["kind"]) == (1, version.digest, "robustness")
-    assert (registry.root / "blobs/sha256" / sha256[:2] / sha256).read_bytes() == b"report"
 
 
 def test_records_are_of_one_version_in_their_order_and_by_kind(
@@ -221,16 +201,6 @@ def test_what_cannot_be_recorded_changes_nothing(
         registry.record(*arguments)
     assert sentence is None or str(caught.value) == sentence
     assert tree(registry.root) == before
-
-
-def test_an_unknown_file_of_a_record_is_named(publish: Publish, keep: Keep) -> None:
-    publish()
-    with pytest.raises(UnknownRefError) as error:
-        keep("digits:1").read("robustness.jsn")
-    assert str(error.value) == (
-        "The record 'robustness' of 'digits:1' has no file 'robustness.jsn'. Did you mean 'robustness.json'? It has "
-        "'robustness.json'."
-    )
 
 
 REPORT: dict[str, Any] = {

@@ -50,35 +50,20 @@ def test_any_text_parses_to_itself_or_is_a_ref_error(text: str) -> None:
     "name", ["", ".", "..", "../x", "a/b", "a\\b", "A", "-a", ".a", "a\n", "a b", "é", "a\0", "x" * 65, "a#b", "a%2fb"]
 )
 def test_bad_name(name: str) -> None:
-    with pytest.raises(RefError) as error:
+    with pytest.raises(RefError, match=re.escape(RULE)):
         parse_ref(name)
-    assert str(error.value) == f"A model name is {RULE}, got {name!r}."
 
 
 @pytest.mark.parametrize("name", ["stats", "health", "repository"])
 def test_reserved_name(name: str) -> None:
-    with pytest.raises(RefError) as error:
+    with pytest.raises(RefError, match=f"'{name}' is reserved for the HTTP service"):
         parse_ref(name)
-    assert (
-        str(error.value) == f"'{name}' is reserved for the HTTP service and cannot name a model. Choose another word."
-    )
-
-
-@pytest.mark.parametrize("text", ["x" * 5000, "digits:" + "9" * 5000, "digits@" + "x" * 5000])
-def test_a_long_reference_is_not_echoed_whole(text: str) -> None:
-    with pytest.raises(RefError) as error:
-        parse_ref(text)
-    assert len(str(error.value)) < 500
 
 
 @pytest.mark.parametrize("version", ["", "0", "01", "-1", "1.0", "v1", "latest", "1:2", "٣", "1\n", "1234567890"])
 def test_bad_version(version: str) -> None:
-    with pytest.raises(RefError) as error:
+    with pytest.raises(RefError, match="no version number after the colon"):
         parse_ref(f"digits:{version}")
-    assert str(error.value) == (
-        f"'digits:{version}' has no version number after the colon, got '{version}'. Write 'digits:3' for version 3, "
-        f"'digits@ALIAS' for an alias or 'digits' for the highest version."
-    )
 
 
 @pytest.mark.parametrize(
@@ -90,61 +75,42 @@ def test_bad_version(version: str) -> None:
     ],
 )
 def test_reserved_alias(alias: str, meant: str) -> None:
-    with pytest.raises(RefError) as error:
+    with pytest.raises(RefError, match=re.escape(meant)):
         parse_ref(f"digits@{alias}")
-    assert str(error.value) == (f"'{alias}' is reserved and cannot be an alias. Write {meant}, or choose a word.")
-
-
-def test_alias_that_is_not_well_formed() -> None:
-    with pytest.raises(RefError) as error:
-        parse_ref("digits@a/b")
-    assert str(error.value) == f"An alias is {RULE}, got 'a/b'."
 
 
 def test_version_and_alias_together() -> None:
-    with pytest.raises(RefError) as error:
+    with pytest.raises(RefError, match=r"A reference has a version or an alias, got both \(3 and 'production'\)"):
         Ref("digits", 3, "production")
-    assert str(error.value) == "A reference has a version or an alias, got both (3 and 'production'). Give one."
 
 
 @pytest.mark.parametrize("version", [0, -1, True, 10**9])
 def test_version_given_as_a_number_is_checked(version: int) -> None:
-    with pytest.raises(RefError) as error:
+    with pytest.raises(RefError, match="A version is a whole number, 1 or more, got"):
         Ref("digits", version)
-    assert str(error.value) == f"A version is a whole number, 1 or more, got {version!r}."
 
 
 @pytest.mark.parametrize("name", ["con", "nul", "prn", "aux", "aux.txt", "com1", "lpt9.tar.gz", "con."])
 def test_no_new_model_has_the_name_of_a_device(publish: Publish, registry: Registry, name: str) -> None:
-    with pytest.raises(RefError) as error:
+    with pytest.raises(RefError, match=f"'{re.escape(name)}' is a device of Windows"):
         publish(name)
-    assert str(error.value) == (
-        f"'{name}' is a device of Windows and cannot name a model: its files could not be copied there. Choose another "
-        "word."
-    )
     assert not registry.root.exists()
 
 
 @pytest.mark.parametrize("name", ["x.", "a..b"])
 def test_no_new_name_ends_in_a_dot_or_has_two_in_a_row(publish: Publish, registry: Registry, name: str) -> None:
     rule = f"does not end in a dot and has no two dots in a row, got '{name}'. Choose another word."
-    with pytest.raises(RefError) as error:
+    with pytest.raises(RefError, match=re.escape(rule)):
         publish(name)
-    assert str(error.value) == f"A model name {rule}"
     publish("digits")
-    with pytest.raises(RefError) as error:
+    with pytest.raises(RefError, match=re.escape(rule)):
         registry.set_alias("digits", name, 1)
-    assert str(error.value) == f"An alias {rule}"
     assert (registry.list()[0].name, registry.aliases("digits")) == ("digits", {})
 
 
 def test_no_new_model_is_called_latest(publish: Publish) -> None:
-    with pytest.raises(RefError) as error:
+    with pytest.raises(RefError, match="'latest' is reserved and cannot name a model"):
         publish("latest")
-    assert str(error.value) == (
-        "'latest' is reserved and cannot name a model: a bare 'NAME' already is its highest version. Choose another "
-        "word."
-    )
 
 
 @pytest.mark.parametrize("name", ["console", "nullable", "auxiliary", "com", "com10", "x.con", "a.b.c", "latest-1"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bound_sessions import bind_sessions
-from engine_helpers import KINDS, publish, random_inputs, zeros
+from engine_helpers import KINDS, random_inputs, zeros
 from published_models import Published
 from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.session import BoundSession, EngineFailure, create_run_options
@@ -20,11 +20,6 @@ from stablernn_runtime.state_guard import StateGuard
 from stablernn_runtime.step_buffers import MAX_FREE_ON_GPU, MAX_ROWS, DeviceBuffers
 
 Arrays = dict[str, np.ndarray]
-
-
-@pytest.fixture(scope="module")
-def zoo(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    return publish(tmp_path_factory.mktemp("zoo"), tmp_path_factory.mktemp("exports"), list(KINDS))
 
 
 @pytest.fixture

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from datetime import datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,7 +88,7 @@ def test_months_of_training_data_keep_their_day(asked: str | None, trained: str 
 
 
 @given(
-    st.datetimes(allow_imaginary=False).filter(lambda moment: 1000 < moment.year < 3000),
+    st.datetimes(datetime(1001, 1, 1), datetime(2999, 12, 31), allow_imaginary=False),
     st.integers(1, 40),
     st.integers(1, 40),
     st.sampled_from(["S", "15min", "h", "D", "W-SUN", "MS", "ME", "QS", "QE-JAN", "YS", "YE", "2QS", "BME", "MS-30"]),
@@ -139,9 +142,5 @@ def test_a_step_may_have_several_words(asked: str, trained: str | None) -> None:
 
 @pytest.mark.parametrize(("asked", "trained"), [("D", "h"), ("B", "D"), ("M", "4W"), ("2h", "h"), ("Q", "MS")])
 def test_steps_of_another_length_are_refused(asked: str, trained: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=re.escape(f"'{trained}'")):
         check_frequency(asked, trained)
-    assert str(caught.value) == (
-        f"The model was trained on steps of '{trained}', got the frequency '{asked}'. Give the series in the model's "
-        "steps, or leave frequency out."
-    )

@@ -12,7 +12,6 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from engine_helpers import publish
 from published_models import Published
 from stablernn_registry import Signature, Version
 from stablernn_runtime.engines import select
@@ -39,11 +38,6 @@ from stablernn_runtime.errors import DeviceError, ModelLoadError
 from stablernn_runtime.served_model import ServedModel
 
 Array = np.ndarray[Any, Any]
-
-
-@pytest.fixture(scope="module")
-def zoo(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    return publish(tmp_path_factory.mktemp("zoo"), tmp_path_factory.mktemp("exports"), ["classes", "covariates"])
 
 
 @pytest.fixture(scope="module")

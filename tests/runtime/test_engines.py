@@ -14,13 +14,12 @@ import onnxruntime as ort
 import pytest
 import torch
 
-from engine_helpers import KINDS, allowed, environment, publish, random_inputs, sequence, write_plugin, zeros
+from engine_helpers import KINDS, allowed, environment, random_inputs, sequence, write_plugin, zeros
 from published_models import Published
 from stablernn.export.parity import STEP_TOLERANCE, _split_steps, max_errors
 from stablernn.server_engine import TorchGraph
 from stablernn_registry import Registry, Signature
 from stablernn_runtime import ServedModel
-from stablernn_runtime.engines.plugins import entry_points
 from stablernn_runtime.engines.select import BATCH, Request, candidates_for, open_fastest, open_version, select_fastest
 from stablernn_runtime.engines.session import GpuOptions
 from stablernn_runtime.errors import DeviceError, ModelLoadError, NotReadyError, SettingsError
@@ -28,11 +27,6 @@ from stablernn_runtime.graph import CancellationToken
 
 ROOT = Path(__file__).parents[2]
 ONNX_RUNTIME = f"ONNX Runtime {ort.__version__}"
-
-
-@pytest.fixture(scope="module")
-def zoo(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    return publish(tmp_path_factory.mktemp("zoo"), tmp_path_factory.mktemp("exports"), list(KINDS))
 
 
 def pair(zoo: Published, kind: str) -> tuple[ServedModel, ServedModel]:
@@ -243,12 +237,8 @@ def test_torch_without_cuda_says_what_is_missing(zoo: Published) -> None:
 
 
 def test_an_unknown_engine_is_refused_with_those_there_are(zoo: Published) -> None:
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(SettingsError, match="Unknown engine 'trch'"):
         ServedModel.load(zoo.registry.get("rotations"), "cpu", engine="trch")
-    assert str(caught.value) == (
-        f"Unknown engine 'trch'. Did you mean 'torch'? Allowed here: auto, onnx, {', '.join(sorted(entry_points()))}. "
-        "Further ones come with packages that register them in the entry-point group 'stablernn.engines'."
-    )
 
 
 PLUGINS: dict[str, tuple[type[Exception], str]] = {
@@ -299,11 +289,8 @@ def test_an_engine_of_another_package_runs(zoo: Published) -> None:
 
 @pytest.mark.usefixtures("plugin")
 def test_an_engine_that_takes_no_settings_of_a_gpu_refuses_them(zoo: Published) -> None:
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(SettingsError, match="The engine 'plain' does not take gpu_mem_limit 1048576"):
         ServedModel.load(zoo.registry.get("rotations"), "auto", engine="plain", gpu=GpuOptions(memory_limit=2**20))
-    assert str(caught.value) == (
-        "The engine 'plain' does not take gpu_mem_limit 1048576. Leave it out, or use --engine onnx or torch."
-    )
 
 
 @pytest.mark.usefixtures("plugin")
@@ -343,9 +330,8 @@ def test_weights_that_do_not_match_their_digest_are_refused(zoo: Published, tmp_
 def test_a_version_without_its_configuration_is_refused(zoo: Published, tmp_path: Path) -> None:
     registry = copied(zoo, tmp_path, "config.json")
     assert ServedModel.load(registry.get("rotations"), "cpu").engine == "onnx"
-    with pytest.raises(ModelLoadError) as caught:
+    with pytest.raises(ModelLoadError, match="'rotations:1' cannot be served by the engine 'torch'"):
         ServedModel.load(registry.get("rotations"), "cpu", engine="torch")
-    assert str(caught.value) == "'rotations:1' cannot be served by the engine 'torch': it has no file 'config.json'."
 
 
 # A process of its own.

@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 import torch
 
-from engine_helpers import CUDA_ENGINES, KINDS, NEEDS_GPU, publish, random_inputs, sequence, zeros
+from engine_helpers import CUDA_ENGINES, KINDS, NEEDS_GPU, random_inputs, sequence, zeros
 from published_models import Published
 from stablernn.export.parity import SEQUENCE_CAP, _split_steps, max_errors
 from stablernn_runtime import ServedModel
@@ -20,11 +20,6 @@ from stablernn_runtime.step_buffers import DeviceBuffers
 
 pytestmark = NEEDS_GPU
 TOLERANCE = SEQUENCE_CAP
-
-
-@pytest.fixture(scope="module")
-def zoo(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    return publish(tmp_path_factory.mktemp("zoo"), tmp_path_factory.mktemp("exports"), list(KINDS))
 
 
 @pytest.mark.parametrize("engine", CUDA_ENGINES)

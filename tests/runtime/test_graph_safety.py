@@ -46,11 +46,8 @@ def test_a_file_that_is_a_flatbuffer_and_protobuf_is_refused(step: bytes, both: 
     unnamed = ort.InferenceSession(both, providers=["CPUExecutionProvider"])
     honest = ort.InferenceSession(step, providers=["CPUExecutionProvider"])
     assert np.array_equal(first_output(unnamed), -first_output(honest))
-    with pytest.raises(ModelLoadError) as caught:
+    with pytest.raises(ModelLoadError, match="g is in ONNX Runtime's own format, which cannot be checked"):
         check_graph(both, "g")
-    assert (
-        str(caught.value) == "g is in ONNX Runtime's own format, which cannot be checked; only ONNX graphs are served."
-    )
 
 
 def test_a_session_reads_what_was_checked_whatever_the_first_bytes_say(step: bytes, both: bytes) -> None:
@@ -63,23 +60,15 @@ def test_a_session_reads_what_was_checked_whatever_the_first_bytes_say(step: byt
 def test_a_published_file_of_two_formats_is_not_served(published: Published, tmp_path: Path, both: bytes) -> None:
     registry = copy_registry(tmp_path / "registry", published)
     version = copy_version(registry, published.registry.get("animals:1"), step_onnx=both)
-    with pytest.raises(ModelLoadError) as caught:
+    with pytest.raises(ModelLoadError, match=r"step\.onnx of 'animals:3' is in ONNX Runtime's own format, which"):
         ServedModel.load(version, "cpu")
-    assert str(caught.value) == (
-        "step.onnx of 'animals:3' is in ONNX Runtime's own format, which cannot be checked; only ONNX graphs are "
-        "served."
-    )
 
 
 def test_a_published_loop_without_an_end_is_not_served(published: Published, tmp_path: Path, step: bytes) -> None:
     registry = copy_registry(tmp_path / "registry", published)
     version = copy_version(registry, published.registry.get("animals:1"), step_onnx=with_endless_loop(step))
-    with pytest.raises(ModelLoadError) as caught:
+    with pytest.raises(ModelLoadError, match=r"step\.onnx of 'animals:3' uses the operator 'Loop', whose running time"):
         ServedModel.load(version, "cpu")
-    assert str(caught.value) == (
-        "step.onnx of 'animals:3' uses the operator 'Loop', whose running time has no bound; use Scan, which runs once "
-        "a time step."
-    )
 
 
 def _training(model: onnx.ModelProto) -> None:
@@ -205,12 +194,8 @@ def test_tensors_that_hold_what_they_state_pass(step: bytes, change: Callable[[o
 
 def test_a_field_that_the_check_does_not_know_is_refused(step: bytes) -> None:
     # Field 99 of the model, with one byte in it.
-    with pytest.raises(ModelLoadError) as caught:
+    with pytest.raises(ModelLoadError, match="g has a field 99 in a model that this server does not know and cannot"):
         check_graph(step + b"\x9a\x06\x01a", "g")
-    assert str(caught.value) == (
-        "g has a field 99 in a model that this server does not know and cannot check. Export it again for an older "
-        "version of ONNX."
-    )
 
 
 def test_messages_that_protobuf_would_merge_are_refused(step: bytes) -> None:

@@ -54,12 +54,8 @@ def test_padding_does_not_count() -> None:
 def test_what_is_outside_can_be_refused() -> None:
     guard = InputGuard(certificate([-1.0], [1.0]))
     assert check(guard, [[[1.0]]], is_refused=True) == 0
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=r"Sample 1 of sequence 0 has the value 25\.3 of feature 0, outside -1 to"):
         check(guard, [[[0.0], [25.3]]], is_refused=True)
-    assert str(error.value) == (
-        "Sample 1 of sequence 0 has the value 25.3 of feature 0, outside -1 to 1, for which this model is certified, "
-        "and this server refuses such samples. Check unit and order of the features."
-    )
     assert guard.outside_count == 0
 
 

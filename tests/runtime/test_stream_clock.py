@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -129,12 +130,8 @@ def test_a_stream_does_not_begin_at_a_unix_time(reading: str, time: float, text:
         "regular": lambda: Clock().advance_regular([time], 1, "h"),
         "elapsed": lambda: Clock().advance_irregular([time], True, "h"),
     }
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=re.escape(text)):
         begin[reading]()
-    assert str(caught.value) == (
-        f"time must be ISO 8601 or a number of regular steps of 'h', got {time:.17g}, which is {text}. Send that, or "
-        "count the steps from another number."
-    )
 
 
 @pytest.mark.parametrize(

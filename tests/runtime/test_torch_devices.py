@@ -8,17 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine_helpers import KINDS, publish, random_inputs
+from engine_helpers import KINDS, random_inputs
 from published_models import Published
 from simulated_device import DEVICE, SimulatedTensor, simulated_device
 from stablernn.export.parity import _split_steps
 from stablernn.server_engine import TorchEngine, TorchGraph
 from stablernn_registry import GraphSignature, Signature
-
-
-@pytest.fixture(scope="module")
-def zoo(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    return publish(tmp_path_factory.mktemp("zoo"), tmp_path_factory.mktemp("exports"), list(KINDS))
 
 
 def with_states(graph: GraphSignature | None, inputs: dict[str, np.ndarray], batch: int) -> dict[str, np.ndarray]:

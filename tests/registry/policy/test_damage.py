@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,18 +123,3 @@ def test_strays_beside_the_policy(ruled: Registry, stray: str, what: str) -> Non
     (ruled.root / stray).parent.mkdir(parents=True, exist_ok=True)
     (ruled.root / stray).write_text("x")
     assert ruled.verify().problems == (stray + what,)
-
-
-def test_a_link_in_place_of_the_policy(ruled: Registry, tmp_path: Path) -> None:
-    (ruled.root / "policy.jsonl").rename(tmp_path / "elsewhere")
-    (ruled.root / "policy.jsonl").symlink_to(tmp_path / "elsewhere")
-    assert ruled.verify().problems == ("policy.jsonl does not belong in a registry in place of a file: take it out.",)
-
-
-def test_a_registry_of_a_policy_only_that_lost_its_registry_json(registry: Registry) -> None:
-    registry.set_policy({}, why="w")
-    (registry.root / "registry.json").unlink()
-    with pytest.raises(IntegrityError, match="has lost its registry.json"):
-        registry.policy()
-    (problem,) = registry.verify().problems
-    assert problem.startswith("registry.json is missing: ")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,6 @@ from stablernn_registry import (
     Version,
     check_score,
 )
-from stablernn_registry.certificates import KINDS, Kind
 
 Publish = Callable[..., Version]
 Tree = Callable[[Path], dict[str, bytes]]
@@ -47,13 +47,6 @@ def within(lower: list[float], upper: list[float]) -> dict[str, Any]:
 
 def scored(accuracy: object) -> dict[str, Any]:
     return {"metrics": {"test": {"accuracy": accuracy}}}
-
-
-def test_kinds_are_those_of_certificates_in_their_order() -> None:
-    from stablernn.certificates.certificate import KINDS as LIBRARY
-    from stablernn_registry.certificates import KINDS as COMMAND_LINE
-
-    assert KINDS == get_args(Kind) == LIBRARY == COMMAND_LINE
 
 
 def test_without_a_policy_nothing_is_asked(registry: Registry, publish: Publish) -> None:
@@ -177,12 +170,8 @@ def test_rules_of_one_version(
         entry = registry.set_alias("digits", "production", 1)
         assert [check.ok for check in entry.checks] == [True] * len(rules.keys() - {"inputs_within"})
         return
-    with pytest.raises(GateRefused) as error:
+    with pytest.raises(GateRefused, match=re.escape(refusal)):
         registry.set_alias("digits", "production", 1)
-    assert str(error.value) == (
-        f"'digits@production' is not set, version 1 is refused: {refusal}. Choose another version, or move it all "
-        "the same: stablernn registry alias digits@production 1 --force --why '...'."
-    )
     assert tree(registry.root) == before
 
 
@@ -331,17 +320,15 @@ def test_rollback_and_force_are_under_the_policy_too(registry: Registry, publish
     ],
 )
 def test_rules_that_make_no_sense_change_nothing(registry: Registry, rules: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(PolicyError) as error:
+    with pytest.raises(PolicyError, match=re.escape(sentence)):
         registry.set_policy(rules, why="w")
-    assert str(error.value) == f"The policy cannot be written: {sentence}."
     assert not registry.root.exists()
 
 
 @pytest.mark.parametrize("why", ["", "  "])
 def test_a_change_needs_a_reason(registry: Registry, why: str) -> None:
-    with pytest.raises(PolicyError) as error:
+    with pytest.raises(PolicyError, match="A change of the policy needs a reason, got none"):
         registry.set_policy({}, why=why)
-    assert str(error.value) == "A change of the policy needs a reason, got none. Give why."
     assert not registry.root.exists()
 
 

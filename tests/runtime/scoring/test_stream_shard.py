@@ -249,6 +249,7 @@ class Job:
             self.answer(place, event)
 
 
+@pytest.mark.slow
 def test_a_thousand_sensors_in_four_shards_survive_kills_duplicates_and_disorder(animals: Scorer) -> None:
     random = np.random.default_rng(0)
     sensors, steps = 1000, 100

@@ -144,6 +144,7 @@ def test_nanoseconds_and_zones_stay() -> None:
     assert ahead[0][0].isoformat() == "2024-01-01T06:00:00+00:00"
 
 
+@pytest.mark.slow
 def test_a_forecast_has_the_rows_of_predict(tmp_path: Path) -> None:
     place = Workplace(tmp_path)
     hours = np.datetime64("2024-01-01", "us") + np.arange(60) * np.timedelta64(1, "h")
