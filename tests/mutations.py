@@ -52,7 +52,7 @@ FAULTS = """
 - more = np.minimum(extra, (end - self.context_length) // multiple * multiple)
 + more = np.minimum(extra, end // multiple * multiple)
 # window-knows-the-time-before-it tests/data
-< tests/data/forecasting/test_covariates.py::test_irregular_rows_say_how_much_time_lies_between_them
+< tests/data/test_covariates.py::test_irregular_rows_say_how_much_time_lies_between_them
 - dt[:, 0] = 1
 - return dt
 + return dt
@@ -64,22 +64,22 @@ FAULTS = """
 < tests/data/readers/test_npz.py::test_the_regular_step_is_that_of_training_alone
 - step = None if train.times is None else median_time_step(train.times)
 + step = None if train.times is None else median_time_step([*train.times, *((test and test.times) or [])])
-# validation-ignores-the-seed tests/data/test_splits.py
-< tests/data/test_splits.py::test_same_seed_gives_the_same_split_for_ever
+# validation-ignores-the-seed tests/data/test_classification.py
+< tests/data/test_classification.py::test_same_seed_gives_the_same_split_for_ever
 - random = np.random.RandomState(seed)
 - is_validation = np.zeros(len(y), dtype=bool)
 + random = np.random.RandomState(0)
 + is_validation = np.zeros(len(y), dtype=bool)
-# missing-is-zero-in-a-mean tests/data/repairs
-< tests/data/repairs/test_resampling.py::test_rows_are_aggregated_and_missing_values_left_out
+# missing-is-zero-in-a-mean tests/data/table
+< tests/data/table/test_repairs.py::test_rows_are_aggregated_and_missing_values_left_out
 - count = np.add.reduceat(is_present.astype(np.int64), bins.starts, axis=0)
 + count = np.add.reduceat(np.ones_like(is_present, np.int64), bins.starts, axis=0)
-# repeated-hour-of-three tests/data/repairs/test_local_times.py
-< tests/data/repairs/test_local_times.py::test_a_repeated_hour_that_is_there_once_is_the_first_pass_and_counted
+# repeated-hour-of-three tests/data/table/test_local_times.py
+< tests/data/table/test_local_times.py::test_a_repeated_hour_that_is_there_once_is_the_first_pass_and_counted
 - is_second_pass = position >= (count + 1) // 2
 + is_second_pass = position >= count // 2
-# week-53-of-52 tests/data/time
-< tests/data/time/test_numeric_timestamps.py::test_periods_that_do_not_exist_are_refused
+# week-53-of-52 tests/data/table
+< tests/data/table/test_numeric_timestamps.py::test_periods_that_do_not_exist_are_refused
 - return first + 7 * (periods - 1), fits & (7 * periods <= next_first - first)
 + return first + 7 * (periods - 1), fits & (periods <= 53)
 # worst-epoch-kept tests/training/loop
