@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from stablernn.data import ForecastData, InputSet, load_data, read_inputs
 from stablernn.data.forecasting import calendar_values
@@ -151,19 +149,6 @@ def test_the_calendar_is_a_wave_of_each_period(stamp: str, period: str, angle: f
     found = calendar_values(np.array([stamp], "datetime64[ns]"), [period])
     expected = [math.sin(2 * math.pi * angle), math.cos(2 * math.pi * angle)]
     np.testing.assert_allclose(found[0], expected, atol=1e-6)
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    second=st.integers(-4_000_000_000, 8_000_000_000),
-    period=st.sampled_from([("day", 86_400), ("week", 604_800), ("year", 31_556_952)]),
-    turns=st.integers(-30, 30),
-)
-def test_the_calendar_repeats(second: int, period: tuple[str, int], turns: int) -> None:
-    stamps = np.array([second, second + turns * period[1]]).astype("datetime64[s]").astype("datetime64[ns]")
-    found = calendar_values(stamps, [period[0]])
-    np.testing.assert_allclose(found[0], found[1], atol=2e-6)
-    np.testing.assert_allclose((found**2).sum(axis=1), 1, atol=1e-6)
 
 
 def test_the_calendar_is_known_in_advance_and_has_no_gaps(tmp_path: Path) -> None:

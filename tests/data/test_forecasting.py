@@ -81,15 +81,6 @@ def test_default_context_shrinks_to_what_fits(tmp_path: Path) -> None:
     assert len(data.windows("train")) == 1
 
 
-def test_windows_without_any_target_or_context_are_dropped_and_counted(tmp_path: Path) -> None:
-    rows = [f"{day},{'' if 4 <= i < 9 else i}" for i, day in enumerate(days(20))]
-    data = load(write(tmp_path / "d.csv", "ds,y", rows), **SMALL)
-    assert data.notes["missing_values"] == 5
-    counts = data.notes["windows"]["train"]
-    assert (counts["kept"], counts["dropped_without_target"], data.windows("train").without_context) == (6, 4, 2)
-    assert [end for _, end in data.windows("train").origins] == [3, 10, 11, 12, 13, 14]
-
-
 def test_test_file_continues_the_series(tmp_path: Path) -> None:
     train = write(tmp_path / "d_TRAIN.csv", "ds,y", [f"{day},{i}" for i, day in enumerate(days(20))])
     write(tmp_path / "d_TEST.csv", "ds,y", [f"{day},{i}" for i, day in enumerate(days(4, "2024-01-22"), start=21)])

@@ -127,11 +127,6 @@ def test_defaults_of_a_dataset_give_way_to_options() -> None:
     assert (options.horizon, options.season, options.context_length) == (3, 52, None)
 
 
-def test_reset_options_are_at_their_defaults() -> None:
-    options = LoadOptions.unchecked("co2", test="t.csv", variant="released", horizon=3, future=["x"])
-    assert options.reset(("test", "variant", "future")) == LoadOptions.unchecked("co2", horizon=3)
-
-
 def test_an_unknown_option_is_a_type_error_of_the_function_that_was_called() -> None:
     message = r"^{}\(\) got an unexpected keyword argument 'horizont'$"
     with pytest.raises(TypeError, match=message.format("check_data")):

@@ -36,15 +36,6 @@ def test_sequences_equal_those_of_load_data(tmp_path: Path) -> None:
     assert inputs.ids[5:7] == ("5", "6")
 
 
-def test_sequences_need_no_labels(tmp_path: Path) -> None:
-    path = tmp_path / "d.npz"
-    np.savez(path, x=np.array([[1.0, np.nan, 0.0]]), lengths=np.array([2]))
-    inputs = read_inputs(path, task="classify", features=["value"])
-    assert inputs.y is None
-    assert inputs.lengths.tolist() == [2]
-    assert inputs.notes["missing_values"] == 1
-
-
 def test_contexts_are_the_last_steps_of_each_series(tmp_path: Path) -> None:
     rows = "".join(f"{s},{i},{i + n}\n" for n, s in enumerate("ab") for i in range(10))
     path = write(tmp_path / "d.csv", "unique_id,ds,y\n" + rows)

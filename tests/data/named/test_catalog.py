@@ -7,9 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from stablernn.data import ClassificationData, ForecastData, dataset_info, list_datasets, load_data
+from stablernn.data import ClassificationData, ForecastData, list_datasets, load_data
 from stablernn.data.named.entry import DatasetInfo
-from stablernn.data.options import NAMED_OPTIONS
 
 NAMES = (
     "adding cifar10 cifar10-noise-padded co2 copy digits etth1 etth2 ettm1 ettm2 fashion-mnist fsdd fsdd-frames jsb "
@@ -21,17 +20,6 @@ ALL = pytest.mark.parametrize("info", list_datasets(), ids=lambda info: info.key
 def test_every_name_is_there() -> None:
     assert " ".join(info.key for info in list_datasets()) == NAMES
     assert [info.key for info in list_datasets("*mnist*")] == ["fashion-mnist", "mnist", "mnist-rows", "pmnist"]
-
-
-@ALL
-def test_a_dataset_says_what_it_is(info: DatasetInfo) -> None:
-    assert all((info.title, info.licence, info.source, info.splits))
-    assert info.task in ("classify", "forecast", "predict-next")
-    assert (info.file is None) != (info.load is None)
-    assert set(info.options) <= set(NAMED_OPTIONS) - {"variant"}
-    assert bool(info.folders) == bool(info.files)
-    # What cannot be fetched says where it is had.
-    assert (info.obtain is not None) == any(file.address is None for file in info.files)
 
 
 @ALL
@@ -94,13 +82,3 @@ def test_co2_holds_two_years_for_test_and_two_for_validation(co2: ForecastData) 
 @pytest.mark.parametrize(("name", "expected"), [("digits", DIGITS_FINGERPRINT), ("co2", CO2_FINGERPRINT)])
 def test_fingerprint_is_fixed(name: str, expected: str) -> None:
     assert load_data(name).fingerprint == expected
-
-
-def test_every_bundled_file_is_described_beside_it() -> None:
-    file = dataset_info("digits").file
-    assert file is not None
-    folder = file.parent
-    readme = (folder / "README.md").read_text()
-    files = sorted(path.name for path in folder.iterdir())
-    assert files == ["README.md", "co2.csv.gz", "digits.npz"]
-    assert all(f"## {name}" in readme for name in files if name != "README.md")

@@ -366,14 +366,6 @@ def test_what_a_mask_does_not_show_is_missing_and_counted(tmp_path: Path, kind: 
     assert found.values[2].tolist() == X[2, :2].tolist()
 
 
-def test_a_mask_of_steps_hides_all_features(tmp_path: Path) -> None:
-    mask = np.ones((4, 3), dtype=bool)
-    mask[1, 0] = False
-    found = read_npz(write(tmp_path, x=X.astype(int), y=Y, mask=mask))
-    np.testing.assert_array_equal(found.values[1], [[np.nan, np.nan], [8, 9], [10, 11]])
-    assert found.notes == {"masked_values": 2}
-
-
 def test_a_mask_of_what_is_all_there_changes_nothing(tmp_path: Path) -> None:
     plain = load_data(write(tmp_path, x=X, y=Y))
     assert load_data(write(tmp_path, x=X, y=Y, mask=np.ones(X.shape))).fingerprint == plain.fingerprint

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 import pytest
 
 from stablernn.data import ForecastData, load_data, read_inputs
@@ -203,12 +202,6 @@ def test_one_series_of_unix_times_among_others_is_refused(tmp_path: Path) -> Non
     with pytest.raises(DataError) as caught:
         open_table(tmp_path / "d.csv").read()
     assert str(caught.value) == refusal("Unix times in seconds", NOON, "2024-01-01 12:00:00", "unix-s")
-
-
-def test_whole_numbers_of_parquet_are_refused_alike(tmp_path: Path) -> None:
-    pl.DataFrame({"ds": [NOON, NOON + HOUR], "y": [1.0, 2.0]}).write_parquet(tmp_path / "d.parquet")
-    with pytest.raises(DataError, match="look like Unix times in seconds"):
-        open_table(tmp_path / "d.parquet").read()
 
 
 @pytest.mark.parametrize(

@@ -197,12 +197,6 @@ def test_months_without_a_dash_are_months(tmp_path: Path) -> None:
     assert [str(stamp)[:10] for stamp in ds] == ["2023-11-01", "2023-12-01", "2024-01-01"]
 
 
-@pytest.mark.parametrize("last", [202313, 202400], ids=["month 13", "month 0"])
-def test_six_digits_that_are_no_months_are_integers(tmp_path: Path, last: int) -> None:
-    ds = read(tmp_path, f"ds,y\n202311,1\n202312,2\n{last},3\n").series[0].ds
-    assert (ds.dtype, ds.tolist()) == (np.int64, [202311, 202312, last])
-
-
 def test_what_float32_cannot_tell_apart_is_refused(tmp_path: Path) -> None:
     rows = "".join(f"{step},{step},{1_700_000_000 + 7 * step}\n" for step in range(300))
     with pytest.raises(DataError, match=r"'d\.csv' column 'counter' goes from 1700000000 to 1700002093,"):
