@@ -41,7 +41,6 @@ _BLOCK_NUMBERS = 1 << 20
 FingerprintPart = str | int | tuple[str, ...] | npt.NDArray[Any]
 """Value that enters a fingerprint."""
 
-
 # The data are not all that a run holds; the other memory is for the model and its training.
 _SHARE_OF_FREE_MEMORY = 0.25
 _UNLIMITED = 1 << 62

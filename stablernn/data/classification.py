@@ -227,13 +227,17 @@ def assemble(
 
 def _content(splits: dict[SplitName, SequenceSplit], time_step: float | None) -> list[str | int | npt.NDArray[Any]]:
     """Return sequences, labels and times in file order, so that the hash is independent of the draw of validation."""
-    pool = [(int(i), x, y) for s in ("train", "validation") for i, x, y in _rows(splits[s])]
-    test = [(int(i), x, y) for i, x, y in _rows(splits["test"])] if "test" in splits else []
     parts: list[str | int | npt.NDArray[Any]] = []
-    for name, rows in (("train", pool), ("test", test)):
-        rows = sorted(rows, key=lambda row: row[0])
+    for name, members in (("train", ("train", "validation")), ("test", ("test",))):
+        pool = [row for split, content in splits.items() if split in members for row in _rows(content)]
+        rows = sorted(pool, key=lambda row: row[0])
         parts += [name, len(rows), np.array([y for _, _, y in rows], dtype=np.int64), *(x for _, x, _ in rows)]
-    times = [(int(i), dt) for split in splits.values() if split.dt is not None for i, dt in _dt_rows(split)]
+    times = [
+        (int(i), dt[:length])
+        for split in splits.values()
+        if split.dt is not None
+        for i, dt, length in zip(split.ids, split.dt, split.lengths, strict=True)
+    ]
     parts += [dt for _, dt in sorted(times, key=lambda row: row[0])]
     for split in splits.values():
         if split.weights is not None:
@@ -241,13 +245,8 @@ def _content(splits: dict[SplitName, SequenceSplit], time_step: float | None) ->
     return parts if time_step is None else [*parts, repr(time_step)]
 
 
-def _rows(split: SequenceSplit) -> list[tuple[str, Float32Array, int]]:
-    return [(i, x, int(y)) for i, x, y in zip(split.ids, split.sequences(), split.y, strict=True)]
-
-
-def _dt_rows(split: SequenceSplit) -> list[tuple[str, Float32Array]]:
-    assert split.dt is not None
-    return [(i, dt[:length]) for i, dt, length in zip(split.ids, split.dt, split.lengths, strict=True)]
+def _rows(split: SequenceSplit) -> list[tuple[int, Float32Array, int]]:
+    return [(int(i), x, int(y)) for i, x, y in zip(split.ids, split.sequences(), split.y, strict=True)]
 
 
 def _select(pool: Sequences, y: Int64Array, indices: Int64Array, step: float | None = None) -> SequenceSplit:

@@ -58,7 +58,6 @@ _EXPECTED_KINDS = {".npz": "zip", ".xlsx": "zip", ".parquet": "Parquet", ".gz": 
 # Control characters, without tabs and line breaks.
 _CONTROL_BYTES = frozenset(range(32)) - frozenset(b"\t\n\r\f")
 
-
 UTF8, UTF16, CP1252 = "UTF-8", "UTF-16", "Windows-1252"
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # Characters of two to four bytes in UTF-8. In Windows-1252 the same bytes are pairs such as 'Ã¼', which no text has.

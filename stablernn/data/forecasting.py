@@ -12,7 +12,7 @@ from stablernn import errors
 from stablernn.data.arrays import FingerprintPart, Float32Array, Timestamps, fingerprint
 from stablernn.data.messages import format_names, format_timestamp, pluralize
 from stablernn.data.options import TARGET_COLUMN, LoadOptions
-from stablernn.data.table.frequency import Frequency, align_to_grid, parse_frequency
+from stablernn.data.table.frequency import align_to_grid, parse_frequency
 from stablernn.data.table.repairs import expand_names, suggest_min_length
 from stablernn.data.table.series import OpenTable, Table
 from stablernn.data.types import ForecastData, Notes, Series, add_notes, lengths_of_time
@@ -22,7 +22,6 @@ _DAY = 86_400.0
 #: Length and beginning of each period in seconds since 1970-01-01T00:00Z, a Thursday: weeks begin on Monday.
 _PERIODS = {"day": (_DAY, 0.0), "week": (7 * _DAY, 4 * _DAY), "year": (365.2425 * _DAY, 0.0)}
 PERIODS = tuple(_PERIODS)
-
 
 # A day in minutes or more is not a horizon that anybody means without naming it.
 _MAX_DEFAULT_HORIZON = 96
@@ -196,7 +195,9 @@ def forecast_data(name: str, table: Table, options: LoadOptions, *, test: Table 
         if options.test_steps is not None:
             raise errors.ConfigError("test_steps is for one file; the test file's rows are the test steps here.")
         options = options.with_options(test_steps=_count_test_steps(table, series, test.name))
-    season, horizon = _default_season_and_horizon(options, grid)
+    # Without a grid no season follows from the frequency: 1 means none.
+    season = options.season if options.season is not None else (grid.season if grid else 1)
+    horizon = options.horizon if options.horizon is not None else min(season, _MAX_DEFAULT_HORIZON)
     _check_settings(season, horizon, options)
     steps, shortened = _fit_steps(table.name, series, options, season, horizon)
     data = ForecastData(
@@ -379,13 +380,6 @@ def _count_test_steps(table: Table, series: Sequence[Series], test_name: str) ->
                 f"'{series[0].unique_id}' and {count} for '{each.unique_id}'."
             )
     return steps[0]
-
-
-def _default_season_and_horizon(options: LoadOptions, grid: Frequency | None) -> tuple[int, int]:
-    # Without a grid no season follows from the frequency: 1 means none.
-    season = options.season if options.season is not None else (grid.season if grid else 1)
-    horizon = options.horizon if options.horizon is not None else min(season, _MAX_DEFAULT_HORIZON)
-    return season, horizon
 
 
 def _check_settings(season: int, horizon: int, options: LoadOptions) -> None:

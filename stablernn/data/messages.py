@@ -11,7 +11,6 @@ import numpy as np
 _MAX_NAMES = 12
 _MAX_QUOTE_LENGTH = 40
 
-
 # Each count of the notes as a noun and a description that follows it.
 _REPAIRS = {
     "rows_sorted": ("row", " out of order, sorted"),

@@ -32,7 +32,6 @@ from stablernn.terms import terms
 # 4 GiB of float32.
 _MAX_PADDED_NUMBERS = 1 << 30
 
-
 PIECE_CELLS = 1 << 20
 """Cells of a piece, at least. Its rows are held until all of its series have an answer."""
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from stablernn import errors
 from stablernn.data.arrays import SPLITS, Float32Array, Int64Array, Samples, SplitName
 from stablernn.data.types import ClassificationData, ForecastData, Notes, any_missing, check_split
+from stablernn.data.windows import SampleSource
 
 Output = Literal["categorical", "bernoulli", "real"]
 
@@ -23,11 +24,10 @@ MAX_NUMBERS = 2**25
 MAX_SEQUENCES = 5000
 """Limits on the training inputs that the scale is fitted to: others are neither generated nor read for it."""
 
-
 Array = npt.NDArray[Any]
 
 
-class StepSplit(Protocol):
+class StepSplit(SampleSource, Protocol):
     """Numbered sequences of one split, stored or generated on demand.
 
     Attributes:
@@ -36,8 +36,6 @@ class StepSplit(Protocol):
 
     @property
     def lengths(self) -> Int64Array: ...
-
-    def __len__(self) -> int: ...
 
     def gather(self, indices: Sequence[int] | Int64Array) -> Samples:
         """Return the sequences with these numbers, padded with zeros, and their targets, padded with "no target".

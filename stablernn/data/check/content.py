@@ -35,7 +35,6 @@ _MAX_ROWS = 1 << 20
 _MOSTLY_MISSING = 0.5
 _CHUNK_ROWS = 100_000
 
-
 #: Numbers that programs and devices write where they have no value.
 _USUAL_CODES = (-9999, -999, -99, -1e30, -32768, 999, 9999, 99999, 999999, 65535, 32767, 1e30)
 #: A number that comes once may be a measurement.
@@ -167,7 +166,8 @@ def warn_about_statistics(
     missing = int(statistics.missing.sum())
     if missing:
         share = f"{missing / total:.1%}" if missing >= total / 1000 else f"{missing / total:.1g}"
-        findings.warn("missing_values", f"{_format_count(missing, 'value')} missing, of {total} ({share}).")
+        verb = "is" if missing == 1 else "are"
+        findings.warn("missing_values", f"{pluralize(missing, 'value')} {verb} missing, of {total} ({share}).")
     limit = _MOSTLY_MISSING * statistics.num_steps
     sparse = [name for name, count in zip(names, statistics.missing, strict=True) if count > limit]
     if sparse:
@@ -215,10 +215,6 @@ def _chunks(arrays: Iterable[Float32Array]) -> Iterator[npt.NDArray[np.float64]]
 def _to_float(value: np.float64) -> float:
     # The shortest decimal number that rounds to the float32, not the exact value of the float32.
     return float(str(np.float32(value)))
-
-
-def _format_count(count: int, noun: str) -> str:
-    return f"{pluralize(count, noun)} {'is' if count == 1 else 'are'}"
 
 
 def warn_about_missing_codes(values: Sequence[Float32Array], channels: Sequence[str], findings: Findings) -> None:
@@ -370,11 +366,13 @@ def _warn_about_splits(data: ForecastData, findings: Findings) -> None:
     shortest = data.notes.get("cut_for_the_shortest")
     if shortest:
         defaults = format_names([f"{name} {shortest[name]}" for name in shortest if name not in ("series", "steps")])
+        # Series of less than half the median length, if there are any.
+        least = suggest_min_length([len(series.ds) for series in data.series], 1)
         findings.warn(
             "cut_for_the_shortest",
             f"Series '{shortest['series']}' has {shortest['steps']} steps only, which shortens the defaults for all: "
             f"{defaults}. Leave it out, or set them.",
-            _settings_without_short_series(data),
+            {} if least is None else {"min_length": least},
         )
     dropped = {split: count["dropped_without_target"] for split, count in data.notes["windows"].items()}
     if any(dropped.values()):
@@ -387,14 +385,9 @@ def _warn_about_splits(data: ForecastData, findings: Findings) -> None:
         _warn_about_ends(data, findings)
 
 
-def _settings_without_short_series(data: ForecastData) -> Notes:
-    """Return the setting that sets series aside of less than half the median length; none if there are none."""
-    least = suggest_min_length([len(series.ds) for series in data.series], 1)
-    return {} if least is None else {"min_length": least}
-
-
 def _warn_about_ends(data: ForecastData, findings: Findings) -> None:
-    last_training = _last_training_time(data)
+    held_out = data.validation_steps + data.test_steps
+    last_training = max(series.ds[len(series.ds) - held_out - 1] for series in data.series)
     first_test = min(series.ds[len(series.ds) - data.test_steps] for series in data.series)
     if last_training >= first_test:
         findings.warn(
@@ -403,12 +396,6 @@ def _warn_about_ends(data: ForecastData, findings: Findings) -> None:
             f"another begins at {format_timestamp(first_test)}. What all of them share, such as a holiday, is then "
             "known from training.",
         )
-
-
-def _last_training_time(data: ForecastData) -> np.datetime64 | np.int64:
-    held_out = data.validation_steps + data.test_steps
-    latest: np.datetime64 | np.int64 = max(series.ds[len(series.ds) - held_out - 1] for series in data.series)
-    return latest
 
 
 def _warn_about_target_leakage(

@@ -41,7 +41,28 @@ from stablernn.terms import terms
 # Settings without which no cell of a file is known.
 _READING_OPTIONS = ("sheet", "decimal_mark", "thousands_mark")
 
-
+# Counts of readers that become warnings: their note, the code of the warning, what is counted, and what it means.
+_WARNED_NOTES = (
+    (
+        "short_rows",
+        "short_rows",
+        "row",
+        "with fewer cells than the header has; those at the end are taken for missing.",
+    ),
+    ("blank_rows_skipped", "blank_rows", "row", "without anything in them, skipped."),
+    (
+        "steps_at_one_time",
+        "steps_at_one_time",
+        "step",
+        "at the same time as the one before. Look whether they are there twice.",
+    ),
+    (
+        "irregular_steps",
+        "irregular_time",
+        "step",
+        "not at the usual distance from the one before. A cell that takes dt is told, for others steps are alike.",
+    ),
+)
 _LEAST_NUMBERED = 3
 _DIGITS = re.compile(r"\d+")
 _PREVIEW_LINES, _PREVIEW_WIDTH, _PREVIEW_BYTES = 5, 100, 1 << 14
@@ -157,29 +178,14 @@ def inspect_data(data: Data, options: LoadOptions, findings: Findings) -> tuple[
 
 def _warn_about_notes(notes: Notes, options: LoadOptions, findings: Findings) -> None:
     """Warn about the counts of readers that no other part of the report contains."""
-    if count := notes.get("short_rows", 0):
-        findings.warn(
-            "short_rows",
-            f"{pluralize(count, 'row')} with fewer cells than the header has; those at the end are taken for missing.",
-        )
-    if count := notes.get("blank_rows_skipped", 0):
-        findings.warn("blank_rows", f"{pluralize(count, 'row')} without anything in them, skipped.")
+    for key, code, noun, text in _WARNED_NOTES:
+        if count := notes.get(key, 0):
+            findings.warn(code, f"{pluralize(count, noun)} {text}")
     if options.timezone is not None and not {"local_zone", "calendar_days"} & notes.keys():
         findings.warn(
             "timezone_unused",
             f"data.timezone={options.timezone} changes nothing: the times state their zone and are no days of it, or "
             "are whole numbers.",
-        )
-    if count := notes.get("steps_at_one_time", 0):
-        findings.warn(
-            "steps_at_one_time",
-            f"{pluralize(count, 'step')} at the same time as the one before. Look whether they are there twice.",
-        )
-    if count := notes.get("irregular_steps", 0):
-        findings.warn(
-            "irregular_time",
-            f"{pluralize(count, 'step')} not at the usual distance from the one before. A cell that takes dt is told, "
-            "for others steps are alike.",
         )
 
 

@@ -41,7 +41,6 @@ _MISSING_WORDS = frozenset(
 )
 """Words that stand for a missing value even if they come once."""
 
-
 # A column may name the series only if at least one of so many rows repeats a time.
 _MAX_ROWS_PER_REPEATED_TIME = 4
 # Share of rows that may repeat a time within the series that a column names.

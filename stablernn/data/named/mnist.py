@@ -38,7 +38,6 @@ TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte
 TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 ROWS = (98, 28)
 
-
 #: Permutations of the code of papers, as generator and seed.
 PUBLISHED = {"urnn": "numpy-92916", "nnrnn": "numpy-1234"}
 _SEEDED = re.compile(r"(numpy|torch)-(\d{1,9})")

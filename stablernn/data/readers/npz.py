@@ -56,8 +56,7 @@ def read_npz(path: Path, *, group: str | None = None) -> Sequences:
     x, lengths = read_numbers(path, arrays, present)
     names = default_channel_names(x.shape[2])
     if "features" in arrays:
-        features = _check_vector(path, arrays, "features", x.shape[2]).tolist()
-        names = tuple(_decode(path, f"features[{index}]", name) for index, name in enumerate(features))
+        names = _read_texts(path, arrays, "features", x.shape[2])
         if len(set(names)) < len(names):
             raise errors.DataError(f"'{path.name}' has a name twice in 'features' ({format_names(names)}). Rename one.")
     labels = _read_labels(path, _check_vector(path, arrays, "y", len(x))) if "y" in arrays else None
@@ -77,7 +76,7 @@ def read_npz(path: Path, *, group: str | None = None) -> Sequences:
         notes=notes,
         times=_read_times(path, arrays["t"], x.shape[:2], lengths) if "t" in arrays else None,
         locations=tuple(f"y[{index}]" for index in range(len(x))),
-        groups=None if group is None else _read_groups(path, arrays, group, len(x)),
+        groups=None if group is None else _read_texts(path, arrays, group, len(x)),
         weights=_read_weights(path, arrays, len(x)) if "sample_weight" in arrays else None,
     )
 
@@ -266,9 +265,9 @@ def _read_labels(path: Path, y: npt.NDArray[Any]) -> list[str]:
     return [_decode(path, f"y[{index}]", label) for index, label in enumerate(labels)]
 
 
-def _read_groups(path: Path, arrays: dict[str, npt.NDArray[Any]], key: str, length: int) -> tuple[str, ...]:
-    groups = _check_vector(path, arrays, key, length).tolist()
-    return tuple(_decode(path, f"{key}[{index}]", name) for index, name in enumerate(groups))
+def _read_texts(path: Path, arrays: dict[str, npt.NDArray[Any]], key: str, length: int) -> tuple[str, ...]:
+    texts = _check_vector(path, arrays, key, length).tolist()
+    return tuple(_decode(path, f"{key}[{index}]", text) for index, text in enumerate(texts))
 
 
 def _decode(path: Path, location: str, value: object) -> str:

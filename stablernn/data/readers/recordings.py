@@ -35,7 +35,6 @@ from stablernn.data.types import Notes
 #: Table in the folder that lists its recordings, with a column of this name.
 MANIFEST, FILE_COLUMN = "manifest.csv", "file"
 
-
 #: Columns of tables that number the steps of a recording, and are no channels.
 TIME_COLUMNS = ("ds", "time", "t", "timestamp")
 _HEADER_BYTES = 128

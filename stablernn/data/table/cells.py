@@ -26,7 +26,6 @@ _MARK_NAMES = {".": "point", ",": "comma"}
 # How a thousands mark that is no decimal mark may be written; no-break spaces and a typographic apostrophe, too.
 _GROUP_MARKS = {" ": "[ \u00a0\u202f]", "'": "['\u2019]"}
 
-
 # Patterns of polars, which has no look-around; the keys are decimal marks.
 _EXPONENT = r"(?:[eE][+-]?\d+)?"
 _DECIMAL_COMMAS = rf"^\s*[+-]?\d*,\d+{_EXPONENT}\s*$"

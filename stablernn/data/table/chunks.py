@@ -43,7 +43,6 @@ _DAMAGE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 # The header of a sheet is row 1 and numbering starts at 1, so this is what spreadsheets show.
 _FIRST_ROW = {".parquet": 1, ".xlsx": 2}
 
-
 #: What may separate columns, with the name in messages; of equally good ones the first is taken.
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _SAMPLE_ROWS = 50

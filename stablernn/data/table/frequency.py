@@ -50,7 +50,6 @@ _ALIASES = (*_FIXED_NS, "B", "W", *_MONTHS)
 #: Data with a smaller share of present steps do not follow a grid: random seconds also lie on a grid of seconds.
 _MIN_COVERAGE = 0.5
 
-
 _Result = TypeVar("_Result")
 # A configured frequency may leave far more gaps than an inferred one; a grid of seconds for monthly rows is a mistake.
 _MAX_STEPS_PER_ROW = 100

@@ -32,7 +32,6 @@ MAX_CATEGORIES = 100
 _UNKNOWN = -1.0
 _MAX_LISTED = 12
 
-
 #: Zones whose changes of clocks are looked for in repeated times; most others change at the same times as one of these.
 _USUAL_ZONES = (
     *("Europe/Berlin", "Europe/London", "Europe/Helsinki", "America/New_York", "Australia/Sydney"),

@@ -83,7 +83,6 @@ _INFLUX_TIME = "_time"
 # Names that pandas gives to an index: when it is read again, and in Parquet.
 _INDEX = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 
-
 # With more repeated times than this, rows of different values are not proposed to be merged.
 _MAX_SHARE_OF_REPEATS = 0.2
 

@@ -44,7 +44,6 @@ _TIME_FORMS = ("%H:%M", "%H:%M:%S", "%H:%M:%S%.f", "%I:%M %p", "%I:%M:%S %p", "%
 # Fewer dates may lie at equal distances by chance.
 _LEAST_REGULAR = 3
 
-
 STAMPS: tuple[Stamps, ...] = get_args(Stamps)
 #: Those by which numbers are computed into times; that of dates is read as text.
 COMPUTED_STAMPS = tuple(stamps for stamps in STAMPS if stamps not in ("yyyymmdd", "step"))
@@ -490,11 +489,6 @@ def _days_since_1970(dates: npt.NDArray[np.datetime64]) -> Int64Array:
     return np.asarray(dates.astype("datetime64[D]").astype(np.int64))
 
 
-def may_be_dates(numbers: Int64Array) -> bool:
-    """Return whether whole numbers, of any series, are large enough for :func:`find_resemblance`."""
-    return bool(max(-int(numbers.min()), int(numbers.max())) >= 10 * _PACKED_YEARS.start)
-
-
 def may_be_serials(numbers: Float64Array) -> bool:
     """Return whether numbers, some of them with a fraction, may be days and times of a spreadsheet, 1954 to 2099."""
     return bool(((numbers >= _EXCEL_RANGE.start) & (numbers < _EXCEL_RANGE.stop)).all())
@@ -572,7 +566,8 @@ def refuse_ambiguous_numbers(file: str, column: str, numbers: Int64Array, series
     Raises:
         DataError: If those of one series look like dates.
     """
-    if not may_be_dates(numbers):
+    # Smaller ones look like no date, whatever series they are of.
+    if max(-int(numbers.min()), int(numbers.max())) < 10 * _PACKED_YEARS.start:
         return
     for start, end in series:
         reading = find_resemblance(numbers[start:end], column)
