@@ -284,7 +284,6 @@ class Worker:
 
     Attributes:
         process: The process.
-        is_idle: True if it has started, and waits for a call.
     """
 
     def __init__(self, name: str, prepare: Callable[[Connection], None] | None) -> None:
@@ -292,11 +291,16 @@ class Worker:
         context = multiprocessing.get_context("spawn")
         self.connection, remote = context.Pipe()
         self.process = context.Process(target=_serve, args=(remote, terms(), prepare), name=name)
-        self.is_idle = False
+        self._has_started = self._is_called = False
         with _without_main_module():
             self.process.start()
         # The process must hold the only other end, so that its death closes the connection.
         remote.close()
+
+    @property
+    def is_idle(self) -> bool:
+        """True if it has started, and waits for a call."""
+        return self._has_started and not self._is_called
 
     def send(self, message: object) -> None:
         """Answer a message of a call. A process that is dead is noticed where it is read from."""
@@ -308,7 +312,7 @@ class Worker:
 
         The function may send messages of its own, and receive what :meth:`send` answers.
         """
-        self.is_idle = False
+        self._is_called = True
         self.send((function, arguments))
 
     def receive(self) -> Any:
@@ -317,7 +321,11 @@ class Worker:
             message = self.connection.recv()
         except (EOFError, OSError):
             return None
-        self.is_idle = isinstance(message, Ready | Answer)
+        if isinstance(message, Ready):
+            # It may have been called before it had started.
+            self._has_started = True
+        elif isinstance(message, Answer):
+            self._is_called = False
         return message
 
     def kill(self) -> None:

@@ -52,3 +52,11 @@ def write_owner(path: Path, log: Path, seconds: float) -> None:
     write_json(path, os.getpid())
     with log.open("a", encoding="utf-8") as file:
         file.write(f"{path.name} {os.getpid()} done\n")
+
+
+def wait_for(path: Path, other: Path) -> None:
+    """Leave a file when there is another one, or after a minute."""
+    end = time.monotonic() + 60
+    while not other.exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    leave_a_file(path)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from process_jobs import ctrl_c, die, leave_a_file, log_a_stage, read_data, refuse, wait_long
+from process_jobs import ctrl_c, die, leave_a_file, log_a_stage, read_data, refuse, wait_for, wait_long
 from stablernn.errors import ConfigError, InterruptedRun, TrainingError
 from stablernn.training.jobs import Job, JobLocks, Workers, _run_job, run_jobs, unique_readings
 
@@ -32,6 +32,18 @@ def test_every_job_is_done_and_told(tmp_path: Path, at_once: int) -> None:
     assert sorted(told) == ["a", "b", "c"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [".locks", "a", "b", "c"]
     assert not list((tmp_path / ".locks").iterdir())
+
+
+def test_a_process_gets_its_next_job_when_its_last_one_is_done(tmp_path: Path) -> None:
+    """The first process is at work until the second one has done the other two."""
+    last = tmp_path / "c"
+    waiting = Job("a", wait_for, (tmp_path / "a", last), key="a", is_done=(tmp_path / "a").is_file)
+    others = [Job(name, leave_a_file, (tmp_path / name,), key=name, is_done=(tmp_path / name).is_file) for name in "bc"]
+    told: list[str] = []
+    run_jobs([waiting, *others], 2, locks_in(tmp_path), lambda job: told.append(f"{job.name} {job.is_done()}"))
+    # The first one may be through before the other process has given the last one back.
+    assert sorted(told) == ["a True", "b True", "c True"]
+    assert told[0] == "b True"
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
