@@ -23,6 +23,10 @@ def run_blocks(heading: str, **names: Any) -> dict[str, Any]:
     return names
 
 
+# Each runs the commands of a guide.
+pytestmark = pytest.mark.slow
+
+
 def hourly(steps: int, phase: float = 0.0) -> np.ndarray[Any, Any]:
     return 100 + 20 * np.sin(np.arange(steps) * 2 * np.pi / 24 + phase)
 

@@ -149,32 +149,6 @@ def test_labels_are_matched_by_word(digits: ClassificationData) -> None:
     assert got["ridge"] == Baselines(digits).scores("validation")["ridge"]
 
 
-BAD: dict[str, tuple[dict[str, Any], Any, str]] = {
-    "unseen label": (
-        {"labels": ("0", "1", "2")},
-        Shapes((3,), "probabilities"),
-        "'digits' has the label '3', which the model was not trained on; it knows 0, 1, 2.",
-    ),
-    "other classes": (
-        {},
-        Shapes((3,), "probabilities"),
-        "'digits' has 10 classes, the model answers 3.",
-    ),
-    "other features": (
-        {"features": ("a", "b", "c")},
-        Shapes((10,), "probabilities"),
-        "'digits' has 1 feature, the model expects 3 (a, b, c).",
-    ),
-}
-
-
-def test_features_in_another_order(series: ForecastData) -> None:
-    with pytest.raises(
-        DataError, match=r"^'two\.csv' was loaded with the features a, b, the model expects b, a\. Name"
-    ):
-        evaluate(Shapes((6, 1)), series, "test", features=("b", "a"))
-
-
 @pytest.mark.parametrize(
     ("found", "expected", "fits"),
     [
@@ -197,24 +171,44 @@ def test_features_of_sequences_are_compared_where_both_have_names(
             evaluate(predictor, data, "validation", features=expected)
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_data_that_the_model_was_not_made_for(case: str, digits: ClassificationData) -> None:
-    options, predictor, sentence = BAD[case]
-    with pytest.raises(DataError) as caught:
-        evaluate(predictor, digits, "validation", **options)
-    assert str(caught.value) == sentence
+@pytest.mark.parametrize(
+    ("labels", "features", "classes", "split", "message"),
+    [
+        (
+            ("0", "1", "2"),
+            None,
+            3,
+            "validation",
+            "has the label '3', which the model was not trained on; it knows 0, 1",
+        ),
+        (None, None, 3, "validation", "'digits' has 10 classes, the model answers 3"),
+        (None, ("a", "b", "c"), 10, "validation", r"'digits' has 1 feature, the model expects 3 \(a, b, c\)"),
+        (None, None, 10, "test", "'digits' has no test split"),
+        (None, None, 10, "tset", "Unknown split 'tset'. Did you mean 'test'?"),
+    ],
+)
+def test_sequences_that_the_model_was_not_made_for(
+    labels: Any, features: Any, classes: int, split: str, message: str, digits: ClassificationData
+) -> None:
+    error = UnknownNameError if split == "tset" else DataError
+    with pytest.raises(error, match=message):
+        evaluate(
+            Shapes((classes,), "probabilities"), replace(digits, test=None), split, labels=labels, features=features
+        )
 
 
-def test_another_horizon(series: ForecastData) -> None:
-    with pytest.raises(DataError, match=r"^'two\.csv' was loaded for a horizon of 6 and 1 target, the model answers 3"):
-        evaluate(Shapes((3, 2)), series, "test")
-
-
-def test_no_test_split(digits: ClassificationData) -> None:
-    with pytest.raises(
-        DataError, match=r"^'digits' has no test split\. Take the split 'validation', or name a file to"
-    ):
-        evaluate(Shapes((10,), "probabilities"), replace(digits, test=None), "test")
+@pytest.mark.parametrize(
+    ("shape", "features", "message"),
+    [
+        ((6, 1), ("b", "a"), "was loaded with the features a, b, the model expects b, a"),
+        ((3, 2), None, "was loaded for a horizon of 6 and 1 target, the model answers 3"),
+    ],
+)
+def test_series_that_the_model_was_not_made_for(
+    shape: tuple[int, int], features: Any, message: str, series: ForecastData
+) -> None:
+    with pytest.raises(DataError, match=f"'two.csv' {message}"):
+        evaluate(Shapes(shape), series, "test", features=features)
 
 
 def test_empty_split(digits: ClassificationData) -> None:
@@ -223,13 +217,6 @@ def test_empty_split(digits: ClassificationData) -> None:
     empty = replace(digits, validation=split)
     with pytest.raises(DataError, match=r"^The split 'validation' of 'digits' is empty\. Choose another split\."):
         evaluate(Shapes((10,), "probabilities"), empty, "validation")
-
-
-def test_unknown_split(digits: ClassificationData) -> None:
-    with pytest.raises(
-        UnknownNameError, match=r"^Unknown split 'tset'\. Did you mean 'test'\? Splits are train, validation"
-    ):
-        evaluate(Shapes((10,), "probabilities"), digits, "tset")
 
 
 def test_the_scale_of_mase_is_of_the_training_steps_alone(tmp_path: Path) -> None:
