@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bound_sessions import bind_sessions
-from engine_helpers import KINDS, random_inputs, zeros
+from engine_helpers import EACH_KIND, random_inputs, zeros
 from published_models import Published
 from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.session import BoundSession, EngineFailure, create_run_options
@@ -54,7 +54,7 @@ def assert_same(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndar
         assert np.array_equal(actual[name], value), name
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH_KIND)
 def test_bound_sequences_give_the_bits_of_unbound_ones(
     zoo: Published, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 import torch
 
-from engine_helpers import KINDS, allowed, environment, random_inputs, sequence, write_plugin, zeros
+from engine_helpers import EACH_KIND, allowed, environment, random_inputs, sequence, write_plugin, zeros
 from published_models import Published
 from stablernn.export.parity import STEP_TOLERANCE, _split_steps, max_errors
 from stablernn.server_engine import TorchGraph
@@ -35,7 +35,7 @@ def pair(zoo: Published, kind: str) -> tuple[ServedModel, ServedModel]:
     return ServedModel.load(version, "cpu"), ServedModel.load(version, "cpu", engine="torch")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH_KIND)
 def test_whole_sequences_agree_within_the_parity_report(zoo: Published, kind: str) -> None:
     onnx, by_torch = pair(zoo, kind)
     assert (onnx.engine, by_torch.engine) == ("onnx", "torch")
@@ -53,7 +53,7 @@ def test_whole_sequences_agree_within_the_parity_report(zoo: Published, kind: st
     assert max_errors(expected, actual)[1] <= allowed(onnx)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH_KIND)
 def test_a_step_agrees_within_the_parity_report(zoo: Published, kind: str) -> None:
     onnx, by_torch = pair(zoo, kind)
     model = zoo.torch_models[f"{kind}:1"]
@@ -68,7 +68,7 @@ def test_a_step_agrees_within_the_parity_report(zoo: Published, kind: str) -> No
     assert max_errors(expected, actual)[1] <= STEP_TOLERANCE
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH_KIND)
 def test_a_stream_comes_to_what_the_whole_sequence_comes_to(zoo: Published, kind: str) -> None:
     by_torch = ServedModel.load(zoo.registry.get(kind), "cpu", engine="torch")
     model = zoo.torch_models[f"{kind}:1"]

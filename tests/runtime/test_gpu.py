@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 import torch
 
-from engine_helpers import CUDA_ENGINES, KINDS, NEEDS_GPU, random_inputs, sequence, zeros
+from engine_helpers import CUDA_ENGINES, EACH_KIND, NEEDS_GPU, random_inputs, sequence, zeros
 from published_models import Published
 from stablernn.export.parity import SEQUENCE_CAP, _split_steps, max_errors
 from stablernn_runtime import ServedModel
@@ -38,7 +38,7 @@ def test_it_runs_on_cuda(zoo: Published, engine: str) -> None:
         assert torch.cuda.max_memory_allocated() > before
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH_KIND)
 @pytest.mark.parametrize("engine", CUDA_ENGINES)
 def test_the_numbers_are_those_of_the_cpu(
     zoo: Published, engine: str, kind: str, record_property: Callable[[str, object], None]
@@ -55,7 +55,7 @@ def test_the_numbers_are_those_of_the_cpu(
     assert difference <= TOLERANCE
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH_KIND)
 @pytest.mark.parametrize("engine", CUDA_ENGINES)
 def test_a_stream_comes_to_what_the_whole_sequence_comes_to(zoo: Published, engine: str, kind: str) -> None:
     gpu = ServedModel.load(zoo.registry.get(kind), "cuda", engine=engine)
@@ -72,7 +72,7 @@ def test_a_stream_comes_to_what_the_whole_sequence_comes_to(zoo: Published, engi
     assert max_errors(whole, outputs)[1] <= TOLERANCE
 
 
-@pytest.mark.parametrize("kind", ["classes", "numbers-dt"])
+@pytest.mark.parametrize("kind", ["classes", "patches-dt"])
 @pytest.mark.parametrize("rows", [1, 9, 300])
 def test_states_that_stay_on_the_gpu_come_to_those_of_the_cpu(zoo: Published, kind: str, rows: int) -> None:
     if "CUDAExecutionProvider" not in ort.get_available_providers():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine_helpers import KINDS, random_inputs
+from engine_helpers import EACH_KIND, random_inputs
 from published_models import Published
 from simulated_device import DEVICE, SimulatedTensor, simulated_device
 from stablernn.export.parity import _split_steps
@@ -27,7 +27,7 @@ def with_states(graph: GraphSignature | None, inputs: dict[str, np.ndarray], bat
     return {**zeros, **inputs}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH_KIND)
 def test_sequences_and_steps_run_on_another_device(zoo: Published, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = zoo.torch_models[f"{kind}:1"]
     inputs, known = random_inputs(model, seed=1)

@@ -77,6 +77,9 @@ KINDS: dict[str, Callable[[], SequenceModel]] = {
     "numbers-dt": lambda: SequencePredictor("lipschitz", 2, 2, 9, output="real", predict_change=True, max_dt=3.0),
     "rotations": lambda: srn.Classifier("exprnn", 1, 2, 10),
 }
+# Their exports take most of the time of the tests that compare engines.
+SLOW_KINDS = ("members", "tokens", "numbers-dt")
+EACH_KIND = [pytest.param(kind, marks=pytest.mark.slow) if kind in SLOW_KINDS else kind for kind in KINDS]
 
 
 def publish(
