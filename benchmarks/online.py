@@ -20,18 +20,185 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from online_detectors import DETECTORS, count_alarms, delays, residuals
-from online_page import write_page
+from harness import replace_tables
 
 from stablernn_runtime import adaptive_intervals
 from stablernn_runtime.adaptive_intervals import AdaptiveIntervals
 from stablernn_runtime.drift import DriftDetector
 from stablernn_runtime.online_streams import block_length
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Detect = Callable[[Array, Array, Array, int], Array]
+
+LONGEST_DELAY = 400
+"""Readings after a shift within which an alarm counts as its detection."""
+
+
+def residuals(streams: Array, quantiles: Array) -> Array:
+    """Residuals one reading ahead in half widths of the interval, (streams, readings); NaN at the first.
+
+    Args:
+        streams: (streams, readings).
+        quantiles: (streams, readings, horizon, 1, levels), after each reading.
+    """
+    low, center, high = np.moveaxis(quantiles[:, :-1, 0, 0].astype(np.float64), -1, 0)
+    z = np.full(streams.shape, np.nan)
+    z[:, 1:] = (streams[:, 1:] - center) / ((high - low) / 2)
+    return z
+
+
+def _conformal(rate: float) -> Detect:
+    def detect(streams: Array, quantiles: Array, z: Array, block: int) -> Array:
+        detector = DriftDetector(rate, block, quantiles.shape[2], 1)
+        center, width = quantiles[..., 1], quantiles[..., 2] - quantiles[..., 0]
+        return detector.advance({}, streams[:, :, None, None], center, width)[1] >= 1
+
+    return detect
+
+
+def _river(name: str) -> Detect:
+    def detect(streams: Array, quantiles: Array, z: Array, block: int) -> Array:
+        from river import drift
+
+        alarms = np.zeros(z.shape, np.bool_)
+        for row, series in enumerate(z):
+            # As the conformal test, one for the residuals and one for their absolute values; with river's defaults.
+            pair = [getattr(drift, name)(), getattr(drift, name)()]
+            for position, value in enumerate(series):
+                if np.isnan(value):
+                    continue
+                for detector, figure in zip(pair, (value, abs(value)), strict=True):
+                    detector.update(float(figure))
+                    alarms[row, position] |= detector.drift_detected
+        return alarms
+
+    return detect
+
+
+DETECTORS: dict[str, Detect] = {
+    "this test, rate 0.0001": _conformal(1e-4),
+    "this test, rate 0.001": _conformal(1e-3),
+    "river ADWIN": _river("ADWIN"),
+    "river PageHinkley": _river("PageHinkley"),
+}
+
+
+def count_alarms(alarms: Array) -> int:
+    """Number of alarms in all streams."""
+    return int(alarms.sum())
+
+
+def delays(alarms: Array, onsets: list[int]) -> dict[str, Any]:
+    """Detections of shifts.
+
+    Args:
+        alarms: (streams, readings).
+        onsets: First reading of the shift of each stream.
+
+    Returns:
+        ``shifts``, ``detected`` within :data:`LONGEST_DELAY` readings, and the median ``delay`` of these in readings.
+    """
+    first = []
+    for row, onset in zip(alarms, onsets, strict=True):
+        later = np.flatnonzero(row[onset : onset + LONGEST_DELAY])
+        if len(later):
+            first.append(int(later[0]) + 1)
+    return {"shifts": len(onsets), "detected": len(first), "delay": float(np.median(first)) if first else None}
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "online.md"
+SHIFTS = ("level", "variance", "trend")
+SHOWN_STEP_SIZE = 0.1
+"""Step size of the served intervals."""
+
+
+def write_page(results: dict[str, Any]) -> None:
+    """Replace the tables between their markers in docs/online.md."""
+    tables = {
+        "coverage": _coverage(results),
+        "step sizes": _step_sizes(results),
+        "drift": _drift(results),
+        "memory": _memory(results),
+        "cost": _cost(results),
+    }
+    replace_tables(PAGE, tables)
+
+
+def _rows(dataset: dict[str, Any], kind: str) -> dict[float | None, dict[str, Any]]:
+    return {row["step_size"]: row for row in dataset["intervals"] if row["kind"] == kind}
+
+
+def _coverage(results: dict[str, Any]) -> str:
+    lines = [
+        "| data | shift | fixed, 100 readings after | adaptive | fixed, all after | adaptive | width | score |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, dataset in results["datasets"].items():
+        for kind in ("none", *SHIFTS):
+            rows = _rows(dataset, kind)
+            fixed, adaptive = rows[None], rows[SHOWN_STEP_SIZE]
+            shares = [f"{row[part]['coverage']:.3f}" for part in ("near", "after") for row in (fixed, adaptive)]
+            ratios = [f"{adaptive['after'][figure] / fixed['after'][figure]:.2f}" for figure in ("width", "score")]
+            lines.append(f"| {name} | {kind} | {' | '.join(shares + ratios)} |")
+    return "\n".join(lines)
+
+
+def _step_sizes(results: dict[str, Any]) -> str:
+    datasets = results["datasets"]
+    sizes = [row["step_size"] for row in next(iter(datasets.values()))["intervals"] if row["kind"] == "none"]
+    titles = ["fixed" if size is None else f"{size:g}" for size in sizes]
+    lines = [f"| data | shift | {' | '.join(titles)} |", "| --- " * (len(sizes) + 2) + "|"]
+    for name, dataset in datasets.items():
+        for kind in ("none", *SHIFTS):
+            rows = _rows(dataset, kind)
+            reference = rows[None]["after"]["score"]
+            cells = [
+                f"{rows[size]['after']['coverage']:.3f} ({rows[size]['after']['score'] / reference:.2f})"
+                for size in sizes
+            ]
+            lines.append(f"| {name} | {kind} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _drift(results: dict[str, Any]) -> str:
+    lines = [
+        "| data | block | detector | false alarms | a 1,000 readings | level | variance | trend |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, dataset in results["datasets"].items():
+        for detector, row in dataset["drift"].items():
+            rate = f"{1000 * row['false_alarms'] / row['readings']:.2f}"
+            cells = [_detection(row[kind]) for kind in SHIFTS]
+            alarms = f"{row['false_alarms']} in {row['readings']:,}"
+            lines.append(f"| {name} | {dataset['block']} | {detector} | {alarms} | {rate} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _detection(row: dict[str, Any]) -> str:
+    delay = "" if row["delay"] is None else f", {row['delay']:.0f}"
+    return f"{row['detected']} of {row['shifts']}{delay}"
+
+
+def _memory(results: dict[str, Any]) -> str:
+    lines = ["| correlation | alarms over stated, rate 0.0001 | rate 0.001 |", "| --- " * 3 + "|"]
+    for row in results["memory"]:
+        ratios = [f"{row[rate] / (float(rate) * row['readings']):.2f}" for rate in ("0.0001", "0.001")]
+        lines.append(f"| {row['coefficient']:g} | {' | '.join(ratios)} |")
+    return "\n".join(lines)
+
+
+def _cost(results: dict[str, Any]) -> str:
+    lines = ["| streams in a frame | microseconds a stream, intervals | drift | bytes of state |", "| --- " * 4 + "|"]
+    for row in results["cost"]:
+        lines.append(f"| {row['streams']} | {row['intervals']:.1f} | {row['drift']:.1f} | {row['bytes']:,} |")
+    return "\n".join(lines)
+
 
 RESULTS = Path(__file__).parent / "results" / "online.json"
 # A cell that contracts by a fifth a step, and so is proved to forget within some thirty readings.
@@ -55,8 +222,6 @@ MEMORIES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98)
 """Correlations of residuals that follow each other."""
 NEAR = 100
 """Readings right after a shift, for which coverage is reported by itself."""
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def simulate(seed: int, steps: int) -> Array:

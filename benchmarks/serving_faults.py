@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from serving_compare import INFER
 from serving_load import (
     Load,
     Memory,
@@ -39,6 +38,7 @@ from serving_load import (
 )
 from serving_model import (
     CLASSES,
+    INFER,
     NAME,
     Case,
     Offline,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 NAME = "speed"
+INFER = f"/v2/models/{NAME}/infer"
 CELL = "antisymmetric"
 HIDDEN = 128
 CLASSES = 10

@@ -303,7 +303,7 @@ def _archive_page() -> Any:
     folder = str(ROOT / "benchmarks")
     sys.path.insert(0, folder)
     try:
-        return importlib.import_module("archive_page")
+        return importlib.import_module("archive")
     finally:
         sys.path.remove(folder)
 

@@ -18,7 +18,7 @@ from stablernn.training.settings.load import validate
 
 @pytest.fixture
 def module(benchmarks: None) -> Any:
-    return script("held_out")
+    return script("cross_validation")
 
 
 def answers(module: Any, probabilities: list[list[float]], truth: list[int]) -> object:
@@ -91,7 +91,7 @@ def test_a_multiple_of_the_epochs_is_that_of_the_fold(module: Any, tmp_path: Pat
 def test_lengths_that_a_comparison_would_leave_out_are_refused(
     module: Any, key: str, ensembles: dict[str, Any]
 ) -> None:
-    comparison = script("compared_settings").Comparison
+    comparison = script("cross_validation").Comparison
     with pytest.raises(ValueError, match=rf"^'{key}' has no effect on .*, got it in 'a'; leave it out\.$"):
         comparison(("toy",), {}, {"a": {key: 2}}, ensembles=ensembles)
 

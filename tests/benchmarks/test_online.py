@@ -13,7 +13,7 @@ def test_detectors_of_river_get_the_residuals_of_the_test() -> None:
     random = np.random.default_rng(0)
     streams = random.normal(size=(2, 60)).astype(np.float32)
     quantiles = np.sort(random.normal(size=(2, 60, 3, 1, 3)), axis=-1).astype(np.float32)
-    z = script("online_detectors").residuals(streams, quantiles)
+    z = script("online").residuals(streams, quantiles)
     detector = DriftDetector(1e-3, 10, 3, 1)
     width = quantiles[..., 2] - quantiles[..., 0]
     states, _ = detector.advance({}, streams[:, :, None, None], quantiles[..., 1], width)
@@ -52,4 +52,4 @@ def test_delays_count_the_readings_from_the_shift_to_the_first_alarm() -> None:
     alarms = np.zeros((3, 1000), np.bool_)
     alarms[0, [5, 100, 120]] = True
     alarms[1, 903] = True
-    assert script("online_detectors").delays(alarms, [100, 900, 10]) == {"shifts": 3, "detected": 2, "delay": 2.5}
+    assert script("online").delays(alarms, [100, 900, 10]) == {"shifts": 3, "detected": 2, "delay": 2.5}
