@@ -59,14 +59,14 @@ def targets_of(data: ForecastData, split: str) -> set[tuple[int, int]]:
     return {(s, step) for s, end in data.windows(split).origins for step in range(end, end + data.horizon)}
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(data=datasets())
 def test_no_target_of_training_lies_at_or_after_the_start_of_validation(data: ForecastData) -> None:
     for series, step in targets_of(data, "train"):
         assert step < len(data.series[series].values) - data.test_steps - data.validation_steps
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(data=datasets())
 def test_targets_of_splits_never_overlap(data: ForecastData) -> None:
     train, validation, test = (targets_of(data, split) for split in SPLITS)
@@ -75,7 +75,7 @@ def test_targets_of_splits_never_overlap(data: ForecastData) -> None:
     assert not train & test
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(data=datasets())
 def test_contexts_end_where_targets_begin_and_lie_in_the_series(data: ForecastData) -> None:
     for split in SPLITS:
@@ -83,7 +83,7 @@ def test_contexts_end_where_targets_begin_and_lie_in_the_series(data: ForecastDa
             assert data.context_length <= end <= len(data.series[series].values) - data.horizon
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(data=datasets())
 def test_gather_equals_slicing(data: ForecastData) -> None:
     for split in SPLITS:
@@ -98,7 +98,7 @@ def test_gather_equals_slicing(data: ForecastData) -> None:
             np.testing.assert_array_equal(y, values[end : end + data.horizon][:, [2, 0]])
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(data=datasets())
 def test_windows_are_all_there_are_but_those_without_any_target_or_context(data: ForecastData) -> None:
     for split in SPLITS:

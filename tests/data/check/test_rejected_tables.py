@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bad_files import BAD_FILES, DAYS, ROWS, BadFile
@@ -210,6 +210,7 @@ def test_parquet_is_looked_at_as_csv_is(tmp_path: Path) -> None:
     assert report.data is not None
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9)), min_size=1, max_size=40))
 def test_rows_out_of_order_are_counted_in_their_series(rows: list[tuple[str, int]]) -> None:
     twice = len(rows) - len(set(rows))

@@ -99,7 +99,7 @@ def test_a_series_that_ends_before_the_others_shares_its_test_with_their_trainin
         max_size=5,
     )
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_statistics_of_chunks_are_those_of_the_whole(arrays: list[list[list[float]]]) -> None:
     chunks = [np.array(array, dtype=np.float32) for array in arrays]
     whole = np.concatenate(chunks)

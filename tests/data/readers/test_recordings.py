@@ -306,7 +306,9 @@ def test_what_is_no_folder_of_recordings_is_refused(
     assert str(caught.value) == sentence.format(tmp_path / "data")
 
 
-@pytest.mark.parametrize("ending", [".wav", ".npy", ".mat", ".edf"])
+@pytest.mark.parametrize(
+    "ending", [".mat", *(pytest.param(each, marks=pytest.mark.slow) for each in (".wav", ".npy", ".edf"))]
+)
 def test_a_recording_with_random_damage_is_read_or_refused(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"a{ending}"
     WRITERS[ending](path, samples(0))

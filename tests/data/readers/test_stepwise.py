@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stablernn.data import load_data
@@ -41,6 +41,7 @@ def test_a_text_is_its_characters_cut_by_time(tmp_path: Path) -> None:
     assert data.notes["characters"] == 11
 
 
+@settings(deadline=None, max_examples=40)
 @given(text=st.text(st.characters(codec="utf-8", exclude_characters="\r\ufeff"), min_size=3))
 def test_any_text_comes_back(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "any.txt"

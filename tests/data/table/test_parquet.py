@@ -108,7 +108,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert str(caught.value) == f"No file '{tmp_path / 'd.parquet'}'. Check the path."
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     ids=st.lists(st.sampled_from(["a", "b c", "NA", "ü"]), min_size=1, max_size=25),
     block=st.integers(1, 60),
