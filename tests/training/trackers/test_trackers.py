@@ -126,7 +126,11 @@ def test_tensorboard_has_the_figures_of_each_epoch(tmp_path: Path) -> None:
     ("words", "run"),
     [
         (("tune", "--cell", "lru", "--trials", 1, "--epochs", 1, "--output", "out"), "out/trials/0"),
-        (("compare", "--cells", "lru", "--seeds", 0, "--epochs", 1, "--output", "out"), "out/runs/*"),
+        pytest.param(
+            ("compare", "--cells", "lru", "--seeds", 0, "--epochs", 1, "--output", "out"),
+            "out/runs/*",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["tune", "compare"],
 )
@@ -164,6 +168,7 @@ def test_mlflow_has_settings_figures_and_files(tmp_path: Path, monkeypatch: pyte
     assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"config.yaml", "summary.json"}
 
 
+@pytest.mark.slow
 def test_a_run_of_mlflow_that_is_active_is_left_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow", reason="MLflow is not installed: pip install -e '.[mlflow]' in the checkout")
     import mlflow
@@ -177,6 +182,7 @@ def test_a_run_of_mlflow_that_is_active_is_left_open(tmp_path: Path, monkeypatch
         assert active.info.run_id == run.info.run_id
 
 
+@pytest.mark.slow
 def test_wandb_keeps_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="Weights & Biases is not installed: pip install -e '.[wandb]' in the checkout")
     from wandb.proto.wandb_internal_pb2 import Record
