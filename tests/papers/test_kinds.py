@@ -72,6 +72,7 @@ def test_a_cut_in_steps_is_taken_in_the_middle_of_an_epoch(pixels: Table, tmp_pa
     assert (run["steps"], run["length"]["done"], run["length"]["published"]) == (3, 0.6, 2)
 
 
+@pytest.mark.slow
 def test_the_scores_are_those_of_the_run_and_state_their_machine(pixels: Table, tmp_path: Path) -> None:
     results = reproduce("mnist-pixel", FULL, tmp_path)
     assert (results["state"], results["missing"]) == ("full", [])
@@ -99,6 +100,7 @@ def test_results_of_another_table_do_not_count(pixels: Table, tmp_path: Path, mo
         reproduce("mnist-pixel", FULL, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_part_of_its_data_makes_a_table_partial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     files = batches()
     published(monkeypatch, "cifar10-noise-padded", files)
@@ -116,6 +118,7 @@ def test_a_run_with_a_part_of_its_data_makes_a_table_partial(monkeypatch: pytest
     assert results["state"] == "partial"
 
 
+@pytest.mark.slow
 def test_a_run_from_elsewhere_enters_the_table_where_its_settings_are_those(pixels: Table, tmp_path: Path) -> None:
     made = reproduce("mnist-pixel", FULL, tmp_path / "a", rows=["lipschitz-64"], seeds=[0])
     (tmp_path / "b" / "runs").mkdir(parents=True)
@@ -225,6 +228,7 @@ def test_the_spectra_are_those_of_the_matrices_before_and_after(
     assert (tmp_path / "spectra.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_the_curves_of_a_sweep_are_the_accuracies_of_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = ("linear-scale-0", "linear-scale-1", "skew-weight-0.5")
     table = on_digits(monkeypatch, "ablation", rows, epochs=1)

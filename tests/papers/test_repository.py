@@ -126,6 +126,7 @@ def test_the_picture_is_drawn_of_what_is_stored(tmp_path: Path) -> None:
     assert len(picture.read_bytes()) > 1.3 * len(one)
 
 
+@pytest.mark.slow
 def test_curves_hold_every_epoch_of_every_run(tmp_path: Path) -> None:
     results = reproduce("mnist-pixel", SHORT, tmp_path, rows=["scornn", "lstm"])
     for run in results["runs"]:

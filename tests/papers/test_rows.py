@@ -13,7 +13,7 @@ from stablernn_papers.table import FULL, SHORT, DataSet, Row, Table, matches_pri
 from stablernn_papers.tables import TABLES
 from table_rows import LABELED, STEPWISE, count_parameters, plan_row, train_two_steps
 
-SLOW = ("ptb-char-exprnn", "ptb-char-fc_urnn", "ptb-char-nnrnn")
+SLOW = tuple(f"ptb-char-{key}" for key in ("exprnn", "exprnn-1024", "rnn_orth", "eunn", "fc_urnn", "nnrnn", "urnn"))
 """Rows whose matrices of a thousand units and more take seconds to build; other rows of these cells are quick tests."""
 TRAINED = [table for table in TABLES.values() if table.settings]
 

@@ -166,6 +166,7 @@ def test_what_is_done_is_not_done_again(short: Made, tmp_path: Path) -> None:
     assert (again["runs"], again["views"]) == (short.results["runs"], short.results["views"])
 
 
+@pytest.mark.slow
 def test_a_kind_that_was_measured_before_it_was_withdrawn_is_shown_as_none(short: Made, tmp_path: Path) -> None:
     place = copied(short, tmp_path)
     for path in place.glob("measured/lipschitz-*.json"):
@@ -176,6 +177,7 @@ def test_a_kind_that_was_measured_before_it_was_withdrawn_is_shown_as_none(short
     assert "none (stored as local; withdrawn)" in (place / "table.md").read_text()
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_done_and_joins_the_rest(full: Made, tmp_path: Path) -> None:
     place = copied(full, tmp_path)
     shutil.move(place / "runs" / "lstm-0", place / "runs" / "lstm-7")
@@ -197,6 +199,7 @@ def without_times(views: dict[str, Any]) -> dict[str, Any]:
     return {view: [{**row, "cpu_hours": None} for row in rows] for view, rows in views.items()}
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_to_the_same_numbers(table: Table, short: Made, tmp_path: Path) -> None:
     def stop(now: Progress) -> None:
         if now.step == 3:

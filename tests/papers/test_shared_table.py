@@ -26,6 +26,7 @@ def alone(folder: Path) -> list[Any]:
     return figures(folder)
 
 
+@pytest.mark.slow
 def test_a_table_without_training_is_measured_by_one_of_two(tmp_path: Path) -> None:
     words = ["reproduce", "dynamics", "--rows", "g-imaginary,h-diffusion", "--output", tmp_path]
     with machines() as started:
