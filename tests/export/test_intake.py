@@ -255,6 +255,12 @@ def test_a_product_that_a_branch_reads_stays() -> None:
     assert "Add" in [node.op_type for node in fuse_sums(model).graph.node]
 
 
+def test_a_product_that_is_an_output_stays() -> None:
+    model = summed(["batch", 4])
+    model.graph.output.append(helper.make_tensor_value_info("product", TensorProto.FLOAT, ["batch", 4]))
+    assert "Add" in [node.op_type for node in fuse_sums(model).graph.node]
+
+
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize(
     ("added", "again", "nodes"),
