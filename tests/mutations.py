@@ -226,32 +226,40 @@ FAULTS = """
 - if expires < time.time():
 + if expires + self.ttl_seconds < time.time():
 # padding-of-a-batch-counts tests/server/batching/test_batch_parity.py
+< tests/server/batching/test_batch_parity.py::test_whole_sequences
 - # Its padding does not count.
 - stacked[span] = batch_item.time
 + stacked[span] = time
 # one-bad-request-fails-all tests/server/batching
+< tests/server/batching/test_batch_parity.py::test_one_bad_request_in_a_batch_fails_alone
 - if bad := next((name for name, is_broken in broken.items() if is_broken[span].any()), None):
 + if bad := next((name for name, is_broken in broken.items() if is_broken.any()), None):
 # field-of-a-graph-twice tests/runtime/test_graph_safety.py
+< tests/runtime/test_graph_safety.py::test_an_attribute_with_two_graphs_is_refused
 - if number in fields and number not in repeated:
 + if number in fields and number not in repeated and kind != "attribute":
 # lock-not-taken tests/registry
+< tests/registry/test_interrupted.py::test_processes_that_publish_at_once_get_distinct_versions_and_readers_see_whole_ones
 - lock.acquire(timeout=self.lock_timeout_seconds)
 + pass
 # folder-not-synced tests/registry/test_atomic_io.py
+< tests/registry/test_atomic_io.py::test_the_folder_of_a_renamed_file_is_synced
 - # Until its folder is synced, a power cut may undo the rename.
 - sync_folder(path.parent)
 + pass
 # alias-moves-under-a-changed-policy tests/registry
 - if (policy.rules(alias), policy.last_line(alias)) != (move.rules, move.policy_line):
-+ if policy.rules(alias) != move.rules:
++ if policy.rules(alias) is None:
 # log-cached-too-early tests/registry/test_log_cache.py
+< tests/registry/test_log_cache.py::test_a_look_at_an_unchanged_log_reads_nothing_of_it
 - is_stable = status is not None and status == _read_status(path) and _is_settled(status)
 + is_stable = status is not None and status == _read_status(path)
 # version-compared-as-text tests/server/repository
+< tests/server/repository/test_model_repository.py::test_a_name_answers_with_its_highest_number
 - number = next((target for ref, target in targets.items() if ref.name == name), max(candidates))
 + number = next((target for ref, target in targets.items() if ref.name == name), max(candidates, key=str))
 # head-limit-of-one-less tests/server/transport/test_heads.py
+< tests/server/transport/test_heads.py::test_a_head_as_large_as_the_limit_is_answered
 - self._head_bytes += len(name) + len(value) + FIELD_OVERHEAD
 - if self._head_bytes > self._max_bytes or self._fields > self._max_fields:
 + self._head_bytes += len(name) + len(value) + FIELD_OVERHEAD

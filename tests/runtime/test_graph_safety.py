@@ -16,7 +16,7 @@ from published_models import Published, copy_registry, copy_version
 from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.session import Placement, open_session
 from stablernn_runtime.errors import ModelLoadError
-from stablernn_runtime.graph_safety import check_graph
+from stablernn_runtime.graph_safety import check_graph, encode_field
 
 NOT_ONNX = "g is not an ONNX model: its bytes cannot be read as one."
 EXTERNAL = "g refers to external data; only graphs in a single file are served."
@@ -212,6 +212,22 @@ def test_messages_that_protobuf_would_merge_are_refused(step: bytes) -> None:
         with pytest.raises(ModelLoadError) as caught:
             check_graph(content, "g")
         assert str(caught.value) == NOT_ONNX
+
+
+def test_an_attribute_with_two_graphs_is_refused() -> None:
+    # Each is sound, and protobuf would merge them.
+    graph = helper.make_graph([], "g", [], []).SerializeToString()
+    attribute = onnx.AttributeProto(name="then_branch", type=onnx.AttributeProto.GRAPH).SerializeToString()
+    for count in (1, 2):
+        node = onnx.NodeProto(op_type="If").SerializeToString() + encode_field(
+            5, attribute + count * encode_field(6, graph)
+        )
+        model = onnx.ModelProto(ir_version=10, opset_import=[helper.make_opsetid("", 18)]).SerializeToString()
+        model += encode_field(7, encode_field(1, node))
+        if count == 1:
+            check_graph(model, "g")
+    with pytest.raises(ModelLoadError):
+        check_graph(model, "g")
 
 
 def _graph(nodes: Sequence[onnx.NodeProto], sizes: Sequence[int] = (4,)) -> bytes:

@@ -26,6 +26,7 @@ from server_helpers import Published, Running, json_tensor
 from serving_helpers import until
 from stablernn_registry import Registry
 from stablernn_server import ModelLoadError, Settings, create_app
+from stablernn_server.repository.model_repository import resolve_version
 from stock_helpers import Stock, index, infer, loads, logits, noise, refusal, version
 
 GATED = """
@@ -70,6 +71,12 @@ def gated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield module
     module.gate.set()
     del sys.modules["gated_engine"]
+
+
+def test_a_name_answers_with_its_highest_number() -> None:
+    versions = {"digits": [9, 10]}
+    aliases: dict[tuple[str, int], tuple[str, ...]] = {("digits", number): () for number in versions["digits"]}
+    assert resolve_version("digits", None, versions, {}, aliases) == ("digits", 10)
 
 
 def shut(gated: Any) -> None:

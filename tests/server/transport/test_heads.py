@@ -83,6 +83,15 @@ def test_a_head_of_as_many_fields_as_the_limit_is_answered(small: Running) -> No
             assert read_response(connection)[0] == 200
 
 
+def test_a_head_as_large_as_the_limit_is_answered(small: Running) -> None:
+    # Of the target and of each field with the four bytes around it.
+    room = 4096 - len("/v2/health/live") - len("Host127.0.0.1") - 4 - len("X") - 4
+    for length, status in ((room, 200), (room + 1, 431)):
+        with connected(small.port) as connection:
+            connection.sendall(GET + b"X: " + b"a" * length + b"\r\n\r\n")
+            assert read_response(connection)[0] == status
+
+
 def test_a_long_body_before_the_next_head_does_not_count_in_it(small: Running) -> None:
     body = b" " * 900_000
     post = b"POST /fields HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body)
