@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Annotated, Literal, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 import typer
 
@@ -49,6 +49,18 @@ def complete_kind(incomplete: str) -> list[str]:
     return [kind for kind in get_args(Kind) if kind.startswith(incomplete)]
 
 
+def require_option(text: str, **options: Any) -> Any:
+    """Return the option ``--require KIND``."""
+    return typer.Option(
+        parser=parse_kind,
+        metavar=KIND_METAVAR,
+        autocompletion=complete_kind,
+        help=text,
+        show_default=False,
+        **options,
+    )
+
+
 def check_figure_path(path: Path, option: str) -> None:
     """Refuse a file that no figure can be written to, before anything is computed.
 
@@ -64,50 +76,6 @@ def check_figure_path(path: Path, option: str) -> None:
     if not path.absolute().parent.is_dir():
         raise UsageError(f"There is no folder '{path.parent}'. Make it, or choose another {option}.")
 
-
-CertifyInputsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--inputs-within",
-        metavar="R",
-        help="Certify for raw inputs from -R to R, or LOW:HIGH, in the units of the data; one for all features, or one "
-        "for each, separated by commas.",
-        show_default=False,
-    ),
-]
-CertifyRequireOption = Annotated[
-    Kind | None,
-    typer.Option(
-        "--require",
-        parser=parse_kind,
-        metavar=KIND_METAVAR,
-        autocompletion=complete_kind,
-        help="Exit with code 3 unless at least this is proved.",
-        show_default=False,
-    ),
-]
-PolicyRequireOption = Annotated[
-    Kind | None,
-    typer.Option(
-        "--require",
-        parser=parse_kind,
-        metavar=KIND_METAVAR,
-        autocompletion=complete_kind,
-        help="Weakest accepted kind of certificate.",
-        show_default=False,
-    ),
-]
-
-PolicyInputsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--inputs-within",
-        metavar="R",
-        help="Require that kind only of raw inputs from -R to R, or LOW:HIGH, as certify takes them; the range that "
-        "the version is certified for must hold it.",
-        show_default=False,
-    ),
-]
 
 DeviceOption = Annotated[Device, typer.Option(help="Device to compute on; auto uses a GPU if one is available.")]
 EngineOption = Annotated[
@@ -128,11 +96,6 @@ TargetArgument = Annotated[
         show_default=False,
     ),
 ]
-RefArgument = Annotated[
-    str, typer.Argument(metavar="REF", help="NAME (the highest version), NAME:VERSION or NAME@ALIAS.")
-]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
-
 # Data on which a trained model is scored or drawn: `eval` and `plot`.
 ScoredDataOption = Annotated[
     str | None,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from stablernn_cli.errors import REFUSED, CommandError, UsageError
-from stablernn_cli.options import CertifyInputsOption, CertifyRequireOption, JsonOption, Kind, TargetArgument
+from stablernn_cli.options import JsonOption, Kind, TargetArgument, require_option
 from stablernn_cli.output import Output, count_of, drop_none
 from stablernn_cli.targets import certify_target, is_run
 
@@ -18,8 +18,16 @@ from stablernn_cli.targets import certify_target, is_run
 def certify(
     context: typer.Context,
     target: TargetArgument,
-    require: CertifyRequireOption = None,
-    inputs_within: CertifyInputsOption = None,
+    require: Annotated[Kind | None, require_option("Exit with code 3 unless at least this is proved.")] = None,
+    inputs_within: Annotated[
+        str | None,
+        typer.Option(
+            metavar="R",
+            help="Certify for raw inputs from -R to R, or LOW:HIGH, in the units of the data; one for all features, or "
+            "one for each, separated by commas.",
+            show_default=False,
+        ),
+    ] = None,
     report: Annotated[
         Path | None,
         typer.Option(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stablernn_cli.errors import FAILED, CommandError, UsageError, exit_code_of
-from stablernn_cli.options import JsonOption, RunArgument
+from stablernn_cli.options import JsonOption
 from stablernn_cli.output import Output, figure, plain
 from stablernn_cli.promotion_checks import promotion_checks
 from stablernn_cli.targets import is_run
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def export(
     context: typer.Context,
-    run: RunArgument,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)],
     name: Annotated[
         str,
         typer.Option(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from stablernn_cli.errors import REFUSED, Reported, UsageError
-from stablernn_cli.options import JsonOption, PolicyInputsOption, PolicyRequireOption, RefArgument, Split
+from stablernn_cli.options import JsonOption, Kind, Split, require_option
 from stablernn_cli.output import Output, count_of, figure, format_names, show_metrics
 from stablernn_cli.records import record_document
 
@@ -27,6 +27,9 @@ app.add_typer(policy_app, name="policy")
 
 logger = logging.getLogger(__name__)
 
+RefArgument = Annotated[
+    str, typer.Argument(metavar="REF", help="NAME (the highest version), NAME:VERSION or NAME@ALIAS.")
+]
 WhyOption = Annotated[str | None, typer.Option(help="Reason, stored in the model's log.", show_default=False)]
 ForceOption = Annotated[bool, typer.Option("--force", help="Move the alias even if a check refuses; needs --why.")]
 AliasArgument = Annotated[str, typer.Argument(metavar="NAME@ALIAS", help="The alias and its model.")]
@@ -465,8 +468,16 @@ def set_(
     alias: Annotated[
         str, typer.Option(metavar="ALIAS", help="The alias; * stands for all that have no rules of their own.")
     ] = "*",
-    require: PolicyRequireOption = None,
-    inputs_within: PolicyInputsOption = None,
+    require: Annotated[Kind | None, require_option("Weakest accepted kind of certificate.")] = None,
+    inputs_within: Annotated[
+        str | None,
+        typer.Option(
+            metavar="R",
+            help="Require that kind only of raw inputs from -R to R, or LOW:HIGH, as certify takes them; the range "
+            "that the version is certified for must hold it.",
+            show_default=False,
+        ),
+    ] = None,
     max_parity: Annotated[
         float | None,
         typer.Option(min=0, help="Largest accepted max_rel_error of parity.", show_default=False),

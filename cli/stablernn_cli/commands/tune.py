@@ -13,7 +13,7 @@ from stablernn_cli import config_options
 from stablernn_cli.commands.train import explicit_command
 from stablernn_cli.config_options import check_cell, check_options, read_settings, takes_settings
 from stablernn_cli.errors import CommandError, UsageError
-from stablernn_cli.options import KIND_METAVAR, JsonOption, Kind, complete_kind, parse_kind
+from stablernn_cli.options import JsonOption, Kind, require_option
 from stablernn_cli.output import Output, count_of
 
 SEARCH_PANEL = "Search"
@@ -68,12 +68,7 @@ def tune(
     ] = None,
     require: Annotated[
         Kind,
-        search_option(
-            "Prune trials of which less is proved; default: none.",
-            parser=parse_kind,
-            metavar=KIND_METAVAR,
-            autocompletion=complete_kind,
-        ),
+        require_option("Prune trials of which less is proved; default: none.", rich_help_panel=SEARCH_PANEL),
     ] = "none",
     track: config_options.TrackOption = None,
     config: config_options.ConfigOption = None,
