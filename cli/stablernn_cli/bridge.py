@@ -179,7 +179,7 @@ def read_payload(payload: bytes) -> tuple[Any, int | None]:
     return value, number
 
 
-def answer_payloads(answers: StreamAnswers, labels: list[str] | None) -> list[bytes]:
+def _answer_payloads(answers: StreamAnswers, labels: list[str] | None) -> list[bytes]:
     """Return answers as JSON objects with ``n``, the outputs or ``error``, ``gap`` and ``again``."""
     payloads = []
     for row in range(len(answers)):
@@ -464,7 +464,7 @@ class MqttBridge:
                 "%d events were dropped: later ones of their keys came before, or the broker has sent them again",
                 self.shard.counts.late - late,
             )
-        for key, payload in zip(answers.keys, answer_payloads(answers, self._labels), strict=True):
+        for key, payload in zip(answers.keys, _answer_payloads(answers, self._labels), strict=True):
             self._publish(self._broker.answers.replace("{key}", str(key)), payload)
 
     def _publish(self, topic: str, payload: bytes) -> None:

@@ -114,7 +114,7 @@ def takes_settings(
         @wraps(command)
         def run(context: typer.Context, **arguments: Any) -> None:
             given = {name: value for name, value in arguments.items() if name in signature.parameters}
-            command(context, options=options_in_use(context), **given)
+            command(context, options=_options_in_use(context), **given)
 
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return run
@@ -152,7 +152,7 @@ RunDirOption = Annotated[
 ]
 
 
-def options_in_use(context: typer.Context) -> dict[str, Any]:
+def _options_in_use(context: typer.Context) -> dict[str, Any]:
     """Return the options of settings that were set, by the name of their parameter.
 
     Raises:

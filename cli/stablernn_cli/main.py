@@ -80,7 +80,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         # Without a command, typer has already printed the help.
         if type(error).__name__ != "NoArgsIsHelpError":
-            _print_error(usage_sentence(error, sys.argv[1:] if arguments is None else arguments))
+            _print_error(_usage_sentence(error, sys.argv[1:] if arguments is None else arguments))
         return error.exit_code
     except typer.Abort:
         _print_error("Stopped.")
@@ -161,7 +161,7 @@ _OTHER_COMMANDS = (
 GLOBAL_OPTIONS = ("-q", "--quiet", "--debug", "--version")
 
 
-def usage_sentence(error: typer.TyperException, arguments: Sequence[str]) -> str:
+def _usage_sentence(error: typer.TyperException, arguments: Sequence[str]) -> str:
     """Return the sentence for a usage error.
 
     Args:

@@ -155,7 +155,7 @@ def test_every_command_takes_json(name: str) -> None:
 
 
 def test_no_pair_of_flags_takes_the_last_of_two_silently() -> None:
-    """A pair such as ``--certified/--free`` must be repeatable, so that ``options_in_use`` sees both; a flag with its
+    """A pair such as ``--certified/--free`` must be repeatable, so that ``takes_settings`` sees both; a flag with its
     ``--no-`` is on or off, as the last of them says."""
     parameters = [parameter for command in LEAVES.values() for parameter in command.params]
     pairs = [

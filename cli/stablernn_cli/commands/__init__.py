@@ -140,13 +140,13 @@ def _format_help_texts(app: typer.Typer) -> None:
     """Put each paragraph of the commands' help on one line: Typer would print the line breaks of the docstrings."""
     for command in app.registered_commands:
         if command.callback is not None:
-            command.help = help_text(command.callback)
+            command.help = _help_text(command.callback)
     for group in app.registered_groups:
         if group.typer_instance is not None:
             _format_help_texts(group.typer_instance)
 
 
-def help_text(function: Callable[..., Any]) -> str:
+def _help_text(function: Callable[..., Any]) -> str:
     """Return a command's docstring with each paragraph on one line, so that the help fits any width of terminal."""
     paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)

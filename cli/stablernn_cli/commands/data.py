@@ -158,7 +158,7 @@ def check(
         get_cell_facts(settings.model.cell)
         report = check_run_data(settings)
     if not as_json:
-        show_report(output, report)
+        _show_report(output, report)
     if plot is not None:
         _draw(output, plot, report)
     if fix is not None and report.ok and not report.fixes:
@@ -176,7 +176,7 @@ def check(
     if as_json:
         output.document({**planned.as_json(), "train": plan, "plot": plot, "fix": fix})
     else:
-        show_plan(output, planned, plan, new_problems=planned.problems[len(report.problems) :])
+        _show_plan(output, planned, plan, new_problems=planned.problems[len(report.problems) :])
     if not planned.ok:
         raise Reported(FAILED if planned.refusal is None else exit_code_of(planned.refusal) or FAILED)
 
@@ -190,11 +190,11 @@ def _write_fixed(output: Output, path: Path, report: DataReport, stated: Config)
     from stablernn.data.messages import data_counts, format_counts, repair_counts
     from stablernn.training.data_report import check_run_data
 
-    settings = fixed_settings(stated, report)
+    settings = _fixed_settings(stated, report)
     with output.status("Checking with the settings that mend the data ..."):
         fixed = check_run_data(settings)
-    check_fixed(path, report, fixed)
-    write_config(path, settings, report)
+    _check_fixed(path, report, fixed)
+    _write_config(path, settings, report)
     output.note(f"Wrote {path}. Train with: stablernn train --config {shlex.quote(str(path))}")
     if fixed.data is not None and (repairs := repair_counts(data_counts(fixed.data.notes))):
         output.note(f"Repaired with it: {format_counts(repairs)}.")
@@ -227,7 +227,7 @@ def _draw(output: Output, path: Path, report: DataReport) -> None:
     output.note(f"Drawn: {path}")
 
 
-def show_report(output: Output, report: DataReport) -> None:
+def _show_report(output: Output, report: DataReport) -> None:
     """Print a report as text: the content, then problems and warnings."""
     output.facts(_facts(report))
     if report.columns:
@@ -251,7 +251,7 @@ def show_report(output: Output, report: DataReport) -> None:
                 output.text(f"    mend: {_options(finding.settings)}")
 
 
-def show_plan(
+def _show_plan(
     output: Output, report: DataReport, plan: Mapping[str, Any] | None, *, new_problems: Sequence[Finding]
 ) -> None:
     """Print what `train` would do, the problems that only the plan revealed, and the verdict on all of them."""
@@ -382,7 +382,7 @@ def _options(settings: Mapping[str, Any]) -> str:
         f"{flag(with_option[key])} {_quoted(','.join(value) if isinstance(value, list) else str(value))}"
         # A list of several targets takes the option several times.
         if key in with_option and (key != "target" or not isinstance(value, list))
-        else "--set " + _quoted(f"data.{key}={format_value(value)}")
+        else "--set " + _quoted(f"data.{key}={_format_value(value)}")
         for key, value in settings.items()
     )
 
@@ -419,7 +419,7 @@ def check_path(path: Path) -> None:
         raise UsageError(f"--fix '{path}' exists already. Remove it, or choose another name.")
 
 
-def fixed_settings(settings: Config, report: DataReport) -> Config:
+def _fixed_settings(settings: Config, report: DataReport) -> Config:
     """Return the settings with those that mend the findings of a report.
 
     Args:
@@ -433,7 +433,7 @@ def fixed_settings(settings: Config, report: DataReport) -> Config:
     return validate({**tree, "data": merge_settings(tree["data"], report.fixes)})
 
 
-def check_fixed(path: Path, report: DataReport, fixed: DataReport) -> None:
+def _check_fixed(path: Path, report: DataReport, fixed: DataReport) -> None:
     """Refuse to write settings with which `train` would not accept the data.
 
     Args:
@@ -450,7 +450,7 @@ def check_fixed(path: Path, report: DataReport, fixed: DataReport) -> None:
         )
 
 
-def write_config(path: Path, settings: Config, report: DataReport) -> None:
+def _write_config(path: Path, settings: Config, report: DataReport) -> None:
     """Write settings as YAML, with the findings that they mend as comments.
 
     Raises:
@@ -483,7 +483,7 @@ def write_config(path: Path, settings: Config, report: DataReport) -> None:
         raise CommandError(f"Cannot write '{path}': {error.strerror}. Choose another --fix.") from error
 
 
-def format_value(value: object) -> str:
+def _format_value(value: object) -> str:
     """Return a value as YAML on one line, as ``--set`` takes it."""
     # Imported here, since a serving image lists datasets without it.
     import yaml

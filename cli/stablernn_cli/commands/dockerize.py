@@ -236,7 +236,7 @@ def _write_stage(
         gpu=gpu,
         models=tuple(versions),
         digests={version.ref: version.digest for version in versions.values()},
-        wheels=[path.name for path in write_wheels(stage)],
+        wheels=[path.name for path in _write_wheels(stage)],
         user=_user(),
     )
     texts = {"Dockerfile": _dockerfile(image), ".dockerignore": _dockerignore(image)}
@@ -501,7 +501,7 @@ def requirements(variant: Variant) -> str:
         ) from error
 
 
-def write_wheels(folder: Path) -> tuple[Path, ...]:
+def _write_wheels(folder: Path) -> tuple[Path, ...]:
     """Write the wheels of the running stablernn into a folder, and return their paths.
 
     Raises:

@@ -300,7 +300,7 @@ def evaluate(
     elif other is None:
         show(output, document)
     else:
-        show_comparison(output, document)
+        _show_comparison(output, document)
 
 
 @dataclass(frozen=True)
@@ -426,7 +426,7 @@ def compare(output: Output, targets: tuple[str, str], options: ScoreOptions) -> 
     }
 
 
-def show_comparison(output: Output, document: Mapping[str, Any]) -> None:
+def _show_comparison(output: Output, document: Mapping[str, Any]) -> None:
     """Print the scores of two targets side by side, and one sentence on their difference."""
     from stablernn.compare.results import describe_power, units_needed
 

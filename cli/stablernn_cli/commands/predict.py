@@ -148,12 +148,12 @@ def predict(
     """
     output = Output.of(context, as_json)
     options = FileOptions(horizon, id_column, time_column, stamps, tuple(repairs or ()))
-    if is_job(source, destination):
+    if _is_job(source, destination):
         if explain is not None:
             raise UsageError(
                 "--explain is for one file, and --output names a folder of answers. Leave one of them out."
             )
-        predict_folder(
+        _predict_folder(
             output,
             Path(source),
             Path(destination),
@@ -177,7 +177,7 @@ def predict(
             raise UsageError(f"--output '{destination}' is the input itself. Choose another file.")
         # Before the model runs, whose answers would be lost.
         check_format(file)
-    with one_thread("POLARS_MAX_THREADS"), PredictionWriter(file) as writer:
+    with _one_thread("POLARS_MAX_THREADS"), PredictionWriter(file) as writer:
         rows = None
         with output.status(f"Running {target} on {source} ..."):
             model = open_target(target, device, engine)
@@ -211,12 +211,12 @@ def predict(
         output.note(f"Wrote {path}.")
 
 
-def is_job(source: str, destination: str) -> bool:
+def _is_job(source: str, destination: str) -> bool:
     """Return whether a folder of files is to be answered by a folder; a folder of recordings is one file of answers."""
     return destination != "-" and Path(source).is_dir() and Path(destination).suffix.lower() not in FORMATS
 
 
-def predict_folder(
+def _predict_folder(
     output: Output,
     source: Path,
     destination: Path,
@@ -250,7 +250,7 @@ def predict_folder(
     folders = sum(entry.is_dir() for entry in source.iterdir())
     if folders:
         output.warn(f"{folders} folders in '{source}' are left out: files are answered, not what folders hold.")
-    with one_thread(), worker_pool(min(workers, len(files))) as pool:
+    with _one_thread(), _worker_pool(min(workers, len(files))) as pool:
         with output.status(f"Opening {target} ..."):
             model = open_target(target, device, engine)
         # What the words stand for here: an alias could move, and two processes could choose two devices.
@@ -258,7 +258,7 @@ def predict_folder(
         with job.open_destination(resume=resume) as entries:
             left = [file for file in files if not job.is_done(file, entries.get(file.name))]
             counts = _Counts(len(left), output)
-            for entry in run_job(job, model, left, pool):
+            for entry in _run_job(job, model, left, pool):
                 counts.add(entry)
                 if counts.failed and strict:
                     break
@@ -732,14 +732,14 @@ class Job:
         }
 
 
-def run_job(job: Job, target: Target, files: Sequence[Path], pool: ProcessPoolExecutor | None) -> Iterator[Entry]:
+def _run_job(job: Job, target: Target, files: Sequence[Path], pool: ProcessPoolExecutor | None) -> Iterator[Entry]:
     """Answer files, and yield the entry of each, which is in the record then.
 
     Args:
         job: The job.
         target: The opened model, which answers where there is no pool.
         files: The files.
-        pool: Processes from :func:`worker_pool`.
+        pool: Processes from :func:`_worker_pool`.
 
     Raises:
         CommandError: If answers cannot be written, or a process died.
@@ -766,13 +766,13 @@ def run_job(job: Job, target: Target, files: Sequence[Path], pool: ProcessPoolEx
 
 
 @contextmanager
-def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor | None]:
+def _worker_pool(workers: int) -> Iterator[ProcessPoolExecutor | None]:
     """Start processes, which load their libraries while this one opens the model; the value is None for one worker."""
     if workers == 1:
         yield None
         return
     # A new interpreter instead of a fork, which the threads of ONNX Runtime would not survive.
-    with one_thread():
+    with _one_thread():
         pool = ProcessPoolExecutor(workers, get_context("spawn"), _start)
         try:
             # A process starts with a task, and only now do all of them get the limits of threads.
@@ -791,7 +791,7 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor | None]:
 
 
 @contextmanager
-def one_thread(*names: str) -> Iterator[None]:
+def _one_thread(*names: str) -> Iterator[None]:
     """Let libraries that are loaded meanwhile, here or in a new process, compute and read with one thread.
 
     With more of them memory would grow with the number of files or pieces, since each thread keeps what it has freed.

@@ -126,7 +126,7 @@ def fit(
                 _check_cell(settings, run_dir if resume else None)
         limit = None if budget is None else Budget.parse(budget)
         callbacks = open_trackers(track)
-    with library_messages(output), progress_report(output) as report:
+    with library_messages(output), _progress_report(output) as report:
         return dict(
             train_run(settings, run_dir=run_dir, resume=resume, progress=report, budget=limit, callbacks=callbacks)
         )
@@ -259,7 +259,7 @@ _LONG_EPOCH_SECONDS = 10.0
 
 
 @contextmanager
-def progress_report(output: Output) -> Iterator[Callable[[Progress], None] | None]:
+def _progress_report(output: Output) -> Iterator[Callable[[Progress], None] | None]:
     """Give the callback that training reports to: a progress bar in a terminal, else lines for stages and epochs."""
     if not output.is_live:
         with library_stages(output.note):

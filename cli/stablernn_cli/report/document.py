@@ -78,8 +78,9 @@ def compose_report(target: CertifiedTarget, server: str | None = None) -> Report
         stablernn_registry.RegistryError: If a file of the version, the log or the policy is damaged.
     """
     from stablernn_registry import Registry
+    from stablernn_registry.log import utc_now
 
-    version = target.version
+    registry, version = Registry(), target.version
     # Before the figures, which take longer: a server that does not answer is reported at once.
     violations = not_read() if server is None or version is None else read_counts(server, version)
     certificates = _certificates(target)
@@ -89,16 +90,16 @@ def compose_report(target: CertifiedTarget, server: str | None = None) -> Report
         entry["equals_all_inputs"] = entry is not proved[0] and have_equal_claims(proved[0], entry)
     trajectories = _draw(target.model, certificates[-1])
     if version is None:
-        facts = run_facts(Path(target.name), target.model)
+        facts = _run_facts(Path(target.name), target.model)
         observed = observed_of_run(Path(target.name), facts["weights"])
     else:
-        facts = version_facts(version, target.model)
-        observed = observed_of_version(Registry(), version, facts["weights"])
+        facts = _version_facts(version, target.model)
+        observed = observed_of_version(registry, version, facts["weights"])
     observed["drawn_trajectories"] = {"note": NOT_FINITE} if trajectories is None else trajectories.document()
     document = {
         "schema": SCHEMA,
         "title": "Stability certificate",
-        "created": _now(),
+        "created": utc_now(),
         "statement": NO_CONFORMITY,
         "model": facts,
         # The code of training is among the facts of the model: another version may have trained it.
@@ -113,12 +114,12 @@ def compose_report(target: CertifiedTarget, server: str | None = None) -> Report
         "stored_certificate": None if version is None else stored_certificate(version, proved[0]),
         "observed": observed,
         "comparison": compare(proved, observed),
-        "history": None if version is None else _history(version),
+        "history": None if version is None else _version_history(registry, version),
         "violations": violations,
-        "clauses": clause_rows(),
+        "clauses": _clause_rows(),
     }
     # Titles and captions stand in JSON, too; the pictures themselves do not.
-    images = [] if trajectories is None else describe_figures(trajectories, certificates[-1])
+    images = [] if trajectories is None else _describe_figures(trajectories, certificates[-1])
     document["figures"] = [{"name": image.name, "title": image.title, "caption": image.caption} for image in images]
     return Report(document, images)
 
@@ -162,18 +163,6 @@ def _certificates(target: CertifiedTarget) -> tuple[Certificate, ...]:
     return target.certificates if is_complete else (prove(target.model, stage=ALL_STAGE), *target.certificates)
 
 
-def _history(version: Version) -> Mapping[str, Any]:
-    from stablernn_registry import Registry
-
-    return version_history(Registry(), version)
-
-
-def _now() -> str:
-    from stablernn_registry.log import utc_now
-
-    return utc_now()
-
-
 def _code() -> dict[str, Any]:
     """Return the versions of the code that computed the certificate."""
     import torch
@@ -211,7 +200,7 @@ _SPECTRA_INCHES = (7.6, 4.2)
 """A little wider than the text of a page, so that the labels are not made small."""
 
 
-def describe_figures(trajectories: DrawnTrajectories, certificate: Certificate) -> list[Image]:
+def _describe_figures(trajectories: DrawnTrajectories, certificate: Certificate) -> list[Image]:
     """Return the figures of a document, not drawn yet: trajectories, forgetting, and spectra of a short state.
 
     Drawing takes most of the time of a document, and JSON needs none of it.
@@ -286,7 +275,7 @@ _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})")
 _INTENDED_USE = re.compile(r"^intended (use|uses|purpose)\b", re.IGNORECASE)
 
 
-def run_facts(path: Path, model: SequenceModel) -> dict[str, Any]:
+def _run_facts(path: Path, model: SequenceModel) -> dict[str, Any]:
     """Return the facts of a run directory, which has neither digest nor history."""
     from stablernn.atomic_files import read_json
     from stablernn.export.step import weights_digest
@@ -312,7 +301,7 @@ def run_facts(path: Path, model: SequenceModel) -> dict[str, Any]:
     }
 
 
-def version_facts(version: Version, model: SequenceModel) -> dict[str, Any]:
+def _version_facts(version: Version, model: SequenceModel) -> dict[str, Any]:
     """Return the facts of a registry version.
 
     Raises:
@@ -436,7 +425,7 @@ def _model_facts(model: SequenceModel) -> dict[str, Any]:
     }
 
 
-def version_history(registry: Registry, version: Version) -> dict[str, Any]:
+def _version_history(registry: Registry, version: Version) -> dict[str, Any]:
     """Return publication, promotions and current aliases of a version.
 
     Raises:
@@ -673,6 +662,6 @@ CLAUSES: tuple[Clause, ...] = (
 )
 
 
-def clause_rows() -> list[dict[str, str | None]]:
+def _clause_rows() -> list[dict[str, str | None]]:
     """Return the table as JSON types."""
     return [asdict(clause) for clause in CLAUSES]

@@ -59,7 +59,7 @@ def observed_of_run(path: Path, weights: str | None) -> dict[str, Any]:
     from stablernn_registry.reports import ROBUSTNESS
 
     summary = path / "summary.json"
-    tree = parse_object(summary.read_bytes()) if summary.is_file() else None
+    tree = _parse_object(summary.read_bytes()) if summary.is_file() else None
     robustness = path / ROBUSTNESS
     return {
         "metrics": value_at(tree, "metrics") or {},
@@ -173,7 +173,7 @@ def _source(record: Record | None) -> dict[str, Any]:
 
 def _stability_facts(content: bytes, weights: str | None) -> dict[str, Any]:
     """Return the main figures of a stability report, or a note why they are left out."""
-    tree = parse_object(content)
+    tree = _parse_object(content)
     if tree is None:
         return {"note": UNREADABLE}
     # Anybody may record a report: one about other weights says nothing about this model.
@@ -184,8 +184,8 @@ def _stability_facts(content: bytes, weights: str | None) -> dict[str, Any]:
         "note": None,
         "data": text_at(tree, "data"),
         "split": text_at(tree, "split"),
-        "sequences": count_at(empirical, "sequences"),
-        "steps": count_at(empirical, "steps"),
+        "sequences": _count_at(empirical, "sequences"),
+        "steps": _count_at(empirical, "steps"),
         "spectral_radius": number_at(empirical, "jacobian", "spectral_radius", "most"),
         "largest_factors": [
             {
@@ -193,10 +193,10 @@ def _stability_facts(content: bytes, weights: str | None) -> dict[str, Any]:
                 "norm": text_at(row, "norm"),
                 "factor": number_at(row, "factor"),
             }
-            for row in rows_at(empirical, "jacobian", "largest_factors")
+            for row in _rows_at(empirical, "jacobian", "largest_factors")
         ],
-        "largest_lyapunov_exponent": first_number_at(empirical, "lyapunov", "exponents"),
-        "lyapunov_standard_error": first_number_at(empirical, "lyapunov", "standard_error"),
+        "largest_lyapunov_exponent": _first_number_at(empirical, "lyapunov", "exponents"),
+        "lyapunov_standard_error": _first_number_at(empirical, "lyapunov", "standard_error"),
     }
 
 
@@ -213,7 +213,7 @@ def _robustness_facts(content: bytes, weights: str | None) -> dict[str, Any]:
 
 
 # Reading of stored reports, in which any JSON may stand.
-def parse_object(content: bytes) -> Mapping[str, Any] | None:
+def _parse_object(content: bytes) -> Mapping[str, Any] | None:
     """Return the JSON object in some bytes; None if there is none."""
     try:
         tree = json.loads(content)
@@ -243,7 +243,7 @@ def number_at(tree: object, *keys: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def count_at(tree: object, *keys: str) -> int | None:
+def _count_at(tree: object, *keys: str) -> int | None:
     """Return the whole number of 0 or more under nested keys; None if there is none."""
     value = value_at(tree, *keys)
     # bool is an int, but no count.
@@ -256,13 +256,13 @@ def text_at(tree: object, *keys: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def rows_at(tree: object, *keys: str) -> list[Mapping[str, Any]]:
+def _rows_at(tree: object, *keys: str) -> list[Mapping[str, Any]]:
     """Return the objects in a list under nested keys."""
     value = value_at(tree, *keys)
     return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
 
 
-def first_number_at(tree: object, *keys: str) -> float | None:
+def _first_number_at(tree: object, *keys: str) -> float | None:
     """Return the first entry of a list under nested keys, if it is a finite number."""
     value = value_at(tree, *keys)
     return number_at({"first": value[0]}, "first") if isinstance(value, list) and value else None
@@ -319,11 +319,11 @@ def read_counts(url: str, version: Version) -> dict[str, Any]:
         "time": utc_now(),
         "scope": SCOPE,
         # None without a guard: nothing is compared, and a zero would look like a result.
-        "states_outside_ball": count_at(parameters, "state_guard", "exits") if states else None,
-        "samples_outside_range": None if ranges is None else count_at(parameters, "input_guard", "outside"),
+        "states_outside_ball": _count_at(parameters, "state_guard", "exits") if states else None,
+        "samples_outside_range": None if ranges is None else _count_at(parameters, "input_guard", "outside"),
         "guarded_states": states,
         "range": ranges,
-        "sequences_and_steps_run": count_at(counts, "inference_count"),
+        "sequences_and_steps_run": _count_at(counts, "inference_count"),
     }
 
 
