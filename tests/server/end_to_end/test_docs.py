@@ -15,6 +15,8 @@ from server_helpers import Published, Running, serve
 from stablernn_registry import Registry
 from stablernn_server import Settings, create_app
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).parents[3] / "docs" / "http.md").read_text(encoding="utf-8")
 
 
@@ -55,8 +57,3 @@ def test_python_example(documented: Running, capsys: pytest.CaptureFixture[str])
     [block] = blocks("python")
     exec(compile(block.replace("localhost:8080", f"127.0.0.1:{documented.port}"), "docs/http.md", "exec"), {})
     assert capsys.readouterr().out == "(2, 4)\n"
-
-
-def test_json_examples_are_json() -> None:
-    for block in blocks("json"):
-        assert json.loads(block)

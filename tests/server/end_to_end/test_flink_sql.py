@@ -25,6 +25,8 @@ from stablernn_runtime import ServedModel
 from stablernn_server import Settings, create_app
 from stream_helpers import publish
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[3] / "docs" / "scaling.md"
 TOKEN = "flink-token-0123456789"
 # TritonTypeMapper.toTritonDataType; an ARRAY has the datatype of its elements.

@@ -160,6 +160,7 @@ def test_infer(animals: ServedModel, body: dict[str, Any], header: str | None) -
     assert orjson.loads(content[:json_length])["model_name"] == "animals"
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=64) | st.integers(0, 12).map(lambda count: np.ones(count, "<f4").tobytes()))
 def test_raw_infer(animals: ServedModel, body: bytes) -> None:
@@ -173,6 +174,7 @@ def test_raw_infer(animals: ServedModel, body: bytes) -> None:
     assert np.isfinite(found["probabilities"]).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=64), st.sampled_from(["gzip", "x-gzip", "deflate"]), st.integers(0, 40), st.integers(0, 40))
 def test_compressed_bodies(body: bytes, encoding: str, cut: int, limit: int) -> None:
@@ -196,6 +198,7 @@ def table(published: Published) -> ModelRepository:
     return ModelRepository.open(served, Telemetry(served))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(["animals", "animals@production", "animals:1"]) | LONG_TEXTS | st.text(max_size=5),

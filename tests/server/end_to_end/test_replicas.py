@@ -127,6 +127,7 @@ def move_streams(
     return differences
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("streams", "moves", "steps", "kills"),
     [(8, 3, 10, 1), pytest.param(200, 5, 100, 4, marks=pytest.mark.slow)],
@@ -166,6 +167,7 @@ def step(replicas: Replicas, value: float) -> httpx.Response:
     return httpx.post(f"{replicas.url}/v1/step", json=body, headers=HEADERS, timeout=30)
 
 
+@pytest.mark.slow
 def test_a_request_in_flight_at_a_replica_that_dies_is_answered_by_the_other(
     replicas: Replicas, animals: ServedModel
 ) -> None:
@@ -195,6 +197,7 @@ def holder_of_the_stream(replicas: Replicas) -> int:
     return int(number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
 def test_a_websocket_stream_goes_on_at_the_other_replica(
     replicas: Replicas, animals: ServedModel, how: signal.Signals
@@ -229,6 +232,7 @@ def test_a_token_goes_on_at_the_other_replica_without_the_python_client(
     assert differing_bits(np.array([answer["logits"] for answer in answers], np.float32), expected[2:]) == 0
 
 
+@pytest.mark.slow
 def test_without_a_replica_clients_are_told_to_come_back(replicas: Replicas, animals: ServedModel) -> None:
     x = samples(animals, 20)
     expected = offline(animals, x)["logits"]
@@ -246,6 +250,7 @@ def test_without_a_replica_clients_are_told_to_come_back(replicas: Replicas, ani
     assert differing_bits(np.stack(outputs), expected) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "path"),
     [
@@ -262,6 +267,7 @@ def test_what_one_replica_would_keep_is_refused(replicas: Replicas, method: str,
     assert answer.headers["content-type"] == "application/json"
 
 
+@pytest.mark.slow
 def test_a_sequence_is_unknown_to_the_other_replica(replicas: Replicas) -> None:
     def infer(**parameters: object) -> httpx.Response:
         body = {"inputs": [json_tensor("x", np.ones((1, 1, 1), np.float32))], "parameters": parameters}
@@ -274,6 +280,7 @@ def test_a_sequence_is_unknown_to_the_other_replica(replicas: Replicas) -> None:
     assert {answer.json().get("code") for answer in answers} == {None, "unknown_sequence"}
 
 
+@pytest.mark.slow
 def test_pages_of_the_address_of_nginx_may_call(replicas: Replicas) -> None:
     for origin, status in ((replicas.url, 200), ("http://other.example", 403)):
         answer = httpx.get(f"{replicas.url}/v2", headers={**HEADERS, "Origin": origin})

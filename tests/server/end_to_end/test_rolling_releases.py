@@ -223,6 +223,7 @@ def server(stock: Stock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("singles", "shared", "by_token"),
     [

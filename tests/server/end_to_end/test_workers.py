@@ -227,6 +227,7 @@ def test_every_process_follows_an_alias(registry: Registry, start: Start, publis
         registry.set_alias("animals", "production", 1)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_is_replaced_and_its_totals_stay(start: Start) -> None:
     server = start("--workers", 2, "--model", "animals:1")
     x = noise(1, 3, 1)
@@ -249,6 +250,7 @@ def test_a_process_that_is_killed_is_replaced_and_its_totals_stay(start: Start) 
     assert not any(is_alive(pid) for pid in pids)
 
 
+@pytest.mark.slow
 def test_processes_that_end_together_are_replaced_together(start: Start) -> None:
     """None of them waits until those of other places have come back."""
     server = start("--workers", 3, "--model", "animals:1")
@@ -332,6 +334,7 @@ def test_sigterm_ends_all_and_hands_out_tokens(start: Start) -> None:
     assert "Traceback" not in server.read_log()
 
 
+@pytest.mark.slow
 def test_processes_do_not_outlive_a_supervisor_that_was_killed(start: Start) -> None:
     server = start("--workers", 2, "--model", "animals:1")
     server.process.kill()
@@ -340,6 +343,7 @@ def test_processes_do_not_outlive_a_supervisor_that_was_killed(start: Start) -> 
 
 
 # What one process says is what each of two says; alone it is a slow test.
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_what_cannot_be_served_ends_the_command(published: Published, tmp_path: Path, workers: int) -> None:
     own = Registry(tmp_path / "registry")
@@ -367,6 +371,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 # One process serves the client below.
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_tls(certificate: tuple[Path, Path], start: Start, opened: ServedModel, workers: int) -> None:
     files = ("--tls-cert-file", certificate[0], "--tls-key-file", certificate[1])
@@ -400,6 +405,7 @@ def secured(
     server.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["threads", "asyncio"])
 def test_the_client_over_tls(
     certificate: tuple[Path, Path], secured: ServeProcess, opened: ServedModel, kind: str

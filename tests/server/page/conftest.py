@@ -16,6 +16,16 @@ from stablernn.data.forecasting import calendar_periods
 from stablernn_registry import Registry
 from stablernn_server import Settings, create_app
 
+QUICK = {"test_classification", "test_forecast_of_a_table_with_a_heading", "test_stream", "test_token"}
+"""One test in a browser for each part of the page; the others are slow."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests in a browser as slow."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()) and getattr(item, "originalname", "") not in QUICK:
+            item.add_marker(pytest.mark.slow)
+
 
 @pytest.fixture(scope="module")
 def registry(published: Published, tmp_path_factory: pytest.TempPathFactory) -> Registry:
