@@ -42,7 +42,7 @@ MODEL_CODE = (
     "stablernn/buffers",
 )
 """The model itself, which an export calls again and again: the first walk has these files."""
-TRANSPORT = ("server/stablernn_server/process/", "server/stablernn_server/transport/")
+TRANSPORT = ("server/stablernn_server/", "server/stablernn_server/transport/")
 """Files below the application: connections and the process."""
 
 SAMPLE = [[0.5, 1.0]] * 3

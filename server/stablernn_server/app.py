@@ -18,6 +18,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
+from stablernn_server.auth import required_access
 from stablernn_server.codecs.json_values import json_body
 from stablernn_server.errors import (
     CODE_BY_STATUS,
@@ -40,7 +41,6 @@ from stablernn_server.schemas.common import ERRORS
 from stablernn_server.schemas.open_inference import ControlRequest, IndexRequest, InferBody
 from stablernn_server.schemas.sessions import OpenSession, Samples, TokenStep
 from stablernn_server.schemas.timeseries import ClassifyRequest, ForecastRequest
-from stablernn_server.security.auth import required_access
 from stablernn_server.settings import Settings
 from stablernn_server.version import package_version
 

@@ -20,8 +20,8 @@ from stablernn_cli.commands.predict import Shard
 from stablernn_cli.errors import REFUSED, USAGE
 from stablernn_cli.main import app
 from stablernn_server import Settings
-from stablernn_server.security.auth import Auth, required_access
-from stablernn_server.security.key_files import create_state_tokens
+from stablernn_server.auth import Auth, required_access
+from stablernn_server.key_files import create_state_tokens
 
 Manifest = dict[str, Any]
 

@@ -15,9 +15,9 @@ import yaml
 
 from packages import ROOT
 from stablernn_server import Settings
+from stablernn_server.auth import required_access
 from stablernn_server.errors import STATUS_AND_CODE
 from stablernn_server.observability.telemetry import Telemetry
-from stablernn_server.security.auth import required_access
 
 MONITORING = ROOT / "deploy" / "monitoring"
 RULES: dict[str, Any] = yaml.safe_load((MONITORING / "prometheus-rule.yaml").read_text(encoding="utf-8"))

@@ -19,8 +19,8 @@ from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.devices import available_cpus
 from stablernn_server import Settings, SettingsError, create_app, errors
 from stablernn_server.errors import STATUS_AND_CODE, ServerError
+from stablernn_server.model_repository import ModelRepository
 from stablernn_server.observability.telemetry import Telemetry
-from stablernn_server.repository.model_repository import ModelRepository
 
 
 def test_the_package_brings_neither_torch_nor_the_library() -> None:

@@ -109,7 +109,7 @@ def serve(folder: Path) -> None:
     import socket
 
     from stablernn_server import Settings, create_app
-    from stablernn_server.process.server import Server
+    from stablernn_server.server import Server
 
     settings = Settings(registry=folder / "models", models=("m:1",))
     listener = socket.create_server(("127.0.0.1", 0))

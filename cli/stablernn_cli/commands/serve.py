@@ -184,7 +184,7 @@ def serve(
     # Before the slow imports: the first process of a container has no default action for SIGTERM. An exception in the
     # middle of an import would end in a traceback of another package, and nothing needs an orderly shutdown yet.
     with _on_stop_signal(exit_now):
-        from stablernn_server.process.log_writer import queued_stderr
+        from stablernn_server.log_writer import queued_stderr
 
         # A slow reader of the log must not block the server, its start or its shutdown.
         with queued_stderr():
@@ -197,9 +197,9 @@ def _run(fields: Mapping[str, Any], output: Output) -> None:
     import logging
 
     from stablernn_server import Settings
+    from stablernn_server.auth import Auth
     from stablernn_server.http.access_log import write_to_stderr
-    from stablernn_server.security.auth import Auth
-    from stablernn_server.security.key_files import tls_context
+    from stablernn_server.key_files import tls_context
 
     for package in ("stablernn_server", "stablernn_runtime"):
         logging.getLogger(package).setLevel(logging.WARNING if output.quiet else logging.INFO)
@@ -220,7 +220,7 @@ def _run(fields: Mapping[str, Any], output: Output) -> None:
 def _serve_one(settings: Settings, listener: socket.socket, output: Output) -> None:
     from stablernn_server import create_app
     from stablernn_server.observability.multiprocess import prepare_metrics_dir
-    from stablernn_server.process.server import Server
+    from stablernn_server.server import Server
 
     if settings.metrics_dir is not None:
         prepare_metrics_dir(settings.metrics_dir)
@@ -239,7 +239,7 @@ def _serve_one(settings: Settings, listener: socket.socket, output: Output) -> N
 
 
 def _serve_many(settings: Settings, listener: socket.socket, output: Output) -> None:
-    from stablernn_server.process.supervisor import Supervisor
+    from stablernn_server.supervisor import Supervisor
 
     url = _url(settings, listener)
     supervisor = Supervisor(settings, listener, quiet=output.quiet)

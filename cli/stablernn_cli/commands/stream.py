@@ -134,7 +134,7 @@ def _state_tokens() -> StateTokens:
         UsageError: If there is no key.
     """
     from stablernn_server import Settings
-    from stablernn_server.security.key_files import create_state_tokens
+    from stablernn_server.key_files import create_state_tokens
 
     settings = Settings()
     if settings.state_key is None and settings.state_key_file is None:

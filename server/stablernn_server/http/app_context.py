@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 from starlette.requests import HTTPConnection
 
 from stablernn_runtime.state_token import StateTokens
+from stablernn_server.auth import Auth
 from stablernn_server.batching.scheduler import Scheduler
 from stablernn_server.batching.types import DEFAULT_PRIORITY, Caller
 from stablernn_server.codecs.json_values import DECODED_FACTOR, OFFLOAD_BYTES
@@ -29,11 +30,10 @@ from stablernn_server.http.request import (
     read_body,
     receive_at_once,
 )
+from stablernn_server.key_files import create_state_tokens
+from stablernn_server.model_repository import ModelRepository
 from stablernn_server.observability.telemetry import Telemetry
 from stablernn_server.observability.tracing import Tracing
-from stablernn_server.repository.model_repository import ModelRepository
-from stablernn_server.security.auth import Auth
-from stablernn_server.security.key_files import create_state_tokens
 from stablernn_server.settings import Settings
 from stablernn_server.streams.sessions import SessionTable
 from stablernn_server.streams.triton_sequences import SequenceTable

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from fastapi import FastAPI
 from starlette.routing import BaseRoute, Match
 
+from stablernn_server.auth import Identity
 from stablernn_server.errors import STATUS_AND_CODE, ForbiddenError, ServerError, SettingsError, cut
 from stablernn_server.http.access_log import AccessLog, redact_path
 from stablernn_server.http.app_context import AppContext
@@ -38,7 +39,6 @@ from stablernn_server.http.request import (
 )
 from stablernn_server.http.responses import RawResponse, error_response, refuse_websocket
 from stablernn_server.observability.tracing import RequestSpan
-from stablernn_server.security.auth import Identity
 
 METHODS = b"GET, HEAD, POST, DELETE"
 ALLOWED_HEADERS = (

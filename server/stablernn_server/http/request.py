@@ -14,10 +14,10 @@ from starlette.requests import HTTPConnection
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from stablernn_runtime.served_model import ServedModel
+from stablernn_server.auth import NOBODY, Identity
 from stablernn_server.batching.types import InferenceResult
 from stablernn_server.codecs.json_values import whole_number
 from stablernn_server.errors import BusyError, ClientGoneError, InputError, ServerError, TooLargeError, cut
-from stablernn_server.security.auth import NOBODY, Identity
 
 FIELDS_KEY = "stablernn.fields"
 """Key of the scope under which :func:`header_fields` leaves the fields."""

@@ -2,7 +2,7 @@
 
 import { ApiError, getJson, modelPath, startToken } from "./api.js";
 import { byId, el, Problem } from "./dom.js";
-import { Load } from "./load.js";
+import { Load } from "./figures.js";
 import { isServed, isShown, ModelList, ModelView, readModels, unloadedView } from "./models.js";
 
 const list = new ModelList();

@@ -29,7 +29,6 @@ FILES = (
     "figures.js",
     "icon.svg",
     "index.html",
-    "load.js",
     "main.js",
     "models.js",
     "plot.js",

@@ -25,8 +25,8 @@ from packages import PACKAGES, ROOT
 from stablernn_cli.commands.dockerize import HEALTHCHECK, USER
 from stablernn_registry import IntegrityError, Registry
 from stablernn_server import Settings
-from stablernn_server.security.auth import Auth
-from stablernn_server.security.key_files import create_state_tokens
+from stablernn_server.auth import Auth
+from stablernn_server.key_files import create_state_tokens
 
 
 def instructions(dockerfile: str) -> list[tuple[str, str]]:

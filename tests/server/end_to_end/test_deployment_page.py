@@ -13,8 +13,8 @@ import pytest
 
 from stablernn_cli.commands import dockerize as build_files
 from stablernn_server import Settings
-from stablernn_server.security.auth import Auth
-from stablernn_server.security.key_files import create_state_tokens
+from stablernn_server.auth import Auth
+from stablernn_server.key_files import create_state_tokens
 
 PAGE = (Path(__file__).parents[3] / "docs" / "deployment.md").read_text(encoding="utf-8")
 

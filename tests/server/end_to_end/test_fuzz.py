@@ -23,8 +23,8 @@ from stablernn_server.codecs.open_inference import decode_raw_request, encode_re
 from stablernn_server.errors import STATUS_AND_CODE
 from stablernn_server.handlers.timeseries import prepare_classify, prepare_forecast
 from stablernn_server.http.request import decompress
+from stablernn_server.model_repository import ModelRepository
 from stablernn_server.observability.telemetry import Telemetry
-from stablernn_server.repository.model_repository import ModelRepository
 from stablernn_server.routes.infer import _decode
 from stablernn_server.routes.timeseries import _parse_body
 from stablernn_server.schemas.timeseries import ClassifyRequest, ForecastRequest

@@ -21,7 +21,7 @@ from stablernn_runtime.engines import select
 from stablernn_runtime.engines.loaded_graphs import LoadedGraphs
 from stablernn_runtime.engines.session import CUDA, GpuOptions
 from stablernn_server import Settings, SettingsError, create_app
-from stablernn_server.process.supervisor import place_worker
+from stablernn_server.supervisor import place_worker
 
 GIB = 2**30
 TWO = [("NVIDIA Alpha", 24 * GIB), ("NVIDIA Beta", 80 * GIB)]

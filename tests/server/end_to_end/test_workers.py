@@ -30,7 +30,7 @@ from serving_helpers import ServeProcess, failed_serve, is_alive, start_serve, u
 from stablernn_client import ConnectionFailed
 from stablernn_registry import Registry, Version
 from stablernn_runtime import ServedModel
-from stablernn_server.process.supervisor import WorkerSlot
+from stablernn_server.supervisor import WorkerSlot
 
 QUICK = {"STABLERNN_RELOAD_SECONDS": "0.1"}
 TOKEN = "a-token-that-is-long-enough-for-this"

@@ -134,7 +134,7 @@ def test_a_token_opens_a_version_that_was_closed_to_make_room_for_everybody(stoc
 def test_of_versions_that_only_tokens_name_the_last_used_stay_open(
     stock: Stock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stablernn_server.repository.version_loader.MAX_TOKEN_MODELS", 2)
+    monkeypatch.setattr("stablernn_server.version_loader.MAX_TOKEN_MODELS", 2)
     for _ in range(2):
         stock.copy(stock.registry.get("animals:1"))
     names = [f"animals:{number}" for number in (1, 2, 3)]

@@ -44,7 +44,7 @@ from scheduler_helpers import wait
 from server_helpers import Published, Running, serve
 from serving_helpers import ServeProcess, cpu_seconds, rss_mb, start_serve
 from stablernn_server import Settings, SettingsError, create_app
-from stablernn_server.process.server import create_connection_table
+from stablernn_server.server import create_connection_table
 from stablernn_server.transport.connections import ConnectionTable, Turn, parse_networks, raise_file_limit
 from stablernn_server.transport.http_protocol import FIRST_READ_BYTES, HttpProtocol
 from stablernn_server.transport.write_coalescing import LINGER_IDLE_SECONDS

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
+from stablernn_server.auth import NOBODY
 from stablernn_server.http.middleware import CHECKS_KEY, HeadChecks
-from stablernn_server.security.auth import NOBODY
 from stablernn_server.transport.direct_exchange import (
     MAX_CACHED_HEAD_BYTES,
     MAX_MISSES,

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from published_models import Published as Published
 from published_models import torch_answer as torch_answer
-from stablernn_server.process.server import Server
+from stablernn_server.server import Server
 
 DATATYPES = {"float32": "FP32", "float64": "FP64", "int64": "INT64", "int32": "INT32"}
 

@@ -29,8 +29,8 @@ from stablernn_runtime.engines.loaded_graphs import ONNX
 from stablernn_runtime.engines.plugins import AUTO, TORCH
 from stablernn_server.errors import NotReadyError, ServerError
 from stablernn_server.http.responses import error_response
+from stablernn_server.key_files import tls_context
 from stablernn_server.observability.multiprocess import prepare_metrics_dir, remove_worker_gauges
-from stablernn_server.security.key_files import tls_context
 from stablernn_server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -373,12 +373,12 @@ def run_worker(
     # Ctrl-C reaches every process of the terminal; the supervisor stops this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_stop_with_parent, name="parent", daemon=True).start()
-    from stablernn_server.process.log_writer import queued_stderr
+    from stablernn_server.log_writer import queued_stderr
 
     with queued_stderr():
         log_to_stderr(quiet)
         from stablernn_server.app import create_app
-        from stablernn_server.process.server import Server
+        from stablernn_server.server import Server
 
         try:
             app = create_app(settings, answering=answering)

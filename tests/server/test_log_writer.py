@@ -20,7 +20,7 @@ import pytest
 from connection_helpers import connected, health_watched, read_response
 from server_helpers import Published
 from serving_helpers import command, end_all, giving_up, until
-from stablernn_server.process.log_writer import MAX_QUEUED_BYTES, QueuedStderr, queued_stderr
+from stablernn_server.log_writer import MAX_QUEUED_BYTES, QueuedStderr, queued_stderr
 
 SLOW_ANSWER_SECONDS = 2.0
 REPORT = re.compile(rb"WARNING: (\d+) lines? of the log w\w+ dropped: standard error was not read fast enough\.\n")

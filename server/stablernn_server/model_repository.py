@@ -28,7 +28,8 @@ from stablernn_server.errors import (
     cut,
 )
 from stablernn_server.observability.telemetry import Telemetry
-from stablernn_server.repository.version_loader import (
+from stablernn_server.settings import Settings
+from stablernn_server.version_loader import (
     MemoryBudget,
     Refusals,
     TokenModels,
@@ -37,7 +38,6 @@ from stablernn_server.repository.version_loader import (
     deadline_error,
     trim_memory,
 )
-from stablernn_server.settings import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from stablernn_runtime.state_token import StreamSnapshot
 from stablernn_runtime.stream_clock import Clock
 from stablernn_server import Settings
 from stablernn_server.errors import BadTokenError, SettingsError
-from stablernn_server.security.key_files import create_state_tokens
+from stablernn_server.key_files import create_state_tokens
 
 SNAPSHOT = StreamSnapshot("m:1", "sha256:" + "00" * 32, 1, Clock(), np.empty(0, np.float32), {})
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 import uvicorn
 
 from stablernn_server.http.access_log import quieten_uvicorn
-from stablernn_server.process.log_writer import drain_stderr, dropped_lines
-from stablernn_server.security.key_files import tls_context
+from stablernn_server.key_files import tls_context
+from stablernn_server.log_writer import drain_stderr, dropped_lines
 from stablernn_server.settings import Settings
 from stablernn_server.transport.connections import (
     ADDRESS_SHARE,

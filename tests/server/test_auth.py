@@ -21,10 +21,10 @@ from websockets.sync.client import connect
 
 from server_helpers import Published, Running, serve
 from stablernn_server import Settings, SettingsError, create_app
+from stablernn_server.auth import ANYONE, Auth, is_loopback, read_tokens, required_access
 from stablernn_server.errors import ForbiddenError, UnauthorizedError
 from stablernn_server.http.middleware import OriginPolicy
-from stablernn_server.security.auth import ANYONE, Auth, is_loopback, read_tokens, required_access
-from stablernn_server.security.key_files import create_state_tokens
+from stablernn_server.key_files import create_state_tokens
 
 INFER = "infer-token-0123456789"
 ADMIN = "admin-token-0123456789"

@@ -1,1 +1,0 @@
-"""Server processes: one, or several behind a supervisor."""

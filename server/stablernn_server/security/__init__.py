@@ -1,1 +1,0 @@
-"""Bearer tokens, roles and the TLS certificate."""
