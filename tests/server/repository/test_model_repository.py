@@ -26,7 +26,7 @@ from server_helpers import Published, Running, json_tensor
 from serving_helpers import until
 from stablernn_registry import Registry
 from stablernn_server import ModelLoadError, Settings, create_app
-from stablernn_server.repository.model_repository import resolve_version
+from stablernn_server.model_repository import resolve_version
 from stock_helpers import Stock, index, infer, loads, logits, noise, refusal, version
 
 GATED = """
