@@ -1,7 +1,7 @@
 """The types in which bounds on one step of a cell are stated, for all states and all inputs or those within a box.
 
 :mod:`stablernn.bounds.lure` computes them for Lur'e systems and :mod:`stablernn.bounds.gated` for gated steps; other
-cells derive theirs by hand.
+cells derive theirs by hand. A box that no step leaves follows here where the diagonal of a matrix dominates.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from stablernn.bounds.intervals import Box
+from stablernn.bounds.intervals import FLOAT32_EPSILON, Box
 from stablernn.bounds.linalg import EPSILON, Matrix
 from stablernn.bounds.linear_response import ImpulseResponse
 
@@ -139,3 +139,29 @@ def irregular_step_bound(bound: StepBound) -> StepBound:
     rate = math.exp(bound.rate - 1) * (1 + 4 * EPSILON) if is_representable else math.inf
     # The multipliers still prove the rate of a regular step, from which this one follows.
     return replace(bound, rate=rate, other_norms=tuple(map(irregular_step_bound, bound.other_norms)))
+
+
+def restoring_box(matrix: Matrix, drive: Box, longest_move: float) -> Box | None:
+    """Return a cube that no step leaves, for a matrix whose negative diagonal dominates its rows; None for others.
+
+    The step is ``h <- h + s(K h + d)``, where every coordinate of ``s`` has the sign of its argument and a modulus of
+    at most ``longest_move``, e. With ``-k`` the diagonal entry of a row of K and ``r`` the sum of the other moduli, the
+    cube of radius ``R >= e`` is invariant if ``k (R - e) >= r R + abs(d)``: a coordinate of at most ``R - e`` stays
+    below R in any case, and beyond it the argument is negative or zero, so that the step leads back, by at most e.
+
+    Args:
+        matrix: K, ``(n, n)``.
+        drive: Range of d, ``(n,)``.
+        longest_move: e, greater than 0.
+    """
+    damping, moduli = -np.diagonal(matrix), np.abs(matrix).sum(axis=1)
+    others = moduli - np.abs(damping)
+    # The argument in float32 is off by the rounding of each product and sum. The state is off by the rounding of its
+    # own sum, which lets a coordinate that may move freely end slightly further out.
+    relative_error = (matrix.shape[1] + 8) * FLOAT32_EPSILON * moduli
+    surplus = damping - others - 2 * relative_error
+    if not drive.is_finite or not (surplus > 0).all():
+        return None
+    move = longest_move * (1 + 8 * FLOAT32_EPSILON)
+    radius = float(np.max((damping * move + drive.modulus * (1 + 8 * FLOAT32_EPSILON)) / surplus, initial=move))
+    return Box.around_zero(len(matrix), radius * (1 + 8 * FLOAT32_EPSILON))

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.continuous import largest_euler_step
-from stablernn.bounds.intervals import Box, restoring_box
+from stablernn.bounds.intervals import Box
 from stablernn.bounds.linalg import norm_upper_bound
 from stablernn.bounds.lure import LureSystem, dominance_bound, lure_bound
-from stablernn.bounds.step_bound import Hypothesis, StepBound, ball_of
+from stablernn.bounds.step_bound import Hypothesis, StepBound, ball_of, restoring_box
 from stablernn.cells._base import (
     StableCell,
     State,

@@ -13,11 +13,10 @@ from stablernn.bounds.intervals import (
     Box,
     accumulated_rounding,
     grow_invariant,
-    restoring_box,
     sigmoid,
 )
 from stablernn.bounds.linalg import EPSILON, Matrix, row_norms
-from stablernn.bounds.step_bound import StepBound, ball_of
+from stablernn.bounds.step_bound import StepBound, ball_of, restoring_box
 from stablernn.cells._base import State, check_choice, check_finite, float64
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._fast import (

@@ -473,7 +473,7 @@ ONLY_ON_REQUEST = WITHIN_RANGE | {"incremental", "neural_ode_rnn", "antisymmetri
 """Cells whose region costs accuracy, or proves nothing for all inputs: training is free unless it is asked for."""
 
 _RESTORED = frozenset({"antisymmetric_g", "antisym_ablation", "fastgrnn", "fastgrnn_lsq"})
-"""Cells that stay bounded by a dominant diagonal, see :func:`stablernn.bounds.intervals.restoring_box`."""
+"""Cells that stay bounded by a dominant diagonal, see :func:`stablernn.bounds.step_bound.restoring_box`."""
 
 _REASONS = {
     "unicornn": "its step loses no energy, so that an input in resonance makes the state grow without end",

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from stablernn import create_cell
-from stablernn.bounds.intervals import Box, restoring_box
+from stablernn.bounds.intervals import Box
+from stablernn.bounds.step_bound import restoring_box
 from stablernn.cells import StableCell
 from stablernn.certificates.certificate import certify
 from stablernn.certificates.projection import project, with_bounded_rows, with_dominant_diagonal

@@ -18,7 +18,7 @@ from stablernn.certificates.input_range import InputRange
 from stablernn.certificates.projection import project
 from stablernn_cli.report.claims import method_rows
 
-PROVERS = {"gated_bound": "gated.py", "lure_bound": "lure.py", "restoring_box": "intervals.py"}
+PROVERS = {"gated_bound": "gated.py", "lure_bound": "lure.py", "restoring_box": "step_bound.py"}
 """Functions that prove a bound, and the files that a document names for them."""
 GRU = "arXiv 2011.06806"
 LSTM = "arXiv 2503.11553"
@@ -113,7 +113,7 @@ def test_a_dominant_diagonal_gives_a_gated_cell_a_cube() -> None:
     project(model.rnn.cells[0], 0.001)
     certificate = prove(model, stored=False, norms=(), inputs=RANGE)
     codes = [row["code"] for row in method_rows(certificate, model)]
-    assert codes == ["stablernn/bounds/gated.py", "stablernn/bounds/intervals.py"]
+    assert codes == ["stablernn/bounds/gated.py", "stablernn/bounds/step_bound.py"]
 
 
 def test_a_dominant_diagonal_is_proved_in_the_infinity_norm() -> None:
@@ -122,4 +122,4 @@ def test_a_dominant_diagonal_is_proved_in_the_infinity_norm() -> None:
     certificate = prove(model, stored=False, norms=(), inputs=RANGE)
     codes = [row["code"] for row in method_rows(certificate, model)]
     assert certificate.kind == "non-expansive"
-    assert codes == ["stablernn/bounds/lure.py", "stablernn/bounds/intervals.py"]
+    assert codes == ["stablernn/bounds/lure.py", "stablernn/bounds/step_bound.py"]

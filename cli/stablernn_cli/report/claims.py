@@ -354,7 +354,7 @@ _METHODS = {
         "Bounds on the state: where the negative diagonal of the recurrent matrix outweighs the rest of its row, a "
         "step leads back from the faces of a cube, which is therefore invariant",
         "ours: docs/stability.md, 'Inputs of a bounded size'",
-        "stablernn/bounds/intervals.py",
+        "stablernn/bounds/step_bound.py",
     ),
     "hand": _Method(
         "The bound is derived by hand from the equation of the cell",
