@@ -64,6 +64,7 @@ def registered(workplace: Workplace, ref: str) -> Version:
     return Registry(workplace.registry).get(ref)
 
 
+@pytest.mark.slow
 def test_a_version_is_attacked_by_its_own_weights_and_its_report_is_kept_beside_it(
     trained: Workplace, run: Measured, version: Measured
 ) -> None:
