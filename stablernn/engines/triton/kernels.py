@@ -327,7 +327,7 @@ def pass_on(
     for step in range(start, end):
         slot = (zero + step) * stride
         if HAS_OUTPUTS:
-            has_output = mask & ((step + 1) % SUBSTEPS == 0)
+            has_output = tl.where((step + 1) % SUBSTEPS == 0, mask, False)
             g += tl.load(grad_outputs + (zero + step // SUBSTEPS) * stride, mask=has_output, other=0.0)
         tl.store(arguments_0 + slot, nothing, mask=mask)
         if FAMILY == "two-stage" or FAMILY == "shared gate":
@@ -518,7 +518,7 @@ def backward_kernel(
         now = zero + step // SUBSTEPS
         slot = (zero + step) * stride + offset
         if HAS_OUTPUTS:
-            has_output = mask & ((step + 1) % SUBSTEPS == 0)
+            has_output = tl.where((step + 1) % SUBSTEPS == 0, mask, False)
             g += tl.load(grad_outputs + now * stride + offset, mask=has_output, other=0.0)
         length = step_size
         if IS_TIMED:
@@ -606,7 +606,7 @@ def scan_kernel(
         tl.store(states + slot, real, mask=mask)
         if HAS_PRODUCTS:
             before = slot - stride if IS_REVERSED else slot + stride
-            has_before = mask & (step < time - 1)
+            has_before = tl.where(step < time - 1, mask, False)
             state_real = tl.load(other + before, mask=has_before, other=0.0)
             sum_real += real * state_real
             if PARTS == 2:
