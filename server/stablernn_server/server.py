@@ -25,7 +25,7 @@ from stablernn_server.transport.connections import (
     ConnectionTable,
     raise_file_limit,
 )
-from stablernn_server.transport.http_protocol import BoundedReads, HttpProtocol, TlsProtocol
+from stablernn_server.transport.http_protocol import BODY_READ_BYTES, BoundedReads, HttpProtocol, TlsProtocol
 from stablernn_server.transport.websocket_protocol import WebSocketProtocol
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Server(uvicorn.Server):
 
         def create_counted(factory: Callable[[], Any], *args: Any, ssl: SSLContext | None, **options: Any) -> Any:
             if ssl is None:
-                factory = partial(BoundedReads, factory)
+                factory = partial(BoundedReads, factory, memoryview(bytearray(BODY_READ_BYTES)))
             else:
                 factory = partial(TlsProtocol, factory, ssl, self._connections, handshake_seconds=self._head_seconds)
             return create_server(factory, *args, **options)

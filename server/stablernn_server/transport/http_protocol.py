@@ -54,7 +54,9 @@ MESSAGE_END = b"\r\n\r\n"
 _LINE_BREAKS = re.compile(rb"[\r\n]*+")
 _SIZE = re.compile(rb"[0-9A-Fa-f]*+")
 FIRST_READ_BYTES = 2**14
-"""Bytes that are read at a time of what is no body."""
+"""Bytes that are read at a time before the first request."""
+NEXT_READ_BYTES = 2**16
+"""Bytes that are read at a time between requests."""
 BODY_READ_BYTES = 2**18
 """Bytes that are read at a time of a body."""
 URGENT = (b"GET /v2/health/", b"HEAD /v2/health/")
@@ -134,15 +136,21 @@ class InputFlow(FlowControl):
 
 
 class BoundedReads(asyncio.BufferedProtocol):
-    """Passes on what arrives in pieces of at most :data:`FIRST_READ_BYTES`, or :data:`BODY_READ_BYTES` of a body.
+    """Passes on what arrives in pieces: short ones before the first request, longer ones between others and of bodies.
 
     An event loop reads 256 kB at a time, so that a thousand clients that send ahead would have it copy 256 MB in one
     turn, before the first of them is asked to wait.
     """
 
-    _shared_buffer = memoryview(bytearray(BODY_READ_BYTES))
+    def __init__(self, make_protocol: Callable[[], HttpProtocol], buffer: memoryview) -> None:
+        """Create the protocol of one connection.
 
-    def __init__(self, make_protocol: Callable[[], HttpProtocol]) -> None:
+        Args:
+            make_protocol: Returns the protocol that takes what arrives.
+            buffer: A buffer of :data:`BODY_READ_BYTES` for all connections of an event loop, as each read is passed on
+                before the next.
+        """
+        self._buffer = buffer
         self._http = http = make_protocol()
         self.connection_made = http.connection_made  # type: ignore[assignment]
         self.connection_lost = http.connection_lost  # type: ignore[method-assign]
@@ -151,12 +159,14 @@ class BoundedReads(asyncio.BufferedProtocol):
         self.eof_received = http.eof_received  # type: ignore[method-assign]
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return the buffer for the next read, one for all connections: each read is passed on before the next."""
-        return self._shared_buffer if self._http.is_in_message else self._shared_buffer[:FIRST_READ_BYTES]
+        """Return the buffer for the next read."""
+        if self._http.is_in_message:
+            return self._buffer
+        return self._buffer[: FIRST_READ_BYTES if self._http.cycle is None else NEXT_READ_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Pass on what was read."""
-        self._http.data_received(bytes(self._shared_buffer[:nbytes]))
+        self._http.data_received(bytes(self._buffer[:nbytes]))
 
 
 class HttpProtocol(HttpToolsProtocol):

@@ -46,7 +46,7 @@ from serving_helpers import ServeProcess, cpu_seconds, rss_mb, start_serve
 from stablernn_server import Settings, SettingsError, create_app
 from stablernn_server.server import create_connection_table
 from stablernn_server.transport.connections import ConnectionTable, Turn, parse_networks, raise_file_limit
-from stablernn_server.transport.http_protocol import FIRST_READ_BYTES, HttpProtocol
+from stablernn_server.transport.http_protocol import FIRST_READ_BYTES, NEXT_READ_BYTES, HttpProtocol
 from stablernn_server.transport.write_coalescing import LINGER_IDLE_SECONDS
 from stream_helpers import Wire
 
@@ -177,7 +177,9 @@ def test_no_turn_of_the_event_loop_has_much_to_do(
             # Read at once, such clients take a second of the event loop when they are a thousand.
             connection.sendall(1000 * HEALTH)
             assert connection.recv(1)
-            assert max(sizes) <= FIRST_READ_BYTES
+            assert sizes[0] <= FIRST_READ_BYTES
+            assert max(sizes) <= NEXT_READ_BYTES
+            sizes.clear()
 
 
 def open_sockets(port: int) -> int:
