@@ -248,6 +248,7 @@ FAULTS = """
 - sync_folder(path.parent)
 + pass
 # alias-moves-under-a-changed-policy tests/registry
+< tests/registry/test_aliases.py::test_a_policy_that_is_set_while_the_move_is_written_counts
 - if (policy.rules(alias), policy.last_line(alias)) != (move.rules, move.policy_line):
 + if policy.rules(alias) is None:
 # log-cached-too-early tests/registry/test_log_cache.py
@@ -265,29 +266,36 @@ FAULTS = """
 + self._head_bytes += len(name) + len(value) + FIELD_OVERHEAD
 + if self._head_bytes >= self._max_bytes or self._fields > self._max_fields:
 # lock-lost-by-a-cancelled-task tests/server/streams
+< tests/server/streams/test_triton_sequences.py::test_one_that_is_cancelled_as_its_turn_comes_hands_it_on
 - # The task was cancelled after the lock was granted and before it could run: pass the lock on.
 - self._grant_next(key)
 + pass
 # session-expires-at-work tests/server/streams
+< tests/server/streams/test_triton_sequences.py::test_what_is_worked_on_does_not_expire
 - if self.locks.is_held(key):
 - self._touch(key, entry)
 + if False:
 +     self._touch(key, entry)
 # stream-begins-with-an-old-state tests/server/handlers
+< tests/server/handlers/stream_connection/test_messages.py::test_a_stream_is_closed_and_begins_anew
 - value[first:needed] = 0
 + pass
 # line-break-opens-the-admin-path tests/server/test_auth.py
+< tests/server/test_auth.py::test_what_a_path_needs
 - (re.compile(r"/v2/repository/models/.*", re.DOTALL), "admin"),
 + (re.compile(r"/v2/repository/models/.*"), "admin"),
 # origin-of-the-request-before tests/server/transport
+< tests/server/transport/test_direct_exchange.py::test_each_request_of_a_connection_needs_its_token
 - and fields.get(b"origin") == others.get(b"origin")
 + and fields.get(b"host") == others.get(b"host")
 # sequence-start-keeps-the-state tests/server/streams
+< tests/server/streams/test_triton_sequences.py::test_any_schedule_is_that_of_one_request_after_the_other
 - if start:
 - sequence = Sequence(model, rows, owner)
 + if start and entry is None:
 +     sequence = Sequence(model, rows, owner)
 # forgotten-cut-line tests/cli/commands/test_bridge.py
+< tests/cli/commands/test_bridge.py::test_a_line_that_was_cut_ends_the_journal
 - self._file.truncate(end)
 + pass
 # model-changed-during-a-job tests/cli/commands/test_predict_folder.py

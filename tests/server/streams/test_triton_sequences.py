@@ -14,13 +14,14 @@ import httpx
 import numpy as np
 import pytest
 
-from scheduler_helpers import busy, on_loop, turns, until, wait
+from scheduler_helpers import busy, on_loop, turns, wait
 from server_helpers import Published, Running, json_tensor, serve
 from stablernn_runtime import ServedModel
 from stablernn_server import Settings, create_app
 from stablernn_server.batching.types import Caller
 from stablernn_server.errors import ClientGoneError, DeadlineError, TooManyError, UnknownSequenceError
 from stablernn_server.streams.triton_sequences import SequenceTable
+from stablernn_server.streams.ttl_cache import TtlCache
 from stock_helpers import Stock, noise, refusal, version
 
 
@@ -268,13 +269,28 @@ def test_whose_client_left_just_before_its_turn_is_passed_over(animals: ServedMo
 def test_one_that_is_cancelled_as_its_turn_comes_hands_it_on(animals: ServedModel) -> None:
     async def check() -> None:
         desk = Desk(animals)
-        first, second, third = desk.send(Asked(0, start=True)), desk.send(Asked(1)), desk.send(Asked(2))
+        _, second, third = desk.send(Asked(0, start=True)), desk.send(Asked(1)), desk.send(Asked(2))
+        await turns()
         desk.let(0, 2)
-        # The first is done once its turn is handed on, and the second has not woken up then.
-        await until(first.task.done)
-        second.task.cancel()
+        # Behind the first, which then hands its turn on, and before the second, which wakes up only then.
+        asyncio.get_running_loop().call_soon(second.task.cancel)
         await done(second, third)
+        assert 1 not in desk.order
         assert third.before == [0]
+
+    asyncio.run(check())
+
+
+def test_what_is_worked_on_does_not_expire() -> None:
+    async def check() -> None:
+        cache: TtlCache[str, int] = TtlCache(ttl_seconds=0.01, max_entries=2, max_waiters=1)
+        for key in ("idle", "busy"):
+            cache.put(key, 0)
+        async with cache.hold("busy", "session", Caller()):
+            await asyncio.sleep(0.02)
+            assert cache.peek("idle") is None
+            assert cache.peek("busy") is not None
+        assert cache.peek("busy") is not None
 
     asyncio.run(check())
 
