@@ -300,6 +300,7 @@ def test_an_lstm_trained_elsewhere_streams_to_the_bits_of_its_sequence(
     np.testing.assert_array_equal(outputs["probabilities"], whole["probabilities"])
 
 
+@pytest.mark.slow
 def test_an_lstm_trained_elsewhere_is_served(trained: Trained, server: Running) -> None:
     x, y = trained.sequences(8)
     with torch.no_grad():
