@@ -20,6 +20,7 @@ from filelock import FileLock
 
 from cli_helpers import Workplace, run_alone
 from stablernn_cli.commands import predict as job
+from stablernn_cli.errors import CommandError
 
 FILES, SEQUENCES, STEPS = 5, 40, 20
 
@@ -237,6 +238,15 @@ def test_another_job_is_refused(
     assert result.code == 2
     assert expected in result.err
     assert contents(tmp_path) == before
+
+
+def test_a_model_that_changed_since_the_job_began_is_refused(
+    trained: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STABLERNN_REGISTRY", str(trained.registry))
+    model = job.Model("digits:1", "sha256:0", "cpu", "onnx")
+    with pytest.raises(CommandError, match="'digits:1' has changed"):
+        model.open()
 
 
 def test_options_of_folders_are_refused_for_a_file(trained: Workplace, source: Path) -> None:
