@@ -117,6 +117,13 @@ def test_shards_share_the_files(trained: Workplace, source: Path, expected: dict
     assert trained.ok("-q", *words, "--resume", "--json").json["done_before"] == FILES + 1
 
 
+def test_a_process_refuses_a_model_that_has_changed_since(trained: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in trained.environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(CommandError, match="'digits:1' has changed"):
+        job.Model("digits:1", "sha256:0", "cpu", None).open()
+
+
 @pytest.mark.slow
 def test_two_processes_on_one_shard(trained: Workplace, source: Path, tmp_path: Path) -> None:
     words = ("-q", "predict", "digits:1", "--input", source, "--output", tmp_path, "--resume")
