@@ -414,6 +414,20 @@ class TestLinesThatBreak:
                 for each in (stream, other):
                     np.testing.assert_array_equal(each.step(LOUD[5]).outputs["probabilities"], offline[5])
 
+    def test_the_reply_to_a_cancelled_step_is_not_that_to_the_next(
+        self, line: ServerProcess, offline: np.ndarray
+    ) -> None:
+        async def work() -> Any:
+            async with AsyncClient(line.url) as client, client.stream("animals") as stream:
+                abandoned = asyncio.ensure_future(stream.step(99.0))
+                while not stream._channel._connection.is_awaiting_reply:
+                    await asyncio.sleep(0)
+                abandoned.cancel()
+                await asyncio.wait([abandoned])
+                return await stream.step(LOUD[0])
+
+        np.testing.assert_array_equal(asyncio.run(work()).outputs["probabilities"], offline[0])
+
     def test_steps_that_were_cancelled(self, line: ServerProcess, offline: np.ndarray) -> None:
         """A step that is cancelled at any moment was not taken; its reply is not read as that of the next step."""
 

@@ -248,6 +248,27 @@ def test_a_policy_that_is_set_while_the_move_is_written_counts(
     assert (three.verify().problems, three.verify().notes) == ((), ())
 
 
+def test_a_policy_that_changes_and_changes_back_while_the_move_is_written_judges_anew(
+    three: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage_line = Writer.stage_line
+    judged: list[int] = []
+
+    def judges(candidate: Version, current: Version | None) -> CheckResult:
+        judged.append(candidate.version)
+        return CheckResult("slow", True)
+
+    def changes(writer: Writer, target: WriteTarget, entry: Line) -> None:
+        stage_line(writer, target, entry)
+        if target.label == "'digits'" and len(judged) == 1:
+            three.set_policy({}, alias="production", why="for a moment")
+            three.set_policy(None, alias="production", why="it is over")
+
+    monkeypatch.setattr(Writer, "stage_line", changes)
+    three.set_alias("digits", "production", 1, checks=[judges])
+    assert judged == [1, 1]
+
+
 def test_a_line_of_the_policy_for_another_alias_does_not_judge_anew(three: Registry) -> None:
     three.set_policy({}, alias="production", why="free on purpose")
     judged: list[int] = []
