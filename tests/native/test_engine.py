@@ -111,13 +111,14 @@ def test_a_row_alone_equals_the_row_in_a_batch(
             assert torch.equal(last, together[1][:, -count:])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("key", FAMILIES.values(), ids=FAMILIES)
-def test_threads_change_no_bit(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_change_no_bit(key: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from stablernn_native import engine
 
     monkeypatch.setattr(engine, "MIN_THREAD_WORK", 1)
-    rnn = create_rnn(key, 33, torch.float32)
-    x, state = torch.randn(45, 6, 3), torch.randn(1, 45, 33)
+    rnn = create_rnn(key, 33, dtype)
+    x, state = torch.randn(45, 6, 3, dtype=dtype), torch.randn(1, 45, 33, dtype=dtype)
     expected = results(rnn, "native", x, state)
     # Only the number that the engine reads: torch's own products may add in another order.
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)

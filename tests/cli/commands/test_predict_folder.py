@@ -247,15 +247,6 @@ def test_another_job_is_refused(
     assert contents(tmp_path) == before
 
 
-def test_a_model_that_changed_since_the_job_began_is_refused(
-    trained: Workplace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STABLERNN_REGISTRY", str(trained.registry))
-    model = job.Model("digits:1", "sha256:0", "cpu", "onnx")
-    with pytest.raises(CommandError, match="'digits:1' has changed"):
-        model.open()
-
-
 def test_options_of_folders_are_refused_for_a_file(trained: Workplace, source: Path) -> None:
     result = trained("predict", "digits:1", "--input", source / "part-0.parquet", "--workers", 2)
     assert result.code == 2
