@@ -352,6 +352,9 @@ def _export_module(
                 f"the cell '{module.transition.model.rnn.first.cell}' has an operation that depends on the batch size."
             )
         axis.dim_param = "batch"
+    # The exporter's notes hold stack traces with paths of this machine.
+    for item in (graph.graph, *graph.graph.node, *graph.graph.value_info, *graph.functions):
+        del item.metadata_props[:]
     return graph
 
 

@@ -118,6 +118,8 @@ def test_graphs_are_self_contained_and_of_the_standard_domain() -> None:
         tensors += [tensor for node in graph.graph.node for item in node.attribute for tensor in item.g.initializer]
         assert tensors
         assert all(tensor.data_location == onnx.TensorProto.DEFAULT for tensor in tensors)
+        # A published file tells nobody where it was made.
+        assert str(Path(srn.__file__).parent).encode() not in graph.SerializeToString()
 
 
 def test_a_sequence_continues_where_another_ended() -> None:
