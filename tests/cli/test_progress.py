@@ -12,6 +12,11 @@ from stablernn_cli.commands.train import library_messages
 from stablernn_cli.output import Output
 
 TINY = ("--data", "digits", "--cell", "rnn", "--hidden-size", 4, "--max-steps", 2, *NO_PLOTS)
+BOUNDS = [
+    f"Bounding the error of weights in {form}, norm {norm} of 3 ..."
+    for form in ("float16", "int8")
+    for norm in (1, 2, 3)
+]
 
 
 class Terminal(io.StringIO):
@@ -51,8 +56,7 @@ def test_train_and_export_say_what_they_do(empty: Workplace) -> None:
         "Writing the graphs ...",
         "Comparing the graphs with torch, over up to 64 steps ...",
         "Proving what holds for inputs of any size ...",
-        "Bounding the error of weights in float16 ...",
-        "Bounding the error of weights in int8 ...",
+        *BOUNDS,
     ]
     # A terminal that cannot draw a spinner gets the lines of a pipe.
     with pytest.MonkeyPatch.context() as patch:
@@ -62,8 +66,7 @@ def test_train_and_export_say_what_they_do(empty: Workplace) -> None:
     assert terminal.getvalue().splitlines() == [
         "Certifying run ...",
         "Proving what holds for inputs of any size ...",
-        "Bounding the error of weights in float16 ...",
-        "Bounding the error of weights in int8 ...",
+        *BOUNDS,
     ]
 
 
