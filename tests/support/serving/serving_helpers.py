@@ -52,7 +52,9 @@ class ServeProcess:
     def kill(self) -> None:
         """End it and its workers, whatever they do."""
         end_all(self.process)
-        self.process.communicate()
+        # It may have ended in the test already.
+        if self.process.stdout is not None and not self.process.stdout.closed:
+            self.process.communicate()
 
 
 def command(*words: object) -> list[str]:

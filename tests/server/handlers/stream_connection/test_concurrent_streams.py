@@ -71,7 +71,7 @@ def test_frames_count_among_what_is_held(stream_models: Published) -> None:
             for content in (frame([0], np.zeros((1, 200, 2))), json.dumps({"values": [[1.0, 2.0]] * 200})):
                 wire.socket.send(content)
                 error = json.loads(wire.socket.recv(10))
-                assert (error["code"], error["status"]) == ("busy", 503)
+                assert (error["code"], error["status"]) == ("too_large", 413)
             taken, _, _ = wire.step([0], np.zeros((1, 10, 2)))
             assert taken == [10]
         with Wire(running.url, "classes") as wire:
