@@ -195,7 +195,7 @@ def write_report(path: Path, report: Report) -> None:
 def render(report: Report) -> str:
     """Return the page of a certificate document."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader(__package__, "."),
+        loader=jinja2.PackageLoader("stablernn_cli.report", "."),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
