@@ -42,7 +42,9 @@ MODEL_CODE = (
     "stablernn/buffers",
 )
 """The model itself, which an export calls again and again: the first walk has these files."""
-TRANSPORT = ("server/stablernn_server/", "server/stablernn_server/transport/")
+TRANSPORT = tuple(
+    f"server/stablernn_server/{name}" for name in ("transport/", "server.py", "supervisor.py", "log_writer.py")
+)
 """Files below the application: connections and the process."""
 
 SAMPLE = [[0.5, 1.0]] * 3

@@ -17,7 +17,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", ".")
     git(tmp_path, "-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "-qm", "first")
-    module = "stablernn/training/loop/environment.py"
+    module = "stablernn/training/loop/device.py"
     monkeypatch.setattr(f"{module.removesuffix('.py').replace('/', '.')}.__file__", str(tmp_path / module))
     return tmp_path
 
@@ -47,6 +47,6 @@ def test_changed_pages_decide_nothing(repository: Path) -> None:
 
 
 def test_outside_a_repository_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "stablernn/training/loop/environment.py"
+    module = "stablernn/training/loop/device.py"
     monkeypatch.setattr(f"{module.removesuffix('.py').replace('/', '.')}.__file__", str(tmp_path / module))
     assert recorded() is None
