@@ -162,8 +162,8 @@ def check(
     if plot is not None:
         _draw(output, plot, report)
     if fix is not None and report.ok and not report.fixes:
-        output.note(f"There is nothing to mend: '{fix}' is not written.")
-        fix = None
+        # Written all the same: a script trains with it whatever the data needs.
+        output.note(f"There is nothing to mend: '{fix}' has no settings but those that you gave.")
     if fix is not None:
         # Without the defaults of this command, which are no settings of the user.
         stated = read_settings(options, config, overrides or ())
