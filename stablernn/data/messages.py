@@ -1,4 +1,4 @@
-"""How messages put names, cells, timestamps, and the counts of what reading filled, cut or skipped."""
+"""Wording of messages: names, cells, timestamps, and the counts of what reading filled, cut or skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What resolved settings describe: the model of a run, fitted to the scale of its training data, and its trainer.
+"""Objects of resolved settings: the model of a run, fitted to the scale of its training data, and its trainer.
 
 Also here are the description of the data, as ``data.json`` holds it, and the speed of a training, measured on its first
 steps.

@@ -1,4 +1,4 @@
-"""What this machine has to run graphs on: its NVIDIA driver and GPUs, its CUDA libraries, and its CPUs.
+"""Devices of this machine that graphs run on: its NVIDIA driver and GPUs, its CUDA libraries, and its CPUs.
 
 The driver's own library is asked, which needs neither CUDA libraries nor a context on a GPU. A session that fails for
 lack of a driver would log errors instead. Nor are they needed to find out which CUDA libraries are missing: the file of

@@ -36,7 +36,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Turn(Enum):
-    """What a connection waits to do, the most urgent first."""
+    """Work that a connection waits for, the most urgent first."""
 
     HANDSHAKE = 0
     FIRST_REQUEST = 1
