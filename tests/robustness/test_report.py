@@ -16,7 +16,8 @@ import torch
 from stablernn import Classifier
 from stablernn.data.types import ClassificationData, SequenceSplit
 from stablernn.errors import ConfigError, DataError
-from stablernn.robustness.report import robustness, write_report
+from stablernn.robustness.plots import write_report
+from stablernn.robustness.report import robustness
 from stablernn.robustness.settings import Settings
 
 QUICK = Settings(linf_budgets=(0.01, 0.3, 1.0), l2_budgets=(0.001, 1.0, 4.0), steps=10, sequences=60, draws=2)
