@@ -64,50 +64,24 @@ def used_metrics(expression: str) -> Iterator[tuple[str, set[str]]]:
         yield name, set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", selector))
 
 
-def test_the_parser_of_expressions_sees_metrics_and_labels() -> None:
-    expression = 'sum by (up) (rate(stablernn_requests_total{code=~"5..", model!="x"}[5m])) > up{job="stablernn"}'
-    assert dict(used_metrics(expression)) == {"stablernn_requests_total": {"code", "model"}, "up": {"job"}}
-
-
-@pytest.mark.parametrize("name", EXPRESSIONS)
-def test_every_metric_and_label_is_exported(name: str) -> None:
-    used = list(used_metrics(EXPRESSIONS[name]))
-    assert used
-    assert [metric for metric, _ in used if metric not in METRICS] == []
-    for metric, labels in used:
-        assert labels <= METRICS[metric] | TARGET_LABELS, metric
-    grouped = {
-        label.strip() for labels in re.findall(r"\bby\s*\(([^)]*)\)", EXPRESSIONS[name]) for label in labels.split(",")
-    }
-    assert grouped <= TARGET_LABELS.union(*(METRICS[metric] for metric, _ in used))
-
-
-@pytest.mark.parametrize("name", EXPRESSIONS)
-def test_every_error_code_is_one(name: str) -> None:
+def test_every_metric_label_and_error_code_is_exported() -> None:
     known = {code for _, code in STATUS_AND_CODE.values()} | {"internal"}
-    for codes in re.findall(r'stablernn_failures_total\{[^}]*code[=!]~"([^"]*)"', EXPRESSIONS[name]):
-        assert set(codes.split("|")) <= known
+    for name, expression in EXPRESSIONS.items():
+        used = list(used_metrics(expression))
+        assert used, name
+        for metric, labels in used:
+            assert labels <= METRICS[metric] | TARGET_LABELS, (name, metric)
+        lists = re.findall(r"\bby\s*\(([^)]*)\)", expression)
+        grouped = {label.strip() for labels in lists for label in labels.split(",")}
+        assert grouped <= TARGET_LABELS.union(*(METRICS[metric] for metric, _ in used)), name
+        for codes in re.findall(r'stablernn_failures_total\{[^}]*code[=!]~"([^"]*)"', expression):
+            assert set(codes.split("|")) <= known, name
 
 
 def test_the_dashboard_shows_every_metric() -> None:
     shown = {metric for query in QUERIES.values() for metric, _ in used_metrics(query)}
     families = {re.sub(r"_(bucket|sum|count)$", "", metric) for metric in METRICS if metric.startswith("stablernn_")}
     assert {re.sub(r"_(bucket|sum|count)$", "", metric) for metric in shown} >= families
-
-
-def test_panels_have_ids_and_places_of_their_own() -> None:
-    panels = DASHBOARD["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    cells = [
-        (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)
-        for panel in panels
-        for x in range(panel["gridPos"]["w"])
-        for y in range(panel["gridPos"]["h"])
-    ]
-    assert len(set(cells)) == len(cells)
-    assert max(x for x, _ in cells) < 24
-    defined = {variable["name"] for variable in DASHBOARD["templating"]["list"]} | {"__rate_interval"}
-    assert set(re.findall(r"\$\{?(\w+)", json.dumps(panels))) <= defined
 
 
 def test_the_monitor_reads_a_path_that_needs_a_token() -> None:

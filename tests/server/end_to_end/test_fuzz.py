@@ -1,4 +1,4 @@
-"""Whatever a body holds, the routes answer it or refuse it with a sentence; nothing else may come out of them."""
+"""Whatever a header, a path or a body of series holds, it is answered or refused with a sentence."""
 
 from __future__ import annotations
 
@@ -8,29 +8,26 @@ import json
 import zlib
 from typing import Any
 
-import numpy as np
 import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server_helpers import Published
-from stablernn_runtime import ServedModel
 from stablernn_runtime.run_batch import run_items
 from stablernn_server import InputError, ServerError, Settings
 from stablernn_server.codecs.json_values import json_body
-from stablernn_server.codecs.open_inference import decode_raw_request, encode_response, parse_json_length
 from stablernn_server.errors import STATUS_AND_CODE
 from stablernn_server.handlers.timeseries import prepare_classify, prepare_forecast
 from stablernn_server.http.request import decompress
 from stablernn_server.model_repository import ModelRepository
 from stablernn_server.observability.telemetry import Telemetry
-from stablernn_server.routes.infer import _decode
 from stablernn_server.routes.timeseries import _parse_body
 from stablernn_server.schemas.timeseries import ClassifyRequest, ForecastRequest
 
+pytestmark = pytest.mark.slow
+
 LIMITS = Settings(max_elements=2**12)
-LABELS = ["cat", "dog", "owl", "rat"]
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
@@ -41,67 +38,6 @@ LONG_TEXTS = st.sampled_from([("a", 10**6), ("9", 5000)]).map(lambda part: part[
 NUMBERS = st.none() | st.floats(width=32) | st.integers(-(2**40), 2**40)
 
 
-def tensor(name: str, shape: list[int], datatype: str) -> st.SearchStrategy[dict[str, Any]]:
-    size = 1
-    for extent in shape:
-        size *= extent
-    data = st.lists(NUMBERS, min_size=size, max_size=size)
-    return data.map(lambda values: {"name": name, "shape": shape, "datatype": datatype, "data": values})
-
-
-TENSORS = st.one_of(
-    st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(0, 2)).flatmap(
-        lambda shape: st.sampled_from(["FP32", "FP64", "INT64", "INT32"]).flatmap(
-            lambda datatype: tensor("x", list(shape), datatype)
-        )
-    ),
-    st.integers(0, 3).flatmap(lambda batch: tensor("lengths", [batch], "INT64")),
-    st.tuples(st.integers(0, 3), st.sampled_from([1, 16])).flatmap(
-        lambda shape: tensor("state_0", list(shape), "FP32") | tensor("state_1", list(shape), "FP32")
-    ),
-)
-SIZES = st.integers(-1, 3) | st.sampled_from([2**20, 2**31, 2**40, 2**63, 2**64])
-STRANGE = st.fixed_dictionaries(
-    {
-        "name": st.sampled_from(["x", "lengths"]) | LONG_TEXTS,
-        "shape": st.lists(SIZES, max_size=4) | st.integers(5, 70).map(lambda count: [1] * count),
-        "datatype": st.sampled_from(["FP32", "INT64"]) | LONG_TEXTS,
-    },
-    optional={
-        "data": st.lists(NUMBERS | LONG_TEXTS, max_size=3)
-        | st.integers(1, 20_000).map(lambda count: ["a" * 100_000, *["b"] * count]),
-        "parameters": st.fixed_dictionaries({"binary_data_size": SIZES}),
-    },
-)
-HEADERS = st.none() | st.sampled_from(["0", "-1", "9" * 5000, "9" * 18, "٣", "1e3", ""]) | st.text(max_size=4)
-INFER_BODIES = st.fixed_dictionaries(
-    {"inputs": st.lists(TENSORS | STRANGE, min_size=1, max_size=3)},
-    optional={
-        "id": st.text(max_size=3),
-        "outputs": st.lists(
-            st.fixed_dictionaries(
-                {"name": st.sampled_from(["logits", "probabilities", "state_1_out", "other"])},
-                optional={
-                    "parameters": st.fixed_dictionaries(
-                        {}, optional={"binary_data": st.booleans(), "classification": st.integers(-1, 6)}
-                    )
-                },
-            ),
-            max_size=3,
-        ),
-        "parameters": st.fixed_dictionaries(
-            {},
-            optional={
-                "binary_data_output": st.booleans(),
-                "timeout": st.integers(-1, 2**64) | JSON,
-                "priority": st.integers(-1, 9) | JSON,
-                "sequence_id": st.integers(-1, 2**65) | st.text(max_size=200) | JSON,
-                "sequence_start": st.booleans() | JSON,
-                "sequence_end": st.booleans() | JSON,
-            },
-        ),
-    },
-)
 SERIES = st.one_of(
     st.lists(NUMBERS, max_size=9),
     st.lists(st.lists(NUMBERS, min_size=1, max_size=1), max_size=5),
@@ -139,43 +75,6 @@ def is_refused_well(error: ServerError) -> bool:
 
 
 @settings(max_examples=200, deadline=None)
-@given(INFER_BODIES, HEADERS)
-def test_infer(animals: ServedModel, body: dict[str, Any], header: str | None) -> None:
-    try:
-        content = json.dumps(body).encode()
-        request = _decode(content, parse_json_length(content, header), is_json=header is None)
-        names = None if request.outputs is None else [output.name for output in request.outputs]
-        x = request.inputs.get("x")
-        if x is not None and x.ndim == 3:
-            LIMITS.check_sequences(x.shape[0], x.shape[1], animals.count_elements(x.shape[0], x.shape[1]))
-        part = animals.prepare(animals.sequence, request.inputs, names, from_client=True)
-        (share,) = run_items(animals.sequence, [part], None)
-        if isinstance(share, InputError):
-            raise share
-        content, json_length = encode_response({"model_name": "animals"}, request, share.outputs, LABELS)
-    except ServerError as error:
-        if not is_refused_well(error):
-            raise
-        return
-    assert orjson.loads(content[:json_length])["model_name"] == "animals"
-
-
-@pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=64) | st.integers(0, 12).map(lambda count: np.ones(count, "<f4").tobytes()))
-def test_raw_infer(animals: ServedModel, body: bytes) -> None:
-    try:
-        request = decode_raw_request(body, animals.sequence.inputs[animals.input_name])
-        found = animals.run(animals.sequence, request.inputs)
-    except ServerError as error:
-        if not is_refused_well(error):
-            raise
-        return
-    assert np.isfinite(found["probabilities"]).all()
-
-
-@pytest.mark.slow
-@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=64), st.sampled_from(["gzip", "x-gzip", "deflate"]), st.integers(0, 40), st.integers(0, 40))
 def test_compressed_bodies(body: bytes, encoding: str, cut: int, limit: int) -> None:
     """Whole ones come out as they were; damaged, cut and extended ones, and those above the limit, are refused."""
@@ -198,7 +97,6 @@ def table(published: Published) -> ModelRepository:
     return ModelRepository.open(served, Telemetry(served))
 
 
-@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(["animals", "animals@production", "animals:1"]) | LONG_TEXTS | st.text(max_size=5),

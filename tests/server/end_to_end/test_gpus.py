@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +14,12 @@ import pytest
 from fake_driver import write_driver
 from published_models import Published
 from server_helpers import serve
-from serving_helpers import command, start_serve
+from serving_helpers import failed_serve, start_serve
 from stablernn_registry import Signature, Version
 from stablernn_runtime.engines import select
 from stablernn_runtime.engines.loaded_graphs import LoadedGraphs
 from stablernn_runtime.engines.session import CUDA, GpuOptions
-from stablernn_server import Settings, SettingsError, create_app
+from stablernn_server import Settings, create_app
 from stablernn_server.supervisor import place_worker
 
 GIB = 2**30
@@ -49,19 +48,6 @@ def test_processes_are_spread_over_the_gpus(fields: dict[str, Any], gpus: int, d
     assert [each.device_id for each in placed] == devices
     assert {each.gpu_options.memory_limit for each in placed} == {GIB}
     assert {each.gpu_options.batch for each in placed} == {7}
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"device_id": -1}, "Settings: device_id: input should be greater than or equal to 0, got -1."),
-        ({"gpu_mem_limit": 5}, "Settings: gpu_mem_limit: input should be greater than or equal to 1048576, got 5."),
-    ],
-)
-def test_settings_of_a_gpu_are_checked(fields: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        Settings(**fields)
-    assert str(caught.value) == sentence
 
 
 @pytest.fixture
@@ -96,59 +82,33 @@ def test_metadata_says_what_was_measured_and_chosen(measured: dict[str, Any], pu
         f"{name} on cuda": kinds,
     }
     assert all(0 < time < 10_000 for times in measured["measured_ms"].values() for time in times.values())
-    assert measured["device_note"].startswith("auto: ")
     assert f"; measured: {name} on cpu: one sequence of {steps} steps " in measured["device_note"]
     assert measured["engine_note"] == name
 
 
-def run(registry: Path, driver: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    import os
-
-    return subprocess.run(
-        command(*words),
-        env={**os.environ, **driver, "STABLERNN_REGISTRY": str(registry)},
-        capture_output=True,
-        text=True,
-    )
-
-
+@pytest.mark.slow
 @needs_provider
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        (
-            ("--device-id", "2"),
-            2,
-            "Error: There is no GPU with the number 2: the NVIDIA driver reports GPU 0 (NVIDIA Alpha, 24 GiB), GPU 1 "
-            "(NVIDIA Beta, 80 GiB). Use a --device-id from 0 to 1.",
-        ),
-        (
-            ("--device", "cpu", "--device-id", "0"),
-            2,
-            "Error: The setting device_id 0 is for a GPU, but the device is 'cpu'. Leave it out, or use --device cuda "
-            "or auto.",
-        ),
-        (
-            ("--gpu-mem-limit", str(30 * GIB)),
-            2,
-            f"Error: The memory limit of {30 * GIB} bytes is above the {24 * GIB} bytes of GPU 0 (NVIDIA Alpha, 24 "
-            "GiB). Use a smaller --gpu-mem-limit, or leave it out.",
-        ),
+        (("--device-id", "2"), 2, "Error: There is no GPU with the number 2: the NVIDIA driver reports GPU 0 (NVIDIA "),
+        (("--device", "cpu", "--device-id", "0"), 2, "Error: The setting device_id 0 is for a GPU"),
+        (("--gpu-mem-limit", 30 * GIB), 2, f"Error: The memory limit of {30 * GIB} bytes is above the {24 * GIB} "),
         (("--device", "cuda", "--engine", "onnx"), 1, "Error: The device 'cuda' cannot be used: ONNX Runtime could "),
     ],
 )
 def test_serve_refuses_what_the_gpus_cannot_do(
-    published: Published, tmp_path: Path, words: tuple[str, ...], code: int, sentence: str
+    published: Published, tmp_path: Path, words: tuple[object, ...], code: int, sentence: str
 ) -> None:
     driver = write_driver(tmp_path, TWO)
-    done = run(published.root, driver, "--model", "animals:1", *words)
-    if not done.returncode:
+    exit_code, _, err = failed_serve(published.root, "--model", "animals:1", *words, environment=driver)
+    if not exit_code:
         pytest.skip("this machine has the CUDA libraries")
-    assert done.returncode == code, done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(sentence) if code == 1 else last == sentence
+    assert exit_code == code, err
+    assert err[-1].startswith(sentence)
 
 
+@pytest.mark.slow
 @needs_provider
 def test_processes_on_different_gpus_are_logged(published: Published, tmp_path: Path) -> None:
     driver = write_driver(tmp_path / "driver", TWO)

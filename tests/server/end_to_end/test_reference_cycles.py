@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -93,19 +93,21 @@ class Connection:
         await task
 
 
-@contextmanager
-def garbage() -> Iterator[list[Any]]:
-    """What this block leaves to the collector; filled at its end."""
-    found: list[Any] = []
+async def left_by(work: Callable[[], Awaitable[object]]) -> list[str]:
+    """Types of what some calls leave to the collector, if each leaves something; the first makes what all share."""
+    await work()
+    await asyncio.sleep(0.05)
     gc.disable()
     # Torch and its exporter bring half a million objects, which are not of this block: to look through them takes
     # longer than all requests.
     gc.freeze()
     try:
-        yield found
+        for _ in range(COUNT):
+            await work()
+        await asyncio.sleep(0.05)
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        found.extend(gc.garbage)
+        return [type(each).__name__ for each in gc.garbage] if len(gc.garbage) >= COUNT else []
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
@@ -120,20 +122,15 @@ async def connected(published: Published) -> AsyncIterator[Connection]:
         yield Connection(app)
 
 
-@pytest.mark.parametrize("name", REQUESTS)
-def test_a_request_leaves_none(published: Published, name: str) -> None:
-    path, body, status = REQUESTS[name]
-
+def test_requests_leave_none(published: Published) -> None:
     async def ask() -> None:
         async with connected(published) as connection:
-            # The first of a kind makes what all later ones share.
-            assert await connection.post(path, body) == status
-            await asyncio.sleep(0.05)
-            with garbage() as left:
-                for _ in range(COUNT):
+            for name, (path, body, status) in REQUESTS.items():
+
+                async def request(path: str = path, body: bytes = body, status: int = status) -> None:
                     assert await connection.post(path, body) == status
-                await asyncio.sleep(0.05)
-            assert len(left) < COUNT, [type(each).__name__ for each in left]
+
+                assert (name, await left_by(request)) == (name, [])
 
     asyncio.run(ask())
 
@@ -158,11 +155,7 @@ def test_a_client_that_does_not_take_its_answer_leaves_none(published: Published
 
     async def ask() -> None:
         async with connected(published) as connection:
-            await leave(connection)
-            with garbage() as left:
-                for _ in range(COUNT):
-                    await leave(connection)
-            assert len(left) < COUNT, [type(each).__name__ for each in left]
+            assert await left_by(lambda: leave(connection)) == []
 
     asyncio.run(ask())
 
@@ -173,28 +166,26 @@ def test_a_run_that_is_ended_leaves_none(animals: ServedModel) -> None:
 
     async def ask() -> None:
         async with scheduling(inferences=1) as desk:
-            with garbage() as left:
-                for _ in range(COUNT):
-                    with pytest.raises(NotReadyError):
-                        await desk.scheduler.call(animals, ended, 1, caller=Caller())
-            assert len(left) < COUNT, [type(each).__name__ for each in left]
+
+            async def call() -> None:
+                with pytest.raises(NotReadyError):
+                    await desk.scheduler.call(animals, ended, 1, caller=Caller())
+
+            assert await left_by(call) == []
 
     asyncio.run(ask())
 
 
-@pytest.mark.parametrize("name", FRAMES)
-def test_a_frame_leaves_none(published: Published, name: str) -> None:
+def test_frames_leave_none(published: Published) -> None:
     async def ask() -> None:
         async with connected(published) as connection, connection.stream() as (sent, got):
+            for name, text in FRAMES.items():
 
-            async def frame() -> dict[str, Any]:
-                sent.put_nowait({"type": "websocket.receive", "text": FRAMES[name]})
-                return dict(json.loads((await got.get())["text"]))
+                async def frame(name: str = name, text: str = text) -> None:
+                    sent.put_nowait({"type": "websocket.receive", "text": text})
+                    answer = json.loads((await got.get())["text"])
+                    assert ("error" in answer) == (name not in ("answered", "with a token"))
 
-            assert ("error" in await frame()) == (name not in ("answered", "with a token"))
-            with garbage() as left:
-                for _ in range(COUNT):
-                    await frame()
-            assert len(left) < COUNT, [type(each).__name__ for each in left]
+                assert (name, await left_by(frame)) == (name, [])
 
     asyncio.run(ask())

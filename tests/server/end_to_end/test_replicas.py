@@ -12,20 +12,16 @@ import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosedError
 
-from nginx_helpers import CONFIG, HEADERS, TOKEN, Progress, Replicas
-from server_helpers import Published, json_tensor
+from nginx_helpers import HEADERS, TOKEN, Replicas
+from server_helpers import Published
 from serving_helpers import until
 from stablernn_client import Client
 from stablernn_runtime import ServedModel, StateTokens
 from stablernn_runtime.scoring import Scorer, StreamShard
 from stablernn_runtime.state_token import key_from_text
-from stablernn_server import Settings
 from stream_helpers import STATE_KEY, Wire, offline, plain, samples
 
 TOKENS = StateTokens(key_from_text(STATE_KEY, "the test"), 600)
-JOB_STEPS = 3
-"""Steps that a stream takes in the job between two visits to the servers."""
-THREADS = 4
 
 
 @pytest.fixture(scope="module")
@@ -48,118 +44,48 @@ def differing_bits(actual: np.ndarray, expected: np.ndarray) -> int:
     return int(np.bitwise_count(actual.astype("<f4").view(np.uint32) ^ expected.view(np.uint32)).sum())
 
 
-class MovingStream:
-    """A stream that moves between a job and the replicas; keeps every answer.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["animals", "flow"])
+def test_a_stream_moves_between_a_job_and_replicas_of_which_one_is_killed(
+    replicas: Replicas, published: Published, name: str
+) -> None:
+    scorer = Scorer.find(f"{name}:1", registry=published.root)
+    shard, model = StreamShard(scorer), scorer.open()
+    x = samples(model, 6 * 13)
+    outputs: list[dict[str, Any]] = []
 
-    Attributes:
-        outputs: The answers by name, one for each step.
-    """
-
-    def __init__(self, shard: StreamShard, name: str, key: int, x: np.ndarray, http: httpx.Client, client: Client):
-        self._shard, self._name, self._key, self._x = shard, name, key, x
-        self._http, self._client = http, client
-        self.outputs: dict[str, list[np.ndarray]] = {}
-        self.step = 0
-
-    def _keep(self, outputs: dict[str, Any]) -> None:
-        for name, value in outputs.items():
-            if name != "label":
-                self.outputs.setdefault(name, []).append(np.array(value, np.float32))
-        self.step += 1
-
-    def in_job(self) -> None:
-        for _ in range(JOB_STEPS):
-            answers = self._shard.add([self._key], [self.step], self._x[self.step][None])
-            assert answers.errors == [None]
-            self._keep({name: value[0] for name, value in answers.outputs.items()})
-
-    def move(self, steps: int, *, by_websocket: bool) -> None:
-        """Take steps on the replicas, by a WebSocket or by requests, and return to the job."""
-        token = self._shard.token(self._key, TOKENS)
-        take = self._by_websocket if by_websocket else self._by_requests
-        self._shard.put(self._key, take(token, self._x[self.step : self.step + steps]), TOKENS)
-        assert self._shard.next_number(self._key) == self.step
-
-    def _by_websocket(self, token: str, x: np.ndarray) -> str:
-        with self._client.stream(self._name, token=token) as stream:
-            for sample in x:
-                result = stream.step(sample)
-                self._keep(dict(result.outputs))
-                assert result.step == self.step
+    def by_websocket(token: str, part: np.ndarray) -> str:
+        with client.stream(name, token=token) as stream:
+            outputs.extend(dict(result.outputs) for result in stream.steps(part))
             return stream.token()
 
-    def _by_requests(self, token: str, x: np.ndarray) -> str:
-        for sample in x:
+    def by_requests(token: str, part: np.ndarray) -> str:
+        for sample in part:
             body = {"state_token": token, "values": plain(sample)}
-            answer = self._http.post("/v1/step", json=body).raise_for_status().json()
-            self._keep(answer["outputs"][0])
-            assert answer["step"] == self.step
+            answer = http.post("/v1/step", json=body).raise_for_status().json()
+            outputs.append(answer["outputs"][0])
             token = answer["state_token"]
         return token
 
-
-def move_streams(
-    replicas: Replicas, published: Published, streams: range, moves: int, steps: int, progress: Progress
-) -> list[int]:
-    """Move streams one after the other, every second one of another model; how many bits differ in each."""
-    scorers = {name: Scorer.find(f"{name}:1", registry=published.root) for name in ("animals", "flow")}
-    shards = {name: StreamShard(scorer) for name, scorer in scorers.items()}
-    differences = []
+    since = replicas.mark()
     with (
         httpx.Client(base_url=replicas.url, headers=HEADERS, timeout=30) as http,
         Client(replicas.url, TOKEN) as client,
     ):
-        for key in streams:
-            name = ("animals", "flow")[key // THREADS % 2]
-            model: ServedModel = scorers[name].open()
-            x = samples(model, (moves + 1) * JOB_STEPS + moves * steps, seed=key)
-            stream = MovingStream(shards[name], name, key, x, http, client)
-            stream.in_job()
-            for move in range(moves):
-                stream.move(steps, by_websocket=(move + key) % 2 == 0)
-                stream.in_job()
-                progress.add()
-            expected = offline(model, x)
-            assert stream.outputs.keys() == expected.keys()
-            differences.append(
-                sum(differing_bits(np.stack(stream.outputs[output]), value) for output, value in expected.items())
-            )
-    return differences
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("streams", "moves", "steps", "kills"),
-    [(8, 3, 10, 1), pytest.param(200, 5, 100, 4, marks=pytest.mark.slow)],
-    ids=["24-moves", "1000-moves"],
-)
-def test_streams_move_between_a_job_and_replicas_of_which_some_are_killed(
-    replicas: Replicas, published: Published, streams: int, moves: int, steps: int, kills: int
-) -> None:
-    since, progress, total = replicas.mark(), Progress(), streams * moves
-    with ThreadPoolExecutor(THREADS) as threads:
-        parts = [range(first, streams, THREADS) for first in range(THREADS)]
-        jobs = [threads.submit(move_streams, replicas, published, keys, moves, steps, progress) for keys in parts]
-
-        def has_come_to(count: float) -> bool:
-            return progress.count >= count or any(job.done() for job in jobs)
-
-        for kill in range(kills):
-            until(lambda count=total * (kill + 0.5) / kills: has_come_to(count), 600)
-            assert progress.count < total
-            replicas.stop(kill % 2)
-            # Some moves are made by the other alone.
-            alone = min(progress.count + THREADS, total)
-            until(lambda count=alone: has_come_to(count), 600)
-            replicas.ensure()
-        differences = [bits for job in jobs for bits in job.result()]
-    assert (len(differences), sum(differences), progress.count) == (streams, 0, total)
-    passed = [request for request in replicas.passed(since) if request.request.endswith(("/v1/step", "/v1/stream"))]
-    assert {request.status for request in passed} == {101, 200}
-    # Round robin while both are there; and requests that were passed on after a first try.
-    answered = [sum(request.replicas[-1] == number for request in passed) for number in (0, 1)]
-    assert min(answered) > len(passed) / 5
-    assert any(len(request.replicas) == 2 for request in passed)
+        for move in range(6):
+            for sample in x[13 * move : 13 * move + 3]:
+                answers = shard.add([0], [len(outputs)], sample[None])
+                assert answers.errors == [None]
+                outputs.append({output: value[0] for output, value in answers.outputs.items()})
+            if move == 4:
+                replicas.stop(0)
+            take = (by_websocket, by_requests)[move % 2]
+            shard.put(0, take(shard.token(0, TOKENS), x[13 * move + 3 : 13 * (move + 1)]), TOKENS)
+            assert shard.next_number(0) == len(outputs)
+    for output, expected in offline(model, x).items():
+        found = np.stack([np.array(answer[output], np.float32) for answer in outputs])
+        assert differing_bits(found, expected) == 0
+    assert any(len(request.replicas) == 2 for request in replicas.passed(since))
 
 
 def step(replicas: Replicas, value: float) -> httpx.Response:
@@ -213,6 +139,7 @@ def test_a_websocket_stream_goes_on_at_the_other_replica(
     assert differing_bits(np.stack(outputs), expected) == 0
 
 
+@pytest.mark.slow
 def test_a_token_goes_on_at_the_other_replica_without_the_python_client(
     replicas: Replicas, animals: ServedModel
 ) -> None:
@@ -251,44 +178,14 @@ def test_without_a_replica_clients_are_told_to_come_back(replicas: Replicas, ani
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/v1/sessions"),
-        ("GET", "/v1/sessions/some"),
-        ("POST", "/v1/sessions/some/step"),
-        ("POST", "/v2/repository/models/animals/load"),
-        ("POST", "/v2/repository/models/animals/unload"),
-    ],
-)
-def test_what_one_replica_would_keep_is_refused(replicas: Replicas, method: str, path: str) -> None:
-    answer = httpx.request(method, f"{replicas.url}{path}", json={"model": "animals"}, headers=HEADERS)
-    assert (answer.status_code, answer.json()["code"]) == (409, "one_process_only")
-    assert answer.headers["content-type"] == "application/json"
-
-
-@pytest.mark.slow
-def test_a_sequence_is_unknown_to_the_other_replica(replicas: Replicas) -> None:
-    def infer(**parameters: object) -> httpx.Response:
-        body = {"inputs": [json_tensor("x", np.ones((1, 1, 1), np.float32))], "parameters": parameters}
-        return http.post("/v2/models/animals/infer", json=body)
-
+def test_what_one_replica_would_keep_is_refused_and_pages_of_the_address_may_call(replicas: Replicas) -> None:
     with httpx.Client(base_url=replicas.url, headers=HEADERS) as http:
-        assert infer(sequence_id=7, sequence_start=True).status_code == 200
-        answers = [infer(sequence_id=7) for _ in range(2)]
-    assert sorted(answer.status_code for answer in answers) == [200, 409]
-    assert {answer.json().get("code") for answer in answers} == {None, "unknown_sequence"}
-
-
-@pytest.mark.slow
-def test_pages_of_the_address_of_nginx_may_call(replicas: Replicas) -> None:
-    for origin, status in ((replicas.url, 200), ("http://other.example", 403)):
-        answer = httpx.get(f"{replicas.url}/v2", headers={**HEADERS, "Origin": origin})
-        assert answer.status_code == status
-
-
-def test_sizes_and_times_of_the_file_fit_the_server() -> None:
-    text, settings = CONFIG.read_text(encoding="utf-8"), Settings()
-    assert f"client_max_body_size {settings.max_body_bytes // 2**20}m;" in text
-    assert "proxy_read_timeout 65s;" in text
-    assert settings.request_timeout_seconds < 65
+        for method, path in (
+            ("POST", "/v1/sessions"),
+            ("GET", "/v1/sessions/some"),
+            ("POST", "/v2/repository/models/animals/load"),
+        ):
+            answer = http.request(method, path, json={"model": "animals"})
+            assert (answer.status_code, answer.json()["code"]) == (409, "one_process_only")
+        for origin, status in ((replicas.url, 200), ("http://other.example", 403)):
+            assert http.get("/v2", headers={"Origin": origin}).status_code == status

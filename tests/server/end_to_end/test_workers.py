@@ -23,11 +23,10 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from certificate_helpers import make_certificate
-from client_helpers import Both
 from published_models import copy_version
 from server_helpers import Published, json_tensor
 from serving_helpers import ServeProcess, failed_serve, is_alive, start_serve, until
-from stablernn_client import ConnectionFailed
+from stablernn_client import Client, ConnectionFailed
 from stablernn_registry import Registry, Version
 from stablernn_runtime import ServedModel
 from stablernn_server.supervisor import WorkerSlot
@@ -80,17 +79,6 @@ def start(registry: Registry, tmp_path: Path) -> Iterator[Start]:
     yield begin
     for server in servers:
         server.kill()
-
-
-@pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a file system of 64 KiB, less than the metrics of two processes take."""
-    folder = tmp_path / "full"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True).returncode:
-        pytest.skip("only root may mount a file system")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
 
 
 def worker(answer: httpx.Response) -> str:
@@ -157,74 +145,21 @@ def test_a_state_token_goes_from_one_process_to_the_other(pair: ServeProcess, op
     assert len(set(seen)) == 2
 
 
-def test_a_websocket_stream_goes_on_at_the_other_process(pair: ServeProcess, opened: ServedModel) -> None:
-    steps = noise(100, 1, seed=2)
-    address = f"ws://127.0.0.1:{pair.port}/v1/stream?model=animals"
-    token, seen = None, set()
-    for number, values in enumerate(steps):
-        with connect(address) as socket:
-            assert socket.response is not None
-            seen.add(socket.response.headers["x-request-id"].partition("-")[0])
-            socket.recv(10)
-            if token is not None:
-                socket.send(json.dumps({"state_token": token}))
-                socket.recv(10)
-            socket.send(json.dumps({"values": values.tolist(), "token": True}))
-            answer = json.loads(socket.recv(10))
-        token = answer["state_token"]
-        logits = np.array(answer["outputs"][0]["logits"], np.float32)
-        assert np.array_equal(logits, opened.run_sequence(steps[None, : number + 1])["logits"][0])
-        if number > 5 and len(seen) == 2:
-            break
-    assert len(seen) == 2
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
+def test_what_one_process_keeps_is_refused(pair: ServeProcess) -> None:
+    sequence = {"inputs": [json_tensor("x", noise(1, 1, 1))], "parameters": {"sequence_id": 1, "sequence_start": True}}
+    for method, path, body in (
         ("POST", "/v1/sessions", {"model": "animals"}),
         ("POST", "/v1/sessions/anything/step", {"values": [1]}),
         ("GET", "/v1/sessions/anything", None),
         ("DELETE", "/v1/sessions/anything", None),
         ("POST", "/v2/repository/models/animals/load", None),
         ("POST", "/v2/repository/models/animals/unload", None),
-        (
-            "POST",
-            "/v2/models/animals/infer",
-            {
-                "inputs": [json_tensor("x", np.zeros((1, 1, 1), np.float32))],
-                "parameters": {"sequence_id": 1, "sequence_start": True},
-            },
-        ),
-    ],
-)
-def test_what_one_process_keeps_is_refused(pair: ServeProcess, method: str, path: str, body: Any) -> None:
-    answer = httpx.request(method, f"{pair.url}{path}", json=body)
-    assert (answer.status_code, answer.json()["code"]) == (409, "one_process_only"), answer.text
-    advice = "move an alias that is served" if "repository" in path else "Use state tokens (POST /v1/step)"
-    assert advice in answer.json()["error"]
-
-
-def test_the_index_is_answered_all_the_same(pair: ServeProcess) -> None:
+        ("POST", "/v2/models/animals/infer", sequence),
+    ):
+        answer = httpx.request(method, f"{pair.url}{path}", json=body)
+        assert (answer.status_code, answer.json()["code"]) == (409, "one_process_only"), answer.text
     rows = httpx.post(f"{pair.url}/v2/repository/index").json()
     assert [(row["version"], row["state"]) for row in rows] == [("1", "READY"), ("2", "UNAVAILABLE")]
-
-
-def test_every_process_follows_an_alias(registry: Registry, start: Start, published: Published) -> None:
-    server = start("--workers", 2, "--model", "animals@production", **QUICK)
-    x = noise(1, 3, 1)
-    try:
-        registry.set_alias("animals", "production", 2)
-        until(lambda: infer(server.url, x).json()["model_version"] == "2")
-        # The other looks a moment later.
-        time.sleep(1)
-        seen = set()
-        while len(seen) < 2:
-            answer = infer(server.url, x)
-            assert answer.json()["model_version"] == "2"
-            seen.add(worker(answer))
-    finally:
-        registry.set_alias("animals", "production", 1)
 
 
 @pytest.mark.slow
@@ -248,21 +183,6 @@ def test_a_process_that_is_killed_is_replaced_and_its_totals_stay(start: Start) 
     assert counted() == count + 1
     assert server.stop() == 0
     assert not any(is_alive(pid) for pid in pids)
-
-
-@pytest.mark.slow
-def test_processes_that_end_together_are_replaced_together(start: Start) -> None:
-    """None of them waits until those of other places have come back."""
-    server = start("--workers", 3, "--model", "animals:1")
-    killed = set(server.ready["workers"])
-    for pid in killed:
-        os.kill(pid, signal.SIGKILL)
-    until(lambda: set(children(server.process.pid)) - killed)
-    for pid in killed:
-        assert f"server process {pid} ended with exit code -9; starting another" in server.read_log()
-    until(lambda: httpx.get(f"{server.url}/v2", timeout=30).status_code == 200, 30)
-    until(lambda: len({worker(httpx.get(f"{server.url}/v2", timeout=30)) for _ in range(30)}) == 3, 30)
-    assert server.stop() == 0
 
 
 def test_restarts_are_delayed_for_longer_each_time_until_a_process_was_healthy() -> None:
@@ -289,25 +209,6 @@ def command_line(pid: int) -> str | None:
 
 
 @pytest.mark.slow
-def test_a_process_that_cannot_take_the_place_of_another_says_why(
-    published: Published, start: Start, tmp_path: Path
-) -> None:
-    own = Registry(tmp_path / "registry")
-    path = copy(own, published.registry.get("animals:1")).path("step.onnx")
-    server = start("--workers", 2, root=own.root)
-    whole = path.read_bytes()
-    path.chmod(0o644)
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    os.kill(server.ready["workers"][0], signal.SIGKILL)
-    until(lambda: "'step.onnx' of 'animals:1'" in server.read_log(), 30)
-    (line,) = (line for line in server.read_log().splitlines() if "'step.onnx' of 'animals:1'" in line)
-    assert "ended with exit code 0 ('animals:1' cannot be served: " in line
-    assert "is damaged" in line
-    assert infer(server.url, noise(1, 2, 1)).status_code == 200
-    path.write_bytes(whole)
-    until(lambda: len({worker(httpx.get(f"{server.url}/v2")) for _ in range(20)}) == 2, 60)
-
-
 def test_sigterm_ends_all_and_hands_out_tokens(start: Start) -> None:
     server = start("--workers", 2, "--model", "animals:1", STABLERNN_STATE_KEY="k" * 32)
     address = f"ws://127.0.0.1:{server.port}/v1/stream?model=animals"
@@ -335,16 +236,7 @@ def test_sigterm_ends_all_and_hands_out_tokens(start: Start) -> None:
 
 
 @pytest.mark.slow
-def test_processes_do_not_outlive_a_supervisor_that_was_killed(start: Start) -> None:
-    server = start("--workers", 2, "--model", "animals:1")
-    server.process.kill()
-    server.process.wait()
-    assert until(lambda: not any(is_alive(pid) for pid in server.ready["workers"]))
-
-
-# What one process says is what each of two says; alone it is a slow test.
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_what_cannot_be_served_ends_the_command(published: Published, tmp_path: Path, workers: int) -> None:
     own = Registry(tmp_path / "registry")
     path = copy(own, published.registry.get("animals:1")).path("sequence.onnx")
@@ -370,9 +262,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "own.pem", folder / "own.key"
 
 
-# One process serves the client below.
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_tls(certificate: tuple[Path, Path], start: Start, opened: ServedModel, workers: int) -> None:
     files = ("--tls-cert-file", certificate[0], "--tls-key-file", certificate[1])
     server = start("--workers", workers, "--model", "animals:1", *files)
@@ -388,98 +279,49 @@ def test_tls(certificate: tuple[Path, Path], start: Start, opened: ServedModel, 
         infer(server.url, x)
     with pytest.raises(httpx.TransportError):
         infer(server.url.replace("https", "http"), x)
-    assert infer(server.url, x, verify=trust).status_code == 200
+    with Client(server.url, ssl_context=trust) as client, client.stream("animals") as stream:
+        outputs = [stream.step(value).outputs["logits"] for value in x[0]]
+        assert np.array_equal(outputs[-1], logits.ravel())
+    with Client(server.url) as client, pytest.raises(ConnectionFailed, match="is not trusted .* pass an ssl_context"):
+        client.models()
     assert server.stop() == 0
     assert "Traceback" not in server.read_log()
 
 
-@pytest.fixture(scope="module")
-def secured(
-    certificate: tuple[Path, Path], registry: Registry, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServeProcess]:
-    """One process that serves ``animals:1`` over TLS."""
-    log = tmp_path_factory.mktemp("log") / "log"
-    files = ("--tls-cert-file", certificate[0], "--tls-key-file", certificate[1])
-    server = start_serve(registry.root, log, "--model", "animals:1", "--access-log", "off", *files)
-    yield server
-    server.kill()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["threads", "asyncio"])
-def test_the_client_over_tls(
-    certificate: tuple[Path, Path], secured: ServeProcess, opened: ServedModel, kind: str
-) -> None:
-    server = secured
-    x = noise(1, 4, 1)
-    expected = opened.run_sequence(x)["logits"][0]
-    with Both.of(kind, server.url, ssl_context=ssl.create_default_context(cafile=str(certificate[0]))) as client:
-        assert np.array_equal(client.infer("animals", {"x": x}, ["logits"])["logits"][0], expected)
-        with client.stream("animals") as stream:
-            for value in x[0]:
-                answer = stream.step(value)
-        assert np.array_equal(answer.outputs["logits"], expected)
-    with Both.of(kind, server.url) as client:
-        for call in (client.models, partial(client.stream, "animals")):
-            with pytest.raises(ConnectionFailed) as refused:
-                call()
-            assert str(refused.value) == (
-                f"The certificate of {server.url} is not trusted (self-signed certificate); pass an ssl_context that "
-                "trusts it."
-            )
-
-
 def test_tls_files_that_cannot_be_used(certificate: tuple[Path, Path], registry: Registry) -> None:
     cert, key = certificate
     make_certificate(cert.parent, "other")
-    locked = cert.parent / "locked.key"
+    locked, other, absent = cert.parent / "locked.key", cert.parent / "other.key", cert.parent / "none"
     locking = ["openssl", "ec", "-aes256", "-in", str(key), "-out", str(locked), "-passout", "pass:secret"]
     subprocess.run(locking, check=True, capture_output=True)
-    unusable = f"Error: The TLS certificate {cert} and the key "
-    for words, sentence in {
-        ("--tls-cert-file", cert): "Error: Settings: tls_cert_file is set without tls_key_file; https needs both",
-        ("--tls-key-file", key): "Error: Settings: tls_key_file is set without tls_cert_file; https needs both",
-        ("--tls-cert-file", cert.parent / "none", "--tls-key-file", key): (
-            f"Error: The TLS certificate {cert.parent / 'none'} cannot be read: No such file or directory."
-        ),
-        ("--tls-cert-file", cert, "--tls-key-file", cert.parent / "other.key"): (
-            f"{unusable}{cert.parent / 'other.key'} cannot be used (key values mismatch). Give a certificate chain"
-        ),
-        # Nobody is asked for the password.
-        ("--tls-cert-file", cert, "--tls-key-file", locked): f"{unusable}{locked} cannot be used",
+    # Nobody is asked for the password of the last one.
+    for (chain, private), words in {
+        (cert, ""): "tls_cert_file is set without tls_key_file",
+        ("", key): "tls_key_file is set without tls_cert_file",
+        (absent, key): f"{absent} cannot be read",
+        (cert, other): "key values mismatch",
+        (cert, locked): str(locked),
     }.items():
-        code, out, err = failed_serve(registry.root, *words)
+        options = [*(("--tls-cert-file", chain) if chain else ()), *(("--tls-key-file", private) if private else ())]
+        code, out, err = failed_serve(registry.root, *options)
         assert (code, out) == (2, ""), err
-        assert err[-1].startswith(sentence)
+        assert err[-1].startswith("Error: ")
+        assert words in err[-1]
         assert not any("Traceback" in line for line in err)
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_other_machines_are_let_in_only_with_tokens_or_on_purpose(
-    registry: Registry, start: Start, workers: int
-) -> None:
-    words = ("--host", "0.0.0.0", "--workers", workers, "--model", "animals:1")
+@pytest.mark.slow
+def test_other_machines_are_let_in_only_with_tokens_or_on_purpose(registry: Registry, start: Start) -> None:
+    words = ("--host", "0.0.0.0", "--model", "animals:1")
     code, out, err = failed_serve(registry.root, *words)
     assert (code, out) == (2, "")
     assert err[-1].startswith("Error: The address '0.0.0.0' can be reached from other machines, and no token is ")
     x = noise(1, 2, 1)
-    server = start(*words, STABLERNN_INFER_TOKENS=TOKEN)
-    url = f"http://127.0.0.1:{server.port}"
+    url = f"http://127.0.0.1:{start(*words, STABLERNN_INFER_TOKENS=TOKEN).port}"
     assert infer(url, x).status_code == 401
     assert infer(url, x, headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
-    if workers == 1:
-        server = start(*words, "--auth", "off")
-        assert infer(f"http://127.0.0.1:{server.port}", x).status_code == 200
-
-
-@pytest.mark.slow
-def test_a_full_disk_costs_metrics_but_no_process(start: Start, full_disk: Path) -> None:
-    server = start("--workers", 2, "--model", "animals:1", STABLERNN_METRICS_DIR=str(full_disk))
-    answered_by_both(server, noise(1, 3, 1))
-    assert httpx.get(f"{server.url}/metrics").status_code == 200
-    assert all(is_alive(pid) for pid in server.ready["workers"])
-    assert str(full_disk) in server.read_log()
-    assert server.stop() == 0
+    assert infer(f"http://127.0.0.1:{start(*words, '--auth', 'off').port}", x).status_code == 200
 
 
 def break_alias(registry: Registry, published: Published) -> None:
@@ -515,19 +357,27 @@ def test_a_process_that_restarts_answers_with_the_version_of_the_others(
 
 
 @pytest.mark.slow
-def test_without_a_process_requests_are_answered_with_503(published: Published, start: Start, tmp_path: Path) -> None:
+def test_a_process_that_cannot_take_the_place_of_another_says_why(
+    published: Published, start: Start, tmp_path: Path
+) -> None:
     own = Registry(tmp_path / "registry")
     path = copy(own, published.registry.get("animals:1")).path("step.onnx")
     server = start("--workers", 2, root=own.root)
-    content = path.read_bytes()
+    whole = path.read_bytes()
     path.chmod(0o644)
-    path.write_bytes(b"nothing")
-    for pid in server.ready["workers"]:
-        os.kill(pid, signal.SIGKILL)
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    first, second = server.ready["workers"]
+    os.kill(first, signal.SIGKILL)
+    until(lambda: "'step.onnx' of 'animals:1'" in server.read_log(), 30)
+    (line,) = (line for line in server.read_log().splitlines() if "'step.onnx' of 'animals:1'" in line)
+    assert "ended with exit code 0 ('animals:1' cannot be served: " in line
+    assert "is damaged" in line
+    assert infer(server.url, noise(1, 2, 1)).status_code == 200
+    os.kill(second, signal.SIGKILL)
     for request in (partial(httpx.get, f"{server.url}/v2/health/live"), partial(infer, server.url, noise(1, 2, 1))):
-        response = request()
+        response = until(lambda request=request: (found := request()).status_code != 200 and found)
         assert (response.status_code, response.json()["code"]) == (503, "not_ready")
-    path.write_bytes(content)
-    until(lambda: httpx.get(f"{server.url}/v2/health/live", timeout=30).status_code == 200, 60)
+    path.write_bytes(whole)
+    until(lambda: len({worker(httpx.get(f"{server.url}/v2")) for _ in range(20)}) == 2, 60)
     assert server.stop() == 0
     assert "Traceback" not in server.read_log()

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from exports import exported
-from page_helpers import ASCII_TOKEN, BOUNDED, CERTIFICATE, CHROMIUM, MARKUP, METRICS, WITHDRAWN, Visit
+from page_helpers import ASCII_TOKEN, BOUNDED, CERTIFICATE, CHROMIUM, MARKUP, METRICS, WITHDRAWN, Visit, copy_version
 from server_helpers import Published, Running, serve
 from stablernn import Forecaster
 from stablernn.data.forecasting import calendar_periods
 from stablernn_registry import Registry
 from stablernn_server import Settings, create_app
 
-QUICK = {"test_classification", "test_forecast_of_a_table_with_a_heading", "test_stream", "test_token"}
-"""One test in a browser for each part of the page; the others are slow."""
+QUICK = {"test_classification"}
+"""The one quick test in a browser."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,20 +32,15 @@ def registry(published: Published, tmp_path_factory: pytest.TempPathFactory) -> 
     """Thirty models: those of all tests, one whose labels are markup, and copies of it."""
     registry = Registry(tmp_path_factory.mktemp("page"))
 
-    def copy(source: str, name: str, **fields: Any) -> None:
-        version = published.registry.get(source)
-        known = version.manifest.model_dump(exclude={"schema_number", "name", "version", "created", "files"})
-        registry.publish(name, {file: version.path(file) for file in version.manifest.files}, {**known, **fields})
-
-    copy("animals:1", "animals")
-    copy("animals:2", "animals")
-    copy("animals:2", "animals", lineage={"note": "never served"})
+    for source, name in (("animals:1", "animals"), ("animals:2", "animals"), ("flow:1", "flow"), ("co2:1", "co2")):
+        copy_version(published, registry, source, name)
+    copy_version(published, registry, "animals:2", "animals", lineage={"note": "never served"})
     registry.set_alias("animals", "production", 1)
-    copy("flow:1", "flow")
-    copy("co2:1", "co2")
-    copy("animals:1", "markup", labels=MARKUP, certificate=CERTIFICATE, metrics=METRICS)
+    facts = {"labels": MARKUP, "certificate": CERTIFICATE, "metrics": METRICS}
+    copy_version(published, registry, "animals:1", "markup", **facts)
     for number in range(26):
-        copy("animals:1", f"sensor-{number:02}", certificate={25: WITHDRAWN, 24: BOUNDED}.get(number))
+        certificate = {25: WITHDRAWN, 24: BOUNDED}.get(number)
+        copy_version(published, registry, "animals:1", f"sensor-{number:02}", certificate=certificate)
     return registry
 
 
@@ -65,6 +60,8 @@ def guarded(registry: Registry) -> Iterator[Running]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if not CHROMIUM.exists():
+        pytest.skip(f"{CHROMIUM} is not installed")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
         yield browser

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from page_helpers import Visit, needs_browser
+from page_helpers import Visits, expect, said
 from server_helpers import Running
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
-
-@needs_browser
-def test_keyboard_alone(server: Running, visit: Callable[..., Visit]) -> None:
+def test_keyboard_alone(server: Running, visit: Visits) -> None:
     page = visit(server, "/").page
     page.locator("#model-title").wait_for()
     keys = page.keyboard
@@ -37,19 +32,19 @@ def test_keyboard_alone(server: Running, visit: Callable[..., Visit]) -> None:
     tab_to("Skip to the model")
     tab_to("Search models")
     keys.type("co2")
-    playwright.expect(page.locator("#model-count")).to_have_text("1 of 30 models")
+    expect(page.locator("#model-count")).to_have_text("1 of 30 models")
     tab_to("co2")
     keys.press("Enter")
-    playwright.expect(page.locator("#model-title")).to_have_text("co2")
-    playwright.expect(page.locator("#model-title")).to_be_focused()
+    expect(page.locator("#model-title")).to_have_text("co2")
+    expect(page.locator("#model-title")).to_be_focused()
     tab_to("Series of co2")
     keys.type("1 2 3 4 3 2 1")
     tab_to("Forecast")
     keys.press("Enter")
-    playwright.expect(page.locator(".attempt [role=status].lead")).to_contain_text("Forecast of 4 steps")
+    expect(said(page)).to_contain_text("Forecast of 4 steps")
     tab_to("Forecast as a table")
     keys.press("Enter")
-    playwright.expect(page.get_by_role("group", name="Forecast as a table")).to_be_visible()
+    expect(page.get_by_role("group", name="Forecast as a table")).to_be_visible()
 
 
 PAIRS = [
@@ -61,9 +56,8 @@ PAIRS = [
 DRAWN = ["accent", "edge", "series-1", "series-2", "series-3", "series-4", "series-5"]
 
 
-@needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_contrast(server: Running, visit: Callable[..., Visit], scheme: str) -> None:
+def test_contrast(server: Running, visit: Visits, scheme: str) -> None:
     page = visit(server, "/docs", scheme=scheme).page
     names = sorted({name for pair in PAIRS for name in pair} | set(DRAWN))
     script = """(names) => {

@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -166,15 +165,3 @@ class Replicas:
         self._nginx.wait(10)
         for server in self.servers:
             server.kill()
-
-
-class Progress:
-    """Counts what several threads have done."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.count = 0
-
-    def add(self) -> None:
-        with self._lock:
-            self.count += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from server_helpers import Published
 from stablernn_registry import Registry
 
 CHROMIUM = Path("/usr/bin/chromium")
-needs_browser = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is not installed")
 MARKUP = ["<img src=x onerror=alert(1)>", "<b>bold</b>", "&amp;", "'\"`"]
 TOKEN = "ünïcode-tôken-of-32-characters-or-more"
 ASCII_TOKEN = "infer-token-0123456789abcdef0123456789"
@@ -73,15 +73,38 @@ class Visit:
         assert [at for at in self.addresses if not at.startswith((f"http://{host}/", f"ws://{host}/"))] == []
 
 
+Visits = Callable[..., Visit]
+"""Opens a tab: server, path and options of the fixture ``visit``."""
+
+
+def expect(target: Any) -> Any:
+    """Assertions of Playwright, which wait."""
+    return pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect(target)
+
+
+def press(page: Any, name: str) -> None:
+    page.get_by_role("button", name=name).click()
+
+
+def said(page: Any) -> Any:
+    """The sentence above an answer."""
+    return page.locator(".attempt [role=status].lead")
+
+
+def alert(page: Any) -> Any:
+    """The error in place of an answer."""
+    return page.locator(".attempt [role=alert]")
+
+
 def numbers_of(cells: Any) -> list[float]:
     """The numbers in cells of a table, which have a real minus and commas between thousands."""
     return [float(text.replace("−", "-").replace(",", "")) for text in cells.all_inner_texts()]
 
 
-def copy_version(published: Published, registry: Registry, source: str, name: str) -> None:
+def copy_version(published: Published, registry: Registry, source: str, name: str, **fields: Any) -> None:
     version = published.registry.get(source)
     facts = version.manifest.model_dump(exclude={"schema_number", "name", "version", "created", "files"})
-    registry.publish(name, {file: version.path(file) for file in version.manifest.files}, facts)
+    registry.publish(name, {file: version.path(file) for file in version.manifest.files}, {**facts, **fields})
 
 
 def give_token(page: Any, token: str) -> None:
