@@ -8,38 +8,33 @@ and the programs for Dask and Spark in ``examples/engines``. ``--engines`` is th
 has ``dask[dataframe,distributed] pyspark pandas pyarrow``, and Spark needs Java; without it their rows are left out.
 Programs run in turn. Results are kept by size in ``benchmarks/results/batch_prediction.json``, so that ``--sizes
 10000`` replaces those of one size and of start-up, and ``--sizes`` alone those of start-up. ``--one-file`` measures
-``predict`` of the same sequences in one file alone. ``python benchmarks/scaling_page.py`` writes them into
-``docs/scaling.md``.
+``predict`` of the same sequences in one file alone. ``--page`` writes the tables of ``docs/scaling.md`` from it.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from importlib import import_module
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import harness
 import numpy as np
-from harness import given_command
+from harness import DOCS, ROOT, Row, log, measure_use, medians, megabytes, read_results, stored, table, write_results
 
 from stablernn_registry import Registry
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "batch_prediction.json"
+STORED = stored("batch_prediction")
 STEPS, HIDDEN = 64, 32
 FILE_SEQUENCES = 10_000
 SIZES = (10_000, 100_000, 1_000_000)
-MOST_REPEATED = 1_000_000
-"""Sequences above which programs run once."""
-ONE_FILE_FORMATS = (".parquet", ".csv")
+ONE_FILE_FORMATS = {".parquet": "Parquet", ".csv": "CSV"}
+MIB = 2**20
 START_ROUNDS = 9
 IMPORTS = "import onnxruntime, polars, typer"
 """What a command of its kind cannot do without: the measure of its start-up time."""
@@ -78,31 +73,8 @@ class Program(NamedTuple):
     name: str
     command: list[str]
     output: Path
-    environment: dict[str, str]
+    environment: dict[str, str] = {}
     is_engine: bool = False
-
-
-class ProgramError(Exception):
-    """A program failed, with the last line of what it printed."""
-
-
-def measure(command: list[str], environment: dict[str, str]) -> dict[str, float]:
-    """Return seconds, processor seconds and the memory of the largest process of a program.
-
-    Raises:
-        ProgramError: If it fails.
-    """
-    wrapped = [sys.executable, str(ROOT / "benchmarks" / "process_use.py"), *command]
-    process = subprocess.run(wrapped, env=environment, capture_output=True, text=True)
-    if process.returncode:
-        raise ProgramError((process.stderr.strip().splitlines() or ["no message"])[-1])
-    row: dict[str, float] = json.loads(process.stdout)
-    return row
-
-
-def medians(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Return the median of each figure."""
-    return {key: round(statistics.median(row[key] for row in rows), 3) for key in rows[0]}
 
 
 def write_sequences(folder: Path, files: int, sequences: int) -> None:
@@ -121,48 +93,21 @@ def write_sequences(folder: Path, files: int, sequences: int) -> None:
         pl.DataFrame(columns).write_parquet(folder / f"part-{number:03d}.parquet")
 
 
-def versions(python: Path, environment: dict[str, str]) -> dict[str, str]:
-    """Return the versions of the packages of another interpreter that the figures depend on."""
-    code = "import dask, json, onnxruntime, pyspark; print(json.dumps({m.__name__: m.__version__ for m in "
-    code += "(dask, pyspark, onnxruntime)}))"
-    process = subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    numbers: dict[str, str] = json.loads(process.stdout)
-    return numbers
-
-
 def same_bits(first: Path, second: Path) -> bool:
-    """Return whether two folders have the same labels and the same bits of probabilities for the same ids."""
+    """Return True if two folders have the same labels and the same bits of probabilities for the same ids."""
     import polars as pl
 
     frame, other = (pl.read_parquet(folder / "*.parquet").sort("id") for folder in (first, second))
     # Scorers add a column with the reasons for missing answers.
     if "error" in other.columns and other["error"].null_count() < len(other):
         return False
-    probabilities = [name for name in frame.columns if name.startswith("probability_")]
-    return bool(
-        len(frame)
-        and len(frame) == len(other)
-        and all(frame[name].cast(pl.String).equals(other[name].cast(pl.String)) for name in ("id", "label"))
-        and all(frame.schema[name] == other.schema[name] == pl.Float32() for name in probabilities)
-        and all(
-            np.array_equal(frame[name].to_numpy().view(np.uint32), other[name].to_numpy().view(np.uint32))
-            for name in probabilities
-        )
+    frame, other = (part.with_columns(pl.col("id", "label").cast(pl.String)) for part in (frame, other))
+    # Numbers as their bits; other types of numbers are other columns then.
+    frame, other = (
+        part.with_columns(pl.selectors.float().reinterpret(signed=False)).select(frame.columns)
+        for part in (frame, other)
     )
-
-
-def engine_environment(python: Path, environment: dict[str, str], temporary: Path) -> dict[str, str]:
-    """Return the environment of the engines: their own packages first, and those of this interpreter for the rest."""
-    own = next(python.parents[1].glob("lib/python*/site-packages"))
-    shared = [path for path in sys.path if path.endswith("site-packages")]
-    packages = [ROOT, ROOT / "runtime", ROOT / "registry", own, *shared]
-    return {
-        **environment,
-        "PYTHONPATH": os.pathsep.join(map(str, packages)),
-        "PYSPARK_PYTHON": str(python),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_LOCAL_DIRS": str(temporary),
-    }
+    return bool(len(frame)) and frame.equals(other) and frame.schema == other.schema
 
 
 class Workplace:
@@ -170,48 +115,66 @@ class Workplace:
 
     def __init__(self, folder: Path, engines: Path | None) -> None:
         self.folder, self.engines = folder, engines
-        self.environment = {**os.environ, "STABLERNN_REGISTRY": str(folder / "registry"), "OMP_NUM_THREADS": "1"}
-        self.stablernn = [sys.executable, "-m", "stablernn_cli", "-q"]
+        os.environ["STABLERNN_REGISTRY"] = str(folder / "registry")
         train = ["train", "--data", "digits", "--cell", "lipschitz", "--hidden-size", str(HIDDEN), "--epochs", "1"]
-        for command in (["--run-dir", str(folder / "run")], ["--name", "digits"]):
-            words = [*train, *command] if "--run-dir" in command else ["export", str(folder / "run"), *command]
-            subprocess.run([*self.stablernn, *words], env=self.environment, check=True)
+        harness.run_json([*train, "--run-dir", "run"], folder)
+        harness.run_json(["export", "run", "--name", "digits"], folder)
         version = Registry(folder / "registry").get("digits")
         self.graph, self.labels = version.path("sequence.onnx"), version.manifest.labels or ()
 
-    def predict(self, source: Path, output: Path) -> list[str]:
-        """Return the command that answers a folder with one process."""
-        return [*self.stablernn, "predict", "digits:1", "--input", str(source), "--output", str(output)]
+    def predict(self, source: Path, output: Path, *words: str) -> list[str]:
+        """Return the command that answers a folder or a file."""
+        paths = ["--input", str(source), "--output", str(output)]
+        return harness.stablernn("-q", "predict", "digits:1", *paths, *words)
 
-    def programs(self, source: Path) -> list[Program]:
-        """Return the programs that answer a folder, the loop first."""
-        outputs = {name: self.folder / f"out-{name}" for name in ("loop", "one", "two", "dask", "spark")}
-        loop = [sys.executable, "-c", LOOP, str(self.graph), str(source), str(outputs["loop"])]
-        loop += [",".join(self.labels), str(STEPS)]
-        two = [*self.predict(source, outputs["two"]), "--workers", "2"]
-        programs = [
-            Program("loop", loop, outputs["loop"], self.environment),
-            Program("predict", self.predict(source, outputs["one"]), outputs["one"], self.environment),
-            Program("predict --workers 2", two, outputs["two"], self.environment),
-        ]
-        if self.engines is not None:
-            environment = engine_environment(self.engines, self.environment, self.folder)
-            for name, engine in (("Dask, two workers", "dask"), ("Spark local[2]", "spark")):
-                script = ROOT / "examples" / "engines" / f"score_with_{engine}.py"
-                words = [str(self.folder / "registry"), "digits:1", str(source), str(outputs[engine])]
-                command = [str(self.engines), str(script), *words]
-                programs.append(Program(name, command, outputs[engine], environment, is_engine=True))
-        return programs
+    def programs(self, source: Path) -> Iterator[Program]:
+        """Yield the programs that answer a folder, the loop first."""
+        loop, one, two, *outputs = (self.folder / f"out-{name}" for name in ("loop", "one", "two", "dask", "spark"))
+        words = [str(self.graph), str(source), str(loop), ",".join(self.labels), str(STEPS)]
+        yield Program("loop", [sys.executable, "-c", LOOP, *words], loop)
+        yield Program("predict", self.predict(source, one), one)
+        yield Program("predict --workers 2", self.predict(source, two, "--workers", "2"), two)
+        for name, output in zip(("Dask, two workers", "Spark local[2]"), outputs if self.engines else (), strict=False):
+            script = ROOT / "examples" / "engines" / f"score_with_{output.name.removeprefix('out-')}.py"
+            command = [
+                str(self.engines),
+                str(script),
+                str(self.folder / "registry"),
+                "digits:1",
+                str(source),
+                str(output),
+            ]
+            yield Program(name, command, output, self.engine_environment(), is_engine=True)
+
+    def engine_environment(self) -> dict[str, str]:
+        """Return the variables of the engines: their own packages first, and those of this interpreter for the rest."""
+        assert self.engines is not None
+        own = next(self.engines.parents[1].glob("lib/python*/site-packages"))
+        shared = [path for path in sys.path if path.endswith("site-packages")]
+        packages = [ROOT, ROOT / "runtime", ROOT / "registry", own, *shared]
+        return {
+            "PYTHONPATH": os.pathsep.join(map(str, packages)),
+            "PYSPARK_PYTHON": str(self.engines),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_DIRS": str(self.folder),
+        }
+
+    def engine_versions(self) -> dict[str, str]:
+        """Return the versions of the packages that the figures of the engines depend on."""
+        code = "import dask, json, onnxruntime, pyspark; print(json.dumps({m.__name__: m.__version__ for m in "
+        command = [str(self.engines), "-c", f"{code}(dask, pyspark, onnxruntime)}}))"]
+        environment = {**os.environ, **self.engine_environment()}
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return dict(json.loads(process.stdout))
 
 
-def measure_size(workplace: Workplace, sequences: int, rounds: int) -> dict[str, Any]:
+def measure_size(workplace: Workplace, sequences: int, rounds: int) -> Row:
     """Return the figures of all programs for a folder of ``sequences``."""
     source = workplace.folder / f"in-{sequences}"
     files = sequences // FILE_SEQUENCES
     write_sequences(source, files, FILE_SEQUENCES)
-    programs = workplace.programs(source)
+    programs = list(workplace.programs(source))
     rows: dict[str, list[dict[str, float]]] = {}
-    equal: dict[str, bool] = {}
     left_out = {} if workplace.engines else {"Dask and Spark": "--engines was not given"}
     for number in range(rounds):
         for program in programs:
@@ -220,39 +183,35 @@ def measure_size(workplace: Workplace, sequences: int, rounds: int) -> dict[str,
                 continue
             shutil.rmtree(program.output, ignore_errors=True)
             try:
-                rows.setdefault(program.name, []).append(measure(program.command, program.environment))
-            except ProgramError as error:
+                row = measure_use(program.command, workplace.folder, **program.environment)
+            except SystemExit as error:
                 if not program.is_engine:
                     raise
-                del rows[program.name]
                 left_out[program.name] = f"failed: {error}"
                 continue
-            print(sequences, program.name, rows[program.name][-1], file=sys.stderr, flush=True)
-    for program in programs[1:]:
-        if program.name in rows:
-            equal[program.name] = same_bits(programs[0].output, program.output)
+            rows.setdefault(program.name, []).append(row)
+            log(sequences, program.name, row)
+    loop, *others = programs
     figures = {
-        "command": given_command({"--engines": "PYTHON"}),
-        "date": time.strftime("%Y-%m-%d"),
-        "cores": len(os.sched_getaffinity(0)),
-        "load_average": round(os.getloadavg()[0], 1),
+        **harness.conditions(placeholders=PLACEHOLDERS),
         "files": files,
         "input_bytes": sum(file.stat().st_size for file in source.iterdir()),
-        "output_bytes": sum(file.stat().st_size for file in programs[0].output.iterdir()),
         "rounds": {name: len(values) for name, values in rows.items()},
         "programs": {name: medians(values) for name, values in rows.items()},
-        "same_bits_as_loop": equal,
+        "same_bits_as_loop": {one.name: same_bits(loop.output, one.output) for one in others if one.name in rows},
         "left_out": left_out,
     }
     if workplace.engines:
-        environment = engine_environment(workplace.engines, workplace.environment, workplace.folder)
-        figures["engine_packages"] = versions(workplace.engines, environment)
+        figures["engine_packages"] = workplace.engine_versions()
     for folder in (source, *(program.output for program in programs)):
         shutil.rmtree(folder, ignore_errors=True)
     return figures
 
 
-def measure_one_file(workplace: Workplace, sequences: int, rounds: int) -> dict[str, Any]:
+PLACEHOLDERS = {"--engines": "PYTHON", "--results": "FILE"}
+
+
+def measure_one_file(workplace: Workplace, sequences: int, rounds: int) -> Row:
     """Return the figures of ``predict`` for one Parquet file, by the format of its answers."""
     import polars as pl
 
@@ -260,37 +219,33 @@ def measure_one_file(workplace: Workplace, sequences: int, rounds: int) -> dict[
     write_sequences(folder, sequences // FILE_SEQUENCES, FILE_SEQUENCES)
     pl.scan_parquet(folder / "*.parquet").sink_parquet(source)
     shutil.rmtree(folder)
-    rows: dict[str, list[dict[str, float]]] = {}
-    for _ in range(rounds):
-        for suffix in ONE_FILE_FORMATS:
-            command = workplace.predict(source, workplace.folder / f"answers{suffix}")
-            rows.setdefault(suffix, []).append(measure(command, workplace.environment))
-            print(sequences, "in one file,", suffix, rows[suffix][-1], file=sys.stderr, flush=True)
+    commands = {suffix: workplace.predict(source, workplace.folder / f"answers{suffix}") for suffix in ONE_FILE_FORMATS}
+    runs = {suffix: lambda words=words: measure_use(words, workplace.folder) for suffix, words in commands.items()}
     return {
-        "command": given_command({"--engines": "PYTHON"}),
-        "date": time.strftime("%Y-%m-%d"),
-        "cores": len(os.sched_getaffinity(0)),
-        "load_average": round(os.getloadavg()[0], 1),
+        **harness.conditions(placeholders=PLACEHOLDERS),
         "input_bytes": source.stat().st_size,
         "rounds": rounds,
-        "formats": {suffix: medians(values) for suffix, values in rows.items()},
+        "formats": {suffix: medians(values) for suffix, values in harness.in_turn(runs, rounds).items()},
     }
 
 
-def measure_start(workplace: Workplace) -> dict[str, Any]:
+def measure_start(workplace: Workplace) -> Row:
     """Return the time until ``predict`` has answered one sequence, next to that of its imports alone."""
     source, output = workplace.folder / "in-1", workplace.folder / "out-1"
     write_sequences(source, 1, 1)
-    commands = {"imports": [sys.executable, "-c", IMPORTS], "predict": workplace.predict(source, output)}
-    rows: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
-    for _ in range(START_ROUNDS):
-        for name, command in commands.items():
-            shutil.rmtree(output, ignore_errors=True)
-            rows[name].append(measure(command, workplace.environment))
+    predict = workplace.predict(source, output)
+
+    def run_predict() -> dict[str, float]:
+        shutil.rmtree(output, ignore_errors=True)
+        return measure_use(predict, workplace.folder)
+
+    imports = [sys.executable, "-c", IMPORTS]
+    runs = {"imports": lambda: measure_use(imports, workplace.folder), "predict": run_predict}
+    rows = harness.in_turn(runs, START_ROUNDS)
     shutil.rmtree(output)
     # Python prints a line for each module that it imports.
-    listing = {**workplace.environment, "PYTHONPROFILEIMPORTTIME": "1"}
-    process = subprocess.run(commands["predict"], env=listing, capture_output=True, text=True, check=True)
+    listing = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
+    process = subprocess.run(predict, env=listing, capture_output=True, text=True, check=True)
     modules = {line.rpartition("|")[2].strip() for line in process.stderr.splitlines()}
     return {
         "command": f"python -c '{IMPORTS}'",
@@ -300,49 +255,89 @@ def measure_start(workplace: Workplace) -> dict[str, Any]:
     }
 
 
-def write_results(document: dict[str, Any]) -> None:
-    """Write the results, the smallest folder first."""
-    for name in ("sizes", "one_file"):
-        document[name] = dict(sorted(document[name].items(), key=lambda pair: int(pair[0])))
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+def page_tables(results: Row) -> dict[str, str]:
+    """Return the tables of docs/scaling.md."""
+    rows: list[Any] = []
+    for size, figures in results["sizes"].items():
+        answers = {name: "yes" if is_equal else "no" for name, is_equal in figures["same_bits_as_loop"].items()}
+        for name, row in figures["programs"].items():
+            title = "loop by hand" if name == "loop" else f"`{name}`" if name.startswith("predict") else name
+            times = (f"{row[key]:.1f} s" for key in ("processor_seconds", "seconds"))
+            rows.append((f"{int(size):,}", title, *times, megabytes(row["memory_mib"] * MIB), answers.get(name, "")))
+        rows += [(f"{int(size):,}", name, reason, "", "", "") for name, reason in figures["left_out"].items()]
+    folders = table(
+        ("sequences", "program", "processor time", "time", "memory of the largest process", "bits of the loop"), rows
+    )
+    # The engines have an environment of their own, with versions of their own.
+    packages = [_versions(results["packages"])]
+    packages += sorted(
+        {_versions(part["engine_packages"]) for part in results["sizes"].values() if "engine_packages" in part}
+    )
+    lines = [f"Measured with {'; engines with '.join(packages)}.", ""]
+    for size, part in results["sizes"].items():
+        rounds = ", ".join(f"{count} of {name}" for name, count in part["rounds"].items())
+        lines.append(
+            f"- {int(size):,} sequences on {part['date']}, {part['cores']} cores, load average "
+            f"{part['load_average']:g} at the end; medians of rounds in turn: {rounds}."
+        )
+    start = results["start"]
+    ratios = [f"{start['predict'][key] / start['imports'][key]:.2f}" for key in ("seconds", "processor_seconds")]
+    torch = "imports" if start["imports_torch"] else "does not import"
+    lines += [
+        "",
+        f"`predict` of one sequence takes {ratios[0]} times as long as `{start['command']}`, {ratios[1]} times its",
+    ]
+    lines.append(f"processor time, and {torch} torch ({start['rounds']} rounds).")
+    one_file = table(
+        ("sequences", "input", "answers", "processor time", "memory", "date", "rounds"),
+        (
+            (
+                *(f"{int(size):,}", megabytes(part["input_bytes"]), ONE_FILE_FORMATS[suffix]),
+                *(f"{row['processor_seconds']:.1f} s", megabytes(row["memory_mib"] * MIB)),
+                *(part["date"], part["rounds"]),
+            )
+            for size, part in results["one_file"].items()
+            for suffix, row in part["formats"].items()
+        ),
+    )
+    return {"folders": "\n".join([folders, "", *lines]), "one file": one_file}
+
+
+def _versions(packages: dict[str, str]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in packages.items())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = harness.arguments_parser(__doc__)
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="sequences of a folder; default: all")
-    parser.add_argument(
-        "--rounds", type=int, default=3, help=f"up to {MOST_REPEATED:,} sequences; above them it is one"
-    )
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--one-file", action="store_true", help="only predict of all sequences in one file")
     parser.add_argument("--engines", type=Path, metavar="PYTHON", help="interpreter that has Dask and pyspark")
+    parser.add_argument("--results", type=Path, default=STORED, help="file to write; another one has no page")
+    parser.add_argument("--page", action="store_true", help="only write the tables of docs/scaling.md")
     options = parser.parse_args()
     if any(size % FILE_SEQUENCES or size <= 0 for size in options.sizes):
         parser.error(f"--sizes must be multiples of {FILE_SEQUENCES:,}, the sequences of a file.")
-    if options.engines and not options.engines.exists():
-        parser.error(f"--engines: there is no '{options.engines}'.")
-    document: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    document = {
-        "packages": {name: import_module(name).__version__ for name in ("onnxruntime", "polars", "numpy")},
-        "steps": STEPS,
-        "hidden_size": HIDDEN,
-        "start": document.get("start", {}),
-        "sizes": document.get("sizes", {}),
-        "one_file": document.get("one_file", {}),
-    }
-    with tempfile.TemporaryDirectory() as place:
-        # The interpreter's own path: what it links to is not in the environment.
-        workplace = Workplace(Path(place), options.engines and options.engines.absolute())
-        if not options.one_file:
-            document["start"] = measure_start(workplace)
-            print("start", document["start"], file=sys.stderr, flush=True)
-            write_results(document)
-        for size in sorted(options.sizes):
-            rounds = options.rounds if size <= MOST_REPEATED else 1
+    if not options.page:
+        document = {"sizes": {}, "one_file": {}, **read_results(options.results)}
+        document |= {"steps": STEPS, "hidden_size": HIDDEN}
+        document["packages"] = {name: harness.installed(name) for name in ("onnxruntime", "polars", "numpy")}
+        with tempfile.TemporaryDirectory() as place:
+            # The interpreter's own path: what it links to is not in the environment.
+            workplace = Workplace(Path(place), options.engines and options.engines.absolute())
             if not options.one_file:
-                document["sizes"][str(size)] = measure_size(workplace, size, rounds)
-            document["one_file"][str(size)] = measure_one_file(workplace, size, rounds)
-            write_results(document)
-    print(json.dumps(document, indent=1))
+                document["start"] = measure_start(workplace)
+                log("start", document["start"])
+            for size in sorted(options.sizes):
+                if not options.one_file:
+                    document["sizes"][str(size)] = measure_size(workplace, size, options.rounds)
+                document["one_file"][str(size)] = measure_one_file(workplace, size, options.rounds)
+                for name in ("sizes", "one_file"):
+                    document[name] = dict(sorted(document[name].items(), key=lambda pair: int(pair[0])))
+                write_results(options.results, document)
+            write_results(options.results, document)
+    if options.results == STORED:
+        harness.replace_tables(DOCS / "scaling.md", page_tables(read_results(STORED)))
 
 
 if __name__ == "__main__":

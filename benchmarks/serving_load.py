@@ -1,8 +1,7 @@
-"""The load generator: prebuilt HTTP requests over keep-alive connections in one thread of a process of its own.
+"""The load generator: prebuilt requests over kept connections, HTTP or WebSocket, in a process of its own.
 
 It shares the machine's cores with the server that it measures, so it does as little as it can for each request: one
-send, one receive, and a look-up of the numbers' bytes among those that were already parsed and found right. Standard
-library only. ``measure`` starts it and returns what it saw; what it reads and prints is JSON.
+send, one receive, and a look-up of the answer's bytes among those that were already found right. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import http.client
 import json
 import math
 import os
+import pickle
 import random
-import resource
 import select
 import signal
 import socket
@@ -23,63 +22,57 @@ import subprocess
 import sys
 import threading
 import time
-from array import array
 from collections import Counter, deque
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+GRACE_SECONDS = 15.0
+"""How long after the end of the load an answer may still come before it counts as lost."""
+_MARKS = {"oip": b'"data":', "probabilities": b'"probabilities":', "predictions": b'"predictions":'}
+RAW_BYTES = 40
+
+Row = dict[str, Any]
+Numbers = Sequence[float]
+
+
+class ServerFailed(RuntimeError):
+    """A server that did not start, with the last words of its log."""
 
 
 class Server:
-    """A program that serves HTTP on :attr:`port`, in a session of its own.
+    """A program that serves HTTP on :attr:`port` of 127.0.0.1, in a session of its own.
 
     Attributes:
-        port: On 127.0.0.1; the two above it are free as well when it starts.
         ready_seconds: From the start of the process to the first 200 of ``ready``.
     """
 
-    def __init__(
-        self, words: list[str], ready: str, log: Path, environment: dict[str, str], timeout: float = 120, port: int = 0
-    ) -> None:
-        self.port = port or free_port()
-        self.log = log
-        words = [word.replace("{port}", str(self.port)) for word in words]
+    def __init__(self, words: list[str], ready: str, log: Path, environment: dict[str, str]) -> None:
+        self.port = free_port()
         began = time.perf_counter()
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                words,
+                [word.replace("{port}", str(self.port)) for word in words],
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **environment},
                 start_new_session=True,
             )
-        self._wait(ready, began + timeout)
-        self.ready_seconds = time.perf_counter() - began
-
-    def _wait(self, ready: str, deadline: float) -> None:
         while get(self.port, ready) != 200:
-            if self.process.poll() is not None or time.perf_counter() > deadline:
+            if self.process.poll() is not None or time.perf_counter() > began + 120:
                 self.stop()
-                raise ServerFailed(f"did not start: {last_words(self.log)}")
+                lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+                raise ServerFailed(f"did not start: {' / '.join(lines[-2:])[-300:]}")
             time.sleep(0.01)
+        self.ready_seconds = time.perf_counter() - began
 
     @property
     def rss_mb(self) -> float:
         """Resident memory of the first process, MB of 10^6 bytes."""
-        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
-        return pages * PAGE_BYTES / 1e6
-
-    def kill(self) -> None:
-        """End the process at once, without a chance to tidy up."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * PAGE_BYTES / 1e6
 
     def stop(self, timeout: float = 15) -> None:
         """End the process in order, and whatever is left of its session afterwards."""
@@ -87,32 +80,33 @@ class Server:
             self.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout)
-        self.kill()
-        for pid in session_members(self.process.pid):
+        for pid in [self.process.pid, *session_members(self.process.pid)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        self.process.wait()
 
 
-class ServerFailed(RuntimeError):
-    """A server that did not start, with the last words of its log."""
+@contextlib.contextmanager
+def running(server: Server) -> Iterator[Server]:
+    """End the server at the end of the block."""
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
-def stablernn(
-    scratch: Path, registry: Path, *words: str, port: int = 0, environment: dict[str, str] | None = None
-) -> Server:
-    """``stablernn serve`` on a free port, from this checkout."""
-    folders = [ROOT, *(ROOT / name for name in ("cli", "client", "registry", "runtime", "server"))]
-    variables = {
-        "PYTHONPATH": os.pathsep.join(map(str, folders)),
-        "STABLERNN_REGISTRY": str(registry),
-        **(environment or {}),
-    }
-    command = [sys.executable, "-m", "stablernn_cli", "--quiet", "serve", "--device", "cpu", "--port", "{port}", *words]
-    return Server(command, "/v2/health/ready", scratch / "stablernn.log", variables, port=port)
+def session_members(leader: int) -> list[int]:
+    """Return the processes of the session that ``leader`` began: also those that left its process group."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            if int((entry / "stat").read_text().rpartition(")")[2].split()[3]) == leader:
+                found.append(int(entry.name))
+    return found
 
 
 def get(port: int, path: str, timeout: float = 2) -> int | None:
-    """Status of a GET; None when there is no answer."""
+    """Return the status of a GET; None when there is no answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     try:
         connection.request("GET", path)
@@ -123,70 +117,32 @@ def get(port: int, path: str, timeout: float = 2) -> int | None:
         connection.close()
 
 
-def exchange(port: int, request: bytes, timeout: float = 10) -> bytes | None:
-    """What a new connection brings back for one request; None when nothing does, or not in time.
-
-    Answers are read to their end as HTTP states it, not to the end of the connection.
-    """
+def exchange(port: int, request: bytes, timeout: float = 10) -> tuple[int, bytes]:
+    """Return status and body of the answer that a new connection gets; the status 0 when there is none in time."""
     data = b""
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=timeout) as sock:
-            sock.sendall(request)
-            while split(data) is None:
-                part = sock.recv(1 << 16)
-                if not part:
-                    return data or None
-                data += part
-    except OSError:
-        return None
-    return data
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=timeout) as sock:
+        sock.sendall(request)
+        while (found := split(data)) is None:
+            part = sock.recv(1 << 16)
+            if not part:
+                break
+            data += part
+        else:
+            return found[0], found[2]
+    return 0, data
 
 
 def free_port() -> int:
-    """A port that is free with the two above it, which some servers take for gRPC and metrics.
+    """Return a port that is free with the two above it, which some servers take for gRPC and metrics.
 
     Not one of those that the system gives to connections: Ray opens so many that one may have it before it is bound.
     """
     while True:
         port = random.randrange(20_000, 32_000)
-        if all(_is_free(port + more) for more in range(3)):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for more in range(3):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port + more))
             return port
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
-def session_members(leader: int) -> list[int]:
-    """Processes of the session that ``leader`` began: also those that left its process group."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) == leader:
-                    found.append(int(entry.name))
-    return found
-
-
-def last_words(log: Path) -> str:
-    """The end of a log on one line."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return " / ".join(lines[-2:])[-300:]
-
-
-@contextlib.contextmanager
-def running(server: Server) -> Iterator[Server]:
-    """Ends the server at the end of the block."""
-    try:
-        yield server
-    finally:
-        server.stop()
 
 
 class Memory:
@@ -202,7 +158,7 @@ class Memory:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join()
 
@@ -212,28 +168,19 @@ class Memory:
                 self.samples.append((time.perf_counter(), self.server.rss_mb))
 
     def facts(self) -> dict[str, float]:
-        """First, largest and last MB; the last quarter against the second; the last half's slope (least squares)."""
-        half = self.samples[len(self.samples) // 2 :]
-        times = [at for at, _ in half]
-        middle = sum(times) / len(times)
-        level = sum(size for _, size in half) / len(half)
-        spread = sum((at - middle) ** 2 for at in times)
-        slope = sum((at - middle) * (size - level) for at, size in half) / spread if spread else 0.0
-        sizes = [size for _, size in self.samples]
-        quarter = max(len(sizes) // 4, 1)
-        grown = sum(sizes[-quarter:]) / quarter - sum(sizes[quarter : 2 * quarter]) / quarter
+        """Return first, largest and last MB; the last quarter against the second; the last half's slope."""
+        # Imported here: the generator is to start at once.
+        import numpy as np
+
+        times, sizes = np.array(self.samples).T
+        half, quarter = len(sizes) // 2, max(len(sizes) // 4, 1)
         return {
             "first_mb": sizes[0],
-            "max_mb": max(sizes),
+            "max_mb": sizes.max(),
             "last_mb": sizes[-1],
-            "grown_mb": grown,
-            "slope_mb_per_minute": 60 * slope,
+            "grown_mb": sizes[-quarter:].mean() - sizes[quarter : 2 * quarter].mean(),
+            "slope_mb_per_minute": 60 * np.polyfit(times[half:] - times[half], sizes[half:], 1)[0],
         }
-
-
-Row = dict[str, Any]
-GRACE_SECONDS = 15.0
-"""How long after the end of the load an answer may still come before it counts as lost."""
 
 
 @dataclass
@@ -242,11 +189,12 @@ class Load:
 
     Attributes:
         port: Of the server, on 127.0.0.1.
-        requests: Whole HTTP requests, sent in turn.
-        expected: For each request the rows of numbers that are right, of which an answer must hold one.
+        requests: Whole HTTP requests, or frames, that a connection sends in turn; connections take the lists in turn.
+        expected: For each of them the numbers, or the frame, that are right.
         form: How an answer holds its numbers: ``oip``, ``raw`` (behind the body, also with a JSON head before it),
             ``probabilities``, ``predictions`` or ``list``.
         tolerance: Largest absolute difference; 0 compares the bits of float32.
+        path: Of the WebSocket; empty for HTTP. The load ends with its frames, since a stream does not repeat itself.
         clients: Connections, each with at most one request in flight.
         seconds: How long the answers are counted.
         warmup: How long the load runs before that.
@@ -255,55 +203,41 @@ class Load:
     """
 
     port: int
-    requests: list[bytes]
-    expected: list[list[list[float]]]
+    requests: list[list[bytes]]
+    expected: list[list[Any]]
     form: str = "oip"
     tolerance: float = 0.0
+    path: str = ""
     clients: int = 16
     seconds: float = 3.0
     warmup: float = 0.5
     rate: float | None = None
-    refusals: list[int] = field(default_factory=list)
-
-
-def start(load: Load) -> subprocess.Popen[bytes]:
-    """The generator, at work in a process of its own; :func:`result` waits for it, SIGTERM ends the load early."""
-    process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    content = {**asdict(load), "requests": [base64.b64encode(one).decode() for one in load.requests]}
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(content).encode())
-    process.stdin.close()
-    process.stdin = None
-    return process
-
-
-def result(process: subprocess.Popen[bytes]) -> Row:
-    """What a generator saw, once it is done."""
-    output, _ = process.communicate()
-    if process.returncode:
-        raise RuntimeError(f"The load generator ended with exit code {process.returncode}.")
-    return dict(json.loads(output))
+    refusals: tuple[int, ...] = ()
 
 
 def measure(load: Load) -> Row:
-    """Load a server and wait for the end."""
-    return result(start(load))
+    """Load a server from another process, and return what that saw."""
+    done = subprocess.run([sys.executable, __file__], input=pickle.dumps(asdict(load)), stdout=-1, check=True)
+    return dict(json.loads(done.stdout))
 
 
 class Client:
-    """One connection and the answer that is arriving on it."""
+    """One connection: what it sends in turn, and the answer that is arriving on it."""
 
-    __slots__ = ("arrived_ns", "buffer", "index", "sent_ns", "sock", "unsent")
+    __slots__ = ("arrived_ns", "buffer", "expected", "known", "next", "requests", "sent_ns", "sock", "unsent")
 
-    def __init__(self, port: int) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", port), timeout=10)
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.sock.setblocking(False)
-        self.buffer = b""
+    def __init__(self, load: Load, number: int) -> None:
+        place = number % len(load.requests)
+        self.requests, self.expected = load.requests[place], load.expected[place]
+        # Connections with the same requests begin at different ones, but streams at their first step.
+        self.next = 0 if load.path else number // len(load.requests) % len(self.requests)
+        self.known: list[set[bytes]] = [set() for _ in self.requests]
         self.unsent = b""
-        self.index = -1
-        self.arrived_ns = 0
-        self.sent_ns = 0
+        self.arrived_ns = self.sent_ns = 0
+        self.connect(load)
+
+    def connect(self, load: Load) -> None:
+        self.sock, self.buffer = open_socket(load.port, load.path)
 
 
 class Generator:
@@ -317,242 +251,255 @@ class Generator:
         self.poller = select.epoll()
         self.clients: dict[int, Client] = {}
         self.idle: deque[Client] = deque()
-        self.known: list[set[bytes]] = [set() for _ in load.requests]
-        self.latencies = array("q")
-        self.service = array("q")
-        self.statuses: Counter[int] = Counter()
+        self.latencies: list[int] = []
+        self.service: list[int] = []
         self.facts: Counter[str] = Counter()
-        self.wrong: list[str] = []
-        self.turn = 0
-        self.in_flight = 0
-        self.good = 0
-        self.counting = False
-        self.stopped = False
-        signal.signal(signal.SIGTERM, self._stop)
-        for _ in range(load.clients):
-            self._connect()
+        self.statuses: Counter[str] = Counter()
+        self.examples: list[str] = []
+        self.counting = self.is_exhausted = False
+        for number in range(load.clients):
+            self._register(Client(load, number))
 
     def run(self) -> Row:
-        begin = time.perf_counter()
-        counted = begin + self.load.warmup
-        end = counted + self.load.seconds
-        sent_before = cpu_before = 0.0
-        late = due = 0
-        latest = begin
-        while True:
-            now = time.perf_counter()
-            if not self.counting and counted <= now < end:
-                self.counting = True
-                counted, cpu_before, sent_before = now, _cpu(), self.facts["sent"]
-            if now >= end or self.stopped:
-                break
-            timeout = min(end, counted if not self.counting else end) - now
-            if self.load.rate is None:
-                while self.idle:
-                    self._send(self.idle.popleft(), time.perf_counter_ns())
-            else:
-                offered = int((now - begin) * self.load.rate)
-                while self.idle and due < offered:
-                    arrived = begin + due / self.load.rate
-                    late += self.counting and now - arrived > 0.005
-                    self._send(self.idle.popleft(), int(arrived * 1e9))
-                    due += 1
-                if self.idle:
-                    timeout = min(timeout, begin + (due + 1) / self.load.rate - now)
-            for number, events in self.poller.poll(max(timeout, 0.0005)):
-                self._event(number, events)
-            latest = time.perf_counter()
-        spent, seconds, sent = _cpu() - cpu_before, latest - counted, self.facts["sent"] - sent_before
-        good = self.good
-        self._drain()
-        kinds = {str(status): count for status, count in sorted(self.statuses.items()) if count}
+        """Return what was seen."""
+        load, begin = self.load, time.perf_counter()
+        counted, due = begin + load.warmup, 0
+        end, cpu = counted + load.seconds, 0.0
+        while (now := time.perf_counter()) < end and not self.is_exhausted:
+            if not self.counting and now >= counted:
+                self.counting, counted, cpu = True, now, time.process_time()
+                self.facts.clear()
+            timeout = (end if self.counting else counted) - now
+            while self.idle and (load.rate is None or due < (now - begin) * load.rate):
+                arrived = time.perf_counter() if load.rate is None else begin + due / load.rate
+                self.facts["late"] += load.rate is not None and now - arrived > 0.005
+                self._send(self.idle.popleft(), int(arrived * 1e9))
+                due += 1
+            if self.idle and load.rate is not None:
+                timeout = min(timeout, begin + due / load.rate - now)
+            self._poll(max(timeout, 0.0005))
+        ended = time.perf_counter()
+        spent, seconds, good, sent = time.process_time() - cpu, ended - counted, self.facts["good"], self.facts["sent"]
+        # What is still under way counts as answered or lost, not as throughput.
+        while (late := len(self.clients) - len(self.idle)) and time.perf_counter() < ended + GRACE_SECONDS:
+            self._poll(0.1)
         return {
             "rate": good / seconds,
-            "p50_ms": percentile(self.latencies, 0.50),
-            "p99_ms": percentile(self.latencies, 0.99),
+            **{f"p{share}_ms": percentile(self.latencies, share / 100) for share in (50, 99)},
             "max_ms": percentile(self.latencies, 1.0),
             "p99_from_sending_ms": percentile(self.service, 0.99),
             "seconds": seconds,
-            "ended": latest,
-            "sent": int(sent),
-            "late": late,
-            "answers": kinds,
+            "ended": ended,
+            "sent": sent,
+            "late": self.facts["late"],
+            "answers": dict(sorted(self.statuses.items())),
             "wrong": self.facts["wrong"],
-            "lost": self.facts["lost"],
+            "lost": self.facts["lost"] + late,
             "outside_contract": self.facts["outside_contract"],
-            "parsed": self.facts["parsed"],
             "generator_cores": spent / seconds,
-            "examples": self.wrong[:5],
+            "examples": self.examples[:5],
         }
 
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        self.stopped = True
-
-    def _drain(self) -> None:
-        """Judge what is still under way; it counts as answered or lost, not as throughput."""
-        end = time.perf_counter() + GRACE_SECONDS
-        while self.in_flight and time.perf_counter() < end:
-            for number, events in self.poller.poll(0.1):
-                self._event(number, events)
-        self.facts["lost"] += self.in_flight
-
-    def _connect(self) -> None:
-        client = Client(self.load.port)
+    def _register(self, client: Client) -> None:
         self.clients[client.sock.fileno()] = client
         self.poller.register(client.sock, select.EPOLLIN)
         self.idle.append(client)
-
-    def _send(self, client: Client, arrived_ns: int) -> None:
-        client.index = self.turn
-        self.turn = (self.turn + 1) % len(self.load.requests)
-        client.arrived_ns, client.sent_ns = arrived_ns, time.perf_counter_ns()
-        request = self.load.requests[client.index]
-        self.in_flight += 1
-        self.facts["sent"] += 1
-        try:
-            written = client.sock.send(request)
-        except BlockingIOError:
-            written = 0
-        except OSError as error:
-            self._dropped(client, error)
-            return
-        if written < len(request):
-            client.unsent = request[written:]
-            self.poller.modify(client.sock, select.EPOLLIN | select.EPOLLOUT)
-
-    def _event(self, number: int, events: int) -> None:
-        client = self.clients[number]
-        if events & select.EPOLLOUT and client.unsent:
-            client.unsent = client.unsent[client.sock.send(client.unsent) :]
-            if not client.unsent:
-                self.poller.modify(client.sock, select.EPOLLIN)
-        if not events & ~select.EPOLLOUT:
-            return
-        try:
-            part = client.sock.recv(1 << 16)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._dropped(client, error)
-            return
-        if not part:
-            self._dropped(client, None)
-            return
-        data = client.buffer + part if client.buffer else part
-        found = split(data)
-        if found is None:
-            client.buffer = data
-            return
-        now = time.perf_counter_ns()
-        client.buffer = b""
-        status, head, body = found
-        self.in_flight -= 1
-        if self.counting:
-            self.latencies.append(now - client.arrived_ns)
-            self.service.append(now - client.sent_ns)
-        self.statuses[status] += self.counting
-        if status == 200:
-            key = key_of(self.load.form, body)
-            if key in self.known[client.index] or self._judge(client.index, key, body):
-                self.good += self.counting
-        else:
-            self._refused(status, head, body)
-        if b"onnection: close" in head:
-            self._reopen(client)
-        else:
-            self.idle.append(client)
-
-    def _judge(self, index: int, key: bytes, body: bytes) -> bool:
-        self.facts["parsed"] += 1
-        try:
-            numbers = numbers_of(self.load.form, body)
-        except (ValueError, KeyError, IndexError, TypeError) as error:
-            numbers, reason = [], f"not an answer ({error!r}): {body[:200]!r}"
-        else:
-            reason = f"wrong numbers for request {index}: {numbers[:4]}"
-        if any(same(numbers, one, self.load.tolerance) for one in self.load.expected[index]):
-            self.known[index].add(key)
-            return True
-        # Also before and after the counted time: a wrong answer is one at any time.
-        self.facts["wrong"] += 1
-        self.wrong.append(reason)
-        return False
-
-    def _refused(self, status: int, head: bytes, body: bytes) -> None:
-        allowed = status in self.load.refusals and b'"error"' in body and b'"code"' in body
-        if not allowed or (status == 503 and b"retry-after:" not in head.lower()):
-            self.facts["outside_contract"] += 1
-            self.wrong.append(f"{status}: {body[:200]!r}")
-
-    def _dropped(self, client: Client, error: OSError | None) -> None:
-        if client in self.idle:
-            self.idle.remove(client)
-        else:
-            self.in_flight -= 1
-            self.facts["lost"] += 1
-            self.wrong.append(f"connection closed without an answer ({error})")
-        self._reopen(client)
 
     def _reopen(self, client: Client) -> None:
         self.poller.unregister(client.sock)
         del self.clients[client.sock.fileno()]
         client.sock.close()
-        self._connect()
+        if not self.load.path:
+            client.connect(self.load)
+            self._register(client)
+
+    def _send(self, client: Client, arrived_ns: int) -> None:
+        client.arrived_ns, client.sent_ns = arrived_ns, time.perf_counter_ns()
+        self.facts["sent"] += 1
+        client.unsent = client.requests[client.next]
+        self._write(client)
+
+    def _write(self, client: Client) -> None:
+        try:
+            client.unsent = client.unsent[client.sock.send(client.unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._drop(client, error)
+            return
+        self.poller.modify(client.sock, select.EPOLLIN | select.EPOLLOUT * bool(client.unsent))
+
+    def _poll(self, timeout: float) -> None:
+        for number, events in self.poller.poll(timeout):
+            client = self.clients[number]
+            if events & select.EPOLLOUT and client.unsent:
+                self._write(client)
+            if events & ~select.EPOLLOUT:
+                self._receive(client)
+
+    def _receive(self, client: Client) -> None:
+        try:
+            part = client.sock.recv(1 << 18)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._drop(client, error)
+            return
+        if not part:
+            self._drop(client, None)
+            return
+        client.buffer += part
+        if self.load.path:
+            while (frame := unframed(client.buffer)) is not None:
+                kind, content, client.buffer = frame
+                if kind == 0x89:
+                    client.sock.send(masked(0x8A, content))
+                else:
+                    self._answered(client, 200 if kind == 0x82 else 0, b"", content)
+        elif (found := split(client.buffer)) is not None:
+            client.buffer = b""
+            self._answered(client, *found)
+
+    def _answered(self, client: Client, status: int, head: bytes, body: bytes) -> None:
+        now = time.perf_counter_ns()
+        if self.counting:
+            self.latencies.append(now - client.arrived_ns)
+            self.service.append(now - client.sent_ns)
+            self.statuses[str(status)] += 1
+        if status == 200:
+            self.facts["good"] += self._is_right(client, body) and self.counting
+        else:
+            allowed = status in self.load.refusals and b'"error"' in body and b'"code"' in body
+            if not allowed or (status == 503 and b"retry-after:" not in head.lower()):
+                self._count("outside_contract", f"{status}: {body[:200]!r}")
+        client.next += 1
+        if client.next == len(client.requests):
+            self.is_exhausted |= bool(self.load.path)
+            client.next = 0
+        if b"onnection: close" in head:
+            self._reopen(client)
+        else:
+            self.idle.append(client)
+
+    def _is_right(self, client: Client, body: bytes) -> bool:
+        """Compare an answer; a wrong one counts at any time, also before and after the counted time."""
+        expected = client.expected[client.next]
+        if self.load.path:
+            is_right = body == expected
+        else:
+            key = key_of(self.load.form, body)
+            if key in client.known[client.next]:
+                return True
+            try:
+                is_right = same(numbers_of(self.load.form, body), expected, self.load.tolerance)
+            except (ValueError, KeyError, IndexError, TypeError):
+                is_right = False
+            if is_right:
+                client.known[client.next].add(key)
+        if not is_right:
+            self._count("wrong", f"request {client.next}: {body[:200]!r}")
+        return is_right
+
+    def _drop(self, client: Client, error: OSError | None) -> None:
+        if client in self.idle:
+            self.idle.remove(client)
+        else:
+            self._count("lost", f"connection closed without an answer ({error})")
+        self._reopen(client)
+
+    def _count(self, fact: str, example: str) -> None:
+        self.facts[fact] += 1
+        self.examples.append(example)
+
+
+def open_socket(port: int, path: str) -> tuple[socket.socket, bytes]:
+    """Return a connection, of a WebSocket after the server's greeting, and what arrived behind it."""
+    sock = socket.create_connection(("127.0.0.1", port), timeout=30)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    data = b""
+    if path:
+        lines = [f"GET {path} HTTP/1.1", "Host: 127.0.0.1", "Connection: Upgrade", "Upgrade: websocket"]
+        lines += ["Sec-WebSocket-Version: 13", f"Sec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}"]
+        sock.sendall("\r\n".join([*lines, "", ""]).encode())
+        frame = None
+        while frame is None:
+            part = sock.recv(1 << 16)
+            if not part or (data and b" 101 " not in data.split(b"\r\n", 1)[0]):
+                raise ConnectionError(f"The server did not open a WebSocket: {data[:300]!r}")
+            data += part
+            frame = unframed(data.partition(b"\r\n\r\n")[2])
+        if b'"outputs"' not in frame[1]:
+            raise ConnectionError(f"The server did not greet: {frame[1][:300]!r}")
+        data = frame[2]
+    sock.setblocking(False)
+    return sock, data
+
+
+def masked(kind: int, content: bytes) -> bytes:
+    """Return a whole WebSocket frame from a client."""
+    size = len(content)
+    code, mark = next((code, mark) for code, mark, limit in _LENGTHS if size < limit)
+    return (
+        struct.pack("!BB", kind, 128 | (mark or size))
+        + struct.pack(f"!{code}", *[size][: bool(code)])
+        + _MASK
+        + content
+    )
+
+
+_LENGTHS = (("", 0, 126), ("H", 126, 1 << 16), ("Q", 127, 1 << 63))
+_MASK = bytes(4)
+
+
+def unframed(data: bytes) -> tuple[int, bytes, bytes] | None:
+    """Return first byte, content and rest of a server's frame; None while bytes are missing."""
+    if len(data) < 2:
+        return None
+    size, begin = data[1], {126: 4, 127: 10}.get(data[1], 2)
+    if begin > 2:
+        size = int.from_bytes(data[2:begin], "big")
+    end = begin + size
+    return None if len(data) < max(begin, end) else (data[0], data[begin:end], data[end:])
 
 
 def split(data: bytes) -> tuple[int, bytes, bytes] | None:
-    """Status, head and body of a whole HTTP answer; None while bytes are missing."""
-    at = data.find(b"\r\n\r\n")
-    if at < 0:
+    """Return status, head and body of a whole HTTP answer; None while bytes are missing."""
+    head, separator, rest = data.partition(b"\r\n\r\n")
+    if not separator:
         return None
-    head = data[:at]
     # From the line's beginning: the binary protocol has a header that ends in the same words.
-    place = head.find(b"\r\ncontent-length: ")
+    place = head.lower().find(b"\r\ncontent-length: ")
     if place < 0:
-        place = head.find(b"\r\nContent-Length: ")
-    if place < 0:
-        return _chunked(head, data[at + 4 :])
-    stop = head.find(b"\r", place + 2)
-    length = int(head[place + 18 : stop if stop >= 0 else at])
-    if len(data) < at + 4 + length:
-        return None
-    return int(data[9:12]), head, data[at + 4 :]
+        return _chunked(head, rest)
+    length = int(head[place + 18 :].partition(b"\r")[0])
+    return None if len(rest) < length else (int(data[9:12]), head, rest)
 
 
 def _chunked(head: bytes, rest: bytes) -> tuple[int, bytes, bytes] | None:
     if b"chunked" not in head.lower():
         raise ValueError(f"An answer without a length: {head!r}")
-    parts = []
+    body = b""
     while True:
-        at = rest.find(b"\r\n")
-        if at < 0:
+        size, separator, rest = rest.partition(b"\r\n")
+        if not separator or len(rest) < int(size, 16) + 2:
             return None
-        length = int(rest[:at], 16)
-        if len(rest) < at + 4 + length:
-            return None
+        length = int(size, 16)
         if length == 0:
-            return int(head[9:12]), head, b"".join(parts)
-        parts.append(rest[at + 2 : at + 2 + length])
-        rest = rest[at + 4 + length :]
-
-
-_MARKS = {"oip": b'"data":', "probabilities": b'"probabilities":', "predictions": b'"predictions":'}
-RAW_BYTES = 40
+            return int(head[9:12]), head, body
+        body += rest[:length]
+        rest = rest[length + 2 :]
 
 
 def key_of(form: str, body: bytes) -> bytes:
-    """The bytes of an answer that hold its numbers: the same for equal numbers, whatever id the answer carries."""
+    """Return the bytes of an answer that hold its numbers: the same for equal numbers, whatever id it carries."""
     if form == "raw":
         return body[-RAW_BYTES:]
-    mark = _MARKS.get(form)
-    if mark is None:
-        return body
-    begin = body.find(mark)
+    begin = body.find(_MARKS[form]) if form in _MARKS else -1
     return body[begin : body.find(b"]", begin)] if begin >= 0 else body
 
 
 def numbers_of(form: str, body: bytes) -> list[float]:
-    """The numbers of an answer."""
+    """Return the numbers of an answer."""
     if form == "raw":
         return list(struct.unpack(f"<{RAW_BYTES // 4}f", body[-RAW_BYTES:]))
     value = json.loads(body)
@@ -565,8 +512,8 @@ def numbers_of(form: str, body: bytes) -> list[float]:
     return [float(one) for one in value]
 
 
-def same(numbers: list[float], expected: list[float], tolerance: float) -> bool:
-    """Whether an answer holds the expected numbers."""
+def same(numbers: Numbers, expected: Numbers, tolerance: float) -> bool:
+    """Compare an answer with the expected numbers: their bits, or within a tolerance."""
     if len(numbers) != len(expected):
         return False
     if tolerance == 0:
@@ -575,24 +522,10 @@ def same(numbers: list[float], expected: list[float], tolerance: float) -> bool:
     return all(abs(a - b) <= tolerance for a, b in zip(numbers, expected, strict=True))
 
 
-def percentile(values: array[int], share: float) -> float | None:
-    """In ms, of values in ns: the smallest that ``share`` of them do not exceed."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    return ordered[max(math.ceil(share * len(ordered)) - 1, 0)] / 1e6
-
-
-def _cpu() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
-def main() -> None:
-    content = json.load(sys.stdin)
-    content["requests"] = [base64.b64decode(one) for one in content["requests"]]
-    print(json.dumps(Generator(Load(**content)).run()))
+def percentile(values: list[int], share: float) -> float | None:
+    """Return in ms, of values in ns, the smallest that ``share`` of them do not exceed."""
+    return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)] / 1e6 if values else None
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(Generator(Load(**pickle.load(sys.stdin.buffer))).run()))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import bentoml
 import numpy as np
-from speed_model import MAX_BATCH, Model, arguments
+from speed_model import MAX_BATCH, Model, arguments, become
 
 
 @bentoml.service(workers=1, traffic={"timeout": 30}, logging={"access": {"enabled": False}})
@@ -23,16 +21,5 @@ class Speed:
 
 if __name__ == "__main__":
     path, port = arguments()
-    program = Path(sys.executable).parent / "bentoml"
-    words = ["serve", "bentoml_model:Speed", "--port", str(port), "--host", "127.0.0.1"]
-    os.chdir(Path(__file__).parent)
-    os.execve(
-        program,
-        [str(program), *words],
-        {
-            **os.environ,
-            "SPEED_MODEL": path,
-            "BENTOML_DO_NOT_TRACK": "True",
-            "BENTOML_HOME": os.environ["SPEED_SCRATCH"],
-        },
-    )
+    words = ("serve", "bentoml_model:Speed", "--port", str(port), "--host", "127.0.0.1")
+    become("bentoml", *words, SPEED_MODEL=path, BENTOML_DO_NOT_TRACK="True", BENTOML_HOME=os.environ["SPEED_SCRATCH"])

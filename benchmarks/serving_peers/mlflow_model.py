@@ -15,7 +15,6 @@ import numpy as np
 class Speed(mlflow.pyfunc.PythonModel):
     def load_context(self, context: Any) -> None:
         # MLflow imports this file by its path, from another folder.
-        sys.path.insert(0, os.environ["SPEED_PEERS"])
         from speed_model import Model
 
         self.model = Model(context.artifacts["onnx"])
@@ -24,17 +23,14 @@ class Speed(mlflow.pyfunc.PythonModel):
         return self.model.run(np.asarray(model_input, np.float32))
 
 
-def main() -> None:
-    path, port = sys.argv[1], sys.argv[2]
-    folder = Path(tempfile.mkdtemp(dir=os.environ["SPEED_SCRATCH"])) / "model"
-    mlflow.pyfunc.save_model(folder, python_model=__file__, artifacts={"onnx": path}, pip_requirements=[])
-    program = Path(sys.executable).parent / "mlflow"
-    words = ["models", "serve", "-m", str(folder), "--env-manager", "local", "--port", port, "--host", "127.0.0.1"]
-    programs = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
-    os.execve(program, [str(program), *words], {**os.environ, "PATH": programs, "UVICORN_LOG_LEVEL": "warning"})
-
-
 if __name__ == "__main__":
-    main()
+    from speed_model import become
+
+    folder = Path(tempfile.mkdtemp(dir=os.environ["SPEED_SCRATCH"])) / "model"
+    mlflow.pyfunc.save_model(folder, python_model=__file__, artifacts={"onnx": sys.argv[1]}, pip_requirements=[])
+    place = ("--port", sys.argv[2], "--host", "127.0.0.1")
+    become(
+        "mlflow", "models", "serve", "-m", str(folder), "--env-manager", "local", *place, UVICORN_LOG_LEVEL="warning"
+    )
 else:
     mlflow.models.set_model(Speed())

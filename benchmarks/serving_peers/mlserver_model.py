@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 
 from mlserver import MLModel
 from mlserver.codecs import NumpyCodec
 from mlserver.types import InferenceRequest, InferenceResponse
-from speed_model import MAX_BATCH, Model, arguments
+from speed_model import MAX_BATCH, Model, arguments, become
 
 
 class Speed(MLModel):
@@ -25,7 +24,7 @@ class Speed(MLModel):
         return InferenceResponse(model_name=self.name, outputs=[output])
 
 
-def main() -> None:
+if __name__ == "__main__":
     path, port = arguments()
     folder = Path(tempfile.mkdtemp(dir=os.environ["SPEED_SCRATCH"]))
     ports = {"http_port": port, "grpc_port": port + 1, "metrics_port": port + 2}
@@ -33,9 +32,4 @@ def main() -> None:
     (folder / "settings.json").write_text(json.dumps(server))
     model = {"name": "speed", "implementation": "mlserver_model.Speed", "max_batch_size": MAX_BATCH}
     (folder / "model-settings.json").write_text(json.dumps({**model, "max_batch_time": 0.001}))
-    program = Path(sys.executable).parent / "mlserver"
-    os.execve(program, [str(program), "start", str(folder)], {**os.environ, "SPEED_MODEL": path})
-
-
-if __name__ == "__main__":
-    main()
+    become("mlserver", "start", str(folder), SPEED_MODEL=path)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,9 +29,13 @@ class Model:
             state.name: state.shape[1:] for state in self.session.get_inputs() if state.name.startswith("state")
         }
 
-    def run(self, x: np.ndarray) -> np.ndarray:
+    def run(self, x: np.ndarray, lengths: np.ndarray | None = None) -> np.ndarray:
         """Probabilities (batch, classes) of sequences (batch, time, 1)."""
-        return self._run(x, np.full(len(x), x.shape[1], np.int64))
+        rows = len(x)
+        feeds = {"x": np.ascontiguousarray(x, np.float32)}
+        feeds["lengths"] = np.full(rows, x.shape[1], np.int64) if lengths is None else lengths
+        feeds |= {name: np.zeros((rows, *shape), np.float32) for name, shape in self.states.items()}
+        return self.session.run(["probabilities"], feeds)[0]
 
     def run_many(self, sequences: list[np.ndarray]) -> np.ndarray:
         """The same for sequences (time, 1) of any lengths."""
@@ -37,13 +43,7 @@ class Model:
         x = np.zeros((len(sequences), lengths.max(), *sequences[0].shape[1:]), np.float32)
         for place, one in enumerate(sequences):
             x[place, : len(one)] = one
-        return self._run(x, lengths)
-
-    def _run(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        rows = len(x)
-        feeds = {"x": np.ascontiguousarray(x, np.float32), "lengths": lengths}
-        feeds |= {name: np.zeros((rows, *shape), np.float32) for name, shape in self.states.items()}
-        return self.session.run(["probabilities"], feeds)[0]
+        return self.run(x, lengths)
 
 
 class Batcher:
@@ -99,9 +99,17 @@ def binary_answer(probabilities: np.ndarray) -> tuple[bytes, dict[str, str]]:
     about = {"name": "probabilities", "datatype": "FP32", "shape": list(probabilities.shape)}
     about["parameters"] = {"binary_data_size": len(content)}
     head = json.dumps({"model_name": "speed", "model_version": "1", "outputs": [about]}).encode()
-    return head + content, {"inference-header-content-length": str(len(head))}
+    kind = {"content-type": "application/octet-stream"}
+    return head + content, {**kind, "inference-header-content-length": str(len(head))}
 
 
 def arguments() -> tuple[str, int]:
     """Model file and port from the command line."""
     return sys.argv[1], int(sys.argv[2])
+
+
+def become(program: str, *words: str, **variables: str) -> None:
+    """Turn this process into a program of its environment, with this folder to import from."""
+    path = Path(sys.executable).parent / program
+    os.chdir(Path(__file__).parent)
+    os.execve(path, [str(path), *words], {**os.environ, **variables})

@@ -36,6 +36,7 @@ def figures(results: dict[str, Any]) -> list[Any]:
     return [row["figures"] for row in results["views"]["best"]]
 
 
+@pytest.mark.slow
 def test_a_cut_training_is_partial_and_goes_on_to_the_numbers_of_the_whole(pixels: Table, tmp_path: Path) -> None:
     rows = ["lipschitz-64"]
     part = reproduce("mnist-pixel", FULL, tmp_path / "a", rows=rows, seeds=[0], length=Length(epochs=1))
@@ -89,6 +90,7 @@ def test_the_scores_are_those_of_the_run_and_state_their_machine(pixels: Table, 
     assert row["cpu_hours"] == pytest.approx(sum(run["seconds"] for run in results["runs"][:2]) / 3600)
 
 
+@pytest.mark.slow
 def test_results_of_another_table_do_not_count(pixels: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = reproduce("mnist-pixel", FULL, tmp_path)
     other = replace(pixels.rows[0], settings=merge(pixels.rows[0].settings, ours({"training.lr": 0.5})))
@@ -174,8 +176,8 @@ def test_arguments_that_are_refused(
 
 
 def test_the_end_points_of_the_dynamics_are_those_of_the_formula(tmp_path: Path) -> None:
-    results = reproduce("dynamics", FULL, tmp_path)
-    assert results["state"] == "full"
+    rows = ["g-imaginary", "h-diffusion"]
+    results = reproduce("dynamics", FULL, tmp_path, rows=rows)
     found = {row["row"]: row["figures"] for row in results["views"]["measured"]}
     norms = [found["g-imaginary"][f"norm_{number}"]["mean"] for number in range(3)]
     np.testing.assert_allclose(norms, [0.7894, 1.0190, 1.1923], atol=5e-5)
@@ -184,7 +186,7 @@ def test_the_end_points_of_the_dynamics_are_those_of_the_formula(tmp_path: Path)
     assert found["g-imaginary"]["spectral_radius"]["mean"] == pytest.approx(1.0198, abs=1e-5)
     assert (tmp_path / "dynamics.png").stat().st_size > 10_000
     told: list[str] = []
-    again = reproduce("dynamics", FULL, tmp_path, report=told.append)
+    again = reproduce("dynamics", FULL, tmp_path, rows=rows, report=told.append)
     assert (told, again["views"]) == ([], results["views"])
 
 
@@ -209,6 +211,7 @@ def test_the_speed_of_every_engine_is_measured_in_turn(tmp_path: Path) -> None:
     assert figures["lstm-torch"]["ratio_to_torch_lstm"]["mean"] == 1
 
 
+@pytest.mark.slow
 def test_the_spectra_are_those_of_the_matrices_before_and_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +256,7 @@ def test_the_pendulum_keeps_its_energy() -> None:
     np.testing.assert_allclose(small[-1], small[0], atol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_unit_learns_the_pendulum_where_its_matrices_can(tmp_path: Path) -> None:
     rows = ["pendulum-0.75-0", "pendulum-1-0", "pendulum-1-0.1"]
     results = reproduce("dynamics", FULL, tmp_path, rows=rows)

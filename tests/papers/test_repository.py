@@ -60,6 +60,7 @@ def figures(results: dict[str, Any]) -> dict[tuple[str, int], Any]:
     return {(run["row"], run["seed"]): run["measured"] for run in results["runs"]}
 
 
+@pytest.mark.slow
 def test_runs_of_several_folders_join_in_the_stored_results(pixels: Table, tmp_path: Path) -> None:
     root = tmp_path / "repository"
     first = made(tmp_path / "a", "lipschitz-64", "antisymmetric")
@@ -106,7 +107,7 @@ def test_what_no_commit_has_is_not_stored(pixels: Table, tmp_path: Path) -> None
 def test_a_scaled_down_reproduction_and_other_folders_are_not_stored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    reproduce("dynamics", SHORT, tmp_path / "a")
+    reproduce("dynamics", SHORT, tmp_path / "a", rows=["g-imaginary"])
     with pytest.raises(ConfigError, match=r"a' is the short reproduction of 'dynamics', which compares nothing"):
         reproductions.store(tmp_path / "a", tmp_path)
     with pytest.raises(ConfigError, match=r"b' is no folder of a reproduction: it has no protocol\.json\.$"):
@@ -115,6 +116,7 @@ def test_a_scaled_down_reproduction_and_other_folders_are_not_stored(
     assert capsys.readouterr().err.startswith("Error: There are no results of 'copy' to draw: '")
 
 
+@pytest.mark.slow
 def test_the_picture_is_drawn_of_what_is_stored(tmp_path: Path) -> None:
     reproduce("dynamics", FULL, tmp_path / "a", rows=["g-imaginary"])
     reproductions.store(committed(tmp_path / "a"), tmp_path)

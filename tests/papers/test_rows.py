@@ -13,8 +13,6 @@ from stablernn_papers.table import FULL, SHORT, DataSet, Row, Table, matches_pri
 from stablernn_papers.tables import TABLES
 from table_rows import LABELED, STEPWISE, count_parameters, plan_row, train_two_steps
 
-SLOW = tuple(f"ptb-char-{key}" for key in ("exprnn", "exprnn-1024", "rnn_orth", "eunn", "fc_urnn", "nnrnn", "urnn"))
-"""Rows whose matrices of a thousand units and more take seconds to build; other rows of these cells are quick tests."""
 TRAINED = [table for table in TABLES.values() if table.settings]
 
 
@@ -39,7 +37,7 @@ def rows_of_different_shapes() -> list[tuple[Table, Row, DataSet]]:
         pytest.param(
             *(table, row, data),
             id=f"{table.key}-{row.key}-{data.key}",
-            marks=pytest.mark.slow if f"{table.key}-{row.key}" in SLOW else [],
+            marks=[] if row == table.rows[0] else pytest.mark.slow,
         )
         for table, row, data in rows_of_different_shapes()
     ],
@@ -73,6 +71,7 @@ def test_a_printed_number_is_read_with_its_unit() -> None:
     assert printed_count("24.8K") == (24_800, pytest.approx(100))
 
 
+@pytest.mark.slow
 def test_the_sizes_of_polyphonic_are_those_with_equally_many_parameters() -> None:
     table = TABLES["polyphonic"]
 

@@ -72,6 +72,7 @@ def weights(run: Path, epoch: int) -> dict[str, torch.Tensor]:
     return dict(load_run(run, epoch).model.state_dict())
 
 
+@pytest.mark.slow
 def test_the_results_hold_every_run_and_both_views(full: Made) -> None:
     results, folder = full.results, full.folder
     assert full.told[:4] == [
@@ -97,14 +98,14 @@ def test_the_results_hold_every_run_and_both_views(full: Made) -> None:
     assert "SHORT" not in page
 
 
-def test_the_whole_view_takes_the_weights_that_the_run_kept_as_its_best(full: Made) -> None:
-    for row in full.results["views"]["whole"]:
+def test_the_whole_view_takes_the_weights_that_the_run_kept_as_its_best(short: Made) -> None:
+    for row in short.results["views"]["whole"]:
         accuracies = []
-        for run in (run for run in full.results["runs"] if run["cell"] == row["cell"]):
-            best = load_run(full.folder / run["run"])
+        for run in (run for run in short.results["runs"] if run["cell"] == row["cell"]):
+            best = load_run(short.folder / run["run"])
             assert best.summary is not None
             assert run["views"]["whole"] == best.summary["best_epoch"]
-            for name, value in weights(full.folder / run["run"], best.summary["best_epoch"]).items():
+            for name, value in weights(short.folder / run["run"], best.summary["best_epoch"]).items():
                 assert torch.equal(value, best.model.state_dict()[name])
             accuracies.append(best.summary["metrics"]["test"]["accuracy"])
         found = row["figures"]["accuracy"]
@@ -113,8 +114,8 @@ def test_the_whole_view_takes_the_weights_that_the_run_kept_as_its_best(full: Ma
         assert found["mean"] == pytest.approx(np.mean(accuracies))
 
 
-def test_the_matched_view_takes_the_first_epoch_at_what_all_runs_reach(full: Made) -> None:
-    results = full.results
+def test_the_matched_view_takes_the_first_epoch_at_what_all_runs_reach(short: Made) -> None:
+    results = short.results
     accuracies = [run["validation_accuracies"] for run in results["runs"]]
     target = min(max(run) for run in accuracies)
     assert results["match"] == {"validation_accuracy": target, "given": False}
@@ -122,9 +123,10 @@ def test_the_matched_view_takes_the_first_epoch_at_what_all_runs_reach(full: Mad
     assert [run["views"]["matched"] for run in results["runs"]] == first
     for row in results["views"]["matched"]:
         assert row["seeds_left_out"] == []
-        assert len(row["figures"]["pgd"]["values"]) == 2
+        assert len(row["figures"]["pgd"]["values"]) == 1
 
 
+@pytest.mark.slow
 def test_the_figures_are_those_of_the_reports_at_the_budgets_of_the_table(full: Made) -> None:
     for run in full.results["runs"]:
         for found in run["measured"]:
@@ -145,6 +147,7 @@ def test_the_figures_are_those_of_the_reports_at_the_budgets_of_the_table(full: 
     assert (row["figures"]["median_radius"], row["kinds"]) == (None, ["none"])
 
 
+@pytest.mark.slow
 def test_a_target_that_nobody_reaches_leaves_a_row_without_figures(short: Made, tmp_path: Path) -> None:
     results = reproduce("robustness", SHORT, copied(short, tmp_path), match_accuracy=1.0)
     assert results["match"] == {"validation_accuracy": 1.0, "given": True}
@@ -237,6 +240,7 @@ def test_each_epoch_keeps_its_own_weights(short: Made) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_states_of_a_table(full: Made, short: Made, tmp_path: Path) -> None:
     def state() -> tuple[str, dict[str, int]]:
         (found,) = (row for row in states(tmp_path / "reproductions") if row["table"] == "robustness")
