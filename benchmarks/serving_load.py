@@ -353,7 +353,9 @@ class Generator:
             while (frame := unframed(client.buffer)) is not None:
                 kind, content, client.buffer = frame
                 if kind == 0x89:
-                    client.sock.send(masked(0x8A, content))
+                    # Of a connection that is gone, the next look at it says so.
+                    with contextlib.suppress(OSError):
+                        client.sock.send(masked(0x8A, content))
                 else:
                     self._answered(client, 200 if kind == 0x82 else 0, b"", content)
         elif (found := split(client.buffer)) is not None:
