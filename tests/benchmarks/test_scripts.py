@@ -1,4 +1,4 @@
-"""Parts of benchmarks whose faults would make every figure worthless: what counts as right, held-out folds, coverage."""
+"""Parts of benchmarks whose faults would make every figure worthless: right answers, held-out folds, coverage."""
 
 from __future__ import annotations
 
