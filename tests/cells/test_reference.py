@@ -199,17 +199,17 @@ def _engines(key: str, options: dict[str, Any], dtype: torch.dtype) -> list[str]
     return names
 
 
-# Options are quick tests at the sizes of a usual and of a wide layer, and slow ones at the others. The engines of a
-# case stand next to each other.
+# Quick are a unit alone and many steps under the default options, few steps under others, and a wide layer in float32.
+# The engines of a case stand next to each other.
 CASES = [
-    pytest.param(key, options, sizes, engine, marks=[] if not options or sizes in SIZES[2::2] else pytest.mark.slow)
+    pytest.param(key, options, sizes, engine, marks=[] if sizes in quick else pytest.mark.slow)
     for key, options in VARIANTS
-    for engines in [_engines(key, options, torch.float64)]
+    for engines, quick in [(_engines(key, options, torch.float64), SIZES[2:3] if options else SIZES[0:4:3])]
     for sizes in SIZES
     for engine in engines
 ]
 FLOAT32_CASES = [
-    (key, sizes, engine)
+    pytest.param(key, sizes, engine, marks=[] if sizes == SIZES[-1] else pytest.mark.slow)
     for key in list_cells()
     for engines in [_engines(key, {}, torch.float32)]
     for sizes in SIZES

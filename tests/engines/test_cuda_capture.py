@@ -72,35 +72,6 @@ def test_work_of_a_later_stream_begins_after_that_of_an_earlier_one() -> None:
     assert reads == [1, 2]
 
 
-def test_many_threads_with_a_stream_each_share_a_buffer() -> None:
-    local, order = threading.local(), None
-    order = ReplayOrder(lambda: local.stream)
-    buffer, results, failures = torch.zeros(64), dict[int, list[Tensor]](), list[BaseException]()
-
-    def work(number: int) -> None:
-        try:
-            local.stream = stream = InOrder()
-            mine = results.setdefault(number, [])
-            for _ in range(20):
-                with order.hold():
-                    stream.issue(lambda: buffer.fill_(number))
-                    stream.issue(lambda: buffer.mul_(2))
-                    stream.issue(lambda: mine.append(buffer.clone()))
-            stream.finish()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert not failures
-    for number in range(6):
-        assert len(results[number]) == 20
-        assert all(torch.equal(value, torch.full((64,), 2.0 * number)) for value in results[number])
-
-
 def test_an_error_releases_the_order_and_leaves_an_event() -> None:
     streams, current = [InOrder(), InOrder()], 0
     order, ran = ReplayOrder(lambda: streams[current]), threading.Event()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import stablernn as srn
+from engine_runs import assert_near, perturbed, results
 from stablernn.cells.mingru import MinGRUCell, MinLSTMCell
 from stablernn.engines import scan
 from stablernn.engines.scan import MAX_FEATURES, count_chunks
@@ -16,25 +17,10 @@ from stablernn.engines.scan import MAX_FEATURES, count_chunks
 KEYS = ["mingru", "minlstm"]
 
 
-def results(
-    rnn: srn.StableRNN, x: Tensor, state: Tensor, lengths: Tensor | None, *, every_output: bool = True
-) -> list[Tensor]:
-    """Outputs where there are any, last state and the gradients by input, state and parameters."""
-    x, state = x.clone().requires_grad_(), state.clone().requires_grad_()
-    output, last = rnn.run(x, (state,), lengths, every_output=every_output)
-    loss = last[0].pow(3).sum()
-    if output is not None:
-        loss = loss + (output * torch.linspace(-1, 1, output.numel()).to(x).view_as(output)).sum()
-    gradients = torch.autograd.grad(loss, [x, state, *rnn.parameters()])
-    return [*([] if output is None else [output]), *last, *gradients]
-
-
 def pair(key: str, features: int, units: int, dtype: torch.dtype) -> tuple[srn.StableRNN, srn.StableRNN]:
     """A layer with the engine ``scan``, and the loop in float64 with the same parameters."""
     rnn = srn.StableRNN(key, features, units, engine="scan").to(dtype)
-    with torch.no_grad():
-        for parameter in rnn.parameters():
-            parameter.add_(0.5 * torch.randn_like(parameter))
+    perturbed(rnn, 0.5)
     reference = srn.StableRNN(key, features, units, engine="loop").double()
     reference.load_state_dict(rnn.state_dict())
     return rnn, reference
@@ -44,13 +30,6 @@ def bias_of(rnn: srn.StableRNN) -> Tensor:
     cell = rnn.cells[0]
     assert isinstance(cell, MinGRUCell | MinLSTMCell)
     return cell.bias_ih
-
-
-def assert_near(values: list[Tensor], references: list[Tensor], tolerance: float) -> None:
-    """Compare by a share of the largest entry."""
-    for value, reference in zip(values, references, strict=True):
-        largest = max(1.0, float(reference.detach().abs().max()))
-        torch.testing.assert_close(value.double(), reference, rtol=0, atol=tolerance * largest)
 
 
 @pytest.fixture
@@ -71,7 +50,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("every_output", [True, False], ids=["every-output", "last-state"])
 @pytest.mark.parametrize(
     ("features", "units", "rows", "steps"),
-    [(1, 64, 8, 1), (3, 7, 1, 2), (5, 1, 5, 53), (MAX_FEATURES + 1, 33, 3, 129), (1, 65, 1, 1021), (40, 5, 2, 24)],
+    [(1, 64, 8, 1), (5, 1, 5, 53), (MAX_FEATURES + 1, 33, 3, 129), (1, 65, 1, 257)],
     ids=str,
 )
 @pytest.mark.parametrize("key", KEYS)
@@ -89,9 +68,9 @@ def test_values_and_gradients_equal_those_of_the_loop(
     torch.manual_seed(steps)
     rnn, reference = pair(key, features, units, dtype)
     x, state = torch.randn(rows, steps, features, dtype=dtype), torch.randn(rows, units, dtype=dtype)
-    for lengths in (None, torch.tensor([steps // 2, 0, steps, 1, steps, 1, 2, steps]).clamp(max=steps)[:rows]):
-        expected = results(reference, x.double(), state.double(), lengths, every_output=every_output)
-        assert_near(results(rnn, x, state, lengths, every_output=every_output), expected, tolerance)
+    for lengths in (None, [min(n, steps) for n in (steps // 2, 0, steps, 1, steps, 1, 2, steps)[:rows]]):
+        expected = results(reference, "loop", x.double(), [state.double()], lengths, every_output=every_output)
+        assert_near(results(rnn, "scan", x, [state], lengths, every_output=every_output), expected, tolerance)
     assert calls
 
 
@@ -102,28 +81,12 @@ def test_steps_that_fill_no_chunk(key: str, monkeypatch: pytest.MonkeyPatch, cal
     rnn, reference = pair(key, 3, 5, torch.float64)
     x, state = torch.randn(2, 47, 3).double(), torch.randn(2, 5).double()
     for every_output in (True, False):
-        expected = results(reference, x, state, None, every_output=every_output)
-        assert_near(results(rnn, x, state, None, every_output=every_output), expected, 1e-12)
+        expected = results(reference, "loop", x, [state], every_output=every_output)
+        assert_near(results(rnn, "scan", x, [state], every_output=every_output), expected, 1e-12)
     assert set(calls) == {6, 1}
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_a_carried_state_continues_a_sequence(key: str) -> None:
-    rnn, _ = pair(key, 3, 6, torch.float64)
-    x = torch.randn(3, 90, 3).double()
-    with torch.no_grad():
-        expected, end = rnn.run(x, rnn.initial_state(3))
-        state, parts = rnn.initial_state(3), []
-        for part in torch.split(x, [1, 40, 49], dim=1):
-            outputs, state = rnn.run(part, state)
-            parts.append(outputs)
-    torch.testing.assert_close(torch.cat([part for part in parts if part is not None], dim=1), expected)
-    torch.testing.assert_close(state, end)
-
-
-@pytest.mark.parametrize(
-    ("forget", "write"), [(-200.0, -190.0), (-1e4, -1e4), (-95.0, 95.0), (95.0, -200.0), (-30.0, -60.0)], ids=str
-)
+@pytest.mark.parametrize(("forget", "write"), [(-200.0, -190.0), (-95.0, 95.0), (95.0, -200.0)], ids=str)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str)
 def test_closed_gates(forget: float, write: float, dtype: torch.dtype, tolerance: float) -> None:
     """Two sigmoids of zero in float32 give no 0/0; retention and gradients are those of the difference."""
@@ -133,9 +96,9 @@ def test_closed_gates(forget: float, write: float, dtype: torch.dtype, tolerance
         with torch.no_grad():
             bias_of(layer)[:8].copy_(torch.tensor([forget] * 4 + [write] * 4))
     x, state = torch.randn(2, 40, 2, dtype=dtype), torch.randn(2, 4, dtype=dtype)
-    expected = results(reference, x.double(), state.double(), None)
+    expected = results(reference, "loop", x.double(), [state.double()])
     # The larger an argument, the fewer digits it has after the point.
-    assert_near(results(rnn, x, state, None), expected, tolerance * max(1.0, -forget / 20))
+    assert_near(results(rnn, "scan", x, [state]), expected, tolerance * max(1.0, -forget / 20))
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -149,11 +112,12 @@ def test_small_gradients_keep_their_digits(key: str) -> None:
             bias_of(layer)[: 3 * (blocks - 1)] = 11.0
     # Of one step, whose gradients do not cancel each other.
     x, state = torch.randn(1, 1, 1), torch.randn(1, 3)
-    values = results(rnn, x, state, None)
-    for value, expected in zip(values, results(reference, x.double(), state.double(), None), strict=True):
+    values, references = results(rnn, "scan", x, [state]), results(reference, "loop", x.double(), [state.double()])
+    for value, expected in zip(values, references, strict=True):
         torch.testing.assert_close(value.double(), expected, rtol=1e-4, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 def test_gradients_of_many_steps_keep_their_digits(key: str) -> None:
     """Sums over 32,768 rows, one tile after the other in float32, would have ten times the error of the loop's."""
@@ -194,9 +158,9 @@ def test_a_graph_can_be_differentiated_again(key: str, features: int) -> None:
 def test_recomputed_segments_give_the_same_gradients(key: str) -> None:
     torch.manual_seed(0)
     rnn, reference = pair(key, 3, 6, torch.float64)
-    x, state, lengths = torch.randn(4, 50, 3).double(), torch.randn(4, 6).double(), torch.tensor([50, 7, 0, 31])
+    x, state, lengths = torch.randn(4, 50, 3).double(), [torch.randn(4, 6).double()], [50, 7, 0, 31]
     rnn.recompute_every = 13
-    assert_near(results(rnn, x, state, lengths), results(reference, x, state, lengths), 1e-12)
+    assert_near(results(rnn, "scan", x, state, lengths), results(reference, "loop", x, state, lengths), 1e-12)
 
 
 def test_a_subclass_and_other_precisions_do_not_run_by_tiles(calls: list[int]) -> None:

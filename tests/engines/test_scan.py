@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import stablernn as srn
+from engine_runs import assert_near, random_states, results
 from stablernn.cells import create_cell
 from stablernn.engines import scan, select_engine
 from stablernn.engines.scan import chunk_sizes
@@ -21,24 +21,7 @@ CELLS: list[tuple[str, dict[str, Any]]] = [
     ("mingru", {}),
     ("minlstm", {}),
 ]
-STEPS = [1, 2, 7, 24, 53]
-
-
-def results(rnn: srn.StableRNN, engine: str, x: Tensor, state: Any, lengths: Tensor | None) -> list[Tensor]:
-    """Outputs, state and all gradients."""
-    rnn.engine = engine
-    x, state = x.clone().requires_grad_(), tuple(tensor.clone().requires_grad_() for tensor in state)
-    output, last = rnn(x, state if len(state) > 1 else state[0], lengths=lengths)
-    last = last if isinstance(last, tuple) else (last,)
-    loss = output.square().sum() + sum(part.pow(3).sum() for part in last)
-    leaves = [x, *state, *rnn.parameters()]
-    return [output, *last, *torch.autograd.grad(loss, leaves, materialize_grads=True)]
-
-
-def assert_near(value: Tensor, reference: Tensor, tolerance: float) -> None:
-    """Compare by a share of the largest entry."""
-    largest = max(1.0, float(reference.detach().abs().max()))
-    torch.testing.assert_close(value, reference, rtol=0, atol=tolerance * largest)
+STEPS = [1, 7, 53]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str)
@@ -51,11 +34,10 @@ def test_values_and_gradients_equal_those_of_the_loop(
     torch.manual_seed(steps)
     rnn = srn.StableRNN(key, 3, 7, 2, **options).to(dtype)
     x = torch.randn(rows, steps, 3, dtype=dtype)
-    state = [torch.randn(2, rows, length, dtype=dtype) for length in rnn.cells[0].state_sizes]
-    for lengths in (None, torch.tensor([steps // 2, 0, steps, 1, steps])[:rows]):
+    state = random_states(rnn, rows)
+    for lengths in (None, [steps // 2, 0, steps, 1, steps][:rows]):
         expected = results(rnn, "loop", x, state, lengths)
-        for value, reference in zip(results(rnn, "scan", x, state, lengths), expected, strict=True):
-            assert_near(value, reference, tolerance)
+        assert_near(results(rnn, "scan", x, state, lengths), expected, tolerance)
 
 
 @pytest.mark.parametrize("key", ["lru", "mingru"])
@@ -75,11 +57,10 @@ def test_long_sequences_of_slow_units_keep_their_precision(key: str) -> None:
 @pytest.mark.parametrize("key", ["lru", "minlstm"])
 def test_large_steps_run_one_after_the_other(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rnn, x = srn.StableRNN(key, 3, 6), torch.randn(4, 30, 3)
-    state = [torch.randn(1, 4, length) for length in rnn.cells[0].state_sizes]
-    expected = results(rnn, "loop", x, state, None)
+    state = random_states(rnn, 4)
+    expected = results(rnn, "loop", x, state)
     monkeypatch.setattr(scan, "MAX_STEP_BYTES", 0)
-    for value, reference in zip(results(rnn, "scan", x, state, None), expected, strict=True):
-        assert_near(value, reference, 1e-5)
+    assert_near(results(rnn, "scan", x, state), expected, 1e-5)
 
 
 @pytest.mark.parametrize("key", ["lru", "mingru"])
@@ -92,13 +73,10 @@ def test_it_has_second_derivatives(key: str) -> None:
 
 
 def test_it_recomputes_states_in_the_backward_pass() -> None:
-    rnn, x, lengths = srn.StableRNN("lru", 3, 6, 2), torch.randn(4, 50, 3), torch.tensor([50, 7, 0, 31])
-    state = rnn.double().initial_state(4)
-    state = [torch.stack(state[::2]), torch.stack(state[1::2])]
-    expected = results(rnn, "loop", x.double(), state, lengths)
+    rnn, x, lengths = srn.StableRNN("lru", 3, 6, 2).double(), torch.randn(4, 50, 3).double(), [50, 7, 0, 31]
+    expected = results(rnn, "loop", x, lengths=lengths)
     rnn.recompute_every = 13
-    for value, reference in zip(results(rnn, "scan", x.double(), state, lengths), expected, strict=True):
-        assert_near(value, reference, 1e-12)
+    assert_near(results(rnn, "scan", x, lengths=lengths), expected, 1e-12)
 
 
 @pytest.mark.parametrize("key", ["lru", "mingru"])
@@ -111,9 +89,7 @@ def test_members_of_an_ensemble_run_as_one(key: str) -> None:
         alone, state = stack.run(x, stack.initial_state(4), lengths)
         assert output is not None
         assert alone is not None
-        assert_near(output, alone, 1e-6)
-        for value, reference in zip(last, state, strict=True):
-            assert_near(value, reference, 1e-6)
+        assert_near([output, *last], [alone, *state], 1e-6)
 
 
 def test_only_the_last_output_is_computed_where_no_other_is_needed() -> None:

@@ -57,13 +57,3 @@ def test_an_euler_step_says_that_it_is_one(key: str) -> None:
     # Certificates for irregular time rest on it.
     cell = create_cell(key, 1, 2)
     assert cell.is_euler == (cell_info(key).family in ("residual", "shared gate"))
-
-
-@pytest.mark.parametrize("nonlinearity", ["tanh", "relu", "modrelu", "softshrink"])
-def test_every_nonlinearity(nonlinearity: str) -> None:
-    cell = perturbed("rnn_orth", nonlinearity=nonlinearity)
-    weights = cell.materialize()
-    form = cell.step_form(weights)
-    assert form is not None
-    h, drive = torch.randn(50, 7, dtype=torch.float64), torch.randn(50, 7, dtype=torch.float64)
-    torch.testing.assert_close(form.step(h, drive), cell.step(weights, (h,), drive)[0], rtol=1e-13, atol=1e-13)

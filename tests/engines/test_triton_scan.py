@@ -50,7 +50,10 @@ def assert_equal(results: list[Tensor], expected: list[Tensor]) -> None:
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("kind", ["complex", "real", "gated"])
-@pytest.mark.parametrize(("time", "batch", "units"), [(1, 1, 1), (5, 3, 7), (9, 2, 67)])
+@pytest.mark.parametrize(
+    ("time", "batch", "units"),
+    [(9, 2, 67), pytest.param(1, 1, 1, marks=pytest.mark.slow), pytest.param(5, 3, 7, marks=pytest.mark.slow)],
+)
 def test_equals_chunks_of_time(
     time: int, batch: int, units: int, kind: str, reverse: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 import stablernn as srn
 from exports import scan_bodies
-from stablernn.export.input_stage import InputStage
 from stablernn.export.parity import open_session
 from stablernn.export.scan import sequence_graph, step_graph
 from stablernn.export.step import export_parts, fuse_sums, state_names
@@ -30,6 +29,7 @@ MODELS: dict[str, Any] = {
     "times": lambda: srn.Classifier("cfc", 2, 3, 5, max_dt=3.0),
     "answers at every step": lambda: srn.SequencePredictor("lipschitz", 2, 3, 5, output="real"),
 }
+QUICK = ("one feature", "patches at the end")
 TIME = 9
 
 Arrays = dict[str, np.ndarray]
@@ -90,7 +90,9 @@ def made(kind: str) -> Graphs:
     return Graphs(model.eval().requires_grad_(False))
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    "kind", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
 @pytest.mark.parametrize("gaps", ["none", "some", "from the first on", "all"])
 def test_every_way_through_the_sequence_graph_gives_the_bits_of_its_steps(kind: str, gaps: str) -> None:
     graphs = made(kind)
@@ -144,29 +146,7 @@ def test_lengths_beyond_the_samples_count_what_there_is(length: int, meant: int)
         np.testing.assert_array_equal(beyond[name], value)
 
 
-@pytest.mark.parametrize("kind", ["one feature", "which were observed", "missing stay missing, and which", "patches"])
-def test_the_nodes_of_a_step_compute_what_the_scaling_computes(kind: str) -> None:
-    model = MODELS[kind]()
-    model.fit_scaling([np.random.default_rng(0).normal(5, 3, (50, model.input_size))])
-    intake = InputStage.from_model(model)
-    assert intake is not None
-    part = intake.for_step()
-    x = torch.randn(6, *model.sample_shape, generator=torch.Generator().manual_seed(1)) * 3 + 5
-    x[::2, ..., 0] = torch.nan
-    held = torch.randn(6, model.input_size, generator=torch.Generator().manual_seed(2))
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x", "state_0", "state_0_out")]
-    features = helper.make_tensor_value_info(part.features, TensorProto.FLOAT, None)
-    outputs = [values[2], *([features] if part.features != "state_0_out" else [])]
-    graph = helper.make_graph(part.nodes, "intake", values[:2], outputs, part.constants)
-    runtime = open_session(
-        helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)]).SerializeToString()
-    )
-    got = runtime.run([part.features, "state_0_out"], {"x": x.numpy(), "state_0": held.numpy()})
-    channels, (after,) = model.patches.step(x if x.dim() == 3 else x[:, None], (held,))
-    np.testing.assert_array_equal(got[0], channels.numpy())
-    np.testing.assert_array_equal(got[1], after.numpy())
-
-
+@pytest.mark.slow
 def test_a_large_recurrence_stands_in_the_file_once() -> None:
     model = srn.Classifier("lstm", 2, 3, 260).eval().requires_grad_(False)
     graphs = Graphs(model)
@@ -181,14 +161,7 @@ def test_a_large_recurrence_stands_in_the_file_once() -> None:
                 np.testing.assert_array_equal(answers[name][row : row + 1], value)
 
 
-def test_a_step_has_no_control_flow() -> None:
-    """Smaller runtimes take a step where they know neither If nor Scan."""
-    for kind in ("one feature", "patches"):
-        graph = made(kind).step_model.graph
-        assert not {"If", "Scan", "Loop"} & {node.op_type for node in graph.node}
-
-
-@pytest.mark.parametrize("kind", ["patches at the end", "answers at every step"])
+@pytest.mark.parametrize("kind", ["patches at the end", pytest.param("answers at every step", marks=pytest.mark.slow)])
 def test_a_name_stands_for_one_value_in_all_nested_graphs(kind: str) -> None:
     def written(graph: onnx.GraphProto) -> list[str]:
         inner = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
@@ -198,20 +171,6 @@ def test_a_name_stands_for_one_value_in_all_nested_graphs(kind: str) -> None:
 
     names = written(made(kind).sequence_model.graph)
     assert len(names) == len(set(names))
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        lambda: srn.Classifier("gru", 2, 3, 5, scaling="window", window=4),
-        lambda: srn.Classifier("gru", 2, 3, 5, patch_size=4, patch_stride=2),
-        lambda: srn.SequencePredictor("gru", 2, 2, 5, output="real", predict_change=True),
-        lambda: srn.SequencePredictor("gru", 5, 5, 5, tokens=True),
-    ],
-    ids=["running statistics", "overlapping patches", "from the last value on", "tokens"],
-)
-def test_scaling_that_follows_a_series_is_part_of_the_recurrence(model: Any) -> None:
-    assert InputStage.from_model(model()) is None
 
 
 def test_the_body_of_a_scan_holds_the_cell_alone() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from stablernn.export import model_signature, torchscript
 from stablernn.export.parity import _draw_known_inputs, check_parity, draw_inputs, open_session
 from stablernn.export.scan import sequence_graph, step_graph
 from stablernn.export.step import export_parts
-from stablernn.nn.models import READOUTS, SequenceModel
+from stablernn.nn.models import SequenceModel
 
 CONTEXT: dict[str, Any] = {"scaling": "context", "window": 12, "season": 4}
 CONVOLUTIONS: dict[str, Any] = {"patch_embedding": 6, "conv_layers": 2, "conv_channels": 5}
@@ -88,7 +87,11 @@ VARIANTS: dict[str, Any] = {
 }
 
 QUICK = ("context-log-skip-covariates", "convolutions-overlap-members-mask")
-"""With the patches and times of the faults below every option but a recursive head, of which graphs hold one step."""
+QUICK_FAULTS = (
+    "samples-behind-the-end-are-read",
+    "times-of-a-last-patch-are-zero",
+    "a-first-patch-is-filled-with-its-first-sample",
+)
 
 
 @pytest.mark.parametrize(
@@ -109,52 +112,6 @@ def test_every_option_exports_to_both_formats_with_parity(variant: str, tmp_path
                 for value in found
             }
             assert shapes == {tensor["name"]: tensor["shape"] for tensor in report.signature[name][side]}
-
-
-def combinations() -> list[tuple[str, dict[str, Any]]]:
-    scalings: list[dict[str, Any]] = [
-        {"scaling": "standard"},
-        {"scaling": "none"},
-        {"scaling": "window", "window": 9},
-        CONTEXT,
-        {**CONTEXT, "log": True, "season": 1},
-    ]
-    patches: list[dict[str, Any]] = [
-        {},
-        {"patch_size": 3, "patch_stride": 1},
-        {"patch_size": 4, "patch_embedding": 5},
-    ]
-    found = []
-    for number, (scaling, patch, readout) in enumerate(itertools.product(scalings, patches, READOUTS)):
-        members = 1 + (number + number // len(READOUTS)) % 2
-        options = {**scaling, **patch, "readout": readout, "members": members}
-        word = scaling["scaling"] + ("-log" if "log" in scaling else "")
-        size = f"{patch.get('patch_size', 1)}-{patch.get('patch_stride', patch.get('patch_size', 1))}"
-        found.append((f"{word}-{size}-{readout}-{members}", options))
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, _ in combinations()])
-def test_every_combination_exports_with_parity(name: str, tmp_path: Path) -> None:
-    options = dict(combinations())[name]
-    skip = {"skip": "linear"} if options["scaling"] == "context" else {}
-    cell = ("gru", "cfc", "lipschitz")[sum(map(ord, name)) % 3]
-    timed = {"max_dt": 3.0} if cell == "cfc" else {}
-    model = srn.Forecaster(
-        cell, 3, 4, 7, **options, **skip, **timed, future_indices=[1], static_size=1, mask_channel=True
-    )
-    report = srn.export(prepared(model), tmp_path, formats=("onnx", "torchscript"))
-    assert report.parity["torchscript_rel_error"] <= max(row["allowed_rel_error"] for row in report.parity["compared"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", srn.list_cells())
-def test_every_cell_exports_patches_with_parity(cell: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"patch_size": 4, "patch_stride": 2, "readout": "all", "members": 2}
-    report = srn.export(prepared(srn.Classifier(cell, 2, 3, 8, **options)), tmp_path, formats=("onnx", "torchscript"))
-    assert report.parity["stream_equals_sequence"]
-    assert report.parity["batch_equals_single"]
 
 
 def spoiled(sequence: onnx.ModelProto, output: str, node: onnx.NodeProto) -> onnx.ModelProto:
@@ -231,7 +188,14 @@ def test_what_stands_behind_the_end_of_a_sequence_changes_nothing(aligned: str, 
         assert all(np.array_equal(one, two) for one, two in zip(found[0], other, strict=True))
 
 
-@pytest.mark.parametrize(("aligned", "fault"), [(aligned, fault) for aligned in FAULTS for fault in FAULTS[aligned]])
+@pytest.mark.parametrize(
+    ("aligned", "fault"),
+    [
+        pytest.param(aligned, fault, marks=[] if fault in QUICK_FAULTS else pytest.mark.slow)
+        for aligned in FAULTS
+        for fault in FAULTS[aligned]
+    ],
+)
 def test_a_graph_that_treats_patches_wrongly_fails_parity(
     aligned: str, fault: str, patched: dict[str, Patched]
 ) -> None:
@@ -243,11 +207,11 @@ def test_a_graph_that_treats_patches_wrongly_fails_parity(
 @pytest.mark.parametrize(
     ("aligned", "line"),
     [
-        ("begin", "x = torch.where(valid"),
         ("begin", "dt = torch.where(valid"),
-        ("begin", "lengths = torch.div("),
-        ("end", "x = x.gather("),
-        ("end", "x = torch.where((place"),
+        pytest.param("begin", "x = torch.where(valid", marks=pytest.mark.slow),
+        pytest.param("begin", "lengths = torch.div(", marks=pytest.mark.slow),
+        pytest.param("end", "x = x.gather(", marks=pytest.mark.slow),
+        pytest.param("end", "x = torch.where((place", marks=pytest.mark.slow),
     ],
 )
 def test_a_script_that_treats_patches_wrongly_fails_parity(

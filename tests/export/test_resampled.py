@@ -15,7 +15,7 @@ import stablernn as srn
 from stablernn.errors import ConfigError, ParityError
 from stablernn.export import ExportReport, export
 from stablernn.export.load_exported import recompute, reload
-from stablernn.export.parity import check_resampled_parity, open_session
+from stablernn.export.parity import check_parity, open_session
 from stablernn.server_engine import torch_engine
 
 FILES = ["certificate.json", "config.json", "parity.json", "sequence.onnx", "weights.safetensors"]
@@ -96,7 +96,7 @@ def test_another_resampling_is_found_out(exported: tuple[srn.Classifier, ExportR
     assert other.resampling is not None
     other.resampling.length_mean += 0.5
     with pytest.raises(ParityError, match="differs from torch"):
-        check_resampled_parity(other, report.files["sequence.onnx"].read_bytes(), lengths=(1, 7, 40))
+        check_parity(other, None, report.files["sequence.onnx"].read_bytes(), lengths=(1, 7, 40))
 
 
 def test_the_engine_torch_runs_the_same_graph(exported: tuple[srn.Classifier, ExportReport]) -> None:
@@ -112,7 +112,11 @@ def test_the_engine_torch_runs_the_same_graph(exported: tuple[srn.Classifier, Ex
 
 @pytest.mark.parametrize(
     ("cell", "options"),
-    [("lipschitz", {}), ("gru_d", {}), ("gru", {"patch_size": 3, "mask_channel": True, "readout": "mean"})],
+    [
+        ("lipschitz", {}),
+        pytest.param("gru_d", {}, marks=pytest.mark.slow),
+        pytest.param("gru", {"patch_size": 3, "mask_channel": True, "readout": "mean"}, marks=pytest.mark.slow),
+    ],
     ids=["input stage", "missing values", "patches"],
 )
 def test_other_forms_are_exported(cell: str, options: dict[str, Any], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from collections.abc import Mapping
@@ -24,8 +25,6 @@ from stablernn.export.scan import MAX_ELEMENTS, MAX_STEP_NODES, sequence_graph, 
 from stablernn.export.step import ModelParts, drop_identities, export_parts, state_names
 from stablernn.nn.models import SequenceModel
 
-HALF = {"step_size": 0.5}
-
 
 def classifier(cell: str, cell_options: Mapping[str, Any] | None = None, **options: Any) -> SequenceModel:
     """A classifier with trained biases: those of zero are left out of the graphs."""
@@ -35,6 +34,17 @@ def classifier(cell: str, cell_options: Mapping[str, Any] | None = None, **optio
         for parameter in model.rnn.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
     return mark_fitted(model).eval().requires_grad_(False)
+
+
+@functools.cache
+def exported(cell: str, step_size: float | None = None, **options: Any) -> tuple[SequenceModel, ModelParts]:
+    """A classifier and its parts, exported once for all tests, which leave the parts as they are."""
+    model = classifier(cell, None if step_size is None else {"step_size": step_size}, **options)
+    return model, export_parts(model)
+
+
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def operations(parts: ModelParts) -> dict[str, list[str]]:
@@ -54,23 +64,24 @@ def run(graph: onnx.ModelProto, model: SequenceModel, x: np.ndarray, lengths: li
 
 
 @pytest.mark.parametrize(
-    ("cell", "options", "short"),
+    ("cell", "step_size", "short"),
     [
-        ("antisymmetric", HALF, ["Gemm", "Tanh", "Add"]),
-        ("antisymmetric", {"step_size": 0.3}, ["Gemm", "Tanh", "Mul", "Add"]),
-        ("neural_ode_rnn", {"step_size": 0.25}, ["Gemm", "Tanh", "Add"]),
-        ("lipschitz", HALF, ["Gemm", "Tanh", "Add", "Gemm"]),
-        ("lipschitz", {"step_size": 0.3}, ["Gemm", "Tanh", "Mul", "Add", "Gemm"]),
+        ("antisymmetric", 0.5, ["Gemm", "Tanh", "Add"]),
+        slow("antisymmetric", 0.3, ["Gemm", "Tanh", "Mul", "Add"]),
+        slow("neural_ode_rnn", 0.25, ["Gemm", "Tanh", "Add"]),
+        ("lipschitz", 0.5, ["Gemm", "Tanh", "Add", "Gemm"]),
+        slow("lipschitz", 0.3, ["Gemm", "Tanh", "Mul", "Add", "Gemm"]),
         ("rnn", None, ["Gemm", "Tanh"]),
     ],
 )
-def test_a_step_in_the_scan_has_few_nodes(cell: str, options: Mapping[str, Any] | None, short: list[str]) -> None:
-    nodes = operations(export_parts(classifier(cell, options)))
+def test_a_step_in_the_scan_has_few_nodes(cell: str, step_size: float | None, short: list[str]) -> None:
+    nodes = operations(exported(cell, step_size)[1])
     assert nodes == {"short": short, "whole": ["Gemm", *short], "padded": ["Gemm", *short, "Where"]}
 
 
+@pytest.mark.slow
 def test_both_stages_of_a_midpoint_step_lose_their_split() -> None:
-    parts = export_parts(classifier("lipschitz_rk2", HALF))
+    _, parts = exported("lipschitz_rk2", 0.5)
     stage = ["Gemm", "Tanh", "Mul", "Add", "Gemm"]
     assert [node.op_type for node in parts.recurrence.graph.node] == ["Gemm", *stage, *stage]
     # Of more than MAX_STEP_NODES nodes, one less is not noticed.
@@ -79,22 +90,22 @@ def test_both_stages_of_a_midpoint_step_lose_their_split() -> None:
 
 
 @pytest.mark.parametrize(
-    "model",
+    ("cell", "step_size", "options"),
     [
-        classifier("antisymmetric", HALF),
-        classifier("antisymmetric", {"step_size": 0.3}),
-        classifier("lipschitz", HALF),
-        classifier("lipschitz", {"step_size": 2.0}),
-        classifier("neural_ode_rnn", {"step_size": 0.25}),
-        classifier("antisymmetric", HALF, num_layers=3),
-        classifier("antisymmetric", HALF, members=2),
-        classifier("lipschitz", HALF, readout="all"),
-        classifier("antisymmetric", HALF, patch_size=4, mask_channel=True),
+        ("lipschitz", 0.5, {}),
+        ("antisymmetric", 0.5, {"patch_size": 4, "mask_channel": True}),
+        slow("antisymmetric", 0.5, {}),
+        slow("antisymmetric", 0.3, {}),
+        slow("lipschitz", 4.0, {}),
+        slow("neural_ode_rnn", 0.25, {}),
+        slow("antisymmetric", 0.5, {"num_layers": 2}),
+        slow("antisymmetric", 0.5, {"members": 2}),
+        slow("lipschitz", 0.5, {"readout": "all"}),
     ],
-    ids=["residual", "step size of .3", "linear term", "step of 2", "bias", "layers", "members", "readout", "patches"],
+    ids=str,
 )
-def test_a_reduced_scan_gives_the_bits_of_a_whole_one(model: SequenceModel) -> None:
-    parts = export_parts(model)
+def test_a_reduced_scan_gives_the_bits_of_a_whole_one(cell: str, step_size: float, options: dict[str, Any]) -> None:
+    model, parts = exported(cell, step_size, **options)
     reduced, whole = sequence_graph(parts), sequence_graph(parts, is_reduced=False)
     x = np.random.default_rng(0).normal(size=(3, 11, 2)).astype(np.float32)
     x[1, 4] = np.nan
@@ -109,28 +120,32 @@ def test_a_reduced_scan_gives_the_bits_of_a_whole_one(model: SequenceModel) -> N
 
 
 @pytest.mark.parametrize(
-    ("model", "scales"),
+    ("cell", "step_size", "options", "scales"),
     [
-        (classifier("antisymmetric", HALF, num_layers=2), {"state_1": 0.5, "state_2": 0.5}),
-        (classifier("lipschitz", {"step_size": 4.0}), {"state_1": 4.0}),
-        (classifier("antisymmetric", {"step_size": 0.3}), {}),
-        (classifier("antisymmetric", {"step_size": 1.0}), {}),
+        ("lipschitz", 0.5, {}, {"state_1": 0.5}),
+        slow("antisymmetric", 0.5, {"num_layers": 2}, {"state_1": 0.5, "state_2": 0.5}),
+        slow("lipschitz", 4.0, {}, {"state_1": 4.0}),
+        slow("antisymmetric", 0.3, {}, {}),
+        slow("antisymmetric", 1.0, {}, {}),
         # The mean of the outputs reads the state itself.
-        (classifier("antisymmetric", HALF, readout="mean"), {}),
-        (classifier("antisymmetric", HALF, max_dt=2.0), {}),
-        (classifier("gru"), {}),
+        ("antisymmetric", 0.5, {"readout": "mean"}, {}),
+        slow("antisymmetric", 0.5, {"max_dt": 2.0}, {}),
+        slow("gru", None, {}, {}),
     ],
-    ids=["layers", "linear term", "no power of two", "step of 1", "readout", "dt", "another family"],
+    ids=str,
 )
-def test_states_are_scaled_by_powers_of_two_alone(model: SequenceModel, scales: dict[str, float]) -> None:
-    recurrence = export_parts(model).recurrence
+def test_states_are_scaled_by_powers_of_two_alone(
+    cell: str, step_size: float | None, options: dict[str, Any], scales: dict[str, float]
+) -> None:
+    recurrence = exported(cell, step_size, **options)[1].recurrence
     before = recurrence.SerializeToString(deterministic=True)
     assert scale_states(recurrence)[1] == scales
     assert recurrence.SerializeToString(deterministic=True) == before
 
 
 def test_a_state_is_not_scaled_where_a_weight_would_lose_bits() -> None:
-    recurrence = export_parts(classifier("antisymmetric", HALF)).recurrence
+    recurrence = onnx.ModelProto()
+    recurrence.CopyFrom(exported("antisymmetric", 0.5)[1].recurrence)
     weight = next(tensor for tensor in recurrence.graph.initializer if "weight_0_0" in tensor.name)
     values = numpy_helper.to_array(weight).copy()
     # The smallest number of float32 has no half.
@@ -139,17 +154,9 @@ def test_a_state_is_not_scaled_where_a_weight_would_lose_bits() -> None:
     assert scale_states(recurrence)[1] == {}
 
 
-def test_outputs_at_every_step_read_states_as_they_are() -> None:
-    torch.manual_seed(0)
-    model = srn.SequencePredictor("antisymmetric", 2, 3, 9, output="real", cell_options=HALF).eval()
-    bodies = scan_bodies(sequence_graph(export_parts(model.requires_grad_(False))))
-    assert all("Mul" in [node.op_type for node in body.node] for body in bodies.values())
-
-
 @pytest.mark.parametrize("branch", ["short", "whole", "padded"])
 def test_parity_runs_every_branch(branch: str) -> None:
-    model = classifier("antisymmetric", HALF)
-    parts = export_parts(model)
+    model, parts = exported("antisymmetric", 0.5)
     step, sequence = step_graph(parts).SerializeToString(), sequence_graph(parts)
     check_parity(model, step, sequence.SerializeToString())
     _spoil(scan_bodies(sequence)[branch])
@@ -166,7 +173,7 @@ def test_export_keeps_all_nodes_where_fewer_change_the_bits(
             _spoil(scan_bodies(graph)["short"])
         return graph
 
-    model = classifier("antisymmetric", HALF)
+    model = classifier("antisymmetric", {"step_size": 0.5})
     assert srn.export(model, tmp_path / "reduced").parity["reduced_scan"] is True
     monkeypatch.setattr(sys.modules["stablernn.export"], "sequence_graph", spoiled_graph)
     with caplog.at_level(logging.WARNING, logger="stablernn.export"):
@@ -186,11 +193,11 @@ def _spoil(body: onnx.GraphProto) -> None:
 
 
 def test_nodes_that_change_nothing_are_left_out() -> None:
-    parts = export_parts(classifier("rnn"))
+    _, parts = exported("rnn")
     assert [node.op_type for node in parts.emission.graph.node] == ["Gemm", "Softmax"]
     assert [value.name for value in parts.emission.graph.output] == ["logits", "probabilities"]
     # With two members, the split and the axis are of use.
-    nodes = [node.op_type for node in export_parts(classifier("rnn", members=2)).emission.graph.node]
+    nodes = [node.op_type for node in exported("rnn", members=2)[1].emission.graph.node]
     assert nodes.count("Unsqueeze") == 2
     assert nodes.count("Split") == 1
 

@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import stablernn as srn
-from stablernn.errors import ConfigError, DataError
 from stablernn.nn.preprocessing import ContextScaling, create_scaling
-from stablernn.training.loop.losses import ForecastObjective
-from stablernn.training.loop.minibatches import Batch
 
 FLOOR, LIMIT = 0.05, 8.0
 
@@ -157,42 +154,6 @@ def test_patches_of_unequal_sequences_are_one_patch_after_the_other(
             torch.testing.assert_close(one, other[row : row + 1], rtol=1e-9, atol=1e-9)
 
 
-def test_only_the_last_window_of_a_long_stream_counts() -> None:
-    made = fitted(window=8, season=3).double()
-    x = gappy(0, 1, 200, 2, share=0.0)
-    x[:, :150] += 1e5
-    _, _, whole = made.patches(x, start(made, 1), 1)
-    _, _, last = made.patches(x[:, -8:], start(made, 1), 1)
-    for one, other in zip(made.anchor(whole), made.anchor(last), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-
-
-def test_missing_values_repeat_the_last_and_do_not_count_before_the_first() -> None:
-    made = ContextScaling(1, window=4, season=1)
-    x = torch.tensor([[np.nan, np.nan, 5.0, np.nan, 7.0]], dtype=torch.float32)[..., None]
-    channels, _, state = made.patches(x, start(made, 1), 5)
-    location, scale = made.anchor(state)
-    assert location.item() == pytest.approx(17 / 3)
-    assert scale.item() == pytest.approx(1.0 + FLOOR)
-    mean, deviation = 17 / 3, 1.0 + FLOOR
-    assert channels[0, 2:, 0].tolist() == pytest.approx([(value - mean) / deviation for value in (5, 5, 7)], rel=1e-5)
-    context = made.context(state)[0, :, 0].tolist()
-    assert context[0] == 0
-    assert context[1:] == pytest.approx([(value - mean) / deviation for value in (5, 5, 7)], rel=1e-5)
-
-
-def test_a_series_of_missing_values_alone_is_at_the_training_mean() -> None:
-    made = fitted(window=6, season=2)
-    channels, extras, state = made.patches(torch.full((2, 9, 2), torch.nan), start(made, 2), 3)
-    assert torch.equal(channels, torch.zeros_like(channels))
-    assert extras is not None
-    assert torch.isfinite(extras).all()
-    location, scale = made.anchor(state)
-    assert torch.equal(location, made.mean.expand(2, 2))
-    torch.testing.assert_close(scale, FLOOR * made.scale.expand(2, 2))
-    assert torch.equal(made.context(state), torch.zeros(2, 6, 2))
-
-
 @pytest.mark.parametrize("kind", ["context", "window"])
 @pytest.mark.parametrize("steps", [1, 3, 9], ids=["one value", "less than a season", "seasons"])
 def test_the_anchor_of_a_flat_stretch_has_finite_gradients(kind: str, steps: int) -> None:
@@ -210,55 +171,6 @@ def test_the_anchor_of_a_flat_stretch_has_finite_gradients(kind: str, steps: int
     assert float(x.grad.sum()) == pytest.approx(1, abs=2e-4)
 
 
-@pytest.mark.parametrize("kind", ["context", "window"])
-def test_a_recursive_head_learns_beside_a_constant_series(kind: str) -> None:
-    torch.manual_seed(0)
-    options = {"season": 3, "skip": "linear"} if kind == "context" else {}
-    model = srn.Forecaster("gru", 1, 4, 5, head="recursive", scaling=kind, window=8, **options)
-    wave = np.sin(np.arange(60) / 3)
-    series = np.stack([wave, np.full(60, 2.0)]).astype(np.float32)[..., None]
-    model.fit_scaling(series)
-    x, y = torch.from_numpy(series[:, 20:32]), torch.from_numpy(series[:, 32:36])
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(12):
-        optimizer.zero_grad()
-        loss = ForecastObjective().loss(model, Batch(x, torch.tensor([12, 12]), y))
-        loss.backward()
-        assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.8 * losses[0]
-
-
-def test_a_constant_series_is_zero_with_the_least_scale() -> None:
-    made = fitted(window=6, season=2)
-    for steps in (1, 2, 3, 9):
-        channels, _, state = made.patches(torch.full((1, steps, 2), 55.0), start(made, 1), 1)
-        assert channels.abs().max() < 1e-3
-        location, scale = made.anchor(state)
-        torch.testing.assert_close(location, torch.full((1, 2), 55.0), rtol=1e-5, atol=0)
-        torch.testing.assert_close(scale, FLOOR * made.scale[None], rtol=1e-3, atol=0)
-
-
-@pytest.mark.parametrize("steps", [7, 40], ids=["before-a-season", "after"])
-def test_series_of_any_level_look_alike(steps: int) -> None:
-    """Numbers that float32 holds exactly, a million apart: the layers see the same."""
-    shape = np.random.default_rng(0).integers(-8, 9, (1, steps, 1)).astype(np.float32)
-    made = ContextScaling(1, window=16, season=12)
-    made.fit([1e6 + 8 * np.random.default_rng(1).normal(size=(50, 1))])
-    made.mean.fill_(0)
-    made.scale.fill_(1)
-    low, extras, low_state = made.patches(torch.from_numpy(shape), start(made, 1), 1)
-    high, far_extras, high_state = made.patches(torch.from_numpy(shape + 1e6), start(made, 1), 1)
-    assert extras is not None
-    assert far_extras is not None
-    torch.testing.assert_close(high, low, rtol=0, atol=0.06)
-    torch.testing.assert_close(far_extras[..., 0], extras[..., 0], rtol=0, atol=1e-5)
-    (_, scale), (_, far) = made.anchor(low_state), made.anchor(high_state)
-    torch.testing.assert_close(far, scale, rtol=1e-5, atol=0)
-
-
 def test_a_small_spread_far_from_the_training_mean_is_not_lost() -> None:
     made = ContextScaling(1, window=32, season=30)
     x = (123_456.78 + 0.1 * torch.randn(1, 20, 1, dtype=torch.float64)).float()
@@ -267,19 +179,6 @@ def test_a_small_spread_far_from_the_training_mean_is_not_lost() -> None:
     assert extras is not None
     assert extras[0, -1, 0].item() == pytest.approx(expected, rel=1e-5)
     assert made.anchor(state)[1].item() == pytest.approx(np.exp(expected), rel=1e-5)
-
-
-def test_one_spike_reaches_the_layers_as_the_limit() -> None:
-    made = ContextScaling(1, window=12, season=1)
-    x = torch.zeros(1, 12, 1)
-    x[0, ::2] = 0.01
-    x[0, 6] = 1e9
-    channels, _, _ = made.patch(x, start(made, 1))
-    assert channels.max() <= LIMIT
-    x[0, 6] = 0.01
-    x[0, 11] = 5.0
-    quiet = made.patches(x, start(made, 1), 12)[0]
-    assert quiet[0, 11, 0] == LIMIT
 
 
 def test_the_unit_is_the_median_series_mean_seasonal_change() -> None:
@@ -317,19 +216,6 @@ def test_forecasts_move_with_the_units_of_the_data(factor: float, offset: float)
     torch.testing.assert_close(forecasts[1], forecasts[0], rtol=1e-5, atol=1e-5)
 
 
-def test_forecasts_of_logarithms_move_with_the_factor_of_the_series() -> None:
-    torch.manual_seed(3)
-    options: dict[str, Any] = {"scaling": "context", "window": 8, "log": True, "patch_size": 2}
-    model = srn.Forecaster("lipschitz", 1, 4, 6, **options).double()
-    model.fit_scaling([gappy(0, 80, 1).numpy()])
-    x = gappy(1, 3, 20, 1)
-    with torch.no_grad():
-        outputs, far = model.run(x)[0], model.run(x * 1e6)[0]
-    for name, values in outputs.items():
-        assert (values > 0).all()
-        torch.testing.assert_close(far[name] / 1e6, values, rtol=1e-9, atol=0)
-
-
 def test_logarithms_are_cut_off_below_the_smallest_training_value() -> None:
     made = ContextScaling(2, window=4, log=True)
     made.fit([np.array([[2.0, 70.0], [8.0, np.nan]]), np.array([[4.0, 50.0]])])
@@ -339,70 +225,3 @@ def test_logarithms_are_cut_off_below_the_smallest_training_value() -> None:
     assert made.transform(values[:, 1:], [1]).exp().flatten().tolist() == pytest.approx([5.0, 60.0])
     torch.testing.assert_close(made.inverse(made.transform(values[1])), values[1])
     assert torch.isnan(made.transform(torch.tensor([torch.nan, 1.0]))).tolist() == [True, False]
-
-
-def test_without_logarithms_values_stay_as_they_are() -> None:
-    values = torch.tensor([-2.0, 0.0, torch.nan])
-    made = ContextScaling(3, window=4)
-    assert torch.equal(made.transform(values)[:2], values[:2])
-    assert torch.equal(made.inverse(values)[:2], values[:2])
-
-
-DATA: dict[str, tuple[list[np.ndarray], bool, str]] = {
-    "logarithm": (
-        [np.array([[3.0, 1.0], [2.0, 0.0]])],
-        True,
-        "Feature 1 goes down to 0, and logarithms are of positive values only; set model.log=false.",
-    ),
-    "missing": (
-        [np.array([[3.0, np.nan]])],
-        True,
-        "Feature 1 has no observed value in the training split; drop it or give data where it is observed.",
-    ),
-    "nothing": (
-        [],
-        True,
-        "Feature 0 has no observed value in the training split; drop it or give data where it is observed.",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", DATA)
-def test_data_without_a_scale_are_refused(case: str) -> None:
-    sequences, log, sentence = DATA[case]
-    with pytest.raises(DataError) as error:
-        ContextScaling(2, window=4, log=log).fit(sequences)
-    assert str(error.value) == sentence
-
-
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no-window": (
-        {"kind": "context", "window": None},
-        "The scaling 'context' needs a context length; set task.context_length.",
-    ),
-    "short-window": ({"kind": "context", "window": 1}, "The scaling 'context' remembers 2 steps or more, got 1."),
-    "long-season": (
-        {"kind": "context", "window": 6, "season": 6},
-        "The season of the scaling 'context' must be from 1 to 5, less than the steps that it remembers, got 6.",
-    ),
-    "no-season": (
-        {"kind": "context", "window": 6, "season": 0},
-        "The season of the scaling 'context' must be from 1 to 5, less than the steps that it remembers, got 0.",
-    ),
-    "season-elsewhere": (
-        {"kind": "window", "window": 6, "season": 2},
-        "A season and logarithms are only used by the scaling 'context', got 'window'.",
-    ),
-    "logarithms-elsewhere": (
-        {"kind": "standard", "window": None, "log": True},
-        "A season and logarithms are only used by the scaling 'context', got 'standard'.",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_wrong_settings_are_refused(case: str) -> None:
-    options, sentence = REFUSED[case]
-    with pytest.raises(ConfigError) as error:
-        create_scaling(size=1, **{"mask_channel": False, **options})
-    assert str(error.value) == sentence

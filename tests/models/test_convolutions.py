@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import stablernn as srn
-from stablernn.errors import ConfigError
 from stablernn.nn.convolutions import ConvolutionShape, DilatedConvolutions, receptive_field
 from stablernn.nn.models import build_model
 
@@ -127,37 +126,3 @@ def test_a_configuration_builds_the_model_again_and_one_without_convolutions_is_
     assert not any("convolution" in name for name in plain.state_dict())
     older = {key: value for key, value in plain.config().items() if not key.startswith("conv_")}
     assert build_model(older).config() == plain.config()
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (
-            {"patch_size": 8, "conv_layers": 3},
-            "conv_layers=3 reads 15 samples of a patch at once, which has patch_size=8; set patch_size to 15 or more, "
-            "or conv_layers to 2 or less.",
-        ),
-        (
-            {"conv_layers": 1},
-            "conv_layers=1 reads 3 samples of a patch at once, which has patch_size=1; set patch_size to 3 or more, or "
-            "conv_layers to 0.",
-        ),
-        (
-            {"patch_size": 8, "conv_layers": 2, "patch_embedding": 0},
-            "conv_layers=2 needs an embedding of what the convolutions make of a patch, got patch_embedding=0; set it "
-            "to 1 or more.",
-        ),
-        (
-            {"patch_size": 8, "conv_layers": 2, "conv_channels": 0},
-            "conv_layers must be 0 or more, and conv_channels 1 or more, got 2 and 0.",
-        ),
-        (
-            {"patch_size": 8, "conv_layers": -1},
-            "conv_layers must be 0 or more, and conv_channels 1 or more, got -1 and 16.",
-        ),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        srn.Classifier("rnn", 1, 2, **{"patch_embedding": 4, **options})
-    assert str(error.value) == sentence

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import stablernn as srn
-from stablernn.errors import ConfigError
-from stablernn.nn.models import READOUTS, SequenceModel, build_model
+from stablernn.nn.models import READOUTS, SequenceModel
 from stablernn.training.loop.losses import ClassifyObjective, ForecastObjective
 from stablernn.training.loop.minibatches import Batch
 
@@ -60,28 +59,6 @@ def test_a_sequence_in_two_parts_equals_the_whole(kind: str, readout: str) -> No
         torch.testing.assert_close(parts[name], want, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_a_model_is_built_again_from_its_config(kind: str) -> None:
-    model = MODELS[kind]("mean")
-    rebuilt = build_model(model.config())
-    assert rebuilt.config() == model.config()
-    rebuilt.load_state_dict(model.state_dict())
-    x = torch.randn(2, 6, 2)
-    assert torch.equal(rebuilt(x), model(x))
-
-
-def test_probabilities_sum_to_one_and_follow_the_logits() -> None:
-    outputs, _ = srn.Classifier("rnn", 1, 4, 5).run(torch.randn(6, 8, 1))
-    torch.testing.assert_close(outputs["probabilities"].sum(-1), torch.ones(6))
-    torch.testing.assert_close(outputs["probabilities"], outputs["logits"].softmax(-1))
-
-
-def test_quantiles_never_cross() -> None:
-    outputs, _ = srn.Forecaster("rnn", 1, 6, 5, quantiles=(0.05, 0.25, 0.5, 0.75, 0.95)).run(torch.randn(6, 8, 1))
-    assert outputs["quantiles"].shape == (6, 6, 1, 5)
-    assert (outputs["quantiles"].diff(dim=-1) >= 0).all()
-
-
 @pytest.mark.parametrize("scaling", ["standard", "window"])
 def test_a_head_of_zeros_is_the_naive_forecast_of_the_right_channels(scaling: str) -> None:
     model = srn.Forecaster("gru", 3, 4, 5, target_indices=[2, 0], scaling=scaling, window=WINDOW[scaling])
@@ -106,54 +83,6 @@ def test_forecasts_move_with_the_units_of_the_data(scaling: str) -> None:
         with torch.no_grad():
             forecasts.append((model(torch.from_numpy(x * factor + offset)) - offset) / factor)
     torch.testing.assert_close(forecasts[0], forecasts[1], rtol=1e-5, atol=1e-5)
-
-
-def test_wrong_number_of_features_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"input has shape") as error:
-        srn.Classifier("rnn", 3, 2, 4)(torch.zeros(2, 40, 5))
-    assert str(error.value) == ("input has shape (2, 40, 5), the model expects input_size=3 (shape (batch, time, 3)).")
-
-
-REFUSED: dict[str, tuple[Any, str]] = {
-    "readout": (
-        lambda: srn.Classifier("rnn", 1, 2, readout="men"),
-        "Unknown readout 'men'. Did you mean 'mean'? It is one of last, mean, max, all.",
-    ),
-    "quantiles": (
-        lambda: srn.Forecaster("rnn", 1, 2, quantiles=(0.9, 0.1)),
-        "quantiles must increase and lie between 0 and 1, got [0.9, 0.1].",
-    ),
-    "targets": (
-        lambda: srn.Forecaster("rnn", 2, 2, target_indices=[2]),
-        "target_indices must be different channels from 0 to 1, got [2].",
-    ),
-    "twice": (
-        lambda: srn.Forecaster("rnn", 2, 2, target_indices=[1, 1]),
-        "target_indices must be different channels from 0 to 1, got [1, 1].",
-    ),
-    "numpy": (
-        lambda: srn.Classifier("rnn", 1, 2)(np.zeros((1, 4, 1), np.float32)),  # type: ignore[arg-type]
-        "input must be a tensor with lengths= where sequences differ, got ndarray.",
-    ),
-    "float64": (
-        lambda: srn.Classifier("rnn", 1, 2)(torch.zeros(1, 4, 1, dtype=torch.float64)),
-        "input is torch.float64, the parameters are torch.float32; convert one of them with .to().",
-    ),
-    "classes": (lambda: srn.Classifier("rnn", 1, 1), "num_classes must be 2 or more, got 1."),
-    "horizon": (lambda: srn.Forecaster("rnn", 1, 0), "horizon must be 1 or more, got 0."),
-    "task": (
-        lambda: build_model({"task": "clasify"}),
-        "Unknown task 'clasify'. Did you mean 'classify'? It is one of classify, forecast, predict-next.",
-    ),
-}
-
-
-@pytest.mark.parametrize("option", REFUSED)
-def test_a_wrong_option_is_refused_with_a_sentence(option: str) -> None:
-    make, sentence = REFUSED[option]
-    with pytest.raises((ValueError, ConfigError)) as error:
-        make()
-    assert str(error.value) == sentence
 
 
 def test_the_forecast_loss_is_the_mean_pinball_loss_over_observed_targets() -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 import stablernn as srn
 from stablernn.cells import cell_info
-from stablernn.errors import ConfigError
 from stablernn.nn.models import READOUTS, SequenceModel
 from stablernn.nn.preprocessing import Patches, Scaling, create_scaling
 
@@ -73,23 +72,6 @@ def test_patches_are_the_last_samples_side_by_side(
         if length:
             expected = defined(values[row, :length].astype(np.float64), made)
             assert features[row, : len(expected)].numpy() == pytest.approx(expected, rel=1e-5, abs=1e-5)
-
-
-def test_the_rest_of_a_patch_is_missing() -> None:
-    x = torch.tensor([[[1.0, 10.0], [2.0, 20.0], [3.0, 30.0], [1.0, 30.0]]])
-    made = Patches(scaling(mask_channel=True), 3, 3)
-    features, groups, _ = made.sequence(x, None, start(made, 1))
-    assert groups is None
-    last = features[0, 1].reshape(3, 4)
-    assert last[:, 2:].tolist() == [[1, 1], [0, 0], [0, 0]]
-    assert torch.equal(last[0, :2], last[2, :2])
-
-    made = Patches(scaling(mask_channel=True), 3, 3, end_aligned=True)
-    features, groups, _ = made.sequence(x, None, start(made, 1))
-    assert groups is None
-    first, last = features[0].reshape(2, 3, 4)
-    assert first[:, 2:].tolist() == [[0, 0], [0, 0], [1, 1]]
-    assert last[:, 2:].tolist() == [[1, 1]] * 3
 
 
 def test_the_last_patch_of_a_forecaster_is_whole_and_the_first_of_a_classifier() -> None:
@@ -206,13 +188,6 @@ def test_a_padded_batch_with_times_equals_each_sequence_patch_by_patch(size: int
                 torch.testing.assert_close(got[row : row + 1], want, rtol=1e-9, atol=1e-9)
 
 
-def test_a_sequence_of_one_sample_is_a_patch() -> None:
-    model = srn.Forecaster("gru", 1, 3, 4, scaling="context", window=5, season=4, patch_size=8).eval()
-    outputs, state = model.run(torch.tensor([[[2.0]]]))
-    assert torch.isfinite(outputs["quantiles"]).all()
-    torch.testing.assert_close(model.scaling.anchor(model.patches.split(state)[0])[0], torch.tensor([[2.0]]))
-
-
 def test_what_stands_in_the_padding_reaches_neither_the_answer_nor_a_gradient() -> None:
     x = torch.randn(2, 10, 1)
     found = []
@@ -253,32 +228,6 @@ def test_one_missing_value_does_not_take_its_patch_along(cell: str) -> None:
     assert not torch.isnan(features).any()
     model(x).sum().backward()
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters() if parameter.grad is not None)
-
-
-@pytest.mark.parametrize(("size", "stride"), [(0, 0), (4, 5), (4, 0)])
-def test_patches_that_skip_a_sample_are_refused(size: int, stride: int) -> None:
-    with pytest.raises(ConfigError) as error:
-        srn.Classifier("rnn", 1, 2, patch_size=size, patch_stride=stride)
-    assert str(error.value) == (
-        "A patch has 1 sample or more and comes every 1 to patch_size samples, so that none is skipped; got "
-        f"patch_size={size} and patch_stride={stride}."
-    )
-
-
-def test_wrong_times_are_refused() -> None:
-    model = srn.Classifier("cfc", 1, 2, 4, max_dt=4.0, patch_size=2)
-    with pytest.raises(ValueError, match="dt") as error:
-        model(torch.zeros(1, 6, 1), dt=torch.ones(1, 3))
-    assert str(error.value) == "dt has shape (1, 3), the input's steps are (1, 6)."
-    with pytest.raises(ValueError, match="dt") as error:
-        model(torch.zeros(1, 2, 1), dt=torch.tensor([[3.0, -1.0]]))
-    assert str(error.value) == "dt must be finite numbers of 0 or more, the time since the step before."
-    with pytest.raises(ConfigError) as refused:
-        model(torch.zeros(1, 2, 1), dt=torch.tensor([[5.0, 1.0]]))
-    assert str(refused.value) == (
-        "dt is at most max_dt=4, the longest step that the model takes, got 5; divide the gap into steps with missing "
-        "values."
-    )
 
 
 def test_times_behind_the_end_are_not_looked_at() -> None:

@@ -11,8 +11,7 @@ import torch
 
 from stablernn.cells import list_cells
 from stablernn.data.step_data import NO_TARGET
-from stablernn.errors import ConfigError
-from stablernn.nn.models import SequencePredictor, build_model
+from stablernn.nn.models import SequencePredictor
 from stablernn.nn.models.predictor import target_frequencies
 from stablernn.training.loop.losses import PredictNextObjective
 from stablernn.training.loop.minibatches import Batch
@@ -90,29 +89,12 @@ def test_padding_changes_nothing_and_repeats_the_last_answer(kind: str) -> None:
             torch.testing.assert_close(one[row], other[0], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_model_is_built_again_from_its_config(kind: str) -> None:
-    model = predictor(kind)
-    again = build_model(model.config()).double().eval()
-    again.load_state_dict(model.state_dict())
-    x = inputs_of(model)
-    assert isinstance(again, SequencePredictor)
-    assert torch.equal(again(x), model(x))
-
-
 def silent(model: SequencePredictor) -> SequencePredictor:
     """The same model with a head of zeros, whose answer is what it starts from."""
     with torch.no_grad():
         model.head.weight.zero_()
         model.head.bias.zero_()
     return model
-
-
-def test_a_head_of_zeros_answers_the_mean_of_the_targets() -> None:
-    model = silent(predictor("numbers"))
-    answers = model(inputs_of(model))
-    torch.testing.assert_close(answers, model.targets.mean.expand_as(answers))
-    assert model.targets.mean.mean() == pytest.approx(-4, abs=1)
 
 
 def test_a_head_of_zeros_answers_the_last_observed_value() -> None:
@@ -135,15 +117,6 @@ def test_an_untrained_bias_is_the_log_frequency() -> None:
 def test_frequencies_of_switches_leave_out_steps_without_a_target() -> None:
     targets = [np.array([[1, 0], [1, 1], [np.nan, np.nan]], np.float32), np.array([[1, 0]], np.float32)]
     assert target_frequencies(targets, 2, "bernoulli").tolist() == [4 / 5, 2 / 5]
-
-
-def test_a_uniform_model_has_the_logarithm_of_its_classes_as_loss() -> None:
-    model = silent(predictor("tokens"))
-    x = inputs_of(model)
-    y = x.roll(-1, dims=1)
-    y[:, -1] = NO_TARGET
-    batch = Batch(x, torch.full((3,), 9), y)
-    assert float(PredictNextObjective("nll").loss(model, batch).detach()) == pytest.approx(math.log(5))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -219,79 +192,3 @@ def gradient(model: SequencePredictor, x: torch.Tensor, y: torch.Tensor, steps: 
         loss, state = task.advance(model, batch, state)
         (loss * y[:, part].numel()).backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
-
-
-REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = {
-    "readout": ((2, 2), {"readout": "mean"}, ConfigError, "An answer at every step has readout='last', got 'mean'."),
-    "scaling": (
-        (2, 2),
-        {"scaling": "window", "window": 4},
-        ConfigError,
-        "An answer at every step has scaling='standard', got 'window'.",
-    ),
-    "patches": ((2, 2), {"patch_size": 4}, ConfigError, "An answer at every step has patch_size=1, got 4."),
-    "members": ((2, 2), {"members": 3}, ConfigError, "An answer at every step has members=1, got 3."),
-    "output": (
-        (2, 2),
-        {"output": "categoric"},
-        ConfigError,
-        "Unknown output 'categoric'. Did you mean 'categorical'? It is one of categorical, bernoulli, real.",
-    ),
-    "mask": (
-        (2, 2),
-        {"tokens": True, "mask_channel": True},
-        ConfigError,
-        "mask_channel tells which numbers are missing; tokens have none. Leave it out.",
-    ),
-    "embedding": (
-        (2, 2),
-        {"embedding_size": 8},
-        ConfigError,
-        "embedding_size is for tokens, got embedding_size=8 for numbers.",
-    ),
-    "change": (
-        (2, 3),
-        {"output": "real", "predict_change": True},
-        ConfigError,
-        "predict_change needs outputs that are the input's channels, one step on: real, and as many as inputs.",
-    ),
-    "classes": ((2, 1), {}, ValueError, "num_outputs must be 2 or more for a categorical output, got 1."),
-    "vocabulary": (
-        (0, 2),
-        {"tokens": True},
-        ValueError,
-        "Tokens need a vocabulary of 1 or more and an embedding_size of 0 or more, got 0 and 0.",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_settings(case: str) -> None:
-    sizes, options, kind, sentence = REFUSED[case]
-    with pytest.raises(kind) as caught:
-        SequencePredictor("gru", *sizes, **options)
-    assert str(caught.value) == sentence
-
-
-@pytest.mark.parametrize(
-    ("kind", "x", "sentence"),
-    [
-        ("tokens", torch.tensor([[0, 5]]), "tokens must be from 0 to 4, got 5."),
-        ("tokens", torch.tensor([[0, -1]]), "tokens must be from 0 to 4, got -1."),
-        (
-            "tokens",
-            torch.zeros(1, 2, 5, dtype=torch.int64),
-            "input has shape (1, 2, 5), the model expects tokens (shape (batch, time)).",
-        ),
-        ("tokens", torch.zeros(1, 2), "tokens must be torch.int64, got torch.float32; convert them with .long()."),
-        (
-            "numbers",
-            torch.zeros(1, 2, 3).double(),
-            "input has shape (1, 2, 3), the model expects input_size=2 (shape (batch, time, 2)).",
-        ),
-    ],
-)
-def test_refused_inputs(kind: str, x: torch.Tensor, sentence: str) -> None:
-    with pytest.raises(ValueError, match="^") as caught:
-        predictor(kind)(x)
-    assert str(caught.value) == sentence

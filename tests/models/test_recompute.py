@@ -88,13 +88,6 @@ def test_less_is_kept() -> None:
     assert kept[8] < kept[None] / 4
 
 
-def test_a_number_of_steps_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"recompute_every must be 1 or more for StableRNN, got 0\."):
-        srn.StableRNN("lipschitz", 1, 4, recompute_every=0)
-    with pytest.raises(ValueError, match=r"recompute_every must be 1 or more for Ensemble, got -1\."):
-        Ensemble(1, "lipschitz", 1, 4, 1).recompute_every(-1)
-
-
 def test_a_run_trains_the_same(tmp_path: Any) -> None:
     tiny = ["data.source=digits", "model.cell=lipschitz", "model.hidden_size=6", "training.max_steps=2"]
     losses = []

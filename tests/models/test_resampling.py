@@ -10,8 +10,7 @@ import torch
 
 import stablernn as srn
 from stablernn.certificates.certified_radius import certified_radii
-from stablernn.errors import ConfigError, UntrainedWarning
-from stablernn.nn.models import build_model
+from stablernn.errors import UntrainedWarning
 from stablernn.nn.preprocessing import Resampling
 
 PATCHED: dict[str, Any] = {"patch_size": 8, "patch_stride": 2, "patch_embedding": 8, "readout": "all"}
@@ -89,13 +88,6 @@ def test_padding_and_the_batch_do_not_matter() -> None:
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
 
 
-def test_two_speeds_of_one_curve_differ_in_the_length_alone() -> None:
-    resampling = Resampling(30)
-    slow, fast = (np.linspace(-1, 2, length, dtype=np.float32)[None, :, None] for length in (200, 40))
-    first, second = (resampling(torch.from_numpy(values))[..., 0] for values in (slow, fast))
-    torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-6)
-
-
 def test_gradients_reach_the_weights_and_the_samples() -> None:
     model = fitted()
     x, lengths = padded(draw(33, 61), 61)
@@ -109,16 +101,6 @@ def test_gradients_reach_the_weights_and_the_samples() -> None:
     assert not x.grad[0, 33:].any()
     model.train()(x.detach(), lengths).sum().backward()
     assert all(parameter.grad is not None for parameter in model.rnn.parameters())
-
-
-def test_the_configuration_builds_the_same_model() -> None:
-    model = fitted()
-    copied = build_model(model.config())
-    copied.load_state_dict(model.state_dict())
-    x, lengths = padded(draw(5, 61), 61)
-    assert isinstance(copied, srn.Classifier)
-    assert torch.equal(copied.eval()(x, lengths), model(x, lengths))
-    assert "resample_steps" not in srn.Classifier("lru", 1, 2).config()
 
 
 @pytest.mark.parametrize("time", [61, 300])
@@ -149,27 +131,6 @@ def test_the_gain_of_the_resampling_is_covered(length: int) -> None:
     # The matrix of the resampling, column by column.
     matrix = Resampling(20)(torch.eye(length)[None])[0, :, :length].double()
     assert torch.linalg.matrix_norm(matrix, 2) <= repeats**0.5
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"resample_steps": 1}, "resample_steps is 2 or more"),
-        ({"scaling": "window", "window": 5}, "the scaling 'window' would leave nothing"),
-        ({"cell": "lipschitz", "max_dt": 2.0}, "leave out max_dt or resample_steps"),
-    ],
-)
-def test_what_does_not_go_with_it_is_refused(options: dict[str, Any], message: str) -> None:
-    cell = options.pop("cell", "lru")
-    with pytest.raises(ConfigError, match=message):
-        srn.Classifier(cell, 2, 2, **{"resample_steps": 10, **options})
-
-
-def test_models_of_other_tasks_refuse_it() -> None:
-    with pytest.raises(ConfigError, match="resample_steps is for classifiers of complete sequences"):
-        srn.Forecaster("lru", 2, 4, resample_steps=10)
-    with pytest.raises(ConfigError, match="this model is for 'predict-next'"):
-        srn.SequencePredictor("lru", 2, 2, output="real", resample_steps=10)
 
 
 def test_a_resampling_that_was_not_fitted_is_named() -> None:

@@ -44,7 +44,9 @@ REFUSED: dict[str, tuple[Callable[[], SequenceModel], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize(
+    "case", [case if case in ("cell", "dt") else pytest.param(case, marks=pytest.mark.slow) for case in REFUSED]
+)
 def test_another_model_is_refused_with_the_reason(case: str, tmp_path: Path) -> None:
     make, reason = REFUSED[case]
     model = make()
@@ -245,10 +247,10 @@ def test_a_number_of_many_bytes_is_refused_at_once() -> None:
 
 def test_a_gpu_is_refused(versions: Callable[[str], Path]) -> None:
     with pytest.raises(RuntimeError, match="The engine 'native' runs on the CPU"):
-        native_engine(versions("wide"), "cuda")
+        native_engine(versions("with A, mean"), "cuda")
 
 
 def test_an_unknown_path_is_refused(versions: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STABLERNN_NATIVE_PATH", "sse")
     with pytest.raises(ValueError, match="names the path 'sse'"):
-        native_engine(versions("wide"), "cpu")
+        native_engine(versions("with A, mean"), "cpu")

@@ -28,6 +28,18 @@ else:
     PATHS = available_paths()
 
 
+QUICK = (
+    "with A, mean",
+    "modrelu, patches",
+    "overlapping patches",
+    "context",
+    "context, logarithms",
+    "members with embeddings",
+    "logits of every step",
+)
+"""Together each kind of step, of scaling, of patches and of answers."""
+
+
 def open_on(path: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> NativeServerEngine:
     monkeypatch.setenv("STABLERNN_NATIVE_PATH", path)
     engine = native_engine(folder, "cpu")
@@ -72,8 +84,10 @@ def last_of(values: Arrays, every_step: bool, engine: NativeServerEngine) -> Arr
     return {name: value[:, -1] if every_step and name not in outputs else value for name, value in values.items()}
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [pytest.param(name, path, marks=[] if name in QUICK else pytest.mark.slow) for name in MODELS for path in PATHS],
+)
 def test_a_stream_has_the_bits_of_a_sequence_in_any_batch(
     versions: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str, path: str
 ) -> None:
@@ -103,7 +117,9 @@ def test_a_stream_has_the_bits_of_a_sequence_in_any_batch(
                 assert np.array_equal(value, expected), output
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
 def test_sequences_agree_with_the_graph(versions: Callable[[str], Path], name: str) -> None:
     folder = versions(name)
     engine = native_engine(folder, "cpu")
@@ -118,20 +134,15 @@ def test_sequences_agree_with_the_graph(versions: Callable[[str], Path], name: s
             assert np.abs(value - expected).max() <= 2e-5 * np.abs(expected).max(), output
 
 
-@pytest.mark.parametrize("key", CELLS)
+@pytest.mark.parametrize(
+    "key", [key if key == "spectral_rnn" else pytest.param(key, marks=pytest.mark.slow) for key in CELLS]
+)
 def test_every_cell_of_a_family_is_described(key: str, tmp_path: Path) -> None:
     model = as_trained(srn.Classifier(key, 2, 3, 6, readout="mean"))
     # Opening compares the numbers.
     engine = native_engine(write_version(model, tmp_path), "auto")
     assert engine.device == "cpu"
     assert engine.device_note == "auto: CPU, because the engine 'native' runs on nothing else"
-
-
-def test_a_linear_part_that_is_scaled_is_found(tmp_path: Path) -> None:
-    model = as_trained(srn.Classifier("lipschitz", 2, 3, 6, cell_options={"linear_scale": 0.3, "step_size": 0.07}))
-    engine = native_engine(write_version(model, tmp_path), "cpu")
-    # Opening compares the numbers, and refuses others.
-    assert np.isfinite(sequence_values(engine, sequence_feeds(dict(engine.signature), 2, 5))["logits"]).all()
 
 
 def test_a_sequence_without_steps_keeps_its_states(versions: Callable[[str], Path]) -> None:
@@ -143,7 +154,7 @@ def test_a_sequence_without_steps_keeps_its_states(versions: Callable[[str], Pat
         assert np.array_equal(values[state["output"]][1], feeds[state["input"]][1])
 
 
-@pytest.mark.parametrize("name", ["with A, mean", "forecast", "logits of every step"])
+@pytest.mark.parametrize("name", ["with A, mean", pytest.param("forecast", marks=pytest.mark.slow)])
 def test_threads_give_the_same_bits(versions: Callable[[str], Path], name: str) -> None:
     engine = native_engine(versions(name), "cpu")
     given = [sequence_feeds(dict(engine.signature), 50, 96, seed) for seed in range(6)]
@@ -159,7 +170,14 @@ def test_threads_give_the_same_bits(versions: Callable[[str], Path], name: str) 
         assert all(np.array_equal(values[output], expected[output]) for output in expected)
 
 
-@pytest.mark.parametrize("name", ["shared gate, all", "covariates", "numbers of every step"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "context",
+        pytest.param("covariates", marks=pytest.mark.slow),
+        pytest.param("numbers of every step", marks=pytest.mark.slow),
+    ],
+)
 def test_buffers_carry_the_states(versions: Callable[[str], Path], name: str) -> None:
     engine = native_engine(versions(name), "cpu")
     for rows in (1, 3):
@@ -197,7 +215,7 @@ def test_no_count_of_a_state_leads_out_of_the_window(versions: Callable[[str], P
 def test_it_needs_no_torch(versions: Callable[[str], Path]) -> None:
     code = (
         "import sys; from pathlib import Path; from stablernn_native.server_engine import native_engine\n"
-        f"engine = native_engine(Path({str(versions('wide'))!r}), 'cpu')\n"
+        f"engine = native_engine(Path({str(versions('with A, mean'))!r}), 'cpu')\n"
         "print(sorted({'torch', 'stablernn', 'onnx'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -85,29 +85,9 @@ def trajectory(cell: StableCell, h0: Tensor, x: Tensor) -> Tensor:
     return torch.stack(states).detach()
 
 
-def assert_approach(cell: StableCell, rate: float, scale: float = 1.0, time: int = 40) -> None:
-    """Two trajectories from random states under one random input: each step multiplies their distance by <= rate."""
-    h0 = scale * torch.randn(2, cell.hidden_size, dtype=torch.float64)
-    states = trajectory(cell, h0, torch.randn(time, cell.input_size, dtype=torch.float64))
-    distances = (states[:, 0] - states[:, 1]).norm(dim=1)
-    # Once the two agree to the last digits, their distance is rounding and no longer shrinks.
-    excess = distances[1:] - rate * distances[:-1]
-    assert excess.max() <= 1e-14 * (1 + states.norm(dim=-1).max()), f"margin {float(-excess.max()):.3g}"
-
-
 def vector(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
 def random_normal(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
-
-
-def states_after(cell: Any, state: tuple[Tensor, ...], x: Tensor, dt: Tensor | None = None) -> list[tuple[Tensor, ...]]:
-    """The states after each step of x (T, m), every row of the batch under the same input; first the one given."""
-    weights, states = cell.materialize(), [state]
-    for index, drive in enumerate(cell.drive(x)):
-        batch = drive.expand(len(state[0]), -1)
-        step = None if dt is None else dt[index].expand(len(state[0]), 1)
-        states.append(tuple(part.detach() for part in cell.step(weights, states[-1], batch, step)))
-    return states

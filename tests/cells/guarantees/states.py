@@ -31,18 +31,3 @@ def run_steps(cell: StableCell, x: Tensor, state: State | None = None, dt: Tenso
 
 def normal(*shape: int, scale: float = 1.0) -> Tensor:
     return scale * torch.randn(*shape, dtype=torch.float64)
-
-
-def step_jacobian(cell: StableCell, state: State, x: Tensor, dt: Tensor | None = None) -> Tensor:
-    """d(state after) / d(state before) of one step; state tensors (N,), x (m,)."""
-    weights = tuple(tensor.detach() for tensor in cell.materialize())
-    drive = cell.drive(x[None]).detach()
-    sizes = [len(tensor) for tensor in state]
-
-    def step(joined: Tensor) -> Tensor:
-        parts = tuple(tensor[None] for tensor in joined.split(sizes))
-        return torch.cat([tensor[0] for tensor in cell.step(weights, parts, drive, dt)])
-
-    matrix = torch.autograd.functional.jacobian(step, torch.cat(state))
-    assert isinstance(matrix, Tensor)
-    return matrix

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cells.guarantees.complex_matrices import complex_randn, distances, excess, split_state, stacked, value_id
-from reference.dynamics import cell_at, every_stage, norm
+from cells.guarantees.complex_matrices import complex_randn, excess, stacked, value_id
+from reference.dynamics import cell_at, every_stage
 from stablernn import Classifier, StableRNN, create_cell
 from stablernn.cells import StableCell
 from stablernn.export.parity import open_session
@@ -43,7 +42,7 @@ class TestUnitary:
     @pytest.mark.parametrize(
         ("dtype", "size"),
         [
-            pytest.param(torch.float32, 64, id="float32-64"),
+            pytest.param(torch.float32, 24, id="float32-24"),
             pytest.param(torch.float32, 128, id="float32-128", marks=pytest.mark.slow),
             pytest.param(torch.float64, 128, id="float64-128", marks=pytest.mark.slow),
         ],
@@ -71,62 +70,6 @@ class TestUnitary:
         self, key: str, options: dict[str, Any], hidden_size: int, stage: str
     ) -> None:
         assert excess(cell_at(stage, key, hidden_size, **options).recurrent_matrix().detach()) <= 1e-13
-
-    @every_unitary
-    @every_stage
-    def test_with_softshrink_no_step_drives_two_states_apart(
-        self, key: str, options: dict[str, Any], stage: str
-    ) -> None:
-        cell = cell_at(stage, key, 8, **options)
-        with torch.no_grad():
-            # Of either sign: softshrink takes its size, while modReLU below does not survive a positive one.
-            cell.bias.copy_(torch.linspace(-0.5, 0.5, 8))
-        size = hidden_length(cell)
-        for scale in (1e-5, 0.1, 2.0):
-            hidden = scale * torch.randn(2, size, dtype=torch.float64)
-            apart = distances(cell, hidden, torch.randn(40, 1, dtype=torch.float64))
-            assert (apart[1:] - apart[:-1]).max() <= 1e-14
-
-    @every_unitary
-    def test_with_softshrink_the_largest_singular_value_of_a_step_is_at_most_one(
-        self, key: str, options: dict[str, Any]
-    ) -> None:
-        cell = cell_at("perturbed", key, 8, **options)
-        with torch.no_grad():
-            cell.bias.copy_(torch.linspace(-0.5, 0.5, 8))
-        weights, size = tuple(tensor.detach() for tensor in cell.materialize()), hidden_length(cell)
-        started = [torch.ones(1, 1, dtype=torch.float64)] if "started" in cell.state_names else []
-
-        def step(h: Tensor, drive: Tensor) -> Tensor:
-            parts = [part for part in split_state(cell, h[None]) if part.shape[1]]
-            return torch.cat(cell.step(weights, (*parts, *started), drive[None]), dim=1)[0, :size]
-
-        for scale in (1e-6, 1e-3, 0.1, 1.0):
-            h, drive = (scale * torch.randn(size, dtype=torch.float64) for _ in range(2))
-            matrix = torch.autograd.functional.jacobian(lambda state, drive=drive: step(state, drive), h)
-            assert isinstance(matrix, Tensor)
-            assert norm(matrix) <= 1 + 1e-12
-
-    @pytest.mark.parametrize(
-        ("key", "options", "bias", "growth"),
-        [
-            ("urnn", {}, 0.5, 1000),
-            ("fc_urnn", {}, 0.5, 1000),
-            ("kru", {}, 0.5, 1000),
-            # Its 0.01 in the denominator bounds the stretch by 1 + 100 b.
-            ("eunn", {}, 0.5, 50),
-            # The real variant jumps by 0.02 at zero even where it starts, with b = 0.
-            ("eunn", {"variant": "real"}, 0.0, 1000),
-        ],
-        ids=value_id,
-    )
-    def test_modrelu_drives_states_apart(self, key: str, options: dict[str, Any], bias: float, growth: float) -> None:
-        cell = cell_at("fresh", key, 4, nonlinearity="modrelu", **options)
-        nn.init.constant_(cell.bias, bias)
-        hidden = torch.full((2, hidden_length(cell)), 1e-6, dtype=torch.float64)
-        hidden[1] *= -1
-        before, after = distances(cell, hidden, torch.zeros(1, 1, dtype=torch.float64)).tolist()
-        assert after > growth * before
 
     @pytest.mark.parametrize("offset", [1e-5, 0.01])
     def test_complex_modrelu_stretches_by_as_much_as_its_docstring_says(self, offset: float) -> None:
@@ -241,12 +184,6 @@ class TestFullCapacity:
         assert not torch.equal(cell.base, base)
         torch.testing.assert_close(cell.recurrent_matrix().detach(), before, rtol=0, atol=1e-13)
 
-    def test_cayley_of_a_large_generator_is_unitary_in_single_precision(self) -> None:
-        cell = create_cell("fc_urnn", 1, 64, parametrization="cayley")
-        nn.init.normal_(cell.weight_hh, std=1e3)
-        assert norm(skew_hermitian(cell.weight_hh)) > 1e4
-        assert excess(cell.complex_matrix().detach().to(torch.complex128)) < 2e-6
-
     def test_rounding_does_not_add_up_over_many_rebases(self) -> None:
         cell = create_cell("fc_urnn", 1, 16, parametrization="cayley", rebase=1)
         with torch.no_grad():
@@ -260,84 +197,8 @@ def _units(size: int) -> list[Tensor]:
     return list(torch.eye(size * size, dtype=torch.float64).reshape(-1, size, size))
 
 
-def test_modrelu_stretches_most_at_zero() -> None:
-    z = torch.tensor([1e-12, 0.0], dtype=torch.float64)
-    stretch = complex_modrelu(z, torch.tensor([0.3], dtype=torch.float64)) / z
-    assert stretch[0].item() == pytest.approx((0.3 + 1e-5) / 2e-5, rel=1e-9)
-
-
 def test_a_product_of_complex_matrices_is_that_of_their_real_forms() -> None:
     a, b = complex_randn(5, 5), complex_randn(5, 5)
     torch.testing.assert_close(real_form(a) @ real_form(b), real_form(a @ b), rtol=0, atol=1e-13)
     h = complex_randn(5)
     torch.testing.assert_close(real_form(a) @ stacked(h), stacked(a @ h), rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize(
-    ("key", "options", "sentence"),
-    [
-        (
-            "urnn",
-            {"nonlinearity": "tanh"},
-            "nonlinearity of UnitaryEvolutionRNNCell must be 'modrelu' or 'softshrink', got 'tanh'.",
-        ),
-        (
-            "fc_urnn",
-            {"parametrization": "qr"},
-            "parametrization of FullCapacityUnitaryRNNCell must be 'exp' or 'cayley', got 'qr'.",
-        ),
-        ("fc_urnn", {"rebase": -1}, "rebase must be 0 or more for FullCapacityUnitaryRNNCell, got -1."),
-        ("eunn", {"capacity": 0}, "capacity must be a whole number, 1 or more, for EfficientUnitaryRNNCell, got 0."),
-        (
-            "eunn",
-            {"capacity": 2.5},
-            "capacity must be a whole number, 1 or more, for EfficientUnitaryRNNCell, got 2.5.",
-        ),
-        (
-            "eunn",
-            {"variant": "quaternion"},
-            "variant of EfficientUnitaryRNNCell must be 'complex' or 'real', got 'quaternion'.",
-        ),
-        (
-            "eunn",
-            {"style": "butterfly"},
-            "style of EfficientUnitaryRNNCell must be 'tunable' or 'fft', got 'butterfly'.",
-        ),
-        (
-            "eunn",
-            {"style": "fft"},
-            "hidden_size must be a power of two for EfficientUnitaryRNNCell with style 'fft', got 12.",
-        ),
-        (
-            "eunn",
-            {"nonlinearity": "relu"},
-            "nonlinearity of EfficientUnitaryRNNCell must be 'modrelu' or 'softshrink', got 'relu'.",
-        ),
-        (
-            "eunn",
-            {"input_scale": 0.0},
-            "input_scale must be a finite number greater than 0 for EfficientUnitaryRNNCell, got 0.0.",
-        ),
-        (
-            "kru",
-            {"factors": 4},
-            "factors must be a whole number from 1 to 3 for KroneckerRNNCell with hidden_size=12, the number of its "
-            "prime factors, got 4.",
-        ),
-        (
-            "kru",
-            {"factors": 2.5},
-            "factors must be a whole number from 1 to 3 for KroneckerRNNCell with hidden_size=12, the number of its "
-            "prime factors, got 2.5.",
-        ),
-        (
-            "kru",
-            {"penalty_weight": -0.1},
-            "penalty_weight must be a finite number, 0 or more, for KroneckerRNNCell, got -0.1.",
-        ),
-    ],
-    ids=value_id,
-)
-def test_an_option_out_of_range_is_refused(key: str, options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-        create_cell(key, 2, 12, **options)

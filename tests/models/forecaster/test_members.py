@@ -47,14 +47,6 @@ def test_each_member_is_the_model_of_its_own_weights(readout: str) -> None:
         torch.testing.assert_close(alone(x, lengths), logits[:, number])
 
 
-def test_training_members_at_once_is_training_each_alone() -> None:
-    model = srn.Classifier("gru", 1, 3, 4, members=2)
-    model.member_logits(model.final_state(torch.randn(4, 7, 1)))[:, 1].square().sum().backward()
-    first, second = model.member_parameters()
-    assert all(parameter.grad is None or not parameter.grad.any() for parameter in first)
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in second)
-
-
 def test_parameters_are_of_one_member_or_shared() -> None:
     model = srn.Forecaster(
         "gru", 2, 3, 4, **CONTEXT, members=2, skip="linear", future_indices=[1], patch_embedding=3, patch_size=2
