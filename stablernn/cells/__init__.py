@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stablernn.cells._base import StableCell, State, cached_weights
+from stablernn.cells._base import StableCell, State, Weights, cached_weights
 from stablernn.cells._catalog import (
     OWN_PACKAGE,
     CellInfo,
@@ -97,6 +97,7 @@ __all__ = [
     "State",
     "UnICORNNCell",
     "UnitaryEvolutionRNNCell",
+    "Weights",
     "cached_weights",
     "cell_info",
     "create_cell",

@@ -22,6 +22,8 @@ from stablernn.cells._step_form import StepForm
 from stablernn.errors import ConfigError
 
 State = tuple[Tensor, ...]
+Weights = tuple[Tensor, ...]
+"""The matrices that a step uses, as :meth:`StableCell.materialize` builds them."""
 
 
 class WeightCache:
@@ -33,9 +35,9 @@ class WeightCache:
 
     def __init__(self) -> None:
         self.is_enabled = False
-        self._weights: dict[bool, tuple[Tensor, ...]] = {}
+        self._weights: dict[bool, Weights] = {}
 
-    def enable(self, weights: Mapping[bool, tuple[Tensor, ...]] | None = None) -> None:
+    def enable(self, weights: Mapping[bool, Weights] | None = None) -> None:
         """Cache from now on; the parameters must not change until :meth:`disable` is called.
 
         Args:
@@ -49,7 +51,7 @@ class WeightCache:
         self.is_enabled = False
         self._weights = {}
 
-    def get(self, timed: bool, build: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    def get(self, timed: bool, build: Callable[[], Weights]) -> Weights:
         """Return the matrices, built on the first call.
 
         Args:
@@ -133,18 +135,18 @@ class StableCell(nn.Module):
         """Draw new initial parameters."""
         raise NotImplementedError
 
-    def materialize(self) -> tuple[Tensor, ...]:
+    def materialize(self) -> Weights:
         """Build the tensors that :meth:`step` uses from the free parameters."""
         raise NotImplementedError
 
-    def materialize_timed(self) -> tuple[Tensor, ...]:
+    def materialize_timed(self) -> Weights:
         """Build the tensors that :meth:`step` uses with ``dt``.
 
         They are those of :meth:`materialize`, unless the matrix itself depends on the length of the step.
         """
         return self.materialize()
 
-    def weights(self, *, timed: bool = False) -> tuple[Tensor, ...]:
+    def weights(self, *, timed: bool = False) -> Weights:
         """Return the result of :meth:`materialize` or :meth:`materialize_timed`, from the cache if it is enabled.
 
         :func:`cached_weights` enables the cache.
@@ -162,11 +164,12 @@ class StableCell(nn.Module):
     def drive(self, x: Tensor) -> Tensor:
         """Project inputs ``(..., input_size)`` to what a step adds to its recurrent products, ``(..., d)``.
 
-        In a dynamical system driven from outside, this projection is the drive.
+        In a dynamical system driven from outside, this projection is the drive. By default it is the linear map of the
+        parameters ``weight_ih`` and ``bias_ih``.
         """
-        raise NotImplementedError
+        return nn.functional.linear(x, self.get_parameter("weight_ih"), self.get_parameter("bias_ih"))
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         """Return the next state.
 
         Args:
@@ -186,9 +189,7 @@ class StableCell(nn.Module):
         """
         return max(1, math.ceil(longest))
 
-    def advance(
-        self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None, substeps: int
-    ) -> State:
+    def advance(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None, substeps: int) -> State:
         """Run :meth:`step` over a time ``dt``, in equal substeps."""
         if dt is None:
             return self.step(weights, state, drive)
@@ -211,7 +212,7 @@ class StableCell(nn.Module):
         """Return what :meth:`after_step` should have done since it was last called, as "have ..."; None if nothing."""
         return None
 
-    def _count_backward(self, weights: tuple[Tensor, ...]) -> None:
+    def _count_backward(self, weights: Weights) -> None:
         """Count the backward passes of training, of which each should be followed by :meth:`after_step`."""
         # A cell without a schedule can miss nothing.
         if type(self).missed_schedule is StableCell.missed_schedule or not self.training:
@@ -234,7 +235,7 @@ class StableCell(nn.Module):
         """True if :meth:`step_form` describes steps with ``dt``, too, which :meth:`advance` takes in equal substeps."""
         return self.has_step_form and self.takes_dt and type(self).advance is StableCell.advance
 
-    def step_form(self, weights: tuple[Tensor, ...]) -> StepForm | None:
+    def step_form(self, weights: Weights) -> StepForm | None:
         """Return the step as data, with the matrices of ``weights``; None for a cell of no family."""
         return None
 
@@ -363,6 +364,11 @@ class StableCell(nn.Module):
         names = [name for name in inspect.signature(type(self)).parameters if name not in ("input_size", "hidden_size")]
         sizes = f"{self.input_size}, {self.hidden_size}"
         return ", ".join([sizes, *(f"{name}={getattr(self, name)!r}" for name in names)])
+
+
+def empty_parameter(*shape: int) -> nn.Parameter:
+    """Return a parameter whose values ``reset_parameters`` is still to draw."""
+    return nn.Parameter(torch.empty(shape))
 
 
 def pass_through(free: Tensor, used: Tensor) -> Tensor:

@@ -91,6 +91,11 @@ class CellInfo:
         }
 
 
+def practical(lr: float, epochs: int = 60) -> dict[str, Any]:
+    """Return our training settings of most cells, at a learning rate and a number of epochs of their own."""
+    return {"lr": lr, "schedule": "one-cycle", "epochs": epochs, "batch_size": 32, "clip_norm": 1.0}
+
+
 # Filled by register_cell() as stablernn.cells imports its modules.
 _CATALOG: dict[str, CellInfo] = {}
 
@@ -105,7 +110,7 @@ def register_cell(key: str, **facts: Any) -> Callable[[_Cell], _Cell]:
 
     Args:
         key: Key of the cell, lower-case letters, digits and underscores; it becomes the attribute ``key`` of the class.
-        facts: Other fields of :class:`CellInfo`.
+        facts: Other fields of :class:`CellInfo`; the family is "general" by default.
 
     Raises:
         ValueError: If the key is registered already or has other characters, or the class is no cell.
@@ -124,7 +129,7 @@ def register_cell(key: str, **facts: Any) -> Callable[[_Cell], _Cell]:
             raise ValueError(f"The cell '{key}' must derive from stablernn.cells.StableCell, got {cell}.")
         cell.key = key
         package = cell.__module__.partition(".")[0]
-        _CATALOG[key] = CellInfo(key=key, cell=cell, **{"package": package, **facts})
+        _CATALOG[key] = CellInfo(key=key, cell=cell, **{"package": package, "family": "general", **facts})
         return cell
 
     return register

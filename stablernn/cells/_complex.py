@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.lure import LureSystem, lure_bound
 from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
-from stablernn.cells._base import StableCell, State, check_choice, float64
+from stablernn.cells._base import StableCell, State, Weights, check_choice, empty_parameter, float64
 from stablernn.cells._structured_products import StructuredProduct
 from stablernn.parametrizations import complex_modrelu, real_form
 
@@ -78,8 +78,8 @@ class ComplexCell(StableCell):
         super().__init__(input_size, hidden_size)
         check_choice(self, "nonlinearity", nonlinearity, self.nonlinearities)
         self.nonlinearity = nonlinearity
-        self.weight_ih = nn.Parameter(torch.empty(2 * hidden_size, input_size))
-        self.bias = nn.Parameter(torch.empty(hidden_size))
+        self.weight_ih = empty_parameter(2 * hidden_size, input_size)
+        self.bias = empty_parameter(hidden_size)
 
     @property
     def state_sizes(self) -> tuple[int, ...]:
@@ -100,14 +100,14 @@ class ComplexCell(StableCell):
         """Return the bias as the nonlinearity adds it."""
         return -self.bias.abs() if self.nonlinearity == "softshrink" else self.bias
 
-    def materialize(self) -> tuple[Tensor, ...]:
+    def materialize(self) -> Weights:
         return ComplexWeights(self.recurrent_matrix(), self.used_bias())
 
     def structured_product(self) -> StructuredProduct | None:
         """Return the product with W by its structure; None for a cell without."""
         return None
 
-    def structured_step(self, weights: tuple[Tensor, ...]) -> StructuredStep | None:
+    def structured_step(self, weights: Weights) -> StructuredStep | None:
         """Return the step as data, with the bias of ``weights``; None without a structure."""
         product = self.structured_product()
         return None if product is None else StructuredStep(product, weights[1], OFFSET)
@@ -121,7 +121,7 @@ class ComplexCell(StableCell):
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih)
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         recurrent, bias = weights
         return (complex_modrelu(nn.functional.linear(h, recurrent) + drive, bias),)
@@ -135,7 +135,7 @@ class StartedComplexCell(ComplexCell):
 
     def __init__(self, input_size: int, hidden_size: int, *, nonlinearity: ComplexNonlinearity) -> None:
         super().__init__(input_size, hidden_size, nonlinearity=nonlinearity)
-        self.hidden_0 = nn.Parameter(torch.empty(2 * hidden_size))
+        self.hidden_0 = empty_parameter(2 * hidden_size)
 
     @property
     def state_sizes(self) -> tuple[int, ...]:
@@ -147,17 +147,17 @@ class StartedComplexCell(ComplexCell):
         bound = (3 / (2 * self.hidden_size)) ** 0.5
         nn.init.uniform_(self.hidden_0, -bound, bound)
 
-    def materialize(self) -> tuple[Tensor, ...]:
+    def materialize(self) -> Weights:
         return StartedWeights(self.recurrent_matrix(), self.used_bias(), self.hidden_0)
 
-    def structured_step(self, weights: tuple[Tensor, ...]) -> StructuredStep | None:
+    def structured_step(self, weights: Weights) -> StructuredStep | None:
         step = super().structured_step(weights)
         return None if step is None else replace(step, start=weights[2])
 
     def step_bound(self) -> StepBound:
         return replace(super().step_bound(), balls=(Ball("started", "linf", 1.0),))
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         h, started = state
         recurrent, bias, start = weights
         # (batch, 1) against (batch, 2 hidden) and (2 hidden,)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from stablernn.cells._base import StableCell, State
+from stablernn.cells._base import StableCell, State, Weights
 
 
 class DiagonalRecurrence(NamedTuple):
@@ -30,7 +30,7 @@ class DiagonalCell(StableCell):
     The state of the recurrence is ``h``, ``(batch, parts, units)``. By default it is the cell's only state tensor.
     """
 
-    def diagonal_recurrence(self, weights: tuple[Tensor, ...], drive: Tensor) -> DiagonalRecurrence:
+    def diagonal_recurrence(self, weights: Weights, drive: Tensor) -> DiagonalRecurrence:
         """Return the recurrence of steps with the drives ``(..., d)``.
 
         Args:
@@ -43,6 +43,6 @@ class DiagonalCell(StableCell):
         """Return ``h`` of a state."""
         return state[0][:, None]
 
-    def state_after(self, weights: tuple[Tensor, ...], h: Tensor, skip: Tensor | None) -> State:
+    def state_after(self, weights: Weights, h: Tensor, skip: Tensor | None) -> State:
         """Return the state of ``h``, ``(..., parts, units)``, and of what the step's drive adds to it."""
         return (h.squeeze(-2),)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.linalg import Matrix
-from stablernn.cells._base import StableCell, float64
+from stablernn.cells._base import StableCell, Weights, empty_parameter, float64
+from stablernn.cells._catalog import practical
 
 Nonlinearity = Literal["tanh", "relu", "quant_tanh"]
 NONLINEARITIES: tuple[Nonlinearity, ...] = ("tanh", "relu", "quant_tanh")
@@ -39,7 +40,7 @@ PAPER_TRAINING = {
     "batch_size": 100,
 }
 TRAINING = {
-    "practical": {"lr": 0.01, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+    "practical": practical(0.01),
     "paper": PAPER_TRAINING,
 }
 
@@ -101,7 +102,7 @@ class FastCell(StableCell):
         )
         self._densities = dict.fromkeys(self._input, self.input_kept)
         self._densities |= dict.fromkeys(self._recurrent, self.recurrent_kept)
-        self.bias_ih = nn.Parameter(torch.empty(self.biases * hidden_size))
+        self.bias_ih = empty_parameter(self.biases * hidden_size)
 
     def _checked_rank(self, name: str, rank: int | None, full_rank: int) -> int:
         if rank is not None and not (rank >= 1 and rank % 1 == 0):
@@ -114,7 +115,7 @@ class FastCell(StableCell):
         if rank < min(rows, columns):
             shapes = {name: (rows, rank), f"{name}_right": (rank, columns)}
         for factor, shape in shapes.items():
-            self.register_parameter(factor, nn.Parameter(torch.empty(shape)))
+            self.register_parameter(factor, empty_parameter(*shape))
             if density < 1:
                 self.register_buffer(f"{factor}_support", torch.ones(shape, dtype=torch.bool))
         return tuple(shapes)
@@ -177,7 +178,7 @@ class FastCell(StableCell):
         """Return the two trained scalars as a step uses them."""
         raise NotImplementedError
 
-    def materialize(self) -> tuple[Tensor, ...]:
+    def materialize(self) -> Weights:
         """Return the scalars, each bias, the factors of W from left to right, and those of U."""
         factors = [self.effective_factor(name) for name in (*self._input, *self._recurrent)]
         return (*self.scalars(), *self._quantized(self.bias_ih).chunk(self.biases), *factors)
@@ -186,7 +187,7 @@ class FastCell(StableCell):
         # A compressed W acts in the step, as one of the materialized weights: it is compressed once a sequence.
         return x if self._projects_in_step else _apply_factors([getattr(self, name) for name in self._input], x)
 
-    def pre_activation(self, weights: tuple[Tensor, ...], h: Tensor, drive: Tensor) -> Tensor:
+    def pre_activation(self, weights: Weights, h: Tensor, drive: Tensor) -> Tensor:
         """Return ``W x + U h``."""
         # The scalars and the biases come first, see materialize.
         factors = weights[2 + self.biases :]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stablernn.bounds.intervals import FLOAT32_EPSILON, Box
 from stablernn.bounds.linalg import Matrix
-from stablernn.cells._base import StableCell, float64, uniform_
+from stablernn.cells._base import StableCell, empty_parameter, float64, uniform_
 
 Solver = Literal["euler", "midpoint", "heun", "rk4"]
 SOLVERS: tuple[Solver, ...] = ("euler", "midpoint", "heun", "rk4")
@@ -51,10 +51,10 @@ class FlowCell(StableCell):
 
     def add_flow(self, units: int) -> None:
         """Register the parameters of a network with ``units`` units in its hidden layer."""
-        self.flow_in = nn.Parameter(torch.empty(units, self.hidden_size))
-        self.flow_in_bias = nn.Parameter(torch.empty(units))
-        self.flow_out = nn.Parameter(torch.empty(self.hidden_size, units))
-        self.flow_out_bias = nn.Parameter(torch.empty(self.hidden_size))
+        self.flow_in = empty_parameter(units, self.hidden_size)
+        self.flow_in_bias = empty_parameter(units)
+        self.flow_out = empty_parameter(self.hidden_size, units)
+        self.flow_out_bias = empty_parameter(self.hidden_size)
 
     def reset_flow(self) -> None:
         """Draw the parameters as torch's linear layers do, the outer layer at a tenth."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stablernn.bounds.lure import LureSystem, lure_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound
-from stablernn.cells._base import StableCell, State, check_choice, float64, uniform_
+from stablernn.cells._base import StableCell, State, Weights, check_choice, empty_parameter, float64, uniform_
 from stablernn.cells._input_projection import project_input
 from stablernn.cells._step_form import Nonlinearity, StepForm
 from stablernn.parametrizations import modrelu
@@ -46,8 +46,8 @@ class PlainCell(StableCell):
         super().__init__(input_size, hidden_size)
         check_choice(self, "nonlinearity", nonlinearity, self.nonlinearities)
         self.nonlinearity: Nonlinearity = nonlinearity
-        self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
-        self.bias = nn.Parameter(torch.empty(hidden_size))
+        self.weight_ih = empty_parameter(hidden_size, input_size)
+        self.bias = empty_parameter(hidden_size)
 
     def reset_parameters(self) -> None:
         uniform_(self.weight_ih, self.input_size)
@@ -87,11 +87,11 @@ class PlainCell(StableCell):
     def has_timed_step_form(self) -> bool:
         return False
 
-    def step_form(self, weights: tuple[Tensor, ...]) -> StepForm:
+    def step_form(self, weights: Weights) -> StepForm:
         recurrent, bias = weights
         return StepForm("plain", recurrent, nonlinearity=self.nonlinearity, bias=bias)
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         recurrent, bias = weights
         return (self.activate(nn.functional.linear(h, recurrent) + drive, bias),)

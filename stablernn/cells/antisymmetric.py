@@ -19,9 +19,11 @@ from stablernn.bounds.step_bound import Hypothesis, StepBound, ball_of, restorin
 from stablernn.cells._base import (
     StableCell,
     State,
+    Weights,
     as_float32,
     check_not_negative,
     check_positive,
+    empty_parameter,
     float64,
     step_length,
 )
@@ -135,9 +137,9 @@ class AntisymmetricRNNCell(StableCell):
         self.step_size = step_size
         self.damping = damping
         self.init_scale = init_scale
-        self.weight_hh = nn.Parameter(torch.empty(self._weight_hh_shape()))
-        self.weight_ih = nn.Parameter(torch.empty(self.gates * hidden_size, input_size))
-        self.bias_ih = nn.Parameter(torch.empty(self.gates * hidden_size))
+        self.weight_hh = empty_parameter(*self._weight_hh_shape())
+        self.weight_ih = empty_parameter(self.gates * hidden_size, input_size)
+        self.bias_ih = empty_parameter(self.gates * hidden_size)
         self.reset_parameters()
 
     def _weight_hh_shape(self) -> tuple[int, ...]:
@@ -198,10 +200,10 @@ class AntisymmetricRNNCell(StableCell):
         states = restoring_box(float64(self.recurrent_matrix()), drive, self.step_size)
         return bound if states is None else replace(bound, balls=(ball_of("hidden", states),))
 
-    def step_form(self, weights: tuple[Tensor, ...]) -> StepForm:
+    def step_form(self, weights: Weights) -> StepForm:
         return StepForm("residual" if self.gates == 1 else "shared gate", weights[0], step_size=self.step_size)
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         (k,) = weights
         return (h + step_length(self.step_size, dt) * torch.tanh(nn.functional.linear(h, k) + drive),)
@@ -272,7 +274,7 @@ class GatedAntisymmetricRNNCell(AntisymmetricRNNCell):
 
         return replace(with_input(bound), other_norms=tuple(with_input(other) for other in bound.other_norms))
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         (k,) = weights
         recurrent = nn.functional.linear(h, k)

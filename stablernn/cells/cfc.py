@@ -14,8 +14,8 @@ from stablernn.bounds.gated import gated_bound, largest_bend
 from stablernn.bounds.intervals import Box, shrink_invariant
 from stablernn.bounds.linalg import EPSILON, Matrix, norm_upper_bound, row_norms
 from stablernn.bounds.step_bound import GELU_SLOPE, StepBound, ball_of
-from stablernn.cells._base import StableCell, State, check_at_least, check_choice, float64
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import StableCell, State, Weights, check_at_least, check_choice, empty_parameter, float64
+from stablernn.cells._catalog import practical, register_cell
 
 Activation = Literal["lecun_tanh", "tanh", "relu", "silu", "gelu"]
 # Slope at zero, the mean of both sides.
@@ -36,7 +36,6 @@ _SLOPE_RANGES = {
     paper="Hasani, Lechner, Amini et al.: Closed-form Continuous-time Neural Networks (Nature Mach. Intell. 2022)",
     year=2022,
     guarantee="the state stays within 1 for any time step, by construction; not contracting",
-    family="general",
     equation=(
         "v = backbone([x, h]), affine maps with an activation; s = sigmoid(ta(v) dt + tb(v)); "
         "h <- (1 - s) .* tanh(f1(v)) + s .* tanh(f2(v)), all four affine"
@@ -47,7 +46,7 @@ _SLOPE_RANGES = {
         "library; the training settings are ours, and so is the start in the preset practical."
     ),
     training={
-        "practical": {"lr": 0.001, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.001, 80),
         "paper": {"lr": 0.001, "optimizer": "adam"},
     },
 )
@@ -119,15 +118,15 @@ class CfCCell(StableCell):
         self.init = init
         head, units = 4 * hidden_size, hidden_size if backbone_units is None else backbone_units
         first = units if backbone_layers else head
-        self.weight_hh = nn.Parameter(torch.empty(first, hidden_size))
-        self.weight_ih = nn.Parameter(torch.empty(first, input_size))
-        self.bias_ih = nn.Parameter(torch.empty(first))
+        self.weight_hh = empty_parameter(first, hidden_size)
+        self.weight_ih = empty_parameter(first, input_size)
+        self.bias_ih = empty_parameter(first)
         if backbone_layers > 1:
-            self.weight_backbone = nn.Parameter(torch.empty(backbone_layers - 1, units, units))
-            self.bias_backbone = nn.Parameter(torch.empty(backbone_layers - 1, units))
+            self.weight_backbone = empty_parameter(backbone_layers - 1, units, units)
+            self.bias_backbone = empty_parameter(backbone_layers - 1, units)
         if backbone_layers:
-            self.weight_head = nn.Parameter(torch.empty(head, units))
-            self.bias_head = nn.Parameter(torch.empty(head))
+            self.weight_head = empty_parameter(head, units)
+            self.bias_head = empty_parameter(head)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -274,7 +273,7 @@ class CfCCell(StableCell):
             center = matrix @ ((slope.upper + slope.lower)[:, None] / 2 * center)
         return norm_upper_bound(center) + radius
 
-    def materialize(self) -> tuple[Tensor, ...]:
+    def materialize(self) -> Weights:
         """Return the first map's matrix on the state, then matrix and bias of each other map, the head's last."""
         weights = [self.weight_hh]
         if self.backbone_layers > 1:
@@ -284,10 +283,7 @@ class CfCCell(StableCell):
             weights += [self.weight_head, self.bias_head]
         return tuple(weights)
 
-    def drive(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
-
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         recurrent, *other_maps = weights
         v = nn.functional.linear(h, recurrent) + drive

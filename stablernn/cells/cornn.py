@@ -13,8 +13,18 @@ from torch import Tensor, nn
 from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.lure import LureSystem, lure_bound
 from stablernn.bounds.step_bound import Ball, StepBound
-from stablernn.cells._base import StableCell, State, as_float32, check_positive, float64, step_length, uniform_
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import (
+    StableCell,
+    State,
+    Weights,
+    as_float32,
+    check_positive,
+    empty_parameter,
+    float64,
+    step_length,
+    uniform_,
+)
+from stablernn.cells._catalog import practical, register_cell
 
 
 class CoRNNWeights(NamedTuple):
@@ -28,7 +38,6 @@ class CoRNNWeights(NamedTuple):
     paper="Rusch, Mishra: Coupled Oscillatory Recurrent Neural Network (coRNN) (ICLR 2021)",
     year=2021,
     guarantee="with regular steps the state stays bounded by construction, for any weights and inputs; not contracting",
-    family="general",
     equation=(
         "z <- z + step_size (tanh(W y + Wz z + V x + b) - stiffness y - damping z); y <- y + step_size z (the new z)"
     ),
@@ -38,7 +47,7 @@ class CoRNNWeights(NamedTuple):
         "step_size .076, stiffness .4, damping 8 and lr .0054."
     ),
     training={
-        "practical": {"lr": 0.01, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.01),
         "paper": {
             "lr": 0.0021,
             "optimizer": "adam",
@@ -124,10 +133,10 @@ class CoRNNCell(StableCell):
         self.step_size = step_size
         self.stiffness = stiffness
         self.damping = damping
-        self.weight_hh = nn.Parameter(torch.empty(hidden_size, hidden_size))
-        self.weight_velocity = nn.Parameter(torch.empty(hidden_size, hidden_size))
-        self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
-        self.bias_ih = nn.Parameter(torch.empty(hidden_size))
+        self.weight_hh = empty_parameter(hidden_size, hidden_size)
+        self.weight_velocity = empty_parameter(hidden_size, hidden_size)
+        self.weight_ih = empty_parameter(hidden_size, input_size)
+        self.bias_ih = empty_parameter(hidden_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -185,10 +194,7 @@ class CoRNNCell(StableCell):
         radii = np.linalg.solve(np.eye(2) - np.abs(power), total) * (1 + 1e-6)
         return tuple(Ball(name, "linf", float(radius)) for name, radius in zip(self.state_names, radii, strict=True))
 
-    def drive(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
-
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         y, z = state
         (recurrent,) = weights
         length = step_length(self.step_size, dt)

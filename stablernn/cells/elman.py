@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.lure import LureSystem
-from stablernn.cells._base import StableCell, State, float64
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import StableCell, State, Weights, empty_parameter, float64
+from stablernn.cells._catalog import practical, register_cell
 from stablernn.cells._input_projection import project_input
 from stablernn.cells._step_form import StepForm
 
@@ -31,7 +31,7 @@ class ElmanWeights(NamedTuple):
     equation="h <- tanh(W h + U x + b)",
     paper_source="Glorot-uniform W and U, as the baseline in the unitary RNN's code; the training settings are ours.",
     training={
-        "practical": {"lr": 0.001, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.001),
         "paper": {"lr": 0.001, "optimizer": "rmsprop"},
     },
 )
@@ -66,9 +66,9 @@ class ElmanRNNCell(StableCell):
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__(input_size, hidden_size)
-        self.weight_hh = nn.Parameter(torch.empty(hidden_size, hidden_size))
-        self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
-        self.bias_ih = nn.Parameter(torch.empty(hidden_size))
+        self.weight_hh = empty_parameter(hidden_size, hidden_size)
+        self.weight_ih = empty_parameter(hidden_size, input_size)
+        self.bias_ih = empty_parameter(hidden_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -91,10 +91,10 @@ class ElmanRNNCell(StableCell):
     def drive(self, x: Tensor) -> Tensor:
         return project_input(self, x, self.weight_ih, self.bias_ih)
 
-    def step_form(self, weights: tuple[Tensor, ...]) -> StepForm:
+    def step_form(self, weights: Weights) -> StepForm:
         return StepForm("plain", weights[0])
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         (w,) = weights
         return (torch.tanh(nn.functional.linear(h, w) + drive),)

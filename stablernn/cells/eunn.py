@@ -11,8 +11,17 @@ from torch import Tensor, nn
 
 from stablernn.bounds.lure import LureSystem, lure_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound
-from stablernn.cells._base import StableCell, State, check_choice, check_positive, check_whole_number, float64
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import (
+    StableCell,
+    State,
+    Weights,
+    check_choice,
+    check_positive,
+    check_whole_number,
+    empty_parameter,
+    float64,
+)
+from stablernn.cells._catalog import practical, register_cell
 from stablernn.cells._complex import ComplexNonlinearity, ComplexWeights, complex_bound, complex_lure_system
 from stablernn.parametrizations import (
     butterfly_pairs,
@@ -52,7 +61,7 @@ OFFSET = 0.01
         "torch's default, here; no capacity is published for language models"
     ),
     training={
-        "practical": {"lr": 0.005, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.005, 80),
         "paper": {"lr": 0.001, "orthogonal_lr": 0.001, "optimizer": "rmsprop", "batch_size": 128},
     },
 )
@@ -147,15 +156,15 @@ class EfficientUnitaryRNNCell(StableCell):
         # Not persistent: the partners follow from the options.
         self.partners: Tensor
         self.register_buffer("partners", partners, persistent=False)
-        self.theta = nn.Parameter(torch.empty(count_pairs(partners)))
+        self.theta = empty_parameter(count_pairs(partners))
         self.orthogonal = ("theta",)
         if variant == "complex":
             self.state_names = ("hidden", "imaginary")
             self.orthogonal = ("theta", "phi", "omega")
             self.phi = nn.Parameter(torch.empty_like(self.theta))
-            self.omega = nn.Parameter(torch.empty(hidden_size))
-        self.weight_ih = nn.Parameter(torch.empty(len(self.state_names) * hidden_size, input_size))
-        self.bias = nn.Parameter(torch.empty(hidden_size))
+            self.omega = empty_parameter(hidden_size)
+        self.weight_ih = empty_parameter(len(self.state_names) * hidden_size, input_size)
+        self.bias = empty_parameter(hidden_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -206,7 +215,7 @@ class EfficientUnitaryRNNCell(StableCell):
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih)
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         recurrent, bias = weights
         # (batch, hidden), in the complex variant (batch, 2 hidden) as [Re | Im]
         z = nn.functional.linear(torch.cat(state, dim=-1), recurrent) + drive

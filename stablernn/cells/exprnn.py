@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import check_at_least, check_choice
+from stablernn.cells._base import check_at_least, check_choice, empty_parameter
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._plain import PlainCell, RebasingCell
 from stablernn.cells._step_form import Nonlinearity
@@ -55,7 +55,7 @@ class _TrivializedCell(PlainCell):
         self.init: SkewInit = init
         self.parametrization: OrthogonalMap = parametrization
         # The strict upper triangle of A.
-        self.weight_hh = nn.Parameter(torch.empty(skew_size(hidden_size)))
+        self.weight_hh = empty_parameter(skew_size(hidden_size))
 
     def reset_parameters(self) -> None:
         # As in the released code: He-normal for U, and no bias other than that of modReLU.

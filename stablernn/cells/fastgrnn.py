@@ -17,7 +17,7 @@ from stablernn.bounds.intervals import (
 )
 from stablernn.bounds.linalg import EPSILON, Matrix, row_norms
 from stablernn.bounds.step_bound import StepBound, ball_of, restoring_box
-from stablernn.cells._base import State, check_choice, check_finite, float64
+from stablernn.cells._base import State, Weights, check_choice, check_finite, empty_parameter, float64
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._fast import (
     GATE_NONLINEARITIES,
@@ -61,8 +61,8 @@ class _GatedFastCell(FastCell):
         self.gate_nonlinearity: GateNonlinearity = gate_nonlinearity
         self.zeta_init = zeta_init
         self.nu_init = nu_init
-        self.zeta = nn.Parameter(torch.empty(()))
-        self.nu = nn.Parameter(torch.empty(()))
+        self.zeta = empty_parameter()
+        self.nu = empty_parameter()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -118,7 +118,7 @@ class _GatedFastCell(FastCell):
             balls=(ball_of("hidden", states),),
         )
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         zeta, nu, bias_z, bias_h = weights[:4]
         # One product W x + U h for both, which differ in their bias alone.
@@ -133,7 +133,6 @@ class _GatedFastCell(FastCell):
     paper=PAPER,
     year=2018,
     guarantee=_GUARANTEE,
-    family="general",
     equation=(
         "p = W x + U h; z = sigmoid(p + b_z); h <- z .* h + (sigmoid(zeta) (1 - z) + sigmoid(nu)) .* tanh(p + b_h); "
         "W = W1 W2 and U = U1 U2 of low rank, their factors sparse and quantized to int8"
@@ -247,7 +246,6 @@ class FastGRNNCell(_GatedFastCell):
     paper=PAPER,
     year=2018,
     guarantee=_GUARANTEE,
-    family="general",
     equation=(
         "p = W x + U h; z = sigmoid(p + b_z); h <- z .* h + (sigmoid(zeta) (1 - z) + sigmoid(nu)) .* tanh(p + b_h)"
     ),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stablernn.bounds.lure import LureSystem, dominance_bound, lure_bound
 from stablernn.bounds.step_bound import StepBound
-from stablernn.cells._base import State, check_choice, check_finite
+from stablernn.cells._base import State, Weights, check_choice, check_finite, empty_parameter
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._fast import (
     NONLINEARITIES,
@@ -36,7 +36,6 @@ __all__ = ["FastGRNNCell", "FastGRNNLSQCell", "FastRNNCell", "GateNonlinearity",
     paper=PAPER,
     year=2018,
     guarantee="with tanh the state stays within sigmoid(alpha) / (1 - sigmoid(beta)); contraction is not guaranteed",
-    family="general",
     equation="c = f(W x + U h + b); h <- sigmoid(beta) h + sigmoid(alpha) c; W, U full or of low rank",
     paper_options={"alpha_init": -3.0, "beta_init": 3.0},
     paper_source=PAPER_SOURCE,
@@ -101,8 +100,8 @@ class FastRNNCell(FastCell):
         self.nonlinearity: Nonlinearity = nonlinearity
         self.alpha_init = alpha_init
         self.beta_init = beta_init
-        self.alpha = nn.Parameter(torch.empty(()))
-        self.beta = nn.Parameter(torch.empty(()))
+        self.alpha = empty_parameter()
+        self.beta = empty_parameter()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -125,7 +124,7 @@ class FastRNNCell(FastCell):
         step = self.lure_system()
         return dominance_bound(step, lure_bound(step))
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         alpha, beta, bias = weights[:3]
         candidate = activate(self.pre_activation(weights, h, drive) + bias, self.nonlinearity)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import check_at_least, check_choice
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import check_at_least, check_choice, empty_parameter
+from stablernn.cells._catalog import practical, register_cell
 from stablernn.cells._complex import ComplexNonlinearity, StartedComplexCell
 from stablernn.cells._plain import RebasingCell
 from stablernn.cells.urnn import UnitaryEvolutionRNNCell
@@ -37,7 +37,7 @@ from stablernn.parametrizations import (
         "gradient of W by RMSprop's denominator entry by entry before it is made skew-Hermitian, ours afterwards"
     ),
     training={
-        "practical": {"lr": 0.005, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.005, 80),
         "paper": {"lr": 0.001, "orthogonal_lr": 1e-6, "optimizer": "rmsprop", "epochs": 200, "batch_size": 50},
     },
 )
@@ -105,7 +105,7 @@ class FullCapacityUnitaryRNNCell(RebasingCell, StartedComplexCell):
         self.parametrization: OrthogonalMap = parametrization
         self.rebase = rebase
         # N^2 real numbers, the dimension of the unitary group U(N).
-        self.weight_hh = nn.Parameter(torch.empty(hidden_size, hidden_size))
+        self.weight_hh = empty_parameter(hidden_size, hidden_size)
         # (hidden, 2 hidden): [Re | Im]
         self.base: Tensor
         self.register_buffer("base", torch.empty(hidden_size, 2 * hidden_size))

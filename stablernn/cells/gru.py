@@ -13,8 +13,8 @@ from stablernn.bounds.gated import gated_bound, largest_convex_step, largest_gat
 from stablernn.bounds.intervals import Box, accumulated_rounding, shrink_invariant, sigmoid
 from stablernn.bounds.linalg import Matrix, row_norms
 from stablernn.bounds.step_bound import StepBound, ball_of
-from stablernn.cells._base import StableCell, State, float64, uniform_
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import StableCell, State, Weights, empty_parameter, float64, uniform_
+from stablernn.cells._catalog import practical, register_cell
 
 
 class GRUWeights(NamedTuple):
@@ -30,14 +30,13 @@ class GRUWeights(NamedTuple):
     paper="Cho et al.: Learning phrase representations using RNN encoder-decoder (EMNLP 2014)",
     year=2014,
     guarantee="the state stays within 1 once it is there, by construction; not contracting",
-    family="general",
     equation=("r, z = sigmoid(W x + U h + b); n = tanh(W_n x + b_n + r .* (U_n h + c_n)); h <- (1 - z) .* n + z .* h"),
     paper_source=(
         "cuDNN's form with an update bias of 1; the sources name the unit and publish no row for it, so the training "
         "settings are ours."
     ),
     training={
-        "practical": {"lr": 0.01, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.01),
         "paper": {"lr": 0.001, "optimizer": "adam"},
     },
 )
@@ -79,10 +78,10 @@ class GRUCell(StableCell):
     def __init__(self, input_size: int, hidden_size: int, *, update_bias: float = 1.0) -> None:
         super().__init__(input_size, hidden_size)
         self.update_bias = update_bias
-        self.weight_hh = nn.Parameter(torch.empty(3 * hidden_size, hidden_size))
-        self.weight_ih = nn.Parameter(torch.empty(3 * hidden_size, input_size))
-        self.bias_ih = nn.Parameter(torch.empty(3 * hidden_size))
-        self.bias_hn = nn.Parameter(torch.empty(hidden_size))
+        self.weight_hh = empty_parameter(3 * hidden_size, hidden_size)
+        self.weight_ih = empty_parameter(3 * hidden_size, input_size)
+        self.bias_ih = empty_parameter(3 * hidden_size)
+        self.bias_hn = empty_parameter(hidden_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -146,10 +145,7 @@ class GRUCell(StableCell):
     def materialize(self) -> GRUWeights:
         return GRUWeights(self.weight_hh, self.bias_hn)
 
-    def drive(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
-
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         recurrent, bias = weights
         u_r, u_z, u_n = nn.functional.linear(h, recurrent).chunk(3, dim=-1)

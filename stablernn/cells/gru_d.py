@@ -13,8 +13,18 @@ from stablernn.bounds.gated import gated_bound, largest_convex_step, largest_gat
 from stablernn.bounds.intervals import Box, accumulated_rounding, shrink_invariant, sigmoid
 from stablernn.bounds.linalg import EPSILON, Matrix, row_norms
 from stablernn.bounds.step_bound import Ball, StepBound, ball_of
-from stablernn.cells._base import StableCell, State, check_choice, check_finite, check_positive, float64, uniform_
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import (
+    StableCell,
+    State,
+    Weights,
+    check_choice,
+    check_finite,
+    check_positive,
+    empty_parameter,
+    float64,
+    uniform_,
+)
+from stablernn.cells._catalog import practical, register_cell
 
 Imputation = Literal["decay", "none"]
 
@@ -43,7 +53,6 @@ class GRUDWeights(NamedTuple):
     ),
     year=2018,
     guarantee="the state stays within 1 once it is there, whatever is missing for however long; not contracting",
-    family="general",
     equation=(
         "e = elapsed + dt, the time since each feature was observed; gx = exp(-max(0, w .* e + b)), "
         "gh = exp(-max(0, W_gh e + b_gh)); x^ = x where observed, else gx .* last; h <- gh .* h; "
@@ -53,7 +62,7 @@ class GRUDWeights(NamedTuple):
     paper_options={"update_bias": 0.0},
     paper_source="the paper's equations; initial values and training settings are ours.",
     training={
-        "practical": {"lr": 0.01, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.01),
         "paper": {"lr": 0.001, "optimizer": "adam"},
     },
     upper_options={"imputation": "none"},
@@ -130,17 +139,17 @@ class GRUDCell(StableCell):
         self.imputation = imputation
         self.update_bias = update_bias
         self.init_decay = init_decay
-        self.weight_hh = nn.Parameter(torch.empty(3 * hidden_size, hidden_size))
-        self.weight_ih = nn.Parameter(torch.empty(3 * hidden_size, input_size))
-        self.bias_ih = nn.Parameter(torch.empty(3 * hidden_size))
+        self.weight_hh = empty_parameter(3 * hidden_size, hidden_size)
+        self.weight_ih = empty_parameter(3 * hidden_size, input_size)
+        self.bias_ih = empty_parameter(3 * hidden_size)
         imputes = self.takes_missing = imputation == "decay"
-        self.state_decay = nn.Parameter(torch.empty(hidden_size, input_size if imputes else 1))
-        self.state_decay_bias = nn.Parameter(torch.empty(hidden_size))
+        self.state_decay = empty_parameter(hidden_size, input_size if imputes else 1)
+        self.state_decay_bias = empty_parameter(hidden_size)
         if imputes:
             self.state_names = ("hidden", "last", "elapsed")
-            self.weight_mask = nn.Parameter(torch.empty(3 * hidden_size, input_size))
-            self.input_decay = nn.Parameter(torch.empty(input_size))
-            self.input_decay_bias = nn.Parameter(torch.empty(input_size))
+            self.weight_mask = empty_parameter(3 * hidden_size, input_size)
+            self.input_decay = empty_parameter(input_size)
+            self.input_decay_bias = empty_parameter(input_size)
         self.reset_parameters()
 
     @property
@@ -254,7 +263,7 @@ class GRUDCell(StableCell):
         # Imputed values depend on the state: the product has to wait for the step.
         return x
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         matrix, bias, recurrent, candidate, decay, decay_bias = weights
         size, h, gate_input = self.hidden_size, state[0], drive
         elapsed: Tensor = torch.ones_like(h[:, :1]) if dt is None else dt

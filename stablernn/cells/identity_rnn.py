@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import check_not_negative
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import check_not_negative, empty_parameter
+from stablernn.cells._catalog import practical, register_cell
 from stablernn.cells._plain import PlainCell
 
 
@@ -24,7 +23,7 @@ from stablernn.cells._plain import PlainCell
         "are our choice (the paper searches lr and clip_norm for each task)."
     ),
     training={
-        "practical": {"lr": 0.003, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.003),
         "paper": {"lr": 0.01, "optimizer": "sgd", "batch_size": 16, "clip_norm": 1.0},
     },
 )
@@ -67,7 +66,7 @@ class IdentityRNNCell(PlainCell):
         super().__init__(input_size, hidden_size, nonlinearity="relu")
         check_not_negative(self, init_scale=init_scale)
         self.init_scale = init_scale
-        self.weight_hh = nn.Parameter(torch.empty(hidden_size, hidden_size))
+        self.weight_hh = empty_parameter(hidden_size, hidden_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

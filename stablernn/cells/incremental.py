@@ -17,14 +17,16 @@ from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
 from stablernn.cells._base import (
     StableCell,
     State,
+    Weights,
     check_at_least,
     check_choice,
     check_positive,
     check_whole_number,
+    empty_parameter,
     float64,
     uniform_,
 )
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._catalog import practical, register_cell
 
 _MAX_NEURONS = 384
 """Number of neurons, in all inner steps together, up to which the matrix inequality is solved, in a few seconds."""
@@ -36,7 +38,6 @@ _MAX_NEURONS = 384
     paper="Kag, Zhang, Saligrama: Incremental RNN (ICLR 2020)",
     year=2020,
     guarantee="in the limit of many inner steps that converge dh_t/dh_{t-1} = -I; for few of them none",
-    family="general",
     equation=(
         "g_0 = h or 0; g_i = g_{i-1} + e_i (f(U (g_{i-1} + h) + W x + b) - leak (g_{i-1} + h)), i = 1..K; h <- g_K"
     ),
@@ -47,7 +48,7 @@ _MAX_NEURONS = 384
         "zero could not be settled: the option start has both. Training settings are our choice."
     ),
     training={
-        "practical": {"lr": 0.01, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.01, 80),
         "paper": {"lr": 0.001, "optimizer": "adam", "batch_size": 128},
     },
 )
@@ -124,12 +125,12 @@ class IncrementalRNNCell(StableCell):
         self.start = start
         self.recurrent_rank = hidden_size if recurrent_rank is None else min(int(recurrent_rank), hidden_size)
         rank = self.recurrent_rank
-        self.weight_hh = nn.Parameter(torch.empty(hidden_size, rank))
+        self.weight_hh = empty_parameter(hidden_size, rank)
         if rank < hidden_size:
-            self.weight_hh_right = nn.Parameter(torch.empty(rank, hidden_size))
-        self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
-        self.bias_ih = nn.Parameter(torch.empty(hidden_size))
-        self.inner_lengths = nn.Parameter(torch.empty(inner_steps))
+            self.weight_hh_right = empty_parameter(rank, hidden_size)
+        self.weight_ih = empty_parameter(hidden_size, input_size)
+        self.bias_ih = empty_parameter(hidden_size)
+        self.inner_lengths = empty_parameter(inner_steps)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -148,15 +149,12 @@ class IncrementalRNNCell(StableCell):
             return self.weight_hh @ self.weight_hh_right
         return self.weight_hh
 
-    def materialize(self) -> tuple[Tensor, ...]:
+    def materialize(self) -> Weights:
         """Return the inner step lengths, ``(inner_steps,)``, and the factors of U from left to right."""
         factors = [self.weight_hh]
         if self.recurrent_rank < self.hidden_size:
             factors.append(self.weight_hh_right)
         return (self.inner_lengths, *factors)
-
-    def drive(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
 
     def exact(self) -> Matrix:
         """Return U in float64."""
@@ -241,7 +239,7 @@ class IncrementalRNNCell(StableCell):
             neuron_factors[index] = length
         return np.array(state_factors), state_factor, np.array(all_neuron_factors), neuron_factors
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         lengths, *factors = weights
         f = torch.relu if self.nonlinearity == "relu" else torch.tanh

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.lure import LureSystem
-from stablernn.cells._base import StableCell, State, float64, pass_through, uniform_
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import StableCell, State, Weights, empty_parameter, float64, pass_through, uniform_
+from stablernn.cells._catalog import practical, register_cell
 
 
 class IndRNNWeights(NamedTuple):
@@ -34,7 +34,7 @@ class IndRNNWeights(NamedTuple):
         "and more; epochs and schedule are our choice."
     ),
     training={
-        "practical": {"lr": 0.01, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.01),
         "paper": {"lr": 0.0002, "optimizer": "adam", "batch_size": 128},
     },
 )
@@ -81,9 +81,9 @@ class IndRNNCell(StableCell):
         if max_length is not None and max_length < 1:
             raise ValueError(f"max_length must be 1 or more, or None, for {type(self).__name__}, got {max_length}.")
         self.max_length = max_length
-        self.weight_hh = nn.Parameter(torch.empty(hidden_size))
-        self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
-        self.bias_ih = nn.Parameter(torch.empty(hidden_size))
+        self.weight_hh = empty_parameter(hidden_size)
+        self.weight_ih = empty_parameter(hidden_size, input_size)
+        self.bias_ih = empty_parameter(hidden_size)
         self.reset_parameters()
 
     @property
@@ -122,10 +122,7 @@ class IndRNNCell(StableCell):
             f_max=math.inf,
         )
 
-    def drive(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
-
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         (u,) = weights
         # Independent units: an elementwise product in place of a matrix.

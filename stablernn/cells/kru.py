@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from stablernn.cells._base import check_not_negative
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import check_not_negative, empty_parameter
+from stablernn.cells._catalog import practical, register_cell
 from stablernn.cells._complex import ComplexCell, ComplexNonlinearity
 from stablernn.cells._structured_products import KroneckerProduct
 from stablernn.parametrizations import haar_unitary, kronecker
@@ -29,7 +29,7 @@ from stablernn.parametrizations import haar_unitary, kronecker
         "our choice: the released code holds the product alone"
     ),
     training={
-        "practical": {"lr": 0.005, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.005, 80),
         "paper": {"lr": 0.001, "optimizer": "adam"},
     },
 )
@@ -97,7 +97,7 @@ class KroneckerRNNCell(ComplexCell):
         self.factors = max_factors if factors is None else int(factors)
         self.penalty_weight = penalty_weight
         self.sizes = factor_sizes(hidden_size, self.factors)
-        self.weight_hh = nn.Parameter(torch.empty(sum(2 * size * size for size in self.sizes)))
+        self.weight_hh = empty_parameter(sum(2 * size * size for size in self.sizes))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -14,8 +14,17 @@ from stablernn.bounds.gated import gated_bound, largest_convex_step
 from stablernn.bounds.intervals import Box, accumulated_rounding, shrink_invariant
 from stablernn.bounds.linalg import EPSILON, Matrix, row_norms
 from stablernn.bounds.step_bound import Hypothesis, StepBound, ball_of
-from stablernn.cells._base import StableCell, State, check_positive, float64, step_length, uniform_
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import (
+    StableCell,
+    State,
+    Weights,
+    check_positive,
+    empty_parameter,
+    float64,
+    step_length,
+    uniform_,
+)
+from stablernn.cells._catalog import practical, register_cell
 
 
 class LEMWeights(NamedTuple):
@@ -31,7 +40,6 @@ class LEMWeights(NamedTuple):
     paper="Rusch, Mishra, Erichson, Mahoney: Long Expressive Memory for Sequence Modeling (ICLR 2022)",
     year=2022,
     guarantee="hidden state and memory stay within 1 by construction for step_size <= 1; not contracting",
-    family="general",
     equation=(
         "a = step_size sigmoid(W1 y + V1 x + b1); c = step_size sigmoid(W2 y + V2 x + b2); "
         "z <- (1 - c) .* z + c .* tanh(Wz y + Vz x + bz); y <- (1 - a) .* y + a .* tanh(Wy z + Vy x + by) (the new z)"
@@ -39,7 +47,7 @@ class LEMWeights(NamedTuple):
     paper_options={"step_size": 0.31},
     paper_source="the released code's settings for permuted MNIST with 128 units, training included.",
     training={
-        "practical": {"lr": 0.02, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.02),
         "paper": {
             "lr": 0.0073,
             "optimizer": "adam",
@@ -104,10 +112,10 @@ class LEMCell(StableCell):
         super().__init__(input_size, hidden_size)
         check_positive(self, step_size=step_size)
         self.step_size = step_size
-        self.weight_hh = nn.Parameter(torch.empty(3 * hidden_size, hidden_size))
-        self.weight_memory = nn.Parameter(torch.empty(hidden_size, hidden_size))
-        self.weight_ih = nn.Parameter(torch.empty(4 * hidden_size, input_size))
-        self.bias_ih = nn.Parameter(torch.empty(4 * hidden_size))
+        self.weight_hh = empty_parameter(3 * hidden_size, hidden_size)
+        self.weight_memory = empty_parameter(hidden_size, hidden_size)
+        self.weight_ih = empty_parameter(4 * hidden_size, input_size)
+        self.bias_ih = empty_parameter(4 * hidden_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -200,10 +208,7 @@ class LEMCell(StableCell):
     def materialize(self) -> LEMWeights:
         return LEMWeights(self.weight_hh, self.weight_memory)
 
-    def drive(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
-
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         y, z = state
         recurrent, memory = weights
         length = step_length(self.step_size, dt)

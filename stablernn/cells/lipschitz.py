@@ -15,15 +15,17 @@ from stablernn.bounds.step_bound import StepBound
 from stablernn.cells._base import (
     StableCell,
     State,
+    Weights,
     as_float32,
     check_finite,
     check_not_negative,
     check_positive,
+    empty_parameter,
     float64,
     step_length,
     uniform_,
 )
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._catalog import practical, register_cell
 from stablernn.cells._input_projection import project_input
 from stablernn.cells._step_form import StepForm
 from stablernn.parametrizations import symmetric_skew
@@ -42,7 +44,7 @@ _SOURCE = (
     "not hold at the start."
 )
 _TRAINING = {
-    "practical": {"lr": 0.005, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
+    "practical": practical(0.005, 80),
     "paper": {
         "lr": 0.003,
         "optimizer": "adam",
@@ -95,10 +97,10 @@ class SymmetricSkewCell(StableCell):
 
     def add_parameters(self) -> None:
         """Register the parameters, in the order of the state dict."""
-        self.weight_linear = nn.Parameter(torch.empty(self.hidden_size, self.hidden_size))
-        self.weight_hh = nn.Parameter(torch.empty(self.hidden_size, self.hidden_size))
-        self.weight_ih = nn.Parameter(torch.empty(self.hidden_size, self.input_size))
-        self.bias_ih = nn.Parameter(torch.empty(self.hidden_size))
+        self.weight_linear = empty_parameter(self.hidden_size, self.hidden_size)
+        self.weight_hh = empty_parameter(self.hidden_size, self.hidden_size)
+        self.weight_ih = empty_parameter(self.hidden_size, self.input_size)
+        self.bias_ih = empty_parameter(self.hidden_size)
 
     def reset_parameters(self) -> None:
         # A standard deviation of init_scale / hidden_size, not / sqrt(hidden_size), as in the released code.
@@ -236,12 +238,12 @@ class LipschitzRNNCell(SymmetricSkewCell):
         longest = largest_euler_step(step, bound) * self.step_size
         return replace(bound, figures={**bound.figures, "largest_euler_step": longest})
 
-    def step_form(self, weights: tuple[Tensor, ...]) -> StepForm:
+    def step_form(self, weights: Weights) -> StepForm:
         linear, recurrent = weights[0].chunk(2)
         scaled = linear if self.linear_scale == 1 else self.linear_scale * linear
         return StepForm("residual", recurrent, linear=scaled, step_size=self.step_size)
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         (stacked,) = weights
         linear, recurrent = nn.functional.linear(h, stacked).chunk(2, dim=-1)
@@ -321,11 +323,11 @@ class LipschitzRK2RNNCell(SymmetricSkewCell):
         )
         return replace(bound, figures={**bound.figures, "largest_midpoint_step": longest})
 
-    def step_form(self, weights: tuple[Tensor, ...]) -> StepForm:
+    def step_form(self, weights: Weights) -> StepForm:
         linear, recurrent = weights[0].chunk(2)
         return StepForm("two-stage", recurrent, linear=linear, step_size=self.step_size)
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         (stacked,) = weights
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from stablernn.bounds.linalg import EPSILON, Matrix, norm_upper_bound
 from stablernn.bounds.linear_response import ImpulseResponse
 from stablernn.bounds.step_bound import GELU_SLOPE, StepBound
-from stablernn.cells._base import State, check_choice, check_positive, float64
+from stablernn.cells._base import State, Weights, check_choice, check_positive, empty_parameter, float64
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._diagonal_recurrence import DiagonalCell, DiagonalRecurrence
 
@@ -34,7 +34,6 @@ class LRUWeights(NamedTuple):
     paper="Orvieto, Smith, Gu, Fernando, Gulcehre, Pascanu, De: Resurrecting Recurrent Neural Networks (ICML 2023)",
     year=2023,
     guarantee="contracting by construction: linear with every |eigenvalue| < 1, for any value of the parameters",
-    family="general",
     equation=(
         "l = exp(-exp(nu) + i exp(theta)); h <- l .* h + exp(gamma) .* (B x), complex; y = f(Re(C h) + D x), "
         "f = gelu or identity"
@@ -127,12 +126,12 @@ class LRUCell(DiagonalCell):
         self.max_radius = max_radius
         self.max_phase = max_phase
         self.activation = activation
-        self.log_decay = nn.Parameter(torch.empty(hidden_size))
-        self.log_phase = nn.Parameter(torch.empty(hidden_size))
-        self.log_gain = nn.Parameter(torch.empty(hidden_size))
-        self.weight_ih = nn.Parameter(torch.empty(2 * hidden_size, input_size))
-        self.weight_output = nn.Parameter(torch.empty(hidden_size, 2 * hidden_size))
-        self.weight_skip = nn.Parameter(torch.empty(hidden_size, input_size))
+        self.log_decay = empty_parameter(hidden_size)
+        self.log_phase = empty_parameter(hidden_size)
+        self.log_gain = empty_parameter(hidden_size)
+        self.weight_ih = empty_parameter(2 * hidden_size, input_size)
+        self.weight_output = empty_parameter(hidden_size, 2 * hidden_size)
+        self.weight_skip = empty_parameter(hidden_size, input_size)
         self.reset_parameters()
 
     @property
@@ -201,7 +200,7 @@ class LRUCell(DiagonalCell):
         # (..., 3 hidden): Re and Im of exp(gamma) B x, then D x.
         return nn.functional.linear(x, torch.cat([self._scaled_input_weights(), self.weight_skip]))
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         _, hidden = state
         real, imaginary, _ = weights
         a, b = hidden.chunk(2, dim=-1)
@@ -210,19 +209,19 @@ class LRUCell(DiagonalCell):
         h = torch.cat([real * a - imaginary * b + input_a, imaginary * a + real * b + input_b], dim=-1)
         return self._output(weights, h, skip), h
 
-    def diagonal_recurrence(self, weights: tuple[Tensor, ...], drive: Tensor) -> DiagonalRecurrence:
+    def diagonal_recurrence(self, weights: Weights, drive: Tensor) -> DiagonalRecurrence:
         increment, skip = torch.split(drive, [2 * self.hidden_size, self.hidden_size], dim=-1)
         return DiagonalRecurrence(torch.stack(weights[:2]), torch.unflatten(increment, -1, (2, -1)), skip)
 
     def recurrent_state(self, state: State) -> Tensor:
         return torch.unflatten(state[1], -1, (2, -1))
 
-    def state_after(self, weights: tuple[Tensor, ...], h: Tensor, skip: Tensor | None) -> State:
+    def state_after(self, weights: Weights, h: Tensor, skip: Tensor | None) -> State:
         assert skip is not None
         hidden = h.flatten(-2)
         return self._output(weights, hidden, skip), hidden
 
-    def _output(self, weights: tuple[Tensor, ...], hidden: Tensor, skip: Tensor) -> Tensor:
+    def _output(self, weights: Weights, hidden: Tensor, skip: Tensor) -> Tensor:
         y = nn.functional.linear(hidden, weights[2]) + skip
         return nn.functional.gelu(y) if self.activation == "gelu" else y
 

@@ -12,8 +12,8 @@ from stablernn.bounds.gated import gated_bound, largest_gated, largest_gated_tan
 from stablernn.bounds.intervals import Box, accumulated_range, shrink_invariant, sigmoid
 from stablernn.bounds.linalg import Matrix, row_norms
 from stablernn.bounds.step_bound import Ball, StepBound, ball_of
-from stablernn.cells._base import StableCell, State, float64, uniform_
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import StableCell, State, Weights, empty_parameter, float64, uniform_
+from stablernn.cells._catalog import practical, register_cell
 
 
 class LSTMWeights(NamedTuple):
@@ -27,13 +27,12 @@ class LSTMWeights(NamedTuple):
     paper="Hochreiter, Schmidhuber: Long short-term memory (Neural Computation 1997)",
     year=1997,
     guarantee="the hidden state stays within 1 by construction, the cell state can grow; not contracting",
-    family="general",
     equation=(
         "i, f, g, o = split(W x + U h + b); c <- sigmoid(f) .* c + sigmoid(i) .* tanh(g); h <- sigmoid(o) .* tanh(c)"
     ),
     paper_source="forget bias 1, one bias vector; the training settings are ours.",
     training={
-        "practical": {"lr": 0.01, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.01),
         "paper": {"lr": 0.001, "optimizer": "rmsprop"},
     },
 )
@@ -76,9 +75,9 @@ class LSTMCell(StableCell):
     def __init__(self, input_size: int, hidden_size: int, *, forget_bias: float = 1.0) -> None:
         super().__init__(input_size, hidden_size)
         self.forget_bias = forget_bias
-        self.weight_hh = nn.Parameter(torch.empty(4 * hidden_size, hidden_size))
-        self.weight_ih = nn.Parameter(torch.empty(4 * hidden_size, input_size))
-        self.bias_ih = nn.Parameter(torch.empty(4 * hidden_size))
+        self.weight_hh = empty_parameter(4 * hidden_size, hidden_size)
+        self.weight_ih = empty_parameter(4 * hidden_size, input_size)
+        self.bias_ih = empty_parameter(4 * hidden_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -132,10 +131,7 @@ class LSTMCell(StableCell):
             balls=(*balls, ball_of("cell", memory.cell)),
         )
 
-    def drive(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
-
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         h, c = state
         (recurrent,) = weights
         return update_memory(nn.functional.linear(h, recurrent) + drive, c)

@@ -10,8 +10,16 @@ from torch import Tensor, nn
 
 from stablernn.bounds.linalg import norm_upper_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound, irregular_step_bound
-from stablernn.cells._base import State, check_choice, check_not_negative, check_positive, float64
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import (
+    State,
+    Weights,
+    check_choice,
+    check_not_negative,
+    check_positive,
+    empty_parameter,
+    float64,
+)
+from stablernn.cells._catalog import practical, register_cell
 from stablernn.cells._plain import PlainCell
 from stablernn.cells._step_form import Nonlinearity
 from stablernn.errors import ConfigError
@@ -30,7 +38,7 @@ _SOURCE = (
     "of the paper's tables could not be read."
 )
 _TRAINING: dict[str, dict[str, Any]] = {
-    "practical": {"lr": 0.005, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
+    "practical": practical(0.005, 80),
     "paper": {"lr": 0.001, "optimizer": "adam"},
 }
 
@@ -65,7 +73,7 @@ class _LVFCell(PlainCell):
         self.step_size = step_size
         self.constraint = constraint
         self.divergence_weight = divergence_weight
-        self.weight_hh = nn.Parameter(torch.empty(skew_size(hidden_size)))
+        self.weight_hh = empty_parameter(skew_size(hidden_size))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -191,12 +199,10 @@ class LVFRNNCell(_LVFCell):
         d = self.operator()
         return torch.eye(self.hidden_size, dtype=d.dtype, device=d.device) + self.step_size * d
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         return self.advance(weights, state, drive, dt, 1)
 
-    def advance(
-        self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None, substeps: int
-    ) -> State:
+    def advance(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None, substeps: int) -> State:
         """Apply the linear propagator, over a time ``dt`` in equal parts, then input and nonlinearity once."""
         (h,) = state
         propagator, bias = weights
@@ -321,7 +327,7 @@ class LVFMidpointRNNCell(_LVFCell):
         operator = self.operator()
         return LVFTimedWeights(operator, self.used_bias(), *skew_spectrum(operator))
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         if dt is None:
             return super().step(weights, state, drive)
         (h,) = state

@@ -13,8 +13,8 @@ from stablernn.bounds.gated import largest_gated
 from stablernn.bounds.intervals import Box, accumulated_rounding, sigmoid
 from stablernn.bounds.linalg import EPSILON, row_norms
 from stablernn.bounds.step_bound import StepBound, ball_of
-from stablernn.cells._base import State, check_not_negative, float64, uniform_
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import State, Weights, check_not_negative, empty_parameter, float64, uniform_
+from stablernn.cells._catalog import practical, register_cell
 from stablernn.cells._diagonal_recurrence import DiagonalCell, DiagonalRecurrence
 
 _PAPER = "Feng, Tung, Ahmed, Bengio, Hajimirsadeghi: Were RNNs All We Needed? (2024)"
@@ -26,7 +26,7 @@ _SOURCE = (
     "the equations of the paper's text, gates without recurrent input; initial values and training settings are ours."
 )
 _TRAINING = {
-    "practical": {"lr": 0.03, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+    "practical": practical(0.03),
     "paper": {"lr": 0.001, "optimizer": "adam"},
 }
 
@@ -45,8 +45,8 @@ class _MinimalCell(DiagonalCell):
         check_not_negative(self, init_memory=init_memory)
         self.init_memory = init_memory
         # One block of rows for each gate, and the last for the candidate.
-        self.weight_ih = nn.Parameter(torch.empty((self.gates + 1) * hidden_size, input_size))
-        self.bias_ih = nn.Parameter(torch.empty((self.gates + 1) * hidden_size))
+        self.weight_ih = empty_parameter((self.gates + 1) * hidden_size, input_size)
+        self.bias_ih = empty_parameter((self.gates + 1) * hidden_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -104,10 +104,10 @@ class _MinimalCell(DiagonalCell):
         # (..., 2 hidden)
         return torch.cat(self.affine_map(x), dim=-1)
 
-    def diagonal_recurrence(self, weights: tuple[Tensor, ...], drive: Tensor) -> DiagonalRecurrence:
+    def diagonal_recurrence(self, weights: Weights, drive: Tensor) -> DiagonalRecurrence:
         return DiagonalRecurrence(*torch.unflatten(drive, -1, (2, 1, -1)).unbind(-3))
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         retention, increment = drive.chunk(2, dim=-1)
         return (retention * h + increment,)
@@ -119,7 +119,6 @@ class _MinimalCell(DiagonalCell):
     paper=_PAPER,
     year=2024,
     guarantee=_GUARANTEE,
-    family="general",
     equation="z = sigmoid(W_z x + b_z); h <- (1 - z) .* h + z .* (W_h x + b_h)",
     paper_options={"init_memory": 0.0},
     paper_source=_SOURCE,
@@ -188,7 +187,6 @@ class MinGRUCell(_MinimalCell):
     paper=_PAPER,
     year=2024,
     guarantee=_GUARANTEE,
-    family="general",
     equation="f, i = sigmoid(W x + b); h <- f/(f + i) .* h + i/(f + i) .* (W_h x + b_h)",
     paper_options={"init_memory": 0.0},
     paper_source=_SOURCE,

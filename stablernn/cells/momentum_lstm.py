@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from stablernn.bounds.intervals import Box, accumulated_range, shrink_invariant
 from stablernn.bounds.step_bound import Ball, StepBound, ball_of
-from stablernn.cells._base import StableCell, State, check_finite, check_positive, float64
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import StableCell, State, Weights, check_finite, check_positive, empty_parameter, float64
+from stablernn.cells._catalog import practical, register_cell
 from stablernn.cells.lstm import MemoryRanges, memory_ranges, update_memory
 
 _PAPER = (
@@ -44,10 +44,10 @@ class _MomentumCell(StableCell):
         check_finite(self, forget_bias=forget_bias)
         self.input_scale = input_scale
         self.forget_bias = forget_bias
-        self.weight_hh = nn.Parameter(torch.empty(4 * hidden_size, hidden_size))
-        self.weight_ih = nn.Parameter(torch.empty(4 * hidden_size, input_size))
-        self.bias_hh = nn.Parameter(torch.empty(4 * hidden_size))
-        self.bias_ih = nn.Parameter(torch.empty(4 * hidden_size))
+        self.weight_hh = empty_parameter(4 * hidden_size, hidden_size)
+        self.weight_ih = empty_parameter(4 * hidden_size, input_size)
+        self.bias_hh = empty_parameter(4 * hidden_size)
+        self.bias_ih = empty_parameter(4 * hidden_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -102,7 +102,6 @@ class _MomentumCell(StableCell):
     paper=_PAPER,
     year=2020,
     guarantee="the hidden state stays within 1 by construction, the cell state can grow; not contracting",
-    family="general",
     equation=(
         "v <- momentum v + input_scale (W x + b_x); i, f, g, o = split(v + U h + b_h); "
         "c <- sigmoid(f) .* c + sigmoid(i) .* tanh(g); h <- sigmoid(o) .* tanh(c)"
@@ -114,7 +113,7 @@ class _MomentumCell(StableCell):
         "split."
     ),
     training={
-        "practical": {"lr": 0.02, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.02),
         "paper": _PAPER_TRAINING,
     },
 )
@@ -188,7 +187,7 @@ class MomentumLSTMCell(_MomentumCell):
     def other_ranges(self, drive: Box, products: Box) -> dict[str, Box]:
         return {"momentum": accumulated_range(drive, np.full(len(drive.lower), 1 - self.momentum))}
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         h, c, v = state
         recurrent, bias = weights
         v = self.momentum * v + drive
@@ -201,7 +200,6 @@ class MomentumLSTMCell(_MomentumCell):
     paper=_PAPER,
     year=2020,
     guarantee="the hidden state stays within 1 by construction, the cell state can grow; not contracting",
-    family="general",
     equation=(
         "k = 1, .., restart, 1, ..; p <- U h + b_h - input_scale (W x + b_x); "
         "i, f, g, o = split(p + (k - 1) / (k + 2) (p - its value before)); then as momentum_lstm"
@@ -212,7 +210,7 @@ class MomentumLSTMCell(_MomentumCell):
         "there and .99, torch's default, here; on permuted MNIST it takes restart 40 and input_scale .9."
     ),
     training={
-        "practical": {"lr": 0.02, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.02),
         "paper": _PAPER_TRAINING,
     },
 )
@@ -293,7 +291,7 @@ class ScheduledRestartLSTMCell(_MomentumCell):
         previous = products.plus(drive.negated()).with_zero()
         return {"previous": previous, "count": Box(np.zeros(1), np.full(1, self.restart - 1.0))}
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         h, c, previous, count = state
         recurrent, bias = weights
         p = nn.functional.linear(h, recurrent, bias) - drive

@@ -17,14 +17,16 @@ from stablernn.bounds.step_bound import Hypothesis, StepBound
 from stablernn.cells._base import (
     StableCell,
     State,
+    Weights,
     as_float32,
     check_positive,
+    empty_parameter,
     float64,
     pass_through,
     step_length,
     uniform_,
 )
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._catalog import practical, register_cell
 from stablernn.cells._input_projection import project_input
 from stablernn.cells._step_form import StepForm
 
@@ -51,7 +53,7 @@ class NAISWeights(NamedTuple):
         "papers compare with, whose start and training settings are not published and are our choice."
     ),
     training={
-        "practical": {"lr": 0.01, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.01, 80),
         "paper": {"lr": 0.001, "optimizer": "adam", "batch_size": 128},
     },
 )
@@ -111,9 +113,9 @@ class NAISNetCell(StableCell):
             raise ValueError(f"margin must be between 0 and 0.5 for {type(self).__name__}, got {margin}.")
         self.step_size = step_size
         self.margin = margin
-        self.weight_hh = nn.Parameter(torch.empty(hidden_size, hidden_size))
-        self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
-        self.bias_ih = nn.Parameter(torch.empty(hidden_size))
+        self.weight_hh = empty_parameter(hidden_size, hidden_size)
+        self.weight_ih = empty_parameter(hidden_size, input_size)
+        self.bias_ih = empty_parameter(hidden_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -173,10 +175,10 @@ class NAISNetCell(StableCell):
             figures={"largest_euler_step": largest_euler_step(step, bound) * self.step_size},
         )
 
-    def step_form(self, weights: tuple[Tensor, ...]) -> StepForm:
+    def step_form(self, weights: Weights) -> StepForm:
         return StepForm("residual", weights[0], step_size=self.step_size)
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         (a,) = weights
         return (h + step_length(self.step_size, dt) * torch.tanh(nn.functional.linear(h, a) + drive),)

@@ -16,15 +16,17 @@ from stablernn.bounds.step_bound import StepBound
 from stablernn.cells._base import (
     StableCell,
     State,
+    Weights,
     as_float32,
     check_choice,
     check_not_negative,
     check_positive,
+    empty_parameter,
     float64,
     step_length,
     uniform_,
 )
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._catalog import practical, register_cell
 from stablernn.cells._flow import SOLVERS, FlowCell, Solver, network_velocity, solver_step
 from stablernn.cells._input_projection import project_input
 from stablernn.cells._step_form import StepForm
@@ -49,7 +51,7 @@ class NeuralODEWeights(NamedTuple):
         "own. init_scale from their released code."
     ),
     training={
-        "practical": {"lr": 0.005, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.005, 80),
         "paper": {
             "lr": 0.003,
             "optimizer": "adam",
@@ -108,9 +110,9 @@ class NeuralODERNNCell(StableCell):
         check_not_negative(self, init_scale=init_scale)
         self.step_size = step_size
         self.init_scale = init_scale
-        self.weight_hh = nn.Parameter(torch.empty(hidden_size, hidden_size))
-        self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
-        self.bias_ih = nn.Parameter(torch.empty(hidden_size))
+        self.weight_hh = empty_parameter(hidden_size, hidden_size)
+        self.weight_ih = empty_parameter(hidden_size, input_size)
+        self.bias_ih = empty_parameter(hidden_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -138,10 +140,10 @@ class NeuralODERNNCell(StableCell):
         # largest_euler_step counts in steps of this length.
         return replace(bound, figures={"largest_euler_step": largest_euler_step(step, bound) * self.step_size})
 
-    def step_form(self, weights: tuple[Tensor, ...]) -> StepForm:
+    def step_form(self, weights: Weights) -> StepForm:
         return StepForm("residual", weights[0], step_size=self.step_size)
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         (w,) = weights
         return (h + step_length(self.step_size, dt) * torch.tanh(nn.functional.linear(h, w) + drive),)
@@ -168,7 +170,6 @@ class ODERNNWeights(NamedTuple):
     paper="Rubanova, Chen, Duvenaud: Latent ODEs (NeurIPS 2019)",
     year=2019,
     guarantee="none",
-    family="general",
     equation=(
         "f(h) = F_2 tanh(F_1 h + c_1) + c_2; h <- flow of f over step_size dt; then h <- GRU(x, h) as the cell gru"
     ),
@@ -178,7 +179,7 @@ class ODERNNWeights(NamedTuple):
         "all training settings are our choice."
     ),
     training={
-        "practical": {"lr": 0.005, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.005),
         "paper": {"lr": 0.01, "optimizer": "adam", "batch_size": 100},
     },
 )
@@ -250,10 +251,10 @@ class ODERNNCell(FlowCell):
         self.solver_steps = solver_steps
         self.flow_size = flow_size
         self.add_flow(flow_size)
-        self.weight_hh = nn.Parameter(torch.empty(3 * hidden_size, hidden_size))
-        self.weight_ih = nn.Parameter(torch.empty(3 * hidden_size, input_size))
-        self.bias_ih = nn.Parameter(torch.empty(3 * hidden_size))
-        self.bias_hn = nn.Parameter(torch.empty(hidden_size))
+        self.weight_hh = empty_parameter(3 * hidden_size, hidden_size)
+        self.weight_ih = empty_parameter(3 * hidden_size, input_size)
+        self.bias_ih = empty_parameter(3 * hidden_size)
+        self.bias_hn = empty_parameter(hidden_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -274,12 +275,10 @@ class ODERNNCell(FlowCell):
     def drive(self, x: Tensor) -> Tensor:
         return project_input(self, x, self.weight_ih, self.bias_ih)
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         return self.advance(weights, state, drive, dt, 1)
 
-    def advance(
-        self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None, substeps: int
-    ) -> State:
+    def advance(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None, substeps: int) -> State:
         """Flow in ``substeps`` times as many steps of the solver; the GRU takes the sample once, after the flow."""
         (h,) = state
         *flow_weights, recurrent, bias = weights

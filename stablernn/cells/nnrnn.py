@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import check_choice, check_not_negative
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import check_choice, check_not_negative, empty_parameter
+from stablernn.cells._catalog import practical, register_cell
 from stablernn.cells._plain import PlainCell
 from stablernn.cells._step_form import Nonlinearity
 from stablernn.parametrizations import SKEW_INITS, SkewInit, exponential, initial_skew, skew, skew_size
@@ -33,7 +33,7 @@ from stablernn.parametrizations import SKEW_INITS, SkewInit, exponential, initia
         "MNIST takes gain_penalty 0.1, upper_penalty 0.0001, an lr of 0.0002 with 0.00002 for A"
     ),
     training={
-        "practical": {"lr": 0.005, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.005, 80),
         "paper": {"lr": 5e-4, "orthogonal_lr": 1e-6, "optimizer": "rmsprop", "batch_size": 10},
     },
 )
@@ -106,10 +106,10 @@ class NonNormalRNNCell(PlainCell):
         self.upper_penalty = upper_penalty
         # An odd size has one unit outside the blocks: it has a gain, but no phase.
         pairs = hidden_size // 2
-        self.weight_hh = nn.Parameter(torch.empty(skew_size(hidden_size)))
-        self.weight_upper = nn.Parameter(torch.empty(skew_size(hidden_size) - pairs))
-        self.gain = nn.Parameter(torch.empty(hidden_size - pairs))
-        self.phase = nn.Parameter(torch.empty(pairs))
+        self.weight_hh = empty_parameter(skew_size(hidden_size))
+        self.weight_upper = empty_parameter(skew_size(hidden_size) - pairs)
+        self.gain = empty_parameter(hidden_size - pairs)
+        self.phase = empty_parameter(pairs)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

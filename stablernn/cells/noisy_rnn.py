@@ -13,8 +13,8 @@ from stablernn.bounds.continuous import largest_euler_step, theorem_1_conditions
 from stablernn.bounds.linalg import log_norm_upper_bound, norm_upper_bound
 from stablernn.bounds.lure import LureSystem, dominance_bound, lure_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound
-from stablernn.cells._base import State, check_not_negative, float64, step_length
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import State, Weights, check_not_negative, empty_parameter, float64, step_length
+from stablernn.cells._catalog import practical, register_cell
 from stablernn.cells.lipschitz import SymmetricSkewCell
 
 
@@ -31,7 +31,6 @@ class NoisyWeights(NamedTuple):
     paper="Lim, Erichson, Hodgkinson, Mahoney: Noisy Recurrent Neural Networks (NeurIPS 2021)",
     year=2021,
     guarantee="conditional, as lipschitz; the noise only encourages stability, and each unit's step is trained freely",
-    family="general",
     equation=(
         "A, W as in lipschitz; h <- h + d .* mu .* (A h + tanh(W h + U x + bias)) + additive_noise N(0, 1), "
         "mu = 1 - multiplicative_noise + multiplicative_noise U(0, 1) in training; mu = 1 and no noise otherwise"
@@ -42,7 +41,7 @@ class NoisyWeights(NamedTuple):
         "the dampings are the Lipschitz RNN's for ordered MNIST."
     ),
     training={
-        "practical": {"lr": 0.005, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.005, 80),
         "paper": {"lr": 0.001, "optimizer": "adam", "epochs": 100, "batch_size": 128},
     },
 )
@@ -132,7 +131,7 @@ class NoisyRNNCell(SymmetricSkewCell):
 
     def add_parameters(self) -> None:
         super().add_parameters()
-        self.unit_steps = nn.Parameter(torch.empty(self.hidden_size))
+        self.unit_steps = empty_parameter(self.hidden_size)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -185,12 +184,10 @@ class NoisyRNNCell(SymmetricSkewCell):
         factors = (1 - self.multiplicative_noise) + self.multiplicative_noise * torch.rand_like(projected)
         return torch.cat([projected, factors, self.additive_noise * torch.randn_like(projected)], dim=-1)
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         return self.advance(weights, state, drive, dt, 1)
 
-    def advance(
-        self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None, substeps: int
-    ) -> State:
+    def advance(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None, substeps: int) -> State:
         """Take the step in equal parts; the additive noise enters once, at the end."""
         (h,) = state
         stacked, lengths = weights

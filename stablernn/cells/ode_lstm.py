@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from stablernn.bounds.intervals import FLOAT32_EPSILON, Box, shrink_invariant
 from stablernn.bounds.step_bound import Ball, StepBound, ball_of
-from stablernn.cells._base import State, check_choice, check_finite, float64, uniform_
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import State, Weights, check_choice, check_finite, empty_parameter, float64, uniform_
+from stablernn.cells._catalog import practical, register_cell
 from stablernn.cells._flow import FlowCell, Solver, network_velocity, solver_step
 from stablernn.cells.lstm import MemoryRanges, memory_ranges, update_memory
 
@@ -37,7 +37,6 @@ class ODELSTMWeights(NamedTuple):
     paper="Lechner, Hasani: Learning Long-Term Dependencies in Irregularly-Sampled Time Series (2020)",
     year=2020,
     guarantee="the hidden state stays bounded by construction, the cell state can grow by 1 a step; not contracting",
-    family="general",
     equation=(
         "(h, c) <- LSTM(x, (h, c)) as the cell lstm; h <- flow of f over dt, in 3 steps of the solver, "
         "f(h) = F_2 tanh(F_1 h + c_1) + c_2"
@@ -48,7 +47,7 @@ class ODELSTMWeights(NamedTuple):
         "forget bias, the start of the flow and all training settings are ours."
     ),
     training={
-        "practical": {"lr": 0.01, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.01),
         "paper": {"lr": 0.005, "optimizer": "adam"},
     },
 )
@@ -116,9 +115,9 @@ class ODELSTMCell(FlowCell):
         self.flow_size = flow_size
         self.forget_bias = forget_bias
         units = hidden_size if flow_size is None else flow_size
-        self.weight_hh = nn.Parameter(torch.empty(4 * hidden_size, hidden_size))
-        self.weight_ih = nn.Parameter(torch.empty(4 * hidden_size, input_size))
-        self.bias_ih = nn.Parameter(torch.empty(4 * hidden_size))
+        self.weight_hh = empty_parameter(4 * hidden_size, hidden_size)
+        self.weight_ih = empty_parameter(4 * hidden_size, input_size)
+        self.bias_ih = empty_parameter(4 * hidden_size)
         self.add_flow(units)
         self.reset_parameters()
 
@@ -162,10 +161,7 @@ class ODELSTMCell(FlowCell):
         boxes = {"hidden": hidden, "cell": memory(hidden).cell}
         return StepBound(balls=tuple(ball_of(name, box) for name, box in boxes.items() if box.is_finite))
 
-    def drive(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
-
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         h, c = state
         recurrent, *flow_weights = weights
         h, c = update_memory(nn.functional.linear(h, recurrent) + drive, c)

@@ -13,8 +13,17 @@ from torch import Tensor, nn
 from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.lure import LureSystem, cholesky_factors, lure_bound, lure_gain
 from stablernn.bounds.step_bound import StepBound
-from stablernn.cells._base import StableCell, State, check_choice, check_positive, float64, uniform_
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import (
+    StableCell,
+    State,
+    Weights,
+    check_choice,
+    check_positive,
+    empty_parameter,
+    float64,
+    uniform_,
+)
+from stablernn.cells._catalog import practical, register_cell
 from stablernn.parametrizations import skew, skew_size
 
 Init = Literal["memory", "random"]
@@ -58,7 +67,6 @@ class RENMatrices(NamedTuple):
     paper="Revay, Wang, Manchester: Recurrent Equilibrium Networks (IEEE Transactions on Automatic Control 2023)",
     year=2023,
     guarantee="contracting by construction: two states under one input approach at contraction_rate in a known metric",
-    family="general",
     equation=(
         "w = tanh(C1 x + D11 w + D12 u + b_v), D11 strictly lower triangular; y = C2 x + D21 w + D22 u + b_y; "
         "x <- A x + B1 w + B2 u + b_x"
@@ -69,7 +77,7 @@ class RENMatrices(NamedTuple):
         "and the training settings are ours, and so is the start in the preset practical."
     ),
     training={
-        "practical": {"lr": 0.005, "schedule": "one-cycle", "epochs": 40, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.005, 40),
         "paper": {"lr": 0.001, "optimizer": "adam"},
     },
 )
@@ -158,11 +166,11 @@ class RENCell(StableCell):
         self.margin = margin
         self.init = init
         rows = num_neurons + 2 * hidden_size
-        self.weight_hh = nn.Parameter(torch.empty(rows, rows))
-        self.weight_skew = nn.Parameter(torch.empty(skew_size(hidden_size)))
-        self.weight_ih = nn.Parameter(torch.empty(rows, input_size))
-        self.weight_output = nn.Parameter(torch.empty(hidden_size, hidden_size + num_neurons))
-        self.bias_ih = nn.Parameter(torch.empty(rows))
+        self.weight_hh = empty_parameter(rows, rows)
+        self.weight_skew = empty_parameter(skew_size(hidden_size))
+        self.weight_ih = empty_parameter(rows, input_size)
+        self.weight_output = empty_parameter(hidden_size, hidden_size + num_neurons)
+        self.bias_ih = empty_parameter(rows)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -272,7 +280,7 @@ class RENCell(StableCell):
         # B2 contains E^-1, which only materialize solves for: the input matrices act in the step.
         return x
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         _, x = state
         from_state, from_input, from_neurons, within, bias = weights
         size = self.hidden_size

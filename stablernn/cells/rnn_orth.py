@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import check_choice
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import check_choice, empty_parameter
+from stablernn.cells._catalog import practical, register_cell
 from stablernn.cells._plain import PlainCell
 from stablernn.cells._step_form import Nonlinearity
 from stablernn.parametrizations import SKEW_INITS, SkewInit, exponential, initial_skew, skew
@@ -31,7 +31,7 @@ from stablernn.parametrizations import SKEW_INITS, SkewInit, exponential, initia
         "another start, random orthogonal (init 'haar'), as for the copy task; for text the table has init 'cayley'"
     ),
     training={
-        "practical": {"lr": 0.002, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.002, 80),
         "paper": {"lr": 5e-5, "optimizer": "rmsprop", "epochs": 100, "batch_size": 100},
     },
 )
@@ -84,7 +84,7 @@ class OrthogonalStartRNNCell(PlainCell):
         super().__init__(input_size, hidden_size, nonlinearity=nonlinearity)
         check_choice(self, "init", init, SKEW_INITS)
         self.init: SkewInit = init
-        self.weight_hh = nn.Parameter(torch.empty(hidden_size, hidden_size))
+        self.weight_hh = empty_parameter(hidden_size, hidden_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

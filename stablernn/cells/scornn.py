@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import check_choice
+from stablernn.cells._base import check_choice, empty_parameter
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._plain import PlainCell
 from stablernn.cells._step_form import Nonlinearity
@@ -98,7 +98,7 @@ class ScaledCayleyRNNCell(PlainCell):
         check_choice(self, "init", init, SKEW_INITS)
         self.negative_signs = hidden_size // 10 if negative_signs is None else negative_signs
         self.init: SkewInit = init
-        self.weight_hh = nn.Parameter(torch.empty(skew_size(hidden_size)))
+        self.weight_hh = empty_parameter(skew_size(hidden_size))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

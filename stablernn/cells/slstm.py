@@ -19,8 +19,8 @@ from stablernn.bounds.intervals import (
 )
 from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.step_bound import Ball, StepBound, ball_of
-from stablernn.cells._base import StableCell, State, check_choice, float64, uniform_
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import StableCell, State, Weights, check_choice, empty_parameter, float64, uniform_
+from stablernn.cells._catalog import practical, register_cell
 
 _LARGEST_NORMALIZER = 1e30
 """Bounds beyond this are not stated: float32 would overflow on the way there."""
@@ -38,7 +38,6 @@ class SLSTMWeights(NamedTuple):
     paper="Beck et al.: xLSTM: Extended Long Short-Term Memory (NeurIPS 2024)",
     year=2024,
     guarantee="the output stays within 1 by construction, a weighted mean of tanh; not contracting",
-    family="general",
     equation=(
         "i', f', z', o' = split(W x + R h + b); m' = max(i', m + log sigmoid(f')), at the start i'; i = exp(i' - m'), "
         "f = exp(m + log sigmoid(f') - m'); c <- f .* c + i .* tanh(z'); n <- f .* n + i; h <- sigmoid(o') .* c / n"
@@ -50,7 +49,7 @@ class SLSTMWeights(NamedTuple):
         "training settings are our choice."
     ),
     training={
-        "practical": {"lr": 0.01, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.01),
         "paper": {"lr": 0.001, "optimizer": "adamw"},
     },
 )
@@ -119,9 +118,9 @@ class SLSTMCell(StableCell):
         check_choice(self, "init", init, ("spread", "released"))
         self.num_heads = num_heads
         self.init = init
-        self.weight_hh = nn.Parameter(torch.empty(4 * hidden_size, hidden_size // num_heads))
-        self.weight_ih = nn.Parameter(torch.empty(4 * hidden_size, input_size))
-        self.bias_ih = nn.Parameter(torch.empty(4 * hidden_size))
+        self.weight_hh = empty_parameter(4 * hidden_size, hidden_size // num_heads)
+        self.weight_ih = empty_parameter(4 * hidden_size, input_size)
+        self.bias_ih = empty_parameter(4 * hidden_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -185,10 +184,7 @@ class SLSTMCell(StableCell):
         }
         return StepBound(balls=tuple(ball_of(name, box) for name, box in balls.items()))
 
-    def drive(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
-
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         h, c, n, m = state
         (recurrent,) = weights
         i, f, z, o = (nn.functional.linear(h, recurrent) + drive).chunk(4, dim=-1)

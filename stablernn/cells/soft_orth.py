@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stablernn.bounds.lure import LureSystem, lure_bound
 from stablernn.bounds.step_bound import Ball, StepBound
-from stablernn.cells._base import StableCell, State, check_choice, check_not_negative, float64
+from stablernn.cells._base import StableCell, State, Weights, check_choice, check_not_negative, empty_parameter, float64
 from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import exponential, initial_skew, skew, skew_size
 
@@ -40,7 +40,6 @@ class FactoredWeights(NamedTuple):
     ),
     year=2017,
     guarantee="penalty (default): none, encouraged only; factored: expands by at most 1 + margin, by construction",
-    family="general",
     equation=(
         "h <- tanh(W h + U x + b); penalty: penalty_weight ||W^T W - I||_F^2 is added to the loss; "
         "factored: W = P diag(s) Q^T, P and Q orthogonal, s = 1 + 2 margin (sigmoid(p) - 1/2), h_0 trained"
@@ -132,16 +131,16 @@ class SoftOrthogonalRNNCell(StableCell):
         self.margin = margin
         # The state dict has the parameters of the chosen form only.
         if form == "penalty":
-            self.weight_hh = nn.Parameter(torch.empty(hidden_size, hidden_size))
+            self.weight_hh = empty_parameter(hidden_size, hidden_size)
         else:
             self.state_names = ("hidden", "started")
             self.orthogonal = ("weight_left", "weight_right")
-            self.weight_left = nn.Parameter(torch.empty(skew_size(hidden_size)))
-            self.weight_right = nn.Parameter(torch.empty(skew_size(hidden_size)))
-            self.spectrum = nn.Parameter(torch.empty(hidden_size))
-            self.hidden_0 = nn.Parameter(torch.empty(hidden_size))
-        self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
-        self.bias_ih = nn.Parameter(torch.empty(hidden_size))
+            self.weight_left = empty_parameter(skew_size(hidden_size))
+            self.weight_right = empty_parameter(skew_size(hidden_size))
+            self.spectrum = empty_parameter(hidden_size)
+            self.hidden_0 = empty_parameter(hidden_size)
+        self.weight_ih = empty_parameter(hidden_size, input_size)
+        self.bias_ih = empty_parameter(hidden_size)
         self.reset_parameters()
 
     @property
@@ -191,10 +190,7 @@ class SoftOrthogonalRNNCell(StableCell):
         # The flag "started" is 0 or 1.
         return replace(bound, balls=(*bound.balls, Ball("started", "linf", 1.0)))
 
-    def drive(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
-
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         if self.form == "penalty":
             (w,), (h,) = weights, state
             return (torch.tanh(nn.functional.linear(h, w) + drive),)

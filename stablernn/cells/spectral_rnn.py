@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import check_not_negative
+from stablernn.cells._base import check_not_negative, empty_parameter
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._plain import PlainCell
 from stablernn.cells._step_form import Nonlinearity
@@ -111,9 +111,9 @@ class SpectralRNNCell(PlainCell):
         check_not_negative(self, margin=margin)
         self.num_reflections = count
         self.margin = margin
-        self.weight_left = nn.Parameter(torch.empty(count, hidden_size))
-        self.weight_right = nn.Parameter(torch.empty(count, hidden_size))
-        self.spectrum = nn.Parameter(torch.empty(hidden_size))
+        self.weight_left = empty_parameter(count, hidden_size)
+        self.weight_right = empty_parameter(count, hidden_size)
+        self.spectrum = empty_parameter(hidden_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

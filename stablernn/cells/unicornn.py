@@ -10,8 +10,17 @@ from torch import Tensor, nn
 
 from stablernn.bounds.linalg import Matrix, norm_upper_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound
-from stablernn.cells._base import StableCell, State, check_not_negative, check_positive, float64, step_length
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import (
+    StableCell,
+    State,
+    Weights,
+    check_not_negative,
+    check_positive,
+    empty_parameter,
+    float64,
+    step_length,
+)
+from stablernn.cells._catalog import practical, register_cell
 
 
 class UnICORNNWeights(NamedTuple):
@@ -27,7 +36,6 @@ class UnICORNNWeights(NamedTuple):
     paper="Rusch, Mishra: UnICORNN: A recurrent model for learning very long time dependencies (ICML 2021)",
     year=2021,
     guarantee="by construction each step keeps volume and can be undone; nothing is forgotten, the state can grow",
-    family="general",
     equation=(
         "z <- z - step_size sigmoid(c) .* (tanh(w .* y + V x + b) + stiffness y); "
         "y <- y + step_size sigmoid(c) .* z (the new z)"
@@ -38,7 +46,7 @@ class UnICORNNWeights(NamedTuple):
         "training are our choice (2,600 epochs there, with one drop of the rate)."
     ),
     training={
-        "practical": {"lr": 0.03, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.03),
         "paper": {"lr": 0.00251, "optimizer": "adam", "batch_size": 32},
     },
 )
@@ -108,10 +116,10 @@ class UnICORNNCell(StableCell):
         self.step_size = step_size
         self.stiffness = stiffness
         self.speed_range = speed_range
-        self.weight_hh = nn.Parameter(torch.empty(hidden_size))
-        self.speed = nn.Parameter(torch.empty(hidden_size))
-        self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
-        self.bias_ih = nn.Parameter(torch.empty(hidden_size))
+        self.weight_hh = empty_parameter(hidden_size)
+        self.speed = empty_parameter(hidden_size)
+        self.weight_ih = empty_parameter(hidden_size, input_size)
+        self.bias_ih = empty_parameter(hidden_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -153,10 +161,7 @@ class UnICORNNCell(StableCell):
             ),
         )
 
-    def drive(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
-
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         y, z = state
         recurrent, speed = weights
         length = step_length(self.step_size, dt) * speed
@@ -164,7 +169,7 @@ class UnICORNNCell(StableCell):
         z = z - length * (torch.tanh(recurrent * y + drive) + self.stiffness * y)
         return y + length * z, z
 
-    def inverse_step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+    def inverse_step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         """Return the state before the :meth:`step` that led to ``state`` under the same weights, drive and length."""
         y, z = state
         recurrent, speed = weights

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._catalog import register_cell
+from stablernn.cells._base import empty_parameter
+from stablernn.cells._catalog import practical, register_cell
 from stablernn.cells._complex import ComplexNonlinearity, StartedComplexCell
 from stablernn.cells._structured_products import FourierProduct, StructuredProduct
 from stablernn.parametrizations import phase, reflect
@@ -30,7 +31,7 @@ from stablernn.parametrizations import phase, reflect
         ".9 there and .99, torch's default, here"
     ),
     training={
-        "practical": {"lr": 0.005, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
+        "practical": practical(0.005, 80),
         "paper": {"lr": 0.0001, "orthogonal_lr": 0.0001, "optimizer": "rmsprop", "batch_size": 50},
     },
 )
@@ -79,8 +80,8 @@ class UnitaryEvolutionRNNCell(StartedComplexCell):
 
     def __init__(self, input_size: int, hidden_size: int, *, nonlinearity: ComplexNonlinearity = "softshrink") -> None:
         super().__init__(input_size, hidden_size, nonlinearity=nonlinearity)
-        self.phases = nn.Parameter(torch.empty(3, hidden_size))
-        self.reflections = nn.Parameter(torch.empty(2, 2 * hidden_size))
+        self.phases = empty_parameter(3, hidden_size)
+        self.reflections = empty_parameter(2, 2 * hidden_size)
         # Drawn once and not trained: a buffer, so that it is stored with the weights.
         self.permutation: Tensor
         self.register_buffer("permutation", torch.empty(hidden_size, dtype=torch.long))

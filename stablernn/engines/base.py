@@ -11,10 +11,12 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from stablernn.cells import StableCell, State
+from stablernn.cells import StableCell, State, Weights
 from stablernn.errors import ConfigError, unknown
 
 Inputs = Sequence[Tensor | None]
+Result = tuple[Tensor | None, State]
+"""The outputs of all steps, None if they are not needed, and the state after the last one."""
 GROUP = "stablernn.training_engines"
 """Entry points of other distributions: callables without arguments that return an :class:`Engine` of their name."""
 
@@ -47,7 +49,7 @@ class Engine(Protocol):
     def run(
         self,
         cell: StableCell,
-        weights: tuple[Tensor, ...],
+        weights: Weights,
         drive: Tensor,
         state: State,
         valid: Tensor | None,
@@ -55,7 +57,7 @@ class Engine(Protocol):
         substeps: int = 1,
         *,
         every_output: bool = True,
-    ) -> tuple[Tensor | None, State]:
+    ) -> Result:
         """Run every step, and return all outputs and the last state.
 
         Args:
@@ -89,13 +91,13 @@ class InputEngine(Engine, Protocol):
     def run_inputs(
         self,
         cell: StableCell,
-        weights: tuple[Tensor, ...],
+        weights: Weights,
         x: Tensor,
         state: State,
         valid: Tensor | None,
         *,
         every_output: bool = True,
-    ) -> tuple[Tensor | None, State]:
+    ) -> Result:
         """Return what :meth:`run` returns for regular steps.
 
         Args:
@@ -116,7 +118,7 @@ class EnsembleEngine(Engine, Protocol):
     def run_ensemble(
         self,
         cells: list[StableCell],
-        weights: list[tuple[Tensor, ...]],
+        weights: list[Weights],
         drives: list[Tensor],
         states: list[State],
         valid: Tensor | None,
@@ -124,7 +126,7 @@ class EnsembleEngine(Engine, Protocol):
         substeps: int = 1,
         *,
         every_output: bool = True,
-    ) -> list[tuple[Tensor | None, State]]:
+    ) -> list[Result]:
         """Return what :meth:`run` returns for each member.
 
         Args:
@@ -151,7 +153,7 @@ class LoopEngine:
     def run(
         self,
         cell: StableCell,
-        weights: tuple[Tensor, ...],
+        weights: Weights,
         drive: Tensor,
         state: State,
         valid: Tensor | None,
@@ -159,7 +161,7 @@ class LoopEngine:
         substeps: int = 1,
         *,
         every_output: bool = True,
-    ) -> tuple[Tensor | None, State]:
+    ) -> Result:
         # Before the shortest length every step is valid, and no state is held.
         shortest = 0 if valid is None else int(valid.sum(dim=1).min())
         return run_steps(cell, weights, drive, state, valid, dt, substeps, every_output=every_output, shortest=shortest)
@@ -167,7 +169,7 @@ class LoopEngine:
 
 def run_steps(
     cell: StableCell,
-    weights: tuple[Tensor, ...],
+    weights: Weights,
     drive: Tensor,
     state: State,
     valid: Tensor | None,
@@ -176,7 +178,7 @@ def run_steps(
     *,
     every_output: bool = True,
     shortest: int = 0,
-) -> tuple[Tensor | None, State]:
+) -> Result:
     """Run every step without a look at the values; arguments and results are those of :meth:`Engine.run`.
 
     Args:

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stablernn.cells import StableCell, State
-from stablernn.engines.base import LoopEngine, differentiate_again, register_engine, run_steps
+from stablernn.cells import StableCell, State, Weights
+from stablernn.engines.base import LoopEngine, Result, differentiate_again, register_engine, run_steps
 from stablernn.transforms import is_transformed
 
 _WARM_UPS = 3
@@ -260,7 +260,7 @@ class CUDAGraphEngine:
     def run(
         self,
         cell: StableCell,
-        weights: tuple[Tensor, ...],
+        weights: Weights,
         drive: Tensor,
         state: State,
         valid: Tensor | None,
@@ -268,7 +268,7 @@ class CUDAGraphEngine:
         substeps: int = 1,
         *,
         every_output: bool = True,
-    ) -> tuple[Tensor | None, State]:
+    ) -> Result:
         steps = _Steps(cell, len(state), len(weights), valid is not None, dt is not None, substeps, every_output)
         tensors = [drive, *state, *weights, *(tensor for tensor in (valid, dt) if tensor is not None)]
         recording = self._recording(steps, tensors)

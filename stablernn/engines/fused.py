@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from stablernn.buffers import BufferPool, pool_of
-from stablernn.cells import StableCell, State
+from stablernn.cells import StableCell, State, Weights
 from stablernn.cells._step_form import Family, StepForm
-from stablernn.engines.base import LoopEngine, differentiate_again, register_engine
+from stablernn.engines.base import LoopEngine, Result, differentiate_again, register_engine
 from stablernn.engines.fused_families import FAMILIES, FusedSteps
 from stablernn.transforms import is_transformed
 
@@ -329,7 +329,7 @@ class StepFormEngine:
     def run(
         self,
         cell: StableCell,
-        weights: tuple[Tensor, ...],
+        weights: Weights,
         drive: Tensor,
         state: State,
         valid: Tensor | None,
@@ -337,7 +337,7 @@ class StepFormEngine:
         substeps: int = 1,
         *,
         every_output: bool = True,
-    ) -> tuple[Tensor | None, State]:
+    ) -> Result:
         if not len(drive) or (dt is not None and dt.requires_grad):
             return LoopEngine().run(cell, weights, drive, state, valid, dt, substeps, every_output=every_output)
         form = cell.step_form(weights)
@@ -350,7 +350,7 @@ class StepFormEngine:
     def run_ensemble(
         self,
         cells: list[StableCell],
-        weights: list[tuple[Tensor, ...]],
+        weights: list[Weights],
         drives: list[Tensor],
         states: list[State],
         valid: Tensor | None,
@@ -358,7 +358,7 @@ class StepFormEngine:
         substeps: int = 1,
         *,
         every_output: bool = True,
-    ) -> list[tuple[Tensor | None, State]]:
+    ) -> list[Result]:
         batch, time, _ = drives[0].shape
         is_stacked = batch > 0 and self.stacks(batch, time, states[0][0].shape[1])
         if not is_stacked or (dt is not None and dt.requires_grad):

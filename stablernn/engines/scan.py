@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.buffers import BufferPool, pool_of
-from stablernn.cells import StableCell, State
+from stablernn.cells import StableCell, State, Weights
 from stablernn.cells._diagonal_recurrence import DiagonalCell
 from stablernn.cells.mingru import MinGRUCell, MinLSTMCell
-from stablernn.engines.base import differentiate_again, register_engine
+from stablernn.engines.base import Result, differentiate_again, register_engine
 from stablernn.engines.triton.plan import runs_on
 from stablernn.transforms import is_transformed
 
@@ -76,13 +76,13 @@ class ScanEngine:
     def run_inputs(
         self,
         cell: StableCell,
-        weights: tuple[Tensor, ...],
+        weights: Weights,
         x: Tensor,
         state: State,
         valid: Tensor | None,
         *,
         every_output: bool = True,
-    ) -> tuple[Tensor | None, State]:
+    ) -> Result:
         gates = _GATES.get(type(cell))
         # A mode such as FakeTensorMode replaces torch's functions, and its tensors may have no memory.
         has_mode = torch._C._len_torch_dispatch_stack() > 0
@@ -101,7 +101,7 @@ class ScanEngine:
     def run(
         self,
         cell: StableCell,
-        weights: tuple[Tensor, ...],
+        weights: Weights,
         drive: Tensor,
         state: State,
         valid: Tensor | None,
@@ -109,14 +109,14 @@ class ScanEngine:
         substeps: int = 1,
         *,
         every_output: bool = True,
-    ) -> tuple[Tensor | None, State]:
+    ) -> Result:
         (result,) = self.run_ensemble([cell], [weights], [drive], [state], valid, every_output=every_output)
         return result
 
     def run_ensemble(
         self,
         cells: list[StableCell],
-        weights: list[tuple[Tensor, ...]],
+        weights: list[Weights],
         drives: list[Tensor],
         states: list[State],
         valid: Tensor | None,
@@ -124,7 +124,7 @@ class ScanEngine:
         substeps: int = 1,
         *,
         every_output: bool = True,
-    ) -> list[tuple[Tensor | None, State]]:
+    ) -> list[Result]:
         # (time, batch, d): each step reads one block of memory.
         steps = [drive.transpose(0, 1) for drive in drives]
         members = [cell for cell in cells if isinstance(cell, DiagonalCell)]
@@ -161,14 +161,14 @@ def _join(tensors: Sequence[Tensor]) -> Tensor:
 
 def _result(
     cell: DiagonalCell,
-    weights: tuple[Tensor, ...],
+    weights: Weights,
     h: Tensor,
     skip: Tensor | None,
     state: State,
     valid: Tensor | None,
     *,
     every_output: bool,
-) -> tuple[Tensor | None, State]:
+) -> Result:
     """Return outputs and last state of a cell from its recurrent state after every step.
 
     Args:

@@ -23,8 +23,16 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from stablernn.cells import StableCell, State
-from stablernn.engines.base import Engine, InputEngine, LoopEngine, register_engine, register_missing, select_engine
+from stablernn.cells import StableCell, State, Weights
+from stablernn.engines.base import (
+    Engine,
+    InputEngine,
+    LoopEngine,
+    Result,
+    register_engine,
+    register_missing,
+    select_engine,
+)
 from stablernn.errors import ConfigError
 from stablernn.transforms import is_transformed
 
@@ -84,7 +92,7 @@ class ShootingEngine:
     def run(
         self,
         cell: StableCell,
-        weights: tuple[Tensor, ...],
+        weights: Weights,
         drive: Tensor,
         state: State,
         valid: Tensor | None,
@@ -92,7 +100,7 @@ class ShootingEngine:
         substeps: int = 1,
         *,
         every_output: bool = True,
-    ) -> tuple[Tensor | None, State]:
+    ) -> Result:
         engine, time = _engine_of_chunks(cell, drive), drive.shape[1]
         length = max(LEAST_CHUNK, time // MOST_CHUNKS)
         chunks, convergence, starts = None, None, state
@@ -183,9 +191,7 @@ class _Chunks:
         """Return ``(batch, count * length, d)`` of ``(count * batch, length, d)``."""
         return torch.unflatten(rows, 0, (self.count, -1)).transpose(0, 1).flatten(1, 2)
 
-    def run(
-        self, weights: tuple[Tensor, ...], drives: Tensor, starts: State, *, every_output: bool
-    ) -> tuple[Tensor | None, State]:
+    def run(self, weights: Weights, drives: Tensor, starts: State, *, every_output: bool) -> Result:
         """Run all chunks from their starts; ends and starts are ``(count, batch, size)``."""
         state = tuple(tensor.flatten(0, 1) for tensor in starts)
         outputs, ends = self.engine.run(self.cell, weights, drives, state, self.valid, every_output=every_output)
@@ -204,7 +210,7 @@ class _Chunks:
             return torch.ones_like(like[:-1, :, :1], dtype=torch.bool)
         return (torch.arange(self.count - 1, device=like.device)[:, None] < self.last_chunk)[..., None]
 
-    def find_starts(self, weights: tuple[Tensor, ...], drive: Tensor, state: State) -> tuple[State, Convergence]:
+    def find_starts(self, weights: Weights, drive: Tensor, state: State) -> tuple[State, Convergence]:
         """Return the first state of every chunk, ``(count, batch, size)``, and how the sweeps converged."""
         drives = self.rows(drive)
         starts = tuple(torch.cat([tensor[None], tensor.new_zeros(self.count - 1, *tensor.shape)]) for tensor in state)

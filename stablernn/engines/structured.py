@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from stablernn.buffers import BufferPool, pool_of
-from stablernn.cells import StableCell, State
+from stablernn.cells import StableCell, State, Weights
 from stablernn.cells._complex import FLOOR, ComplexCell, StructuredStep
-from stablernn.engines.base import differentiate_again, register_engine
+from stablernn.engines.base import Result, differentiate_again, register_engine
 from stablernn.parametrizations import complex_modrelu
 from stablernn.transforms import is_transformed
 
@@ -40,7 +40,7 @@ class StructuredEngine:
     def run(
         self,
         cell: StableCell,
-        weights: tuple[Tensor, ...],
+        weights: Weights,
         drive: Tensor,
         state: State,
         valid: Tensor | None,
@@ -48,7 +48,7 @@ class StructuredEngine:
         substeps: int = 1,
         *,
         every_output: bool = True,
-    ) -> tuple[Tensor | None, State]:
+    ) -> Result:
         assert isinstance(cell, ComplexCell)
         step = cell.structured_step(weights)
         assert step is not None

@@ -13,11 +13,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from stablernn.cells import StableCell, State
+from stablernn.cells import StableCell, State, Weights
 from stablernn.cells.elman import ElmanRNNCell
 from stablernn.cells.gru import GRUCell
 from stablernn.cells.lstm import LSTMCell
-from stablernn.engines.base import LoopEngine, differentiate_again, register_engine
+from stablernn.engines.base import LoopEngine, Result, differentiate_again, register_engine
 from stablernn.engines.cuda_graph import GRAPHS
 from stablernn.transforms import is_transformed
 
@@ -60,7 +60,7 @@ class TorchRNNEngine:
     def run(
         self,
         cell: StableCell,
-        weights: tuple[Tensor, ...],
+        weights: Weights,
         drive: Tensor,
         state: State,
         valid: Tensor | None,
@@ -68,19 +68,19 @@ class TorchRNNEngine:
         substeps: int = 1,
         *,
         every_output: bool = True,
-    ) -> tuple[Tensor | None, State]:
+    ) -> Result:
         raise NotImplementedError("The engine 'torch-rnn' takes the inputs of a layer: call run_inputs.")
 
     def run_inputs(
         self,
         cell: StableCell,
-        weights: tuple[Tensor, ...],
+        weights: Weights,
         x: Tensor,
         state: State,
         valid: Tensor | None,
         *,
         every_output: bool = True,
-    ) -> tuple[Tensor | None, State]:
+    ) -> Result:
         if valid is not None or x.numel() == 0:
             drive = cell.drive(x)
             engine = GRAPHS if GRAPHS.supports(cell, drive) else LoopEngine()
@@ -114,7 +114,7 @@ class _TorchSequence(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, cell: StableCell, weights: tuple[Tensor, ...], *inputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, cell: StableCell, weights: Weights, *inputs: Tensor) -> tuple[Tensor, ...]:
         is_training = any(ctx.needs_input_grad)
         leaves = [
             tensor.detach().requires_grad_(needed)
@@ -164,7 +164,7 @@ def _call(kernel: Callable[..., tuple[Tensor, ...]], inputs: list[Tensor], is_tr
 def _plain_steps(cell: StableCell, inputs: list[Tensor | None]) -> list[Tensor]:
     """Return what :func:`_call` returns, by the steps of the cell as functions of the same tensors."""
     x, weight_ih, recurrent, bias, second, *state = cast("list[Tensor]", inputs)
-    weights: tuple[Tensor, ...] = (recurrent,)
+    weights: Weights = (recurrent,)
     if isinstance(cell, GRUCell):
         # The second bias of r and z is zero, that of n a weight of the step.
         weights = (recurrent, second.chunk(3)[2])

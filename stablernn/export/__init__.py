@@ -20,13 +20,7 @@ from stablernn.certificates.stored_certificate import certificate_document
 from stablernn.errors import ConfigError, did_you_mean
 from stablernn.export import torchscript
 from stablernn.export.family_description import add_description
-from stablernn.export.parity import (
-    DEFAULT_LENGTHS,
-    check_bounds,
-    has_equal_bits,
-    measure_parity,
-    measure_resampled_parity,
-)
+from stablernn.export.parity import DEFAULT_LENGTHS, check_bounds, has_equal_bits, measure_parity
 from stablernn.export.scan import resampled_sequence_graph, sequence_graph, step_graph
 from stablernn.export.step import ModelParts, export_parts, frozen_copy, serialize_weights, state_names
 from stablernn.nn.models import SequenceModel, warn_of_missing_calls
@@ -168,10 +162,7 @@ def _build_graphs(
         else:
             sequence = resampled_sequence_graph(model, parts, is_reduced=is_reduced).SerializeToString()
         _PROGRESS.info("Comparing the graphs with torch, over up to %s steps ...", format(max(lengths), ","))
-        if step is None:
-            report = measure_resampled_parity(model, sequence, lengths=lengths)
-        else:
-            report = measure_parity(model, step, sequence, scripted, lengths=lengths)
+        report = measure_parity(model, step, sequence, scripted, lengths=lengths)
         report["reduced_scan"] = is_reduced
         if has_equal_bits(report):
             break

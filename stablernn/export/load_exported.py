@@ -13,7 +13,7 @@ from stablernn.certificates.input_range import InputRange
 from stablernn.certificates.stored_certificate import certificate_document, series_facts
 from stablernn.errors import CheckpointError
 from stablernn.export import parity_lengths
-from stablernn.export.parity import check_parity, check_resampled_parity
+from stablernn.export.parity import check_parity
 from stablernn.nn.models import SequenceModel, build_model
 
 
@@ -55,11 +55,8 @@ def recompute(files: Mapping[str, bytes], longest: int = 1) -> tuple[dict[str, A
         ParityError: If the outputs of the graphs differ from those of the model.
     """
     model = reload(files["config.json"], files["weights.safetensors"])
-    lengths = parity_lengths(longest)
-    if model.resampling is None:
-        parity = check_parity(model, files["step.onnx"], files["sequence.onnx"], lengths=lengths)
-    else:
-        parity = check_resampled_parity(model, files["sequence.onnx"], lengths=lengths)
+    step = files["step.onnx"] if model.resampling is None else None
+    parity = check_parity(model, step, files["sequence.onnx"], lengths=parity_lengths(longest))
     return _recomputed(model, files), parity
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import copy
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -41,6 +41,15 @@ SEQUENCE_CAP = 1e-3
 """Largest allowed error of a sequence, and of a step."""
 BATCHES = (1, 5)
 DEFAULT_LENGTHS = (1, 7, 40)
+_COMBINED: dict[str, Callable[[Iterable[Any]], Any]] = {
+    "max_abs_error": max,
+    "max_rel_error": max,
+    "step_rel_error": max,
+    "torchscript_rel_error": max,
+    "stream_equals_sequence": all,
+    "batch_equals_single": all,
+}
+"""How a report sums up its comparisons."""
 
 
 def run_torch(model: SequenceModel, inputs: Arrays, lengths: np.ndarray, known_inputs: Arrays) -> Arrays:
@@ -162,7 +171,7 @@ def open_session(graph: bytes) -> ort.InferenceSession:
 
 def check_parity(
     model: SequenceModel,
-    step: bytes,
+    step: bytes | None,
     sequence: bytes,
     scripted: Any | None = None,
     *,
@@ -173,10 +182,10 @@ def check_parity(
 
     Args:
         model: The model in evaluation mode, float32, on the CPU.
-        step: Serialized ``step.onnx``.
+        step: Serialized ``step.onnx``; None for a model with a resampling, which has no steps and no streams.
         sequence: Serialized ``sequence.onnx``.
         scripted: The TorchScript module; None if there is none.
-        lengths: Three or more sequence lengths.
+        lengths: Three or more sequence lengths, in raw samples.
         seed: Seed of the random inputs.
 
     Returns:
@@ -193,7 +202,7 @@ def check_parity(
 
 def measure_parity(
     model: SequenceModel,
-    step: bytes,
+    step: bytes | None,
     sequence: bytes,
     scripted: Any | None = None,
     *,
@@ -202,7 +211,7 @@ def measure_parity(
 ) -> dict[str, Any]:
     """Return the report of :func:`check_parity`, whatever it says."""
     generator = np.random.default_rng(seed)
-    graphs = _Graphs(model, open_session(step), open_session(sequence), scripted)
+    graphs = _Graphs(model, None if step is None else open_session(step), open_session(sequence), scripted)
     rows = []
     amplification = 1.0
     for length in lengths:
@@ -219,20 +228,13 @@ def measure_parity(
             has_long_batches = is_last and MAX_ROWS_NAME.encode() in sequence
             row = graphs.compare(batch, batch_amplification, has_long_batches=has_long_batches)
             rows.append({"time": length, "batch": size, **row})
-    report = {
-        "max_abs_error": max(row["max_abs_error"] for row in rows),
-        "max_rel_error": max(row["max_rel_error"] for row in rows),
-        "step_rel_error": max(row["step_rel_error"] for row in rows),
+    return {
+        **{name: combine(row[name] for row in rows) for name, combine in _COMBINED.items() if name in rows[0]},
         "amplification": amplification,
-        "stream_equals_sequence": all(row["stream_equals_sequence"] for row in rows),
-        "batch_equals_single": all(row["batch_equals_single"] for row in rows),
         "longest": max(lengths),
         "compared": rows,
         "conditions": conditions(),
     }
-    if scripted is not None:
-        report["torchscript_rel_error"] = max(row["torchscript_rel_error"] for row in rows)
-    return report
 
 
 class _Batch(NamedTuple):
@@ -270,24 +272,27 @@ class _Graphs:
 
     Attributes:
         model: The model.
-        step: Session of the step graph.
+        step: Session of the step graph; None if there is none, and no states.
         sequence: Session of the sequence graph.
         scripted: The TorchScript module; None if there is none.
     """
 
     model: SequenceModel
-    step: ort.InferenceSession
+    step: ort.InferenceSession | None
     sequence: ort.InferenceSession
     scripted: Any | None
 
     def run(self, batch: _Batch, states: Arrays | None = None) -> Arrays:
         """Return the outputs of the sequence graph, from a zero state by default."""
+        if self.step is None:
+            return run_session(self.sequence, {**batch.inputs, "lengths": batch.lengths})
         states = states or _zero_states(self.model, len(batch.lengths))
         return run_session(self.sequence, {**batch.inputs, "lengths": batch.lengths, **states, **batch.known_inputs})
 
     def stream(self, batch: _Batch, states: Arrays | None = None) -> Arrays:
         """Run the step graph over all steps; outputs have a time axis if the model has outputs at every step."""
         model = self.model
+        assert self.step is not None
         states = states or _zero_states(model, len(batch.lengths))
         outputs: Arrays = {}
         step_outputs: dict[str, list[np.ndarray]] = {name: [] for name in model.output_names}
@@ -308,18 +313,19 @@ class _Graphs:
             amplification: Amplification of a rounding error by the model on this batch.
             has_long_batches: Whether to also compare a batch that is computed without products in front of the Scan.
         """
-        expected, outputs = run_torch(self.model, *batch), self.run(batch)
-        singles = batch.split()
+        outputs, singles = self.run(batch), batch.split()
+        expected = {name: value for name, value in run_torch(self.model, *batch).items() if name in outputs}
         single_outputs = [self.run(single) for single in singles]
         row: dict[str, Any] = {
             **self._sequence_errors(batch, expected, outputs, amplification),
-            **self._step_errors(batch, self._final_states(outputs)),
-            "stream_equals_sequence": self._stream_equals_sequence(singles, single_outputs),
             "batch_equals_single": all(
                 are_equal(_select_sequence(self.model, outputs, number, int(length)), single_outputs[number])
                 for number, length in enumerate(batch.lengths)
             ),
         }
+        if self.step is not None:
+            row |= self._step_errors(batch, self._final_states(outputs))
+            row["stream_equals_sequence"] = self._stream_equals_sequence(singles, single_outputs)
         if has_long_batches:
             row["batch_equals_single"] &= self._long_batch_equals_single(singles[0], single_outputs[0])
         if self.scripted is not None:
@@ -339,6 +345,7 @@ class _Graphs:
         """Return the relative difference of torch and the step graph after one step from some states."""
         sample, known_inputs = _split_steps(self.model, batch.inputs)[0], batch.known_inputs
         expected = torch_step(self.model, sample, states, known_inputs)
+        assert self.step is not None
         outputs = run_session(self.step, sample | states | known_inputs)
         errors = {"step_rel_error": max_errors(expected, outputs)[1]}
         if not errors["step_rel_error"] <= STEP_TOLERANCE:
@@ -360,8 +367,9 @@ class _Graphs:
 
     def _long_batch_equals_single(self, single: _Batch, outputs: Arrays) -> bool:
         """Return whether a sequence has the same outputs in a batch too long for products in front of the Scan."""
-        rows = MAX_ELEMENTS // self.model.rnn.first.hidden_size + 1
-        count = rows // -(-int(single.lengths[0]) // self.model.patches.stride) + 1
+        rows, resampling = MAX_ELEMENTS // self.model.rnn.first.hidden_size + 1, self.model.resampling
+        samples = int(single.lengths[0]) if resampling is None else resampling.steps
+        count = rows // -(-samples // self.model.patches.stride) + 1
         return are_equal(_repeat(outputs, count), self.run(single.repeat(count)))
 
     def _final_states(self, outputs: Arrays) -> Arrays:
@@ -512,75 +520,3 @@ def allow_rounding(tolerance: float, rounding: float) -> float:
 def are_equal(first: Arrays, second: Arrays) -> bool:
     """Return whether the arrays in ``first`` have the same bits in ``second``."""
     return all(np.array_equal(value, second[name]) for name, value in first.items())
-
-
-def measure_resampled_parity(
-    model: SequenceModel, sequence: bytes, *, lengths: Sequence[int] = DEFAULT_LENGTHS, seed: int = 0
-) -> dict[str, Any]:
-    """Return the report of :func:`measure_parity` without steps and streams.
-
-    Args:
-        model: The model in evaluation mode, float32, on the CPU.
-        sequence: Serialized ``sequence.onnx``.
-        lengths: Sequence lengths, in raw samples.
-        seed: Seed of the random inputs.
-    """
-    generator, session = np.random.default_rng(seed), open_session(sequence)
-    rows, amplification = [], 1.0
-    for length in lengths:
-        for batch in BATCHES:
-            inputs = draw_inputs(model, generator, batch, length)
-            lengths_of_batch = draw_lengths(generator, batch, length)
-            # The graph gives no states.
-            expected = run_torch(model, inputs, lengths_of_batch, {})
-            expected = {name: expected[name] for name in model.output_names}
-            actual = run_session(session, {**inputs, "lengths": lengths_of_batch})
-            batch_amplification = measure_amplification(model, inputs, lengths_of_batch, {}, generator)
-            amplification = max(amplification, batch_amplification)
-            max_error = min(STEP_TOLERANCE * batch_amplification, SEQUENCE_CAP)
-            row: dict[str, Any] = {"time": length, "batch": batch, "allowed_rel_error": max_error}
-            row["max_abs_error"], row["max_rel_error"] = max_errors(expected, actual)
-            if not row["max_rel_error"] <= max_error:
-                rounding = measure_rounding(model, inputs, lengths_of_batch, {}, expected)
-                row["allowed_rel_error"] = allow_rounding(max_error, rounding)
-            singles = [inputs["x"][b : b + 1, : lengths_of_batch[b]] for b in range(batch)]
-            outputs = [
-                run_session(session, {"x": single, "lengths": lengths_of_batch[b : b + 1]})
-                for b, single in enumerate(singles)
-            ]
-            row["batch_equals_single"] = all(
-                are_equal({name: value[b : b + 1] for name, value in actual.items()}, outputs[b]) for b in range(batch)
-            )
-            if (length, batch) == (lengths[-1], BATCHES[-1]) and MAX_ROWS_NAME.encode() in sequence:
-                row["batch_equals_single"] &= _long_batch_equals_single(model, session, singles[0], outputs[0])
-            rows.append(row)
-    return {
-        "max_abs_error": max(row["max_abs_error"] for row in rows),
-        "max_rel_error": max(row["max_rel_error"] for row in rows),
-        "amplification": amplification,
-        "batch_equals_single": all(row["batch_equals_single"] for row in rows),
-        "longest": max(lengths),
-        "compared": rows,
-        "conditions": conditions(),
-    }
-
-
-def check_resampled_parity(model: SequenceModel, sequence: bytes, *, lengths: Sequence[int]) -> dict[str, Any]:
-    """Return the report, checked.
-
-    Raises:
-        ParityError: If any difference exceeds its bound.
-    """
-    report = measure_resampled_parity(model, sequence, lengths=lengths)
-    check_bounds(report)
-    return report
-
-
-def _long_batch_equals_single(model: SequenceModel, session: Any, x: np.ndarray, outputs: Arrays) -> bool:
-    """Return whether a sequence has the same outputs in a batch too long for products in front of the Scan."""
-    assert model.resampling is not None
-    steps = -(-model.resampling.steps // model.patches.stride)
-    batch = (MAX_ELEMENTS // model.rnn.first.hidden_size + 1) // steps + 1
-    feeds = {"x": np.repeat(x, batch, axis=0), "lengths": np.full(batch, x.shape[1], np.int64)}
-    repeated = {name: np.repeat(value, batch, axis=0) for name, value in outputs.items()}
-    return are_equal(repeated, run_session(session, feeds))

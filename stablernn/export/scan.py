@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 import torch
-from onnx import TensorProto, compose, helper, numpy_helper
+from onnx import TensorProto, compose, helper, numpy_helper, parser
 
 from stablernn.export.input_stage import GraphFragment
 from stablernn.export.residual_steps import drop_unused_constants, is_plain_product, scale_states
@@ -309,8 +309,7 @@ def _unpadded_branch(
             "If", ["unpadded.is_short"], [output.name for output in outputs], then_branch=short, else_branch=whole
         ),
     ]
-    max_rows = helper.make_tensor(MAX_ROWS_NAME, TensorProto.INT64, [], [products.max_rows])
-    return helper.make_graph(nodes, "unpadded", [], outputs, [max_rows])
+    return helper.make_graph(nodes, "unpadded", [], outputs, [_int64(MAX_ROWS_NAME, products.max_rows)])
 
 
 def _branch_outputs(parts: ModelParts, scan: onnx.NodeProto) -> list[onnx.ValueInfoProto]:
@@ -341,56 +340,66 @@ def _sample_prologue(parts: ModelParts) -> Prologue:
     return [*nodes, *stage.nodes], [*constants, *stage.constants], [stage.features, *names[1:]]
 
 
+def _parse(text: str) -> list[onnx.NodeProto]:
+    """Return the nodes of lines in the text format of ONNX, attributes in the order of their names."""
+    nodes = [parser.parse_node(line) for line in text.strip().splitlines()]
+    for node in nodes:
+        # The default domain, which the parser sets.
+        node.ClearField("domain")
+    return nodes
+
+
+def _int64(name: str, value: int | list[int]) -> onnx.TensorProto:
+    """Return an initializer: a scalar, or a vector."""
+    dims, values = ([], [value]) if isinstance(value, int) else ([len(value)], value)
+    return helper.make_tensor(name, TensorProto.INT64, dims, values)
+
+
 def _valid_mask(sequence: str, lengths: str) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
     """Build the nodes for ``time_scalar`` and ``valid_steps``, and their constants."""
-    nodes = [
-        # valid[b, t] = t < lengths[b], with a trailing axis so that a step reads (batch, 1).
-        helper.make_node("Shape", [sequence], ["time"], start=1, end=2),
-        helper.make_node("Squeeze", ["time"], ["time_scalar"]),
-        helper.make_node("Range", ["zero", "time_scalar", "one"], ["times"]),
-        helper.make_node("Unsqueeze", [lengths, "axis_one"], ["lengths_column"]),
-        helper.make_node("Less", ["times", "lengths_column"], ["valid"]),
-        helper.make_node("Unsqueeze", ["valid", "axis_two"], ["valid_steps"]),
-    ]
-    constants = [
-        helper.make_tensor("zero", TensorProto.INT64, [], [0]),
-        helper.make_tensor("one", TensorProto.INT64, [], [1]),
-        helper.make_tensor("axis_one", TensorProto.INT64, [1], [1]),
-        helper.make_tensor("axis_two", TensorProto.INT64, [1], [2]),
-    ]
-    return nodes, constants
+    # valid[b, t] = t < lengths[b], with a trailing axis so that a step reads (batch, 1).
+    nodes = _parse(f"""
+        time = Shape <end = 2, start = 1> ({sequence})
+        time_scalar = Squeeze (time)
+        times = Range (zero, time_scalar, one)
+        lengths_column = Unsqueeze ({lengths}, axis_one)
+        valid = Less (times, lengths_column)
+        valid_steps = Unsqueeze (valid, axis_two)
+    """)
+    return nodes, [_int64("zero", 0), _int64("one", 1), _int64("axis_one", [1]), _int64("axis_two", [2])]
 
 
 def _patch_prologue(parts: ModelParts, stride: int) -> Prologue:
     """Build the nodes in front of the Scan for steps that take a patch; ``groups`` is the patches of each sequence."""
     step_inputs, end_aligned = parts.step_inputs, parts.end_aligned
-    nodes = [
-        helper.make_node("Shape", ["x"], ["samples"], start=1, end=2),
-        helper.make_node("Squeeze", ["samples"], ["samples_scalar"]),
-        helper.make_node("Range", ["zero", "samples_scalar", "one"], ["sample_times"]),
-        helper.make_node("Unsqueeze", ["lengths", "axis_one"], ["sample_lengths"]),
-        helper.make_node("Less", ["sample_times", "sample_lengths"], ["valid_samples"]),
-        helper.make_node("Unsqueeze", ["valid_samples", "axis_two"], ["valid_values"]),
-        helper.make_node("Add", ["lengths", "stride_less_one"], ["rounded_up"]),
-        helper.make_node("Div", ["rounded_up", "stride"], ["groups"]),
-        helper.make_node("Neg", ["samples"], ["samples_below"]),
-        helper.make_node("Mod", ["samples_below", "stride_vector"], ["rest"]),
-        *(_end_aligned_indices() if end_aligned else []),
-    ]
+    nodes = _parse("""
+        samples = Shape <end = 2, start = 1> (x)
+        samples_scalar = Squeeze (samples)
+        sample_times = Range (zero, samples_scalar, one)
+        sample_lengths = Unsqueeze (lengths, axis_one)
+        valid_samples = Less (sample_times, sample_lengths)
+        valid_values = Unsqueeze (valid_samples, axis_two)
+        rounded_up = Add (lengths, stride_less_one)
+        groups = Div (rounded_up, stride)
+        samples_below = Neg (samples)
+        rest = Mod (samples_below, stride_vector)
+    """)
+    if end_aligned:
+        nodes += _parse(_END_ALIGNED_INDICES)
     constants = _patch_constants(step_inputs, stride)
     sequences = []
     for value in step_inputs:
         name, rank = value.name, len(value.type.tensor_type.shape.dim)
         valid = "valid_values" if rank == 3 else "valid_samples"
-        unpadded = ["pads_zero"] * rank
         # Pad takes all leading pads, then all trailing ones; only the end of the time axis is padded.
-        pads = [*unpadded, "pads_zero", "rest", *unpadded[2:]]
-        nodes += [
-            helper.make_node("Where", [valid, name, f"{name}_absent"], [f"{name}_valid"]),
-            helper.make_node("Concat", pads, [f"{name}_pads"], axis=0),
-            helper.make_node("Pad", [f"{name}_valid", f"{name}_pads", f"{name}_absent"], [f"{name}_padded"]),
-            *(_align_to_end(name, rank) if end_aligned else []),
-        ]
+        pads = ", ".join(["pads_zero"] * (rank + 1) + ["rest"] + ["pads_zero"] * (rank - 2))
+        nodes += _parse(f"""
+            {name}_valid = Where ({valid}, {name}, {name}_absent)
+            {name}_pads = Concat <axis = 0> ({pads})
+            {name}_padded = Pad ({name}_valid, {name}_pads, {name}_absent)
+        """)
+        if end_aligned:
+            nodes += _align_to_end(name, rank)
         whole_patches = f"{name}_moved" if end_aligned else f"{name}_padded"
         if name == "x" and parts.input_stage is not None:
             stage = parts.input_stage.for_sequence(whole_patches)
@@ -405,52 +414,50 @@ def _patch_prologue(parts: ModelParts, stride: int) -> Prologue:
     return [*nodes, *valid_nodes], [*constants, *valid_constants], sequences
 
 
-def _end_aligned_indices() -> list[onnx.NodeProto]:
-    """Build ``place``, the index of the sample at each time once sequences end with a whole patch; negative if none."""
-    return [
-        helper.make_node("Neg", ["lengths"], ["lengths_below"]),
-        helper.make_node("Mod", ["lengths_below", "stride"], ["shift"]),
-        helper.make_node("Unsqueeze", ["shift", "axis_one"], ["shift_column"]),
-        helper.make_node("Add", ["samples", "rest"], ["places"]),
-        helper.make_node("Squeeze", ["places"], ["places_scalar"]),
-        helper.make_node("Range", ["zero", "places_scalar", "one"], ["place_times"]),
-        helper.make_node("Sub", ["place_times", "shift_column"], ["place"]),
-        helper.make_node("GreaterOrEqual", ["place", "zero"], ["place_taken"]),
-        helper.make_node("Max", ["place", "zero"], ["place_read"]),
-        helper.make_node("Unsqueeze", ["place_taken", "axis_two"], ["place_taken_values"]),
-        helper.make_node("Unsqueeze", ["place_read", "axis_two"], ["place_read_values"]),
-    ]
+_END_ALIGNED_INDICES = """
+    lengths_below = Neg (lengths)
+    shift = Mod (lengths_below, stride)
+    shift_column = Unsqueeze (shift, axis_one)
+    places = Add (samples, rest)
+    places_scalar = Squeeze (places)
+    place_times = Range (zero, places_scalar, one)
+    place = Sub (place_times, shift_column)
+    place_taken = GreaterOrEqual (place, zero)
+    place_read = Max (place, zero)
+    place_taken_values = Unsqueeze (place_taken, axis_two)
+    place_read_values = Unsqueeze (place_read, axis_two)
+"""
+"""``place``, the index of the sample at each time once sequences end with a whole patch; negative if none."""
 
 
 def _align_to_end(name: str, rank: int) -> list[onnx.NodeProto]:
     """Build ``{name}_moved``: the padded input with each sequence shifted so that its last patch is complete."""
     index, is_sample = ("place_read", "place_taken") if rank == 2 else (f"{name}_read", "place_taken_values")
     # GatherElements needs indices of the shape of its data.
-    expansion = [
-        helper.make_node("Shape", [f"{name}_padded"], [f"{name}_padded_shape"]),
-        helper.make_node("Expand", ["place_read_values", f"{name}_padded_shape"], [index]),
-    ]
-    return [
-        *(expansion if rank == 3 else []),
-        helper.make_node("GatherElements", [f"{name}_padded", index], [f"{name}_gathered"], axis=1),
-        helper.make_node("Where", [is_sample, f"{name}_gathered", f"{name}_absent"], [f"{name}_moved"]),
-    ]
+    expansion = f"""
+        {name}_padded_shape = Shape ({name}_padded)
+        {index} = Expand (place_read_values, {name}_padded_shape)
+    """
+    gathering = f"""
+        {name}_gathered = GatherElements <axis = 1> ({name}_padded, {index})
+        {name}_moved = Where ({is_sample}, {name}_gathered, {name}_absent)
+    """
+    return [*(_parse(expansion) if rank == 3 else []), *_parse(gathering)]
 
 
 def _patch_constants(step_inputs: Sequence[onnx.ValueInfoProto], stride: int) -> list[onnx.TensorProto]:
     constants = [
-        helper.make_tensor("stride", TensorProto.INT64, [], [stride]),
-        helper.make_tensor("stride_vector", TensorProto.INT64, [1], [stride]),
-        helper.make_tensor("stride_less_one", TensorProto.INT64, [], [stride - 1]),
-        helper.make_tensor("pads_zero", TensorProto.INT64, [1], [0]),
+        _int64("stride", stride),
+        _int64("stride_vector", [stride]),
+        _int64("stride_less_one", stride - 1),
+        _int64("pads_zero", [0]),
     ]
     for value in step_inputs:
         inner = [axis.dim_value for axis in value.type.tensor_type.shape.dim][2:]
         # A padding sample is a missing value; a padding time step has the regular length 1.
         absent = float("nan") if value.name == "x" else 1.0
         constants.append(helper.make_tensor(f"{value.name}_absent", TensorProto.FLOAT, [], [absent]))
-        shape = [0, -1, stride, *inner]
-        constants.append(helper.make_tensor(f"{value.name}_shape", TensorProto.INT64, [len(shape)], shape))
+        constants.append(_int64(f"{value.name}_shape", [0, -1, stride, *inner]))
     return constants
 
 

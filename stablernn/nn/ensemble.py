@@ -10,9 +10,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells import StableCell, State
+from stablernn.cells import StableCell, State, Weights
 from stablernn.cells._base import check_at_least
 from stablernn.engines import check_engine
+from stablernn.engines.base import Result
 from stablernn.errors import ConfigError
 from stablernn.nn.convolutions import ConvolutionShape, DilatedConvolutions
 from stablernn.nn.layers import StableRNN, run_stacks
@@ -180,7 +181,7 @@ class Ensemble(nn.Module):
         dt: Tensor | None = None,
         *,
         every_output: bool = True,
-    ) -> tuple[Tensor | None, State]:
+    ) -> Result:
         """Return outputs ``(batch, time, output_size)`` and the flat state after the last valid step, by member.
 
         Without ``every_output`` the outputs are None.
@@ -196,9 +197,7 @@ class Ensemble(nn.Module):
             concatenated = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
         return concatenated, tuple(tensor for _, member_state in results for tensor in member_state)
 
-    def advance(
-        self, weights: Sequence[tuple[Tensor, ...]], x: Tensor, state: State, dt: Tensor | None = None
-    ) -> State:
+    def advance(self, weights: Sequence[Weights], x: Tensor, state: State, dt: Tensor | None = None) -> State:
         """Return the flat state after one step; arguments as for :meth:`stablernn.StableRNN.advance`."""
         depth = self.first.num_layers
         next_state: list[Tensor] = []

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells import StableCell, State, cell_info, create_cell
+from stablernn.cells import StableCell, State, Weights, cell_info, create_cell
 from stablernn.cells._base import check_at_least, check_dt, longest_step
 from stablernn.engines import EnsembleEngine, InputEngine, check_engine, select_engine
+from stablernn.engines.base import Result
 from stablernn.errors import ConfigError
 from stablernn.nn.segments import Batch, run_segments, valid_steps
 
@@ -169,7 +170,7 @@ class StableRNN(nn.Module):
         dt: Tensor | None = None,
         *,
         every_output: bool = True,
-    ) -> tuple[Tensor | None, State]:
+    ) -> Result:
         """Run :meth:`forward` on ``(batch, time, input_size)`` with the state as one flat tuple, layer after layer.
 
         Without ``every_output`` the outputs of the last layer are None.
@@ -177,9 +178,7 @@ class StableRNN(nn.Module):
         ((outputs, final),) = run_stacks([self], [x], [state], lengths, dt, every_output=every_output)
         return outputs, final
 
-    def advance(
-        self, weights: Sequence[tuple[Tensor, ...]], x: Tensor, state: State, dt: Tensor | None = None
-    ) -> State:
+    def advance(self, weights: Sequence[Weights], x: Tensor, state: State, dt: Tensor | None = None) -> State:
         """Return the flat state after one step of all layers.
 
         Args:
@@ -294,7 +293,7 @@ def run_stacks(
     dt: Tensor | None = None,
     *,
     every_output: bool = True,
-) -> list[tuple[Tensor | None, State]]:
+) -> list[Result]:
     """Run stacks that differ in their parameters only, the members of an ensemble, layer after layer.
 
     Args:
@@ -326,11 +325,11 @@ def run_stacks(
 
 def _run_layers(
     stacks: Sequence[StableRNN],
-    weights: Sequence[Sequence[tuple[Tensor, ...]]],
+    weights: Sequence[Sequence[Weights]],
     longest: float,
     every_output: bool,
     batch: Batch,
-) -> list[tuple[Tensor | None, State]]:
+) -> list[Result]:
     """Run all layers over some time steps; see :func:`run_stacks`.
 
     Args:
@@ -372,12 +371,12 @@ def _run_layers(
 def _run_layer(
     first: StableRNN,
     cells: list[StableCell],
-    weights: list[tuple[Tensor, ...]],
+    weights: list[Weights],
     batch: Batch,
     substeps: int,
     *,
     every_output: bool,
-) -> list[tuple[Tensor | None, State]]:
+) -> list[Result]:
     """Run the layer of each member by the engine for it.
 
     Args:

@@ -116,7 +116,7 @@ class Scaling(nn.Module):
         self.scale.copy_(torch.from_numpy(deviation))
         self._was_fitted = True
 
-    def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, x: Tensor, state: States) -> tuple[Tensor, States]:
         """Return the first layer's channels from one raw sample ``(batch, F)``, and the next state.
 
         :class:`stablernn.export.input_stage.InputStage` does the same in graphs.
@@ -126,12 +126,12 @@ class Scaling(nn.Module):
         last_value = torch.where(observed, (x - self.mean) / self.scale, last_value)
         return self._channels(last_value, observed), (last_value,)
 
-    def sequence(self, x: Tensor, state: tuple[Tensor, ...], valid: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def sequence(self, x: Tensor, state: States, valid: Tensor | None) -> tuple[Tensor, States]:
         """Run :meth:`step` over ``(batch, time, F)``; where ``valid`` (batch, time) is false the state is held."""
         scaled, observed = self.filled(x, state, valid)
         return self._channels(scaled, observed), (scaled[:, -1],)
 
-    def filled(self, x: Tensor, state: tuple[Tensor, ...], valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    def filled(self, x: Tensor, state: States, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the last observed value at each step of ``(batch, time, F)``, scaled, and a mask of observed ones."""
         (last_value,) = state
         observed = ~torch.isnan(x)
@@ -146,7 +146,7 @@ class Scaling(nn.Module):
             scaled = torch.where(latest < 0, last_value[:, None], scaled.gather(1, latest.clamp_min(0)))
         return scaled, observed
 
-    def patch(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+    def patch(self, x: Tensor, state: States) -> tuple[Tensor, Tensor | None, States]:
         """Run :meth:`step` over the samples of one patch ``(batch, stride, F)``.
 
         Returns:
@@ -159,8 +159,8 @@ class Scaling(nn.Module):
         return torch.stack(outputs, dim=1), None, state
 
     def patches(
-        self, x: Tensor, state: tuple[Tensor, ...], stride: int, patch_counts: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+        self, x: Tensor, state: States, stride: int, patch_counts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None, States]:
         """Run :meth:`patch` over whole sequences ``(batch, patches * stride, F)``, NaN after their ends.
 
         Args:
@@ -191,7 +191,7 @@ class Scaling(nn.Module):
         mean, scale = (tensor.double().numpy()[list(features)] for tensor in (self.mean, self.scale))
         return self.inverse(torch.from_numpy(mean + scale * scores)).numpy().astype(np.float32)
 
-    def anchor(self, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def anchor(self, state: States) -> tuple[Tensor, Tensor]:
         """Return the location from which a forecast starts and its scale, ``(batch, F)``.
 
         They are in raw units, or in those of :meth:`transform` where it changes them.
@@ -302,7 +302,7 @@ class WindowScaling(Scaling):
             ("running variance", self.size),
         ]
 
-    def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, x: Tensor, state: States) -> tuple[Tensor, States]:
         last_value, first, count, mean, variance = state
         observed = ~torch.isnan(x)
         value = x / self.scale
@@ -319,7 +319,7 @@ class WindowScaling(Scaling):
         scaled = (last_value - mean) / self._deviation(first, variance)
         return self._channels(scaled, observed), (last_value, first, count, mean, variance)
 
-    def sequence(self, x: Tensor, state: tuple[Tensor, ...], valid: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def sequence(self, x: Tensor, state: States, valid: Tensor | None) -> tuple[Tensor, States]:
         outputs = []
         for time in range(x.shape[1]):
             scaled, next_state = self.step(x[:, time], state)
@@ -330,7 +330,7 @@ class WindowScaling(Scaling):
             outputs.append(scaled)
         return torch.stack(outputs, dim=1), state
 
-    def anchor(self, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def anchor(self, state: States) -> tuple[Tensor, Tensor]:
         last_value, first, _, _, variance = state
         return self.scale * (first + last_value), self.scale * self._deviation(first, variance)
 
@@ -436,7 +436,7 @@ class ContextScaling(Scaling):
     def inverse(self, values: Tensor) -> Tensor:
         return torch.exp(values.double()).to(values.dtype) if self.log else values
 
-    def patch(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+    def patch(self, x: Tensor, state: States) -> tuple[Tensor, Tensor | None, States]:
         flat_window, count, previous_mean = state
         has_previous_mean = count > 0
         values = flat_window.reshape(-1, self.window, self.size)
@@ -455,8 +455,8 @@ class ContextScaling(Scaling):
         return self._channels(self._clipped(channels), observed), extras, (values.flatten(1), count, mean)
 
     def patches(
-        self, x: Tensor, state: tuple[Tensor, ...], stride: int, patch_counts: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+        self, x: Tensor, state: States, stride: int, patch_counts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None, States]:
         flat_window, count, previous_mean = state
         scaled, observed = self._scaled(x)
         window = flat_window.reshape(-1, self.window, self.size)
@@ -481,7 +481,7 @@ class ContextScaling(Scaling):
         next_state = (next_window, every_count[row, num_patches], every_mean[row, num_patches])
         return self._channels(self._clipped(channels.flatten(1, 2)), observed), extras, next_state
 
-    def anchor(self, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def anchor(self, state: States) -> tuple[Tensor, Tensor]:
         flat_window, count, _ = state
         mean, deviation = self._statistics(flat_window.reshape(-1, self.window, self.size), count)
         return self.mean + self.scale * mean, self.scale * deviation
@@ -501,11 +501,11 @@ class ContextScaling(Scaling):
         scales = Box(np.full(self.size, math.log(_SCALE_FLOOR) - margin), np.log(largest) + margin)
         return self._with_mask_range(clipped), scales.join(clipped)
 
-    def context(self, state: tuple[Tensor, ...]) -> Tensor:
+    def context(self, state: States) -> Tensor:
         """Return the values of the window, scaled as a forecast is, ``(batch, window, F)``; 0 before the first one."""
         return self.anchored_context(state)[2]
 
-    def anchored_context(self, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    def anchored_context(self, state: States) -> tuple[Tensor, Tensor, Tensor]:
         """Return what :meth:`anchor` and :meth:`context` do, with the statistics of the window computed once.
 
         Returns:

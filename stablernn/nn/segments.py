@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stablernn.cells import State
+from stablernn.engines.base import Result
 from stablernn.transforms import is_transformed
 
 MAX_SEGMENTS = 8
@@ -71,7 +72,7 @@ class Segment(NamedTuple):
     has_padding: bool
 
 
-Results = list[tuple[Tensor | None, State]]
+Results = list[Result]
 """For each member the outputs of the last layer, ``(batch, time, size)``, and the flat state after the last step."""
 
 

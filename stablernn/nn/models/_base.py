@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells import OWN_PACKAGE, cell_info
+from stablernn.cells import OWN_PACKAGE, Weights, cell_info
 from stablernn.errors import ConfigError, did_you_mean
 from stablernn.nn.convolutions import ConvolutionShape
 from stablernn.nn.ensemble import Ensemble
@@ -110,7 +110,7 @@ def build_head_layers(size: int, layers: Sequence[int | str], members: int) -> n
     return nn.Sequential(*modules)
 
 
-def step_statistics(readout: str, output: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def step_statistics(readout: str, output: Tensor, state: States) -> States:
     """Return the statistics after one more output.
 
     Args:
@@ -129,9 +129,7 @@ def step_statistics(readout: str, output: Tensor, state: tuple[Tensor, ...]) -> 
     return (*updated, count + 1)
 
 
-def sequence_statistics(
-    readout: str, outputs: Tensor, state: tuple[Tensor, ...], valid: Tensor | None
-) -> tuple[Tensor, ...]:
+def sequence_statistics(readout: str, outputs: Tensor, state: States, valid: Tensor | None) -> States:
     """Return the statistics after the outputs of further steps.
 
     Args:
@@ -342,14 +340,12 @@ class SequenceModel(nn.Module):
                 "fit_scaling(sequences) of the model with the training sequences before training."
             )
 
-    def materialize(self) -> list[tuple[Tensor, ...]]:
+    def materialize(self) -> list[Weights]:
         """Return each layer's matrices, for steps with ``dt`` if the model takes it."""
         is_timed = self.max_dt is not None
         return [cell.materialize_timed() if is_timed else cell.materialize() for cell in self.rnn.cells]
 
-    def transition(
-        self, weights: Sequence[tuple[Tensor, ...]], x: Tensor, state: States, dt: Tensor | None = None
-    ) -> States:
+    def transition(self, weights: Sequence[Weights], x: Tensor, state: States, dt: Tensor | None = None) -> States:
         """Return the flat state after one raw sample, or after one patch of them.
 
         Args:
@@ -362,9 +358,7 @@ class SequenceModel(nn.Module):
         features, patch_state = self.patches.step(x[:, None] if self.patches.size == 1 else x, patch_state)
         return (*patch_state, *self.advance(weights, features, state[len(patch_state) :], dt))
 
-    def advance(
-        self, weights: Sequence[tuple[Tensor, ...]], features: Tensor, state: States, dt: Tensor | None = None
-    ) -> States:
+    def advance(self, weights: Sequence[Weights], features: Tensor, state: States, dt: Tensor | None = None) -> States:
         """Run :meth:`transition` after scaling and patches, and return the states of the layers and of the readout.
 
         Args:
