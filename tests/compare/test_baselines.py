@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from stablernn.compare.baselines import BASELINES, baselines_of, check_baseline, score_baseline
+from stablernn.compare.baselines import baselines_of, check_baseline, score_baseline
 from stablernn.errors import ConfigError
 from stablernn.training import load_config, load_run_data
 
@@ -17,16 +17,6 @@ CO2 = ["data.source=co2", "model.cell=lru"]
 def test_names_are_checked() -> None:
     with pytest.raises(ConfigError, match=r"^There is no baseline 'rocket'\. Allowed are minirocket, .*, autotheta\.$"):
         baselines_of(["rocket"])
-
-
-@pytest.mark.parametrize("name", BASELINES)
-def test_a_missing_library_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for library in ("aeon", "statsforecast"):
-        monkeypatch.setitem(__import__("sys").modules, library, None)
-    with pytest.raises(
-        ConfigError, match=r"^The baseline '.*' needs (aeon|statsforecast)\. .*'\.\[compare\]' in the checkout"
-    ):
-        baselines_of([name])
 
 
 @pytest.mark.parametrize(("name", "settings"), [("autoets", DIGITS), ("minirocket", CO2)])

@@ -17,12 +17,6 @@ from stablernn.compare.run_comparison import (
 from stablernn.errors import ConfigError, UnknownNameError
 
 
-def test_a_recipe_has_a_name_and_settings() -> None:
-    assert parse_recipe("wide:  model.hidden_size=128 training.lr=0.01 ") == Recipe(
-        "wide", ("model.hidden_size=128", "training.lr=0.01")
-    )
-
-
 @pytest.mark.parametrize("text", ["wide", "wide:", ": model.hidden_size=128", ""])
 def test_a_recipe_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=rf"^A recipe is a name, a colon and settings, .* got '{re.escape(text)}'\.$"):
@@ -46,19 +40,6 @@ def test_each_cell_is_trained_with_each_recipe() -> None:
     recipes = [Recipe("a", ("training.lr=1",)), Recipe("b", ("training.lr=2",))]
     names = [contender.name for contender in make_contenders(["lru", "gru"], recipes)]
     assert names == ["lru, a", "lru, b", "gru, a", "gru, b"]
-
-
-@pytest.mark.parametrize(
-    ("cells", "message"),
-    [
-        ([], "A comparison needs cells."),
-        (["lru", "gru", "lru"], "The cell 'lru' is given twice."),
-        (["lru", "auto"], "'auto' is a search for settings, not a cell."),
-    ],
-)
-def test_cells_that_cannot_be_compared(cells: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
-        make_contenders(cells, [])
 
 
 def test_unknown_cells_and_repeated_recipes() -> None:

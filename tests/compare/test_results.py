@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
-import matplotlib.image
 import numpy as np
 import pytest
 from scipy.stats import rankdata, wilcoxon
@@ -18,11 +16,7 @@ from stablernn.compare.results import (
     compare_errors,
     describe_test,
     find_groups,
-    latex,
-    markdown,
     paired_p_value,
-    plot_critical_difference,
-    run_rows,
     table_rows,
 )
 from stablernn.errors import DataError
@@ -50,22 +44,6 @@ def test_scores_are_means_over_seeds_and_the_weakest_certificate_stands() -> Non
     assert table_rows(table)[1][:3] == ["lru", "0.8 ± 0.14", "2"]
     # The kind alone would not tell this bound from one of 1.
     assert "bounded within 6.8e+09" in table_rows(table)[1]
-
-
-def test_less_is_better_for_errors_and_a_failed_contender_comes_last() -> None:
-    failed = {"problem": "load", "contender": "rnn", "seed": 0, "cpu_seconds": 1.0, "metrics": {}, "error": "NaN"}
-    runs = [run("load", "lru", 0, 1.2), failed, run("load", "gru", 0, 0.8)]
-    table = aggregate(runs, {"load": {"metric": "mase"}})["problems"]["load"]
-    assert [row["name"] for row in table["rows"]] == ["gru", "lru", "rnn"]
-    assert (table["rows"][2]["score"], table["rows"][2]["failed"]) == (None, 1)
-    assert table_rows(table)[2][1:3] == ["-", "3"]
-
-
-def test_a_problem_without_test_data_is_scored_on_its_validation() -> None:
-    row = {**run("a", "lru", 0, None), "metrics": {"validation": {"accuracy": 0.6}}}
-    table = aggregate([row], {"a": {"metric": "accuracy"}})["problems"]["a"]
-    assert (table["split"], table["rows"][0]["score"]["mean"]) == ("validation", 0.6)
-    assert "validation accuracy" in markdown(aggregate([row], {"a": {"metric": "accuracy"}}))
 
 
 def many(gap: float) -> dict[str, Any]:
@@ -96,11 +74,6 @@ def test_ranks_and_p_values_are_those_of_scipy() -> None:
     assert find_groups(results["ranks"]) in ([["first", "second"]], [["second", "first"]])
 
 
-def test_contenders_that_no_test_tells_apart_are_one_group() -> None:
-    ranks = many(0.0)["ranks"]
-    assert find_groups(ranks) == [list(ranks["mean"])]
-
-
 def test_groups_overlap_and_none_lies_within_another() -> None:
     pairs = [{"first": "a", "second": "d", "is_different": True}, {"first": "b", "second": "d", "is_different": True}]
     ranks = {"mean": {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}, "wilcoxon": pairs}
@@ -111,14 +84,6 @@ def test_problems_of_different_metrics_have_ranks_but_no_test() -> None:
     runs = [run("a", "lru", 0, 0.9), run("a", "gru", 0, 0.8), run("load", "lru", 0, 0.9), run("load", "gru", 0, 1.0)]
     ranks = aggregate(runs, {"a": {"metric": "accuracy"}, "load": {"metric": "mase"}})["ranks"]
     assert ranks == {"mean": {"lru": 1.0, "gru": 2.0}, "problems": 2, "wilcoxon": []}
-
-
-def test_a_model_of_another_library_is_ranked_beside() -> None:
-    facts = {"metric": "accuracy", "baselines": {"minirocket": {"scores": {"accuracy": 0.85}, "cpu_seconds": 9.0}}}
-    results = aggregate([run("a", "lru", 0, 0.9), run("a", "gru", 0, 0.8)], {"a": facts})
-    rows = results["problems"]["a"]["rows"]
-    assert [(row["name"], row["is_baseline"]) for row in rows] == [("lru", False), ("minirocket", True), ("gru", False)]
-    assert "| minirocket | 0.85 | 2 | - | 9 | - | - |  |" in markdown(results)
 
 
 def test_a_sentence_says_what_the_test_separates_and_what_it_cannot() -> None:
@@ -132,24 +97,6 @@ def test_a_sentence_says_what_the_test_separates_and_what_it_cannot() -> None:
     # Six are enough: all differences of one sign have a p of 2 / 2**6.
     assert paired_p_value(np.full(6, 0.1)) < SIGNIFICANCE < paired_p_value(np.full(5, 0.1))
     assert "No test is made on a single data set" in describe_test({"problems": 1, "wilcoxon": []})
-
-
-def test_tables_for_programs_and_papers_have_all_runs_and_escape_names() -> None:
-    runs = [run("a_b", "lru, 50%", seed, score, recipe=["x=1"], error=None) for seed, score in enumerate((0.7, 0.9))]
-    runs += [run("load", "lru, 50%", 0, 1.5, recipe=["x=1"], extra=1)]
-    results = aggregate(runs, {"a_b": {"metric": "accuracy"}, "load": {"metric": "mase"}})
-    rows = run_rows(results)
-    assert [(row["seed"], row["test_accuracy"], row["test_mase"]) for row in rows] == [
-        (0, 0.7, None),
-        (1, 0.9, None),
-        (0, None, 1.5),
-    ]
-    assert {tuple(row) for row in rows} == {tuple(rows[0])}
-    assert latex(results).splitlines()[3:6] == [
-        r" & a\_b, accuracy & load, mase \\",
-        r"\midrule",
-        r"lru, 50\% & \textbf{0.8 $\pm$ 0.14} & \textbf{1.5} \\",
-    ]
 
 
 def errors(values: list[float], clusters: list[int] | None = None) -> SampleErrors:
@@ -170,13 +117,3 @@ def test_two_models_differ_by_more_than_noise_where_independent_samples_say_so()
     assert (compare_errors(better, better)["p"], compare_errors(better, better)["better"]) == (1.0, None)
     with pytest.raises(DataError, match="no sample in common"):
         compare_errors(better, SampleErrors("accuracy", ["other"], np.zeros(1), {"sequences": np.zeros(1, np.int64)}))
-
-
-def test_the_figure_shows_the_axis_and_the_names(tmp_path: Path) -> None:
-    plot_critical_difference(tmp_path / "cd.png", many(0.05)["ranks"])
-    pixels = matplotlib.image.imread(tmp_path / "cd.png")[..., :3].min(axis=-1)
-    dark = pixels < 0.5
-    # The axis is a long dark line, and there is text on both sides of it.
-    assert dark.sum(axis=1).max() > 0.3 * dark.shape[1]
-    assert dark[:, : dark.shape[1] // 4].any()
-    assert dark[:, -dark.shape[1] // 4 :].any()

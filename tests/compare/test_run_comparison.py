@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ import pytest
 
 from cli_helpers import Workplace
 from comparison_helpers import write_waves
-from stablernn.compare import Comparison, compare
-from stablernn.compare.run_comparison import make_contenders, make_problems, parse_recipe
+from stablernn.compare import Comparison, compare, run_comparison
+from stablernn.compare.run_comparison import make_contenders, make_problems, parse_recipe, step_milliseconds
 from stablernn.errors import ConfigError
-from stablernn.training import load_run
+from stablernn.nn.models import Classifier
 from stablernn.training.build import measure_speed
 
 SMALL = ("model.hidden_size=4", "training.batch_size=8")
@@ -32,6 +33,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for part, seed in (("TRAIN", 0), ("TEST", 1)):
             write_waves(folder / f"{name}_{part}.npz", seed, length)
     return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_export() -> Iterator[None]:
+    """Take a number for the time of a step, which is measured on an exported model."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_comparison, "step_milliseconds", lambda model: 0.1)
+        yield
+
+
+@pytest.mark.slow
+def test_the_step_of_an_exported_model_is_measured() -> None:
+    assert 0 < step_milliseconds(Classifier("lru", 1, 2, 4).eval()) < 100
 
 
 def comparison_of(place: Path, *names: str, cells: str = "lru,lipschitz", **options: Any) -> Comparison:
@@ -67,14 +81,6 @@ def test_every_contender_is_trained_for_the_same_time(timed: tuple[Path, dict[st
     assert (output / "critical_difference.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_runs_are_run_directories(timed: tuple[Path, dict[str, Any]]) -> None:
-    output, results = timed
-    run = load_run(output / "runs" / "short-lru-0")
-    assert run.config.training.seed == 0
-    row = next(row for row in results["runs"] if row["run"] == str(output / "runs" / "short-lru-0"))
-    assert row["metrics"]["test"]["accuracy"] == run.summary["metrics"]["test"]["accuracy"]  # type: ignore[index]
-
-
 def test_finished_runs_are_kept_and_further_ones_join(place: Path, timed: tuple[Path, dict[str, Any]]) -> None:
     output, results = timed
     names: list[str] = []
@@ -98,6 +104,7 @@ def test_a_folder_refuses_another_comparison(place: Path, timed: tuple[Path, dic
         compare(changed, output)
 
 
+@pytest.mark.slow
 def test_without_a_time_the_first_contender_sets_it(place: Path, tmp_path: Path) -> None:
     overrides = (*SMALL, "training.epochs=4")
     comparison = comparison_of(place, "short", cells="lipschitz,lru", overrides=overrides)
@@ -106,15 +113,6 @@ def test_without_a_time_the_first_contender_sets_it(place: Path, tmp_path: Path)
     whole = measure_speed(comparison.settings(comparison.problems[0], comparison.contenders[0], 0)).steps
     assert problem["contenders"]["lipschitz"]["steps"] == whole == results["runs"][0]["steps"]
     assert problem["cpu_seconds"] > 0
-
-
-def test_recipes_and_equal_epochs(place: Path, tmp_path: Path) -> None:
-    recipes = [parse_recipe("narrow: model.hidden_size=3"), parse_recipe("wide: model.hidden_size=6")]
-    comparison = comparison_of(place, "short", cells="rnn", recipes=recipes, epochs=2)
-    results = compare(comparison, tmp_path / "out")
-    assert [row["epochs"] for row in results["runs"]] == [2, 2]
-    sizes = {row["name"]: row["parameters"] for row in results["problems"]["short"]["rows"]}
-    assert sizes["rnn, narrow"] < sizes["rnn, wide"]
 
 
 def test_a_training_that_fails_is_counted_and_comes_last(place: Path, tmp_path: Path) -> None:

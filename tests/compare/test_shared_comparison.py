@@ -69,29 +69,6 @@ def owner_in_training(output: Path, started: list[Machine]) -> tuple[int, Machin
         time.sleep(0.01)
 
 
-def test_two_machines_share_the_runs_of_a_comparison(data: Path, tmp_path: Path) -> None:
-    with machines() as started:
-        started += [start(name, data, tmp_path / "shared", 4) for name in ("a", "b")]
-        printed = [machine.wait() for machine in started]
-    assert all("2 of 2: lru on short, seed " in text and "test accuracy" in text for text in printed)
-    assert resumed(tmp_path / "shared") == [0, 0]
-    assert not list((tmp_path / "shared" / ".locks").iterdir())
-    assert scores(tmp_path / "shared") == alone(data, tmp_path / "alone", 4)
-
-
-@pytest.mark.slow
-def test_the_run_of_a_machine_that_dies_goes_on_to_the_same_scores(data: Path, tmp_path: Path) -> None:
-    with machines() as started:
-        started += [start(name, data, tmp_path / "shared", 60) for name in ("a", "b")]
-        seed, dead, other = owner_in_training(tmp_path / "shared", started)
-        dead.signal(signal.SIGKILL)
-        printed = other.wait()
-    assert f"Taking over short-lru-{seed} from process {dead.pid} on " in printed
-    assert resumed(tmp_path / "shared") == [int(seed == number) for number in SEEDS]
-    assert not list((tmp_path / "shared" / ".locks").iterdir())
-    assert scores(tmp_path / "shared") == alone(data, tmp_path / "alone", 60)
-
-
 @pytest.mark.slow
 def test_a_suspended_machine_writes_nothing_into_a_run_that_was_taken_over(data: Path, tmp_path: Path) -> None:
     output = tmp_path / "shared"

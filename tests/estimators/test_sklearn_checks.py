@@ -22,6 +22,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::sklearn.exceptions.SkipTestWarning")
 @parametrize_with_checks(
     [srn.StableClassifier(**SMALL)],

@@ -17,7 +17,6 @@ from stablernn.data.named.entry import LazySplit
 from stablernn.errors import ConfigError, DataError, InterruptedRun
 from stablernn.training import Progress, evaluate, load_config, load_run, train
 from stablernn.training.dry_run import plan_training
-from stablernn.training.loop.checkpoint import load_checkpoint
 from stablernn.training.tasks.classify import class_weights
 
 TINY = ["model.hidden_size=5", "training.threads=1", "training.device=cpu", "training.plots=false"]
@@ -105,8 +104,14 @@ def test_classes_count_alike() -> None:
 
 
 def test_a_run_on_all_sequences(tmp_path: Path) -> None:
-    config = load_config(overrides=[*DIGITS, "training.epochs=3"])
-    summary = train(config, tmp_path / "run")
+    def stop(progress: Progress) -> None:
+        if progress.step == 4:
+            raise KeyboardInterrupt
+
+    config = load_config(overrides=[*DIGITS, "training.max_steps=8"])
+    with pytest.raises(InterruptedRun):
+        train(config, tmp_path / "run", progress=stop)
+    summary = train(None, tmp_path / "run", resume=True)
     assert list(summary["metrics"]) == ["test"]
     described = json.loads((tmp_path / "run/data.json").read_text())
     data = load_data("digits")
@@ -118,50 +123,13 @@ def test_a_run_on_all_sequences(tmp_path: Path) -> None:
     }
     assert described["fingerprint"] == data.fingerprint
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert [line["validation"] for line in lines] == [{}, {}, {}]
-    assert summary["best_epoch"] == 3
-    best, last = (load_checkpoint(tmp_path / f"run/checkpoints/{name}.safetensors") for name in ("best", "last"))
-    assert best.group("model").keys() == last.group("model").keys()
-    assert all(torch.equal(value, last.group("model")[name]) for name, value in best.group("model").items())
+    assert [line["validation"] for line in lines] == [{}, {}]
+    assert summary["best_epoch"] == 2
     assert not (tmp_path / "run/calibration.json").exists()
     run = load_run(tmp_path / "run")
-    assert run.config.training.calibrate is False
     assert evaluate(run.predictor(), run.load_data(), "test")["accuracy"] == summary["metrics"]["test"]["accuracy"]
-    with pytest.raises(DataError, match=r"^The split 'validation' of 'digits' is empty\. Choose another split\."):
+    with pytest.raises(DataError, match="'validation' of 'digits' is empty"):
         evaluate(run.predictor(), run.load_data(), "validation")
-
-
-def test_a_forecast_is_trained_on_all_steps_before_the_test(tmp_path: Path) -> None:
-    overrides = ["data.source=co2", "model.cell=rnn", "training.refit=true", "training.max_steps=2", *TINY]
-    summary = train(load_config(overrides=overrides), tmp_path / "run")
-    assert list(summary["metrics"]) == ["test"]
-    assert summary["metrics"]["test"]["relative_mae"] < 1
-    assert not (tmp_path / "run/calibration.json").exists()
-    run = load_run(tmp_path / "run")
-    data = run.load_data()
-    assert len(data.windows("validation")) == 0  # type: ignore[union-attr]
-    assert evaluate(run.predictor(), data, "test")["mae"] == summary["metrics"]["test"]["mae"]
-    with pytest.raises(DataError, match=r"^The split 'validation' of 'co2' is empty\. Choose another split\."):
-        evaluate(run.predictor(), data, "validation")
-
-
-def test_a_run_on_all_sequences_resumes_to_the_same_numbers(tmp_path: Path) -> None:
-    config = load_config(overrides=[*DIGITS, "training.max_steps=9"])
-    train(config, tmp_path / "whole")
-
-    def stop(progress: Progress) -> None:
-        if progress.step == 4:
-            raise KeyboardInterrupt
-
-    with pytest.raises(InterruptedRun):
-        train(load_config(overrides=[*DIGITS, "training.max_steps=9"]), tmp_path / "run", progress=stop)
-    train(None, tmp_path / "run", resume=True)
-    for name in ("best", "last"):
-        got, expected = (
-            load_checkpoint(tmp_path / run / f"checkpoints/{name}.safetensors") for run in ("run", "whole")
-        )
-        assert got.tensors.keys() == expected.tensors.keys()
-        assert [key for key, value in got.tensors.items() if not torch.equal(value, expected.tensors[key])] == []
 
 
 def test_the_plan_is_that_of_the_run() -> None:
@@ -177,11 +145,3 @@ def test_the_plan_is_that_of_the_run() -> None:
 def test_nothing_can_be_chosen_by_a_split_that_is_trained_on(given: str) -> None:
     with pytest.raises(ConfigError, match=r"^training\.refit leaves no validation split, which training\.patience,"):
         load_config(overrides=[*DIGITS, given])
-
-
-def test_an_answer_at_each_step_is_chosen_by_its_validation(tmp_path: Path) -> None:
-    overrides = ["data.source=copy", "data.length=20", "model.cell=rnn", "training.refit=true", *TINY]
-    with pytest.raises(
-        ConfigError, match=r"^training\.refit is not used by the task 'predict-next', and 'copy' is for"
-    ):
-        train(load_config(overrides=overrides), tmp_path / "run")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from stablernn.cells import list_cells
 from stablernn.data import load_data
@@ -17,22 +15,23 @@ from stablernn.errors import (
     CheckpointError,
     ConfigError,
     DataError,
-    DeviceError,
     StableRNNError,
-    TrainingError,
     UnknownNameError,
 )
-from stablernn.training import evaluate, load_config, load_run, load_run_data, train
-from stablernn.training.evaluation.metrics import forecast_metrics
+from stablernn.training import evaluate, load_config, load_run, train
 
 TINY = ["model.hidden_size=5", "training.threads=1", "training.device=cpu", "training.max_steps=2"]
 DIGITS = ["data.source=digits", "model.cell=lipschitz", "training.batch_size=500", *TINY]
 CO2 = ["data.source=co2", "task.horizon=6", "task.context_length=12", "model.cell=gru", *TINY]
 NO_PLOTS = "training.plots=false"
+SERIES = ["data.source=series.csv", "task.horizon=2", "model.cell=rnn", NO_PLOTS, *TINY]
+QUICK = {("lem", "digits"), ("exprnn", "co2"), ("lstm", "digits"), ("lru", "co2")}
+"""Cells that the quick tests train: a plain step, an orthogonal matrix, a kernel of torch, a scan."""
+Runs = dict[str, tuple[Path, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict[str, Any]]]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("runs")
     return {
         name: (folder / name, train(load_config(overrides=overrides), folder / name))
@@ -41,97 +40,33 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict
 
 
 @pytest.mark.parametrize(
-    ("task", "pictures"),
-    [("classify", ["confusion.png", "reliability.png"]), ("forecast", ["forecast.png"])],
-    ids=["classify", "forecast"],
+    ("task", "pictures"), [("classify", {"confusion.png", "reliability.png"}), ("forecast", {"forecast.png"})]
 )
-def test_the_files_of_a_run(task: str, pictures: list[str], runs: dict[str, tuple[Path, dict[str, Any]]]) -> None:
+def test_the_files_of_a_run(task: str, pictures: set[str], runs: Runs) -> None:
     run, _ = runs[task]
-    assert sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()) == sorted(
-        [
-            "calibration.json",
-            "example.json",
-            "checkpoints/best.json",
-            "checkpoints/best.safetensors",
-            "checkpoints/last.json",
-            "checkpoints/last.safetensors",
-            "config.yaml",
-            "data.json",
-            "env.json",
-            "metrics.jsonl",
-            *(f"plots/{picture}" for picture in pictures),
-            "plots/loss.png",
-            "plots/metric.png",
-            "plots/stability.png",
-            "summary.json",
-        ]
-    )
-
-
-def test_a_run_without_plots_has_none(tmp_path: Path) -> None:
-    train(load_config(overrides=[*CO2, NO_PLOTS]), tmp_path / "run")
-    assert (tmp_path / "run" / "summary.json").exists()
-    assert not list(tmp_path.rglob("*.png"))
+    files = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
+    assert {file for file in files if "/" not in file} == {
+        "calibration.json", "example.json", "config.yaml", "data.json", "env.json", "metrics.jsonl", "summary.json",
+    }  # fmt: skip
+    plots = {f"plots/{picture}" for picture in pictures | {"loss.png", "metric.png", "stability.png"}}
+    checkpoints = {f"checkpoints/{name}.{ending}" for name in ("best", "last") for ending in ("json", "safetensors")}
+    assert {file for file in files if "/" in file} == plots | checkpoints
 
 
 @pytest.mark.parametrize("task", ["classify", "forecast"])
-def test_the_summary(task: str, runs: dict[str, tuple[Path, dict[str, Any]]]) -> None:
+def test_the_summary(task: str, runs: Runs) -> None:
     run, summary = runs[task]
     assert summary == json.loads((run / "summary.json").read_text())
-    assert list(summary) == [
-        "run",
-        "task",
-        "cell",
-        "engine",
-        "parameters",
-        "epochs",
-        "steps",
-        "seconds",
-        "best_epoch",
-        "metrics",
-        "baselines",
-        "certificate",
-        "data_notes",
-        "still_improving",
-        "diverged",
-        "warnings",
+    assert set(summary) == {
+        "run", "task", "cell", "engine", "parameters", "epochs", "steps", "seconds", "best_epoch", "metrics",
+        "baselines", "certificate", "data_notes", "still_improving", "diverged", "warnings",
         *(["gate"] if task == "forecast" else []),
-    ]
+    }  # fmt: skip
     assert (summary["run"], summary["task"], summary["epochs"], summary["steps"]) == (str(run), task, 1, 2)
     assert summary["parameters"] == sum(parameter.numel() for parameter in load_run(run).model.parameters())
 
 
-def test_a_forecast_stands_beside_the_seasonal_naive_one(runs: dict[str, tuple[Path, dict[str, Any]]]) -> None:
-    scores = runs["forecast"][1]["metrics"]["test"]
-    point_errors = forecast_metrics(*np.ones((2, 1, 1, 1)), scale=np.ones((1, 1)), series=np.zeros(1, dtype=int))
-    assert set(scores["seasonal_naive"]) == point_errors.keys()
-    assert scores["relative_mae"] == pytest.approx(scores["mae"] / scores["seasonal_naive"]["mae"])
-
-
-def test_a_classification_stands_beside_ridge_and_the_majority(runs: dict[str, tuple[Path, dict[str, Any]]]) -> None:
-    summary = runs["classify"][1]
-    for split in ("validation", "test"):
-        assert set(summary["metrics"][split]["ridge"]) == {"accuracy", "macro_f1"}
-        assert set(summary["metrics"][split]["majority"]) == {"accuracy", "macro_f1", "log_loss"}
-    assert summary["metrics"]["test"]["ridge"]["accuracy"] == 0.925
-    assert summary["baselines"]["ridge"]["rows"] == 1077
-    assert runs["forecast"][1]["baselines"] == {}
-
-
-def test_the_stored_settings_are_resolved(runs: dict[str, tuple[Path, dict[str, Any]]]) -> None:
-    tree = yaml.safe_load((runs["forecast"][0] / "config.yaml").read_text())
-    assert tree["task"] == {
-        "name": "forecast",
-        "horizon": 6,
-        "context_length": 12,
-        "season": 52,
-        "quantiles": [0.1, 0.5, 0.9],
-    }
-    assert tree["model"]["mask_channel"] is True
-    assert None not in [tree["training"][key] for key in ("lr", "batch_size", "optimizer", "schedule", "weight_decay")]
-
-
-def test_the_data_is_described(runs: dict[str, tuple[Path, dict[str, Any]]]) -> None:
+def test_the_data_is_described(runs: Runs) -> None:
     got = json.loads((runs["forecast"][0] / "data.json").read_text())
     data = load_data("co2", horizon=6, context_length=12)
     assert got["fingerprint"] == data.fingerprint
@@ -143,7 +78,7 @@ def test_the_data_is_described(runs: dict[str, tuple[Path, dict[str, Any]]]) -> 
     assert labels == [str(digit) for digit in range(10)]
 
 
-def test_the_environment_names_no_path(runs: dict[str, tuple[Path, dict[str, Any]]]) -> None:
+def test_the_environment_names_no_path(runs: Runs) -> None:
     text = (runs["classify"][0] / "env.json").read_text()
     got = json.loads(text)
     assert (got["packages"]["torch"], got["threads"], got["device"]) == (torch.__version__, 1, "cpu")
@@ -152,7 +87,7 @@ def test_the_environment_names_no_path(runs: dict[str, tuple[Path, dict[str, Any
 
 
 @pytest.mark.parametrize("task", ["classify", "forecast"])
-def test_a_loaded_run_scores_as_in_its_summary(task: str, runs: dict[str, tuple[Path, dict[str, Any]]]) -> None:
+def test_a_loaded_run_scores_as_in_its_summary(task: str, runs: Runs) -> None:
     run, summary = runs[task]
     loaded = load_run(run)
     assert not loaded.model.training
@@ -183,65 +118,33 @@ def test_the_best_weights_are_scored_and_kept(tmp_path: Path) -> None:
     assert evaluate(loaded.predictor(), loaded.load_data(), "validation")["mae"] == pytest.approx(min(errors))
 
 
-def test_equal_settings_give_equal_weights(tmp_path: Path, runs: dict[str, tuple[Path, dict[str, Any]]]) -> None:
+def test_equal_settings_give_equal_weights(tmp_path: Path, runs: Runs) -> None:
     train(load_config(overrides=[*DIGITS, NO_PLOTS]), tmp_path / "again")
     name = "checkpoints/best.safetensors"
     assert (tmp_path / "again" / name).read_bytes() == (runs["classify"][0] / name).read_bytes()
 
 
-def test_a_moved_run_is_still_a_run(tmp_path: Path, runs: dict[str, tuple[Path, dict[str, Any]]]) -> None:
+def test_a_moved_run_is_still_a_run(tmp_path: Path, runs: Runs) -> None:
     shutil.copytree(runs["classify"][0], tmp_path / "there")
     loaded = load_run(tmp_path / "there")
     assert loaded.summary is not None
     assert loaded.summary["run"] == str(tmp_path / "there")
 
 
-def test_another_source_is_read_in_the_same_way(tmp_path: Path, runs: dict[str, tuple[Path, dict[str, Any]]]) -> None:
-    path = tmp_path / "other.csv"
-    path.write_text("\n".join(["ds,co2", *(f"{step},{step % 9}" for step in range(400))]))
-    data = load_run_data(load_run(runs["forecast"][0]).config, str(path))
-    assert (data.name, data.horizon, data.context_length, data.season) == ("other.csv", 6, 12, 52)
-
-
 def test_runs_are_numbered_below_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    small_series(Path("My Series.csv"))
+    overrides = ["data.source=My Series.csv", *SERIES[1:]]
     for number in (1, 2):
-        assert train(load_config(overrides=[*DIGITS, NO_PLOTS]))["run"] == f"runs/digits-lipschitz-{number}"
-
-
-def test_a_file_names_its_run_without_its_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("My Series.csv").write_text("\n".join(["ds,y", *(f"{step},{step % 5}" for step in range(90))]))
-    config = load_config(overrides=["data.source=My Series.csv", "task.horizon=2", "model.cell=rnn", NO_PLOTS, *TINY])
-    assert train(config)["run"] == "runs/my-series-rnn-1"
-
-
-def test_a_run_is_not_overwritten(runs: dict[str, tuple[Path, dict[str, Any]]]) -> None:
-    run, _ = runs["classify"]
-    with pytest.raises(ConfigError) as caught:
-        train(load_config(overrides=DIGITS), run)
-    assert str(caught.value) == (
-        f"There is a run in '{run}' already. Resume it with --resume, or name another directory."
-    )
-
-
-def test_a_run_cannot_be_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "taken"
-    path.write_text("")
-    with pytest.raises(ConfigError) as caught:
-        train(load_config(overrides=DIGITS), path)
-    assert str(caught.value) == f"Cannot make the run directory '{path}': File exists."
+        assert train(load_config(overrides=overrides))["run"] == f"runs/my-series-rnn-{number}"
 
 
 @pytest.mark.parametrize(
     ("override", "kind"),
     [
         ("model.cell=lipshitz", UnknownNameError),
-        ("model.cell_options.nonsense=1", ConfigError),
         ("data.source=digist", UnknownNameError),
-        ("data.target=x", ConfigError),
         ("task.horizon=3", ConfigError),
-        ("task.name=forecast", ConfigError),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -255,53 +158,33 @@ def test_what_cannot_work_leaves_no_directory(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_device_that_is_not_there() -> None:
-    with pytest.raises(DeviceError) as caught:
-        train(load_config(overrides=[*DIGITS, "training.device=cuda"]))
-    assert re.fullmatch(
-        r"The device 'cuda' is not there: (torch .* is built without CUDA|torch sees no GPU)\. "
-        r"Allowed here are 'cpu' and 'auto'\.",
-        str(caught.value),
-    )
+def test_where_a_run_cannot_begin(tmp_path: Path, runs: Runs) -> None:
+    (tmp_path / "taken").write_text("")
+    for path, reason in ((runs["classify"][0], "already"), (tmp_path / "taken", "File exists")):
+        with pytest.raises(ConfigError, match=f"'{path}'.*{reason}"):
+            train(load_config(overrides=DIGITS), path)
 
 
-def test_loading_what_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError) as caught:
+def test_runs_that_cannot_be_loaded(tmp_path: Path, runs: Runs) -> None:
+    with pytest.raises(CheckpointError, match=r"has no config\.yaml"):
         load_run(tmp_path)
-    assert str(caught.value) == f"There is no run in '{tmp_path}': it has no config.yaml."
-
-
-def test_loading_a_run_without_weights(tmp_path: Path, runs: dict[str, tuple[Path, dict[str, Any]]]) -> None:
-    for name in ("config.yaml", "data.json"):
-        (tmp_path / name).write_bytes((runs["classify"][0] / name).read_bytes())
-    with pytest.raises(CheckpointError) as caught:
-        load_run(tmp_path)
-    assert str(caught.value) == (
-        f"The run in '{tmp_path}' has no trained weights yet: no epoch was finished. Go on with it by --resume."
-    )
-
-
-def test_loading_a_damaged_run(tmp_path: Path, runs: dict[str, tuple[Path, dict[str, Any]]]) -> None:
     shutil.copytree(runs["classify"][0], tmp_path / "run")
-    (tmp_path / "run/data.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"data\.json' cannot be read as JSON: .*\.$"):
-        load_run(tmp_path / "run")
-    for content in ("[1]", "{}", '{"name": "digits", "task": "classify", "scaling": {}}'):
-        (tmp_path / "run" / "data.json").write_text(content)
-        with pytest.raises(
-            CheckpointError, match=r"data\.json' does not describe the data .* it has no 'fingerprint'\."
-        ):
+    for content, reason in (("{", "cannot be read as JSON"), ("[1]", "'fingerprint'"), ("{}", "'fingerprint'")):
+        (tmp_path / "run/data.json").write_text(content)
+        with pytest.raises(CheckpointError, match=rf"data\.json' .*{reason}"):
             load_run(tmp_path / "run")
+    shutil.copy(runs["classify"][0] / "data.json", tmp_path / "run")
+    (tmp_path / "run/checkpoints/best.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="no trained weights yet"):
+        load_run(tmp_path / "run")
 
 
 @pytest.mark.parametrize(
     ("cell", "source"),
-    # In the quick tests, every other cell is trained for one task; in the slow ones, each for both.
     [
-        pytest.param(cell, source, marks=[pytest.mark.slow] if (number + 2 * place) % 4 else [])
-        for number, cell in enumerate(list_cells())
-        for place, source in enumerate(("digits", "co2"))
+        pytest.param(cell, source, marks=[] if (cell, source) in QUICK else pytest.mark.slow)
+        for cell in list_cells()
+        for source in ("digits", "co2")
     ],
 )
 def test_every_cell_trains_for_both_tasks(cell: str, source: str, tmp_path: Path) -> None:
@@ -313,6 +196,7 @@ def test_every_cell_trains_for_both_tasks(cell: str, source: str, tmp_path: Path
     assert np.isfinite(summary["metrics"]["test"][headline])
 
 
+@pytest.mark.slow
 def test_sequences_of_unequal_length_with_gaps(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     y = np.arange(40) % 2
@@ -329,6 +213,7 @@ def test_sequences_of_unequal_length_with_gaps(tmp_path: Path) -> None:
         evaluate(load_run(tmp_path / "run").predictor(), load_run(tmp_path / "run").load_data(), "test")
 
 
+@pytest.mark.slow
 def test_a_forecast_beats_the_seasonal_naive_one_on_a_clear_signal(tmp_path: Path) -> None:
     steps = np.arange(400)
     y = 20 + 0.5 * steps + 5 * np.sin(2 * np.pi * steps / 12)
@@ -387,9 +272,6 @@ def small_series(path: Path, level: int = 0) -> None:
     path.write_text("\n".join(["ds,y", *(f"{step},{level + step % 7}" for step in range(80))]))
 
 
-SERIES = ["data.source=series.csv", "task.horizon=2", "model.cell=rnn", NO_PLOTS, *TINY]
-
-
 def test_the_data_of_a_run_is_found_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = tmp_path / "project"
     project.mkdir()
@@ -408,34 +290,7 @@ def test_the_data_of_a_run_is_found_from_every_folder(tmp_path: Path, monkeypatc
     assert str(tmp_path) not in (tmp_path / "renamed/runs/one/data.json").read_text()
 
 
-def test_a_run_without_its_data_says_where_it_lay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    small_series(Path("series.csv"))
-    train(load_config(overrides=SERIES), "run")
-    Path("elsewhere").mkdir()
-    Path("series.csv").rename("elsewhere/other.csv")
-    monkeypatch.chdir("elsewhere")
-    with pytest.raises(UnknownNameError) as caught:
-        load_run("../run").load_data()
-    assert str(caught.value) == f"No file '{tmp_path / 'series.csv'}'. Check the path."
-    # What was typed at training is taken where the file itself is gone.
-    Path("other.csv").rename("series.csv")
-    assert load_run("../run").load_data().name == "series.csv"
-
-
 def test_a_model_that_does_not_fit_into_memory(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^A model with model\.hidden_size=10000000 and model\.num_layers=1 does not"
-    ):
+    with pytest.raises(ConfigError, match=r"model\.hidden_size=10000000"):
         train(load_config(overrides=[*DIGITS, "model.cell=rnn", "model.hidden_size=10000000"]), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_run_whose_weights_overflow_is_not_done(tmp_path: Path) -> None:
-    settings = [*DIGITS, "model.cell=rnn", "training.optimizer=sgd", "training.lr=1e38", "training.max_steps=1"]
-    settings += ["training.schedule=constant", "training.clip_norm=0", "training.weight_decay=100"]
-    with pytest.raises(TrainingError, match="^No epoch left a model that can be used: the validation metric"):
-        train(load_config(overrides=settings), tmp_path / "run")
-    assert not (tmp_path / "run/summary.json").exists()
-    with pytest.raises(CheckpointError):
-        load_run(tmp_path / "run")

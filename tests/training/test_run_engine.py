@@ -12,7 +12,7 @@ import yaml
 
 from stablernn.cells import create_cell
 from stablernn.engines import select_engine
-from stablernn.errors import ConfigError, UnknownNameError
+from stablernn.errors import ConfigError
 from stablernn.training import load_config, train
 
 TINY = [
@@ -41,15 +41,6 @@ def test_a_run_stores_the_engine_that_ran(tmp_path: Path, cell: str) -> None:
     assert engine_of(tmp_path / "run") == engine
 
 
-def test_engines_agree(tmp_path: Path) -> None:
-    metrics = {}
-    for engine in ("loop", "fused"):
-        settings = [*TINY, "model.cell=lipschitz", f"model.engine={engine}"]
-        metrics[engine] = train(load_config(None, settings), tmp_path / engine)["metrics"]["test"]["log_loss"]
-        assert engine_of(tmp_path / engine) == engine
-    assert metrics["fused"] == pytest.approx(metrics["loop"], rel=1e-4)
-
-
 def test_a_resumed_run_keeps_its_engine_or_changes_it(tmp_path: Path) -> None:
     settings = [*TINY, "model.cell=lipschitz", "training.schedule=constant", "model.engine=loop"]
     train(load_config(None, settings), tmp_path / "run")
@@ -60,6 +51,7 @@ def test_a_resumed_run_keeps_its_engine_or_changes_it(tmp_path: Path) -> None:
     assert engine_of(tmp_path / "run") == "fused"
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_its_engine_cannot_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = [*TINY, "model.cell=lipschitz", "training.schedule=constant"]
     train(load_config(None, settings), tmp_path / "run")
@@ -82,10 +74,4 @@ def test_a_run_goes_on_where_its_engine_cannot_run(tmp_path: Path, caplog: pytes
 def test_an_engine_that_cannot_run_the_cell(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="The engine 'fused' cannot run the cell 'gru' on cpu"):
         train(load_config(None, [*TINY, "model.cell=gru", "model.engine=fused"]), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_an_unknown_engine(tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError, match="Unknown engine 'fuesd'"):
-        train(load_config(None, [*TINY, "model.cell=gru", "model.engine=fuesd"]), tmp_path / "run")
     assert not (tmp_path / "run").exists()

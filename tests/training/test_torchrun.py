@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from stablernn.estimators import StableClassifier
 from stablernn.training import load_config, train
 from stablernn.training.jobs import AbandonedJob, JobLocks, run_jobs
 from stablernn.training.loop.launch import Launch, read_launch
-from stablernn.training.loop.process_group import ProcessGroup, open_group, rendezvous_seconds, wait_for_processes
+from stablernn.training.loop.process_group import ProcessGroup, open_group, wait_for_processes
 from stablernn.training.train_model import check_processes
 from torchrun_cases import CASES, classification, run_case
 from torchrun_helpers import finished, torchrun
@@ -36,6 +36,7 @@ def shared_cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CASES.keys() - {"rank-rng"}))
 def test_two_processes_train_what_one_does(shared_cases: Path, name: str) -> None:
     first, second = (load_file(shared_cases / f"{rank}-{name}.safetensors") for rank in (0, 1))
@@ -49,32 +50,6 @@ def test_two_processes_train_what_one_does(shared_cases: Path, name: str) -> Non
         # Both processes take the same step to the last bit, whatever a hook does with the parameters.
         assert torch.equal(first[key], second[key]), key
         torch.testing.assert_close(first[key], tensor, rtol=0, atol=1e-10, msg=lambda text, key=key: f"{key}: {text}")
-
-
-def test_dropout_between_layers_and_noise_leave_both_processes_equal(shared_cases: Path) -> None:
-    first, second = (load_file(shared_cases / f"{rank}-rank-rng.safetensors") for rank in (0, 1))
-    assert all(torch.equal(first[key], second[key]) for key in first)
-    assert any(not torch.equal(tensor, first[key]) for key, tensor in run_case("rank-rng").items())
-
-
-@pytest.mark.parametrize("name", ["dtriv", "nais_net", "fastgrnn", "certified", "certified-lstm"])
-def test_the_hooks_of_the_cases_have_changed_parameters(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    hooked = run_case(name)
-    monkeypatch.setattr("stablernn.nn.models._base.SequenceModel.after_step", lambda *_: None)
-    monkeypatch.setattr("stablernn.training.loop.trainer.project_model", lambda *_: None)
-    plain = run_case(name)
-    assert any(not torch.equal(tensor, plain[key]) for key, tensor in hooked.items())
-
-
-def test_a_single_process_takes_whole_batches() -> None:
-    group = ProcessGroup()
-    parameter = torch.nn.Parameter(torch.ones(2))
-    assert group.world_size == 1
-    assert group.is_main
-    assert group.all_reduce_gradients([parameter], 0.5) == 0.5
-    assert parameter.grad is None
-    assert group.vote(True, False) == (True, False)
-    assert group.all_gather(3) == [3]
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -161,18 +136,6 @@ def test_processes_with_other_data_or_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"'model\.engine' is 'fused' in process 1 and 'loop' in process 0\."):
         check_processes(Everyone(("sha256:0", "cpu", own | {"model.engine": "fused"})), config, data, cpu)
     check_processes(Everyone(("sha256:0", "cpu", own)), config, data, cpu)
-
-
-def test_a_minibatch_has_a_row_for_each_process() -> None:
-    config = load_config(overrides=["data.source=toy", "model.cell=rnn", "training.batch_size=1"])
-    with pytest.raises(ConfigError, match=r"2 processes cannot share minibatches of 1\. Start at most 1, or"):
-        check_processes(Everyone(()), config, classification(), torch.device("cpu"))
-
-
-def test_recorded_graphs_of_a_gpu_are_refused() -> None:
-    config = load_config(overrides=["data.source=toy", "model.cell=rnn", "model.engine=cuda-graph"])
-    with pytest.raises(ConfigError, match=r"Take --engine loop"):
-        check_processes(Everyone(()), config, classification(), torch.device("cuda"))
 
 
 class Relayed(ProcessGroup):
@@ -281,55 +244,3 @@ def test_processes_that_do_not_come_are_named(
     )
     # The first process alone says so.
     assert len({record.thread for record in caplog.records}) == 1
-
-
-def test_processes_that_come_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    with ThreadPoolExecutor() as threads:
-        first = threads.submit(wait_for_processes, Launch(0, 2, 0))
-        assert wait([first], timeout=0.5).not_done
-        second = threads.submit(wait_for_processes, Launch(1, 2, 1))
-        first.result().set("key", "value")
-        assert second.result().get("key") == b"value"
-
-
-@pytest.mark.parametrize("text", ["0", "nan", "soon", "86401"])
-def test_the_time_for_the_rendezvous_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv("STABLERNN_RENDEZVOUS_SECONDS", text)
-    with pytest.raises(
-        ConfigError, match=rf"^STABLERNN_RENDEZVOUS_SECONDS must be a number from 1 to 86400, got '{text}'\.$"
-    ):
-        rendezvous_seconds()
-    monkeypatch.delenv("STABLERNN_RENDEZVOUS_SECONDS")
-    assert rendezvous_seconds() == 300
-
-
-def test_a_group_of_the_program_must_be_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
-    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
-    with (
-        pytest.raises(ConfigError, match=r"rank 1 of 2, and the environment as rank 0 of 1\."),
-        open_group(Launch(), torch.device("cpu")),
-    ):
-        pass
-    with open_group(Launch(1, 2, 1), torch.device("cpu")) as group:
-        assert group.world_size == 2
-
-
-def test_a_lost_process_is_an_error_with_a_sentence() -> None:
-    group = ProcessGroup(Launch(1, 2, 1))
-
-    def fail(tensor: torch.Tensor) -> None:
-        raise RuntimeError(
-            "[/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer. This is typically caused by a remote "
-            "worker crashing. Check the logs of the remote worker.\nstack"
-        )
-
-    with pytest.raises(
-        TrainingError, match=r"^Process 1 of 2 lost the connection to another one \(Connection closed by peer\)\."
-    ):
-        group._run(fail, torch.zeros(1))

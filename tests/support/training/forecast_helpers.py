@@ -6,8 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
+from stablernn.cells import list_cells
 from stablernn.data import ForecastData, Series
+
+QUICK_CELLS = {"lipschitz", "lstm", "lru", "exprnn", "gru_d", "scornn"}
+EACH_CELL = [pytest.param(cell, marks=[] if cell in QUICK_CELLS else pytest.mark.slow) for cell in list_cells()]
+"""All cells, of which the quick tests have one of each form of settings."""
 
 
 def many_series(values: Sequence[np.ndarray], **changes: Any) -> ForecastData:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import signal
-import weakref
 from typing import Any
 
 import numpy as np
@@ -240,14 +238,6 @@ def test_a_training_with_recorded_passes_equals_one_without(cell: str, engine: s
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_minibatches_that_are_drawn_ahead_have_the_draws_of_others(device: str) -> None:
-    plain_weights, _ = fit("lru", "scan", device, is_graphed=False, objective=ClassifyObjective(mixup=Mixup(0.5)))
-    weights, count = fit("lru", "scan", device, is_graphed=True, objective=ClassifyObjective(mixup=Mixup(0.5)))
-    assert count
-    torch.testing.assert_close(weights, plain_weights, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_a_stop_forgets_the_minibatch_that_was_drawn_ahead(device: str) -> None:
     def objective() -> Objective:
         return ClassifyObjective(mixup=Mixup(0.5))
@@ -268,53 +258,6 @@ def test_a_stop_forgets_the_minibatch_that_was_drawn_ahead(device: str) -> None:
     assert torch.equal(torch.get_rng_state(), after)
     assert resumed.fit()
     torch.testing.assert_close([*resumed.model.parameters()], expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_an_error_in_a_step_forgets_the_minibatch_that_was_drawn_ahead(device: str) -> None:
-    expected, _ = fit("lru", "scan", device, is_graphed=True)
-    trainer, _ = trainer_of("lru", "scan", device, is_graphed=True)
-
-    def fail_once(*args: Any) -> None:
-        if trainer.position.step == 11:
-            hook.remove()
-            assert trainer._next is not None
-            raise KeyboardInterrupt
-
-    hook = trainer._optimizer.register_step_pre_hook(fail_once)
-    with pytest.raises(KeyboardInterrupt):
-        trainer.fit()
-    assert trainer.fit()
-    torch.testing.assert_close([*trainer.model.parameters()], expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
-@pytest.mark.parametrize(("cell", "engine"), [("antisymmetric", "triton"), ("lru", "scan"), ("gru", "torch-rnn")])
-def test_dropout_of_recorded_passes_is_that_of_plain_ones(cell: str, engine: str) -> None:
-    plain_weights, _ = fit(cell, engine, "cuda", is_graphed=False, dropout=0.3)
-    weights, count = fit(cell, engine, "cuda", is_graphed=True, dropout=0.3)
-    assert count == 2
-    torch.testing.assert_close(weights, plain_weights, rtol=1e-3, atol=1e-4)
-
-
-def test_only_engines_of_whole_sequences_are_recorded() -> None:
-    model, objective = Classifier("lru", 2, 3, 4), ClassifyObjective()
-    for engine, count in (("loop", 0), ("fused", 0), ("auto", 0), ("scan", 1)):
-        model.rnn.use_engine(engine)
-        passes = GraphedPasses(model, objective, run_again)
-        results = [passes.run(classes("cpu"), None) for _ in range(EAGER_PASSES + 1)]
-        assert (passes.count, sum(result is not None for result in results)) == (count, count)
-
-
-def test_padded_batches_of_kernels_of_torch_are_not_recorded() -> None:
-    model = Classifier("gru", 2, 3, 4)
-    model.rnn.use_engine("torch-rnn")
-    passes = GraphedPasses(model, ClassifyObjective(), run_again)
-    for padded in (True, False):
-        for _ in range(EAGER_PASSES + 1):
-            passes.run(classes("cpu", padded=padded), None)
-        assert passes.count == int(not padded)
 
 
 def test_rare_shapes_and_those_beyond_the_limit_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,27 +290,6 @@ class _CountingObjective(ClassifyObjective):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_recording_leaves_no_trace_in_buffers_and_random_numbers(device: str) -> None:
-    model = Classifier("lru", 2, 3, 4, dropout=0.5, num_layers=2).to(device)
-    model.register_buffer("passes", torch.zeros((), device=device), persistent=False)
-    model.rnn.use_engine("scan")
-    passes = passes_of(model, _CountingObjective(draws=False), device)
-    batch = classes(device)
-    draws = torch.rand(4, device=device)
-    for number in range(EAGER_PASSES + 1):
-        torch.manual_seed(number)
-        result = passes.run(batch, None)
-    # Without a GPU, dropout draws on the CPU, so that there is no recording.
-    assert (result is not None) == (device == "cuda")
-    assert float(model.get_buffer("passes")) == passes.count
-    if device == "cpu":
-        after = torch.rand(4)
-        torch.manual_seed(EAGER_PASSES)
-        assert torch.equal(after, torch.rand(4))
-    assert not torch.equal(draws, torch.rand(4, device=device))
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_a_pass_that_draws_on_the_cpu_is_refused_once(device: str, caplog: pytest.LogCaptureFixture) -> None:
     model = Classifier("lru", 2, 3, 4).to(device)
     model.register_buffer("passes", torch.zeros((), device=device), persistent=False)
@@ -381,64 +303,3 @@ def test_a_pass_that_draws_on_the_cpu_is_refused_once(device: str, caplog: pytes
         "repeat"
     ]
     assert float(model.get_buffer("passes")) == 0
-
-
-class _Failing(ClassifyObjective):
-    """Fails in the recording of a short minibatch, of which its pass has a tensor."""
-
-    intermediate: weakref.ref[Tensor]
-
-    def advance(self, model: SequenceModel, batch: Batch, state: States | None) -> tuple[Tensor, None]:
-        loss, after = super().advance(model, batch, state)
-        if len(batch.x) < ROWS:
-            product = 2 * loss
-            self.intermediate = weakref.ref(product)
-            raise RuntimeError("not recordable")
-        return loss, after
-
-
-def test_a_failed_recording_leaves_no_memory_in_use() -> None:
-    model, objective = Classifier("lru", 2, 3, 4), _Failing()
-    model.rnn.use_engine("scan")
-    passes = GraphedPasses(model, objective, run_again)
-    batch = classes("cpu")
-    for _ in range(EAGER_PASSES + 1):
-        passes.run(batch, None)
-    (recorded,) = passes._graphs.values()
-    assert isinstance(recorded, graphed_passes._Graph)
-    kept = [weakref.ref(tensor) for tensor in [*passes._gradients, recorded._batch.x]]
-    del recorded
-    model.zero_grad()
-    fewer = batch._replace(x=batch.x[1:], lengths=batch.lengths[1:], y=batch.y[1:])
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(EAGER_PASSES + 1):
-            assert passes.run(fewer, None) is None
-        assert objective.intermediate() is None
-    finally:
-        gc.enable()
-    # A recording in place of one on a GPU is a reference cycle.
-    gc.collect()
-    assert [tensor() for tensor in kept] == [None] * len(kept)
-    assert passes.run(batch, None) is None
-
-
-class _Waiting(ClassifyObjective):
-    def advance(self, model: SequenceModel, batch: Batch, state: States | None) -> tuple[Tensor, None]:
-        loss, after = super().advance(model, batch, state)
-        return loss * (1 if float(loss.detach()) > 0 else 2), after
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
-def test_a_pass_that_waits_for_the_gpu_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    model = Classifier("lru", 2, 3, 4).to("cuda")
-    model.rnn.use_engine("scan")
-    passes = GraphedPasses(model, _Waiting())
-    with caplog.at_level(logging.INFO, "stablernn.training"):
-        for _ in range(EAGER_PASSES + 2):
-            assert passes.run(classes("cuda"), None) is None
-    (record,) = caplog.records
-    assert "synchroniz" in record.message
-    assert torch.cuda.get_sync_debug_mode() == 0

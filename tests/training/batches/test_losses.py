@@ -54,14 +54,6 @@ def test_an_objective_may_be_taken_of_models_of_several_dtypes(case: str) -> Non
         torch.testing.assert_close(gradients(model, objective, draw(dtype)), expected, rtol=0, atol=0)
 
 
-def test_an_objective_may_be_taken_of_models_with_other_quantiles() -> None:
-    objective, batch = ForecastObjective(), windows(torch.float32)
-    for quantiles in ((0.1, 0.7), (0.2, 0.7), ()):
-        model = Forecaster("rnn", 1, 2, 4, quantiles=quantiles)
-        expected = gradients(model, ForecastObjective(), batch)
-        torch.testing.assert_close(gradients(model, objective, batch), expected, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("class_weights", [None, WEIGHTS], ids=["equal classes", "class weights"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_a_weight_of_two_is_a_sequence_twice_and_of_none_no_sequence(

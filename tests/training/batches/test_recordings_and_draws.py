@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from cuda_graphs import run_again
 from stablernn.nn.models import Classifier
-from stablernn.nn.segments import recordable
 from stablernn.training.loop import trainer as graphed_passes
 from stablernn.training.loop.losses import ClassifyObjective
 from stablernn.training.loop.minibatches import Batch
@@ -28,21 +25,6 @@ def recomputing(every: int | None) -> Classifier:
 
 def classes() -> Batch:
     return Batch(torch.randn(6, 9, 2), torch.full((6,), 9), torch.randint(3, (6,)), is_padded=False)
-
-
-@pytest.mark.parametrize("is_recorded", [False, True])
-def test_a_recording_does_not_look_at_random_generators(is_recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CUDA graph refuses it; outside of one, states that are computed again draw the numbers of before."""
-    looks, look = list[Tensor](), torch.get_rng_state
-
-    def count() -> Tensor:
-        looks.append(look())
-        return looks[-1]
-
-    monkeypatch.setattr(torch, "get_rng_state", count)
-    with recordable() if is_recorded else nullcontext():
-        ClassifyObjective().loss(recomputing(4), classes()).backward()  # type: ignore[no-untyped-call]
-    assert bool(looks) is not is_recorded
 
 
 @pytest.mark.parametrize(("every", "count"), [(None, 1), (4, 0)])

@@ -9,13 +9,11 @@ import pytest
 import torch
 
 from stablernn.data import SequenceSplit
-from stablernn.data.windows import build_windows
 from stablernn.nn.models import Classifier, Forecaster
 from stablernn.training.loop import minibatches as sample_minibatches
-from stablernn.training.loop.augmentation import Augmentation, Mixup
 from stablernn.training.loop.launch import Launch
-from stablernn.training.loop.losses import ClassifyObjective, ForecastObjective, Objective
-from stablernn.training.loop.minibatches import Batch, SampleMinibatches, TensorBatches, read_scalar
+from stablernn.training.loop.losses import ClassifyObjective, Objective
+from stablernn.training.loop.minibatches import Batch, TensorBatches, read_scalar
 from stablernn.training.loop.process_group import ProcessGroup
 
 CPU = torch.device("cpu")
@@ -43,18 +41,6 @@ def test_a_batch_knows_whether_a_sequence_is_shorter_than_the_longest(
     assert batch.valid_lengths is (batch.lengths if is_padded else None)
 
 
-def test_windows_that_could_not_be_made_longer_are_padded() -> None:
-    values = np.arange(12, dtype=np.float32)[:, None]
-    windows = build_windows([values], [(0, 12)], context_length=4, horizon=2, target_indices=[0])
-    batches = TensorBatches(windows, CPU)
-    # The first window begins with its series; each later one has a step more before it.
-    assert batches.take(torch.tensor([0, 3])).is_padded is False
-    longer = batches.take_longer(torch.tensor([0, 3]), 3, 1)
-    assert longer.lengths.tolist() == [4, 7]
-    assert longer.is_padded is True
-    assert batches.take_longer(torch.tensor([3, 4]), 3, 1).is_padded is False
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -76,24 +62,6 @@ def test_the_loss_of_sequences_without_padding_needs_no_lengths(options: dict[st
     dt = 0.5 + torch.rand(6, 5) if "max_dt" in options else None
     batch = Batch(x, torch.full((6,), 5), torch.arange(6) % 3, dt)
     assert_equal_losses(ClassifyObjective(), model, batch)
-
-
-def test_mixtures_and_changes_of_sequences_without_padding_need_no_lengths() -> None:
-    objective = ClassifyObjective(augmentation=Augmentation(time_warp=0.2, crop=0.5, shift=0.3), mixup=Mixup(0.5))
-    batch = Batch(torch.randn(6, 5, 2), torch.full((6,), 5), torch.arange(6) % 3, is_padded=False)
-    model = Classifier("gru", 2, 3, 4)
-    assert objective.prepare(model, batch).is_padded is False
-    assert_equal_losses(objective, model, batch._replace(is_padded=True))
-
-
-@pytest.mark.parametrize("head", ["direct", "recursive"])
-def test_the_loss_of_windows_without_padding_needs_no_lengths(head: str) -> None:
-    values = np.random.default_rng(1).normal(size=(20, 2)).astype(np.float32)
-    windows = build_windows([values], [(0, 20)], context_length=6, horizon=3, target_indices=[0, 1])
-    batch = SampleMinibatches(windows, 5, CPU).take(0).batch
-    assert batch.is_padded is False
-    model = Forecaster("gru", 2, 3, 4, target_indices=[0, 1], head=head)
-    assert_equal_losses(ForecastObjective(), model, batch._replace(is_padded=True))
 
 
 def assert_equal_losses(objective: Objective, model: Classifier | Forecaster, batch: Batch) -> None:

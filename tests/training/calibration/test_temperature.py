@@ -14,7 +14,7 @@ import torch
 from forecast_helpers import many_series
 from stablernn.data import ForecastData, SequenceSplit
 from stablernn.nn.models import Classifier, Forecaster
-from stablernn.training import calibration, load_config, load_run, train
+from stablernn.training import load_config, load_run, train
 from stablernn.training.calibration import fit_offsets, fit_temperature
 from stablernn.training.tasks import task_for
 
@@ -73,13 +73,6 @@ def test_the_temperature_is_the_most_probable_one_under_its_prior(samples: int) 
     assert np.exp(-2) < found < 1
 
 
-def test_no_temperature_is_left_from_before() -> None:
-    model, split = told(60, 5.0)
-    model.temperature.fill_(7.0)
-    first = fit_temperature(model, split)["temperature"]
-    assert first == pytest.approx(fit_temperature(told(60, 5.0)[0], split)["temperature"])
-
-
 @pytest.mark.parametrize("kept", [0, 1, 5])
 def test_one_class_says_nothing(kept: int) -> None:
     model, split = told(40, 5.0)
@@ -87,19 +80,6 @@ def test_one_class_says_nothing(kept: int) -> None:
     part = SequenceSplit(split.x[chosen], split.lengths[chosen], split.y[chosen], tuple(map(str, chosen)))
     assert fit_temperature(model, part) == {"temperature": 1.0, "samples": kept, "before": None, "after": None}
     assert float(model.temperature) == 1
-
-
-def test_the_mean_of_members_is_what_is_made_less_sure() -> None:
-    _, split = told(300, 1.0, flip=0.4)
-    model = Classifier("rnn", 3, 3, 8, members=3).eval()
-    with torch.no_grad():
-        for parameter in model.head.parameters():
-            parameter *= 30
-    before = log_loss(model, split)
-    found = fit_temperature(model, split)
-    assert found["temperature"] > 1
-    assert found["after"] == pytest.approx(log_loss(model, split), rel=1e-4)
-    assert found["after"] < before
 
 
 def test_dropout_is_off_while_a_run_is_calibrated() -> None:
@@ -196,24 +176,6 @@ def test_the_mean_and_the_median_stay() -> None:
     assert not torch.equal(before["quantiles"], after["quantiles"])
 
 
-def test_of_very_many_windows_some_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = walk(50)
-    model = forecaster(data)
-    # Two steps and five levels.
-    monkeypatch.setattr(calibration, "MOST_NUMBERS", 20 * 10)
-    monkeypatch.setattr(calibration, "_LEAST_WINDOWS", 7)
-    assert fit_offsets(model, data.windows("validation"))["samples"] == 20
-    monkeypatch.setattr(calibration, "MOST_NUMBERS", 1)
-    assert fit_offsets(model, data.windows("validation"))["samples"] == 7
-
-
-def test_fitting_again_finds_the_same() -> None:
-    data = walk(50)
-    model = forecaster(data)
-    first = fit_offsets(model, data.windows("validation"))
-    assert fit_offsets(model, data.windows("validation")) == first
-
-
 TINY = [
     "model.hidden_size=5",
     "training.threads=1",
@@ -245,11 +207,3 @@ def test_what_was_fitted_is_written_down_and_is_in_the_weights(task: str, tmp_pa
         np.testing.assert_allclose(model.get_buffer("offsets").numpy(), written["intervals"]["offsets"])
         assert np.abs(written["intervals"]["offsets"]).max() > 0
         assert 0 <= written["gate"]["share"] <= 1
-
-
-def test_a_run_that_is_not_to_be_calibrated(tmp_path: Path) -> None:
-    overrides, _ = RUNS["classify"]
-    config = load_config(overrides=[*overrides, "model.cell=rnn", "training.calibrate=false", *TINY])
-    train(config, tmp_path / "run")
-    assert not (tmp_path / "run/calibration.json").exists()
-    assert float(load_run(tmp_path / "run").model.get_buffer("temperature")) == 1

@@ -8,7 +8,7 @@ import torch
 
 from forecast_helpers import Sums, many_series
 from stablernn.data import ForecastData
-from stablernn.errors import ConfigError, DataError
+from stablernn.errors import ConfigError
 from stablernn.nn.models import Forecaster
 from stablernn.training import TorchPredictor
 from stablernn.training.evaluation.backtest import backtest, parse
@@ -55,13 +55,6 @@ def test_the_state_is_carried_over_the_new_steps_only() -> None:
     assert got["by_window"][2]["mae_carried"] == pytest.approx(np.abs(values[28:30, 0] - last).mean(), rel=1e-5)
 
 
-def test_a_step_longer_than_the_context_reads_all_that_is_new() -> None:
-    data = toy(40, test_steps=20)
-    predictor = Sums()
-    backtest(predictor, data, windows=3, step=7)
-    np.testing.assert_array_equal(np.concatenate(predictor.inputs[:3], axis=1)[0], data.series[0].values[20:38])
-
-
 @pytest.mark.parametrize("cell", ["gru", "lipschitz"])
 @pytest.mark.parametrize(
     "scaling", [{"scaling": "standard"}, {"scaling": "window", "window": 4}], ids=lambda s: s["scaling"]
@@ -92,22 +85,6 @@ def test_a_carried_state_equals_reading_everything_since_the_first_origin(cell: 
     assert got["carried"]["metrics"]["seasonal_naive"] == expected["seasonal_naive"]
 
 
-def test_batches_do_not_change_a_backtest() -> None:
-    data = toy(30, 31, 28, 40, 33)
-    whole = backtest(Sums(weight=0.5), data, windows=3, step=2)
-    parts = backtest(Sums(weight=0.5), data, windows=3, step=2, batch_size=2)
-    assert own(parts["carried"]) == pytest.approx(own(whole["carried"]))
-    assert parts["by_window"] == whole["by_window"]
-
-
-def test_a_series_too_short_for_all_origins_has_fewer() -> None:
-    data = toy(30, 20, context_length=14)
-    # The second series can be forecast from step 14 on only, 18 is its last origin.
-    got = backtest(Sums(), data, windows=3, step=3)
-    assert (got["origins"], got["missing_origins"]) == (5, 1)
-    assert [row["series"] for row in got["by_window"]] == [1, 2, 2]
-
-
 def test_a_window_without_truth_is_left_out_and_the_state_begins_anew() -> None:
     data = toy(30)
     data.series[0].values[25:27] = np.nan
@@ -116,31 +93,6 @@ def test_a_window_without_truth_is_left_out_and_the_state_begins_anew() -> None:
     assert (got["origins"], got["missing_origins"]) == (2, 1)
     assert [row["series"] for row in got["by_window"]] == [1, 0, 1]
     assert [x.shape[1] for x in predictor.inputs[:2]] == [4, 4]
-
-
-def test_an_origin_without_context_is_left_out_and_the_state_begins_anew() -> None:
-    data = toy(33, 33, test_steps=12)
-    data.series[0].values[21:25] = np.nan
-    predictor = Sums()
-    got = backtest(predictor, data, windows=3, step=3)
-    # Origins are 25, 28 and 31; the four steps before the first are missing in one series.
-    assert (got["origins"], got["missing_origins"]) == (5, 1)
-    assert [row["series"] for row in got["by_window"]] == [1, 2, 2]
-    assert [x.shape[:2] for x in predictor.inputs[:4]] == [(1, 4), (1, 4), (1, 3), (2, 3)]
-    own, other = (series.values[:, 0] for series in data.series)
-    errors = [abs(own[step] - own[step - 3]) for step in (28, 29, 31, 32)]
-    errors += [abs(other[step] - other[step - 3]) for step in (25, 26, 28, 29, 31, 32)]
-    assert got["fresh"]["metrics"]["seasonal_naive"]["mae"] == pytest.approx(np.mean(errors))
-
-
-def test_new_steps_without_a_value_are_read_as_such() -> None:
-    data = toy(33, test_steps=12)
-    data.series[0].values[26:28] = np.nan
-    predictor = Sums()
-    got = backtest(predictor, data, windows=4, step=2)
-    assert (got["origins"], got["missing_origins"]) == (4, 0)
-    assert [x.shape[1] for x in predictor.inputs[:4]] == [4, 2, 2, 2]
-    np.testing.assert_array_equal(np.concatenate(predictor.inputs[:4], axis=1)[0], data.series[0].values[21:31])
 
 
 def test_the_time_since_the_last_step_is_known_where_the_state_is_carried() -> None:
@@ -172,11 +124,6 @@ def test_what_cannot_be_rolled(options: dict[str, int], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
         backtest(Sums(), toy(30), **options)
     assert str(caught.value) == sentence
-
-
-def test_an_empty_split_cannot_be_rolled() -> None:
-    with pytest.raises(DataError, match=r"^The split 'test' of 'toy' is empty\. Choose another split\."):
-        backtest(Sums(), toy(30, test_steps=1), windows=1, step=1)
 
 
 @pytest.mark.parametrize("text", ["windows=8,step=24", "step=24,windows=8", "windows=8 step=24"])

@@ -2,12 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from stablernn.data import ClassificationData, load_data
 from stablernn.data.types import SequenceSplit
-from stablernn.nn.models import Classifier
-from stablernn.training import TorchPredictor, evaluate
 from stablernn.training.evaluation.scorers import ClassificationScorer
 from stablernn.training.tasks.classify import SHARES, Beginnings, early
 
@@ -39,12 +36,10 @@ def test_a_share_of_each_sequence_is_rounded_up() -> None:
     assert begun.steps_seen == 5
 
 
-@pytest.mark.parametrize("length", [1, 7, 10, 64, 100, 30000])
-@pytest.mark.parametrize("share", SHARES)
-def test_no_share_is_empty_and_the_last_is_whole(length: int, share: float) -> None:
-    steps = int(Beginnings(split([length]), share).gather(np.array([0])).lengths[0])
-    assert 1 <= steps <= length
-    assert steps == -(-length * round(10 * share) // 10)
+def test_no_share_is_empty_and_the_last_is_whole() -> None:
+    for length in (1, 7, 10, 30000):
+        steps = [int(Beginnings(split([length]), share).gather(np.array([0])).lengths[0]) for share in SHARES]
+        assert steps == [-(-length * round(10 * share) // 10) for share in SHARES]
 
 
 class Counts:
@@ -65,14 +60,3 @@ def test_accuracy_rises_when_what_tells_has_been_seen(digits: ClassificationData
     assert [row["share"] for row in rows] == pytest.approx([n / 10 for n in range(1, 11)])
     assert [row["accuracy"] for row in rows] == [0, 0, 0.5, 0.5, 1, 1, 1, 1, 1, 1]
     assert [row["steps"] for row in rows] == [1.5 * n for n in range(1, 11)]
-
-
-def test_the_last_row_is_the_score_of_whole_sequences(digits: ClassificationData) -> None:
-    torch.manual_seed(0)
-    predictor = TorchPredictor(Classifier("gru", 1, 10, 4))
-    scores = evaluate(predictor, digits, "validation")
-    last = early(predictor, ClassificationScorer(digits, "validation"))[-1]
-    assert {name: last[name] for name in ("accuracy", "macro_f1")} == {
-        name: scores[name] for name in ("accuracy", "macro_f1")
-    }
-    assert last["steps"] == 64

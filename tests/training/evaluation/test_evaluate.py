@@ -6,18 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from forecast_helpers import Sums, many_series
-from stablernn.data import ClassificationData, ForecastData, Samples, Series, WindowSet, load_data
+from stablernn.data import ClassificationData, ForecastData, load_data
 from stablernn.errors import DataError, UnknownNameError
-from stablernn.nn.models import Classifier, Forecaster
-from stablernn.training import TorchPredictor, evaluate, predict
-from stablernn.training.evaluation import scorers
+from stablernn.training import evaluate, predict
 from stablernn.training.evaluation.baselines import Baselines
-from stablernn.training.evaluation.metrics import classification_metrics, seasonal_naive
-from stablernn.training.evaluation.predictors import optional_inputs
-from stablernn.training.evaluation.scorers import ClassificationScorer, ForecastScorer, Subset
+from stablernn.training.evaluation.metrics import classification_metrics
+from stablernn.training.evaluation.scorers import ForecastScorer
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +72,6 @@ def test_the_seasonal_naive_forecast_scores_like_itself(series: ForecastData) ->
     assert got["mase"] == pytest.approx(got["mae"] / 0.4)
 
 
-def test_naive_forecasts_see_more_than_the_context(series: ForecastData) -> None:
-    short = replace(series, context_length=2)
-    assert evaluate(Shapes((6, 1)), short, "test")["seasonal_naive"] == pytest.approx(
-        evaluate(Shapes((6, 1)), series, "test")["seasonal_naive"]
-    )
-
-
 class Shapes:
     """Zeros of a shape."""
 
@@ -103,40 +92,6 @@ def test_naive_is_the_last_observed_value(series: ForecastData) -> None:
         last = end - 1
         errors += [abs(b[step] - b[last]) for step in range(end, end + 6) if step != 55]
     assert got["naive"]["mae"] == pytest.approx(np.mean(errors), rel=1e-5)
-
-
-def test_batches_do_not_change_scores(digits: ClassificationData) -> None:
-    torch.manual_seed(0)
-    predictor = TorchPredictor(Classifier("rnn", 1, 10, 4))
-    whole = evaluate(predictor, digits, "validation", batch_size=1000)
-    parts = evaluate(predictor, digits, "validation", batch_size=7)
-    one, other = own(parts), own(whole)
-    # Some processors round by the size of the batch: of sequences that score all but alike, a few change places.
-    assert one.pop("roc_auc") == pytest.approx(other.pop("roc_auc"), abs=2e-3)
-    assert one == pytest.approx(other)
-
-
-def test_predict_keeps_the_order(digits: ClassificationData) -> None:
-    model = Classifier("rnn", 1, 10, 4)
-    outputs = predict(TorchPredictor(model), digits.validation, batch_size=100)
-    x, lengths, *_ = digits.validation.gather(np.arange(150, 160))
-    with torch.no_grad():
-        expected = torch.softmax(model(torch.from_numpy(x), torch.from_numpy(lengths)), dim=-1)
-    np.testing.assert_allclose(outputs["probabilities"][150:160], expected.numpy(), rtol=1e-5)
-
-
-def test_a_torch_model_is_scored_in_evaluation_mode(digits: ClassificationData) -> None:
-    model = Classifier("rnn", 1, 10, 4, num_layers=2, dropout=0.9).train()
-    predictor = TorchPredictor(model)
-    assert evaluate(predictor, digits, "validation") == evaluate(predictor, digits, "validation")
-    assert model.training
-
-
-def test_a_forecaster_without_quantiles(series: ForecastData) -> None:
-    model = Forecaster("rnn", 2, 6, 4, target_indices=(1,), quantiles=())
-    model.fit_scaling(series.training_values())
-    got = evaluate(TorchPredictor(model), series, "test")
-    assert not [name for name in got if name.startswith(("pinball", "coverage"))]
 
 
 def test_labels_are_matched_by_word(digits: ClassificationData) -> None:
@@ -197,28 +152,6 @@ def test_sequences_that_the_model_was_not_made_for(
         )
 
 
-@pytest.mark.parametrize(
-    ("shape", "features", "message"),
-    [
-        ((6, 1), ("b", "a"), "was loaded with the features a, b, the model expects b, a"),
-        ((3, 2), None, "was loaded for a horizon of 6 and 1 target, the model answers 3"),
-    ],
-)
-def test_series_that_the_model_was_not_made_for(
-    shape: tuple[int, int], features: Any, message: str, series: ForecastData
-) -> None:
-    with pytest.raises(DataError, match=f"'two.csv' {message}"):
-        evaluate(Shapes(shape), series, "test", features=features)
-
-
-def test_empty_split(digits: ClassificationData) -> None:
-    nothing = digits.validation.gather(np.array([], dtype=np.int64))
-    split = replace(digits.validation, x=nothing.x, lengths=nothing.lengths, y=nothing.y, ids=())
-    empty = replace(digits, validation=split)
-    with pytest.raises(DataError, match=r"^The split 'validation' of 'digits' is empty\. Choose another split\."):
-        evaluate(Shapes((10,), "probabilities"), empty, "validation")
-
-
 def test_the_scale_of_mase_is_of_the_training_steps_alone(tmp_path: Path) -> None:
     # In training y alternates between 0 and 1; then it jumps by 50, which would make any later scale larger.
     rows = [f"{step},{step % 2 if step < 40 else 50 * (step % 2)}" for step in range(60)]
@@ -228,52 +161,6 @@ def test_the_scale_of_mase_is_of_the_training_steps_alone(tmp_path: Path) -> Non
         got = evaluate(Shapes((2, 1)), data, split)
         assert got["mase"] == pytest.approx(got["mae"] / 1.0)
         assert got["mae"] == pytest.approx(25)
-
-
-def test_the_truth_is_read_without_the_contexts(series: ForecastData, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gather(*_: object) -> None:
-        raise AssertionError("contexts were gathered")
-
-    monkeypatch.setattr(WindowSet, "gather", gather)
-    assert ForecastScorer(series, "test").truth.shape == (6, 6, 1)
-
-
-def test_each_series_is_forecast_from_its_own_past() -> None:
-    random = np.random.default_rng(0)
-    lengths = [14, 30, 12, 20]
-    many = ForecastData(
-        name="many",
-        series=tuple(Series(f"s{n}", np.arange(n), random.normal(size=(n, 1)).astype(np.float32)) for n in lengths),
-        channels=("y",),
-        targets=("y",),
-        frequency="1",
-        season=3,
-        horizon=2,
-        context_length=2,
-        validation_steps=3,
-        test_steps=4,
-        notes={},
-        fingerprint="",
-    )
-    for split in ("train", "validation", "test"):
-        apart = [ForecastScorer(replace(many, series=(one,)), split) for one in many.series]
-        weights = [scorer.samples for scorer in apart]
-        for name in ("seasonal_naive", "naive", "drift"):
-            expected = np.average([scorer.naive[name]["mae"] for scorer in apart], weights=weights)
-            assert ForecastScorer(many, split).naive[name]["mae"] == pytest.approx(expected)
-
-
-def test_many_series_are_grouped_once(series: ForecastData, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A mask over all windows for each series would be quadratic; slices of them are views.
-    seen: list[bool] = []
-
-    def naive(values: np.ndarray, ends: np.ndarray, **options: int) -> np.ndarray:
-        seen.append(ends.base is not None)
-        return seasonal_naive(values, ends, **options)
-
-    monkeypatch.setattr(scorers, "seasonal_naive", naive)
-    ForecastScorer(series, "test")
-    assert seen == [True] * 4
 
 
 def test_windows_without_a_value_in_their_context_are_scored_for_nobody() -> None:
@@ -307,56 +194,3 @@ def test_a_chosen_window_is_scored_like_a_split_of_its_own(series: ForecastData)
         np.testing.assert_array_equal(part.naive_forecast(name), whole.naive_forecast(name)[chosen])
     errors = np.abs(picked["mean"] - part.truth)
     assert part.score(picked)["mae"] == pytest.approx(np.nanmean(errors))
-
-
-def test_chosen_samples_are_numbered_anew(digits: ClassificationData) -> None:
-    chosen = Subset(digits.validation, np.array([5, 3, 9]))
-    assert len(chosen) == 3
-    np.testing.assert_array_equal(chosen.gather(np.array([2, 0])).y, digits.validation.y[[9, 5]])
-
-
-def test_a_sequence_in_two_parts_is_the_whole(digits: ClassificationData) -> None:
-    torch.manual_seed(0)
-    predictor = TorchPredictor(Classifier("lstm", 1, 10, 4, num_layers=2))
-    x = digits.validation.x[:5]
-    first = predictor.run_sequence(x[:, :20])
-    second = predictor.run_sequence(x[:, 20:], state=predictor.next_state(first))
-    whole = predictor.run_numpy(x)
-    assert set(second) - set(whole) == {name.output for name in predictor.states}
-    np.testing.assert_allclose(second["probabilities"], whole["probabilities"], rtol=1e-5, atol=1e-7)
-
-
-def test_what_samples_bring_reaches_the_predictor() -> None:
-    class Source:
-        def __len__(self) -> int:
-            return 3
-
-        def gather(self, indices: np.ndarray) -> Samples:
-            ones = np.ones((len(indices), 2, 1), dtype=np.float32)
-            static = indices[:, None].astype(np.float32)
-            return Samples(ones, np.full(len(indices), 2), indices, dt=None, static=static, future=ones)
-
-    seen: list[dict[str, np.ndarray]] = []
-
-    class Looks:
-        def run_numpy(self, x: np.ndarray, lengths: np.ndarray | None = None, **further: np.ndarray) -> dict:
-            seen.append(further)
-            return {"mean": x}
-
-    predict(Looks(), Source(), batch_size=2)
-    assert [sorted(further) for further in seen] == [["future", "static"]] * 2
-    np.testing.assert_array_equal(seen[1]["static"], [[2]])
-    assert optional_inputs(Source().gather(np.array([0]))._replace(static=None)).keys() == {"future"}
-
-
-def test_the_ridge_classifier_is_fitted_for_final_scores_only(
-    digits: ClassificationData, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise AssertionError("a ridge classifier was fitted")
-
-    monkeypatch.setattr("stablernn.training.evaluation.baselines.Ridge", fail)
-    scorer = ClassificationScorer(digits, "validation")
-    scorer.score({"probabilities": np.eye(10)[digits.validation.y]})
-    with pytest.raises(AssertionError):
-        evaluate(Knows(digits.validation.y, 10), digits, "validation")

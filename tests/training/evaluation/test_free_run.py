@@ -11,10 +11,9 @@ from forecast_helpers import Sums, many_series
 from stablernn.certificates.certificate import certify
 from stablernn.certificates.projection import is_projected, project
 from stablernn.data import ForecastData
-from stablernn.errors import ConfigError, DataError
 from stablernn.nn.models import Forecaster
 from stablernn.training import TorchPredictor
-from stablernn.training.evaluation.backtest import HORIZONS, MOST_SERIES, soak
+from stablernn.training.evaluation.backtest import HORIZONS, soak
 
 
 def toy(count: int = 2, channels: int = 2, **changes: object) -> ForecastData:
@@ -54,33 +53,6 @@ def test_a_run_that_dies_out_is_bounded() -> None:
     assert got["diverged_at"] is None
 
 
-def test_a_constant_run_neither_grows_nor_diverges() -> None:
-    got = soak(Sums(gain=1.0), toy())
-    assert got["growth"] == pytest.approx(1)
-    assert got["bounded"]
-    assert not got["still_growing"]
-    assert got["state_norms"]["last"] == pytest.approx(got["state_norms"]["last"][:1] * 10)
-
-
-def test_a_run_that_grows_is_not_bounded_and_the_step_is_told() -> None:
-    data = toy()
-    got = soak(Sums(gain=1.5), data)
-    mean, deviation = spread(data)
-    values = np.stack([series.values[27, 0] for series in data.series])[:, None] * 1.5 ** np.arange(1, 21)
-    away = (np.abs(values - mean[:, None]) / deviation[:, None]).max(axis=0)
-    assert got["diverged_at"] == int(np.argmax(away > 100)) + 1
-    assert not got["bounded"]
-    assert got["still_growing"]
-    assert got["growth"] > 100
-
-
-def test_slow_growth_is_told_though_it_is_within_bounds() -> None:
-    data = many_series([np.sin(np.arange(60.0))[:, None] + 3])
-    got = soak(Sums(gain=1.02), data)
-    assert got["still_growing"]
-    assert got["diverged_at"] is None
-
-
 class Explodes(Sums):
     """Answers NaN, or refuses, after the third run."""
 
@@ -106,15 +78,6 @@ def test_a_run_that_ends_has_diverged_where_it_ends(error: bool) -> None:
     assert len(got["state_norms"]["sum"]) == (2 if error else 3)
 
 
-def test_a_first_run_that_is_refused_is_an_error() -> None:
-    class Refuses(Sums):
-        def run_sequence(self, *given, **further):
-            raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        soak(Refuses(), toy())
-
-
 def test_a_series_without_spread_is_counted_and_left_out() -> None:
     data = toy(2, 1)
     data.series[0].values[:] = 7
@@ -128,21 +91,7 @@ def test_a_series_without_spread_is_counted_and_left_out() -> None:
     assert nothing["bounded"]
 
 
-def test_of_many_series_some_are_run() -> None:
-    predictor = Sums()
-    assert soak(predictor, toy(MOST_SERIES + 40, 1))["series"] == MOST_SERIES
-
-
-def test_batches_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    import stablernn.training.evaluation.backtest as module
-
-    whole = soak(Sums(gain=0.8), toy(5))
-    monkeypatch.setattr(module, "BATCH_SIZE", 2)
-    assert soak(Sums(gain=0.8), toy(5)) == whole
-
-
-@pytest.mark.parametrize("cell", ["rnn", "lipschitz", "gru", "lem", "cornn"])
-@pytest.mark.parametrize("scale", [1.0, 30.0], ids=["fresh", "driven"])
+@pytest.mark.parametrize(("cell", "scale"), [("rnn", 1.0), ("lipschitz", 30.0), ("gru", 30.0), ("cornn", 30.0)])
 def test_no_state_is_seen_beyond_what_is_proved_of_it(cell: str, scale: float) -> None:
     data = toy(3)
     torch.manual_seed(0)
@@ -178,16 +127,6 @@ def test_where_no_ball_is_proved_the_reason_is_told() -> None:
     assert soak(TorchPredictor(model), data)["bound_reason"] == "no certificate was given"
 
 
-def test_a_model_by_torch() -> None:
-    data = toy()
-    torch.manual_seed(0)
-    model = Forecaster("gru", 2, 2, 4)
-    model.fit_scaling(data.training_values())
-    got = soak(TorchPredictor(model), data)
-    assert set(got["state_norms"]) == {role for role, _ in model.state_roles()}
-    assert all(len(norms) == HORIZONS for norms in got["state_norms"].values())
-
-
 class Listening(TorchPredictor):
     """Keeps the forecasts of each horizon."""
 
@@ -201,9 +140,8 @@ class Listening(TorchPredictor):
         return outputs
 
 
-@pytest.mark.parametrize("context", [48, 50])
 @pytest.mark.parametrize(
-    ("horizon", "stride"), [(5, 3), (6, 3), (2, 3), (1, 7)], ids=["remainder", "whole", "longer", "much longer"]
+    ("horizon", "stride", "context"), [(5, 3, 50), (2, 3, 48), (1, 7, 50)], ids=["remainder", "longer", "much longer"]
 )
 def test_a_seasonal_copy_runs_in_its_cycle_whatever_the_stride(horizon: int, stride: int, context: int) -> None:
     wave = 10 + 5 * np.sin(2 * np.pi * np.arange(300 + 10 * horizon) / 24)
@@ -242,13 +180,6 @@ def test_a_soak_is_what_a_carried_state_gives_where_the_horizon_is_whole_patches
         x[:, :, 0] = mean[:, :, 0]
 
 
-def test_columns_known_in_advance_are_not_known_beyond_the_data() -> None:
-    made = ("calendar_day_sin", "calendar_day_cos")
-    data = replace(toy(1, 4, calendar=("day",)), channels=("c0", "c1", *made), future=("c1", *made))
-    with pytest.raises(ConfigError, match="^A soak goes beyond the data, where the columns of 'toy' that are known in"):
-        soak(Sums(), data)
-
-
 def dated(hours: np.ndarray, **changes: object) -> ForecastData:
     """A target between the two channels of a calendar of days."""
     ds = np.datetime64("2026-01-01", "ns") + hours.astype("timedelta64[h]")
@@ -263,11 +194,9 @@ def dated(hours: np.ndarray, **changes: object) -> ForecastData:
     ("hours", "changes", "later"),
     [
         (np.arange(30), {"frequency": "h"}, 28 + np.arange(20)),
-        (np.arange(0, 90, 3), {"frequency": "3h"}, 84 + 3 * np.arange(20)),
-        (np.cumsum([1, 2, 5, 2, 2, 2] * 5), {"frequency": None}, 66 + 2 * np.arange(1, 21)),
         (np.cumsum([1, 2, 5, 2, 2, 2] * 5), {"frequency": None, "time_step": 1800.0}, 66 + np.arange(1, 21) / 2),
     ],
-    ids=["hours", "three hours", "median step", "the model's step"],
+    ids=["hours", "the model's step"],
 )
 def test_the_calendar_goes_on_beyond_the_data(hours: np.ndarray, changes: dict, later: np.ndarray) -> None:
     data = dated(hours, **changes)
@@ -282,8 +211,3 @@ def test_the_calendar_goes_on_beyond_the_data(hours: np.ndarray, changes: dict, 
     np.testing.assert_array_equal(predictor.inputs[-1][0, :4], data.series[0].values[24:28])
     if "time_step" in changes:
         assert predictor.optional_inputs[-1]["dt"].tolist() == [[1, 4, 10, 4, *[1] * 18]]
-
-
-def test_an_empty_split_cannot_be_soaked() -> None:
-    with pytest.raises(DataError, match=r"^The split 'test' of 'toy' is empty\. Choose another split\."):
-        soak(Sums(), toy(test_steps=1))

@@ -43,12 +43,3 @@ def test_an_error_that_falls_is_still_improving_and_missing_values_count_as_none
     assert improvement is not None
     assert (improvement["before"], improvement["after"], improvement["epochs"]) == (0.8, 0.5, [3, 4])
     assert improvement_at_end(records("mase", None, None, None, 0.5), "mase", 100) is None
-
-
-def test_nothing_is_said_of_few_epochs_or_without_validation() -> None:
-    assert improvement_at_end(records("mase", 0.9, 0.5, 0.1), "mase", 100) is None
-    assert improvement_at_end([{"validation": {}}] * 8, "mase", 0) is None
-
-
-def test_the_best_epoch_may_lie_before_the_last_quarter() -> None:
-    assert improvement_at_end(records("accuracy", 0.2, 0.9, 0.8, 0.8, 0.8, 0.85), "accuracy", 100) is None

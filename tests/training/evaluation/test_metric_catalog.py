@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections import Counter
-
 import numpy as np
 import pytest
 
 from stablernn.data.step_data import Output, StepData, StoredSteps
-from stablernn.training.evaluation.metric_catalog import METRICS, Task, direction, find_metric, metrics_of
+from stablernn.training.evaluation.metric_catalog import Task, direction, find_metric, metrics_of
 from stablernn.training.evaluation.metrics import classification_metrics, forecast_metrics, quantile_metrics
 from stablernn.training.tasks.predict_next import evaluate_steps
 
@@ -70,13 +66,6 @@ def test_the_catalog_has_the_computed_metrics_and_no_others(task: Task) -> None:
         assert any(metric.has_name(name) for name in computed), metric.name
 
 
-def test_no_name_is_that_of_two_metrics() -> None:
-    counts = Counter(metric.name for metric in METRICS)
-    assert set(counts.values()) == {1}
-    for metric in METRICS:
-        assert [other.name for other in METRICS if other.has_name(metric.name)] == [metric.name]
-
-
 @pytest.mark.parametrize(
     ("name", "better"),
     [
@@ -105,12 +94,3 @@ def test_no_name_is_that_of_two_metrics() -> None:
 )
 def test_direction_of_improvement(name: str, better: str | None) -> None:
     assert direction(name) == better
-
-
-def test_the_catalog_loads_nothing_heavy() -> None:
-    code = (
-        "import sys; import stablernn.training.evaluation.metric_catalog;"
-        "print([name for name in ('numpy', 'torch', 'scipy') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

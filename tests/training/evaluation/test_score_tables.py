@@ -1,16 +1,12 @@
 from __future__ import annotations
 
-import csv
-import math
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from forecast_helpers import Sums, many_series
 from stablernn.training.evaluation.metrics import seasonal_naive
 from stablernn.training.evaluation.predictors import predict
-from stablernn.training.evaluation.scorers import ForecastScorer, by_series, by_step, write_tables
+from stablernn.training.evaluation.scorers import ForecastScorer, by_series, by_step
 
 LEVELS = (0.1, 0.5, 0.9)
 
@@ -63,24 +59,3 @@ def test_a_step_is_scored_over_all_windows() -> None:
     expected = np.abs(naive[:, 1, 0] - scorer.truth[:, 1, 0]).mean()
     assert rows[1]["seasonal_naive_mae"] == pytest.approx(expected)
     assert rows[1]["relative_mae"] == pytest.approx(rows[1]["mae"] / expected)
-
-
-def test_the_rows_together_are_the_score_of_the_split() -> None:
-    data, scorer, outputs = scored()
-    whole = scorer.score(outputs)
-    series = by_series(data, scorer, outputs)
-    weights = [row["windows"] for row in series]
-    for name in ("mae", "mse", "smape", "crps", "coverage_0.8"):
-        assert np.average([row[name] for row in series], weights=weights) == pytest.approx(whole[name])
-        assert np.mean([row[name] for row in by_step(data, scorer, outputs)]) == pytest.approx(whole[name])
-    assert np.mean([row["mase"] for row in series]) == pytest.approx(whole["mase"])
-
-
-def test_tables_are_written_with_missing_figures_left_empty(tmp_path: Path) -> None:
-    rows = [{"unique_id": "a, b", "mae": 0.1 + 0.2, "mase": math.nan}, {"unique_id": "c", "mae": 1.0, "mase": 2.0}]
-    written = write_tables(tmp_path / "new" / "tables", {"by_series": rows})
-    assert written == [tmp_path / "new" / "tables" / "by_series.csv"]
-    with written[0].open(newline="") as file:
-        found = list(csv.DictReader(file))
-    assert found[0] == {"unique_id": "a, b", "mae": "0.30000000000000004", "mase": ""}
-    assert float(found[1]["mase"]) == 2.0

@@ -19,6 +19,7 @@ def log(folder: Path) -> list[list[str]]:
     return [line.split() for line in (folder / "log").read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_two_machines_share_the_jobs(tmp_path: Path, processes: int) -> None:
     with machines() as started:
@@ -44,6 +45,7 @@ def owner_of(folder: Path, key: str, started: list[Machine]) -> tuple[Machine, M
     return (first, second) if pids[0] == str(first.pid) else (second, first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("a", "b"), (None, None)], ids=["two machines", "one machine"])
 def test_the_job_of_a_process_that_is_killed_is_taken_over(tmp_path: Path, names: tuple[Any, Any]) -> None:
     with machines() as started:
@@ -57,6 +59,7 @@ def test_the_job_of_a_process_that_is_killed_is_taken_over(tmp_path: Path, names
     assert not list((tmp_path / ".locks").iterdir())
 
 
+@pytest.mark.slow
 def test_a_suspended_process_that_lost_its_job_drops_the_result(tmp_path: Path) -> None:
     with machines() as started:
         started += [Machine(name, "jobs", tmp_path, 1, STALE, 1) for name in ("a", "b")]

@@ -16,13 +16,14 @@ import torch
 from cli_helpers import NO_PLOTS, Workplace
 from stablernn.certificates.certificate import certify, prove
 from stablernn.certificates.projection import BY_CONSTRUCTION
-from stablernn.errors import InterruptedRun, TrainingError
+from stablernn.errors import TrainingError
 from stablernn.nn.models import Classifier
-from stablernn.training import Progress, load_config, load_run, train
+from stablernn.training import load_config, load_run, load_run_data
 from stablernn.training.loop import certificate_log
 from stablernn.training.loop.certificate_log import StabilityLog, check_certified, is_due
+from stablernn.training.resolve import resolve
+from stablernn.training.tasks import task_for
 from stablernn_registry import Registry
-from training.test_resume import assert_same
 
 CONTRACTING = (
     *("rnn", "identity_rnn", "rnn_orth", "soft_orth", "indrnn", "fastrnn", "noisy_rnn", "lipschitz_rk2", "lru", "ren"),
@@ -36,7 +37,7 @@ OPTIONS: dict[str, tuple[object, ...]] = {
     "nais_net": ("--lr", 0.02),
     "ren": ("--lr", 0.005),
 }
-QUICK = {"rnn", "lru", "spectral_rnn", "antisymmetric", "exprnn", "gru", "gru_d", "lstm"}
+QUICK = {"rnn", "antisymmetric", "gru", "lstm"}
 """Cells of the quick tests: each training and its proof are two commands."""
 WILD = ("--hidden-size", 3, "--epochs", 2, "--lr", 0.5, "--batch-size", 8)
 """Steps that leave the region at once."""
@@ -105,6 +106,7 @@ def test_other_cells_promise_it_for_inputs_within_the_range_of_training(cell: st
     assert certificate["bounded_inputs"]["kind"] == "bounded"
 
 
+@pytest.mark.slow
 def test_the_forget_gate_stays_below_one_by_the_margin(place: Workplace) -> None:
     place.ok(
         "-q", "train", "--data", "waves.npz", "--cell", "lstm", *WILD, "--free", *NO_PLOTS, "--run-dir", "free-lstm"
@@ -117,6 +119,7 @@ def test_the_forget_gate_stays_below_one_by_the_margin(place: Workplace) -> None
     assert max(ball["radius"] for ball in free["state_balls"]) > 100
 
 
+@pytest.mark.slow
 def test_the_last_note_says_of_raw_values_what_every_other_place_does(place: Workplace) -> None:
     setting = ("training.certified_margin=0.4", "model.readout=last", "model.patch_embedding=0", "model.patch_size=1")
     options = ("--certified", *NO_PLOTS, *(word for each in setting for word in ("--set", each)))
@@ -153,12 +156,6 @@ def test_a_run_of_which_nothing_is_proved_names_the_option(place: Workplace) -> 
     assert "proved of" not in quiet.err
 
 
-def test_what_a_free_run_does_instead(place: Workplace) -> None:
-    found = trained(place, "lipschitz", "free", "--free", *NO_PLOTS)
-    assert found[-1]["kind"] == "none"
-    assert found[-1]["contraction_rate"] > 1
-
-
 def test_every_epoch_has_the_figures_and_conditions(place: Workplace) -> None:
     found = trained(place, "lipschitz", "lipschitz", "--certified", "--set", "training.certified_margin=0.05")
     assert len(found) == 2
@@ -176,18 +173,6 @@ def test_every_epoch_has_the_figures_and_conditions(place: Workplace) -> None:
     model = load_run(place.path("lipschitz")).model
     # An epoch's figures are found without a search for a better norm.
     assert prove(model, norms=()).rate in (found[0]["contraction_rate"], found[-1]["contraction_rate"])
-
-
-def test_a_cell_of_which_no_rate_is_known_has_no_figures_and_no_picture(place: Workplace) -> None:
-    place.ok("-q", "train", "--data", "waves.npz", "--cell", "lstm", *WILD, "--run-dir", "lstm")
-    assert all("stability" not in line for line in lines(place.path("lstm")))
-    assert not (place.path("lstm") / "plots" / "stability.png").exists()
-
-
-def test_layers_and_members_are_told_apart(place: Workplace) -> None:
-    found = trained(place, "rnn", "many", "--certified", "--num-layers", 2, "--members", 2, *NO_PLOTS)
-    assert set(found[-1]["figures"]) == {f"member {m} layer {d} norm_W" for m in (0, 1) for d in (0, 1)}
-    assert all(norm <= 0.999 + 1e-6 for norm in found[-1]["figures"].values())
 
 
 @pytest.mark.parametrize(
@@ -217,6 +202,7 @@ def test_what_has_no_region_is_refused(options: str, message: str, place: Workpl
     assert not place.path("refused").exists()
 
 
+@pytest.mark.slow
 def test_a_refusal_names_all_options_that_a_region_needs(place: Workplace) -> None:
     """Set as the sentence says, the same command trains."""
     command = ("train", "--data", "waves.npz", "--cell", "fastgrnn", "--certified", *WILD, *NO_PLOTS)
@@ -228,52 +214,25 @@ def test_a_refusal_names_all_options_that_a_region_needs(place: Workplace) -> No
 
 
 @pytest.mark.parametrize(
-    ("cell", "is_certified"),
-    [("kru", True), ("gru", True), ("spectral_rnn", True), ("lstm", False), ("antisymmetric", False)],
-)
-def test_regions_that_cost_accuracy_are_kept_on_request_only(cell: str, is_certified: bool, place: Workplace) -> None:
-    place.ok("-q", "train", "--data", "waves.npz", "--cell", cell, *WILD, *NO_PLOTS, "--run-dir", f"default-{cell}")
-    settings = load_config(place.path(f"default-{cell}") / "config.yaml").training
-    assert settings.certified is is_certified
-
-
-@pytest.mark.parametrize("options", [("--cell", "rnn", "--free"), ("--cell", "lstm")], ids=["free", "no region"])
-def test_a_margin_without_certified_training_is_refused(options: tuple[str, ...], place: Workplace) -> None:
-    result = place("train", "--data", "waves.npz", *options, "--set", "training.certified_margin=0.1")
-    assert re.search("only used by certified training .* training.certified_margin=0.1", result.sentence)
-
-
-@pytest.mark.parametrize(
-    ("options", "is_certified"),
+    ("overrides", "is_certified"),
     [
-        (("--cell", "lipschitz"), True),
-        (("--cell", "lipschitz", "--free"), False),
-        (("--cell", "lipschitz", "--preset", "paper"), False),
-        (("--cell", "lipschitz", "--preset", "paper", "--certified"), True),
-        (("--cell", "lipschitz", "--set", "model.cell_options.skew_weight=1"), False),
-        (("--cell", "exprnn"), True),
-        (("--cell", "exprnn", "--num-layers", 2), False),
-        (("--cell", "unicornn"), False),
+        ("model.cell=lipschitz", True),
+        ("model.cell=lipschitz training.certified=false", False),
+        ("model.cell=lipschitz model.preset=paper", False),
+        ("model.cell=lipschitz model.preset=paper training.certified=true", True),
+        ("model.cell=lipschitz model.cell_options.skew_weight=1", False),
+        ("model.cell=exprnn", True),
+        ("model.cell=exprnn model.num_layers=2", False),
+        ("model.cell=unicornn", False),
+        # Regions that cost accuracy are kept on request only.
+        ("model.cell=gru", True),
+        ("model.cell=lstm", False),
+        ("model.cell=antisymmetric", False),
     ],
 )
-def test_training_is_certified_where_it_can_be(
-    options: tuple[object, ...], is_certified: bool, place: Workplace, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    place.ok(
-        "-q", "train", "--data", "waves.npz", *options, "--hidden-size", 3, "--epochs", 1, *NO_PLOTS, "--run-dir", run
-    )
-    assert load_config(run / "config.yaml").training.certified is is_certified
-
-
-def test_irregular_time_is_certified_by_default(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    t = np.cumsum(generator.uniform(0.5, 1.5, size=(24, 10)), axis=1)
-    x = generator.normal(size=(24, 10, 1)).astype(np.float32)
-    np.savez(tmp_path / "irregular.npz", x=x, y=np.arange(24) % 2, t=t)
-    place = Workplace(tmp_path)
-    place.ok("-q", "train", "--data", "irregular.npz", "--cell", "lipschitz", *WILD, *NO_PLOTS, "--run-dir", "run")
-    assert place.ok("certify", "run", "--require", "contracting", "--json").json["time"]["steps"] == "irregular"
+def test_training_is_certified_where_it_can_be(overrides: str, is_certified: bool, place: Workplace) -> None:
+    config = load_config(overrides=[f"data.source={place.path('waves.npz')}", *overrides.split()])
+    assert resolve(config, task_for(load_run_data(config))).training.certified is is_certified
 
 
 def test_weights_of_which_less_is_proved_end_the_run(place: Workplace) -> None:
@@ -283,22 +242,6 @@ def test_weights_of_which_less_is_proved_end_the_run(place: Workplace) -> None:
     with pytest.raises(TrainingError, match=f"are 'none', with a rate of {proved.rate:.7g}, .* 'contracting'"):
         check_certified(model, proved)
     check_certified(model, replace(proved, kind="contracting"))
-
-
-def test_a_stopped_run_goes_on_to_the_same_numbers(place: Workplace, tmp_path: Path) -> None:
-    given = [f"data.source={place.path('waves.npz')}", "model.cell=lipschitz", "model.hidden_size=3"]
-    given += ["training.epochs=4", "training.batch_size=8", "training.lr=0.3", "training.plots=false"]
-    settings = load_config(overrides=[*given, "training.certified=true"])
-    train(settings, tmp_path / "whole")
-
-    def stop(now: Progress) -> None:
-        if now.step == 4:
-            raise KeyboardInterrupt
-
-    with pytest.raises(InterruptedRun):
-        train(settings, tmp_path / "run", progress=stop)
-    train(None, tmp_path / "run", resume=True)
-    assert_same(tmp_path / "run", tmp_path / "whole")
 
 
 def test_free_runs_are_certified_ever_more_seldom() -> None:
@@ -312,17 +255,6 @@ def test_large_models_say_once_that_they_are_not_followed(place: Workplace, monk
     log = StabilityLog(model)
     told = "hidden_size 3 is above 2; `stablernn certify` says in the end what is proved"
     assert [log.entry(epoch) for epoch in (1, 2)] == [{"stability": {"skipped": told}}, {}]
-
-
-def test_a_slow_certificate_is_the_last_one(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained(place, "rnn", "slow", *NO_PLOTS)
-    model = load_run(place.path("slow")).model
-    monkeypatch.setattr(certificate_log, "MOST_SECONDS", 0.0)
-    log = StabilityLog(model)
-    found = log.entry(1)["stability"]
-    assert found["skipped"] == "later epochs are not certified, since this took more than 0 s"
-    assert found["contraction_rate"] == prove(model, norms=()).rate
-    assert log.entry(2) == {}
 
 
 def test_the_certificate_of_the_same_weights_is_computed_once(place: Workplace) -> None:

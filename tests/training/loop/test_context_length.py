@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from forecast_helpers import many_series
 from stablernn.data import ForecastData
 from stablernn.errors import InterruptedRun
 from stablernn.training import Progress, load_config, train
 from stablernn.training.dry_run import check_run
-from stablernn.training.loop.linear_skip import LONGEST, choose_context
+from stablernn.training.loop.linear_skip import choose_context
 
 PERIOD = 13
 CHOSEN = 32
@@ -68,42 +67,6 @@ def test_a_given_context_and_a_known_season_stay(changes: dict[str, Any]) -> Non
     assert choose_context(data, 0.01) is data
 
 
-def test_a_choice_repeats_and_draws_no_random_numbers() -> None:
-    before = torch.get_rng_state()
-    first, second = (choose_context(weekly(), 0.01).notes["context_length"] for _ in range(2))
-    assert first == second
-    assert torch.equal(before, torch.get_rng_state())
-
-
-def test_every_series_keeps_its_windows() -> None:
-    long = weekly(2, 400)
-    short = weekly(1, 70)
-    values = [one.values for one in (*long.series, *short.series)]
-    kept = {key: getattr(long, key) for key in ("season", "horizon", "context_length", "has_default_context")}
-    data = many_series(values, **kept, validation_steps=30, test_steps=20)
-    got = choose_context(data, 0.01)
-    # The short one has 20 steps before those held out.
-    assert [row["context_length"] for row in got.notes["context_length"]["tried"]] == [4, 8, 16]
-    assert len(got.windows("validation")) == len(data.windows("validation"))
-
-
-def test_contexts_are_tried_up_to_a_limit() -> None:
-    data = weekly(1, 6000, context_length=64)
-    rows = choose_context(data, 0.01).notes["context_length"]["tried"]
-    assert [row["context_length"] for row in rows] == [64, 128, 256, LONGEST]
-
-
-def test_one_time_of_one_series_cannot_choose() -> None:
-    assert choose_context(weekly(1, validation_steps=2), 0.01).context_length == 4
-
-
-def test_missing_values_and_a_constant_series_are_left_out_of_the_comparison() -> None:
-    data = weekly()
-    data.series[0].values[110:112] = np.nan
-    data.series[2].values[:] = 5.0
-    assert choose_context(data, 0.01).context_length == CHOSEN
-
-
 TINY = ["model.cell=rnn", "model.hidden_size=4", "training.max_steps=2", "training.device=cpu", "task.horizon=2"]
 TINY += ["training.plots=false"]
 
@@ -132,10 +95,3 @@ def test_a_run_records_what_was_tried_and_resumes_with_it(tmp_path: Path) -> Non
     _, plan = check_run(load_config(overrides=overrides))
     assert plan is not None
     assert plan["context_length"] == CHOSEN
-
-
-def test_a_given_context_length_wins(tmp_path: Path) -> None:
-    overrides = [f"data.source={write(tmp_path / 'weekly.csv')}", "task.context_length=6", *TINY]
-    summary = train(load_config(overrides=overrides), tmp_path / "run")
-    assert "context_length" not in summary
-    assert json.loads((tmp_path / "run/data.json").read_text())["context_length"] == 6

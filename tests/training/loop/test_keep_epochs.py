@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
-from stablernn.errors import CheckpointError
 from stablernn.training import load_config, load_run, train
 from stablernn.training.loop.checkpoint import load_checkpoint
 
@@ -33,15 +31,3 @@ def test_one_of_each_epoch_is_there_and_the_best_is_among_them(tmp_path: Path) -
     states = [load_checkpoint(run / "checkpoints" / f"epoch-{epoch}.safetensors").state for epoch in (1, 2, 3)]
     assert [state["epoch"] for state in states] == [1, 2, 3]
     assert max(state["value"] for state in states) == states[best - 1]["value"]
-
-
-def test_unless_it_is_asked_for_none_is_kept(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train(load_config(overrides=SETTINGS), run)
-    assert checkpoints(run) == {"best", "last"}
-    with pytest.raises(CheckpointError) as error:
-        load_run(run, 1)
-    assert str(error.value) == (
-        f"The run in '{run}' keeps no weights of epoch 1. It has 3 epochs; train with training.keep_epochs=true to "
-        "keep those of each."
-    )

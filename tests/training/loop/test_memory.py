@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from stablernn.errors import TrainingError
-from stablernn.training import load_config
 from stablernn.training.loop.trainer import enough_memory
 
 LOW = """
@@ -42,6 +41,7 @@ except TrainingError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limit of memory is measured by /proc")
 def test_a_step_without_enough_memory(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LOW, str(tmp_path / "run")]
@@ -64,17 +64,3 @@ def fail(error: RuntimeError) -> None:
 def test_memory_of_a_gpu() -> None:
     with pytest.raises(TrainingError, match=r"minibatch of 1 sequence of 9 samples\. training\.recompute_every=3 "):
         fail(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
-
-
-def test_the_settings_that_it_names_are_settings() -> None:
-    with pytest.raises(TrainingError) as caught, enough_memory(torch.zeros(4, 9, 2), step=1):
-        raise MemoryError
-    settings = re.findall(r"[a-z_]+\.[a-z_]+=\d+", str(caught.value))
-    assert len(settings) == 2
-    load_config(None, ["data.source=digits", *settings])
-
-
-def test_other_errors_are_not_changed() -> None:
-    with pytest.raises(RuntimeError, match=r"^shapes differ$") as caught:
-        fail(RuntimeError("shapes differ"))
-    assert not isinstance(caught.value, TrainingError)

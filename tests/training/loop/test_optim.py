@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
-from stablernn.data.options import option_descriptions
 from stablernn.training.loop.trainer import build_optimizer, build_schedule
 from stablernn.training.settings.config import TrainingConfig
 
@@ -56,15 +53,6 @@ def test_equals_torch(name: str) -> None:
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
 
 
-def test_constant() -> None:
-    assert rates("constant", 5) == [0.1] * 5
-
-
-def test_cosine_falls_to_zero() -> None:
-    expected = [0.05 * (1 + math.cos(math.pi * step / 8)) for step in range(8)]
-    assert rates("cosine", 8) == pytest.approx(expected)
-
-
 def test_one_cycle_peaks_at_the_rate() -> None:
     got = rates("one-cycle", 100)
     assert max(got) == pytest.approx(0.1)
@@ -76,20 +64,6 @@ def test_one_cycle_peaks_at_the_rate() -> None:
 def test_step_drops_after_epochs() -> None:
     got = rates("step", 12, epoch=3, step_epochs=2, lr_decay=0.5)
     assert got == pytest.approx([0.1] * 6 + [0.05] * 6)
-
-
-def test_one_cycle_leaves_the_momentum_alone() -> None:
-    chosen = settings(momentum=0.7, schedule="one-cycle")
-    optimizer = build_optimizer({"other": [torch.nn.Parameter(torch.zeros(1))], "orthogonal": []}, chosen)
-    build_schedule(optimizer, chosen, total_steps=10, epoch_steps=1)
-    assert optimizer.param_groups[0]["momentum"] == 0.7
-
-
-def test_one_cycle_of_a_single_step_is_its_end_as_its_description_says() -> None:
-    assert rates("one-cycle", 1)[0] < 1e-6
-    assert max(rates("one-cycle", 2)) > 0.08
-    described = " ".join(option_descriptions(TrainingConfig)["schedule"].split())
-    assert "in a run of a single step; for that take constant" in described
 
 
 def test_orthogonal_parameters_have_their_own_rate_and_no_decay() -> None:

@@ -12,11 +12,10 @@ from forecast_helpers import many_series
 from stablernn.certificates.certificate import prove
 from stablernn.data import ClassificationData, ForecastData, SequenceSplit
 from stablernn.data.step_data import StepData, StoredSteps
-from stablernn.errors import ConfigError, TrainingError
-from stablernn.nn.models import Classifier, Forecaster, SequenceModel
-from stablernn.training.build import create_model, create_trainer, measure_speed
+from stablernn.errors import ConfigError
+from stablernn.nn.models import Forecaster, SequenceModel
+from stablernn.training.build import create_model, create_trainer
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
-from stablernn.training.loop import closed_form as ridge_head
 from stablernn.training.loop.base_trainer import NoRecorder
 from stablernn.training.resolve import resolve
 from stablernn.training.settings.config import Config
@@ -105,39 +104,6 @@ def test_probabilities_are_calibrated_without_a_validation_split() -> None:
     assert min(log_losses) == log_losses[1]
 
 
-def test_a_class_without_a_training_sequence_is_never_the_answer() -> None:
-    data = classes(60, labels="uvwz", count=3)
-    model, _ = solved(data)
-    assert isinstance(model, Classifier)
-    with torch.no_grad():
-        answers = model(torch.from_numpy(data.validation.gather(range(60)).x)).argmax(dim=1)
-    assert set(answers.tolist()) == {0, 1, 2}
-
-
-def test_a_constant_channel_leaves_no_huge_weight() -> None:
-    data = classes(60)
-    for split in (data.train, data.validation):
-        split.x[:] = 3.0
-    model, _ = solved(data)
-    assert all(float(weight.detach().abs().max()) < 1e3 for weight in model.head.parameters())
-
-
-def test_of_many_sequences_evenly_spaced_ones_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = classes(200)
-    monkeypatch.setattr(ridge_head, "MOST_ROWS", 50)
-    few, _ = solved(data)
-    monkeypatch.undo()
-    every, _ = solved(data)
-    assert not torch.equal(few.head.maps[0].weight, every.head.maps[0].weight)
-    assert score(few, data, "validation", "accuracy") > 0.7
-
-
-def test_a_single_class_is_refused() -> None:
-    data = classes(20, count=1)
-    with pytest.raises(TrainingError, match="needs training sequences of two classes or more, and all are of one"):
-        solved(data)
-
-
 def test_a_forecast_is_that_of_the_linear_skip_with_quantiles_of_its_errors() -> None:
     data = recurrence()
     model, loss = solved(data)
@@ -156,26 +122,6 @@ def test_a_forecast_is_that_of_the_linear_skip_with_quantiles_of_its_errors() ->
     assert loss > 0
     scaled = float(((torch.from_numpy(truth) - location) / scale - change[:, 0, ..., 0]).abs().mean())
     assert loss == pytest.approx(scaled, rel=1e-4)
-
-
-def test_a_forecast_without_a_skip_solves_for_the_head() -> None:
-    data = recurrence()
-    model, _ = solved(data, "model.skip=none")
-    naive = np.abs(np.diff(data.series[0].values[-120:, 0])).mean()
-    assert score(model, data, "validation", "mae") < 0.8 * naive
-
-
-def test_known_values_of_the_steps_ahead_are_used() -> None:
-    random = np.random.default_rng(0)
-    shocks, level = random.normal(size=400), np.zeros(400)
-    for step in range(1, 400):
-        level[step] = 0.8 * level[step - 1] + shocks[step]
-    values = np.stack([level, shocks], axis=1)
-    settings_of_series = {"context_length": 12, "horizon": 2, "validation_steps": 80, "test_steps": 40}
-    plain = many_series([values], **settings_of_series)
-    informed = many_series([values], **settings_of_series, future=("c1",))
-    errors = [score(solved(data)[0], data, "validation", "mae") for data in (plain, informed)]
-    assert errors[1] < 0.7 * errors[0]
 
 
 @pytest.mark.parametrize("change", [False, True], ids=["value", "change"])
@@ -223,63 +169,3 @@ def test_resolved_settings_resolve_to_themselves() -> None:
     once = settings(data)
     assert resolve(once, task_for(data)) == once
     assert (once.training.epochs, once.training.lr, once.training.certified) == (None, None, True)
-
-
-def test_a_fit_without_steps_has_no_speed() -> None:
-    config = load_config(overrides=["data.source=digits", "model.cell=lru", "training.method=closed-form"])
-    with pytest.raises(ConfigError, match=r"training\.method=closed-form takes no optimizer steps"):
-        measure_speed(config)
-
-
-def test_too_many_outputs_are_refused() -> None:
-    words = tuple(map(str, range(300)))
-    tokens = StoredSteps([np.zeros(9, np.uint8)], [np.zeros(9, np.uint8)])
-    data = StepData(
-        "text", "categorical", True, words, words, tokens, tokens, tokens, continuous=True, headline="bpc", notes={},
-        fingerprint="sha256:0",
-    )  # fmt: skip
-    with pytest.raises(ConfigError, match="solves for at most 256 outputs at every step, and 'text' has 300"):
-        settings(data)
-
-
-def test_letters_of_a_long_text_are_solved_for() -> None:
-    # Each letter follows from the two before it, but for every tenth one.
-    random = np.random.default_rng(0)
-
-    def text() -> StoredSteps:
-        letters = [0, 1]
-        for _ in range(3000):
-            letters.append(
-                (letters[-1] + 2 * letters[-2] + 1) % 4 if random.random() < 0.9 else int(random.integers(4))
-            )
-        tokens = np.array(letters, dtype=np.uint8)
-        return StoredSteps([tokens[:-1]], [tokens[1:]])
-
-    names = tuple("abcd")
-    data = StepData(
-        "text", "categorical", True, names, names, text(), text(), text(), continuous=True, headline="bpc", notes={},
-        fingerprint="sha256:0",
-    )  # fmt: skip
-    model, loss = solved(data)
-    bits = score(model, data, "validation", "bpc")
-    # All four letters are as frequent, which would be 2 bits; with the rule alone it is 0.66.
-    assert bits < 1.5
-    assert loss / np.log(2) == pytest.approx(bits, abs=0.2)
-
-
-def test_binary_targets_of_each_step_are_solved_for() -> None:
-    random = np.random.default_rng(0)
-
-    def split() -> StoredSteps:
-        inputs = [random.normal(size=(20, 2)).astype(np.float32) for _ in range(30)]
-        # Of the sign of the value before, and of one that is missing now and then.
-        targets = [np.concatenate([np.full((1, 2), np.nan), x[:-1] > 0]).astype(np.float32) for x in inputs]
-        return StoredSteps(inputs, targets)
-
-    data = StepData(
-        "signs", "bernoulli", False, ("a", "b"), ("up", "down"), split(), split(), split(), continuous=False,
-        headline="nll", notes={}, fingerprint="sha256:0",
-    )  # fmt: skip
-    model, _ = solved(data)
-    # Without knowledge it is two times log 2 a step, 1.39.
-    assert score(model, data, "validation", "nll") < 1.0

@@ -11,7 +11,6 @@ import torch
 from forecast_helpers import many_series
 from stablernn.data import ForecastData
 from stablernn.nn.models import Forecaster
-from stablernn.training.loop import linear_skip as ridge_skip
 from stablernn.training.loop.linear_skip import fit_forecaster, gate, set_share
 
 CONTEXT, HORIZON = 12, 2
@@ -88,74 +87,11 @@ def test_the_skip_begins_as_the_ridge_regression_of_the_windows() -> None:
     np.testing.assert_allclose(model.skip.weight.detach().numpy(), solution.T, rtol=1e-3, atol=1e-4)
 
 
-def test_what_is_linear_is_forecast_before_any_training() -> None:
-    data = recurrence(noise=0.001)
-    model = built(data)
-    naive = error(built(data), data)
-    fit_forecaster(model, data, 1e-6)
-    assert error(model, data) < 0.05 * naive
-
-
-def test_a_stronger_penalty_is_a_smaller_map() -> None:
-    data = recurrence()
-    sizes = []
-    for strength in (1e-4, 1.0, 1e4):
-        model = built(data)
-        fit_forecaster(model, data, strength)
-        assert model.skip is not None
-        sizes.append(float(model.skip.weight.detach().norm()))
-    assert sizes[0] > 1.5 * sizes[1] > 100 * sizes[2]
-
-
-def test_windows_with_a_gap_in_their_truth_are_left_out() -> None:
-    data = recurrence()
-    # Far in the past, as a gap in a context is filled with what was before it.
-    data.series[0].values[CONTEXT + 1] = np.nan
-    model = built(data)
-    fit_forecaster(model, data, 1e-3)
-    assert model.skip is not None
-    assert bool(torch.isfinite(model.skip.weight).all())
-
-
-def test_a_skip_is_fitted_to_evenly_spread_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = recurrence()
-    monkeypatch.setattr(ridge_skip, "MOST_WINDOWS", 5)
-    gathered: list[int] = []
-    windows = data.windows("train")
-    monkeypatch.setattr(type(windows), "gather", lambda self, chosen: gathered.extend(chosen) or original(self, chosen))
-    fit_forecaster(built(data), data, 1e-2)
-    last = len(windows) - 1
-    assert gathered == [round(share * last / 4) for share in range(5)]
-
-
-original = type(recurrence().windows("train")).gather
-
-
 def fitted(data: ForecastData, **options: Any) -> tuple[Forecaster, torch.Tensor]:
     model = built(data, **options)
     fit_forecaster(model, data, 1e-4)
     assert model.skip is not None
     return model, model.skip.weight.detach().clone()
-
-
-def test_noise_of_the_layers_is_left_out() -> None:
-    data = recurrence()
-    model, start = fitted(data)
-    before = answers(model, data)[0]
-    moved(model, 1, head=3.0, skip=0.5)
-    assert gate(model, start, data.windows("validation")).share == 0
-    torch.testing.assert_close(answers(model, data)[0], before)
-    assert model.skip is not None
-    assert torch.equal(model.skip.weight, start)
-
-
-def test_layers_that_put_a_wrong_skip_right_stay() -> None:
-    data = recurrence()
-    model, right = fitted(data)
-    wrong = right + 3 * torch.randn(right.shape)
-    before = answers(model, data)[0]
-    assert gate(model, wrong, data.windows("validation")).share == 1
-    torch.testing.assert_close(answers(model, data)[0], before)
 
 
 def test_half_a_step_too_far_is_taken_back() -> None:
@@ -218,38 +154,3 @@ def test_layers_are_kept_only_where_their_gain_exceeds_its_standard_error(seed: 
     assert found.standard_error is not None
     assert (found.share > 0) is (found.skip_error - found.layers_error > found.standard_error)
     assert found.windows == len(data.windows("validation"))
-
-
-def test_a_gain_within_noise_ships_the_skip_alone() -> None:
-    data = recurrence(noise=0.3)
-    model, start = fitted(data)
-    before = answers(model, data)[0]
-    moved(model, 1, skip=0.02)
-    found = gate(model, start, data.windows("validation"))
-    assert found.standard_error is not None
-    assert 0 < found.skip_error - found.layers_error < found.standard_error
-    assert found.share == 0
-    torch.testing.assert_close(answers(model, data)[0], before)
-
-
-def test_one_window_is_no_evidence_for_the_layers() -> None:
-    data = recurrence(validation_steps=HORIZON)
-    model, right = fitted(data)
-    wrong = right + 3 * torch.randn(right.shape)
-    found = gate(model, wrong, data.windows("validation"))
-    assert (found.share, found.standard_error, found.windows) == (0, None, 1)
-    assert found.layers_error < found.skip_error
-
-
-@pytest.mark.parametrize(("head", "share"), [(0.0, 1.0), (3.0, 0.0)])
-def test_a_recursive_head_keeps_its_layers_or_none(head: float, share: float) -> None:
-    data = recurrence()
-    model, right = fitted(data, head="recursive")
-    wrong = right + 3 * torch.randn(right.shape)
-    moved(model, 1, head=head)
-    start = right if share == 0 else wrong
-    before = error(model, data)
-    assert gate(model, start, data.windows("validation")).share == share
-    assert model.skip is not None
-    torch.testing.assert_close(model.skip.weight.detach(), right)
-    assert error(model, data) == pytest.approx(before) if share else error(model, data) < before

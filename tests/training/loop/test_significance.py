@@ -45,13 +45,6 @@ def test_what_all_times_have_in_common_is_no_evidence() -> None:
     assert standard_error(np.repeat(common, 50), windows(4, 50), horizon=1) == pytest.approx(classical(common))
 
 
-def test_series_of_other_lengths_end_together() -> None:
-    common = np.random.default_rng(0).normal(size=8)
-    origins = windows(2, 8)
-    origins[8:, 1] += 100
-    assert standard_error(np.tile(common, 2), origins, horizon=1) == pytest.approx(classical(common))
-
-
 @pytest.mark.parametrize("ends", [1, 5])
 def test_one_time_of_one_series_says_nothing(ends: int) -> None:
     assert standard_error(np.arange(ends, dtype=np.float64), windows(1, ends), horizon=5) is None

@@ -7,18 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from stablernn.cells import ElmanRNNCell, IndRNNCell
+from stablernn.cells import ElmanRNNCell
 from stablernn.data import ClassificationData, SequenceSplit
-from stablernn.data.windows import build_windows
-from stablernn.errors import ConfigError, TrainingError
+from stablernn.errors import TrainingError
 from stablernn.nn.models import Classifier
-from stablernn.training.evaluation.metric_catalog import metrics_of
 from stablernn.training.evaluation.scorers import ClassificationScorer
-from stablernn.training.loop.base_trainer import Progress
 from stablernn.training.loop.checkpoint import Checkpoint
 from stablernn.training.loop.launch import Launch
 from stablernn.training.loop.losses import ClassifyObjective
-from stablernn.training.loop.minibatches import Batch, Minibatch, SampleMinibatches, TensorBatches
+from stablernn.training.loop.minibatches import Batch, Minibatch, SampleMinibatches
 from stablernn.training.loop.process_group import ProcessGroup
 from stablernn.training.loop.trainer import Trainer
 from stablernn.training.settings.config import TrainingConfig
@@ -95,60 +92,11 @@ def test_equals_a_plain_loop() -> None:
         torch.testing.assert_close(ours.model.state_dict()[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_a_line_an_epoch() -> None:
-    ours, recorder = trainer(epochs=2)
-    ours.fit()
-    assert [(line["epoch"], line["step"], line["lr"]) for line in recorder.lines] == [(1, 3, 0.01), (2, 6, 0.01)]
-    assert set(recorder.lines[0]) == {"epoch", "step", "lr", "train_loss", "validation", "seconds", "stability"}
-    assert set(recorder.lines[0]["validation"]) == {metric.name for metric in metrics_of("classify")}
-
-
-def test_the_training_loss_is_the_mean_over_the_samples() -> None:
-    # With a rate of nearly zero the weights stand still, so that the epoch's mean equals the loss of all at once.
-    ours, recorder = trainer(epochs=2, lr=1e-30)
-    whole = Batch(*(torch.from_numpy(array) for array in data().train.gather(range(10))[:3]))
-    expected = float(ours.objective.loss(ours.model, whole).detach())
-    ours.fit()
-    assert [line["train_loss"] for line in recorder.lines] == pytest.approx([expected] * 2, rel=1e-5)
-
-
-def test_progress_after_every_step_and_validation() -> None:
-    ours, _ = trainer(epochs=2)
-    seen: list[Progress] = []
-    ours.fit(seen.append)
-    assert [(at.epoch, at.step) for at in seen] == [(1, 1), (1, 2), (1, 3), (1, 3), (2, 4), (2, 5), (2, 6), (2, 6)]
-    assert {(at.epochs, at.total_steps, at.metric_name) for at in seen} == {(2, 6, "accuracy")}
-    assert [at.metric is None for at in seen] == [True] * 3 + [False] * 5
-    assert all(math.isfinite(at.loss) for at in seen)
-
-
 def test_cells_project_after_every_step_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int, bool]] = []
     monkeypatch.setattr(ElmanRNNCell, "after_step", lambda cell, *steps: seen.append((*steps, torch.is_grad_enabled())))
     trainer(epochs=2)[0].fit()
     assert seen == [(step, 6, False) for step in range(1, 7)]
-
-
-@pytest.mark.parametrize("projected", [True, False])
-def test_saved_weights_are_projected(projected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not projected:
-        monkeypatch.setattr(IndRNNCell, "after_step", lambda *_: None)
-    ours, recorder = trainer(cell="indrnn", hidden_size=6, lr=5.0, epochs=5)
-    ours.fit()
-    largest = {
-        name: float(checkpoint.group("model")["rnn.stacks.0.layers.0.weight_hh"].abs().max())
-        for name, checkpoint in recorder.saved
-    }
-    assert set(largest) == {"best", "last"}
-    # At this rate training leads far beyond the bound of 1.
-    assert all(value <= 1 if projected else value > 2 for value in largest.values())
-
-
-def test_max_steps_end_inside_an_epoch_with_a_validation() -> None:
-    ours, recorder = trainer(max_steps=4)
-    ours.fit()
-    assert [(line["epoch"], line["step"]) for line in recorder.lines] == [(1, 3), (2, 4)]
-    assert (ours.epochs_begun, ours.position.epoch, ours.position.batch) == (2, 1, 1)
 
 
 def scored(ours: Trainer, accuracies: list[float]) -> list[float]:
@@ -207,20 +155,6 @@ def test_patience_in_steps_ends_with_an_epoch(least: int, epochs: int) -> None:
     assert (len(recorder.lines), ours.position.progress_step) == (epochs, 2 * steps)
 
 
-@pytest.mark.parametrize("name", ["patience", "patience_steps"])
-def test_patience_needs_a_validation_split(name: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        trainer(data(validation=0), **{name: 3})
-    assert str(caught.value) == f"training.{name} needs a validation split and there is none, got {name}=3."
-
-
-def test_without_validation_the_last_weights_are_the_best() -> None:
-    ours, recorder = trainer(data(validation=0), epochs=2)
-    ours.fit()
-    assert [line["validation"] for line in recorder.lines] == [{}, {}]
-    assert ours.position.best_epoch == 2
-
-
 def test_a_loss_that_is_not_finite() -> None:
     ours, recorder = trainer(optimizer="sgd", lr=1e38)
     with pytest.raises(
@@ -260,35 +194,6 @@ def test_no_epoch_with_a_finite_metric(epochs: int) -> None:
     assert {name for name, _ in recorder.saved} == {"last"}
 
 
-def test_weights_that_are_not_finite_are_never_the_best() -> None:
-    ours, recorder = trainer(data(train=4, validation=0), optimizer="sgd", lr=1e38, momentum=0.0, epochs=1)
-    ours._step = _ruin(ours, ours._step)  # type: ignore[method-assign]
-    with pytest.raises(
-        TrainingError, match=r"^No epoch left a model that can be used: its weights are not finite\. Set a"
-    ):
-        ours.fit()
-    assert {name for name, _ in recorder.saved} == {"last"}
-
-
-def _ruin(ours: Trainer, step: Any) -> Any:
-    """The step, after which a weight has overflowed."""
-
-    def ruined(batch: Batch) -> float:
-        loss = float(step(batch))
-        with torch.no_grad():
-            next(ours.model.parameters()).fill_(math.inf)
-        return loss
-
-    return ruined
-
-
-def test_an_infinite_metric_is_no_metric() -> None:
-    ours, _ = trainer(epochs=2)
-    scored(ours, [math.inf, 0.5])
-    ours.fit()
-    assert ours.position.best_epoch == 2
-
-
 def test_clipping_bounds_a_step() -> None:
     lengths = {}
     for norm in (0, 1e-3):
@@ -311,66 +216,9 @@ def test_each_member_is_clipped_alone() -> None:
     assert moved == pytest.approx([1e-3, 1e-3], rel=1e-3)
 
 
-def test_steps_are_taken_in_training_mode() -> None:
-    ours, _ = trainer(epochs=2)
-    ours.model.eval()
-    modes: list[bool] = []
-    ours.fit(lambda at: modes.append(ours.model.training))
-    assert all(modes)
-
-
-def test_the_seed_orders_the_samples() -> None:
-    results = []
-    for seed in (0, 0, 1):
-        ours, recorder = trainer(seed=seed, epochs=1)
-        ours.fit()
-        results.append(recorder.lines[0]["train_loss"])
-    assert results[0] == results[1] != results[2]
-
-
-def test_batches_are_cut_to_their_longest_sequence() -> None:
-    toy = data(train=30)
-    batches = TensorBatches(toy.train, torch.device("cpu"))
-    short = np.flatnonzero(toy.train.lengths <= 3)
-    batch = batches.take(torch.from_numpy(short))
-    assert batch.x.shape == (len(short), int(toy.train.lengths[short].max()), 2)
-    np.testing.assert_array_equal(batch.y.numpy(), toy.train.y[short])
-
-
-def test_large_sources_are_gathered_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    toy, chosen = data(train=30), torch.tensor([4, 2, 29])
-    whole = TensorBatches(toy.train, torch.device("cpu")).take(chosen)
-    monkeypatch.setattr("stablernn.training.loop.minibatches._GATHERED_BYTES", 0)
-    for got, expected in zip(TensorBatches(toy.train, torch.device("cpu")).take(chosen)[:3], whole[:3], strict=True):
-        assert torch.equal(got, expected)
-
-
-def test_the_truth_counts_in_what_is_gathered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = np.arange(60, dtype=np.float32)[:, None]
-    windows = build_windows([values], [(0, 60)], context_length=2, horizon=20, target_indices=[0])
-    samples = windows.gather(np.arange(len(windows)))
-    x, y = samples.x, samples.y
-    for limit, whole in ((x.nbytes + y.nbytes, True), (x.nbytes + y.nbytes - 1, False)):
-        monkeypatch.setattr("stablernn.training.loop.minibatches._GATHERED_BYTES", limit)
-        assert (TensorBatches(windows, torch.device("cpu"))._full_batch is not None) is whole
-
-
 def test_long_epochs_are_saved_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stablernn.training.loop.trainer.SAVE_SECONDS", 0.0)
     ours, recorder = trainer(epochs=1)
     ours.fit()
     steps = [saved.state["position"]["step"] for name, saved in recorder.saved if name == "last"]
     assert steps == [1, 2, 3, 3]
-
-
-def test_random_changes_without_enough_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(model: Any, batch: Batch) -> Batch:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    ours, _ = trainer()
-    monkeypatch.setattr(ours.objective, "prepare", fail)
-    with pytest.raises(TrainingError, match=r"ran out in step 1, for a minibatch of 4 sequences of 6 samples\."):
-        ours.fit()
-    # Drawn ahead.
-    with pytest.raises(TrainingError, match=r"ran out in step 2,"):
-        ours._draw(1)

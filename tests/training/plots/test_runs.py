@@ -48,27 +48,6 @@ def test_losses_and_metrics_are_drawn_by_epoch(tmp_path: Path, curves: list[tupl
     assert (imread(tmp_path / "curves.png")[..., :3] < 0.98).any(axis=-1).mean() > 0.005
 
 
-def test_every_run_of_many_has_a_line_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    styles = []
-    plot = Axes.plot
-
-    def record(axes: Axes, *coordinates: Any, **options: Any) -> Any:
-        if "label" in options:
-            styles.append((options["color"], options["linestyle"]))
-        return plot(axes, *coordinates, **options)
-
-    monkeypatch.setattr(Axes, "plot", record)
-    plot_runs(tmp_path / "curves.png", [FIRST] * 20, [f"run {number}" for number in range(20)])
-    assert len(set(styles)) == 20
-
-
-def test_without_validation_the_losses_alone_are_drawn(
-    tmp_path: Path, curves: list[tuple[list[float], list[float]]]
-) -> None:
-    plot_runs(tmp_path / "curves.png", [REFIT], ["refit"])
-    assert curves == [([1, 2], [3.0, 1.5])]
-
-
 def test_a_run_without_epochs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         plot_runs(tmp_path / "curves.png", [FIRST, run_with()], ["first", "second"])

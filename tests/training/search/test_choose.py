@@ -97,6 +97,7 @@ def test_the_printed_command_trains_the_same_model(place: Workplace, chosen: dic
     assert weights[0] == weights[1]
 
 
+@pytest.mark.slow
 def test_more_epochs_stay_within_the_budget_and_the_printed_command_has_them(place: Workplace) -> None:
     # An epoch of all sequences has more steps than one of a part.
     options = ("--data", "right/waves_TRAIN.npz", "--budget", "2200steps", "--hidden-size", 4, *NO_PLOTS)
@@ -111,6 +112,7 @@ def test_more_epochs_stay_within_the_budget_and_the_printed_command_has_them(pla
     assert weights[0] == weights[1]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_chosen_is_resumed_and_exported_like_any_other(place: Workplace, chosen: dict[str, Any]) -> None:
     place.ok("-q", "train", "--resume", "--run-dir", "run")
     exported = place.ok("export", "run", "--name", "found", "--json").json
@@ -118,20 +120,6 @@ def test_a_run_that_was_chosen_is_resumed_and_exported_like_any_other(place: Wor
 
 
 @pytest.mark.slow
-def test_a_length_of_the_user_is_not_cut_and_a_file_of_settings_wins(place: Workplace) -> None:
-    place.path("own.yaml").write_text("training: {epochs: 9, refit: false}\nmodel: {hidden_size: 4}\n")
-    options = ("--data", "right/waves_TRAIN.npz", "--config", "own.yaml", "--budget", "5steps", *NO_PLOTS)
-    result = place.ok("train", *options, "--run-dir", "own")
-    printed = result.out
-    assert "The recipe 'lru' is trained for its whole length, which is set." in result.err
-    assert re.search(r"The training takes \d+ steps more than the budget of 5 steps leaves\. Leave", result.err)
-    settings = load_config(place.path("own/config.yaml"))
-    assert (settings.training.epochs, settings.training.refit, settings.model.hidden_size) == (9, False, 4)
-    command = printed.partition("The same without a search: ")[2].splitlines()[0]
-    assert "--config own.yaml" in command
-    assert "refit" not in command
-
-
 def test_a_budget_that_is_too_small_for_a_network_takes_the_baseline(place: Workplace) -> None:
     options = ("--data", "right/waves_TRAIN.npz", "--budget", "30steps", "--hidden-size", 16, *NO_PLOTS)
     result = place.ok("train", *options, "--run-dir", "poor")
@@ -153,42 +141,7 @@ def test_a_budget_that_is_too_small_for_a_network_takes_the_baseline(place: Work
     assert exported["parity"]["stream_equals_sequence"] is True
 
 
-def test_the_baseline_is_compared_with_networks_on_the_same_parts(place: Workplace) -> None:
-    options = ("--budget", "1400steps", "--hidden-size", 4, *NO_PLOTS)
-    choice = place.ok("train", "--data", "right/waves_TRAIN.npz", *options, "--run-dir", "all", "--json").json["choice"]
-    *networks, baseline = choice["recipes"]
-    assert baseline["name"] == "lru, closed form"
-    assert baseline["proof"] == "contracting"
-    assert baseline["status"] in ("compared", "chosen")
-    compared = [recipe for recipe in networks if recipe["status"] in ("compared", "chosen")]
-    assert compared
-    assert {len(recipe["scores"]) for recipe in compared} == {len(baseline["scores"])}
-
-
-def test_a_method_of_the_user_needs_no_search_and_takes_no_budget(place: Workplace) -> None:
-    options = ("--data", "right/waves_TRAIN.npz", "--set", "training.method=closed-form", *NO_PLOTS)
-    summary = place.ok("train", *options, "--run-dir", "solved", "--json").json
-    assert summary["choice"]["reason"] == "the recipe of training.method=closed-form"
-    assert load_config(place.path("solved/config.yaml")).model.hidden_size == 256
-    assert place("train", *options, "--budget", "2s", "--run-dir", "refused").sentence == (
-        "A budget is for comparing networks, and training.method=closed-form trains none, got a budget of 2 s. Leave "
-        "one of them out."
-    )
-
-
 @pytest.mark.slow
-def test_without_a_baseline_a_budget_that_compares_nothing_says_what_would(place: Workplace) -> None:
-    # A learning rate is for gradients.
-    own = ("--hidden-size", 4, "--lr", 0.01)
-    options = ("--data", "right/waves_TRAIN.npz", "--budget", "30steps", *own, *NO_PLOTS)
-    result = place.ok("train", *options, "--run-dir", "cut")
-    assert "Nothing was compared: the budget of 30 steps compares no recipes on this data; that needs " in result.err
-    assert re.search(
-        r"The budget of 30 steps leaves 30 of the \d+ optimizer steps of 'lru', so that the model ", result.err
-    )
-    assert json.loads(place.path("cut/summary.json").read_text())["steps"] == 30
-
-
 @pytest.mark.skipif(not hasattr(os, "setsid"), reason="sends a signal to a process of its own session")
 def test_a_stop_names_the_best_so_far_and_leaves_no_process(place: Workplace) -> None:
     words = ["train", "--data", "right/waves_TRAIN.npz", "--budget", "10m", "--epochs", "40", "--run-dir", "stopped"]
@@ -223,6 +176,7 @@ def test_a_stop_names_the_best_so_far_and_leaves_no_process(place: Workplace) ->
         pytest.fail("a process of the search is still running")
 
 
+@pytest.mark.slow
 def test_series_are_compared_on_earlier_and_earlier_ends(place: Workplace) -> None:
     time_of = np.arange(260)
     rows = ["unique_id,ds,y", *(f"a,{step},{np.sin(step / 4) + 0.01 * step:.4f}" for step in time_of)]
@@ -234,15 +188,3 @@ def test_series_are_compared_on_earlier_and_earlier_ends(place: Workplace) -> No
     assert choice["parts"] > 1
     # The context is given, so that recipes with another one are left out.
     assert not any("context" in recipe["name"] for recipe in choice["recipes"])
-
-
-@pytest.mark.slow
-def test_a_context_that_leaves_fewer_ends_of_the_series_costs_its_recipe_alone(place: Workplace) -> None:
-    start = np.datetime64("2024-01-01T00:00:00", "s")
-    rows = [f"{start + 3600 * step},{np.sin(step / 4):.4f}" for step in range(600)]
-    Path(place.path("hours.csv")).write_text("\n".join(["ds,y", *rows]) + "\n")
-    options = ("--horizon", 3, "--budget", "4000steps", "--hidden-size", 4, *NO_PLOTS, "--run-dir", "hours")
-    choice = place.ok("train", "--data", "hours.csv", *options, "--json").json["choice"]
-    failed = [recipe for recipe in choice["recipes"] if recipe["status"] == "failed"]
-    assert failed
-    assert all("context of" in recipe["name"] and "parts with these settings" in recipe["reason"] for recipe in failed)

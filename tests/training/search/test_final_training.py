@@ -77,24 +77,6 @@ def test_a_larger_budget_pays_for_epochs_before_members(
     assert config.model.cell == "lipschitz"
 
 
-def test_what_the_rest_of_the_budget_pays_for_is_printed(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    settings(4000, most_epochs=20)
-    assert "The rest of the budget pays for 2 members and 20 epochs in place of the recommended 3." in caplog.text
-    caplog.clear()
-    settings(399, most_epochs=20)
-    assert not caplog.text
-
-
-def test_members_of_the_user_are_kept() -> None:
-    assert settings(1200, most_epochs=12, members=2)[1] == {"training.epochs": 12}
-    assert settings(9600, most_epochs=12, members=2, epochs=3)[1] == {}
-
-
-def test_outputs_at_every_step_get_the_recommended_training() -> None:
-    assert settings(4800, task="predict-next")[1] == {}
-
-
 def test_certificates_of_members_count_in_a_budget_in_time() -> None:
     config = validate({"data": {"source": "toy"}, "model": {"cell": "lipschitz"}})
     # Of 10 s an ensemble of four takes 4 * (1 + 2), one of two half of it; without a proof in training one takes 9.
@@ -102,14 +84,6 @@ def test_certificates_of_members_count_in_a_budget_in_time() -> None:
         remaining = RemainingBudget(1000, 0.01, Budget(10.0))
         candidate = Candidate(Recipe("toy", {}, ""), config, proof, RecommendedLength(100, 2, 2))
         assert final_settings(config, "forecast", candidate, remaining)[1].get("model.members") == members
-
-
-def test_certificates_of_members_of_the_user_count_for_each() -> None:
-    user = validate({"data": {"source": "toy"}, "model": {"cell": "lipschitz", "members": 4}})
-    candidate = Candidate(Recipe("toy", {}, ""), user, "contracting", RecommendedLength(100, 2, 20))
-    # Of 10 s, certificates of four members take 4 * 2; an epoch takes .5.
-    remaining = RemainingBudget(1000, 0.01, Budget(10.0))
-    assert final_settings(user, "forecast", candidate, remaining)[1] == {"training.epochs": 4}
 
 
 def test_a_length_of_the_user_is_kept(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,6 @@ from stablernn.training.search.budget import Budget
 from stablernn.training.search.successive_halving import (
     LEAST_SHARE,
     count_trainings,
-    first_parts,
     halving_rounds,
     make_plan,
 )
@@ -47,23 +46,3 @@ def test_a_plan_takes_fewer_recipes_where_the_budget_is_small() -> None:
     # A training of a few steps says nothing, whatever share of the whole they are.
     few = LEAST_SHARE * count_trainings(halving_rounds(2, 5, 3))
     assert make_plan(8, 5, 3, affordable=few, whole_steps=10) is None
-
-
-@pytest.mark.parametrize(
-    ("sequences", "parts", "first", "last"),
-    [
-        (40, 5, 3, 5),
-        (1600, 5, 3, 5),
-        (2500, 5, 2, 4),
-        (7200, 5, 1, 3),
-        (7200, 1, 1, 1),
-        (None, 5, 3, 5),
-        (None, 2, 2, 2),
-    ],
-)
-def test_many_sequences_are_compared_on_fewer_parts(sequences: int | None, parts: int, first: int, last: int) -> None:
-    assert first_parts(sequences, parts) == first
-    plan = make_plan(4, parts, first, affordable=1000, whole_steps=500)
-    assert plan is not None
-    assert plan.rounds[0] == (4, first)
-    assert plan.rounds[-1][1] == last

@@ -12,7 +12,6 @@ from forecast_helpers import many_series
 from search_helpers import ScoringWorkers, sequences
 from stablernn.data import ClassificationData
 from stablernn.errors import ConfigError
-from stablernn.training.resolve import resolve
 from stablernn.training.search.budget import Budget
 from stablernn.training.search.candidates import (
     Candidate,
@@ -26,7 +25,6 @@ from stablernn.training.search.candidates import (
 from stablernn.training.search.successive_halving import LEAST_TRAINED, Search
 from stablernn.training.search.trial import TrialWorkers
 from stablernn.training.settings.load import validate
-from stablernn.training.tasks import task_for
 
 
 def test_a_setting_of_the_user_wins_and_equal_recipes_are_tried_once() -> None:
@@ -61,37 +59,6 @@ def test_the_baseline_has_random_layers_that_are_proved_and_stays_below_settings
         find_baseline(validate({"data": {"source": "x"}, "training": {"lr": 0.1}}), sequences())
     with pytest.raises(ConfigError, match=r"takes training\.method=closed-form, got training\.method=gradient"):
         find_baseline(validate({"data": {"source": "x"}, "training": {"method": "gradient"}}), sequences())
-
-
-def test_the_baseline_of_sequences_with_times_takes_them() -> None:
-    data = sequences()
-    dt = np.ones((len(data.train), 12), np.float32)
-    timed = replace(data, train=replace(data.train, dt=dt), validation=replace(data.validation, dt=dt[:6]), test=None)
-    baseline = find_baseline(validate({"data": {"source": "x"}}), replace(timed, time_step=1.0))
-    assert baseline.recipe.name == "lipschitz, closed form"
-
-
-def test_the_cell_auto_is_replaced() -> None:
-    config = validate({"data": {"source": "toy"}, "model": {"cell": "auto"}})
-    assert merged(config, {"model.cell": "gru"}).model.cell == "gru"
-
-
-def test_the_recipe_of_convolutions_has_patches_as_long_as_they_read() -> None:
-    for length, size in ((24, 15), (240, 40)):
-        data = sequences(length=length)
-        candidates = find_candidates(validate({"data": {"source": "toy"}}), data)
-        (config,) = [each.config for each in candidates if each.recipe.name == "lru, convolutions"]
-        model = resolve(config, task_for(data.without_validation())).model
-        assert (model.conv_layers, model.patch_size, model.patch_stride) == (3, size, length // 24)
-
-
-def test_recipes_of_classification_go_with_the_lengths() -> None:
-    settings: dict[str, dict[str, Any]] = {
-        recipe.name: dict(recipe.settings) for recipe in recipes(sequences(length=240))
-    }
-    # A stride of 10 samples by default, and half of it.
-    assert settings["lru, short patches"]["model.patch_stride"] == 5
-    assert settings["lru"]["training.refit"] is True
 
 
 def test_many_windows_begin_with_a_larger_network_and_a_fair_comparison(monkeypatch: pytest.MonkeyPatch) -> None:

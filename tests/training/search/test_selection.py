@@ -101,31 +101,6 @@ def test_a_second_draw_of_the_same_sequences_makes_no_difference_more_certain(
     assert rows[1].document()["standard_error"] == pytest.approx(error * (2 / 3) ** 0.5)
 
 
-def test_what_is_as_good_as_the_best_has_to_be_better_than_the_default() -> None:
-    rows = [
-        candidate("default", "none", [0.80, 0.80, 0.80]),
-        candidate("lucky", "contracting", [0.75, 0.93, 0.88]),
-        candidate("best", "none", [0.89, 0.90, 0.91]),
-    ]
-    assert select([rows[1], rows[2]])[0].recipe.name == "lucky"
-    selected, reason = select(rows)
-    assert (selected.recipe.name, reason) == ("best", "the best mean over 3 parts")
-
-
-@pytest.mark.parametrize(("samples", "chosen"), [(20, "first"), (2000, "second"), (0, "second")])
-def test_a_single_part_tells_apart_what_its_sequences_do(samples: int, chosen: str) -> None:
-    rows = [candidate("first", "none", [0.85]), candidate("second", "none", [0.9])]
-    for each in rows:
-        each.results[0] = replace(each.results[0], samples=samples)
-    selected, reason = select(rows)
-    assert selected.recipe.name == chosen
-    assert reason == (
-        "as good as 'second' within one standard error, and before it in the order of the recipes"
-        if samples == 20
-        else "the best score"
-    )
-
-
 def test_recipes_are_compared_on_parts_that_more_than_half_of_them_have() -> None:
     """Time ran out while the second part was trained."""
     first = candidate("first", "none", [0.8, 0.7])
@@ -134,17 +109,6 @@ def test_recipes_are_compared_on_parts_that_more_than_half_of_them_have() -> Non
     assert [each.recipe.name for each in chosen] == ["first", "best", "third"]
     assert [each.scores for each in chosen] == [[0.8], [0.9], [0.7]]
     assert select(chosen)[0].recipe.name == "best"
-
-
-def test_a_recipe_with_fewer_parts_than_the_others_is_left_out() -> None:
-    rows = [candidate(name, "none", scores) for name, scores in (("a", [0.8] * 3), ("b", [0.7] * 3), ("c", [0.9] * 2))]
-    # Without its first part nothing of a recipe can be compared.
-    late = candidate("late", "none", [1.0] * 3)
-    del late.results[0]
-    failed = candidate("failed", "none", [1.0] * 3)
-    failed.status = "failed"
-    assert [each.recipe.name for each in comparable([*rows, late, failed])] == ["a", "b"]
-    assert comparable([late]) == []
 
 
 def test_the_temperature_is_that_of_the_sequences_of_all_parts() -> None:
@@ -163,11 +127,6 @@ def test_the_temperature_is_that_of_the_sequences_of_all_parts() -> None:
     assert overconfident == pytest.approx(6 / np.log(2), rel=0.05)
     assert held_out_temperature(with_logits([sure])) < 1  # type: ignore[operator]
     assert held_out_temperature(with_logits([None, None])) is None
-
-
-def test_equal_accuracies_are_ranked_by_log_loss() -> None:
-    first, second = candidate("a", "none", [0.9], [0.5]), candidate("b", "none", [0.9], [0.4])
-    assert second.rank < first.rank
 
 
 @pytest.mark.parametrize(
@@ -200,11 +159,3 @@ def test_streams_are_given_up_only_for_more_than_one_standard_error(
     compared = [without_streams("resampled", "contracting", [0.75, 0.85, 0.85]), candidate(*streaming)]
     selected, why = select(compared)
     assert (selected.recipe.name, why) == (chosen, reason)
-
-
-def test_a_recipe_that_streams_and_was_as_good_until_it_was_stopped_is_named() -> None:
-    compared = [without_streams("resampled", "contracting", [0.9, 0.95]), candidate("default", "none", [0.5, 0.6])]
-    stopped = [candidate("short patches", "contracting", [0.9]), candidate("long patches", "contracting", [0.6])]
-    selected, why = select(compared, stopped)
-    assert selected is compared[0]
-    assert why.endswith("cannot stream, and 'short patches', which streams, was as good on the 1 part that it finished")

@@ -89,39 +89,6 @@ def test_of_a_forecaster(given: str, usual: dict[str, Weights]) -> None:
     assert not same(trained(SERIES, given), usual["forecast"])
 
 
-def test_channels_of_convolutions() -> None:
-    layers = "model.conv_layers=1"
-    assert not same(trained(CLASSES, layers, "model.conv_channels=5"), trained(CLASSES, layers))
-
-
-@pytest.mark.parametrize("data", [CLASSES, SERIES], ids=["classify", "forecast"])
-def test_what_is_recommended_is_what_is_done_without_it(
-    data: ClassificationData | ForecastData, usual: dict[str, Weights]
-) -> None:
-    resolved = resolve(
-        load_config(overrides=["data.source=x", "model.cell=gru", "model.hidden_size=4"]), task_for(data)
-    )
-    keys = {
-        "model": ("readout", "patch_size", "patch_stride", "patch_embedding", "head_dropout", "scaling"),
-        "training": ("batch_size", "lr", "schedule", "optimizer", "weight_decay", "clip_norm", "calibrate"),
-    }
-    if isinstance(data, ForecastData):
-        keys = {
-            "model": (*keys["model"], "skip", "window", "season", "log"),
-            "training": (*keys["training"], "warm_up"),
-        }
-    else:
-        keys = {**keys, "training": (*keys["training"], "time_warp", "jitter", "rescale")}
-    tree = resolved.tree()
-    given = [
-        f"{section}.{key}={str(tree[section][key]).lower()}"
-        for section, names in keys.items()
-        for key in names
-        if tree[section][key] is not None
-    ]
-    assert same(trained(data, *given), usual[data.task])
-
-
 def test_a_skip_that_does_not_learn_stays_as_it_was_fitted() -> None:
     fixed = trained(SERIES, "training.skip_lr=0")["skip.weight"]
     again = trained(SERIES, "training.skip_lr=0", "training.lr=0.5")["skip.weight"]

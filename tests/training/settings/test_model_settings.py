@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forecast_helpers import many_series
-from stablernn.cells import list_cells
+from forecast_helpers import EACH_CELL, many_series
 from stablernn.data import ClassificationData, ForecastData, SequenceSplit
 from stablernn.data.step_data import StepData, StoredSteps
 from stablernn.errors import ConfigError
@@ -66,42 +65,12 @@ def test_what_a_classifier_is_made_of() -> None:
     assert chosen(settings(), classes()) == ("all", 16, 4, 64, 0.2, "none", "standard", None, None, None)
 
 
-def test_the_embedding_is_as_long_as_the_state() -> None:
-    assert chosen(settings("model.hidden_size=9"), classes(), ("patch_embedding",)) == (9,)
-
-
-def test_short_sequences_are_not_left_out_by_patches() -> None:
-    assert chosen(settings(), classes(time=5), ("patch_size", "patch_stride")) == (4, 1)
-    assert resolve(settings(), task_for(classes(time=1))).model.patch_stride == 1
-
-
 def test_what_a_forecaster_is_made_of() -> None:
     assert chosen(settings(), wave()) == ("last", 2, 2, 0, 0.0, "linear", "context", 28, 7, False)
 
 
-@pytest.mark.parametrize(("task", "skip"), [("classify", "none"), ("forecast", "none")])
-def test_the_paper_recommends_none_of_what_is_ours(task: str, skip: str) -> None:
-    data = classes() if task == "classify" else wave()
-    resolved = resolve(settings("model.preset=paper"), task_for(data))
-    assert chosen(settings("model.preset=paper"), data) == (
-        *("last", 1, 1, 0, 0.0, skip, "standard"),
-        *(None, None, None),
-    )
-    training = resolved.training
-    of_task = (0.0, 0.0, 0.0, None) if task == "classify" else (None, None, None, 0)
-    assert (training.time_warp, training.jitter, training.rescale, training.warm_up) == of_task
-    assert training.skip_lr is None
-
-
-def test_what_stays_none_is_off_or_of_another_task() -> None:
-    shared = {"time_step", "max_dt", "embedding_size", "engine", "resample_steps"}
-    for data, off in ((classes(), {"window", "season", "log"}), (wave(), set[str]())):
-        dumped = resolve(settings(), task_for(data)).model.model_dump()
-        assert {key for key, value in dumped.items() if value is None} == shared | off
-
-
 @pytest.mark.parametrize("preset", ["practical", "paper"])
-@pytest.mark.parametrize("cell", list_cells())
+@pytest.mark.parametrize("cell", EACH_CELL)
 def test_resolved_settings_resolve_to_themselves_and_build_a_model(cell: str, preset: str) -> None:
     config = settings(f"model.preset={preset}", "model.hidden_size=4", cell=cell)
     for data in (classes(time=20), wave(steps=120)):
@@ -131,41 +100,10 @@ def test_a_context_without_two_seasons_has_the_scaling_without_a_season() -> Non
     assert chosen(settings("model.season=7"), wave(context=14), ("scaling", "season")) == ("context", 7)
 
 
-def test_a_season_counts_in_what_is_remembered() -> None:
-    keys = ("scaling", "window", "season")
-    assert chosen(settings("model.window=13"), wave(), keys) == ("context", 13, 1)
-    assert chosen(settings("model.window=14"), wave(), keys) == ("context", 14, 7)
-
-
-def test_a_context_of_one_step_is_scaled_by_the_training_data() -> None:
-    assert chosen(settings(), wave(context=1), ("scaling", "skip", "patch_size")) == ("standard", "none", 1)
-
-
-def test_a_recursive_head_makes_a_sample_a_step() -> None:
-    config = settings("model.head=recursive")
-    assert chosen(config, wave(), ("scaling", "skip", "patch_size")) == ("standard", "none", 1)
-
-
-def test_another_scaling_has_no_skip() -> None:
-    config = settings("model.scaling=window")
-    assert chosen(config, wave(), ("skip", "window", "season", "log")) == ("none", 28, None, None)
-
-
 @pytest.mark.parametrize(("lowest", "log"), [(0.001, True), (1.0, False), (-0.1, False), (-3.0, False)])
 def test_positive_series_that_differ_by_factors_are_taken_by_their_logarithms(lowest: float, log: bool) -> None:
     assert resolve(settings(), task_for(wave(lowest=lowest))).model.log is log
     assert resolve(settings("model.log=false"), task_for(wave(lowest=lowest))).model.log is False
-
-
-def test_logarithms_are_chosen_by_the_training_part() -> None:
-    data = wave(lowest=0.001)
-    data.series[0].values[-10:] = -5
-    assert resolve(settings(), task_for(data)).model.log is True
-
-
-def test_a_cell_that_takes_missing_samples_as_they_are_sees_them_side_by_side() -> None:
-    keys = ("patch_size", "patch_stride", "patch_embedding")
-    assert chosen(settings(cell="gru_d"), classes(), keys) == (4, 4, 0)
 
 
 CONVOLUTIONS = ("conv_layers", "conv_channels", "patch_size", "patch_stride", "patch_embedding")
@@ -244,43 +182,6 @@ def test_what_only_one_task_has(given: str, data: ClassificationData | ForecastD
         refuses(settings(given), data, f"{key} is only used by the task '{task}', .* '{data.name}' .* '{data.task}'")
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        "model.readout=mean",
-        "model.scaling=context",
-        "model.patch_size=2",
-        "model.patch_stride=2",
-        "model.patch_embedding=4",
-        "model.members=2",
-        "model.head_dropout=0.1",
-        "model.head=recursive",
-        "model.skip=linear",
-        "model.skip_strength=0.5",
-        "model.window=9",
-        "model.season=2",
-        "model.log=true",
-    ],
-)
-def test_what_an_answer_at_each_step_does_not_have(given: str) -> None:
-    key, _, value = given.partition("=")
-    refuses(settings(given), steps(), f"{key} is not used by the task 'predict-next', .* got '?{value.title()}|{value}")
-
-
-def test_calibration_is_stored_as_it_is_done() -> None:
-    for data, given, is_calibrated in (
-        (classes(), "", True),
-        (classes(validation=0), "", False),
-        (steps(), "", None),
-        (wave(), "", True),
-        (wave(), "task.quantiles=[]", False),
-        (wave(), "task.quantiles=[0.5,0.9]", False),
-        (wave(), "task.quantiles=[0.1,0.9,0.95]", True),
-        (wave(), "training.calibrate=false", False),
-    ):
-        assert resolve(settings(*given.split()), task_for(data)).training.calibrate is is_calibrated
-
-
 def test_sequences_are_changed_in_training_unless_the_paper_is_asked_for() -> None:
     training = resolve(settings(), task_for(classes())).training
     assert (training.time_warp, training.jitter, training.rescale) == (0.03, 0.1, 0.1)
@@ -307,39 +208,6 @@ def test_steps_whose_time_is_known_are_not_moved() -> None:
     refuses(settings("training.mixup=0.1", cell="lipschitz"), timed(), "training.mixup .* model.time=ignore")
 
 
-def test_what_moves_no_step_goes_with_times() -> None:
-    given = ["training.crop=1", "training.mixup=0", "training.magnitude_warp=0.1", "training.channel_dropout=0.1"]
-    training = resolve(settings(*given, cell="lipschitz"), task_for(timed())).training
-    assert (training.magnitude_warp, training.channel_dropout) == (0.1, 0.1)
-    training = resolve(
-        settings("model.time=ignore", "training.crop=0.5", "training.mixup=1"), task_for(timed())
-    ).training
-    assert (training.crop, training.mixup) == (0.5, 1)
-
-
-def test_the_only_channel_cannot_be_dropped() -> None:
-    data = classes()
-    single = {
-        name: replace(split, x=split.x[..., :1])
-        for name, split in (("train", data.train), ("validation", data.validation))
-    }
-    refuses(
-        settings("training.channel_dropout=0.1"), replace(data, features=("a",), **single), "training.channel_dropout"
-    )
-
-
-def test_contexts_of_a_forecast_are_up_to_twice_as_long() -> None:
-    assert resolve(settings(), task_for(wave())).training.warm_up == 28
-    assert resolve(settings("training.warm_up=4"), task_for(wave())).training.warm_up == 4
-    assert resolve(settings("model.patch_size=29"), task_for(wave())).training.warm_up == 0
-
-
-def test_the_skip_learns_a_thirtieth_as_fast() -> None:
-    assert resolve(settings("training.lr=0.3"), task_for(wave())).training.skip_lr == pytest.approx(0.01)
-    assert resolve(settings("training.skip_lr=0"), task_for(wave())).training.skip_lr == 0
-    assert resolve(settings(), task_for(classes())).training.skip_lr is None
-
-
 @pytest.mark.parametrize(
     ("samples", "batch", "steps_made"),
     # For lipschitz batches of 32 and 80 epochs are recommended.
@@ -351,11 +219,6 @@ def test_small_sets_get_smaller_batches_and_as_many_steps(samples: int, batch: i
     assert (training.batch_size, training.epochs * -(-samples // batch)) == (batch, steps_made)
 
 
-def test_a_given_batch_makes_the_steps_of_an_epoch() -> None:
-    training = resolve(settings("training.batch_size=20", cell="lipschitz"), task_for(classes(40, time=3))).training
-    assert (training.batch_size, training.epochs) == (20, 250)
-
-
 @pytest.mark.parametrize(
     ("length", "batch", "epochs"),
     # Windows are length - 60 held out - 28 of context - 2; 5 epochs, but 300 steps at least and 2000 at most.
@@ -364,8 +227,3 @@ def test_a_given_batch_makes_the_steps_of_an_epoch() -> None:
 def test_the_steps_of_a_forecast(length: int, batch: int, epochs: int) -> None:
     training = resolve(settings(), task_for(wave(length))).training
     assert (training.batch_size, training.epochs) == (batch, epochs)
-
-
-def test_the_paper_says_how_long() -> None:
-    training = resolve(settings("model.preset=paper", cell="lipschitz"), task_for(classes(8, time=3))).training
-    assert (training.batch_size, training.epochs) == (128, 100)

@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stablernn.cells import create_cell, list_cells, recommended_training
+from forecast_helpers import EACH_CELL
+from stablernn.cells import create_cell, recommended_training
 from stablernn.data import ClassificationData, ForecastData, load_data
-from stablernn.errors import ConfigError, UnknownNameError
+from stablernn.errors import ConfigError
 from stablernn.training.resolve import resolve
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.defaults import FALLBACK_LR
@@ -34,7 +35,7 @@ def settings(*overrides: str, cell: str = "lipschitz") -> Config:
 
 
 @pytest.mark.parametrize("preset", ["practical", "paper"])
-@pytest.mark.parametrize("cell", list_cells())
+@pytest.mark.parametrize("cell", EACH_CELL)
 def test_takes_what_the_catalog_recommends(cell: str, preset: str, digits: ClassificationData) -> None:
     training = resolve(settings(f"model.preset={preset}", cell=cell), task_for(digits)).training
     recommended = recommended_training(cell, preset)
@@ -94,58 +95,10 @@ def test_what_does_not_go_with_the_data_or_the_cell_is_refused(digits: Classific
         resolve(settings(*overrides.split()), task_for(digits))
 
 
-def test_a_forecast_takes_its_windows_from_the_data(co2: ForecastData) -> None:
-    task = resolve(settings(), task_for(co2)).task
-    assert task.model_dump() == {
-        "name": "forecast",
-        "horizon": 52,
-        "context_length": 104,
-        "season": 52,
-        "quantiles": (0.1, 0.5, 0.9),
-    }
-
-
-def test_missing_values_get_a_mask_channel(co2: ForecastData, digits: ClassificationData) -> None:
-    for data, override, has_mask in ((co2, "auto", True), (digits, "auto", False), (co2, "false", False)):
-        assert resolve(settings(f"model.mask_channel={override}"), task_for(data)).model.mask_channel is has_mask
-
-
-def test_missing_values_of_validation_and_test_are_not_looked_at(co2: ForecastData, digits: ClassificationData) -> None:
-    holes = digits.validation.x.copy()
-    holes[0, 0] = np.nan
-    later = replace(digits.validation, x=holes)
-    assert resolve(settings(), task_for(replace(digits, validation=later, test=later))).model.mask_channel is False
-    (one,) = co2.series
-    held_out = co2.validation_steps + co2.test_steps
-    values = np.nan_to_num(one.values)
-    values[-held_out:] = np.nan
-    assert (
-        resolve(settings(), task_for(replace(co2, series=(replace(one, values=values),)))).model.mask_channel is False
-    )
-    values[-held_out - 1] = np.nan
-    assert resolve(settings(), task_for(replace(co2, series=(replace(one, values=values),)))).model.mask_channel is True
-
-
-def test_running_scaling_remembers_the_context_or_the_longest_sequence(
-    co2: ForecastData, digits: ClassificationData
-) -> None:
-    assert resolve(settings("model.scaling=window"), task_for(co2)).model.window == 104
-    assert resolve(settings("model.scaling=window"), task_for(digits)).model.window == 64
-    short = replace(digits, train=replace(digits.train, lengths=np.ones_like(digits.train.lengths)))
-    assert resolve(settings("model.scaling=window"), task_for(short)).model.window == 2
-
-
-@pytest.mark.parametrize("cell", list_cells())
+@pytest.mark.parametrize("cell", EACH_CELL)
 def test_resolving_again_changes_nothing(cell: str, co2: ForecastData) -> None:
     once = resolve(settings("training.optimizer=rmsprop", cell=cell), task_for(co2))
     assert resolve(once, task_for(co2)) == once
-
-
-def test_unknown_cell(digits: ClassificationData) -> None:
-    with pytest.raises(
-        UnknownNameError, match=r"^Unknown cell 'lipshitz'\. Did you mean 'lipschitz'\? See `stablernn cells"
-    ):
-        resolve(settings(cell="lipshitz"), task_for(digits))
 
 
 def timed(digits: ClassificationData, gap: float) -> ClassificationData:
@@ -165,15 +118,6 @@ def test_times_in_the_data_are_used_and_what_they_mean_is_kept(digits: Classific
     assert (model.time, model.time_step, model.max_dt) == ("ignore", None, None)
 
 
-def test_orthogonal_matrices_train_at_a_tenth_of_the_rate(digits: ClassificationData) -> None:
-    assert resolve(settings("training.lr=0.02", cell="urnn"), task_for(digits)).training.orthogonal_lr == pytest.approx(
-        0.002
-    )
-    given = resolve(settings("training.orthogonal_lr=0.5", cell="scornn"), task_for(digits)).training
-    assert given.orthogonal_lr == 0.5
-    assert resolve(settings(), task_for(digits)).training.orthogonal_lr is None
-
-
 @pytest.mark.parametrize(
     ("gap", "override", "message"),
     [
@@ -184,16 +128,3 @@ def test_orthogonal_matrices_train_at_a_tenth_of_the_rate(digits: Classification
 def test_a_gap_that_is_too_long_is_refused(digits: ClassificationData, gap: float, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(settings(override), task_for(timed(digits, gap)))
-
-
-def test_a_longer_gap_in_the_test_split_counts_too(digits: ClassificationData) -> None:
-    data, test = timed(digits, 2.0), digits.test
-    assert test is not None
-    dt = np.full(test.x.shape[:2], 7.5, np.float32)
-    assert resolve(settings(), task_for(replace(data, test=replace(test, dt=dt)))).model.max_dt == 7.5
-
-
-def test_a_given_rate_moves_the_recommended_one_of_the_matrices_along(digits: ClassificationData) -> None:
-    usual = resolve(settings(cell="exprnn"), task_for(digits)).training
-    doubled = resolve(settings(f"training.lr={2 * (usual.lr or 0)}", cell="exprnn"), task_for(digits)).training
-    assert doubled.orthogonal_lr == pytest.approx(2 * (usual.orthogonal_lr or 0))

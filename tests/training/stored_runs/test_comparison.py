@@ -21,10 +21,6 @@ def settings(*overrides: str) -> Config:
     return load_config(overrides=["data.source=digits", "model.cell=lipschitz", *overrides])
 
 
-def test_equal_settings_do_not_differ() -> None:
-    assert differing_settings([settings("training.lr=0.1"), settings("training.lr=0.1")]) == {}
-
-
 def test_settings_that_differ_have_a_value_for_each_run() -> None:
     configs = [settings(), settings("training.lr=0.1", "training.seed=3"), settings("training.seed=3")]
     assert differing_settings(configs) == {"training.lr": [None, 0.1, None], "training.seed": [0, 3, 3]}
@@ -49,16 +45,6 @@ def test_settings_that_were_set_are_listed_with_their_defaults() -> None:
         "training.lr": (0.1, 0.005),
         "training.device": ("cpu", "auto"),
     }
-
-
-def test_recommended_values_that_training_stored_are_no_changes(trained: Path) -> None:
-    changed = changed_settings(read_settings(read_run(trained)))
-    assert changed == {"model.hidden_size": (8, 64), "training.plots": (False, True)}
-
-
-def test_of_an_unknown_cell_the_settings_of_the_schema_are_compared() -> None:
-    config = settings("model.cell=theirs", "model.cell_options={size: 2}", "training.seed=1")
-    assert changed_settings(config) == {"model.cell_options.size": (2, None), "training.seed": (1, 0)}
 
 
 def test_settings_that_an_older_version_did_not_store_have_their_defaults(run_dir: Path) -> None:

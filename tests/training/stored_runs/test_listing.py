@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stablernn.errors import UnknownNameError
-from stablernn.training.stored_runs import MOST_LEVELS, SORT_KEYS, StoredRun, find_runs, list_runs, sort_runs
+from stablernn.training.stored_runs import MOST_LEVELS, StoredRun, find_runs, list_runs, sort_runs
 
 
 def make_run(path: Path) -> Path:
@@ -33,11 +33,6 @@ def test_runs_are_listed_at_every_level(tmp_path: Path) -> None:
     assert list(find_runs(tmp_path)) == paths
 
 
-def test_a_run_is_listed_for_its_own_path(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "a")
-    assert list(find_runs(path)) == [path]
-
-
 def test_the_levels_are_limited(tmp_path: Path) -> None:
     deepest = tmp_path.joinpath(*"abcdefgh"[:MOST_LEVELS])
     make_run(deepest.parent / "too" / "deep")
@@ -51,12 +46,6 @@ def test_links_hidden_folders_and_folders_of_a_run_are_left_out(tmp_path: Path) 
     make_run(tmp_path / ".cache" / "hidden")
     (tmp_path / "loop").symlink_to(tmp_path)
     (tmp_path / "best").symlink_to(path)
-    assert list(find_runs(tmp_path)) == [path]
-
-
-def test_settings_for_a_run_to_come_are_no_run(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").touch()
-    path = make_run(tmp_path / "runs" / "a")
     assert list(find_runs(tmp_path)) == [path]
 
 
@@ -88,17 +77,6 @@ def test_the_order_follows_the_direction_of_the_key(key: str, order: str) -> Non
     assert names(sort_runs(RUNS, key)) == order
 
 
-def test_a_metric_of_the_test_split_is_named_by_its_prefix() -> None:
-    runs = [StoredRun(Path(name), "done", metrics={"test": {"mae": mae}}) for name, mae in (("a", 2.0), ("b", 1.0))]
-    assert names(sort_runs(runs, "test.mae")) == "ba"
-
-
-@pytest.mark.parametrize("key", SORT_KEYS)
-def test_every_fact_sorts_runs_that_do_not_have_it(key: str, trained: Path) -> None:
-    runs = [StoredRun(Path("unknown"), "damaged"), *list_runs([trained])]
-    assert len(sort_runs(runs, key)) == 2
-
-
 def test_an_unknown_key_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(UnknownNameError) as error:
         sort_runs(RUNS, "acuracy")
@@ -107,7 +85,3 @@ def test_an_unknown_key_is_refused_with_those_that_there_are() -> None:
         "parameters, epochs, seconds, rate, started, or a metric of the runs, for the test split with 'test.' in "
         "front: accuracy, log_loss."
     )
-
-
-def test_no_runs_are_sorted_by_any_key() -> None:
-    assert sort_runs([], "acuracy") == []

@@ -24,7 +24,3 @@ def test_the_mark_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
         assert is_running(tmp_path)
         process.kill()
     assert not is_running(tmp_path)
-
-
-def test_a_folder_that_is_gone_is_not_running(tmp_path: Path) -> None:
-    assert not is_running(tmp_path / "gone")

@@ -33,18 +33,6 @@ def test_a_finished_run_has_the_facts_of_its_summary(trained: Path) -> None:
     assert run.certificate["contraction_rate"] == summary["certificate"]["contraction_rate"] < 1
 
 
-def test_a_baseline_is_no_score(trained: Path) -> None:
-    run = read_run(trained)
-    assert "ridge" in run.metrics["test"]
-    assert run.score("test", "ridge") is None
-
-
-def test_the_document_of_a_run_is_json(trained: Path) -> None:
-    document = read_run(trained).document()
-    assert json.loads(json.dumps(document)) == document
-    assert document["started"] == json.loads((trained / "env.json").read_text())["time"]
-
-
 def test_a_run_is_running_until_its_training_is_stopped(tmp_path: Path) -> None:
     states = []
 
@@ -71,23 +59,10 @@ def test_a_stopped_run_has_the_validation_scores_of_its_best_epoch(run_dir: Path
     assert run.metrics == {"validation": first["validation"]}
 
 
-def test_of_two_equally_good_epochs_the_later_one_is_best(run_dir: Path) -> None:
-    (run_dir / "summary.json").unlink()
-    line = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[0])
-    (run_dir / "metrics.jsonl").write_text("".join(json.dumps({**line, "epoch": epoch}) + "\n" for epoch in (1, 2)))
-    assert read_run(run_dir).best_epoch == 2
-
-
 def test_a_run_with_a_loss_that_grew_is_diverged(run_dir: Path) -> None:
     edit_json(run_dir / "summary.json", diverged=True, warnings=["Training diverged: the loss grew."])
     run = read_run(run_dir)
     assert (run.state, run.warnings) == ("diverged", ("Training diverged: the loss grew.",))
-
-
-def test_a_summary_from_before_certificates_can_be_read(run_dir: Path) -> None:
-    edit_json(run_dir / "summary.json", certificate=None, warnings=None, diverged=None)
-    run = read_run(run_dir)
-    assert (run.state, run.certificate) == ("done", None)
 
 
 DAMAGE: dict[str, tuple[str, str, str]] = {
@@ -115,13 +90,6 @@ def test_a_damaged_file_is_named_with_the_reason(run_dir: Path, case: str) -> No
     assert run.problem is not None
     assert f"'{run_dir / name}'" in run.problem
     assert reason in run.problem
-
-
-@pytest.mark.parametrize("name", ["data.json", "env.json"])
-def test_a_missing_file_is_damage(run_dir: Path, name: str) -> None:
-    (run_dir / name).unlink()
-    run = read_run(run_dir)
-    assert (run.state, run.problem) == ("damaged", f"There is no file '{run_dir / name}'.")
 
 
 def test_a_damaged_run_keeps_the_facts_of_its_other_files(run_dir: Path) -> None:

@@ -40,11 +40,6 @@ def test_a_cell_that_takes_time_is_told_it(source: Path) -> None:
     assert model.max_dt == pytest.approx(4 / 3)
 
 
-def test_a_cell_that_does_not_takes_rows_as_steps(source: Path) -> None:
-    model = resolved(source, "model.cell=gru").model
-    assert (model.time, model.time_step, model.max_dt) == ("ignore", None, None)
-
-
 def test_a_cell_that_is_asked_to_and_cannot_is_refused(source: Path) -> None:
     with pytest.raises(ConfigError, match=r"^'d\.csv' says when its steps were, and model\.cell='gru' takes no time"):
         resolved(source, "model.cell=gru", "model.time=dt")
@@ -66,19 +61,3 @@ def test_regular_data_serves_a_model_that_is_told_the_time(source: Path, tmp_pat
     assert isinstance(data, ForecastData)
     assert data.frequency == "40min"
     assert data.longest_step() == pytest.approx(4 / 3)
-
-
-def test_what_is_known_besides_the_past_is_asked_for_by_settings(source: Path) -> None:
-    config = settings(source, "model.cell=gru", "data.calendar=[day, week]", "data.window_stride=4")
-    data = load_run_data(config)
-    assert isinstance(data, ForecastData)
-    assert data.calendar == ("day", "week")
-    assert data.notes["windows"]["train"]["skipped_by_stride"] > 0
-    again = load_run_data(config, features=data.channels[::-1], targets=data.targets)
-    assert isinstance(again, ForecastData)
-    assert again.channels == data.channels[::-1]
-
-
-def test_a_period_that_is_none_is_refused(source: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^data\.calendar\.0 must be 'day', 'week' or 'year', got 'hour'\."):
-        settings(source, "model.cell=gru", "data.calendar=hour")

@@ -70,12 +70,7 @@ def test_samples_with_times_are_refused_unless_these_are_ignored(tmp_path: Path)
     assert resolve(config(source, "model.time=ignore"), task).model.max_dt is None
 
 
-def test_a_forecast_refuses_it() -> None:
-    settings = load_config(overrides=["data.source=co2", "model.resample_steps=48", "model.cell=lru"])
-    with pytest.raises(ConfigError, match=r"model\.resample_steps is only used by the task 'classify'"):
-        resolve(settings, task_for(load_data("co2", horizon=4)))
-
-
+@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_with_the_same_weights(source: Path, tmp_path: Path) -> None:
     settings = config(source, "training.max_steps=18", "training.batch_size=8")
     train(settings, tmp_path / "whole")

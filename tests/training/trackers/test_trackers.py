@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from cli_helpers import ALIKE, NO_PLOTS, Workplace
-from stablernn.errors import ConfigError, InterruptedRun
+from stablernn.errors import InterruptedRun
 from stablernn.training import load_config, train
-from stablernn.training.callbacks import Callback, numeric_metrics
+from stablernn.training.callbacks import Callback
 from stablernn.training.loop.base_trainer import Progress
 from stablernn.training.trackers import open_trackers
 
@@ -63,17 +63,6 @@ class Events(Callback):
         self.names.append(type(error).__name__)
 
 
-def test_a_callback_is_told_of_start_epochs_and_end(tmp_path: Path) -> None:
-    events = Events()
-    summary = train(load_config(overrides=OVERRIDES), tmp_path / "run", callbacks=[events])
-    assert events.names == ["start", "epoch", "epoch", "end"]
-    assert events.config["model.cell"] == "gru"
-    # Resolved, not as they were given.
-    assert events.config["training.lr"] is not None
-    assert [dict(line) for line in events.epochs] == records(tmp_path / "run")
-    assert events.summary == summary
-
-
 def test_a_callback_is_told_of_a_run_that_was_interrupted(tmp_path: Path) -> None:
     events = Events()
 
@@ -86,20 +75,6 @@ def test_a_callback_is_told_of_a_run_that_was_interrupted(tmp_path: Path) -> Non
     assert events.names == ["start", "InterruptedRun"]
     train(None, tmp_path / "run", resume=True, callbacks=[events])
     assert events.names[2:] == ["start", "epoch", "epoch", "end"]
-
-
-def test_an_error_of_a_callback_ends_the_run(tmp_path: Path) -> None:
-    class Full(Callback):
-        def on_epoch(self, metrics: Mapping[str, Any]) -> None:
-            raise OSError("the disk is full")
-
-    with pytest.raises(OSError, match="the disk is full"):
-        train(load_config(overrides=OVERRIDES), tmp_path / "run", callbacks=[Full()])
-
-
-def test_numbers_of_nested_records_have_paths() -> None:
-    record = {"epoch": 2, "validation": {"accuracy": 0.5, "confusion": [[1]], "name": "x"}, "done": True, "lr": None}
-    assert numeric_metrics(record) == {"epoch": 2.0, "validation/accuracy": 0.5}
 
 
 def test_tensorboard_has_the_figures_of_each_epoch(tmp_path: Path) -> None:
@@ -122,6 +97,7 @@ def test_tensorboard_has_the_figures_of_each_epoch(tmp_path: Path) -> None:
     assert b'"model.cell": "gru"' in text.tensor_proto.string_val[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "run"),
     [
@@ -147,6 +123,7 @@ def test_each_run_of_a_search_and_of_a_comparison_is_logged(
     assert workplace(*words, "--data", "digits", "--track", "tensorbord").sentence.startswith("Unknown tracker")
 
 
+@pytest.mark.slow
 def test_mlflow_has_settings_figures_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow", reason="MLflow is not installed: pip install -e '.[mlflow]' in the checkout")
     import mlflow
@@ -166,20 +143,6 @@ def test_mlflow_has_settings_figures_and_files(tmp_path: Path, monkeypatch: pyte
     assert [(metric.step, metric.value) for metric in history] == expected
     assert "final/test/accuracy" in run.data.metrics
     assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"config.yaml", "summary.json"}
-
-
-@pytest.mark.slow
-def test_a_run_of_mlflow_that_is_active_is_left_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("mlflow", reason="MLflow is not installed: pip install -e '.[mlflow]' in the checkout")
-    import mlflow
-
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    with mlflow.start_run(run_name="mine") as run:
-        train(load_config(overrides=OVERRIDES), tmp_path / "run", callbacks=open_trackers(["mlflow"]))
-        active = mlflow.active_run()
-        assert active is not None
-        assert active.info.run_id == run.info.run_id
 
 
 @pytest.mark.slow
@@ -206,22 +169,6 @@ def test_wandb_keeps_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert names[0] == ("digits", "run")
     accuracies = [float(row["validation/accuracy"]) for row in rows]
     assert accuracies == [pytest.approx(record["validation"]["accuracy"]) for record in records(tmp_path / "run")]
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (
-            ["tensorbord"],
-            r"Unknown tracker 'tensorbord'\. Did you mean 'tensorboard'\? It is one of tensorboard,",
-        ),
-        (["wandb", "wandb"], r"The tracker 'wandb' is named twice\."),
-    ],
-    ids=["unknown", "twice"],
-)
-def test_a_tracker_is_refused_in_a_sentence(names: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        open_trackers(names)
 
 
 def test_a_missing_library_is_an_error_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import optuna
 import pytest
 
+from forecast_helpers import EACH_CELL
 from stablernn.catalog import get_cell_facts, list_cell_facts
 from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError
@@ -41,7 +39,7 @@ def test_the_options_that_are_searched_are_options_of_the_cell(cell: str) -> Non
     assert {parameter.name for parameter in CELL_OPTIONS[cell]} <= options.keys()
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", EACH_CELL)
 def test_the_first_trial_has_the_recommended_settings(data: tuple[Config, Data], cell: str) -> None:
     space, task = space_of(data, cell), task_for(data[1])
     recommended = resolve(space.run_config({CELL: cell}), task)
@@ -59,7 +57,7 @@ def test_the_first_trial_has_the_recommended_settings(data: tuple[Config, Data],
 def test_every_suggestion_is_a_model_that_can_be_trained(data: tuple[Config, Data]) -> None:
     space, task = space_of(data, *CELLS), task_for(data[1])
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    for _ in range(150):
+    for _ in range(60):
         trial = study.ask()
         params = space.suggest(trial)
         assert params == trial.params
@@ -76,37 +74,7 @@ def test_a_setting_of_the_user_is_no_parameter(data: tuple[Config, Data]) -> Non
     }
 
 
-def test_convolutions_leave_patches_to_the_recommendation(data: tuple[Config, Data]) -> None:
-    assert "model.patch_stride" in space_of(data, "lru").document()
-    assert not any("patch" in name for name in space_of(data, "lru", model={"conv_layers": 2}).document())
-
-
 def test_a_search_of_nothing_is_refused(data: tuple[Config, Data]) -> None:
     model = {"hidden_size": 8, "patch_stride": 2, "num_layers": 1}
     with pytest.raises(ConfigError, match="Every setting that could be searched is fixed"):
         space_of(data, "lru", model=model, training={"lr": 0.01, "weight_decay": 0.0})
-
-
-def test_a_cell_that_is_non_expansive_alone_has_one_layer_where_that_is_required(data: tuple[Config, Data]) -> None:
-    assert space_of(data, "exprnn", "lru", require="non-expansive").single_layer == {"exprnn"}
-    assert space_of(data, "exprnn").single_layer == set()
-
-
-def test_a_share_of_the_units_becomes_a_number_of_them(data: tuple[Config, Data]) -> None:
-    settings = space_of(data, "scornn").settings({"model.hidden_size": 64, "scornn.negative_signs": 0.25})
-    assert settings["model.cell_options.negative_signs"] == 16
-
-
-def test_contexts_of_a_forecast_fit_into_the_series(tmp_path: Path) -> None:
-    ds = np.datetime_as_string(np.datetime64("2024-01-01") + np.arange(150), unit="D")
-    rows = [f"{day},{value:.3f}" for day, value in zip(ds, np.sin(np.arange(150)), strict=True)]
-    (tmp_path / "load.csv").write_text("\n".join(["ds,y", *rows]) + "\n")
-    config = validate(
-        {"data": {"source": str(tmp_path / "load.csv")}, "task": {"horizon": 4, "season": 7, "context_length": None}}
-    )
-    loaded = load_all(config)
-    choices = build_space(config, ("lru",), loaded, "none").document()["task.context_length"]["choices"]
-    assert choices[0] == 14
-    for length in choices:
-        longer = {**config.task.model_dump(mode="json"), "context_length": length}
-        assert len(load_all(validate({**config.tree(), "task": longer})).splits()["validation"])

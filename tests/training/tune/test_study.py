@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +84,6 @@ def test_parameters_over_which_processes_die_again_and_again_are_given_up(tmp_pa
     assert start(study).trial.params != {"training.lr": 0.01}
 
 
-def test_a_trial_that_the_user_stopped_is_not_given_up(tmp_path: Path) -> None:
-    study = open_study(tmp_path)
-    for _ in range(MOST_ATTEMPTS + 1):
-        study.repeat(start(study).number, counts=False)
-    assert start(study).trial.params == {"training.lr": 0.01}
-
-
 def test_a_trial_below_the_median_of_the_others_is_pruned_and_is_never_the_best(tmp_path: Path) -> None:
     study = open_study(tmp_path)
     for _ in range(5):
@@ -119,22 +110,6 @@ def test_a_search_in_which_nothing_is_proved_ends_with_what_to_do(tmp_path: Path
     ) as failed:
         write_results(study, StudyFolder(tmp_path), SPACE, "accuracy", "bounded")
     assert "Search cells that training keeps 'bounded' (docs/stability.md names them)" in str(failed.value)
-
-
-def test_importances_and_figures_are_of_the_trials_that_are_done(tmp_path: Path) -> None:
-    study = open_study(tmp_path)
-    for number in range(12):
-        started = start(study)
-        lr = started.trial.params["training.lr"]
-        study.finish(started, Outcome("refused", reason="diverged") if number == 5 else done(-abs(math.log10(lr) + 3)))
-    results = write_results(study, StudyFolder(tmp_path), SPACE, "accuracy", "none")
-    assert results["counts"] == {"done": 11, "pruned": 1, "failed": 0}
-    assert results["importances"] == {"training.lr": 1.0}
-    assert results["trials"][5]["reason"] == "diverged"
-    assert results["ranked"] == sorted(results["ranked"], key=lambda number: -results["trials"][number]["value"])
-    assert results == json.loads((tmp_path / "results.json").read_text())
-    for name in ("history.png", "importances.png"):
-        assert (tmp_path / "plots" / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_resumed_study_suggests_what_one_that_was_never_stopped_does(tmp_path: Path) -> None:
@@ -165,24 +140,6 @@ def test_another_definition_is_refused_with_both_values(tmp_path: Path) -> None:
     open_study(tmp_path)
     with pytest.raises(ConfigError, match="was begun with training.epochs=2, got 3"):
         open_study(tmp_path, **{"training.epochs": 3})
-
-
-def test_a_folder_belongs_to_one_storage(tmp_path: Path) -> None:
-    open_study(tmp_path)
-    with pytest.raises(ConfigError, match="is stored in 'journal', got 'sqlite:///study.db'"):
-        open_study(tmp_path, storage="sqlite:///study.db")
-
-
-@pytest.mark.parametrize("url", ["study.db", "nothing://host/name"])
-def test_an_address_that_is_no_database_is_refused(tmp_path: Path, url: str) -> None:
-    with pytest.raises(ConfigError, match="database"):
-        open_study(tmp_path, storage=url)
-
-
-def test_a_folder_is_free_after_an_address_that_could_not_be_opened(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"Cannot open the database .*\. Check its address and that it can"):
-        open_study(tmp_path, storage=f"sqlite:///{tmp_path}/missing/study.db")
-    open_study(tmp_path, storage=f"sqlite:///{tmp_path}/study.db")
 
 
 def test_a_password_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

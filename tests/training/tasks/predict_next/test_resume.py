@@ -37,8 +37,9 @@ def contents(run: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("stop", [4, 11])
-@pytest.mark.parametrize("kind", ["text", "sequences"])
+@pytest.mark.parametrize(
+    ("kind", "stop"), [("text", 11), *(pytest.param("sequences", stop, marks=pytest.mark.slow) for stop in (4, 11))]
+)
 def test_a_stopped_run_goes_on_to_the_same_bits(kind: str, stop: int, tmp_path: Path) -> None:
     """Stopped in the middle of an epoch, with a state that is being carried, and with dropout that draws numbers."""
     if kind == "text":

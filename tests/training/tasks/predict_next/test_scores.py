@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from predict_next_helpers import LETTERS, frames, running, settings
-from stablernn.data.step_data import NO_TARGET, Output, StepData, StoredSteps
-from stablernn.errors import DataError
+from predict_next_helpers import frames, running, settings
+from stablernn.data.step_data import NO_TARGET, StepData, StoredSteps
 from stablernn.nn.models import SequencePredictor
 from stablernn.training import TorchPredictor
 from stablernn.training.build import create_model
-from stablernn.training.evaluation.predictors import NUMBERS, predict_segments
+from stablernn.training.evaluation.predictors import predict_segments
 from stablernn.training.resolve import resolve
 from stablernn.training.tasks import task_for
 from stablernn.training.tasks.predict_next import evaluate_steps
@@ -52,23 +50,6 @@ def test_carried_state_equals_one_long_run(monkeypatch: pytest.MonkeyPatch) -> N
     with torch.no_grad():
         whole = model(torch.from_numpy(data.test.gather([0]).x)).numpy()
     np.testing.assert_allclose(np.concatenate([answer for _, answer in parts], axis=1), whole, atol=1e-6)
-
-
-@pytest.mark.parametrize("output", ["categorical", "bernoulli", "real"])
-def test_stretches_and_batches_do_not_move_a_score(output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = frames(output=output)
-    predictor = TorchPredictor(fitted(data))
-    whole = evaluate_steps(predictor, data)
-    monkeypatch.setattr("stablernn.training.evaluation.predictors.ROWS", 2)
-    monkeypatch.setattr("stablernn.training.evaluation.predictors.LONGEST", 3)
-    assert flat(evaluate_steps(predictor, data)) == pytest.approx(flat(whole), rel=1e-5)
-
-
-def flat(scores: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    found = {}
-    for name, value in scores.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return found
 
 
 def test_scores_of_switches_are_summed_over_them() -> None:
@@ -133,27 +114,3 @@ def test_accuracy_is_counted_over_the_answer_alone() -> None:
     predictor = TorchPredictor(model)
     assert evaluate_steps(predictor, data)["accuracy"] == pytest.approx(5 / 7)
     assert evaluate_steps(predictor, replace(data, answer_steps=2))["accuracy"] == pytest.approx(1 / 3)
-
-
-def test_scores_of_nothing_are_missing() -> None:
-    split = StoredSteps([np.zeros(4, np.int64)], [np.full(4, NO_TARGET)])
-    data = replace(running(), validation=split)
-    scores = evaluate_steps(TorchPredictor(fitted(data)), data, "validation")
-    assert all(math.isnan(value) for value in flat(scores).values())
-
-
-def test_answers_of_many_classes_come_in_short_stretches() -> None:
-    data = running(3000)
-    parts = predict_segments(TorchPredictor(fitted(data)), data.test, NUMBERS // 64, continuous=True)
-    assert next(iter(parts))[0].x.shape == (10, 1)
-
-
-def test_a_predictor_of_other_inputs_is_refused() -> None:
-    data = running()
-    predictor = TorchPredictor(fitted(data))
-    with pytest.raises(DataError) as caught:
-        evaluate_steps(predictor, data, features=["a", "b"], outputs=LETTERS)
-    assert str(caught.value) == "'letters' has the inputs a, b, c, d (4), the model was trained with a, b (2)."
-    with pytest.raises(DataError) as caught:
-        evaluate_steps(predictor, replace(data, test=StoredSteps([], [])))
-    assert str(caught.value) == "The split 'test' of 'letters' is empty. Choose another split."

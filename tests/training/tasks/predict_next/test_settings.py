@@ -23,11 +23,6 @@ def test_what_none_stands_for() -> None:
     assert resolve(text_config, task_for(running(100_000))) == text_config
 
 
-def test_a_short_text_is_read_in_few_streams() -> None:
-    sizes = [resolve(settings(), task_for(running(length))).training.batch_size for length in (100, 9001, 1_000_000)]
-    assert sizes == [1, 3, 32]
-
-
 @pytest.mark.parametrize(("count", "batch_size", "epochs"), [(5, 8, 2000), (150, 8, 106), (700, 16, 60)])
 def test_few_sequences_are_read_in_small_batches_for_many_epochs(count: int, batch_size: int, epochs: int) -> None:
     task = task_for(frames((2,) * count))
@@ -36,22 +31,11 @@ def test_few_sequences_are_read_in_small_batches_for_many_epochs(count: int, bat
     assert training.epochs * task.steps_per_epoch(batch_size, 0) >= 2000
 
 
-def test_a_batch_size_of_the_user_stands_and_the_epochs_make_up_for_it() -> None:
-    task = task_for(frames((2,) * 150))
-    training = resolve(settings("training.batch_size=50"), task).training
-    assert (training.batch_size, training.epochs) == (50, 667)
-
-
 def test_a_large_vocabulary_is_embedded() -> None:
     names = tuple(map(str, range(300)))
     data = replace(running(), features=names, outputs=names)
     assert resolve(settings(), task_for(data)).model.embedding_size == 6
     assert resolve(settings("model.embedding_size=0"), task_for(data)).model.embedding_size == 0
-
-
-def test_a_named_dataset_has_settings_of_its_own() -> None:
-    training = resolve(settings(), task_for(replace(running(1000), name="ptb-char"))).training
-    assert (training.batch_size, training.bptt_steps) == (128, 150)
 
 
 def test_the_schedule_step_counts_the_steps_of_stretches() -> None:

@@ -8,21 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predict_next_helpers import CPU, text
-from stablernn.data.step_data import StoredSteps, count_targets, segments, streams
+from stablernn.data.step_data import StoredSteps
 from stablernn.training.loop.minibatches import SegmentMinibatches, count_segment_minibatches
-
-
-@given(length=st.integers(2, 60), rows=st.integers(1, 12))
-def test_streams_hold_every_step_of_a_text_in_its_order(length: int, rows: int) -> None:
-    split = text(length + 1)
-    cut = streams(split, rows)
-    assert len(cut.x) <= rows
-    kept = [values[:count] for values, count in zip(cut.x, cut.lengths, strict=True)]
-    assert np.array_equal(np.concatenate(kept), split.inputs[0])
-    kept = [values[:count] for values, count in zip(cut.y, cut.lengths, strict=True)]
-    assert np.array_equal(np.concatenate(kept), split.targets[0])
-    assert count_targets(cut.y) == length
-    assert list(cut.lengths) == sorted(cut.lengths, reverse=True)
 
 
 @given(
@@ -70,11 +57,3 @@ def test_the_order_of_sequences_is_drawn_and_that_of_a_text_is_not() -> None:
     before = minibatches.take(1).batch.x.clone()
     minibatches.shuffle(torch.Generator().manual_seed(5))
     assert torch.equal(minibatches.take(1).batch.x, before)
-
-
-def test_stretches_leave_out_what_has_ended() -> None:
-    samples = StoredSteps([np.arange(6), np.arange(4), np.arange(1)], [np.arange(6), np.arange(4), np.arange(1)])
-    parts = list(segments(samples.gather([0, 1, 2]), np.arange(3), 3))
-    assert [part.x.shape for part in parts] == [(3, 3), (2, 3)]
-    assert [part.lengths.tolist() for part in parts] == [[3, 3, 1], [3, 1]]
-    assert [part.remaining.tolist() for part in parts] == [[6, 4, 1], [3, 1]]
