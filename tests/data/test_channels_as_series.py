@@ -69,12 +69,6 @@ def test_what_is_known_in_advance_goes_with_each_series(tmp_path: Path) -> None:
     assert [one.unique_id for one in load(path, future=["known"]).series] == ["a", "b"]
 
 
-def test_columns_of_several_series_are_called_after_both(tmp_path: Path) -> None:
-    data = load(wide(tmp_path, "ds,a,b", series=2))
-    assert [one.unique_id for one in data.series] == ["s0/a", "s0/b", "s1/a", "s1/b"]
-    assert float(data.series[3].values[0, 0]) == 110
-
-
 def test_the_fingerprint_says_which_columns(tmp_path: Path) -> None:
     path = wide(tmp_path)
     found = {
@@ -119,13 +113,6 @@ def test_a_column_without_a_value_is_no_series(tmp_path: Path) -> None:
     path.write_text("\n".join(["unique_id,ds,a,b", *rows]))
     with pytest.raises(DataError, match=r"'wide\.csv' has no value at all in the channel that is series.*data\.target"):
         load(path)
-
-
-@pytest.mark.parametrize(("source", "task"), [("digits", "classify"), ("adding", "predict-next")])
-def test_only_forecasts_have_series(source: str, task: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_data(source, channels_as_series=True)
-    assert str(caught.value) == f"channels_as_series is for forecasting; '{source}' is read for task '{task}'."
 
 
 @pytest.mark.slow
@@ -182,10 +169,8 @@ def test_a_long_file_to_predict_from_is_read_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "exclude", "expected"),
     [
-        (None, [], ["a", "b"]),
         (None, ["b"], ["a"]),
         (["s"], ["a"], ["b"]),
-        (["s", "t"], ["s/a"], ["s/b", "t/a", "t/b"]),
         # Of one series that is left the names are still those of two.
         (["s", "t"], ["t"], ["s/a", "s/b"]),
         (["s", "t"], ["t", "s/b"], ["s/a"]),
@@ -201,14 +186,6 @@ def test_series_are_left_out_by_the_names_of_the_answers(
     faults = dict.fromkeys(exclude, "Why.")
     inputs = read_inputs(path, task="forecast", features=("y",), channels_as_series=True, exclude=faults)
     assert list(inputs.ids) == expected
-
-
-def test_a_file_all_of_whose_channels_are_left_out_is_refused(tmp_path: Path) -> None:
-    pl.DataFrame({"ds": range(5), "a": np.arange(5.0)}).write_csv(tmp_path / "d.csv")
-    with pytest.raises(DataError, match=r"has no series without an error. That of 'a', the first one: Why\."):
-        read_inputs(
-            tmp_path / "d.csv", task="forecast", features=("y",), channels_as_series=True, exclude={"a": "Why."}
-        )
 
 
 def test_bad_cells_are_faults_of_their_columns_alone(tmp_path: Path) -> None:

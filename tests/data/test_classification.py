@@ -12,7 +12,6 @@ from sklearn.model_selection import StratifiedGroupKFold
 
 from stablernn.data import ClassificationData, load_data
 from stablernn.data.classification import grouped_folds, grouped_validation, stratified_validation
-from stablernn.data.windows import target_range
 from stablernn.errors import ConfigError, DataError, UnknownNameError
 
 
@@ -131,12 +130,6 @@ def unevenness(y: np.ndarray, folds: list[np.ndarray]) -> float:
     return float(shares.std(axis=0).mean())
 
 
-def test_every_fold_has_a_group_and_there_are_no_more_folds_than_groups() -> None:
-    y, groups = np.array([0, 1, 0, 1, 0, 1]), np.array([0, 0, 0, 0, 1, 2])
-    folds = grouped_folds(y, groups, 5, 0)
-    assert sorted(fold.tolist() for fold in folds) == [[0, 1, 2, 3], [4], [5]]
-
-
 def test_validation_leaves_every_class_to_training() -> None:
     # Class 2 is in group 0 only, which therefore is never held out.
     y, groups = np.array([0, 1, 2, 0, 1, 0, 1]), np.array([0, 0, 0, 1, 1, 2, 2])
@@ -167,13 +160,3 @@ def test_each_class_keeps_its_share_and_a_training_sample(y: list[int], fraction
 def test_same_seed_gives_the_same_split_for_ever() -> None:
     _, validation = stratified_validation(np.arange(20) % 2, 0.2, seed=7)
     assert validation.tolist() == [3, 7, 10, 16]
-
-
-def test_other_seed_gives_another_split() -> None:
-    y = np.arange(100) % 3
-    assert stratified_validation(y, 0.2, 0)[1].tolist() != stratified_validation(y, 0.2, 1)[1].tolist()
-
-
-@pytest.mark.parametrize(("split", "expected"), [("train", (0, 5)), ("validation", (5, 8)), ("test", (8, 10))])
-def test_series_are_split_by_time(split: str, expected: tuple[int, int]) -> None:
-    assert target_range(10, 3, 2, split) == expected  # type: ignore[arg-type]

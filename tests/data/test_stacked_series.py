@@ -12,7 +12,6 @@ import pytest
 from stablernn.data.table.frequency import align_to_grid
 from stablernn.data.table.series import open_table
 from stablernn.data.types import StackedSeries, names_of, values_of
-from stablernn.errors import DataError
 
 
 def stacked(ds: list[list[int]], static: list[list[float]] | None = None) -> StackedSeries:
@@ -56,38 +55,3 @@ def test_rows_of_series_may_be_mixed(tmp_path: Path) -> None:
     frame.write_parquet(tmp_path / "d.parquet")
     series = open_table(tmp_path / "d.parquet").read().series
     assert [(one.unique_id, one.values[:, 0].tolist()) for one in series] == [("b", [0, 2, 5]), ("a", [1, 3, 4])]
-
-
-@pytest.mark.parametrize("dtype", [pl.Int32, pl.Int64, pl.UInt16, pl.UInt32])
-def test_whole_numbers_of_a_parquet_file_are_read_as_those_of_csv(tmp_path: Path, dtype: Any) -> None:
-    for first in (0, 20_240 if dtype is pl.UInt16 else 202_401):
-        frame = pl.DataFrame({"ds": [first, first + 1], "y": [1.0, 2.0]}, schema_overrides={"ds": dtype})
-        frame.write_parquet(tmp_path / "d.parquet")
-        frame.write_csv(tmp_path / "d.csv")
-        binary, text = (open_table(tmp_path / name).read().series[0].ds for name in ("d.parquet", "d.csv"))
-        assert binary.dtype == text.dtype
-        np.testing.assert_array_equal(binary, text)
-
-
-@pytest.mark.parametrize(
-    ("ds", "stamps", "message"),
-    [
-        ([None, 1], None, "row 1, column 'ds' is empty"),
-        ([20_240_131, 0], "yyyymmdd", "row 2, column 'ds': '0' is not a time"),
-    ],
-)
-def test_a_whole_number_that_is_no_time_is_named(
-    tmp_path: Path, ds: list[int | None], stamps: str | None, message: str
-) -> None:
-    pl.DataFrame({"ds": ds, "y": [1.0, 2.0]}).write_parquet(tmp_path / "d.parquet")
-    with pytest.raises(DataError, match=message):
-        open_table(tmp_path / "d.parquet", stamps=stamps).read()
-
-
-def test_long_stamps_are_compared_without_a_copy() -> None:
-    long = np.arange(10_000)
-    series = stacked([long.tolist(), long.tolist(), (long + 1).tolist(), (2 * long).tolist()])
-    filled, grid, notes = align_to_grid("d", series, "1")
-    assert grid is not None
-    assert [len(one.ds) for one in filled] == [10_000, 10_000, 10_000, 19_999]
-    assert notes["gap_steps_filled"] == 9_999

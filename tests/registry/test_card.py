@@ -30,13 +30,6 @@ def test_classifier(fields: dict[str, Any]) -> None:
     assert "\n| config.training.seed | 0 |\n" in card
 
 
-def test_intended_use_where_it_is_stated(fields: dict[str, Any]) -> None:
-    manifest_fields = ManifestFields.parse(fields)
-    assert "Intended use" not in model_card(manifest_fields, "digits")
-    card = model_card(manifest_fields, "digits", intended_use="Digits | *not*\nletters")
-    assert "\n## Intended use\n\nDigits \\| \\*not\\* letters\n\n## Data in and out\n" in card
-
-
 def test_robustness_where_it_was_measured(fields: dict[str, Any]) -> None:
     manifest_fields = ManifestFields.parse(fields)
     none = "Not measured before this version was published. `stablernn eval digits --robustness` measures it and stores"
@@ -53,49 +46,6 @@ def test_robustness_where_it_was_measured(fields: dict[str, Any]) -> None:
     assert "\n## Robustness\n\nOf 200 sequences of a\\|b, test. Changes are in standard deviations" in card
     assert "\n| accuracy | 0.975 |\n| accuracy under PGD (linf) | 0.95 at 0.01, 0.5 at 0.1 |\n" in card
     assert "\n| median certified radius | 0.34 (l2) |\n" in card
-
-
-def test_forecaster(fields: dict[str, Any]) -> None:
-    forecast = {
-        **fields,
-        "task": "forecast",
-        "labels": None,
-        "targets": ["co2"],
-        "horizon": 52,
-        "frequency": "W",
-        "quantiles": [0.1, 0.5],
-    }
-    card = model_card(ManifestFields.parse(forecast))
-    assert head(card)["pipeline_tag"] == "time-series-forecasting"
-    assert "Forecasts co2 for the next 52 steps" in card
-    assert "## Robustness" not in card
-    assert "\n| horizon (steps) | 52 |\n| frequency | W |\n| quantiles | 0.1, 0.5 |\n" in card
-
-
-@pytest.mark.parametrize(
-    ("balls", "text"),
-    [
-        (
-            [("linf", 0.9999412)],
-            "drives the state out of a ball of radius 1 (linf); two states under one input may part.",
-        ),
-        (
-            [("linf", 1.0), ("linf", 6_723_447_172.0)],
-            "drives a state out of its ball, of radius 6.724e+09 (linf) at most; two states under one input may part.",
-        ),
-        # Another program may have stored anything: the largest radius is then unknown.
-        ([("linf", 1.0), ("linf", None)], "drives the state out of a ball, whose radius is not stored; two states"),
-        ([], "drives the state out of a ball, whose radius is not stored; two states"),
-    ],
-    ids=["one", "two", "unreadable", "none"],
-)
-def test_a_bounded_model_is_described_with_the_radius_of_its_ball(
-    fields: dict[str, Any], balls: list[tuple[str, float | None]], text: str
-) -> None:
-    state_balls = [{"state": "state_0", "norm": norm, "centre": 0.0, "radius": radius} for norm, radius in balls]
-    certificate = {"kind": "bounded", "contraction_rate": 1.5, "state_balls": state_balls}
-    card = model_card(ManifestFields.parse({**fields, "certificate": certificate}))
-    assert f"bounded: no input {text}" in card
 
 
 @pytest.mark.parametrize(("skip", "is_mentioned"), [("linear", True), ("none", False)])

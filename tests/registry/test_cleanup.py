@@ -34,18 +34,13 @@ WRITES: dict[str, tuple[Write, int]] = {
     "next version": (lambda registry, publish, folder: publish(), 1),
     "first record": (record, 1),
     "record as before": (record, 0),
-    "new alias": (lambda registry, publish, folder: registry.set_alias("digits", "staging", 1), 1),
-    "moved alias": (lambda registry, publish, folder: registry.set_alias("digits", "production", 1), 1),
     "forced alias": (
         lambda registry, publish, folder: registry.set_alias(
             "digits", "production", 1, force=True, why="because", checks=[refuse]
         ),
         1,
     ),
-    "rollback": (lambda registry, publish, folder: registry.rollback("digits", "production"), 1),
-    "first policy": (lambda registry, publish, folder: registry.set_policy({}, why="because"), 1),
     "next policy": (lambda registry, publish, folder: registry.set_policy({}, why="because", alias="staging"), 1),
-    "withdrawn policy": (lambda registry, publish, folder: registry.set_policy(None, why="because"), 1),
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stablernn_registry import ManifestError, ManifestFields, model_card
+from stablernn_registry import ManifestError, ManifestFields
 
 WEEK = {"name": "week", "period": 604800.0, "phase": 345600.0}
 WAVES = ["calendar_week_sin", "calendar_week_cos"]
@@ -23,19 +23,6 @@ FORECAST: dict[str, Any] = {
     "static": ["size"],
     "calendar": [WEEK],
 }
-
-
-def test_a_manifest_keeps_what_is_known() -> None:
-    fields = ManifestFields.parse(FORECAST)
-    assert fields.model_dump()["calendar"] == [WEEK]
-    assert fields.calendar is not None
-    assert fields.calendar[0].channels == tuple(WAVES)
-
-
-def test_a_manifest_from_before_there_were_covariates_has_none() -> None:
-    old = {key: value for key, value in FORECAST.items() if key not in ("head", "future", "static", "calendar")}
-    fields = ManifestFields.parse(old)
-    assert (fields.head, fields.future, fields.static, fields.calendar) == (None, None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +51,3 @@ def test_a_manifest_from_before_there_were_covariates_has_none() -> None:
 def test_a_manifest_that_does_not_fit_itself_cannot_be_written(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ManifestError, match=re.escape(sentence)):
         ManifestFields.parse({**FORECAST, **change})
-
-
-def test_the_card_names_what_is_known_and_how_many_networks_answer() -> None:
-    lineage = {"config": {"model": {"members": 3}}}
-    card = model_card(ManifestFields.parse({**FORECAST, "lineage": lineage}))
-    assert "with 3 recurrent networks, whose answers are averaged, of `lipschitz` cells." in card
-    for row in ("| head | recursive |", "| static | size |", "| calendar | week |"):
-        assert row in card
-    assert "with a recurrent network of `lipschitz` cells." in model_card(ManifestFields.parse(FORECAST))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,48 +10,8 @@ from typing import Any
 import pytest
 
 from stablernn_registry import IntegrityError, Registry, UnknownRefError, Version, log, storage
-from stablernn_registry.log import AliasEntry, History, PublishEntry
 
 Publish = Callable[..., Version]
-TIME = "2026-11-20T07:30:00Z"
-DIGEST = "sha256:" + "0" * 64
-
-
-class UniteratedDict(dict[int, str]):
-    """A dictionary that must not be iterated over."""
-
-    def __iter__(self) -> Iterator[int]:
-        raise AssertionError("all versions are iterated over for one line of the log")
-
-
-def publish_line(history: History) -> PublishEntry:
-    return PublishEntry(
-        seq=len(history.entries) + 1,
-        time=TIME,
-        who="ada",
-        version=history.entries[-1].seq + 1 if history.entries else 1,
-        digest=DIGEST,
-        previous=history.head,
-    )
-
-
-def alias_line(history: History, before: int | None, version: int) -> AliasEntry:
-    return AliasEntry.model_validate(
-        {"seq": len(history.entries) + 1, "time": TIME, "who": "ada", "action": "alias", "alias": "production"}
-        | {"from": before, "to": version, "digest": DIGEST, "forced": False, "checks": [], "previous": history.head}
-    )
-
-
-def test_a_line_costs_the_same_however_many_are_before_it() -> None:
-    history = History(digests=UniteratedDict())
-    for _ in range(3):
-        assert history.apply(publish_line(history), "0" * 64) is None
-    assert history.highest == 3
-    assert history.apply(alias_line(history, None, 1), "0" * 64) is None
-    stack = history.moves["production"]
-    assert history.apply(alias_line(history, 1, 2), "0" * 64) is None
-    assert history.moves["production"] is stack
-    assert stack == [1, 2]
 
 
 @pytest.fixture
@@ -140,18 +98,6 @@ def test_a_log_that_was_changed_a_moment_ago_is_read_again_though_its_status_is_
         registry.get("digits")
 
 
-def test_a_status_of_a_moment_ago_does_not_stand_for_the_log(
-    registry: Registry, publish: Publish, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = time.time_ns()
-    monkeypatch.setattr(log, "_read_status", lambda path: (1, 1, 1, now, now))
-    publish()
-    reader = Registry(registry.root)
-    assert reader.resolve("digits") == 1
-    publish()
-    assert reader.resolve("digits") == 2
-
-
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("change", ["damaged", "cut", "grown and damaged"])
 def test_a_log_that_was_changed_is_checked_from_its_beginning(
@@ -201,17 +147,3 @@ def test_the_logs_that_were_read_longest_ago_make_room(
     assert decoded_lines == []
     assert len(reader.log("b")) == 2
     assert decoded_lines == [1, 2]
-
-
-def test_a_log_of_many_lines_is_that_of_its_lines(registry: Registry, publish: Publish) -> None:
-    version = publish()
-    path = registry.root / "models/digits/log.jsonl"
-    lines = [path.read_bytes()]
-    for number in range(2, 2001):
-        previous = json.loads(lines[-1])["sha256"]
-        line = PublishEntry(seq=number, time=TIME, who="ada", version=number, digest=version.digest, previous=previous)
-        lines.append(log.encode(line))
-    path.write_bytes(b"".join(lines))
-    assert registry.list()[0].versions == tuple(range(1, 2001))
-    assert registry.resolve("digits") == 2000
-    assert publish().version == 2001

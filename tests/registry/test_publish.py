@@ -85,19 +85,6 @@ def test_reading_what_does_not_exist_creates_nothing(registry: Registry) -> None
     assert not registry.root.exists()
 
 
-def test_unknown_model_of_a_registry_that_has_none(registry: Registry) -> None:
-    registry.set_policy({"kind": "bounded"}, why="from the start")
-    with pytest.raises(UnknownRefError, match=r"Unknown model 'digits' in the registry .*\. It has no models\.$"):
-        registry.get("digits")
-
-
-def test_unknown_model_names_the_nearest(registry: Registry, publish: Publish) -> None:
-    publish()
-    with pytest.raises(UnknownRefError, match="Unknown model 'digist' in the registry") as error:
-        registry.get("digist@production")
-    assert isinstance(error.value, LookupError)
-
-
 def test_unknown_version(registry: Registry, publish: Publish) -> None:
     publish()
     with pytest.raises(UnknownRefError, match="Model 'digits' has no version 2, it has only version 1"):
@@ -107,20 +94,12 @@ def test_unknown_version(registry: Registry, publish: Publish) -> None:
         registry.get("digits:9")
 
 
-def test_unknown_file(publish: Publish) -> None:
-    with pytest.raises(UnknownRefError, match=r"'digits:1' has no file 'step\.onx'"):
-        publish().read("step.onx")
-
-
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
         ({"lables": []}, "unknown field 'lables'; did you mean 'labels'"),
-        ({"task": "guess"}, "field 'task': input should be 'classify', 'forecast' or 'predict-next', got 'guess'"),
         ({"labels": None}, "task 'classify' needs the field 'labels', got None"),
-        ({"task": "forecast", "targets": ["y"]}, "task 'forecast' needs the field 'horizon', got None"),
         ({"features": ["a", "a"]}, "field 'features': the names must differ, got 'a' twice"),
-        ({"horizon": 0}, "field 'horizon': input should be greater than or equal to 1, got 0"),
         ({"quantiles": [0.9, 0.1]}, "quantiles must ascend, got [0.9, 0.1]"),
         (
             {"metrics": {"test": {"mase": float("nan")}}},
@@ -130,12 +109,8 @@ def test_unknown_file(publish: Publish) -> None:
             {"lineage": {"files": [Path("x")]}},
             "field 'lineage': JSON cannot hold a PosixPath at 'files[0]'; give plain numbers, text, lists and dicts",
         ),
-        ({"parity": {1: 2}}, "field 'parity': JSON keys are text, got 1"),
-        ({"labels": ["a", "\udcff"]}, "field 'labels.1': the text '\\udcff' is not Unicode"),
         ({"lineage": {"run": "\udcff"}}, "field 'lineage': the text '\\udcff' is not Unicode at 'run'"),
-        ({"lineage": {"\udcff": 1}}, "field 'lineage': the text '\\udcff' is not Unicode"),
         ({"horizon": "3"}, "field 'horizon': input should be a valid integer, got '3'"),
-        ({"season": True}, "field 'season': input should be a valid integer, got True"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -143,10 +118,6 @@ def test_bad_fields(registry: Registry, publish: Publish, change: dict[str, Any]
     with pytest.raises(ManifestError, match=re.escape(sentence)):
         publish(**change)
     assert not registry.root.exists()
-
-
-def test_tuples_become_lists(publish: Publish) -> None:
-    assert publish(parity={"lengths": (1, 7)}).manifest.parity == {"lengths": [1, 7]}
 
 
 def test_fields_that_were_changed_after_they_were_checked(
@@ -166,12 +137,7 @@ def test_missing_source(registry: Registry, tmp_path: Path, fields: dict[str, An
     assert not registry.root.exists()
 
 
-def test_no_files(registry: Registry, fields: dict[str, Any]) -> None:
-    with pytest.raises(ManifestError, match="A version needs at least one file, got none for 'digits'"):
-        registry.publish("digits", {}, fields)
-
-
-@pytest.mark.parametrize("filename", ["../a", "/a", "a//b", "a/../b", ".a", "a b", "", "a\n", "a\\b", "x" * 256])
+@pytest.mark.parametrize("filename", ["../a", "/a", ".a", "a b", "x" * 256])
 def test_bad_filename(publish: Publish, filename: str) -> None:
     with pytest.raises(ManifestError, match=r"A file in a version is named like 'weights\.safetensors' or"):
         publish(content={filename: b""})
@@ -191,22 +157,12 @@ def test_files_that_cannot_lie_in_one_folder(
 
 
 @pytest.mark.parametrize("field", ["who", "why"])
-@pytest.mark.parametrize(
-    ("value", "what"),
-    [(7, "it must be text, got 7"), ("\udcff", "the text '\\udcff' is not Unicode")],
-    ids=["number", "surrogate"],
-)
-def test_who_and_why_are_text(
-    registry: Registry, publish: Publish, tmp_path: Path, fields: dict[str, Any], field: str, value: Any, what: str
-) -> None:
+@pytest.mark.parametrize("value", [7, "\udcff"])
+def test_who_and_why_are_text(registry: Registry, publish: Publish, field: str, value: Any) -> None:
     publish()
-    for write in (
-        lambda **arguments: registry.publish("digits", {"a": tmp_path / "source-0"}, fields, **arguments),
-        lambda **arguments: registry.set_alias("digits", "production", 1, **arguments),
-        lambda **arguments: registry.rollback("digits", "production", **arguments),
-    ):
+    for write in (registry.set_alias, lambda name, alias, version, **fields: registry.rollback(name, alias, **fields)):
         with pytest.raises(ManifestError, match=f"field '{field}'"):
-            write(**{field: value})
+            write("digits", "production", 1, **{field: value})
     assert len(registry.log("digits")) == 1
 
 
@@ -232,13 +188,6 @@ def test_root_that_is_something_else(tmp_path: Path, fields: dict[str, Any]) -> 
             ask()
         assert str(error.value) == sentence
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
-def test_a_full_folder_that_is_no_registry_is_named_by_a_few_entries(tmp_path: Path) -> None:
-    for number in range(40):
-        (tmp_path / f"{number:02}").touch()
-    with pytest.raises(StorageError, match=r"but holds '00', '01', '02', '03', '04' and 35 more\."):
-        Registry(tmp_path).list()
 
 
 @pytest.mark.parametrize("where", ["tmp/digits", "tmp", "models/digits", "models/digits/versions", "blobs", "locks"])
@@ -287,51 +236,6 @@ def test_a_root_that_is_a_link_is_a_registry(publish: Publish, registry: Registr
     assert Registry(tmp_path / "link").set_alias("digits", "production", 1).to_version == 1
 
 
-def test_a_stray_folder_among_staged_files_is_named(registry: Registry, publish: Publish) -> None:
-    publish()
-    (registry.root / "tmp/digits/deep").mkdir(parents=True)
-    with pytest.raises(IntegrityError, match="tmp/digits/deep does not belong in a registry"):
-        publish()
-    (registry.root / "tmp/digits/deep").rmdir()
-    assert publish().version == 2
-
-
-def test_root_that_is_a_file(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="is a file, not a folder"):
-        Registry(tmp_path / "file").list()
-
-
-def test_a_folder_that_may_not_be_written_is_read_all_the_same(
-    registry: Registry, publish: Publish, tmp_path: Path
-) -> None:
-    publish()
-    folders = [registry.root, *(path for path in registry.root.rglob("*") if path.is_dir())]
-    for folder in folders:
-        folder.chmod(0o555)
-    try:
-        if os.access(registry.root, os.W_OK):
-            pytest.skip("this user may write everywhere")
-        assert registry.get("digits").read("step.onnx") == b"graph"
-        assert registry.verify().ok
-        with pytest.raises(StorageError) as error:
-            publish()
-    finally:
-        for folder in folders:
-            folder.chmod(0o755)
-    assert str(error.value) == (
-        f"Could not publish 'digits': the registry {registry.root} does not allow it: Permission denied "
-        f"({registry.root / 'tmp' / 'digits'}). Change its permissions or point STABLERNN_REGISTRY to another folder."
-    )
-    assert publish().version == 2
-
-
-def test_root_below_a_file_is_one_sentence(tmp_path: Path, fields: dict[str, Any]) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="Could not lock 'digits' in the registry"):
-        Registry(tmp_path / "file" / "registry").publish("digits", {"a": tmp_path / "file"}, fields)
-
-
 def test_an_empty_folder_is_an_empty_registry(tmp_path: Path, fields: dict[str, Any]) -> None:
     (tmp_path / "volume" / "lost+found").mkdir(parents=True)
     (tmp_path / "source").write_text("x")
@@ -349,14 +253,6 @@ def test_root_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("STABLERNN_REGISTRY", "")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     assert Registry().root == tmp_path / "data" / "stablernn" / "registry"
-
-
-def test_who_defaults_to_the_user_and_why_is_kept(registry: Registry, tmp_path: Path, fields: dict[str, Any]) -> None:
-    (tmp_path / "a").write_text("x")
-    registry.publish("digits", {"a": tmp_path / "a"}, fields, why="first try")
-    (line,) = registry.log("digits")
-    assert line.who
-    assert line.why == "first try"
 
 
 def test_a_newer_schema_says_so(registry: Registry, publish: Publish) -> None:
@@ -388,7 +284,6 @@ def test_text_of_a_publisher_cannot_steer_a_terminal(
     assert version.manifest.metrics == {clean: 1.0, "note": clean}
     output = Output()
     output.text(evil)
-    output.facts({evil: evil}, title=evil)
     output.table((evil,), [[evil]], title=evil)
     output.warn(evil)
     Output(as_json=True).document({evil: evil})

@@ -14,10 +14,8 @@ from stablernn_registry import (
     ManifestError,
     Record,
     RecordEntry,
-    RefError,
     Registry,
     RobustnessReport,
-    UnknownRefError,
     Version,
 )
 
@@ -124,32 +122,6 @@ def test_damage_is_found_and_never_read(registry: Registry, publish: Publish, ke
     assert not registry.verify("digits:1").ok
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (b'"kind":"robustness"', b'"kind":"robustnesS"'),
-        (b'"bytes":2', b'"bytes":3'),
-        (b'"version":1,"digest"', b'"version":2,"digest"'),
-    ],
-    ids=["kind", "size", "version"],
-)
-def test_a_line_that_was_changed_is_found(
-    registry: Registry, publish: Publish, keep: Keep, old: bytes, new: bytes
-) -> None:
-    publish()
-    keep("digits:1")
-    log = registry.root / "models/digits/log.jsonl"
-    first, second = log.read_bytes().splitlines()
-    assert old in second
-    log.write_bytes(first + b"\n" + second.replace(old, new) + b"\n")
-    (problem,) = registry.verify().problems
-    assert "is damaged: line 2 does not match its own sha256." in problem
-    with pytest.raises(IntegrityError):
-        registry.records("digits")
-    with pytest.raises(IntegrityError):
-        keep("digits:1")
-
-
 def test_a_line_of_another_version_does_not_follow(registry: Registry, publish: Publish, keep: Keep) -> None:
     from stablernn_registry.log import encode
 
@@ -171,21 +143,18 @@ def test_a_line_of_another_version_does_not_follow(registry: Registry, publish: 
             "The kind of a record is a word like 'robustness' (a-z 0-9 -, at most 32, beginning with a letter), got "
             "'Robustness'.",
         ),
-        (("digits", "robustness", {}), ManifestError, "A record needs at least one file, got none for 'digits:1'."),
         (
             ("digits", "robustness", {"a": "nowhere"}),
             ManifestError,
             "Cannot publish 'a': there is no file nowhere.",
         ),
         (("digits", "robustness", {"../a": "nowhere"}), ManifestError, None),
-        (
-            ("digits:7", "robustness", {"a": "b"}),
-            UnknownRefError,
-            "Model 'digits' has no version 7, it has only version 1.",
-        ),
-        (("no name", "robustness", {"a": "b"}), RefError, None),
     ],
-    ids=["kind", "nothing", "no-file", "file-name", "version", "name"],
+    ids=[
+        "kind",
+        "no-file",
+        "file-name",
+    ],
 )
 def test_what_cannot_be_recorded_changes_nothing(
     registry: Registry,
@@ -218,22 +187,6 @@ REPORT: dict[str, Any] = {
 }
 
 
-def test_a_report_in_a_few_lines() -> None:
-    report = RobustnessReport.parse(json.dumps(REPORT).encode())
-    assert report is not None
-    assert report.sample == "200 sequences of digits, test"
-    assert report.figures() == {
-        "accuracy": "0.975",
-        "accuracy under PGD (linf)": "0.95 at 0.01, 0.5 at 0.1",
-        "accuracy under new (l2)": "0.25 at 1",
-        "median certified radius": "0.34 (l2)",
-    }
-    none = {**REPORT, "certified": {"median_radius": None, "reason": "nothing is proved of lstm."}}
-    report = RobustnessReport.parse(json.dumps(none).encode())
-    assert report is not None
-    assert report.figures()["median certified radius"] == "none: nothing is proved of lstm"
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{}", json.dumps({**REPORT, "accuracy": "high"}).encode()])
+@pytest.mark.parametrize("content", [b"\xff", b"[]", json.dumps({**REPORT, "accuracy": "high"}).encode()])
 def test_what_is_no_report_is_none(content: bytes) -> None:
     assert RobustnessReport.parse(content) is None

@@ -24,29 +24,9 @@ ROWS: dict[str, tuple[Change, str]] = {
         lambda s: s["step"]["inputs"][0].update(shape=None),
         "field 'step.inputs.0.shape': input should be a valid list, got None",
     ),
-    "dtype is a list": (
-        lambda s: s["step"]["inputs"][0].update(dtype=["a"]),
-        "field 'step.inputs.0.dtype': input should be 'float32' or 'int64', got ['a']",
-    ),
-    "a state's input is an object": (
-        lambda s: s["states"][0].update(input={}),
-        "field 'states.0.input': input should be a valid string, got {}",
-    ),
-    "a state's shape is text": (
-        lambda s: s["states"][0].update(shape="ab"),
-        "field 'states.0.shape': input should be a valid list, got 'ab'",
-    ),
-    "a step of complete sequences": (
-        lambda s: s.update(resample_steps=20),
-        "a model with resample_steps needs complete sequences and has no step and no states",
-    ),
     "an unknown output": (
         lambda s: s["states"][0].update(output="zz"),
         "the state 'state_0' names the output 'zz', which step does not have",
-    ),
-    "an unknown input": (
-        lambda s: s["states"][0].update(input="zz"),
-        "the state 'zz' names the input 'zz', which step does not have",
     ),
     "another shape": (
         lambda s: s["states"][0].update(shape=["batch", 5]),

@@ -13,7 +13,6 @@ from stablernn_registry import IntegrityError, Registry, StorageError, Version
 from stablernn_registry.copies import copy_versions
 
 Publish = Callable[..., Version]
-Tree = Callable[[Path], dict[str, bytes]]
 
 
 @pytest.fixture
@@ -59,12 +58,6 @@ def test_everybody_may_read_it(registry: Registry, selected: Version, tmp_path: 
         os.umask(before)
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (copy.root, *copy.root.rglob("*"))}
     assert all(mode == (0o755 if path.is_dir() else 0o444) for path, mode in modes.items()), modes
-
-
-def test_the_source_is_not_touched(registry: Registry, selected: Version, tree: Tree, tmp_path: Path) -> None:
-    before = tree(registry.root)
-    copy_versions(registry, [selected], tmp_path / "copy")
-    assert tree(registry.root) == before
 
 
 @pytest.mark.parametrize("what", ["blob", "manifest", "log"])

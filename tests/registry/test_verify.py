@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stablernn_registry import IntegrityError, Registry, RegistryError, StorageError, UnknownRefError, Version
+from stablernn_registry import IntegrityError, Registry, RegistryError, StorageError
 
-Publish = Callable[..., Version]
-Tree = Callable[[Path], dict[str, bytes]]
 CONTENT = {
     "digits:1": {"step.onnx": b"first graph", "plots/loss.png": b"picture"},
     "digits:2": {"step.onnx": b"second graph", "plots/loss.png": b"picture"},
@@ -73,7 +70,7 @@ def test_an_undamaged_registry_is_ok(filled: Registry) -> None:
     assert report.ref == str(filled.root)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_flipped_byte_is_found(filled: Registry, data: st.DataObject) -> None:
     paths = sorted(path for path in filled.root.rglob("*") if path.is_file() and path.stat().st_size)
@@ -94,7 +91,7 @@ def test_any_flipped_byte_is_found(filled: Registry, data: st.DataObject) -> Non
     assert filled.verify().ok
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_file_cut_lengthened_or_taken_away_is_found(filled: Registry, data: st.DataObject) -> None:
     paths = sorted(path for path in filled.root.rglob("*") if path.is_file())
@@ -125,15 +122,10 @@ def test_any_file_cut_lengthened_or_taken_away_is_found(filled: Registry, data: 
     "stray",
     [
         "notes.txt",
-        "blobs/readme",
         "blobs/sha256/ab/short",
-        "models/digits/extra.json",
         "models/digits/versions/3.json",
-        "models/digits/versions/01.json",
         "models/digits/versions/1.json~",
-        "locks/Not A Name",
         "tmp/digits/whatever",
-        "models/.hidden",
         "blobs/sha256/00/" + "ab" * 32,
     ],
 )
@@ -158,72 +150,11 @@ def test_a_link_in_place_of_a_file_or_folder_is_named(damaged: Registry) -> None
     )
 
 
-def test_damaged_file_sentence(damaged: Registry) -> None:
-    version = damaged.get("digits:1")
-    path = version.path("step.onnx")
-    relative = path.relative_to(damaged.root)
-    wanted = version.manifest.files["step.onnx"].sha256[:12]
-    path.write_bytes(b"First graph")
-    with pytest.raises(IntegrityError) as error:
-        version.read("step.onnx")
-    assert isinstance(error.value, ValueError)
-    sentence = str(error.value)
-    assert sentence.startswith(f"'step.onnx' of 'digits:1' ({relative}) is damaged: it has sha256 ")
-    assert sentence.endswith(
-        f"..., its manifest says {wanted}.... Restore it from a copy of the registry, or publish the same file again."
-    )
-    assert damaged.verify("digits:1").problems == (sentence,)
-    assert damaged.verify("digits:2").ok
-    assert not damaged.verify().ok
-    path.write_bytes(b"first")
-    with pytest.raises(IntegrityError, match="it has 5 bytes, its manifest says 11"):
-        version.path("step.onnx")
-
-
-def test_missing_file_sentence(damaged: Registry) -> None:
-    version = damaged.get("digits:1")
-    path = version.path("step.onnx")
-    path.unlink()
-    sentence = (
-        f"'step.onnx' of 'digits:1' ({path.relative_to(damaged.root)}) is missing. Restore it from a copy of the "
-        f"registry, or publish the same file again."
-    )
-    for ask in (version.read, version.path):
-        with pytest.raises(IntegrityError) as error:
-            ask("step.onnx")
-        assert str(error.value) == sentence
-    assert damaged.verify().problems == (sentence,)
-
-
-def test_a_damaged_file_of_two_versions_names_both(damaged: Registry) -> None:
-    damaged.get("digits:1").path("plots/loss.png").write_bytes(b"Picture")
-    (problem,) = damaged.verify().problems
-    assert problem.startswith("'plots/loss.png' of 'digits:1', 'plots/loss.png' of 'digits:2' (blobs/sha256/")
-
-
 def test_publishing_the_same_file_again_mends_it(damaged: Registry, tmp_path: Path) -> None:
     damaged.get("digits:1").path("step.onnx").write_bytes(b"First graph")
     (tmp_path / "source").write_bytes(b"first graph")
     damaged.publish("digits", {"step.onnx": tmp_path / "source"}, damaged.get("digits:1").manifest)
     assert damaged.verify().ok
-
-
-def test_damaged_manifest_sentence(damaged: Registry) -> None:
-    path = damaged.root / "models/digits/versions/1.json"
-    path.write_bytes(path.read_bytes().replace(b'"cell":"lipschitz"', b'"cell":"lipschitx"'))
-    sentence = (
-        "The manifest of 'digits:1' (models/digits/versions/1.json) is damaged: its sha256 is not the digest in the "
-        "log. Restore it from a copy of the registry."
-    )
-    with pytest.raises(IntegrityError) as error:
-        damaged.get("digits:1")
-    assert str(error.value) == sentence
-    assert damaged.verify("digits:2").problems == (sentence,)
-    path.unlink()
-    with pytest.raises(
-        IntegrityError, match=r"The manifest of 'digits:1' \(models/digits/versions/1\.json\) is missing"
-    ):
-        damaged.get("digits:1")
 
 
 def test_damaged_log_sentence(damaged: Registry, tmp_path: Path) -> None:
@@ -279,15 +210,6 @@ def test_a_line_put_in_by_hand_breaks_the_chain(damaged: Registry) -> None:
         "The log of 'digits' (models/digits/log.jsonl) is damaged: line 2 does not follow: its previous hash is not "
         "that of the line before. Restore it from a copy of the registry."
     )
-
-
-def test_a_lost_log_is_found(damaged: Registry) -> None:
-    (damaged.root / "models/co2.weekly/log.jsonl").unlink()
-    sentence = (
-        "The log of 'co2.weekly' (models/co2.weekly/log.jsonl) is missing. Restore it from a copy of the registry."
-    )
-    assert damaged.verify().problems == (sentence,)
-    assert damaged.verify("co2.weekly").problems == (sentence,)
 
 
 def test_a_lost_model_is_found(damaged: Registry) -> None:
@@ -349,9 +271,3 @@ def test_verify_of_one_version_reads_the_root_and_its_model_but_not_other_models
     assert (report.ok, report.checked) == (True, 10)
     (damaged.root / "notes.txt").write_text("x")
     assert not damaged.verify("digits@production").ok
-
-
-def test_verify_of_what_does_not_exist(filled: Registry) -> None:
-    for ref in ("digist", "digits:9", "digits@canary"):
-        with pytest.raises(UnknownRefError):
-            filled.verify(ref)

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from stablernn_registry import CheckResult, GateRefused, ManifestFields, PolicyRules, Registry, Version, model_card
-from stablernn_registry.certificates import current_certificate, describe_certificate, format_kind
-from stablernn_registry.copies import copy_versions
+from stablernn_registry import GateRefused, PolicyRules, Registry, Version
+from stablernn_registry.certificates import current_certificate
 
 Publish = Callable[..., Version]
 Tree = Callable[[Path], dict[str, bytes]]
@@ -51,23 +50,6 @@ class TestCertificates:
         assert STORED["kind"] == "local"
         # What a server answered is read by other programs again.
         assert current_certificate(current) == current
-
-    @pytest.mark.parametrize("kind", ["contracting", "non-expansive", "bounded", "none"])
-    def test_other_kinds_are_as_they_are_stored(self, kind: str) -> None:
-        stored = {"kind": kind, "holds": kind != "none"}
-        assert current_certificate(stored) == stored
-        assert format_kind(stored) == kind
-
-    @pytest.mark.parametrize("kind", ["global", 3, ["contracting"], {"contracting": True}])
-    def test_a_kind_of_another_program_is_shown_as_unknown(self, kind: object) -> None:
-        assert describe_certificate({"kind": kind}) == f"{kind}: a kind that this version does not know"
-
-    def test_the_card_says_none(self, fields: dict[str, Any]) -> None:
-        card = model_card(ManifestFields.parse({**fields, "certificate": STORED}))
-        assert f"\n{SHOWN}: no rate, and no bound of all its states, is proved.\n" in card
-        assert "\n| kind | none |\n| holds | false |\n" in card
-        assert "\n| stored_kind | local |\n" in card
-        assert "\n| condition | value | at most | holds |\n" in card
 
 
 class TestGates:
@@ -112,15 +94,6 @@ class TestPolicy:
         assert ruled.verify().problems == ()
         assert policy.warnings() == ()
 
-    def test_it_is_named_for_the_aliases_under_it(self, ruled: Registry) -> None:
-        sentence = (
-            f"Line 2 of the policy asks for the kind 'local' for 'production'. {MEANT} Set the rule again: stablernn "
-            "registry policy set --alias 'production' --require bounded --why '...'."
-        )
-        assert ruled.policy().warnings() == (sentence,)
-        assert ruled.policy().warnings("production") == (sentence,)
-        assert ruled.policy().warnings("canary") == ruled.policy().warnings("unruled") == ()
-
     def test_a_move_that_it_judges_warns_and_asks_for_bounded(
         self, ruled: Registry, publish: Publish, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -132,27 +105,3 @@ class TestPolicy:
         with pytest.raises(GateRefused, match=r"'none \(stored as local; withdrawn\)' is weaker than 'bounded'"):
             ruled.set_alias("digits", "production", 1)
         assert len(caplog.records) == 1
-
-    def test_a_move_that_is_judged_twice_warns_once(
-        self, ruled: Registry, publish: Publish, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        publish(certificate={"kind": "bounded", "holds": True})
-        judged: list[int | None] = []
-
-        def moves_once(candidate: Version, current: Version | None) -> CheckResult:
-            judged.append(current.version if current else None)
-            if len(judged) == 1:
-                ruled.set_alias("digits", "production", 2)
-                caplog.clear()
-            return CheckResult("slow", True)
-
-        ruled.set_alias("digits", "production", 2, checks=[moves_once])
-        assert judged == [None, 2]
-        assert caplog.records == []
-
-    def test_an_alias_that_moved_by_it_and_its_history_are_read(self, ruled: Registry, tmp_path: Path) -> None:
-        ruled.set_alias("digits", "production", 1, force=True, why="before it was withdrawn")
-        assert ruled.get("digits@production").version == 1
-        copied = copy_versions(ruled, [ruled.get("digits:1")], tmp_path / "copy")
-        assert copied.get("digits@production").digest == ruled.get("digits:1").digest
-        assert copied.get("digits:1").manifest.certificate == STORED

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from bound_sessions import bind_sessions
 from engine_helpers import EACH_KIND, random_inputs, zeros
 from published_models import Published
 from stablernn_runtime import ServedModel
-from stablernn_runtime.engines.session import BoundSession, EngineFailure, create_run_options
+from stablernn_runtime.engines.session import BoundSession
 from stablernn_runtime.errors import InputError, NotReadyError
 from stablernn_runtime.graph import CancellationToken, Graph
 from stablernn_runtime.run_batch import BatchResult, run_steps
@@ -108,27 +107,6 @@ def test_batches_of_any_size_one_after_another(flow: ServedModel, bound_flow: Se
     assert isinstance(bound_flow.step.take_buffers(300), DeviceBuffers)
 
 
-def test_streams_of_unequal_lengths(flow: ServedModel, bound_flow: ServedModel) -> None:
-    def together(model: ServedModel) -> list[BatchResult | InputError]:
-        items = [model.prepare_steps({"x": samples(rows, rows, 9 - rows)}, {}) for rows in (1, 2, 3)]
-        return run_steps(model.step, items, None)
-
-    for actual, expected in zip(together(bound_flow), together(flow), strict=True):
-        assert isinstance(actual, BatchResult)
-        assert isinstance(expected, BatchResult)
-        assert_same(actual.outputs, expected.outputs)
-        assert_same(actual.states, expected.states)
-
-
-def test_threads_do_not_share_buffers(flow: ServedModel, bound_flow: ServedModel) -> None:
-    sequences = [samples(seed, 1 + seed % 3, 30) for seed in range(18)]
-    expected = [advance(flow, x) for x in sequences]
-    with ThreadPoolExecutor(6) as threads:
-        for result, same in zip(threads.map(lambda x: advance(bound_flow, x), sequences), expected, strict=True):
-            assert_same(result.outputs, same.outputs)
-            assert_same(result.states, same.states)
-
-
 def test_the_pool_keeps_the_sizes_that_were_used_last(bound_flow: ServedModel) -> None:
     for rows in range(1, MAX_FREE_ON_GPU + 4):
         advance(bound_flow, samples(rows, rows, 1))
@@ -187,17 +165,6 @@ def test_states_outside_their_balls_are_noticed_as_without_binding(flow: ServedM
     assert counts[0] == counts[1] == 6
 
 
-def test_states_among_the_wanted_outputs_are_read_at_every_step(flow: ServedModel, bound_flow: ServedModel) -> None:
-    names = list(flow.step.outputs)
-    x = samples(5, 2, 4)
-    results = []
-    for model in (flow, bound_flow):
-        (result,) = run_steps(model.step, [model.prepare_steps({"x": x}, {}, names)], None)
-        assert isinstance(result, BatchResult)
-        results.append(result)
-    assert_same(results[1].outputs, results[0].outputs)
-
-
 def test_a_run_that_was_ended_leaves_no_trace(bound_flow: ServedModel) -> None:
     x = samples(6, 1, 4)
     expected = advance(bound_flow, x)
@@ -210,10 +177,3 @@ def test_a_run_that_was_ended_leaves_no_trace(bound_flow: ServedModel) -> None:
     after = advance(bound_flow, x)
     assert_same(after.outputs, expected.outputs)
     assert_same(after.states, expected.states)
-
-
-def test_a_failed_run_is_the_failure_of_an_engine(bound_flow: ServedModel) -> None:
-    # More features than the graph has.
-    feeds = {"x": np.zeros((1, 3, 99), np.float32), "lengths": np.array([3]), **zeros(bound_flow, 1)}
-    with pytest.raises(EngineFailure, match="x"):
-        bound_flow.sequence.session.run(list(bound_flow.sequence.outputs), feeds, create_run_options())

@@ -6,7 +6,7 @@ import re
 from datetime import datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stablernn_runtime.calendar import advance, check_frequency, step_frequency
@@ -17,53 +17,37 @@ from stablernn_runtime.errors import InputError
     ("start", "steps", "frequency", "expected"),
     [
         ("2024-02-28T23:59:30", 45, "S", "2024-02-29T00:00:15"),
-        ("2024-02-28T23:59:00", 2, "T", "2024-02-29T00:01:00"),
         ("2024-02-28T23:45:00", 3, "15min", "2024-02-29T00:30:00"),
         ("2024-02-28T23:00:00Z", 26, "h", "2024-03-01T01:00:00Z"),
         ("2024-03-31T01:00:00+01:00", 2, "H", "2024-03-31T03:00:00+01:00"),
         ("2023-02-28", 1, "D", "2023-03-01T00:00:00"),
-        ("2024-12-30", 7, "day", "2025-01-06T00:00:00"),
         ("2024-01-06", 52, "W", "2025-01-04T00:00:00"),
         ("2024-01-06", 1, "W-SAT", "2024-01-13T00:00:00"),
         ("2024-01-10", 1, "W-SAT", "2024-01-13T00:00:00"),
         ("2024-03-01T09:30:00", 1, "B", "2024-03-04T09:30:00"),
         ("2024-03-02", 1, "B", "2024-03-04T00:00:00"),
         ("2024-02-28", 7, "B", "2024-03-08T00:00:00"),
-        ("2024-03-01", 2, "2B", "2024-03-07T00:00:00"),
         ("2024-01-15", 1, "M", "2024-02-15T00:00:00"),
         ("2024-01-30", 1, "M", "2024-02-29T00:00:00"),
-        ("2024-01-31", 1, "month", "2024-02-29T00:00:00"),
         ("2024-02-29", 1, "M", "2024-03-31T00:00:00"),
-        ("2024-11-30", 14, "M", "2026-01-31T00:00:00"),
         ("2024-01-01", 13, "MS", "2025-02-01T00:00:00"),
         ("2024-01-15", 1, "MS", "2024-02-01T00:00:00"),
         ("2024-01-31T06:00:00", 1, "ME", "2024-02-29T06:00:00"),
-        ("2024-01-15", 1, "ME", "2024-01-31T00:00:00"),
         ("2024-02-15", 1, "Q", "2024-05-15T00:00:00"),
         ("2024-03-31", 1, "quarter", "2024-06-30T00:00:00"),
-        ("2024-01-01", 5, "QS", "2025-04-01T00:00:00"),
         ("2024-05-20", 1, "QS", "2024-07-01T00:00:00"),
         ("2024-12-31", 1, "QE", "2025-03-31T00:00:00"),
-        ("2024-11-10", 1, "QE", "2024-12-31T00:00:00"),
         ("2024-02-01", 1, "QS-FEB", "2024-05-01T00:00:00"),
         ("2024-01-31", 2, "QE-JAN", "2024-07-31T00:00:00"),
         ("2024-02-29", 1, "Y", "2025-02-28T00:00:00"),
-        ("2024-07-04", 3, "year", "2027-07-04T00:00:00"),
-        ("2024-01-01", 1, "YS", "2025-01-01T00:00:00"),
-        ("2024-06-30", 1, "YE", "2024-12-31T00:00:00"),
         ("2024-12-31", 1, "YE", "2025-12-31T00:00:00"),
         ("2024-04-01", 1, "YS-APR", "2025-04-01T00:00:00"),
-        ("2024-01-01", 2, "2MS", "2024-05-01T00:00:00"),
         ("2024-02-29", 1, "MS-30", "2024-03-30T00:00:00"),
         ("2024-03-10", 1, "MS-30", "2024-03-30T00:00:00"),
         ("2024-01-31", 2, "BME", "2024-03-29T00:00:00"),
-        ("2024-03-28", 1, "BME", "2024-03-29T00:00:00"),
         ("2024-03-31", 1, "BME", "2024-04-30T00:00:00"),
         ("2024-05-01T07:00:00Z", 1, "BMS", "2024-06-03T07:00:00Z"),
-        ("2024-06-01", 1, "BMS", "2024-06-03T00:00:00"),
-        ("2024-12-31", 2, "BQE", "2025-06-30T00:00:00"),
         ("2021-12-31", 1, "BYE", "2022-12-30T00:00:00"),
-        ("2023-10-31", 1, "BQE-OCT", "2024-01-31T00:00:00"),
     ],
 )
 def test_advance(start: str, steps: int, frequency: str, expected: str) -> None:
@@ -73,20 +57,18 @@ def test_advance(start: str, steps: int, frequency: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "trained", "expected"),
     [
-        (None, None, None),
         ("MS", "D", "MS"),
         (None, "W-SAT", "W-SAT"),
         (None, "2MS", "2M"),
-        (None, "QE", "QE"),
         (None, "QS-FEB", "Q"),
         (None, "MS-30", "MS-30"),
-        (None, "BMS", "BMS"),
     ],
 )
 def test_months_of_training_data_keep_their_day(asked: str | None, trained: str | None, expected: str | None) -> None:
     assert step_frequency(asked, trained) == expected
 
 
+@settings(max_examples=40)
 @given(
     st.datetimes(datetime(1001, 1, 1), datetime(2999, 12, 31), allow_imaginary=False),
     st.integers(1, 40),
@@ -102,14 +84,10 @@ def test_two_strides_are_one(start: object, first: int, second: int, frequency: 
     ("frequency", "sentence"),
     [
         ("ms", "Unknown frequency 'ms'."),
-        ("minutes", "Unknown frequency 'minutes'. Did you mean 'minute'?"),
         ("0D", "Unknown frequency '0D'."),
-        ("C", "Unknown frequency 'C'."),
-        ("", "Unknown frequency ''."),
         ("W-SOM", "The frequency 'W-SOM' may have one of MON, TUE, WED, THU, FRI, SAT, SUN after 'W-'."),
         ("QS-SUN", "The frequency 'QS-SUN' may have one of JAN, FEB, MAR,"),
         ("MS-32", "The frequency 'MS-32' may have one of 1, 2, 3,"),
-        ("D-MON", "The frequency 'D-MON' may have nothing after 'D-'."),
     ],
 )
 def test_an_unknown_frequency_is_refused(frequency: str, sentence: str) -> None:
@@ -122,10 +100,8 @@ def test_an_unknown_frequency_is_refused(frequency: str, sentence: str) -> None:
     ("start", "zone"),
     [
         ("9999-12-31T23:00:00Z", "Asia/Tokyo"),
-        ("9999-12-31T20:00:00-05:00", "Europe/Berlin"),
         ("2024-01-01T00:00:00Z", "Europe/Berlln"),
         ("2024-01-01T00:00:00Z", "../zone"),
-        ("2024-01-01T00:00:00Z", "Europe"),
     ],
 )
 def test_days_of_a_zone_that_cannot_be_are_refused(start: str, zone: str) -> None:
@@ -133,14 +109,12 @@ def test_days_of_a_zone_that_cannot_be_are_refused(start: str, zone: str) -> Non
         advance(start, 1, "D", zone)
 
 
-@pytest.mark.parametrize(
-    ("asked", "trained"), [("60min", "h"), ("7D", "W-SUN"), ("month", "MS"), ("3ME", "QE-JAN"), ("D", None), ("D", "1")]
-)
+@pytest.mark.parametrize(("asked", "trained"), [("60min", "h"), ("month", "MS"), ("3ME", "QE-JAN"), ("D", "1")])
 def test_a_step_may_have_several_words(asked: str, trained: str | None) -> None:
     check_frequency(asked, trained)
 
 
-@pytest.mark.parametrize(("asked", "trained"), [("D", "h"), ("B", "D"), ("M", "4W"), ("2h", "h"), ("Q", "MS")])
+@pytest.mark.parametrize(("asked", "trained"), [("D", "h"), ("B", "D"), ("Q", "MS")])
 def test_steps_of_another_length_are_refused(asked: str, trained: str) -> None:
     with pytest.raises(InputError, match=re.escape(f"'{trained}'")):
         check_frequency(asked, trained)

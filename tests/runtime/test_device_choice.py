@@ -17,8 +17,6 @@ from stablernn_registry import Signature, Version
 from stablernn_runtime.engines import select
 from stablernn_runtime.engines.loaded_graphs import LoadedGraphs
 from stablernn_runtime.engines.select import (
-    MAX_STEPS,
-    STEPS,
     DeviceChoice,
     Request,
     SessionByRows,
@@ -30,8 +28,6 @@ from stablernn_runtime.engines.select import (
     open_fastest,
     open_version,
     select_fastest,
-    sequence_steps,
-    workloads,
 )
 from stablernn_runtime.engines.session import EngineFailure, GpuOptions, Placement, Session
 from stablernn_runtime.errors import DeviceError, ModelLoadError
@@ -136,7 +132,7 @@ def test_each_kind_of_work_gets_its_device_and_runs_there(
     assert (cpu.rows, gpu.rows) == ([few], [many])
 
 
-@pytest.mark.parametrize("kind", ["classes", "covariates"])
+@pytest.mark.parametrize("kind", ["classes", pytest.param("covariates", marks=pytest.mark.slow)])
 def test_devices_that_disagree_are_not_served(zoo: Published, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     version = zoo.registry.get(kind)
     graphs = open_version(version, signature_of(version), "cpu", "onnx", 1)
@@ -231,24 +227,6 @@ def test_no_candidate_is_run_again_after_the_time_limit(clock: Clock) -> None:
     assert times == pytest.approx({"slow": 60e3, "other": 0})
 
 
-def test_candidates_run_in_turn() -> None:
-    order: list[str] = []
-    times = measure_in_turn({name: lambda options, name=name: order.append(name) for name in ("a", "b")}, 5.0)
-    # The first run of each, then rounds of both.
-    assert order == ["a", "b"] * (len(order) // 2)
-    assert len(order) == 12
-    assert all(0 <= time < 100 for time in times.values())
-
-
-def test_a_candidate_without_memory_is_infinitely_slow() -> None:
-    def allocate(options: ort.RunOptions) -> None:
-        raise MemoryError
-
-    times = measure_in_turn({"large": allocate, "small": lambda options: None}, 5.0)
-    assert times["large"] == math.inf
-    assert times["small"] < 100
-
-
 ONE, MANY = Workload(False, 1, 50), Workload(False, 101, 50)
 
 
@@ -257,11 +235,9 @@ ONE, MANY = Workload(False, 1, 50), Workload(False, 101, 50)
     [
         # Equal at 51 sequences: 1 + 100 * 10 / (10 + 10).
         ((1.0, 101.0), (11.0, 91.0), 51),
-        ((1.0, 1000.0), (1.001, 2.0), 2),
         ((1.0, 12.0), (1000.0, 11.9), 101),
         # Only one of them runs a batch, or a single sequence.
         ((1.0, math.inf), (2.0, 3.0), 2),
-        ((1.0, 9.0), (math.inf, 3.0), 101),
     ],
 )
 def test_the_number_of_sequences_from_which_the_gpu_is_faster(
@@ -271,42 +247,7 @@ def test_the_number_of_sequences_from_which_the_gpu_is_faster(
     assert choose_devices(timings) == DeviceChoice("cpu", "cuda", rows, None)
 
 
-def test_the_first_device_wins_a_tie_and_where_nothing_ends() -> None:
-    for time_ms in (1.0, math.inf):
-        times = dict.fromkeys((ONE, MANY, Workload(True, 1)), time_ms)
-        timings = {"cpu": Timing(times), "cuda": Timing(times)}
-        assert choose_devices(timings) == DeviceChoice("cpu", "cpu", 1, "cpu")
-
-
-def test_the_measured_sequences_are_as_long_as_those_of_the_model(zoo: Published) -> None:
-    forecasts = zoo.registry.get("covariates").manifest
-    assert sequence_steps(forecasts) == forecasts.context_length == 12
-    classes = zoo.registry.get("classes").manifest
-    assert sequence_steps(classes) == classes.parity["longest"]
-    assert sequence_steps(classes.model_copy(update={"parity": {}})) == STEPS
-    assert sequence_steps(classes.model_copy(update={"parity": {"longest": 9999}})) == MAX_STEPS
-
-
-def test_a_batch_of_one_is_measured_once(version: Version) -> None:
-    kinds = workloads(signature_of(version), steps=9, batch=1)
-    assert list(map(str, kinds)) == ["one sequence of 9 steps", "one step"]
-
-
 # The choice of a version, by the entry that serve uses.
-
-
-def test_a_named_device_is_not_measured(version: Version, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(select, "measure", lambda *arguments: pytest.fail("measured"))
-    model = ServedModel.load(version, "cpu", engine="auto")
-    assert (model.placement.by_work, model.placement.measured_ms, model.placement.reason) == ({}, {}, "")
-
-
-@pytest.mark.skipif(bool(select.count_gpus()), reason="this machine has a GPU")
-def test_one_device_is_not_measured(version: Version, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(select, "measure", lambda *arguments: pytest.fail("measured"))
-    model = ServedModel.load(version, "auto", engine="auto")
-    assert model.placement.measured_ms == {}
-    assert model.placement.reason.startswith("auto: CPU, because ")
 
 
 @pytest.fixture
@@ -344,12 +285,6 @@ def test_a_version_is_measured_once(version: Version, two_devices: list[str], ca
     assert two_devices == ["cpu", "cuda", "cpu", "cpu", "cuda"]
 
 
-def test_a_forced_device_is_opened_alone(version: Version, two_devices: list[str]) -> None:
-    model = ServedModel.load(version, "cuda")
-    assert two_devices == ["cuda"]
-    assert (model.placement.device, model.placement.measured_ms) == ("cuda", {})
-
-
 def test_a_gpu_that_fails_later_is_measured_again(
     version: Version, two_devices: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -371,13 +306,6 @@ def test_a_gpu_that_fails_later_is_measured_again(
     assert graphs.placement.device == "cpu"
     assert "classes:1 is measured again: The device 'cuda' cannot be used: it fell off the bus." in caplog.messages
     assert graphs.placement.reason == ("auto: CPU, because onnx cannot be used on cuda (it fell off the bus)")
-
-
-def test_torch_competes_on_the_gpu_alone(version: Version) -> None:
-    assert candidates_for("auto", "auto") == [("onnx", "cpu"), ("onnx", "cuda"), ("torch", "cuda")]
-    assert candidates_for("auto", "cuda") == [("onnx", "cuda"), ("torch", "cuda")]
-    assert candidates_for("torch", "auto") == [("torch", "cpu"), ("torch", "cuda")]
-    assert candidates_for("onnx", "cuda") == [("onnx", "cuda")]
 
 
 def test_kinds_of_work_of_one_engine_stay_together(version: Version, graphs: LoadedGraphs) -> None:

@@ -122,30 +122,17 @@ def _sequence_map(model: onnx.ModelProto) -> None:
     model.graph.node.append(_body("SequenceMap"))
 
 
-def _old_second_opset(model: onnx.ModelProto) -> None:
-    model.opset_import.insert(0, helper.make_opsetid("ai.onnx", 7))
-
-
 UNEVEN = "g holds a tensor of {} elements with the data of another number of them."
 HUGE = "g holds a tensor of a size that no memory has."
 CASES: list[tuple[Callable[[onnx.ModelProto], None], str]] = [
     (_training, "g holds training information; only graphs for inference are served."),
     (_external_in_an_attribute_list, EXTERNAL),
     (_initializer(dims=[2**60], data_type=1, raw_data=b"\0" * 4), UNEVEN.format(2**60)),
-    (_initializer(dims=[2**40, 2**40], data_type=1), HUGE),
     (_initializer(dims=[-4], data_type=1, raw_data=b""), HUGE),
-    (_initializer(dims=[-4, -4], data_type=1, raw_data=b"\0" * 64), HUGE),
     (_initializer(dims=[4], data_type=1), UNEVEN.format(4)),
     (_initializer(dims=[4], data_type=1, float_data=[1.0] * 3), UNEVEN.format(4)),
-    (_initializer(dims=[2], data_type=7, int64_data=[1, -1, 3]), UNEVEN.format(2)),
-    (_initializer(dims=[2], data_type=15, double_data=[1.0] * 2), UNEVEN.format(2)),
     (_initializer(dims=[3], data_type=8, string_data=[b"a"]), UNEVEN.format(3)),
-    (_initializer(dims=[5], data_type=22, raw_data=b"\0\0"), UNEVEN.format(5)),
     (_initializer(dims=[1], data_type=1, int64_data=[1]), "g holds a tensor whose data is not of its type."),
-    (
-        _initializer(dims=[1], data_type=1, float_data=[1.0], raw_data=b"\0" * 4),
-        "g holds a tensor whose data is not of its type.",
-    ),
     (_initializer(dims=[1], data_type=99), "g holds a tensor of the type 99, which is none of ONNX's."),
     (_sparse_initializer, SPARSE),
     (_sparse_attribute, SPARSE),
@@ -158,7 +145,6 @@ CASES: list[tuple[Callable[[onnx.ModelProto], None], str]] = [
         _sequence_map,
         "g uses the operator 'SequenceMap', which has a graph inside; of such operators only If and Scan are served.",
     ),
-    (_old_second_opset, "g uses opset 7; opset 18 or higher is served. Export it again."),
 ]
 
 
@@ -178,12 +164,9 @@ def test_what_hides_or_has_no_bound_is_refused(
     [
         _initializer(dims=[], data_type=1, float_data=[1.0]),
         _initializer(dims=[0, 2**40], data_type=1),
-        _initializer(dims=[3], data_type=9, int32_data=[0, 1, -1]),
         _initializer(dims=[2], data_type=14, float_data=[1.0] * 4),
         _initializer(dims=[5], data_type=22, raw_data=b"\0\0\0"),
         _initializer(dims=[2], data_type=8, string_data=[b"a", b""]),
-        _initializer(dims=[2, 2], data_type=11, raw_data=b"\0" * 32),
-        _initializer(dims=[2], data_type=13, uint64_data=[1, 2**64 - 1]),
     ],
 )
 def test_tensors_that_hold_what_they_state_pass(step: bytes, change: Callable[[onnx.ModelProto], None]) -> None:
@@ -259,9 +242,6 @@ LARGE = {
         _node("Mul", ["n", "sizes"], ["m"]),
         _node("Expand", ["x", "m"], ["y"]),
     ],
-    "repeats": [_node("Tile", ["x", "n"], ["y"])],
-    "padding": [_node("Pad", ["x", "n"], ["y"])],
-    "a new size": [_node("Resize", ["x", "", "", "n"], ["y"])],
     "the number of values that are not zero": [
         _node("NonZero", ["x"], ["places"]),
         _node("Shape", ["places"], ["count"]),

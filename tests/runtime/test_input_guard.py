@@ -20,13 +20,6 @@ def check(guard: InputGuard, x: Any, lengths: Any = None, *, is_refused: bool = 
     return guard.check(np.array(x, np.float32), lengths, "m:1", is_refused=is_refused)
 
 
-@pytest.mark.parametrize("without", [None, {}, {"bounded_inputs": None}])
-def test_without_a_range_nothing_is_outside(without: dict[str, Any] | None) -> None:
-    guard = InputGuard(without)
-    assert guard.ranges is None
-    assert check(guard, [[[1e30, -1e30]]], is_refused=True) == 0
-
-
 def test_each_feature_has_its_range_and_a_sample_counts_once(caplog: pytest.LogCaptureFixture) -> None:
     guard = InputGuard(certificate([-1.0, 980.0], [1.0, 1046.0]))
     assert guard.ranges == [(-1.0, 1.0), (980.0, 1046.0)]
@@ -59,7 +52,13 @@ def test_what_is_outside_can_be_refused() -> None:
     assert guard.outside_count == 0
 
 
-@pytest.mark.parametrize("x", [np.zeros((1, 2)), np.full((1, 2, 3), 9.0), np.full((1, 2, 1), "a"), np.zeros(())])
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.zeros((1, 2)),
+        np.full((1, 2, 1), "a"),
+    ],
+)
 def test_shapes_and_types_that_do_not_fit_are_left_to_the_checks_of_the_model(x: Any) -> None:
     assert InputGuard(certificate([-1.0], [1.0])).check(x, None, "m:1", is_refused=True) == 0
 
@@ -67,14 +66,10 @@ def test_shapes_and_types_that_do_not_fit_are_left_to_the_checks_of_the_model(x:
 @pytest.mark.parametrize(
     "bounded",
     [
-        {},
         [],
-        1,
         {"inputs": None},
         {"inputs": {"lower": [1.0], "upper": []}},
-        {"inputs": {"lower": [], "upper": []}},
         {"inputs": {"lower": [1.0], "upper": [1.0]}},
-        {"inputs": {"lower": ["0"], "upper": [1.0]}},
         {"inputs": {"lower": [0.0], "upper": [10**400]}},
         {"inputs": {"lower": [float("nan")], "upper": [1.0]}},
     ],

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
@@ -17,7 +16,7 @@ from exports import scan_bodies
 from published_models import Published, flip_byte, republished, torch_answer
 from stablernn_registry import IntegrityError, Registry
 from stablernn_runtime import ServedModel
-from stablernn_runtime.errors import DeviceError, InputError, ModelLoadError
+from stablernn_runtime.errors import ModelLoadError
 from stablernn_runtime.graph_safety import check_graph
 
 HAS_CUDA_DRIVER = Path("/proc/driver/nvidia/version").exists()
@@ -60,30 +59,10 @@ def test_run_numpy_gives_the_answers_without_states(flow: ServedModel, published
         np.testing.assert_allclose(answers[name], value, atol=1e-5)
 
 
-def test_left_out_inputs_are_full_lengths_and_zero_states(animals: ServedModel) -> None:
-    x = np.random.default_rng(3).normal(size=(2, 5, 1)).astype(np.float32)
-    state = {s.input: np.zeros((2, *s.shape[1:]), np.float32) for s in animals.states}
-    given = animals.run_sequence(x, np.array([5, 5]), state)
-    for name, value in animals.run_sequence(x).items():
-        assert np.array_equal(given[name], value), name
-
-
 def test_read_only_and_unaligned_inputs_are_fine(animals: ServedModel) -> None:
     x = np.random.default_rng(4).normal(size=(1, 6, 1)).astype(np.float32)
     unaligned = np.frombuffer(memoryview(b"\0" + x.tobytes())[1:], np.float32).reshape(x.shape)
     assert np.array_equal(animals.run_numpy(unaligned)["logits"], animals.run_numpy(x)["logits"])
-
-
-def test_a_step_has_its_own_shape(flow: ServedModel) -> None:
-    with pytest.raises(InputError, match=r"x must have the shape \(batch, 3\) for model 'flow:1', got \(2, 4, 3\)"):
-        flow.run_step(np.zeros((2, 4, 3), np.float32))
-
-
-def test_infinity_is_named_with_its_place(flow: ServedModel) -> None:
-    x = np.zeros((2, 4, 3))
-    x[1, 2, 0] = -np.inf
-    with pytest.raises(InputError, match=r"x holds an infinite value at \(1, 2, 0\)"):
-        flow.run_numpy(x)
 
 
 def test_sessions_have_one_thread_that_does_not_spin(animals: ServedModel) -> None:
@@ -95,34 +74,12 @@ def test_sessions_have_one_thread_that_does_not_spin(animals: ServedModel) -> No
 
 
 @pytest.mark.skipif(HAS_CUDA_DRIVER, reason="this machine has an NVIDIA driver")
-def test_cuda_without_cuda_is_an_error_that_says_what_is_missing(published: Published) -> None:
-    with pytest.raises(DeviceError) as caught:
-        ServedModel.load(published.registry.get("animals:1"), "cuda")
-    if "CUDAExecutionProvider" in ort.get_available_providers():
-        missing = "no NVIDIA driver was found on this machine"
-    else:
-        missing = f"this build of ONNX Runtime ({ort.__version__}) has no CUDA provider; install onnxruntime-gpu"
-    assert str(caught.value) == f"The device 'cuda' cannot be used: {missing}. Use --device cpu or auto."
-
-
-@pytest.mark.skipif(HAS_CUDA_DRIVER, reason="this machine has an NVIDIA driver")
 def test_auto_without_cuda_runs_on_the_cpu_and_says_why(published: Published, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "stablernn_runtime"):
         model = ServedModel.load(published.registry.get("animals:1"), "auto")
     assert model.placement.device == "cpu"
     assert model.placement.reason.startswith("auto: CPU, because ")
     assert f"animals:1 runs on cpu. {model.placement.reason}" in caplog.messages
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not HAS_CUDA_DRIVER, reason="needs an NVIDIA GPU and its driver")
-def test_cuda_runs_on_cuda_with_the_numbers_of_the_cpu(published: Published) -> None:
-    version = published.registry.get("flow:1")
-    gpu = ServedModel.load(version, "cuda")
-    assert gpu.sequence.session.ort_session.get_providers()[0] == "CUDAExecutionProvider"
-    x = np.random.default_rng(5).normal(size=(4, 60, 3)).astype(np.float32)
-    for name, value in ServedModel.load(version, "cpu").run_numpy(x).items():
-        np.testing.assert_allclose(gpu.run_numpy(x)[name], value, rtol=1e-3, atol=1e-3)
 
 
 # Versions that are refused: each is the real animals:1 with one thing changed, in a registry of its own.
@@ -154,11 +111,6 @@ def test_a_graph_that_is_none_is_refused(published: Published, tmp_path: Path) -
     )
 
 
-def test_a_missing_graph_is_refused(published: Published, tmp_path: Path) -> None:
-    registry = republished(published, tmp_path, lambda fields, files: files.pop("step.onnx") and None)
-    assert refusal(registry).startswith("'animals:1' cannot be served: 'animals:1' has no file 'step.onnx'.")
-
-
 def test_a_graph_that_differs_from_the_signature_is_refused(published: Published, tmp_path: Path) -> None:
     def change(fields: dict[str, Any], files: dict[str, Path]) -> None:
         fields["signature"]["sequence"]["outputs"][1]["name"] = "chances"
@@ -170,14 +122,6 @@ def test_a_graph_that_differs_from_the_signature_is_refused(published: Published
 
 UNUSABLE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no step": (lambda s: s.pop("step"), "its signature lacks 'sequence' or 'step'."),
-    "no states": (
-        lambda s: s.update(states=[]),
-        "the sequence in its signature has an input 'state_0' that is neither a state nor one of x, lengths, dt.",
-    ),
-    "no x": (
-        lambda s: s["step"]["inputs"][0].update(name="y"),
-        "the step in its signature has no input 'x'.",
-    ),
     "x in another shape": (
         lambda s: s["step"]["inputs"][0].update(shape=["batch", "time", 1]),
         "its signature gives the input 'x' of step the shape ['batch', 'time', 1], ['batch', 1] is served.",
@@ -196,28 +140,11 @@ def test_a_signature_that_cannot_be_served_is_refused(published: Published, tmp_
     assert refusal(registry) == f"'animals:1' cannot be served: {sentence}"
 
 
-def test_labels_that_do_not_fit_the_graph_are_refused(published: Published, tmp_path: Path) -> None:
-    registry = republished(published, tmp_path, lambda fields, files: fields.update(labels=["a", "b"]))
-    assert refusal(registry) == (
-        "'animals:1' cannot be served: its manifest promises the output 'probabilities' in the shape (1, 2), the graph "
-        "gives (1, 4)."
-    )
-
-
 # Graphs that could reach outside themselves.
 
 
 def graph_bytes(published: Published) -> bytes:
     return published.registry.get("flow:1").read("sequence.onnx")
-
-
-def test_real_graphs_pass(published: Published) -> None:
-    for name in ("sequence.onnx", "step.onnx"):
-        check_graph(published.registry.get("flow:1").read(name), name)
-
-
-def _external_initializer(model: onnx.ModelProto) -> None:
-    _external(model.graph.initializer[0])
 
 
 def _external_in_the_scan_body(model: onnx.ModelProto) -> None:
@@ -241,35 +168,18 @@ def _contrib_node(model: onnx.ModelProto) -> None:
     model.graph.node.append(helper.make_node("Gelu", ["x"], ["g"], domain="com.microsoft"))
 
 
-def _contrib_opset(model: onnx.ModelProto) -> None:
-    model.opset_import.append(helper.make_opsetid("my.domain", 1))
-
-
 def _function(model: onnx.ModelProto) -> None:
     node = helper.make_node("Identity", ["a"], ["b"])
     model.functions.append(helper.make_function("", "f", ["a"], ["b"], [node], [helper.make_opsetid("", 20)]))
 
 
-def _old_opset(model: onnx.ModelProto) -> None:
-    del model.opset_import[:]
-    model.opset_import.append(helper.make_opsetid("", 13))
-
-
-def _no_opset(model: onnx.ModelProto) -> None:
-    del model.opset_import[:]
-
-
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (_external_initializer, "g refers to external data; only graphs in a single file are served."),
         (_external_in_the_scan_body, "g refers to external data; only graphs in a single file are served."),
         (_external_by_location_alone, "g refers to external data; only graphs in a single file are served."),
         (_contrib_node, "g uses the operator domain 'com.microsoft'; only standard ONNX operators are served."),
-        (_contrib_opset, "g uses the operator domain 'my.domain'; only standard ONNX operators are served."),
         (_function, "g defines functions of its own; only standard ONNX operators are served."),
-        (_old_opset, "g uses opset 13; opset 18 or higher is served. Export it again."),
-        (_no_opset, "g is not an ONNX model: it names no opset."),
     ],
 )
 def test_a_graph_that_could_reach_outside_is_refused(

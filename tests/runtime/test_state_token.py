@@ -68,18 +68,10 @@ def test_no_character_can_be_another() -> None:
                     TOKENS.read(TOKEN[:place] + other + TOKEN[place + 1 :])
 
 
-@given(st.one_of(st.text(max_size=300), st.binary(max_size=300).map(text)))
-def test_no_other_text_is_a_token(token: str) -> None:
-    with pytest.raises(BadTokenError):
-        TOKENS.read(token)
-
-
 CHANGED: dict[str, Callable[[str], str]] = {
     "cut": lambda token: token[:-4],
     "longer": lambda token: token + "AAAA",
     "padded": lambda token: token + "=" * (-len(token) % 4 or 4),
-    "spaced": lambda token: " " + token,
-    "twice": lambda token: token + token,
     "empty": lambda token: "",
 }
 

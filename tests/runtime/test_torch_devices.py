@@ -6,13 +6,12 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import torch
 
 from engine_helpers import EACH_KIND, random_inputs
 from published_models import Published
-from simulated_device import DEVICE, SimulatedTensor, simulated_device
+from simulated_device import DEVICE, simulated_device
 from stablernn.export.parity import _split_steps
-from stablernn.server_engine import TorchEngine, TorchGraph
+from stablernn.server_engine import TorchEngine
 from stablernn_registry import GraphSignature, Signature
 
 
@@ -58,28 +57,3 @@ def copy_of(zoo: Published, kind: str) -> Any:
 
     version = zoo.registry.get(kind)
     return reload(version.read("config.json"), version.read("weights.safetensors"))
-
-
-def test_a_tensor_that_was_left_on_the_cpu_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with simulated_device(monkeypatch) as device:
-        weights = torch.ones(3)
-        graph = TorchGraph(lambda inputs: {"y": inputs["x"] * weights}, device)
-        with pytest.raises(RuntimeError, match="got a tensor of the CPU"):
-            graph.run(["y"], {"x": np.ones((2, 3), np.float32)})
-        moved = weights.to(device)
-        assert isinstance(moved, SimulatedTensor)
-        graph = TorchGraph(lambda inputs: {"y": inputs["x"] * moved}, device)
-        (y,) = graph.run(["y"], {"x": np.ones((2, 3), np.float32)})
-        assert np.array_equal(y, np.ones((2, 3)))
-
-
-def test_lengths_stay_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = {}
-
-    def look(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        devices.update({name: tensor.device.type for name, tensor in inputs.items()})
-        return {"y": inputs["x"]}
-
-    with simulated_device(monkeypatch) as device:
-        TorchGraph(look, device).run(["y"], {"x": np.ones((1, 2), np.float32), "lengths": np.array([2])})
-    assert devices == {"x": "meta", "lengths": "cpu"}

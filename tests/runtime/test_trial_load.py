@@ -46,15 +46,7 @@ def test_what_was_opened_in_time_is_not_tried_again(registry: Registry, monkeypa
     assert "the process for it does not start (No such file or directory)" in str(caught.value)
 
 
-def test_each_engine_is_tried_by_itself(registry: Registry) -> None:
-    version = copy_version(registry, registry.get("animals:1"), parity_json=b"5")
-    trial_load.try_opening(version, registry.root, 1, 60, 2 * GIB)
-    assert trial_load.has_passed(version, 1)
-    assert not trial_load.has_passed(version, 1, "nothing")
-    with pytest.raises(ModelLoadError, match="nothing"):
-        trial_load.try_opening(version, registry.root, 1, 60, 2 * GIB, engine="nothing")
-
-
+@pytest.mark.slow
 def test_a_process_that_was_killed_is_replaced(registry: Registry) -> None:
     root, known = registry.root, registry.get("animals:1")
     pids = set()
@@ -67,6 +59,7 @@ def test_a_process_that_was_killed_is_replaced(registry: Registry) -> None:
     assert len(pids) == 2
 
 
+@pytest.mark.slow
 def test_a_process_without_work_is_ended_and_leaves_nothing(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,13 +100,6 @@ def test_exports_of_other_programs_are_mended(tmp_path: Path, text: str, fixes: 
     assert isinstance(load_data(tmp_path / "d.csv", **report.fixes), ForecastData)
 
 
-def test_a_constant_column_is_no_target(tmp_path: Path) -> None:
-    rows = [f"{np.datetime64('2024-01-01') + day},{day % 7},{day % 5},4,," for day in range(90)]
-    (tmp_path / "d.csv").write_text("\n".join(["ds,load,heat,site,note,", *rows]) + "\n")
-    report = check_data(tmp_path / "d.csv")
-    assert report.fixes["target"] == "heat"
-
-
 @pytest.mark.parametrize("number", ["1.017,5", "(7)", "5%", "<5"])
 def test_numbers_with_other_marks_are_no_codes_of_missing_values(tmp_path: Path, number: str) -> None:
     rows = [f"{np.datetime64('2024-01-01') + day};{cell}" for day, cell in enumerate(["985.25", number, "994"] * 30)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -18,10 +17,7 @@ from data.check.reports import check, warnings
 from stablernn.data import ForecastData, load_data
 from stablernn.data.check import DataReport, check_data
 from stablernn.data.check.table import count_unordered
-from stablernn.data.table.timestamps import zone_suffixes
 from stablernn.errors import ConfigError, DataError, StableRNNError
-
-SHARED = os.environ.get("STABLERNN_DATA")
 
 
 def problems(report: DataReport) -> list[tuple[str, str]]:
@@ -129,21 +125,18 @@ def test_a_format_that_a_column_leaves_open_is_not_guessed(tmp_path: Path) -> No
     assert any("(%d/%m/%Y, %m/%d/%Y)" in problem.text for problem in report.problems)
 
 
-@pytest.mark.parametrize("form", ["%d/%m", "dd/mm/yyyy", "%Y-%m-%d %H", "%Y-%m-%d %Q", "%H:%M"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "%d/%m",
+        "dd/mm/yyyy",
+        "%Y-%m-%d %Q",
+    ],
+)
 def test_formats_without_a_date_are_refused(tmp_path: Path, form: str) -> None:
     (tmp_path / "d.csv").write_text("ds,y\n31/01/2024,1\n")
     with pytest.raises(ConfigError, match=f"date_format .* got '{form}'"):
         load_data(tmp_path / "d.csv", date_format=form)
-
-
-def test_a_cell_of_another_format_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "d.csv").write_text("ds,y\n31-01-2024,1\n02-13-2024,2\n")
-    with pytest.raises(DataError, match=r"row 3, column 'ds': '02-13-2024' .* data\.date_format=%d-%m-%Y"):
-        load_data(tmp_path / "d.csv", date_format="%d-%m-%Y")
-    with pytest.raises(ConfigError, match=r"date_format=%d-%m-%Y .* stamps=unix-s"):
-        load_data(tmp_path / "d.csv", date_format="%d-%m-%Y", stamps="unix-s")
-    # The year is no offset from UTC, which would forbid to read the file in pieces.
-    assert zone_suffixes(pl.Series(["31-01-2024", "31-01-2025"]), "%d-%m-%Y") == [None]
 
 
 def test_a_time_in_several_columns_is_recognized(tmp_path: Path) -> None:
@@ -201,15 +194,6 @@ def test_a_file_of_no_known_ending_is_shown(tmp_path: Path) -> None:
     assert "looks_like_a_table" in warnings(report)
 
 
-def test_parquet_is_looked_at_as_csv_is(tmp_path: Path) -> None:
-    frame = pl.DataFrame({"ds": DAYS, "y": [n % 7 for n in range(60)], "word": ["a"] * 60})
-    frame.write_parquet(tmp_path / "d.parquet")
-    report = check_data(tmp_path / "d.parquet")
-    assert [code for code, _ in problems(report)] == ["refused", "words"]
-    assert report.assumed == {"channels": ["y"]}
-    assert report.data is not None
-
-
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9)), min_size=1, max_size=40))
 def test_rows_out_of_order_are_counted_in_their_series(rows: list[tuple[str, int]]) -> None:
@@ -224,40 +208,6 @@ def test_rows_out_of_order_are_counted_in_their_series(rows: list[tuple[str, int
     assert count_unordered(stamps, pl.Series([name for name, _ in rows])) == (twice, back)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(SHARED is None, reason="STABLERNN_DATA is not set")
-@pytest.mark.parametrize(
-    ("file", "codes", "assumed", "facts"),
-    [
-        ("forecasting/ETT-small/ETTh1.csv", ["refused"], {"target": "OT"}, {"frequency": "h", "missing_values": 0}),
-        ("forecasting/univariate/airline-passengers.csv", [], {}, {"frequency": "MS", "season": 12}),
-        ("ucr-uea/JapaneseVowels/JapaneseVowels_TRAIN.ts", [], {}, {"lengths": {"min": 7, "median": 15, "max": 29}}),
-        ("ucr-uea/ECG5000/ECG5000_TRAIN.tsv", [], {}, {"sequences": {"train": 400, "validation": 100, "test": 4500}}),
-        ("forecasting/m4/Hourly-train.csv.gz", ["refused"], {}, {}),
-    ],
-    ids=lambda value: Path(value).name if isinstance(value, str) else "",
-)
-def test_published_files(file: str, codes: list[str], assumed: dict[str, str], facts: dict[str, object]) -> None:
-    assert SHARED is not None
-    report = check_data(Path(SHARED) / file)
-    assert [code for code, _ in problems(report)] == codes
-    assert report.assumed == assumed
-    assert {key: report.content[key] for key in facts} == facts
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(SHARED is None, reason="STABLERNN_DATA is not set")
-def test_the_published_air_of_beijing_needs_a_time_and_numbers() -> None:
-    assert SHARED is not None
-    report = check_data(Path(SHARED) / "forecasting/beijing_pm25/pollution.csv.gz")
-    assert [code for code, _ in problems(report)] == ["refused", "words"]
-    assert report.assumed["time_column"] == "No"
-    assert report.assumed["categories"] == ["cbwd"]
-    assert "time_in_parts" in warnings(report)
-    missing = {column.name: round(column.missing * 43824) for column in report.columns}
-    assert missing["pm2.5"] == 2067
-
-
 @pytest.mark.parametrize("kind", ["numbers", "whole numbers", "words"])
 def test_a_channel_does_not_tell_series_apart_where_a_row_stands_twice(tmp_path: Path, kind: str) -> None:
     cells = {"numbers": [n / 4 for n in range(4)], "whole numbers": [3, 1, 4, 2], "words": ["N", "E", "S", "W"]}[kind]
@@ -265,12 +215,3 @@ def test_a_channel_does_not_tell_series_apart_where_a_row_stands_twice(tmp_path:
     report = check(tmp_path, [*rows[:5], f"{DAYS[4]},3,{cells[1]}", *rows[5:]], "ds,y,wind")
     assert "id_column" not in report.assumed
     assert "unnamed_series" not in warnings(report)
-
-
-def test_blank_and_short_rows_are_said(tmp_path: Path) -> None:
-    rows = [*(f"{row},1" for row in ROWS[:10]), ",,", ROWS[10], *(f"{row},{n}" for n, row in enumerate(ROWS[11:]))]
-    found = warnings(check(tmp_path, rows, "ds,y,z"))
-    assert found["blank_rows"] == "1 row without anything in them, skipped."
-    assert found["short_rows"] == (
-        "1 row with fewer cells than the header has; those at the end are taken for missing."
-    )

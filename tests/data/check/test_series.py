@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 
 from bad_files import DAYS, ROWS
 from data.check.reports import check, warnings
-from stablernn.data.check import check_data
 from stablernn.data.check.content import compute_statistics
-from stablernn.errors import UnknownNameError
-
-
-def test_a_file_that_is_not_there_is_an_error_and_no_report(tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError, match="No file"):
-        check_data(tmp_path / "no.csv")
 
 
 def test_gaps_missing_values_and_ignored_columns_are_counted(tmp_path: Path) -> None:
@@ -30,14 +23,6 @@ def test_gaps_missing_values_and_ignored_columns_are_counted(tmp_path: Path) -> 
     # A filled step lacks both channels, the cell one.
     assert warnings(report)["missing_values"] == "5 values are missing, of 120 (4.2%)."
     assert [(c.name, c.role, c.kind) for c in report.columns][-1] == ("note", "ignored", "words")
-
-
-def test_irregular_times_are_said(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    times = np.cumsum(rng.integers(1, 500, 80))
-    report = check(tmp_path, [f"{time},{n % 9}" for n, time in enumerate(times)])
-    assert report.content["frequency"] is None
-    assert "irregular_time" in warnings(report)
 
 
 def test_a_file_without_a_header_is_recognized_although_it_loads(tmp_path: Path) -> None:
@@ -84,14 +69,6 @@ def test_constant_series_and_far_values_are_said_by_series(tmp_path: Path) -> No
     assert report.columns[2].outliers == 1
 
 
-def test_a_series_that_ends_before_the_others_shares_its_test_with_their_training(tmp_path: Path) -> None:
-    rows = [f"a,{row}" for row in ROWS] + [f"b,{date},{n % 5}" for n, date in enumerate(DAYS[:40])]
-    report = check(tmp_path, rows, "unique_id,ds,y")
-    assert warnings(report)["ends_apart"].startswith(
-        "Series end at different times: one is trained on until 2024-02-13, the test of another begins at 2024-02-02."
-    )
-
-
 @given(
     st.lists(
         st.lists(st.lists(st.floats(-1e3, 1e3, width=32) | st.just(float("nan")), min_size=2, max_size=2), min_size=1),
@@ -130,8 +107,3 @@ def test_a_code_for_missing_values_is_far_from_the_median_however_often_it_comes
 def test_skewed_values_are_not_far(tmp_path: Path) -> None:
     values = np.random.default_rng(0).exponential(size=2000) * (np.arange(2000) % 2)
     assert check(tmp_path, [f"{n},{value:.3f}" for n, value in enumerate(values)]).columns[1].outliers == 0
-
-
-def test_a_value_that_is_rare_and_always_the_same_is_not_far(tmp_path: Path) -> None:
-    report = check(tmp_path, [f"{n},{int(n % 97 == 0)}" for n in range(300)])
-    assert report.columns[1].outliers == 0

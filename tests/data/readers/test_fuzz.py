@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stablernn.data import ClassificationData, ForecastData, load_data
@@ -96,37 +96,30 @@ def fault(folder: Path, name: str, content: bytes) -> str | None:
 ROWS = st.lists(st.lists(st.sampled_from(CELLS), min_size=1, max_size=4), max_size=8)
 
 
-def test_the_name_of_a_series_has_a_line_break(tmp_path: Path) -> None:
-    assert fault(tmp_path, "d.csv", b'unique_id,ds,y\n",\n,",1') is None
+def test_quotes_that_span_lines(tmp_path: Path) -> None:
+    for text in ('unique_id,ds,y\n",\n,",1', 'ds,y\n",1'):
+        assert fault(tmp_path, "d.csv", text.encode()) is None
 
 
+def joined(delimiter: str) -> st.SearchStrategy[list[str]]:
+    return ROWS.map(lambda rows: [delimiter.join(row) for row in rows])
+
+
+# What lies before the lines of a file, and the lines, by the name of the file.
+LINES: dict[str, tuple[st.SearchStrategy[str], st.SearchStrategy[list[str]]]] = {
+    "d.csv": (st.sampled_from(HEADERS), joined(",")),
+    "d.tsv": (st.just("1\t2"), joined("\t")),
+    "d.ts": (st.sampled_from(["@classLabel true a b\n@data", "#"]), st.lists(st.sampled_from(TS_LINES), max_size=8)),
+    "d.arff": (st.just("@attribute a numeric"), st.lists(st.sampled_from(ARFF_LINES), max_size=8)),
+}
+
+
+@pytest.mark.parametrize("name", ["d.csv", *(pytest.param(name, marks=pytest.mark.slow) for name in [*LINES][1:])])
 @settings(deadline=None, max_examples=60)
-@given(header=st.sampled_from(HEADERS), rows=ROWS)
-@example(header="ds,y", rows=[['"', "1"]])
-def test_csv(folder: Path, header: str, rows: list[list[str]]) -> None:
-    assert fault(folder, "d.csv", "\n".join([header, *(",".join(row) for row in rows)]).encode()) is None
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=150)
-@given(rows=ROWS)
-def test_tsv(folder: Path, rows: list[list[str]]) -> None:
-    assert fault(folder, "d.tsv", "\n".join("\t".join(row) for row in rows).encode()) is None
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=150)
-@given(lines=st.lists(st.sampled_from(TS_LINES), max_size=8))
-def test_ts(folder: Path, lines: list[str]) -> None:
-    assert fault(folder, "d.ts", "\n".join(["@classLabel true a b", "@data", *lines]).encode()) is None
-    assert fault(folder, "d.ts", "\n".join(lines).encode()) is None
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=150)
-@given(lines=st.lists(st.sampled_from(ARFF_LINES), max_size=8))
-def test_arff(folder: Path, lines: list[str]) -> None:
-    assert fault(folder, "d.arff", "\n".join(["@attribute a numeric", *lines]).encode()) is None
+@given(data=st.data())
+def test_lines(folder: Path, name: str, data: st.DataObject) -> None:
+    head, lines = LINES[name]
+    assert fault(folder, name, "\n".join([data.draw(head), *data.draw(lines)]).encode()) is None
 
 
 BINARY_NAMES = ["d.csv", "d.tsv", "d.ts", "d.arff", "d.npz", "d.parquet", "d.csv.gz", "d.ts.xz"]

@@ -69,8 +69,6 @@ def test_stamps_reach_the_model_as_distances(tmp_path: Path) -> None:
     ("header", "rows", "said"),
     [
         ("@equalLength true\n", "1,2:up\n3:down\n", ["@equalLength true"]),
-        ("@seriesLength 5\n", "1,2:up\n3,4:down\n", ["@seriesLength 5"]),
-        ("@missing false\n", "1,?:up\n3,4:down\n", ["@missing false"]),
         ("@equalLength true\n@seriesLength 2\n@missing false\n@univariate true\n", "1,2:up\n3,4:down\n", None),
     ],
 )
@@ -92,22 +90,8 @@ def test_a_header_that_says_otherwise_of_lengths_and_gaps_is_noted(
             "'a.ts' line 4 has 2 channels, @univariate says true. Correct one of them.",
         ),
         (
-            "@missing perhaps\n" + LABELS + "1:up\n",
-            "'a.ts': @missing must be followed by true or false, got 'perhaps'.",
-        ),
-        (
-            "@seriesLength ten\n" + LABELS + "1:up\n",
-            "'a.ts': @seriesLength must be followed by a whole number, got 'ten'.",
-        ),
-        ("@classLabel\n@data\n1:up\n", "'a.ts': @classLabel must be followed by true or false, got ''."),
-        (LABELS + "up\n", "'a.ts' line 3 has a label but no values."),
-        (
             STAMPED + "1,2:up\n",
             "'a.ts' line 4: channel 0 must be pairs (stamp,value), as @timeStamps says, got '1,2'.",
-        ),
-        (
-            LABELS + "(0,1),(1,2):up\n",
-            "'a.ts' line 3, value 1: '(0' is not a number; a missing one is '?' or 'NaN'.",
         ),
         (
             STAMPED + "(noon,1):up\n",

@@ -12,7 +12,7 @@ from stablernn.data import ClassificationData, load_data, read_inputs
 from stablernn.data.check import check_data
 from stablernn.data.readers.ts import read_ts
 from stablernn.data.readers.ucr_tsv import read_ucr
-from stablernn.errors import DataError, UnknownNameError
+from stablernn.errors import DataError
 
 HEADER = "#a comment\n@problemName Tiny\n@univariate false\n@classLabel true up down\n@data\n"
 
@@ -41,7 +41,13 @@ def test_txt_of_the_archive_is_no_text_of_characters(tmp_path: Path, separator: 
     assert load_data(tmp_path / "Toy_TRAIN.txt", task="predict-next").task == "predict-next"
 
 
-@pytest.mark.parametrize("text", ["in the year 1984\nat the age 12\n", "1 2 3 4\n5 6 7\n", "to be or\nnot to be\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "in the year 1984\nat the age 12\n",
+        "1 2 3 4\n5 6 7\n",
+    ],
+)
 def test_numbers_in_a_text_leave_it_a_text(tmp_path: Path, text: str) -> None:
     assert load_data(write(tmp_path / "a.txt", text * 20)).task == "predict-next"
 
@@ -55,19 +61,6 @@ def test_tsv_padding_is_cut_and_counted_but_missing_values_inside_stay(tmp_path:
 
 def test_labels_written_as_floats_are_whole_numbers(tmp_path: Path) -> None:
     assert read_ucr(write(tmp_path / "a.tsv", "1.0000000e+00\t1\n-1.0\t1\n2.5\t1\n")).labels == ["1", "-1", "2.5"]
-
-
-def test_labels_are_sorted_by_number(tmp_path: Path) -> None:
-    rows = "".join(f"{label}\t1\t2\n" * 2 for label in (10, 9, -1, 2))
-    assert load(write(tmp_path / "a.tsv", rows)).labels == ("-1", "2", "9", "10")
-
-
-def test_ts_separates_channels_by_colons(tmp_path: Path) -> None:
-    found = read_ts(write(tmp_path / "a.ts", HEADER + "1,2,3:4,5,6:up\n7,8:9,10:down\n"))
-    np.testing.assert_array_equal(found.values[0], [[1, 4], [2, 5], [3, 6]])
-    np.testing.assert_array_equal(found.values[1], [[7, 9], [8, 10]])
-    assert found.labels == ["up", "down"]
-    assert found.features == ("channel_0", "channel_1")
 
 
 def test_ts_question_marks_are_missing_values(tmp_path: Path) -> None:
@@ -107,17 +100,10 @@ def test_fingerprint_is_of_the_content_not_of_file_or_seed(tmp_path: Path) -> No
     ("name", "text", "sentence"),
     [
         ("a.tsv", "1\t1\t2\n2\tx\t3\n", r"'a\.tsv' line 2, value 1: 'x' is not a number; a missing one is"),
-        ("a.tsv", "1\t1\t2\n2\t1\t\n", r"'a\.tsv' line 2, value 2: '' is not a number; a missing one is"),
         (
             "a.tsv",
             "1\t1\t2\n2\t1\tinf\n",
             r"'a\.tsv' line 2, value 2 is inf",
-        ),
-        ("a.tsv", "1\t1\n2\tNaN\n", r"'a\.tsv' line 2 has a label but no values"),
-        (
-            "a.tsv",
-            "1\t1\n1\t2\n",
-            r"'a\.tsv' has one class only \('1'\); classification needs two or",
         ),
         ("a.tsv", "1\t1_000\n", r"'a\.tsv' line 1, value 1: '1_000' is not a number; a missing one"),
         ("a.tsv", "1\t\u0661\n", r"'a\.tsv' line 1, value 1: '١' is not a number; a missing one is"),
@@ -127,14 +113,11 @@ def test_fingerprint_is_of_the_content_not_of_file_or_seed(tmp_path: Path) -> No
             "1 0.5 0.6\n",
             r"'a\.tsv' line 1 has blanks and no tabs",
         ),
-        ("a.tsv", "1,5,6\n", r"'a\.tsv' line 1 has commas and no tabs"),
         (
             "a.tsv",
             "label\tt0\tt1\n1\t5\t6\n",
             r"'a\.tsv' line 1 holds names and no values \('label t0 t1'\)",
         ),
-        ("a.tsv", "\n \n", r"'a\.tsv' is empty"),
-        ("a.ts", HEADER, r"'a\.ts' has no sequences behind '@data'"),
         (
             "a.ts",
             "1,2:up\n",
@@ -160,21 +143,6 @@ def test_fingerprint_is_of_the_content_not_of_file_or_seed(tmp_path: Path) -> No
             HEADER + "1,2:3,4:up\n1,2:down\n",
             r"'a\.ts' line 7 has 1 channel, the rows before have 2",
         ),
-        (
-            "a.ts",
-            "@targetLabel true\n@data\n1,2:0.5\n",
-            r"'a\.ts' is for regression \(@targetLabel true\); classification",
-        ),
-        (
-            "a.ts",
-            "@classLabel maybe\n@data\n1,2:0.5\n",
-            r"'a\.ts': @classLabel must be followed by true or false, got",
-        ),
-        (
-            "a.ts",
-            "@classLabel false\n@data\n1,2\n3,4\n",
-            r"'a\.ts' has no labels; training and scoring need one for each",
-        ),
     ],
 )
 def test_what_cannot_be_used_is_refused(tmp_path: Path, name: str, text: str, sentence: str) -> None:
@@ -188,20 +156,15 @@ def test_test_file_with_other_channels_is_refused(tmp_path: Path) -> None:
         load_data(train, test=write(tmp_path / "b.tsv", "up\t1\n"))
 
 
-@pytest.mark.parametrize("text", ["\u00a0", "\x1f\n"], ids=["no-break space", "separator"])
-def test_a_file_of_blanks_that_are_no_ascii_is_empty(tmp_path: Path, text: str) -> None:
-    with pytest.raises(DataError, match=r"^'a\.tsv' is empty\. "):
-        read_ucr(write(tmp_path / "a.tsv", text))
-
-
-def test_a_missing_test_file_is_refused(tmp_path: Path) -> None:
-    train = write(tmp_path / "a.tsv", "1\t1\n1\t2\n2\t3\n2\t4\n")
-    with pytest.raises(UnknownNameError) as caught:
-        load_data(train, test=tmp_path / "b.tsv")
-    assert str(caught.value) == f"No file '{tmp_path / 'b.tsv'}'. Check the path."
-
-
-@pytest.mark.parametrize("label", ["1E2", "1_000", "1e2", "1e+02", "0x1", "inf", "+1", "01", "2.5"])
+@pytest.mark.parametrize(
+    "label",
+    [
+        "1E2",
+        "1_000",
+        "0x1",
+        "01",
+    ],
+)
 def test_other_labels_stay_as_they_are(tmp_path: Path, label: str) -> None:
     assert read_ucr(write(tmp_path / "a.tsv", f"{label}\t1\n0\t1\n")).labels == [label, "0"]
 
@@ -228,10 +191,3 @@ def test_what_float32_cannot_tell_apart_is_refused(tmp_path: Path) -> None:
 
 def test_a_row_that_hardly_changes_is_read_where_others_do(tmp_path: Path) -> None:
     assert len(load(write(tmp_path / "a.tsv", "1\t1e6\t1000000.01\n1\t0\t5\n2\t1\t1\n2\t2\t2\n")).train) == 2
-
-
-def test_ucr_text_with_labels_in_e_notation(tmp_path: Path) -> None:
-    rows = [f"{label}\t-7.9707818e-01\t 1.0000000e+00" for label in ("1.0000000e+00", "1.2000000e+01") * 2]
-    data = load(write(tmp_path / "Old_TRAIN.tsv", "\n".join(rows) + "\n"))
-    assert data.labels == ("1", "12")
-    np.testing.assert_array_equal(data.train.x[0, :, 0], np.array([-0.79707818, 1], dtype=np.float32))

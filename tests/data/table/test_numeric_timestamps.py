@@ -12,7 +12,7 @@ from stablernn.data import ForecastData, load_data, read_inputs
 from stablernn.data.check import check_data
 from stablernn.data.table.series import Table, open_table
 from stablernn.data.table.timestamps import find_resemblance
-from stablernn.errors import DataError, UnknownNameError
+from stablernn.errors import DataError
 
 HOUR = 3600
 NOON = 1_704_110_400  # 2024-01-01 12:00 UTC
@@ -41,18 +41,11 @@ def refusal(form: str, first: object, date: str, stamps: str, column: str = "ds"
         pytest.param([4_102_444_799], "Unix times in seconds", "2099-12-31 23:59:59", id="last second"),
         pytest.param([0, 86_400, 10**8], "Unix times in seconds", "1970-01-01 00:00:00", id="from 1970"),
         pytest.param([-(10**8), 3_600 - 10**8], "Unix times in seconds", "1966-10-31 14:13:20", id="before 1970"),
-        pytest.param([10**11, 10**11 + 7], "Unix times in milliseconds", "1973-03-03 09:46:40", id="first ms"),
-        pytest.param([4_102_444_799_999], "Unix times in milliseconds", "2099-12-31 23:59:59", id="last ms"),
-        pytest.param([1_704_110_400_000_000], "Unix times in microseconds", "2024-01-01 12:00:00", id="microseconds"),
         pytest.param([1_704_110_400_000_000_000], "Unix times in nanoseconds", "2024-01-01 12:00:00", id="nanoseconds"),
-        pytest.param([16_780_101], "dates without separators", "1678-01-01", id="first day"),
-        pytest.param([22_611_231], "dates without separators", "2261-12-31", id="last day"),
-        pytest.param([20_240_229], "dates without separators", "2024-02-29", id="leap day"),
         pytest.param(
             [20_240_131, 20_240_201, 20_240_232], "dates without separators", "2024-01-31", id="a day misspelled"
         ),
         pytest.param([2_024_013_123], "dates without separators", "2024-01-31 23:00:00", id="with hours"),
-        pytest.param([202_401_312_359], "dates without separators", "2024-01-31 23:59:00", id="with minutes"),
         pytest.param([20_240_131_235_959], "dates without separators", "2024-01-31 23:59:59", id="with seconds"),
     ],
 )
@@ -65,28 +58,16 @@ def test_numbers_that_look_like_dates(numbers: list[int], form: str, example: st
 @pytest.mark.parametrize(
     "numbers",
     [
-        pytest.param(range(1000), id="step numbers"),
         pytest.param(range(1749, 1984), id="years"),
-        pytest.param([-5, -1, 0], id="negative numbers"),
-        pytest.param([1_000_001, 1_000_002], id="ids of 7 digits"),
         pytest.param([99_999_999], id="below the first Unix time"),
         pytest.param([4_102_444_800], id="above the last second"),
-        pytest.param([99_999_999_999], id="below the first in milliseconds"),
-        pytest.param([4_102_444_800_000], id="above the last in milliseconds"),
         pytest.param([0, 44_100, 158_760_000], id="samples counted at 44.1 kHz"),
         pytest.param([0, 86_400, 99_999_999], id="hours counted in seconds"),
-        pytest.param([16_771_231], id="before 1678"),
-        pytest.param([22_620_101], id="after 2261"),
         pytest.param([20_230_229], id="no leap day"),
-        pytest.param([20_241_301], id="month 13"),
-        pytest.param([20_240_100], id="day 0"),
         pytest.param(range(20_240_101, 20_240_301), id="ids of 8 digits, few of them dates"),
         pytest.param([20_240_131, 20_240_132], id="half of them dates"),
-        pytest.param(range(202_001, 202_140), id="a counter of six digits"),
         pytest.param(range(202_001, 202_053), id="a counter of one year's weeks"),
         pytest.param([*range(202_001, 202_013), *range(202_101, 202_113)], id="months"),
-        pytest.param([20_001, 20_013, 20_032, 20_044], id="few quarters, far apart"),
-        pytest.param(range(43_831, 44_500), id="serial numbers of every day"),
     ],
 )
 def test_numbers_that_only_number_the_steps(numbers: range | list[int]) -> None:
@@ -100,16 +81,6 @@ def test_numbers_that_only_number_the_steps(numbers: range | list[int]) -> None:
             [NOON, NOON + HOUR],
             refusal("Unix times in seconds", NOON, "2024-01-01 12:00:00", "unix-s"),
             id="unix seconds",
-        ),
-        pytest.param(
-            [NOON * 1000, NOON * 1000 + 1],
-            refusal("Unix times in milliseconds", NOON * 1000, "2024-01-01 12:00:00", "unix-ms"),
-            id="unix milliseconds",
-        ),
-        pytest.param(
-            [20240131, 20240201],
-            refusal("dates without separators", 20240131, "2024-01-31", "yyyymmdd"),
-            id="days of eight digits",
         ),
         pytest.param(
             [2024013112, 2024013113],
@@ -190,7 +161,11 @@ def test_periods_that_no_option_reads_are_refused(tmp_path: Path, times: Sequenc
 
 @pytest.mark.parametrize(
     ("stamps", "number"),
-    [("yyyyww", 202_153), ("yyyyww", 202_000), ("yyyyddd", 2_023_366), ("yyyyq", 20_235), ("excel", 1_000_000)],
+    [
+        ("yyyyww", 202_153),
+        ("yyyyddd", 2_023_366),
+        ("yyyyq", 20_235),
+    ],
 )
 def test_periods_that_do_not_exist_are_refused(tmp_path: Path, stamps: str, number: int) -> None:
     with pytest.raises(DataError, match=rf"row 2, column 'ds': '{number}' is no time .* data\.stamps={stamps}"):
@@ -221,59 +196,14 @@ def test_unix_times_are_instants(tmp_path: Path, stamps: str, times: Sequence[ob
     assert table.notes.get("stamps") == (stamps if isinstance(times[0], int) else None)
 
 
-def test_days_of_eight_digits_are_dates(tmp_path: Path) -> None:
-    table = read(tmp_path, [20240131, 20240201], "yyyymmdd")
-    assert [str(one)[:10] for one in table.series[0].ds] == ["2024-01-31", "2024-02-01"]
-    assert table.notes["stamps"] == "yyyymmdd"
-
-
-@pytest.mark.parametrize("times", [[NOON, NOON + HOUR], [20240131, 20240201], [202401, 202402]])
-def test_numbers_of_steps_stay_numbers(tmp_path: Path, times: list[int]) -> None:
-    ds = read(tmp_path, list(times), "step").series[0].ds
-    assert (ds.dtype, ds.tolist()) == (np.int64, times)
-
-
-@pytest.mark.parametrize(
-    ("stamps", "times", "sentence"),
-    [
-        (
-            "unix-s",
-            [NOON, 1000 * NOON],
-            r"'d\.csv' row 3, column 'ds': '1704110400000' is no time of the.*data\.stamps=unix-s.*data\.stamps",
-        ),
-        (
-            "unix-s",
-            [-9_214_560_001, 0],
-            r"'d\.csv' row 2, column 'ds': '-9214560001' is no time of the.*data\.stamps=unix-s.*data\.stamps",
-        ),
-        (
-            "yyyymmdd",
-            [20240131, 20240132],
-            r"'d\.csv' row 3, column 'ds': '20240132' is not a time.*data\.stamps=yyyymmdd",
-        ),
-    ],
-)
-def test_numbers_that_are_not_what_was_said(
-    tmp_path: Path, stamps: str, times: Sequence[object], sentence: str
-) -> None:
-    with pytest.raises(DataError, match=sentence):
-        read(tmp_path, times, stamps)
-
-
 def test_the_first_and_the_last_unix_second_that_dates_can_hold(tmp_path: Path) -> None:
     ds = read(tmp_path, [-9_214_560_000, 9_214_646_399], "unix-s").series[0].ds
     assert [str(one)[:19] for one in ds] == ["1678-01-01T00:00:00", "2261-12-31T23:59:59"]
 
 
-def test_an_unknown_reading_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError, match="Unknown reading of whole numbers 'unix'"):
-        read(tmp_path, [1, 2], "unix")
-
-
 @pytest.mark.parametrize(
     ("times", "stamps"),
     [
-        ([NOON + HOUR * step for step in range(200)], "unix-s"),
         ([1000 * (NOON + HOUR * step) for step in range(200)], "unix-ms"),
         ([20240101 + day for day in range(31)] + [20240201 + day for day in range(29)], "yyyymmdd"),
     ],

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from stablernn.data import ForecastData, load_data, read_inputs
 from stablernn.data.arrays import GrowingArray, MemoryBudget
 from stablernn.data.table.series import Table, open_table
-from stablernn.errors import DataError, UnknownNameError
+from stablernn.errors import DataError
 
 DAYS = [datetime.date(2024, 1, 1) + datetime.timedelta(days=i) for i in range(40)]
 
@@ -58,12 +58,6 @@ def test_a_zone_is_turned_into_utc(tmp_path: Path) -> None:
     assert [str(stamp)[:16] for stamp in ds] == ["2024-01-01T10:00", "2024-01-01T11:00"]
 
 
-def test_words_of_a_category_are_names(tmp_path: Path) -> None:
-    ids = pl.Series(["a", "a", "b"], dtype=pl.Categorical)
-    pl.DataFrame({"unique_id": ids, "ds": [1, 2, 1], "y": [1, 2, 3]}).write_parquet(tmp_path / "d.parquet")
-    assert [one.unique_id for one in open_table(tmp_path / "d.parquet").read().series] == ["a", "b"]
-
-
 def refused(folder: Path, frame: pl.DataFrame, **options: Any) -> str:
     frame.write_parquet(folder / "d.parquet")
     with pytest.raises(DataError) as caught:
@@ -78,19 +72,6 @@ def test_a_column_that_is_no_numbers_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
-    assert refused(tmp_path, long_table().head(0)) == (
-        "'d.parquet' has no rows; its columns are ds, unique_id, y, x. Add a row for each series and time."
-    )
-
-
-def test_a_time_that_is_missing_is_refused(tmp_path: Path) -> None:
-    frame = pl.DataFrame({"ds": [DAYS[0], None], "y": [1, 2]})
-    assert refused(tmp_path, frame) == (
-        "'d.parquet' row 2, column 'ds' is empty; each row needs its time. Add it, or remove the row."
-    )
-
-
 @pytest.mark.parametrize("cut", [3, 40, 200])
 def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, cut: int) -> None:
     long_table().write_parquet(tmp_path / "d.parquet")
@@ -100,12 +81,6 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, cut: int) -> None:
         DataError, match=r"^'d\.parquet' is damaged or is not a Parquet file \(.*\)\. Write it again\.$"
     ):
         load_data(path)
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError) as caught:
-        read_inputs(tmp_path / "d.parquet", task="forecast", features=["y"])
-    assert str(caught.value) == f"No file '{tmp_path / 'd.parquet'}'. Check the path."
 
 
 @settings(deadline=None, max_examples=25)
@@ -132,13 +107,6 @@ def test_pieces_change_nothing(
         np.testing.assert_array_equal(one.values[:, 0], np.array(expected, np.float32))
 
 
-def test_a_row_is_named_right_whatever_the_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stablernn.data.files._BLOCK_BYTES", 8)
-    (tmp_path / "d.csv").write_text("ds,y\n1,2\n\n2,3\n,\n3,4\n4,x\n")
-    with pytest.raises(DataError, match=r"^'d\.csv' row 7, column 'y': 'x' is not a number\."):
-        open_table(tmp_path / "d.csv").read()
-
-
 def test_what_is_larger_than_its_budget_lies_in_a_file_without_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,17 +119,6 @@ def test_what_is_larger_than_its_budget_lies_in_a_file_without_a_name(
     np.testing.assert_array_equal(found, np.concatenate(pieces))
     assert isinstance(found.base, np.memmap)
     assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_a_cache_that_takes_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("STABLERNN_CACHE", str(tmp_path / "file"))
-    with pytest.raises(DataError) as caught:
-        GrowingArray(np.float32, None, MemoryBudget(0)).append(np.zeros(1))
-    assert str(caught.value) == (
-        f"The table is larger than the memory and '{tmp_path / 'file'}' cannot take it: File exists. "
-        "Set STABLERNN_CACHE to a folder with room, or read fewer columns by data.channels."
-    )
 
 
 FULL_DISK = """
@@ -179,23 +136,11 @@ except DataError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_reported_once() -> None:
     result = subprocess.run([sys.executable, "-c", FULL_DISK], capture_output=True, text=True, check=True)
     assert "does not fit on the disk of STABLERNN_CACHE: No space left on device." in result.stdout
     assert result.stderr == ""
-
-
-def test_windows_of_a_table_on_disk_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stablernn.data.table.series.MemoryBudget", lambda: MemoryBudget(0))
-    monkeypatch.setenv("STABLERNN_CACHE", str(tmp_path))
-    frame = long_table().sort("unique_id").drop_nulls()
-    frame.with_columns(ds=pl.int_range(pl.len()).over("unique_id")).write_parquet(tmp_path / "d.parquet")
-    data = load_data(tmp_path / "d.parquet", horizon=2)
-    assert isinstance(data, ForecastData)
-    windows = data.windows("train")
-    assert windows._flat.base is data.series[0].values.base
-    for number, (series, end) in enumerate(windows.origins):
-        np.testing.assert_array_equal(windows.truth([number])[0, :, 0], data.series[series].values[end : end + 2, 0])
 
 
 LOW = """

@@ -11,9 +11,8 @@ import pytest
 
 from stablernn.data import ForecastData, load_data, read_inputs
 from stablernn.data.options import Repairs
-from stablernn.data.table.repairs import suggest_min_length
 from stablernn.data.table.series import Table, open_table
-from stablernn.errors import ConfigError, DataError, UnknownNameError
+from stablernn.errors import ConfigError, DataError
 
 
 def read(folder: Path, text: str, **repairs: Any) -> Table:
@@ -63,17 +62,6 @@ def test_rows_of_one_time_become_one(tmp_path: Path, how: str, merged: list[floa
     assert (table.notes["duplicate_rows"], table.notes["duplicate_rows_differing"]) == (2, 1)
 
 
-def test_the_last_row_is_that_of_the_file_whatever_the_order(tmp_path: Path) -> None:
-    table = read(tmp_path, "ds,y\n3,1\n1,5\n3,2\n2,6\n", on_duplicate="last", sort=True)
-    np.testing.assert_array_equal(table.series[0].values[:, 0], [5, 6, 2])
-    assert table.notes["rows_sorted"] == 2
-
-
-def test_unsorted_rows_are_refused_though_times_may_repeat(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"^'d\.csv' is not sorted by time: row 5 has 1 after 2 in row 4\."):
-        read(tmp_path, "ds,y\n1,1\n2,1\n2,2\n1,3\n", on_duplicate="mean")
-
-
 def test_a_mean_of_text_is_refused_and_of_equal_text_is_not(tmp_path: Path) -> None:
     text = "ds,y,wind\n1,1,N\n2,2,S\n2,3,{}\n"
     with pytest.raises(
@@ -108,12 +96,6 @@ def test_rows_are_aggregated_and_missing_values_left_out(tmp_path: Path, aggrega
     assert table.notes.get("incomplete_sums") == (1 if aggregate == "sum" else None)
 
 
-def test_a_sum_of_a_step_with_a_missing_row_is_missing(tmp_path: Path) -> None:
-    rows = [f"{time},1" for n, time in enumerate([*QUARTERS, "2024-01-01 02:00"]) if n != 5]
-    table = read_resampling(tmp_path, rows, resample="h", aggregate="sum")
-    np.testing.assert_array_equal(table.series[0].values[:, 0], [4, np.nan, np.nan])
-
-
 def test_days_are_those_of_the_zone_and_whole_when_clocks_change(tmp_path: Path) -> None:
     hours = np.arange(np.datetime64("2024-03-29T23"), np.datetime64("2024-04-01T22"))
     offset = np.where(hours < np.datetime64("2024-03-31T01"), 1, 2)
@@ -123,13 +105,6 @@ def test_days_are_those_of_the_zone_and_whole_when_clocks_change(tmp_path: Path)
     np.testing.assert_array_equal(table.series[0].ds, days.astype("datetime64[ns]"))
     np.testing.assert_array_equal(table.series[0].values[:, 0], [24, 23, 24])
     assert ("time_zone" in table.notes, table.notes["calendar_days"]) == (False, "Europe/Berlin")
-
-
-def test_categories_become_their_share_of_the_step(tmp_path: Path) -> None:
-    rows = [f"{time},1,{'on' if n % 4 == 0 else 'off'}" for n, time in enumerate(QUARTERS)]
-    table = read_resampling(tmp_path, rows, "ds,y,pump", resample="h", aggregate="sum", categories=["pump"])
-    assert table.channels == ("y", "pump=off", "pump=on")
-    np.testing.assert_array_equal(table.series[0].values, [[4, 0.75, 0.25]] * 2)
 
 
 @pytest.mark.parametrize(
@@ -160,13 +135,6 @@ def test_what_cannot_be_aggregated_is_refused(
         read_resampling(tmp_path, [f"{time},1" for time in QUARTERS], **options)
 
 
-def test_unknown_steps_and_numbered_steps_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError, match=r"^Unknown frequency 'hourly'\."):
-        read_resampling(tmp_path, ["2024-01-01,1"], resample="hourly")
-    with pytest.raises(DataError, match=r"has integers as timestamps, and data\.resample needs dates"):
-        read_resampling(tmp_path, ["1,1", "2,1"], resample="h")
-
-
 TEXT = "unique_id,ds,wind,y,region\na,1,N,1,east\na,2,S,2,east\na,3,,3,east\nb,1,N,4,west\nb,2,N,5,west\nb,3,S,6,west\n"
 KNOWN = {"wind": ("N", "S")}
 
@@ -193,49 +161,16 @@ def test_the_order_of_channels_does_not_depend_on_that_of_rows(tmp_path: Path) -
     np.testing.assert_array_equal(first.series[1].values, second.series[0].values)
 
 
-def test_numbers_as_categories_are_the_same_in_every_format(tmp_path: Path) -> None:
-    frame = pl.DataFrame({"ds": [1, 2], "y": [1.0, 2.0], "day": [6.0, 7.0]})
-    frame.write_parquet(tmp_path / "d.parquet")
-    repairs = Repairs(categories=["day"])  # type: ignore[arg-type]
-    assert open_table(tmp_path / "d.parquet", repairs=repairs).read().channels == ("y", "day=6", "day=7")
-    assert read_categories(tmp_path, "ds,y,day\n1,1,6\n2,2,7\n", (), categories=["day"]).channels == (
-        "y",
-        "day=6",
-        "day=7",
-    )
-
-
 def test_an_unknown_category_is_counted_and_all_zeros(tmp_path: Path) -> None:
     table = read_categories(tmp_path, TEXT.replace("b,2,N", "b,2,W"), categories={**KNOWN, "region": ("east", "west")})
     np.testing.assert_array_equal(table.series[1].values[1], [0, 0, 5])
     assert table.notes["unknown_categories"] == {"count": 1, "columns": {"wind": {"count": 1, "first": ["W"]}}}
 
 
-def test_an_unknown_category_is_refused_where_that_is_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError,
-        match=r"'d\.csv' column 'wind' has 'W', which is none of the categories.*data\.unknown_category=zeros",
-    ):
-        read_categories(
-            tmp_path, TEXT.replace("b,2,N", "b,2,W"), categories={**KNOWN, "region": ()}, unknown_category="error"
-        )
-
-
 def test_names_and_free_text_are_no_categories(tmp_path: Path) -> None:
     rows = "".join(f"{n},{n},word{n}\n" for n in range(101))
     with pytest.raises(DataError, match=r"^'d\.csv' column 'note' has more than 100 categories\. Leave it out"):
         read_categories(tmp_path, "ds,y,note\n" + rows, (), categories=["note"])
-
-
-def test_a_setting_for_unknown_categories_needs_categories(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^unknown_category=error needs categories, the columns of text\."):
-        read_categories(tmp_path, "ds,y\n1,1\n", (), unknown_category="error")
-
-
-def test_channels_of_categories_are_no_series(tmp_path: Path) -> None:
-    (tmp_path / "d.csv").write_text(TEXT)
-    with pytest.raises(ConfigError, match=r"^data\.channels_as_series makes channels series of numbers, and"):
-        load_data(tmp_path / "d.csv", channels_as_series=True, categories=["wind"], channels=["y", "wind"])
 
 
 def daily(path: Path, steps: int, first: int = 0) -> Path:
@@ -301,11 +236,3 @@ def test_their_labels_go_with_them(tmp_path: Path) -> None:
 def test_a_length_that_no_series_has_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"'d\.csv' has no series of 51 rows \(data\.min_length\); the longest"):
         load_data(write(tmp_path / "d.csv", {"a": 50, "b": 9}), min_length=51)
-
-
-@pytest.mark.parametrize(
-    ("lengths", "expected"),
-    [([10, *[500] * 14], 250), ([100, 90, 80], None), ([20] * 3 + [300] * 2, None), ([60, 3], 30)],
-)
-def test_the_proposal_keeps_half_of_the_series_or_more(lengths: list[int], expected: int | None) -> None:
-    assert suggest_min_length(np.array(lengths).tolist(), 30) == expected

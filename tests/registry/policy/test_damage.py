@@ -99,27 +99,3 @@ def test_rules_of_a_newer_program_are_not_passed_over(ruled: Registry) -> None:
         "The policy (policy.jsonl) has a line 1 that this stablernn does not know. Update stablernn.",
         RegistryError,
     )
-
-
-def test_a_sound_line_with_a_bad_alias(ruled: Registry) -> None:
-    (ruled.root / "policy.jsonl").write_bytes(sealed({**first_line(ruled), "alias": "No Alias"}))
-    assert_nothing_moves(
-        ruled,
-        "The policy (policy.jsonl) is damaged: line 1: field 'alias': an alias is 1 to 64 of the characters a-z 0-9 . "
-        "_ -, the first a letter or a digit, got 'No Alias'. Restore it from a copy of the registry.",
-    )
-
-
-@pytest.mark.parametrize(
-    ("stray", "what"),
-    [
-        ("tmp/@policy/log.jsonl", " does not belong in a registry: take it out."),
-        ("tmp/digits/policy.jsonl", " does not belong in a registry: take it out."),
-        ("models/@policy", " does not belong in a registry: take it out."),
-        ("locks/@Policy", " does not belong in a registry: take it out."),
-    ],
-)
-def test_strays_beside_the_policy(ruled: Registry, stray: str, what: str) -> None:
-    (ruled.root / stray).parent.mkdir(parents=True, exist_ok=True)
-    (ruled.root / stray).write_text("x")
-    assert ruled.verify().problems == (stray + what,)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from stablernn_registry import MetricRule, PolicyRules, Registry, StorageError, Version
+from stablernn_registry import MetricRule, PolicyRules, Registry, StorageError
 
-Publish = Callable[..., Version]
 ACCURACY = MetricRule(name="accuracy", worse_by=0.01, better="higher")
 
 
@@ -57,48 +54,6 @@ def test_the_last_line_for_an_alias_counts_and_the_star_for_those_without(regist
     assert kinds() == [None, None]
     assert registry.policy().in_force == {}
     assert len(registry.policy().entries) == 6
-
-
-def test_an_interrupted_change_is_noted_and_cleared_by_the_next(ruled: Registry) -> None:
-    (ruled.root / "tmp/@policy").mkdir()
-    (ruled.root / "tmp/@policy/policy.jsonl").write_text("half a li")
-    report = ruled.verify()
-    assert (report.problems, report.notes) == (
-        (),
-        (
-            "tmp/@policy holds 1 staged file: a write to the policy is running or was interrupted; the next write to "
-            "it clears them.",
-        ),
-    )
-    ruled.set_policy({}, why="w")
-    assert not (ruled.root / "tmp/@policy").exists()
-    assert len(ruled.policy().entries) == 3
-
-
-CHANGER = """
-import sys
-from stablernn_registry import Registry
-registry = Registry(sys.argv[1])
-for _ in range(8):
-    registry.set_policy({"max_parity": 1.0}, why=sys.argv[2])
-"""
-
-
-@pytest.mark.slow
-def test_processes_that_change_it_at_once_all_get_their_line(registry: Registry) -> None:
-    running = [
-        subprocess.Popen([sys.executable, "-c", CHANGER, str(registry.root), f"process {number}"])
-        for number in range(3)
-    ]
-    looks = 0
-    while any(process.poll() is None for process in running) or not looks:
-        looks += 1
-        assert registry.verify().problems == ()
-        registry.policy()
-    assert [process.returncode for process in running] == [0, 0, 0]
-    whys = [entry.why for entry in registry.policy().entries]
-    assert sorted(whys) == sorted(f"process {number}" for number in range(3) for _ in range(8))
-    assert registry.verify().notes == ()
 
 
 def test_a_change_that_waits_too_long_says_for_what(

@@ -10,9 +10,11 @@ from stream_helpers import publish
 
 
 @pytest.fixture(scope="session")
-def kinds(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    """A version of every kind that streams."""
-    return publish(tmp_path_factory.mktemp("registry"), tmp_path_factory.mktemp("exports"))
+def kinds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Published:
+    """A version of every kind that streams where slow tests run, else of three."""
+    has_slow = any(item.get_closest_marker("slow") for item in request.session.items)
+    names = () if has_slow else ("classes", "timed", "patched")
+    return publish(tmp_path_factory.mktemp("registry"), tmp_path_factory.mktemp("exports"), names)
 
 
 @pytest.fixture

@@ -31,13 +31,13 @@ def running(published: Published) -> Iterator[Running]:
     yield from serve(create_app(settings))
 
 
-def test_a_stream_moves_between_a_shard_and_a_server_a_hundred_times(
+def test_a_stream_moves_between_a_shard_and_a_server_again_and_again(
     shard: StreamShard, animals: Scorer, running: Running
 ) -> None:
-    x = np.random.default_rng(5).normal(size=150).astype(np.float32)
+    x = np.random.default_rng(5).normal(size=15).astype(np.float32)
     step, differing = 0, 0
     with httpx.Client(base_url=running.url) as client:
-        for _ in range(50):
+        for _ in range(5):
             for value in x[step : step + 2]:
                 shard.add(["hall"], [step], [[value]])
                 step += 1
@@ -59,23 +59,21 @@ def test_a_stream_moves_between_a_shard_and_a_server_a_hundred_times(
 
 
 def test_a_token_keeps_time_number_and_what_was_answered(kinds: Published) -> None:
-    for name, dt in (("deep", None), ("timed", [0.5])):
-        scorer = Scorer.find(name, registry=kinds.root)
-        shard = StreamShard(scorer)
-        features = len(scorer.open().manifest.features)
-        row = [[1.0] * features]
-        shard.add(["a"], [0], row)
-        snapshot = TOKENS.read(shard.token("a", TOKENS))
-        assert snapshot.clock == Clock()
-        moved = TOKENS.issue(type(snapshot)(**(vars(snapshot) | {"clock": Clock("2024-01-31T06:00:00Z", 3.0)})))
-        shard.put("a", moved, TOKENS, number=70)
-        again = shard.add(["a"], [70], row)
-        assert again.errors == ["This event was answered where the stream ran before; its state token holds no answer."]
-        assert shard.add(["a"], [71], row, dt=dt).errors == [None]
-        shard = StreamShard.load(scorer, shard.dump())
-        shard.add(["a"], [72], row, dt=dt)
-        later = TOKENS.read(shard.token("a", TOKENS))
-        assert (later.clock, later.step) == (Clock("2024-01-31T06:00:00Z", 5.0 if dt is None else 4.0), 3)
+    scorer, dt = Scorer.find("timed", registry=kinds.root), [0.5]
+    shard = StreamShard(scorer)
+    row = [[1.0]]
+    shard.add(["a"], [0], row)
+    snapshot = TOKENS.read(shard.token("a", TOKENS))
+    assert snapshot.clock == Clock()
+    moved = TOKENS.issue(type(snapshot)(**(vars(snapshot) | {"clock": Clock("2024-01-31T06:00:00Z", 3.0)})))
+    shard.put("a", moved, TOKENS, number=70)
+    again = shard.add(["a"], [70], row)
+    assert again.errors == ["This event was answered where the stream ran before; its state token holds no answer."]
+    assert shard.add(["a"], [71], row, dt=dt).errors == [None]
+    shard = StreamShard.load(scorer, shard.dump())
+    shard.add(["a"], [72], row, dt=dt)
+    later = TOKENS.read(shard.token("a", TOKENS))
+    assert (later.clock, later.step) == (Clock("2024-01-31T06:00:00Z", 4.0), 3)
 
 
 def test_a_dropped_stream_leaves_the_others_as_they_are(shard: StreamShard, animals: Scorer) -> None:
@@ -183,6 +181,7 @@ def test_tokens_that_do_not_fit_are_refused(shard: StreamShard, published: Publi
         shard.put("a", token, TOKENS)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page_runs(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text(encoding="utf-8")
     code = page.split("## Streams by key")[1].split("```python\n")[1].split("```")[0]
@@ -190,12 +189,3 @@ def test_the_example_of_the_page_runs(published: Published, monkeypatch: pytest.
     names: dict[str, Any] = {}
     exec(compile(code, "scaling.md", "exec"), names)
     assert names["again"].is_again.tolist() == [True, False]
-
-
-def test_a_checkpoint_of_whole_patches_is_refused(kinds: Published) -> None:
-    scorer = Scorer.find("patched", registry=kinds.root)
-    fields, arrays = layout.unpack_checkpoint(StreamShard(scorer).dump())
-    # As releases wrote it whose events were patches.
-    old = {name: value for name, value in arrays.items() if name != "gaps" and not name.startswith("state patch.")}
-    with pytest.raises(CheckpointError, match="whole patches of 3 samples; now an event is one sample"):
-        StreamShard.load(scorer, packed(fields, old))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +80,9 @@ def fitted() -> dict[str, tuple[SequenceModel, dict[str, Any]]]:
     return models
 
 
-def publish(root: Path, folder: Path) -> Published:
-    """Version 1 of every model in a registry at ``root``; ``folder`` holds what is exported."""
-    models = fitted()
+def publish(root: Path, folder: Path, kinds: Collection[str] = ()) -> Published:
+    """Version 1 of these models, or of every one, in a registry at ``root``; ``folder`` holds what is exported."""
+    models = {name: model for name, model in fitted().items() if not kinds or name in kinds}
     for name, (model, fields) in models.items():
         target = folder / name
         target.mkdir()
