@@ -5,7 +5,7 @@ Validation sequences and folds are drawn; series are split by time, see :func:`s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,13 +51,18 @@ def require_labels(sequences: Sequences) -> list[str]:
         raise errors.DataError(
             f"{terms().file(sequences.name)} has no labels; training and scoring need one for each sequence. {advice}"
         )
-    for index, label in enumerate(sequences.labels):
-        if label in NO_LABEL:
+    _require_all(sequences, sequences.labels, "label")
+    return sequences.labels
+
+
+def _require_all(sequences: Sequences, names: Sequence[str], noun: str) -> None:
+    """Refuse a sequence without a label or a group."""
+    for index, name in enumerate(names):
+        if name in NO_LABEL:
             location = sequences.locations[index] if sequences.locations else f"sequence {index} (from 0)"
             raise errors.DataError(
-                f"{terms().file(sequences.name)}: {location} has no label. Give it one, or leave the sequence out."
+                f"{terms().file(sequences.name)}: {location} has no {noun}. Give it one, or leave the sequence out."
             )
-    return sequences.labels
 
 
 def classification_data(
@@ -118,12 +123,7 @@ def _encode_groups(train: Sequences) -> Int64Array:
         DataError: If a sequence has no group, or all have the same.
     """
     assert train.groups is not None
-    for index, group in enumerate(train.groups):
-        if group in NO_LABEL:
-            location = train.locations[index] if train.locations else f"sequence {index} (from 0)"
-            raise errors.DataError(
-                f"{terms().file(train.name)}: {location} has no group. Give it one, or leave the sequence out."
-            )
+    _require_all(train, train.groups, "group")
     names, numbers = np.unique(np.array(train.groups), return_inverse=True)
     if len(names) < 2:
         raise errors.DataError(
@@ -189,28 +189,14 @@ def assemble(
 ) -> ClassificationData:
     """Build the dataset from its splits, with its counts and its fingerprint."""
     _check_channels_have_values(name, features, splits["train"])
-    lengths = np.concatenate([split.lengths for split in splits.values()])
-    notes: Notes = {
-        "sequences": {name: len(split) for name, split in splits.items()},
-        "classes": {
-            name: {label: int((split.y == index).sum()) for index, label in enumerate(labels)}
-            for name, split in splits.items()
-        },
-        "missing_values": {name: int(np.isnan(split.x).sum()) for name, split in splits.items()},
-        "lengths": {
-            "min": int(lengths.min()),
-            "max": int(lengths.max()),
-            "unequal": bool(lengths.min() < lengths.max()),
-        },
-        "validation": validation,
-        **reader,
-    }
+    missing = {name: int(np.isnan(split.x).sum()) for name, split in splits.items()}
+    notes = {**count_splits(splits, labels, missing), "validation": validation, **reader}
     if constant := _constant_features(features, splits["train"]):
         notes["constant_features"] = constant
     if empty := sum(map(_count_empty, splits.values())):
         notes["empty_sequences"] = empty
-    if (lengths == 1).any():
-        notes["one_step_sequences"] = int((lengths == 1).sum())
+    if short := sum(int((split.lengths == 1).sum()) for split in splits.values()):
+        notes["one_step_sequences"] = short
     content = fingerprint(["classify", labels, features, *_content(splits, time_step)])
     return ClassificationData(
         name=name,
@@ -223,6 +209,26 @@ def assemble(
         fingerprint=content,
         time_step=time_step,
     )
+
+
+def count_splits(
+    splits: Mapping[SplitName, SequenceSplit], labels: Sequence[str], missing: Mapping[SplitName, int]
+) -> Notes:
+    """Return the notes that all datasets of sequences have: their number, classes, missing values and lengths."""
+    lengths = np.concatenate([split.lengths for split in splits.values()])
+    return {
+        "sequences": {name: len(split) for name, split in splits.items()},
+        "classes": {
+            name: dict(zip(labels, np.bincount(split.y, minlength=len(labels)).tolist(), strict=True))
+            for name, split in splits.items()
+        },
+        "missing_values": dict(missing),
+        "lengths": {
+            "min": int(lengths.min()),
+            "max": int(lengths.max()),
+            "unequal": bool(lengths.min() < lengths.max()),
+        },
+    }
 
 
 def _content(splits: dict[SplitName, SequenceSplit], time_step: float | None) -> list[str | int | npt.NDArray[Any]]:

@@ -17,8 +17,6 @@ from stablernn import errors
 
 if TYPE_CHECKING:
     from stablernn.data.types import Notes
-if TYPE_CHECKING:
-    from stablernn.data.types import Notes
 
 Task = Literal["classify", "forecast"]
 

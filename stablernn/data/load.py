@@ -248,7 +248,7 @@ def read_sequences(
         channels: Features, in their order; all when omitted.
         timed: Of tables, see :func:`stablernn.data.readers.labelled_tables.read_labelled`.
         group_column: Column of a table or of a manifest, or array of an ``.npz`` file, with the group of each sequence.
-        columns: Of tables: the other options of :func:`stablernn.data.readers.labelled_tables.read_labelled`.
+        columns: Of tables: the column of labels, and the options of :func:`stablernn.data.table.series.open_table`.
 
     Raises:
         UnknownNameError: If there is no such file, or a table lacks a column that is named.
@@ -265,7 +265,14 @@ def read_sequences(
         return recordings if channels is None else match_features(recordings, channels)
     file_format = require_task(path, "classify")
     if file_format in TABLE_FORMATS:
-        return read_labelled(path, channels=channels, timed=timed, group_column=group_column, **columns)
+        label_column = columns.pop("label_column", LABEL_COLUMN)
+        return read_labelled(
+            open_table(path, **columns),
+            channels=channels,
+            label_column=label_column,
+            group_column=group_column,
+            timed=timed,
+        )
     if group_column is None:
         sequences = _SEQUENCE_READERS[file_format](path)
     elif file_format == ".npz":

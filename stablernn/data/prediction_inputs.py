@@ -20,7 +20,7 @@ from stablernn.data.forecasting import CHANNEL, Covariates, calendar_channels, c
 from stablernn.data.load import TASKS, read_sequences
 from stablernn.data.messages import format_names, pluralize
 from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN, Repairs
-from stablernn.data.readers.labelled_tables import read_open_table
+from stablernn.data.readers.labelled_tables import read_labelled
 from stablernn.data.sequences import Sequences, compute_dt, pad_sequences, wrong_features_error
 from stablernn.data.table.frequency import Frequency, align_to_grid, infer_frequency, parse_frequency
 from stablernn.data.table.pieces import NameSet, NotInPieces
@@ -243,7 +243,7 @@ def _read_sequences(
     elif require_task(path, "classify") in TABLE_FORMATS:
         table = opened()
         _check_columns(table, features, [name for name in table.columns if name != label_column])
-        sequences = read_open_table(table, channels=features, timed=time_step is not None, label_column=label_column)
+        sequences = read_labelled(table, channels=features, timed=time_step is not None, label_column=label_column)
     else:
         sequences = read_sequences(path, channels=features)
     if time_step is not None and sequences.times is None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from stablernn import errors
 from stablernn.data.arrays import Float32Array, Int64Array, Samples, SplitName, fingerprint
+from stablernn.data.classification import count_splits
 from stablernn.data.named.places import DataFile, presence, read_verified
 from stablernn.data.options import LoadOptions, TaskName
 from stablernn.data.step_data import MAX_NUMBERS, Data
@@ -167,21 +168,7 @@ def classification_data(
         fingerprint_parts: Values that the sequences depend on in addition to files and variant.
         notes: Additional notes, which are stored with every score.
     """
-    lengths = np.concatenate([split.lengths for split in splits.values()])
-    counts = {
-        "sequences": {name: len(split) for name, split in splits.items()},
-        "classes": {
-            name: dict(zip(labels, np.bincount(split.y, minlength=len(labels)).tolist(), strict=True))
-            for name, split in splits.items()
-        },
-        "missing_values": dict.fromkeys(splits, 0),
-        "lengths": {
-            "min": int(lengths.min()),
-            "max": int(lengths.max()),
-            "unequal": bool(lengths.min() < lengths.max()),
-        },
-        "validation": {"how": request.info.splits},
-    }
+    counts = count_splits(splits, labels, dict.fromkeys(splits, 0)) | {"validation": {"how": request.info.splits}}
     return ClassificationData(
         name=request.info.key,
         labels=tuple(labels),

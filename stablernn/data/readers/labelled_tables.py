@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from stablernn.data.options import LABEL_COLUMN
 from stablernn.data.sequences import Sequences, plain_labels
 from stablernn.data.table.frequency import align_to_grid
-from stablernn.data.table.series import OpenTable, open_table
+from stablernn.data.table.series import OpenTable
 from stablernn.data.types import Notes, lengths_of_time, names_of, values_of
 
 #: Notes of a table that its sequences do not have.
@@ -19,36 +17,6 @@ _UNUSED_NOTES = ("series", "missing_values", "time_zone")
 
 
 def read_labelled(
-    path: Path,
-    *,
-    channels: Sequence[str] | None = None,
-    label_column: str = LABEL_COLUMN,
-    group_column: str | None = None,
-    timed: bool | None = None,
-    **columns: Any,
-) -> Sequences:
-    """Read a long table as sequences with names and, where it has a column of them, labels.
-
-    Rows that are missing on a regular time grid become steps without values, as for forecasting. Where timestamps are
-    on no grid, rows are steps and the result has their times.
-
-    Args:
-        path: The table.
-        channels: Columns of numbers, in their order; all that have no other role when omitted.
-        label_column: Column with the class of the sequence, the same in all its rows. Without it there are no labels.
-        group_column: Column with the group of the sequence, the same in all its rows.
-        timed: Whether the result has the times of its steps, with rows as steps; if they are on no grid when omitted.
-        columns: Options of :func:`stablernn.data.table.series.open_table`; its series are the sequences.
-
-    Raises:
-        UnknownNameError: If the file, or a column that was named, does not exist.
-        DataError: If the content cannot be read, or a sequence has two labels, or groups.
-    """
-    table = open_table(path, **columns)
-    return read_open_table(table, channels=channels, label_column=label_column, group_column=group_column, timed=timed)
-
-
-def read_open_table(
     source: OpenTable,
     *,
     channels: Sequence[str] | None = None,
@@ -56,7 +24,22 @@ def read_open_table(
     group_column: str | None = None,
     timed: bool | None = None,
 ) -> Sequences:
-    """Read a table that is open as sequences, see :func:`read_labelled`."""
+    """Read a long table as sequences with names and, where it has a column of them, labels.
+
+    Rows that are missing on a regular time grid become steps without values, as for forecasting. Where timestamps are
+    on no grid, rows are steps and the result has their times.
+
+    Args:
+        source: The table; its series are the sequences.
+        channels: Columns of numbers, in their order; all that have no other role when omitted.
+        label_column: Column with the class of the sequence, the same in all its rows. Without it there are no labels.
+        group_column: Column with the group of the sequence, the same in all its rows.
+        timed: Whether the result has the times of its steps, with rows as steps; if they are on no grid when omitted.
+
+    Raises:
+        UnknownNameError: If a column that was named does not exist.
+        DataError: If the content cannot be read, or a sequence has two labels, or groups.
+    """
     texts = [label_column] if label_column in source.columns else []
     table = source.read(channels, texts=texts if group_column is None else [*texts, group_column])
     labels = table.texts.get(label_column)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
-from stablernn.data.arrays import SplitName, fingerprint
+from stablernn.data.arrays import SPLITS, SplitName, fingerprint
 from stablernn.data.files import check_regular, is_text_file, read_text
 from stablernn.data.messages import format_names, quote
 from stablernn.data.readers.npz import read_arrays, read_lengths, read_numbers
@@ -146,13 +146,9 @@ def load_steps(
         )
     # A single sequence is a running text, whose state is carried over from batch to batch.
     continuous = len(file.steps) == 1
-    split_file = _split_by_time if continuous else _split_by_draw
-    train, validation, held_out = split_file(file, validation_fraction, seed, with_test=test_file is None)
-    splits: dict[SplitName, StoredSteps] = {
-        "train": train,
-        "validation": validation,
-        "test": held_out if test_file is None else test_file.steps,
-    }
+    splits = _split(file, validation_fraction, seed, with_test=test_file is None)
+    if test_file is not None:
+        splits["test"] = test_file.steps
     draw: Notes = {"how": "the last steps" if continuous else "drawn sequences", "fraction": validation_fraction}
     content = [
         array for split in splits.values() for pair in zip(split.inputs, split.targets, strict=True) for array in pair
@@ -178,47 +174,34 @@ def load_steps(
     )
 
 
-def _split_by_time(
-    file: StepFile, fraction: float, seed: int, *, with_test: bool
-) -> tuple[StoredSteps, StoredSteps, StoredSteps]:
-    x, y = file.steps.inputs[0], file.steps.targets[0]
-    num_held_out = round(fraction * len(x))
-    start = len(x) - num_held_out * (2 if with_test else 1)
-    if num_held_out < 1 or start < 1:
+def _split(file: StepFile, fraction: float, seed: int, *, with_test: bool) -> dict[SplitName, StoredSteps]:
+    """Return the splits of a running text by time, of several sequences by a draw; without a test the last is empty."""
+    continuous = len(file.steps) == 1
+    x, y = file.steps.inputs, file.steps.targets
+    count = len(x[0]) if continuous else len(x)
+    num_held_out = round(fraction * count) if continuous else max(1, round(fraction * count))
+    start = count - num_held_out * (2 if with_test else 1)
+    if continuous and (num_held_out < 1 or start < 1):
         raise errors.DataError(
-            f"'{file.name}' has {len(x)} steps, too few to hold out a share of {fraction:g} for validation and test. "
+            f"'{file.name}' has {count} steps, too few to hold out a share of {fraction:g} for validation and test. "
             "Give a longer one, or another data.validation_fraction."
         )
-    # Without a test the last part is empty.
-    ends = (0, start, start + num_held_out, len(x))
-    train, validation, test = (
-        StoredSteps([x[begin:end]], [y[begin:end]]) for begin, end in zip(ends[:-1], ends[1:], strict=True)
-    )
-    return train, validation, test
-
-
-def _split_by_draw(
-    file: StepFile, fraction: float, seed: int, *, with_test: bool
-) -> tuple[StoredSteps, StoredSteps, StoredSteps]:
-    count = len(file.steps)
-    num_held_out = max(1, round(fraction * count))
-    start = count - num_held_out * (2 if with_test else 1)
     if start < 1:
         raise errors.DataError(
             f"'{file.name}' has {count} sequences, too few to hold out {num_held_out} for validation and as many for "
             "the test. Add sequences, or give another data.validation_fraction."
         )
     # RandomState's stream is frozen by numpy's compatibility policy; that of default_rng may change with a release.
-    order = np.random.RandomState(seed).permutation(count)
-    ends = (0, start, start + num_held_out, count)
-    train, validation, test = (
-        _select(file.steps, np.sort(order[begin:end])) for begin, end in zip(ends[:-1], ends[1:], strict=True)
-    )
-    return train, validation, test
-
-
-def _select(steps: StoredSteps, indices: Array) -> StoredSteps:
-    return StoredSteps([steps.inputs[i] for i in indices], [steps.targets[i] for i in indices])
+    order = np.arange(count) if continuous else np.random.RandomState(seed).permutation(count)
+    splits: dict[SplitName, StoredSteps] = {}
+    for name, members in zip(SPLITS, np.split(order, [start, start + num_held_out]), strict=True):
+        if continuous:
+            # A view of the text, not a copy.
+            part = slice(members[0], members[-1] + 1) if len(members) else slice(0, 0)
+            splits[name] = StoredSteps([x[0][part]], [y[0][part]])
+        else:
+            splits[name] = StoredSteps([x[i] for i in np.sort(members)], [y[i] for i in np.sort(members)])
+    return splits
 
 
 def _read_text(path: Path, vocabulary: Sequence[str] | None, for_model: bool) -> StepFile:

@@ -9,7 +9,7 @@ import zoneinfo
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,6 @@ from stablernn.data.sequences import plain_label
 from stablernn.data.table.frequency import Frequency, infer_frequency, is_part_of_days, parse_frequency
 from stablernn.data.types import Notes, Series
 from stablernn.terms import terms
-
-if TYPE_CHECKING:
-    import polars as pl
 
 #: More categories than this are names or free text, from which nothing is learned.
 MAX_CATEGORIES = 100
@@ -99,9 +96,6 @@ class CategoryCodes:
             DataError: If there are too many categories.
         """
         codes = self._codes[texts.name]
-        # Imported here: covariates, which need no tables, expand the names of columns.
-        import polars as pl
-
         cells = texts.cast(pl.String)
         counts = cells.drop_nulls().value_counts()
         by_text: dict[str, float] = {}
@@ -329,18 +323,6 @@ def merge_duplicates(
     return MergedRows(ds[starts], mean, new_ends, notes)
 
 
-class LocalTimes(NamedTuple):
-    """Converted times.
-
-    Attributes:
-        ds: Instants in UTC.
-        notes: Counts of rows that were converted, and of repeated and skipped hours.
-    """
-
-    ds: Timestamps
-    notes: Notes
-
-
 @dataclass(frozen=True)
 class SkippedTime:
     """A local time that does not exist.
@@ -396,8 +378,8 @@ def find_skipped_time(local: Timestamps, zone: str) -> SkippedTime | None:
     return SkippedTime(index, message, settings)
 
 
-def convert_to_utc(local: Timestamps, ends: Int64Array, zone: str) -> LocalTimes:
-    """Convert the local times of series, all of which exist.
+def convert_to_utc(local: Timestamps, ends: Int64Array, zone: str) -> tuple[Timestamps, Notes]:
+    """Convert the local times of series, all of which exist; return instants in UTC, and counts of rows and hours.
 
     When clocks go back, an hour of local times comes twice: of the rows of one series with the same local time the
     first half, in the order of the file, is taken for the first pass. When clocks go forward, an hour does not exist:
@@ -425,7 +407,7 @@ def convert_to_utc(local: Timestamps, ends: Int64Array, zone: str) -> LocalTimes
         "skipped_hours": int(goes_forward.sum()),
         "local_zone": zone,
     }
-    return LocalTimes(ds, notes)
+    return ds, notes
 
 
 def to_local(instants: Timestamps, zone: str) -> Timestamps:

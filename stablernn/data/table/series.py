@@ -535,9 +535,9 @@ class _TableBuilder:
         if skipped is not None:
             location = terms().row_of(self._path.name, self._number_of(rows, skipped.index))
             raise errors.DataError(f"{location}: {skipped.message}", settings=skipped.settings)
-        converted = convert_to_utc(rows.ds, rows.ends, zone)
-        notes |= converted.notes
-        return rows._replace(ds=converted.ds), True
+        instants, counts = convert_to_utc(rows.ds, rows.ends, zone)
+        notes |= counts
+        return rows._replace(ds=instants), True
 
     def _sort(self, rows: _Rows, notes: Notes) -> _Rows:
         if not self._repairs.sort:
