@@ -794,10 +794,7 @@ def _compare_graphs(model: ServedModel) -> None:
             )
     axes = step.inputs[model.input_name].shape[1:]
     shape = (_TEST_STEPS, *(size for size in axes if isinstance(size, int)))
-    noise = np.random.default_rng(0)
-    samples: Array = noise.normal(size=shape).astype(np.float32)
-    if model.input_name == "tokens":
-        samples = noise.integers(len(model.manifest.features), size=shape)
+    samples = _noise(model, shape)
     # (1, time, ...): a step of a model of patches, (stride, features), becomes as many time steps.
     series = samples.reshape(1, -1, *shape[2:]) if len(shape) == 3 else samples[None]
     # The sequence graph itself: a recursive head is not rolled out here.
@@ -824,14 +821,19 @@ def _compare_graphs(model: ServedModel) -> None:
             )
 
 
+def _noise(model: ServedModel, shape: Sequence[int]) -> Array:
+    """Return random inputs of a model, numbers or tokens; the same each time."""
+    noise = np.random.default_rng(0)
+    if model.input_name == "tokens":
+        return noise.integers(len(model.manifest.features), size=shape)
+    return noise.normal(size=shape).astype(np.float32)
+
+
 def _compare_devices(model: ServedModel, min_rows: int) -> None:
     """Run a sequence alone and as part of a batch, which run on different devices, and compare the outputs."""
-    graph, noise = model.sequence, np.random.default_rng(0)
+    graph = model.sequence
     sizes = {"batch": min_rows, "time": _TEST_STEPS}
-    shape = [sizes[size] if isinstance(size, str) else size for size in graph.inputs[model.input_name].shape]
-    x: Array = noise.normal(size=shape).astype(np.float32)
-    if model.input_name == "tokens":
-        x = noise.integers(len(model.manifest.features), size=shape)
+    x = _noise(model, [sizes[size] if isinstance(size, str) else size for size in graph.inputs[model.input_name].shape])
     together = model.run(graph, {model.input_name: x})
     for name, value in model.run(graph, {model.input_name: x[:1]}).items():
         if not np.allclose(together[name][:1], value, rtol=_TOLERANCE, atol=_TOLERANCE):

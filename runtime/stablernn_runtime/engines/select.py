@@ -15,7 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -102,11 +103,6 @@ class Timing:
     milliseconds: Mapping[Workload, float]
     failure: str = ""
 
-    @property
-    def mean_ms(self) -> float:
-        """The geometric mean: a factor in any of them counts the same, whatever its size."""
-        return geometric_mean(self.milliseconds.values())
-
     def __str__(self) -> str:
         figures = ", ".join(
             f"{workload} {time:.3g} ms" if math.isfinite(time) else f"{workload} not finished"
@@ -116,7 +112,7 @@ class Timing:
 
 
 @dataclass
-class _Runs:
+class Runs:
     """The runs of one candidate: milliseconds of the first one, which also sets things up, and of those after it."""
 
     first_ms: float = math.inf
@@ -162,24 +158,15 @@ class DeviceChoice:
         step: Of steps of streams; None for a version without streams.
     """
 
-    single: str
-    batch: str
+    single: Device
+    batch: Device
     min_batch_rows: int
-    step: str | None
+    step: Device | None
 
     @property
-    def devices(self) -> set[str]:
+    def devices(self) -> set[Device]:
         """The devices that the choice needs."""
         return {device for device in (self.single, self.batch, self.step) if device is not None}
-
-    def describe(self) -> dict[str, Any]:
-        """Return the choice as JSON types."""
-        return {
-            "single": self.single,
-            "batch": self.batch,
-            "min_batch_rows": self.min_batch_rows,
-            "step": self.step,
-        }
 
     def __str__(self) -> str:
         sequences = f"sequences on {self.single}"
@@ -349,7 +336,7 @@ def open_fastest(request: Request, candidates: Sequence[Candidate]) -> LoadedGra
         try:
             return _assemble(
                 selection,
-                {device: request.open(selection.engine, _device(device)) for device in selection.choice.devices},
+                {device: request.open(selection.engine, device) for device in selection.choice.devices},
             )
         except DeviceError as error:
             # A GPU that has failed since.
@@ -445,7 +432,7 @@ def _select(
     timings = measure(
         dict(zip(labels, opened, strict=True)), signature, workloads(signature, steps, batch), limit_seconds
     )
-    by_engine: dict[str, dict[str, Timing]] = {}
+    by_engine: dict[str, dict[Device, Timing]] = {}
     for label, graphs in zip(labels, opened, strict=True):
         by_engine.setdefault(graphs.engine, {})[graphs.placement.device] = timings[label]
     engine = min(by_engine, key=lambda name: best_mean_ms(by_engine[name]))
@@ -490,7 +477,7 @@ def _assemble(selection: _Selection, by_device: Mapping[str, LoadedGraphs]) -> L
         placement=replace(
             main.placement,
             reason=selection.device_reason or main.placement.reason,
-            by_work=choice.describe(),
+            by_work=asdict(choice),
             measured_ms=selection.measured_ms,
         ),
         sequence=sequence,
@@ -500,10 +487,6 @@ def _assemble(selection: _Selection, by_device: Mapping[str, LoadedGraphs]) -> L
 
 def _by_device(opened: Sequence[LoadedGraphs], engine: str) -> dict[str, LoadedGraphs]:
     return {graphs.placement.device: graphs for graphs in opened if graphs.engine == engine}
-
-
-def _device(name: str) -> Device:
-    return "cuda" if name == "cuda" else "cpu"
 
 
 def sequence_steps(manifest: Manifest) -> int:
@@ -537,10 +520,10 @@ def measure(
         limit_seconds: Time for all of it. Each kind gets the same share of what the kinds before it left.
     """
     deadline = time.monotonic() + limit_seconds
-    by_kind: dict[Workload, dict[str, _Runs]] = {}
+    by_kind: dict[Workload, dict[str, Runs]] = {}
     for index, kind in enumerate(kinds):
         runs = {name: _timed_run(graphs, signature, kind) for name, graphs in candidates.items()}
-        by_kind[kind] = _run_in_turn(runs, max(0.0, deadline - time.monotonic()) / (len(kinds) - index))
+        by_kind[kind] = run_in_turn(runs, max(0.0, deadline - time.monotonic()) / (len(kinds) - index))
     return {
         name: Timing(
             {kind: runs[name].median_ms for kind, runs in by_kind.items()},
@@ -550,23 +533,8 @@ def measure(
     }
 
 
-def measure_in_turn(candidates: Mapping[str, TimedRun], limit_seconds: float) -> dict[str, float]:
-    """Run candidates in turn a few times, and return the median milliseconds of each.
-
-    Args:
-        candidates: A function that runs once, by name.
-        limit_seconds: Time for all of it. A candidate whose first run has not ended after an equal share of it is
-            stopped, if its run can be, and is not run again. No second run begins after it, and a run that is under
-            way is stopped, if it can be.
-
-    Returns:
-        Milliseconds by name; infinite where the first run did not end in time, or a run failed.
-    """
-    return {name: runs.median_ms for name, runs in _run_in_turn(candidates, limit_seconds).items()}
-
-
 def geometric_mean(times: Iterable[float]) -> float:
-    """Return the geometric mean of positive numbers, which may be infinite."""
+    """Return the geometric mean of positive numbers, which may be infinite: a factor in any counts the same."""
     return math.exp(statistics.fmean(math.log(max(time, 1e-9)) for time in times))
 
 
@@ -590,16 +558,21 @@ def _timed_run(graphs: LoadedGraphs, signature: Signature, kind: Workload) -> Ti
     # The signature and the open graphs belong to one version.
     assert graph is not None
     assert session is not None
-    return _runner(session, [spec.name for spec in graph.outputs], typical_feeds(graph, kind.rows, kind.steps))
-
-
-def _runner(session: Session, names: list[str], feeds: dict[str, Array]) -> TimedRun:
+    names, feeds = [spec.name for spec in graph.outputs], typical_feeds(graph, kind.rows, kind.steps)
     return lambda options: session.run(names, feeds, options)
 
 
-def _run_in_turn(candidates: Mapping[str, TimedRun], limit_seconds: float) -> dict[str, _Runs]:
+def run_in_turn(candidates: Mapping[str, TimedRun], limit_seconds: float) -> dict[str, Runs]:
+    """Run candidates in turn a few times.
+
+    Args:
+        candidates: A function that runs once, by name.
+        limit_seconds: Time for all of it. A candidate whose first run has not ended after an equal share of it is
+            stopped, if its run can be, and is not run again. No second run begins after it, and a run that is under
+            way is stopped, if it can be.
+    """
     deadline = time.monotonic() + limit_seconds
-    results = {name: _Runs() for name in candidates}
+    results = {name: Runs() for name in candidates}
     for index, (name, candidate) in enumerate(candidates.items()):
         share = (deadline - time.monotonic()) / (len(candidates) - index)
         with _options_until(share) as options:
@@ -635,7 +608,7 @@ def _options_until(seconds: float) -> Iterator[ort.RunOptions]:
         timer.cancel()
 
 
-def _run_once(candidate: TimedRun, options: ort.RunOptions, runs: _Runs) -> float:
+def _run_once(candidate: TimedRun, options: ort.RunOptions, runs: Runs) -> float:
     """Return the milliseconds of a run; infinite if it does not end in time or fails, which is noted."""
     started = time.perf_counter()
     try:
@@ -648,7 +621,7 @@ def _run_once(candidate: TimedRun, options: ort.RunOptions, runs: _Runs) -> floa
     return 1e3 * (time.perf_counter() - started)
 
 
-def choose_devices(timings: Mapping[str, Timing]) -> DeviceChoice:
+def choose_devices(timings: Mapping[Device, Timing]) -> DeviceChoice:
     """Choose the fastest device for each kind of work.
 
     Sequences are chosen for by their number, alone or in a batch. All steps of streams share a device, that of the
@@ -660,23 +633,19 @@ def choose_devices(timings: Mapping[str, Timing]) -> DeviceChoice:
     kinds = list(next(iter(timings.values())).milliseconds)
     sequences = [kind for kind in kinds if not kind.is_step]
     steps = [kind for kind in kinds if kind.is_step]
-    smallest, largest = min(sequences, key=_rows), max(sequences, key=_rows)
+    smallest, largest = min(sequences, key=attrgetter("rows")), max(sequences, key=attrgetter("rows"))
     single, batch = _fastest(timings, [smallest]), _fastest(timings, [largest])
     min_rows = 1 if single == batch else _crossing(timings[single], timings[batch], smallest, largest)
     return DeviceChoice(single, batch, min_rows, _fastest(timings, steps) if steps else None)
 
 
-def best_mean_ms(timings: Mapping[str, Timing]) -> float:
+def best_mean_ms(timings: Mapping[Device, Timing]) -> float:
     """Return the geometric mean of the times of all kinds of work, each on its fastest device."""
     kinds = next(iter(timings.values())).milliseconds
     return geometric_mean(min(timing.milliseconds[kind] for timing in timings.values()) for kind in kinds)
 
 
-def _rows(kind: Workload) -> int:
-    return kind.rows
-
-
-def _fastest(timings: Mapping[str, Timing], kinds: Sequence[Workload]) -> str:
+def _fastest(timings: Mapping[Device, Timing], kinds: Sequence[Workload]) -> Device:
     return min(timings, key=lambda device: geometric_mean(timings[device].milliseconds[kind] for kind in kinds))
 
 

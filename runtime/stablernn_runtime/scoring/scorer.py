@@ -25,10 +25,6 @@ from stablernn_runtime.served_model import ServedModel
 
 if TYPE_CHECKING:
     import polars as pl
-if TYPE_CHECKING:
-    import polars as pl
-if TYPE_CHECKING:
-    import polars as pl
 
 Array = NDArray[Any]
 
@@ -287,10 +283,21 @@ def _answers(
         labels = list(manifest.labels or ())
         columns = class_columns(labels, outputs.get("probabilities", np.zeros((0, len(labels)), np.float32)))
     else:
-        name, steps, targets = "unique_id", manifest.horizon or 1, list(manifest.targets or ())
+        name, steps, targets, levels = (
+            "unique_id",
+            manifest.horizon or 1,
+            manifest.targets or (),
+            manifest.quantiles or (),
+        )
         rows_of_each = steps * len(targets)
-        columns = _step_columns(rows, steps, len(targets), times)
-        columns |= forecast_columns(targets, manifest.quantiles or [], outputs or _no_forecasts(model))
+        shape = (0, steps, len(targets))
+        nothing = {"mean": np.zeros(shape, np.float32), "quantiles": np.zeros((*shape, len(levels)), np.float32)}
+        # A row for each sequence, target and step, in this order.
+        if times is None:
+            columns = {"step": np.tile(np.arange(1, steps + 1), len(rows) * len(targets))}
+        else:
+            columns = {times.name: times.gather(np.repeat(rows, len(targets))).explode()}
+        columns |= forecast_columns(targets, levels, outputs or nothing)
     types: dict[str, Any] = {"label": pl.String(), "target": pl.String(), "step": pl.Int64()}
     if times is not None:
         types[times.name] = columns[times.name].dtype
@@ -303,22 +310,6 @@ def _answers(
     order = np.argsort(numbers, kind="stable")
     ids = sequences.ids.gather(numbers[order]).alias(name)
     return table[order].select(ids, *schema, "error")
-
-
-def _step_columns(rows: Array, steps: int, targets: int, times: pl.Series | None) -> dict[str, Any]:
-    """Return the column of the times or numbers of steps, for each sequence, target and step in this order."""
-    if times is None:
-        return {"step": np.tile(np.arange(1, steps + 1), len(rows) * targets)}
-    return {times.name: times.gather(np.repeat(rows, targets)).explode()}
-
-
-def _no_forecasts(model: ServedModel) -> dict[str, Array]:
-    manifest = model.manifest
-    shape = (0, manifest.horizon or 1, len(manifest.targets or ()))
-    return {
-        "mean": np.zeros(shape, np.float32),
-        "quantiles": np.zeros((*shape, len(manifest.quantiles or ())), np.float32),
-    }
 
 
 def class_columns(labels: Sequence[str], probabilities: Array) -> dict[str, Any]:

@@ -312,12 +312,6 @@ class StreamShard:
         shard.counts = StreamCounts(**fields["counts"])
         table = shard._table
         keys = unpack_keys(arrays)
-        if table.stride > 1 and "gaps" not in arrays:
-            raise CheckpointError(
-                f"The checkpoint of '{fields['model']}' is of an earlier release, whose events were whole patches of "
-                f"{table.stride} samples; now an event is one sample. Begin new streams, or move them by the state "
-                "tokens of that release."
-            )
         check_arrays(dict(table.arrays()), arrays, len(keys))
         table.restore(keys, arrays, lambda: release_pages(content))
         for row, text in fields["errors"]:
@@ -429,7 +423,7 @@ class StreamShard:
         is_begun = collected.counts == 0
         if is_begun.any():
             samples_so_far = {name: value[is_begun] for name, value in collected.states.items()}
-            self._set_results(rows[is_begun], {}, samples_so_far, None if dt is None else dt[is_begun])
+            table.set_results(rows[is_begun], {}, samples_so_far, None if dt is None else dt[is_begun])
         for group, patches in collected.groups():
             left_over = {name: value[group] for name, value in collected.states.items()}
             patch = {name: value[:, 0] for name, value in patches.items()}
@@ -460,14 +454,7 @@ class StreamShard:
                 left = {name: value[half] for name, value in left_over.items()}
                 self._step(rows[half], part, left, None if dt is None else dt[half])
             return
-        self._set_results(rows, outputs, {**next_states, **left_over}, dt)
-
-    def _set_results(
-        self, rows: Array, outputs: Mapping[str, Array], states: Mapping[str, Array], dt: Array | None
-    ) -> None:
-        self._table.set_results(rows, outputs, states)
-        if self._table.elapsed is not None and dt is not None:
-            self._table.elapsed[rows] += dt
+        self._table.set_results(rows, outputs, {**next_states, **left_over}, dt)
 
     def _set_error(self, row: int, text: str) -> None:
         self.counts.errors += 1
@@ -601,11 +588,15 @@ class StreamTable:
                 self.static[first_new : len(self)] = static[positions]
         return np.array(indices, np.int64)
 
-    def set_results(self, rows: Array, outputs: Mapping[str, Array], states: Mapping[str, Array]) -> None:
+    def set_results(
+        self, rows: Array, outputs: Mapping[str, Array], states: Mapping[str, Array], dt: Array | None
+    ) -> None:
         """Store the answers and states of streams after one more sample; rows are unique.
 
-        Without outputs, the sample has filled no patch.
+        Without outputs, the sample has filled no patch. ``dt`` is the time of the sample.
         """
+        if self.elapsed is not None and dt is not None:
+            self.elapsed[rows] += dt
         for name, value in states.items():
             self.states[name][rows] = value
         for name, value in outputs.items():
@@ -646,10 +637,11 @@ class StreamTable:
         del self._rows[self.keys[row]]
         self.errors.pop(row, None)
         self.clocks.pop(row, None)
-        arrays = list(self._row_arrays())
+        for arrays, name, fill in self._row_arrays():
+            arrays[name][row] = arrays[name][last]
+            # A stream that begins later finds the row as a new one.
+            arrays[name][last] = fill
         if row != last:
-            for value, _ in arrays:
-                value[row] = value[last]
             self.keys[row] = self.keys[last]
             self._rows[self.keys[row]] = row
             if last in self.errors:
@@ -657,40 +649,27 @@ class StreamTable:
             if last in self.clocks:
                 self.clocks[row] = self.clocks.pop(last)
         self.keys.pop()
-        # A stream that begins later finds the row as a new one.
-        for value, fill in arrays:
-            value[last] = fill
         return None if row == last else last
 
     def _elapsed_steps(self, row: int) -> float:
         """Return regular steps that count from the clock of a stream on."""
         return float(self.steps[row]) if self.elapsed is None else float(self.elapsed[row])
 
-    def _row_arrays(self) -> Iterator[tuple[Array, float]]:
-        """Yield all arrays, each with the value of its unused rows."""
-        yield self.last_numbers, -1
-        yield self.static, np.nan
-        for value in (self.steps, self.gaps, self.has_error, *self.states.values(), *self.answers.values()):
-            yield value, 0
-        if self.elapsed is not None:
-            yield self.elapsed, 0
+    def _row_arrays(self) -> Iterator[tuple[dict[str, Any], str, float]]:
+        """Yield where each array lies, by dictionary and key, and the value of its unused rows."""
+        for name in ("last_numbers", "steps", "gaps", "static", "has_error", "elapsed"):
+            if getattr(self, name) is not None:
+                yield vars(self), name, {"last_numbers": -1, "static": np.nan}.get(name, 0)
+        for arrays in (self.states, self.answers):
+            for name in arrays:
+                yield arrays, name, 0
 
     def _reserve(self, rows: int) -> None:
         capacity = len(self.steps)
-        if rows <= capacity:
-            return
-        capacity = max(rows, 2 * capacity)
-        self.last_numbers = _grow(self.last_numbers, capacity, -1)
-        self.steps = _grow(self.steps, capacity)
-        self.gaps = _grow(self.gaps, capacity)
-        self.static = _grow(self.static, capacity, np.nan)
-        self.has_error = _grow(self.has_error, capacity)
-        for arrays in (self.states, self.answers):
+        if rows > capacity:
             # One after the other, so that no two arrays are in memory twice.
-            for name in arrays:
-                arrays[name] = _grow(arrays[name], capacity)
-        if self.elapsed is not None:
-            self.elapsed = _grow(self.elapsed, capacity)
+            for arrays, name, fill in self._row_arrays():
+                arrays[name] = _grow(arrays[name], max(rows, 2 * capacity), fill)
 
 
 def _grow(value: Array, rows: int, fill: float = 0) -> Array:
