@@ -1,22 +1,13 @@
-// Requests to this server, and to no other; a failure becomes an ApiError with the server's own message. A bearer token is
-// requested when the server needs one, and stored until the tab is closed.
+// Requests to this server, and to no other. A bearer token is requested when the server needs one, and stored until the tab is
+// closed.
 
-import { byId, el } from "./dom.js";
+import { byId, el, Failure, inputField } from "./dom.js";
 
 const ROOT = new URL(".", document.baseURI);
 const KEY = "stablernn-token";
 let asking = null;
 // How often the user was asked for a token and entered none.
 let refusals = 0;
-
-export class ApiError extends Error {
-  constructor(sentence, status, code, requestId) {
-    super(sentence);
-    this.status = status;
-    this.code = code;
-    this.requestId = requestId;
-  }
-}
 
 export function address(path) {
   return new URL(path, ROOT);
@@ -31,51 +22,29 @@ export async function getJson(path, options) {
   return (await send(path, options)).json();
 }
 
-export async function getText(path, options) {
-  return (await send(path, options)).text();
-}
-
-export async function postJson(path, body) {
-  return (await send(path, { method: "POST", body: JSON.stringify(body) })).json();
-}
-
-/** For responses without a body. */
-export async function post(path) {
-  await send(path, { method: "POST", body: "{}" });
-}
-
-/** Returns a response with status 200 to 299; asks for a token if one is needed, unless `quiet`. */
-async function send(path, { method = "GET", body = undefined, quiet = false } = {}) {
+/** Returns a response with status 200 to 299, to a POST if there is a `body`; asks for a token if one is needed, unless `quiet`. */
+export async function send(path, { body, quiet = false } = {}) {
   for (;;) {
     const sentToken = token();
     const refusalsBefore = refusals;
-    const headers = new Headers();
-    if (sentToken !== null) headers.set("Authorization", `Bearer ${sentToken}`);
-    if (body !== undefined) headers.set("Content-Type", "application/json");
-    let response;
-    try {
-      response = await fetch(address(path), { method, headers, body, cache: "no-store", credentials: "omit" });
-    } catch {
-      throw new ApiError("The server cannot be reached; is it still running?", 0, "unreachable", null);
-    }
+    const response = await fetch(address(path), {
+      method: body ? "POST" : "GET",
+      headers: { ...(sentToken && { Authorization: `Bearer ${sentToken}` }), ...(body && { "Content-Type": "application/json" }) },
+      body: body && JSON.stringify(body),
+      cache: "no-store",
+      credentials: "omit",
+    }).catch(() => {
+      throw new Failure("The server cannot be reached; is it still running?");
+    });
     if (response.ok) return response;
-    const error = await errorOf(response);
-    if (response.status !== 401 || quiet) throw error;
-    // While this request was in flight, another one may have asked for a token, and got one or none.
-    if (token() === sentToken && (refusals > refusalsBefore || !(await askToken(error.message)))) throw error;
-  }
-}
-
-async function errorOf(response) {
-  const id = response.headers.get("x-request-id");
-  try {
-    const { error, code } = JSON.parse(await response.text());
-    if (typeof error === "string") return new ApiError(error, response.status, code, id);
-  } catch {
+    const { status, statusText, headers } = response;
     // Not a response of this server, such as a proxy's page: only the status is known.
+    const unknown = { error: `The server answered ${`${status} ${statusText}`.trim()} without an error message.`, code: "unknown" };
+    const { error, code } = { ...unknown, ...(await response.json().catch(() => null)) };
+    // While this request was in flight, another one may have asked for a token, and got one or none.
+    const again = status === 401 && !quiet && (token() !== sentToken || (refusals === refusalsBefore && (await askToken(error))));
+    if (!again) throw new Failure(error, { status, code, requestId: headers.get("x-request-id") });
   }
-  const status = `${response.status} ${response.statusText}`.trim();
-  return new ApiError(`The server answered ${status} without an error message.`, response.status, "unknown", id);
 }
 
 export function token() {
@@ -85,26 +54,31 @@ export function token() {
 /** Asks for a token, once for all requests that need it. Resolves to false if none was entered. */
 function askToken(sentence) {
   asking ??= new Promise((resolve) => {
-    const dialog = byId("token-dialog");
-    const field = byId("token");
-    byId("token-sentence").textContent = sentence;
-    field.value = "";
-    dialog.returnValue = "";
-    dialog.addEventListener(
-      "close",
-      () => {
-        const entered = dialog.returnValue === "use" ? field.value.trim() : "";
-        field.value = "";
-        if (entered) sessionStorage.setItem(KEY, entered);
-        else refusals += 1;
-        show();
-        asking = null;
-        resolve(entered !== "");
-      },
-      { once: true },
+    const input = inputField("Bearer token", "token", { type: "password", id: "token" }, "Stored in this tab until it is closed.");
+    const onclose = () => {
+      const entered = dialog.returnValue && byId("token").value.trim();
+      dialog.remove();
+      if (entered) sessionStorage.setItem(KEY, entered);
+      else refusals += 1;
+      showForget();
+      asking = null;
+      resolve(Boolean(entered));
+    };
+    const dialog = el(
+      "dialog",
+      { onclose, "aria-labelledby": "token-title" },
+      el(
+        "form",
+        { method: "dialog" },
+        el("h2", { id: "token-title" }, "This server needs a token"),
+        el("p", sentence),
+        input,
+        el("div.actions", el("button.primary", { value: "use" }, "Use token"), el("button", "Cancel")),
+      ),
     );
+    document.body.append(dialog);
     dialog.showModal();
-    field.focus();
+    byId("token").focus();
   });
   return asking;
 }
@@ -113,49 +87,20 @@ function askToken(sentence) {
 export function subprotocols() {
   const current = token();
   if (current === null) return ["stablernn"];
-  const bytes = new TextEncoder().encode(current);
-  const base64 = btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
+  const base64 = btoa(String.fromCharCode(...new TextEncoder().encode(current)));
   return ["stablernn", `bearer.${base64.replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "")}`];
 }
 
-/** Adds the dialog, and connects the button that forgets the token. */
+/** Connects the button that forgets the token. */
 export function startToken(changed) {
-  const submit = (event) => {
-    event.preventDefault();
-    dialog.close(byId("token").value.trim() ? "use" : "");
-  };
-  const dialog = el(
-    "dialog",
-    { id: "token-dialog", "aria-labelledby": "token-title" },
-    el(
-      "form",
-      { onsubmit: submit },
-      el("h2", { id: "token-title" }, "This server needs a token"),
-      el("p", { id: "token-sentence" }),
-      el(
-        "div",
-        { class: "field" },
-        el("label", { for: "token" }, "Bearer token"),
-        el("input", { type: "password", id: "token", autocomplete: "off", spellcheck: false, "aria-describedby": "token-hint" }),
-        el("span", { class: "hint", id: "token-hint" }, "Stored in this tab until it is closed."),
-      ),
-      el(
-        "div",
-        { class: "actions" },
-        el("button", { type: "submit", class: "primary" }, "Use token"),
-        el("button", { type: "button", onclick: () => dialog.close("") }, "Cancel"),
-      ),
-    ),
-  );
-  document.body.append(dialog);
-  byId("token-forget").addEventListener("click", () => {
+  byId("token-forget").onclick = () => {
     sessionStorage.removeItem(KEY);
-    show();
+    showForget();
     changed();
-  });
-  show();
+  };
+  showForget();
 }
 
-function show() {
+function showForget() {
   byId("token-forget").hidden = token() === null;
 }

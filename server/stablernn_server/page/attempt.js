@@ -1,11 +1,11 @@
 // "Try it": a stored, pasted or generated series, its request, and the response as a plot and as a table.
 
-import { address, ApiError, getJson, modelPath, postJson } from "./api.js";
+import { address, getJson, modelPath } from "./api.js";
 import { advance, areDays, firstOf2024, parseTime, stepsBetween, timeText } from "./calendar.js";
-import { choice, copyButton, count, el, field, fold, number, numberIn, numberInput, observedFeatures, Problem, scalesOf, SHAPES, table, textInput } from "./dom.js";
-import { Bars, percent } from "./figures.js";
-import { Plot, Plots } from "./plot.js";
-import { generator, parseSeries, readSeries, SeriesError, seriesText } from "./series.js";
+import { choiceField, copyButton, count, el, Failure, field, fold, inputField, number, percent, Problem, table } from "./dom.js";
+import { Bars } from "./figures.js";
+import { bandsOf, featureLines, Plot, Plots } from "./plot.js";
+import { generator, observedFeatures, readSeries, scalesOf, seriesText, SHAPES } from "./series.js";
 
 const MAX_TABLE_ROWS = 1000;
 const MAX_STEPS = 100_000;
@@ -13,289 +13,276 @@ const MAX_FILE_BYTES = 5_000_000;
 
 /** The section for one version; `facts` are the parameters of its metadata. */
 export function attemptView(name, version, facts) {
-  const form = facts.task === "predict-next" ? null : new Attempt(name, version, facts);
-  if (form !== null) return form.element;
-  return el(
-    "p",
-    { class: "note" },
-    "This model answers at every step: see the live stream below, or send it whole sequences with ",
-    el("code", {}, `POST /${modelPath(name, version)}/infer`),
-    ".",
-  );
+  if (facts.task !== "predict-next") return new Attempt(name, version, facts).form;
+  const path = el("code", `POST /${modelPath(name, version)}/infer`);
+  return el("p.note", "This model answers at every step: see the live stream below, or send it whole sequences with ", path, ".");
 }
 
 class Attempt {
   constructor(name, version, facts) {
-    Object.assign(this, { name, version, facts, names: observedFeatures(facts), example: null });
+    Object.assign(this, { name, version, facts, names: observedFeatures(facts), example: null, generatedStart: null, seed: 0 });
     this.isForecast = facts.task === "forecast";
+    this.statics = this.isForecast ? (facts.static ?? []) : [];
+    this.futures = this.isForecast ? (facts.future ?? []).filter((each) => this.names.includes(each)) : [];
     this.problem = new Problem();
-    this.summary = el("p", { class: "lead", role: "status" });
-    this.figure = el("div", { class: "figure", hidden: true });
-    this.options = this.isForecast ? this.forecastFields() : this.classifyFields();
+    this.summary = el("p.lead", { role: "status" });
+    this.figure = el("div.figure", { hidden: true });
+    this.button = el("button.primary", { type: "submit" }, this.isForecast ? "Forecast" : "Classify");
     const lines = this.names.length > 1 ? `one line for each step: ${this.names.join(", ")}` : "numbers in any lines";
-    this.text = field(`Series of ${this.names.join(", ")}`, el("textarea", { rows: 7, spellcheck: false, autocomplete: "off" }), {
-      hint: `JSON, CSV, or ${lines}. null, NaN or an empty cell is a missing value. A column ds holds the time of each row. A file may be dropped here.`,
-      wide: true,
-    });
+    const hint = `JSON, CSV, or ${lines}. null, NaN or an empty cell is a missing value. A column ds holds the time of each row. A file may be dropped here.`;
     // The time that was filled in for one series is wrong for the next.
-    this.text.control.addEventListener("input", () => this.dropGeneratedStart());
-    this.file = field("File", el("input", { type: "file", accept: ".csv,.tsv,.txt,.json", onchange: ({ target }) => this.readFile(target.files[0]) }));
-    this.element = el(
-      "form",
-      { class: "attempt", noValidate: true, onsubmit: (event) => this.submit(event), ondragover: (event) => event.preventDefault(), ondrop: (event) => this.drop(event) },
+    const text = el("textarea", { name: "series", rows: 7, spellcheck: false, autocomplete: "off", oninput: () => this.dropGeneratedStart() });
+    const file = { type: "file", accept: ".csv,.tsv,.txt,.json", onchange: ({ target }) => this.readFile(target.files[0]) };
+    const source = fold("Open a file, or generate a series", el("div.fields", inputField("File", "file", file)), this.generatorFields());
+    source.open = !facts.example;
+    this.form = el(
+      "form.attempt",
+      {
+        noValidate: true,
+        onsubmit: (event) => {
+          event.preventDefault();
+          this.answer();
+        },
+        ondragover: (event) => event.preventDefault(),
+        ondrop: (event) => {
+          event.preventDefault();
+          this.readFile(event.dataTransfer.files[0]);
+        },
+      },
       el(
         "div",
-        {},
-        this.text.element,
-        el("div", { class: "fields" }, this.options.map(({ element }) => element)),
-        el(
-          "div",
-          { class: "actions" },
-          (this.button = el("button", { type: "submit", class: "primary" }, this.isForecast ? "Forecast" : "Classify")),
-          copyButton("Copy as curl", () => this.curl()),
-        ),
-        el("details", { open: !facts.example }, el("summary", {}, "Open a file, or generate a series"), el("div", { class: "fields" }, this.file.element), this.generatorFields()),
+        field(`Series of ${this.names.join(", ")}`, text, hint, "div.field.wide"),
+        el("div.fields", this.isForecast ? this.forecastFields() : inputField("Number of classes", "top_k", { type: "number", min: 1, max: facts.labels.length }, "empty: all")),
+        el("div.actions", this.button, copyButton("Copy as curl", () => this.curl())),
+        source,
       ),
-      el("div", { class: "answer" }, this.problem.element, this.summary, this.figure),
+      el("div.answer", this.problem.element, this.summary, this.figure),
     );
     if (facts.example) this.answerExample();
   }
 
+  forecastFields() {
+    const { horizon, calendar, frequency } = this.facts;
+    const start = calendar === null ? "optional; a column ds fills it in" : "required: the calendar features are computed from it; a column ds fills it in";
+    return [
+      inputField("Horizon", "horizon", { type: "number", value: horizon, min: 1, max: horizon }, `at most ${horizon}`),
+      inputField("Time of the first value", "start", { placeholder: "2024-01-01" }, start),
+      inputField("Frequency", "frequency", { value: frequency, placeholder: "D, H, W, 15min" }),
+      ...this.statics.map((name) => inputField(name, `static ${name}`, { type: "number", step: "any" }, "does not change")),
+      ...this.futures.map((name) => inputField(`${name}, ahead`, `future ${name}`, { placeholder: "0, 0, 1" }, "numbers of the steps ahead")),
+    ];
+  }
+
+  generatorFields() {
+    const steps = Math.min(this.facts.context_length ?? 64, 512);
+    return el(
+      "div.fields",
+      choiceField("Generate", "shape", SHAPES),
+      inputField("Steps", "steps", { type: "number", value: steps, min: 1, max: MAX_STEPS }),
+      inputField("Period", "period", { type: "number", value: Math.max(2, Math.round(steps / 4)), min: 2 }),
+      el("div.field.end", el("button", { type: "button", onclick: () => this.generate(steps) }, "Fill in")),
+    );
+  }
+
+  generate(steps) {
+    const { calendar, frequency } = this.facts;
+    this.seed += 1;
+    const next = generator({ kind: this.text("shape"), scales: scalesOf(this.facts), period: this.number("period") ?? 24, seed: this.seed });
+    this.control("series").value = seriesText(Array.from({ length: Math.min(MAX_STEPS, Math.max(1, this.number("steps") ?? steps)) }, next));
+    this.dropGeneratedStart();
+    if (this.isForecast && calendar !== null && this.text("start") === "") this.setStart(firstOf2024(frequency));
+  }
+
+  control(name) {
+    return this.form.elements.namedItem(name);
+  }
+
+  text(name) {
+    return this.control(name).value.trim();
+  }
+
+  /** The number in a field, or undefined when it is empty. */
+  number(name) {
+    const text = this.text(name);
+    return text === "" ? undefined : Number(text);
+  }
+
   /** Fills in the sample that the version stores, and answers it; does nothing if the user was faster. */
   async answerExample() {
-    let example;
-    try {
-      example = await getJson(`${modelPath(this.name, this.version)}/example`, { quiet: true });
-    } catch (error) {
-      if (!(error instanceof ApiError)) throw error;
-      return;
-    }
-    if (this.text.control.value !== "") return;
-    const { series, dt = null, start_timestamp: start = "", static: constants = {}, future = {} } = example.input;
-    this.text.control.value = seriesText(series.map((value) => (Array.isArray(value) ? value : [value])));
-    this.example = { ...example, dt, text: this.text.control.value };
-    if (this.isForecast) {
-      if (start !== "") this.setStart(start);
-      for (const [name, { control }] of this.statics) control.value = constants[name] ?? "";
-      for (const [name, { control }] of this.futures) control.value = (future[name] ?? []).map((value) => value ?? "NaN").join(", ");
-    }
+    const example = await getJson(`${modelPath(this.name, this.version)}/example`, { quiet: true }).catch(() => null);
+    const series = this.control("series");
+    if (example === null || series.value !== "") return;
+    const { series: values, dt, start_timestamp: start, static: constants = {}, future = {} } = example.input;
+    series.value = seriesText(values.map((value) => [value].flat()));
+    this.example = { ...example, dt, text: series.value };
+    if (this.isForecast && start) this.setStart(start);
+    for (const name of this.statics) this.control(`static ${name}`).value = constants[name] ?? "";
+    for (const name of this.futures) this.control(`future ${name}`).value = (future[name] ?? []).map((value) => value ?? "NaN").join(", ");
     await this.answer();
   }
 
   /** Returns the stored sample, as long as it stands in the form; else null. */
   shownExample() {
-    return this.example?.text === this.text.control.value ? this.example : null;
-  }
-
-  drop(event) {
-    event.preventDefault();
-    const [file] = event.dataTransfer.files;
-    if (file !== undefined) this.readFile(file);
+    return this.example?.text === this.control("series").value ? this.example : null;
   }
 
   async readFile(file) {
+    if (file === undefined) return;
     if (file.size > MAX_FILE_BYTES) {
-      this.problem.show(new SeriesError(`${file.name} has ${count(file.size, "byte")}; the page reads files of at most ${count(MAX_FILE_BYTES, "byte")}. Use stablernn predict for larger ones.`));
+      const [size, most] = [file.size, MAX_FILE_BYTES].map((bytes) => count(bytes, "byte"));
+      this.problem.show(new Failure(`${file.name} has ${size}; the page reads files of at most ${most}. Use stablernn predict for larger ones.`));
       return;
     }
-    this.text.control.value = await file.text();
+    this.control("series").value = await file.text();
     this.dropGeneratedStart();
     await this.answer();
-  }
-
-  generatorFields() {
-    const length = this.facts.context_length ?? 64;
-    this.shape = field("Generate", choice(SHAPES));
-    this.length = field("Steps", numberInput(Math.min(length, 512), { min: 1, max: 100000 }));
-    this.period = field("Period", numberInput(Math.max(2, Math.round(Math.min(length, 512) / 4)), { min: 2 }));
-    let seed = 0;
-    const fill = () => {
-      seed += 1;
-      const next = generator({ kind: this.shape.control.value, ...scalesOf(this.facts), period: numberIn(this.period.control) ?? 24, seed });
-      const steps = Math.min(MAX_STEPS, Math.max(1, numberIn(this.length.control) ?? length));
-      this.text.control.value = seriesText(Array.from({ length: steps }, next));
-      this.dropGeneratedStart();
-      if (this.isForecast && this.facts.calendar !== null && this.start.control.value.trim() === "") {
-        this.setStart(firstOf2024(this.facts.frequency));
-      }
-    };
-    const button = el("button", { type: "button", onclick: fill }, "Fill in");
-    return el("div", { class: "fields" }, this.shape.element, this.length.element, this.period.element, el("div", { class: "field end" }, button));
-  }
-
-  classifyFields() {
-    this.topK = field("Number of classes", numberInput(null, { min: 1, max: this.facts.labels.length }), { hint: "empty: all" });
-    return [this.topK];
-  }
-
-  forecastFields() {
-    const { facts } = this;
-    this.horizon = field("Horizon", numberInput(facts.horizon, { min: 1, max: facts.horizon }), { hint: `at most ${facts.horizon}` });
-    const needed = facts.calendar !== null;
-    this.generatedStart = null;
-    this.start = field("Time of the first value", textInput("", "2024-01-01"), {
-      hint: needed ? "required: the calendar features are computed from it; a column ds fills it in" : "optional; a column ds fills it in",
-    });
-    this.frequency = field("Frequency", textInput(facts.frequency ?? "", "D, H, W, 15min"));
-    this.statics = (facts.static ?? []).map((name) => [name, field(name, numberInput(null, { step: "any" }), { hint: "does not change" })]);
-    const calendarFeatures = new Set(facts.features.filter((name) => !this.names.includes(name)));
-    this.futures = (facts.future ?? [])
-      .filter((name) => !calendarFeatures.has(name))
-      .map((name) => [name, field(`${name}, ahead`, textInput("", "0, 0, 1"), { hint: "numbers of the steps ahead" })]);
-    return [this.horizon, this.start, this.frequency, ...this.statics.map(([, formField]) => formField), ...this.futures.map(([, formField]) => formField)];
   }
 
   /** Puts a time into the form that the user did not type. */
   setStart(time) {
     this.generatedStart = new Date(time).toISOString();
-    this.start.control.value = this.generatedStart;
+    this.control("start").value = this.generatedStart;
   }
 
   dropGeneratedStart() {
-    if (this.isForecast && this.generatedStart !== null && this.start.control.value === this.generatedStart) this.start.control.value = "";
+    const start = this.control("start");
+    if (start?.value === this.generatedStart) start.value = "";
     this.generatedStart = null;
   }
 
-  /** Returns path and body of the request, and a function that gives the time of each step, or null; throws SeriesError. */
+  /** Returns path and body of the request, and a function that gives the time of each step, or null; throws Failure. */
   request() {
-    const { facts } = this;
-    const future = (this.futures ?? []).map(([name]) => name);
-    const statics = (this.statics ?? []).map(([name]) => name);
-    const stamps = facts.preprocessing?.stamps ?? null;
-    const read = readSeries(this.text.control.value, { features: this.names, future, statics, stamps });
-    const options = {};
-    const dt = this.shownExample()?.dt ?? null;
-    const body = (input) => ({ model: `${this.name}:${this.version}`, inputs: [dt === null ? input : { ...input, dt }], options });
-    if (!this.isForecast) {
-      const topK = numberIn(this.topK.control);
-      if (topK !== null) options.top_k = topK;
-      const { times } = read;
-      return { path: "v1/timeseries/classify", body: body({ series: read.values }), timeOf: times === null ? null : (step) => times[step - 1] ?? times.at(-1) };
-    }
-    const horizon = numberIn(this.horizon.control);
-    if (horizon !== null) options.horizon = horizon;
-    const frequency = this.frequency.control.value.trim() || facts.frequency;
-    const { values, times } = onGrid(read, frequency);
-    if (times !== null && facts.frequency !== null) this.setStart(times[0]);
-    const start = this.start.control.value.trim();
-    if (start === "" && facts.calendar !== null) {
-      const periods = facts.calendar.map(({ name }) => name).join(" and the ");
-      throw new SeriesError(`The model needs the position of each step in the ${periods}: enter the time of the first value, or paste a table with a column ds of times.`);
-    }
-    const input = { series: values };
-    if (start !== "") input.start_timestamp = start;
-    // Without a frequency, the server uses the model's own, which keeps the day of the month.
-    if (this.frequency.control.value.trim() !== (facts.frequency ?? "")) input.frequency = frequency;
-    const staticValues = this.statics.map(([name, formField]) => [name, numberIn(formField.control) ?? read.statics[name] ?? null]).filter(([, value]) => value !== null);
-    if (staticValues.length > 0) input.static = Object.fromEntries(staticValues);
-    const ahead = this.futures.map(([name, formField]) => {
-      const text = formField.control.value.trim();
-      return [name, text === "" ? read.future[name]?.slice(0, facts.horizon) : parseSeries(text, [name]).values];
-    });
-    const futureValues = ahead.filter(([, numbers]) => numbers !== undefined);
-    if (futureValues.length > 0) input.future = Object.fromEntries(futureValues);
-    // A model that was trained without a frequency cannot count steps from a time.
-    this.unusedTimes = times !== null && facts.frequency === null;
-    const first = parseTime(start);
-    const hasTimes = first !== null && advance(first, 1, frequency) !== null;
-    return { path: "v1/timeseries/forecast", body: body(input), timeOf: hasTimes ? (step) => advance(first, step - 1, frequency) : null };
+    const { facts, names, futures, statics } = this;
+    const read = readSeries(this.control("series").value, { features: names, future: futures, statics, stamps: facts.preprocessing?.stamps });
+    const { input, options, timeOf, note = "" } = this.isForecast ? this.forecastRequest(read) : this.classifyRequest(read);
+    const dt = this.shownExample()?.dt ?? undefined;
+    const body = { model: `${this.name}:${this.version}`, inputs: [{ ...input, dt }], options };
+    return { path: `v1/timeseries/${this.isForecast ? "forecast" : "classify"}`, body, timeOf, note };
   }
 
-  submit(event) {
-    event.preventDefault();
-    this.answer();
+  classifyRequest({ values, times }) {
+    return { input: { series: values }, options: { top_k: this.number("top_k") }, timeOf: times && ((step) => times[step - 1] ?? times.at(-1)) };
+  }
+
+  forecastRequest(read) {
+    const { facts } = this;
+    const typed = this.text("frequency");
+    const frequency = typed || facts.frequency;
+    const { values, times } = onGrid(read, frequency);
+    if (times !== null && facts.frequency !== null) this.setStart(times[0]);
+    const start = this.text("start");
+    if (start === "" && facts.calendar !== null) {
+      const periods = facts.calendar.map(({ name }) => name).join(" and the ");
+      throw new Failure(`The model needs the position of each step in the ${periods}: enter the time of the first value, or paste a table with a column ds of times.`);
+    }
+    const ahead = (name) => {
+      const text = this.text(`future ${name}`);
+      return text === "" ? read.future[name]?.slice(0, facts.horizon) : readSeries(text, { features: [name] }).values;
+    };
+    const input = {
+      series: values,
+      start_timestamp: start || undefined,
+      // Without a frequency, the server uses the model's own, which keeps the day of the month.
+      frequency: typed === (facts.frequency ?? "") ? undefined : frequency,
+      static: given(this.statics, (name) => this.number(`static ${name}`) ?? read.statics[name]),
+      future: given(this.futures, ahead),
+    };
+    const first = parseTime(start);
+    const hasTimes = first !== null && advance(first, 1, frequency) !== null;
+    return {
+      input,
+      options: { horizon: this.number("horizon") },
+      timeOf: hasTimes ? (step) => advance(first, step - 1, frequency) : null,
+      // A model that was trained without a frequency cannot count steps from a time.
+      note: times !== null && facts.frequency === null ? " The times of the rows were not used: the model was trained without a frequency." : "",
+    };
   }
 
   async answer() {
     if (this.button.disabled) return;
-    this.problem.clear();
     this.button.disabled = true;
-    this.element.setAttribute("aria-busy", "true");
-    try {
-      const { path, body, timeOf } = this.request();
+    this.form.ariaBusy = "true";
+    const isAnswered = await this.problem.during(async () => {
+      const request = this.request();
       const started = performance.now();
-      const answer = await postJson(path, body);
-      this.show(body.inputs[0].series, timeOf, answer, performance.now() - started);
-    } catch (error) {
-      this.summary.textContent = "";
-      this.figure.hidden = true;
-      this.problem.show(error);
-    } finally {
-      this.button.disabled = false;
-      this.element.removeAttribute("aria-busy");
-    }
+      const answer = await getJson(request.path, { body: request.body });
+      this.show(request, answer, performance.now() - started);
+    });
+    if (!isAnswered) this.summary.textContent = "";
+    this.figure.hidden = !isAnswered;
+    this.button.disabled = false;
+    this.form.ariaBusy = null;
   }
 
-  show(values, timeOf, answer, elapsed) {
+  show({ body, timeOf, note }, answer, elapsed) {
+    const rows = body.inputs[0].series.map((value) => [value].flat());
     const content = answer.outputs[0].content[0];
-    const columns = this.names.map((_, index) => values.map((row) => (Array.isArray(row) ? row[index] : row) ?? null));
+    const sentence = this.isForecast ? this.showForecast(rows, timeOf, content) + note : this.showClasses(rows, timeOf, content);
+    const { split, label } = this.shownExample() ?? {};
     const outside = answer.states_outside_ball ?? [];
-    const warning = outside.length > 0 ? ` Beyond the certified bound: ${outside.join(", ")}.` : "";
-    const sentence = this.isForecast ? this.showForecast(columns, timeOf, content) : this.showClasses(columns, timeOf, content);
-    const example = this.shownExample();
-    const origin = example === null ? "" : `A sample of the ${example.split} split. `;
-    const truth = example?.label === undefined ? "" : ` It is of class ${example.label}.`;
-    this.summary.textContent = `${origin}${sentence}${truth} Version ${answer.model_version}, ${number(elapsed, 3)} ms round trip.${warning}`;
-    this.figure.hidden = false;
+    this.summary.textContent = [
+      split === undefined ? "" : `A sample of the ${split} split. `,
+      sentence,
+      label === undefined ? "" : ` It is of class ${label}.`,
+      ` Version ${answer.model_version}, ${number(elapsed, 3)} ms round trip.`,
+      outside.length > 0 ? ` Beyond the certified bound: ${outside.join(", ")}.` : "",
+    ].join("");
   }
 
-  showClasses(columns, timeOf, content) {
+  showClasses(rows, timeOf, { label, probabilities }) {
     const plot = new Plots();
     const bars = new Bars("Classes by probability");
-    const pairs = Object.entries(content.probabilities).sort((a, b) => b[1] - a[1]);
-    const steps = columns[0].length;
-    const lines = columns.slice(0, 6).map((column, index) => ({ name: this.names[index], values: column, start: 1, kind: `series-${index}` }));
+    const pairs = Object.entries(probabilities).sort((a, b) => b[1] - a[1]);
     bars.draw(pairs);
     this.figure.replaceChildren(
       bars.element,
       plot.element,
-      numbers("Probabilities as a table", ["Class", "Probability"], pairs.map(([label, share]) => [label, share])),
-      numbers("Series as a table", ["Step", ...this.names], columns[0].map((_, step) => [String(step + 1), ...columns.map((column) => column[step] ?? "missing")])),
+      numbers("Probabilities as a table", ["Class", "Probability"], pairs),
+      numbers("Series as a table", ["Step", ...this.names], rows.map((row, step) => [String(step + 1), ...this.names.map((_, index) => row[index] ?? "missing")])),
     );
-    plot.draw({ label: `The series of ${count(steps, "step")} that was classified.`, xLabel: timeOf === null ? "step" : "time (UTC)", yLabel: lines.map(({ name }) => name).join(", "), lines, timeOf });
-    return `Class ${content.label}, with a probability of ${percent(content.probabilities[content.label])}.`;
+    plot.draw({ label: `The series of ${count(rows.length, "step")} that was classified.`, xLabel: timeOf === null ? "step" : "time (UTC)", lines: featureLines(this.names, rows, 1), timeOf });
+    return `Class ${label}, with a probability of ${percent(probabilities[label])}.`;
   }
 
-  showForecast(columns, timeOf, content) {
-    const targets = content.targets.map((target, index) => forecastOf(target, index, content, columns[this.names.indexOf(target)] ?? []));
+  showForecast(rows, timeOf, content) {
+    const { frequency, start_timestamp: from, context_used: used } = content;
+    const next = rows.length + 1;
     const actual = this.shownExample()?.actual ?? [];
-    const actualLine = (target) => {
-      const values = (actual[targets.indexOf(target)] ?? []).slice(0, target.mean.length);
-      return values.length === 0 ? [] : [{ name: "what followed", values, start: target.observed.length + 1, kind: "actual" }];
-    };
+    const targets = content.targets.map((name, index) => {
+      const column = (values) => values.map((value) => [value].flat()[index]);
+      const levels = Object.entries(content.quantiles).map(([level, values]) => [level, column(values)]);
+      levels.sort((a, b) => Number(a[0]) - Number(b[0]));
+      const feature = this.names.indexOf(name);
+      return { name, feature, mean: column(content.mean_forecast), levels, actual: actual[index] ?? [] };
+    });
+    const steps = targets[0].mean.length;
     const plot = new Plot();
-    const draw = (target) =>
+    const draw = ({ name, feature, mean, levels, actual: followed }) =>
       plot.draw({
-        label: `${target.name}: ${count(target.observed.length, "observed step")} and the forecast of ${count(target.mean.length, "step")}, from ${number(target.mean[0])} to ${number(target.mean.at(-1))}.`,
-        xLabel: timeOf === null ? `step${content.frequency ? ` (${content.frequency})` : ""}` : `time (UTC), steps of ${content.frequency}`,
-        yLabel: target.name,
-        divider: target.observed.length + 0.5,
+        label: `${name}: ${count(rows.length, "observed step")} and the forecast of ${count(steps, "step")}, from ${number(mean[0])} to ${number(mean.at(-1))}.`,
+        xLabel: timeOf === null ? `step${frequency ? ` (${frequency})` : ""}` : `time (UTC), steps of ${frequency}`,
+        yLabel: name,
+        divider: next - 0.5,
         lines: [
-          { name: "observed", values: target.observed, start: 1, kind: "observed" },
-          ...actualLine(target),
-          { name: "forecast", values: target.mean, start: target.observed.length + 1, kind: "forecast" },
+          { name: "observed", values: rows.map((row) => row[feature] ?? null), start: 1, kind: "observed" },
+          ...(followed.length === 0 ? [] : [{ name: "what followed", values: followed.slice(0, steps), start: next, kind: "actual" }]),
+          { name: "forecast", values: mean, start: next, kind: "forecast" },
         ],
-        bands: target.bands,
+        bands: bandsOf(levels, next),
         timeOf,
       });
-    const parts = [plot.element];
-    if (targets.length > 1) {
-      const picker = field("Show", choice(targets.map(({ name }, index) => [String(index), name])));
-      picker.control.addEventListener("change", () => draw(targets[Number(picker.control.value)]));
-      parts.unshift(picker.element);
-    }
-    const times = timeOf === null ? null : targets[0].mean.map((_, step) => timeOf(targets[0].observed.length + step + 1));
-    const heads = ["Step ahead", ...(times === null ? [] : ["Time (UTC)"]), ...targets.flatMap(({ name, levels }) => [name, ...levels.map(([level]) => `${name}, ${level}`)])];
-    const rows = targets[0].mean.map((_, step) => [
+    const picker = choiceField("Show", "target", targets.map(({ name }, index) => [index, name]));
+    picker.onchange = ({ target }) => draw(targets[target.value]);
+    const times = timeOf && targets[0].mean.map((_, step) => timeOf(next + step));
+    const heads = ["Step ahead", ...(times ? ["Time (UTC)"] : []), ...targets.flatMap(({ name, levels }) => [name, ...levels.map(([level]) => `${name}, ${level}`)])];
+    const ahead = targets[0].mean.map((_, step) => [
       `+${step + 1}`,
-      ...(times === null ? [] : [timeText(times[step], areDays(times))]),
+      ...(times ? [timeText(times[step], areDays(times))] : []),
       ...targets.flatMap(({ mean, levels }) => [mean[step], ...levels.map(([, values]) => values[step])]),
     ]);
-    this.figure.replaceChildren(...parts, numbers("Forecast as a table", heads, rows));
+    this.figure.replaceChildren(...(targets.length > 1 ? [picker] : []), plot.element, numbers("Forecast as a table", heads, ahead));
     draw(targets[0]);
-    const from = content.start_timestamp === null ? "" : ` from ${content.start_timestamp}`;
-    const unused = this.unusedTimes ? " The times of the rows were not used: the model was trained without a frequency." : "";
-    return `Forecast of ${count(targets[0].mean.length, "step")}${from}, based on the last ${count(content.context_used, "step")}.${unused}`;
+    return `Forecast of ${count(steps, "step")}${from === null ? "" : ` from ${from}`}, based on the last ${count(used, "step")}.`;
   }
 
   curl() {
@@ -311,43 +298,32 @@ class Attempt {
   }
 }
 
+/** The values of some names by name, without those that are missing; undefined if there are none. */
+function given(names, valueOf) {
+  const pairs = names.map((name) => [name, valueOf(name)]).filter(([, value]) => value !== undefined);
+  return pairs.length > 0 ? Object.fromEntries(pairs) : undefined;
+}
+
 /** Returns the rows as steps of a frequency: a missing row becomes a step without values, as in `predict`.
  *
  * Without times, or if the frequency is not one of the calendar, rows are steps.
  */
 function onGrid({ values, times }, frequency) {
   if (times === null) return { values, times };
-  const late = times.findIndex((time, index) => index > 0 && time <= times[index - 1]);
-  if (late > 0) throw new SeriesError(`The times of the rows must ascend, got ${timeText(times[late])} after ${timeText(times[late - 1])}. Sort the rows, and paste one series at a time.`);
+  const late = times.findIndex((time, index) => time <= times[index - 1]);
+  if (late > 0) throw new Failure(`The times of the rows must ascend, got ${timeText(times[late])} after ${timeText(times[late - 1])}. Sort the rows, and paste one series at a time.`);
   if (advance(times[0], 1, frequency) === null) return { values, times };
   const positions = times.map((time) => stepsBetween(times[0], time, frequency));
   const offGrid = positions.indexOf(null);
-  if (offGrid >= 0) throw new SeriesError(`The model takes steps of ${frequency}, but ${timeText(times[offGrid])} is not a whole number of steps after ${timeText(times[0])}.`);
+  if (offGrid >= 0) throw new Failure(`The model takes steps of ${frequency}, but ${timeText(times[offGrid])} is not a whole number of steps after ${timeText(times[0])}.`);
   const steps = positions.at(-1) + 1;
-  if (steps > MAX_STEPS) throw new SeriesError(`The times of the rows span ${steps} steps of ${frequency}; the page takes at most ${MAX_STEPS}.`);
-  const empty = Array.isArray(values[0]) ? values[0].map(() => null) : null;
-  const filled = Array.from({ length: steps }, () => empty);
+  if (steps > MAX_STEPS) throw new Failure(`The times of the rows span ${steps} steps of ${frequency}; the page takes at most ${MAX_STEPS}.`);
+  const filled = Array(steps).fill(Array.isArray(values[0]) ? values[0].map(() => null) : null);
   positions.forEach((index, row) => (filled[index] = values[row]));
   return { values: filled, times };
 }
 
-/** One target of an answer, with bands between the quantiles that belong together. */
-function forecastOf(name, index, content, observed) {
-  const column = (values) => values.map((value) => (Array.isArray(value) ? value[index] : value));
-  const levels = Object.entries(content.quantiles).map(([level, values]) => [level, column(values)]);
-  levels.sort((a, b) => Number(a[0]) - Number(b[0]));
-  return { name, observed, mean: column(content.mean_forecast), levels, bands: bandsOf(levels, observed.length + 1) };
-}
-
-/** Bands from the outermost pair of quantiles inwards. */
-export function bandsOf(levels, start, noun = "quantiles") {
-  return Array.from({ length: Math.floor(levels.length / 2) }, (_, index) => {
-    const [[low, lower], [high, upper]] = [levels[index], levels[levels.length - 1 - index]];
-    return { name: `${noun} ${low} to ${high}`, lower, upper, start, kind: "quantiles" };
-  });
-}
-
 function numbers(title, heads, rows) {
-  const more = rows.length > MAX_TABLE_ROWS ? el("p", { class: "note" }, `The first ${MAX_TABLE_ROWS} of ${rows.length} rows.`) : null;
+  const more = rows.length > MAX_TABLE_ROWS ? el("p.note", `The first ${MAX_TABLE_ROWS} of ${rows.length} rows.`) : null;
   return fold(title, more, table(title, heads, rows.slice(0, MAX_TABLE_ROWS)));
 }

@@ -1,59 +1,54 @@
 // The API docs: every route of /openapi.json with its parameters, bodies, an example and a command to copy. JSON schemas
 // become tables of fields, and examples.
 
-import { address, ApiError, getJson, startToken, token } from "./api.js";
+import { address, getJson, startToken, token } from "./api.js";
 import { byId, copyButton, count, el, fold, Problem, table } from "./dom.js";
 
 const MAX_DEPTH = 4;
+let openapi = null;
 
 /** The schema that a reference names, or the schema itself. */
-function resolve(document_, schema) {
-  const name = schema?.$ref?.replace("#/components/schemas/", "");
-  return name === undefined ? schema : document_.components.schemas[name];
+function resolve(schema) {
+  const { $ref: reference } = schema ?? {};
+  return reference === undefined ? schema : openapi.components.schemas[nameOf(reference)];
+}
+
+function nameOf(reference) {
+  return reference.split("/").at(-1);
 }
 
 /** The type in a few words: "array of number or null". */
-function typeOf(document_, schema, depth = 0) {
-  if (schema?.$ref !== undefined) return schema.$ref.split("/").at(-1);
-  if (schema?.const !== undefined) return JSON.stringify(schema.const);
-  if (schema?.enum !== undefined) return schema.enum.map((value) => JSON.stringify(value)).join(" or ");
-  const options = schema?.anyOf ?? schema?.oneOf;
-  if (options !== undefined) return [...new Set(options.map((option) => typeOf(document_, option, depth)))].join(" or ");
-  if (schema?.type === "array") return depth >= MAX_DEPTH ? "array" : `array of ${typeOf(document_, schema.items ?? {}, depth + 1)}`;
-  return schema?.type ?? "anything";
+function typeOf(schema = {}, depth = 0) {
+  const { $ref: reference, enum: values, anyOf, oneOf, type, items } = schema;
+  if (reference !== undefined) return nameOf(reference);
+  if (schema.const !== undefined) return JSON.stringify(schema.const);
+  if (values !== undefined) return values.map((value) => JSON.stringify(value)).join(" or ");
+  const options = anyOf ?? oneOf;
+  if (options !== undefined) return [...new Set(options.map((option) => typeOf(option, depth)))].join(" or ");
+  if (type === "array") return depth >= MAX_DEPTH ? type : `array of ${typeOf(items, depth + 1)}`;
+  return type ?? "anything";
 }
 
 /** The fields of a schema as a table, and below it those of the schemas that it references; text if it has no fields. */
-function schemaView(document_, schema, title, seen = new Set()) {
-  const whole = resolve(document_, schema);
-  if (schema?.$ref !== undefined) seen.add(schema.$ref);
-  if (whole?.properties === undefined) return [el("p", { class: "note" }, `${title}: ${typeOf(document_, schema)}`)];
-  const required = new Set(whole.required ?? []);
-  const rows = Object.entries(whole.properties).map(([name, field]) => [
-    el("code", {}, name),
-    typeOf(document_, field),
-    required.has(name) ? "yes" : defaultOf(field),
-    prose(descriptionOf(document_, field)),
-  ]);
-  const below = Object.values(whole.properties)
-    .flatMap(referencesIn)
-    .filter((reference) => !seen.has(reference) && resolve(document_, { $ref: reference })?.properties !== undefined);
+function schemaView(schema, title, seen = new Set()) {
+  const { properties, required = [] } = resolve(schema) ?? {};
+  seen.add(schema?.$ref);
+  if (properties === undefined) return el("p.note", `${title}: ${typeOf(schema)}`);
+  const rows = Object.entries(properties).map(([name, property]) => {
+    const { default: standard = null, description, $ref: reference } = property;
+    const optional = standard === null ? "no" : `no: ${JSON.stringify(standard)}`;
+    const meaning = description ?? (reference ? (resolve(property)?.description ?? "").split("\n")[0] : "");
+    return [el("code", name), typeOf(property), required.includes(name) ? "yes" : optional, prose(meaning)];
+  });
+  const below = new Set(referencesIn(Object.values(properties)));
   return [
-    table(title, ["Field", "Type", "Required", "Meaning"], rows, "schema"),
-    ...[...new Set(below)].flatMap((reference) => {
-      if (seen.has(reference)) return [];
-      const name = reference.split("/").at(-1);
-      return [fold(name, schemaView(document_, { $ref: reference }, name, seen))];
+    table(title, ["Field", "Type", "Required", "Meaning"], rows, "div.scrolling.schema"),
+    ...[...below].map((reference) => {
+      const referenced = { $ref: reference };
+      if (seen.has(reference) || resolve(referenced)?.properties === undefined) return null;
+      return fold(nameOf(reference), schemaView(referenced, nameOf(reference), seen));
     }),
   ];
-}
-
-function defaultOf(field) {
-  return field.default === undefined || field.default === null ? "no" : `no: ${JSON.stringify(field.default)}`;
-}
-
-function descriptionOf(document_, field) {
-  return field.description ?? (field.$ref === undefined ? "" : (resolve(document_, field)?.description ?? "").split("\n")[0]);
 }
 
 function referencesIn(schema) {
@@ -62,149 +57,129 @@ function referencesIn(schema) {
 }
 
 /** Returns the example of a schema, or one built from its fields. */
-function exampleOf(document_, schema, depth = 0) {
-  const whole = resolve(document_, schema);
+function exampleOf(schema, depth = 0) {
+  const whole = resolve(schema);
   if (whole === undefined || depth > 2 * MAX_DEPTH) return null;
   const example = whole.example ?? whole.examples?.[0] ?? whole.const ?? whole.enum?.[0] ?? whole.default;
   if (example !== undefined) return example;
+  const inner = (field) => exampleOf(field, depth + 1);
   const options = whole.anyOf ?? whole.oneOf;
-  if (options !== undefined) return exampleOf(document_, options[0], depth + 1);
-  if (whole.type === "object") {
-    const fields = Object.entries(whole.properties ?? {});
-    return Object.fromEntries(fields.map(([name, field]) => [name, exampleOf(document_, field, depth + 1)]));
-  }
-  if (whole.type === "array") return [exampleOf(document_, whole.items ?? {}, depth + 1)];
+  if (options !== undefined) return inner(options[0]);
+  if (whole.type === "object") return Object.fromEntries(Object.entries(whole.properties ?? {}).map(([name, field]) => [name, inner(field)]));
+  if (whole.type === "array") return [inner(whole.items ?? {})];
   return { string: "text", integer: whole.minimum ?? 1, number: 0.5, boolean: true }[whole.type] ?? null;
 }
 
 /** Text with the words between backticks set as code. */
-function prose(text) {
-  const parts = text.split(/``?([^`]+)``?/);
-  return el("span", {}, parts.map((part, index) => (index % 2 === 1 ? el("code", {}, part) : part)));
+function prose(text = "") {
+  return el("span", text.split(/``?([^`]+)``?/).map((part, index) => (index % 2 === 1 ? el("code", part) : part)));
 }
 
-let document_ = null;
-
-/** Every route as `{id, method, path, operation, tag}`. */
+/** Every route as `{id, method, path, tag, ...operation}`. */
 function routes() {
-  return Object.entries(document_.paths).flatMap(([path, operations]) =>
+  return Object.entries(openapi.paths).flatMap(([path, operations]) =>
     Object.entries(operations).map(([method, operation]) => ({
       id: `${method}${path.replaceAll(/[^\w]+/g, "-")}`,
       method: method.toUpperCase(),
       path,
-      operation,
       tag: operation.tags?.[0] ?? "other",
+      parameters: [],
+      responses: {},
+      ...operation,
+      body: operation.requestBody?.content ?? {},
     })),
   );
 }
 
-function routeView({ id, method, path, operation }) {
-  const body = operation.requestBody?.content ?? {};
+function routeView(route) {
+  const { id, description, summary = "", parameters, responses, body } = route;
   return el(
-    "section",
-    { class: "card route", id, "aria-labelledby": `${id}-title`, tabIndex: -1 },
-    el("h3", { id: `${id}-title` }, el("span", { class: `method ${method.toLowerCase()}` }, method), " ", el("code", {}, breakable(path))),
-    ...(operation.description ?? operation.summary ?? "").split(/\n\n+/).map((paragraph) => el("p", { class: "lead" }, prose(paragraph))),
-    parametersView(operation.parameters ?? []),
-    ...Object.entries(body).flatMap(([type, { schema }]) => [el("h4", {}, "Body, ", el("code", {}, type)), ...schemaView(document_, schema ?? {}, "Body")]),
-    ...answersView(operation.responses ?? {}),
-    curlView(method, path, operation, body),
+    "section.card.route",
+    { id, "aria-labelledby": `${id}-title`, tabIndex: -1 },
+    el("h3", { id: `${id}-title` }, methodAndPath(route, "code")),
+    (description ?? summary).split(/\n\n+/).map((paragraph) => el("p.lead", prose(paragraph))),
+    parametersView(parameters),
+    Object.entries(body).map(([type, { schema }]) => [el("h4", "Body, ", el("code", type)), schemaView(schema, "Body")].flat()),
+    responsesView(responses),
+    curlView(route),
   );
 }
 
-/** A path with a possible line break after each slash. */
-function breakable(path) {
-  return path.split(/(?<=\/)/).flatMap((part) => [part, el("wbr")]);
+/** The method, and the path with a possible line break after each slash. */
+function methodAndPath({ method, path }, tag) {
+  const parts = path.split(/(?<=\/)/).flatMap((part) => [part, el("wbr")]);
+  return [el(`span.method.${method.toLowerCase()}`, method), " ", el(tag, parts)];
 }
 
 function parametersView(parameters) {
   if (parameters.length === 0) return null;
-  const rows = parameters.map(({ name, in: location_, required, schema, description }) => [
-    el("code", {}, name),
-    location_,
-    typeOf(document_, schema),
+  const rows = parameters.map(({ name, in: where, required, schema, description }) => [
+    el("code", name),
+    where,
+    typeOf(schema),
     required ? "yes" : "no",
-    prose(description ?? schema?.description ?? ""),
+    description ?? schema?.description ?? "",
   ]);
-  const heads = ["Name", "In", "Type", "Required", "Meaning"];
-  const columns = parameters.some(({ description, schema }) => description ?? schema?.description) ? heads.length : heads.length - 1;
-  return el("div", {}, el("h4", {}, "Parameters"), table("Parameters", heads.slice(0, columns), rows.map((row) => row.slice(0, columns))));
+  const columns = rows.some((row) => row[4] !== "") ? 5 : 4;
+  const heads = ["Name", "In", "Type", "Required", "Meaning"].slice(0, columns);
+  return el("div", el("h4", "Parameters"), table("Parameters", heads, rows.map((row) => row.with(4, prose(row[4])).slice(0, columns))));
 }
 
-function answersView(responses) {
-  const row = ([status, { description, content }]) => {
-    const types = Object.entries(content ?? {}).map(([type, { schema }]) => (type === "application/json" && schema !== undefined ? typeOf(document_, schema) : type));
-    return [status, description ?? "", types.join(" or ") || "no body"];
+function responsesView(responses) {
+  const row = ([status, { description = "", content = {} }]) => {
+    const types = Object.entries(content).map(([type, { schema }]) => (type === "application/json" && schema ? typeOf(schema) : type));
+    return [status, description, types.join(" or ") || "no body"];
   };
-  const all = Object.entries(responses);
-  const [good, bad] = [all.filter(([status]) => status < "4"), all.filter(([status]) => status >= "4")];
-  const heads = ["Status", "When", "Body"];
+  const [good, bad] = [true, false].map((isGood) => Object.entries(responses).filter(([status]) => status < "4" === isGood));
   const schema = good[0]?.[1].content?.["application/json"]?.schema;
+  const view = (title, rows) => table(title, ["Status", "When", "Body"], rows.map(row));
   return [
-    el("h4", {}, "Responses"),
-    table("Responses", heads, good.map(row)),
-    schema === undefined ? null : fold("Fields of the response", schemaView(document_, schema, "Response")),
-    bad.length === 0 ? null : el("details", {}, el("summary", {}, `Errors: ${bad.map(([status]) => status).join(", ")}`), table("Errors", heads, bad.map(row))),
+    el("h4", "Responses"),
+    view("Responses", good),
+    schema && fold("Fields of the response", schemaView(schema, "Response")),
+    bad.length === 0 ? null : fold(`Errors: ${bad.map(([status]) => status).join(", ")}`, view("Errors", bad)),
   ];
 }
 
-function curlView(method, path, operation, body) {
-  const verb = method === "GET" ? "" : ` -X ${method}`;
-  const parts = [`curl -s${verb} '${decodeURI(address(pathExample(path, operation)).href)}'`];
+function curlView({ method, path, parameters, body }) {
+  const examples = Object.fromEntries(parameters.map(({ name, schema }) => [name, schema?.examples?.[0]]));
+  const filled = path.slice(1).replace(/\{(\w+)\}/g, (_, name) => examples[name] ?? name.toUpperCase());
+  const parts = [`curl -s${method === "GET" ? "" : ` -X ${method}`} '${decodeURI(address(filled))}'`];
   if (token() !== null) parts.push('-H "Authorization: Bearer $TOKEN"');
   const json = body["application/json"];
   if (json !== undefined) {
-    const example = json.example ?? exampleOf(document_, json.schema ?? {});
+    const example = json.example ?? exampleOf(json.schema ?? {});
     parts.push("-H 'Content-Type: application/json'", `-d '${JSON.stringify(example).replaceAll("'", "'\\''")}'`);
   }
   const text = parts.join(" \\\n  ");
-  return el("div", { class: "curl" }, el("pre", { tabIndex: 0, "aria-label": "Command" }, el("code", {}, text)), copyButton("Copy", () => text));
-}
-
-function pathExample(path, operation) {
-  const examples = Object.fromEntries((operation.parameters ?? []).map(({ name, schema }) => [name, schema?.examples?.[0] ?? name.toUpperCase()]));
-  return path.slice(1).replace(/\{(\w+)\}/g, (_, name) => examples[name] ?? name.toUpperCase());
+  return el("div.curl", el("pre", { tabIndex: 0, "aria-label": "Command" }, el("code", text)), copyButton("Copy", () => text));
 }
 
 function draw(query) {
   const words = query.toLowerCase().split(/\s+/);
-  const matching = routes().filter(({ method, path, operation, tag }) => {
-    const text = `${method} ${path} ${tag} ${operation.description ?? ""}`.toLowerCase();
+  const matching = routes().filter(({ method, path, tag, description = "" }) => {
+    const text = `${method} ${path} ${tag} ${description}`.toLowerCase();
     return words.every((word) => text.includes(word));
   });
-  const tags = [...new Set(matching.map(({ tag }) => tag))];
-  const ofTag = (tag) => matching.filter((route) => route.tag === tag);
+  const tags = [...new Set(matching.map(({ tag }) => tag))].map((tag) => [tag, matching.filter((route) => route.tag === tag)]);
+  const link = (route) => el("li", el("a", { href: `#${route.id}` }, methodAndPath(route, "span")));
   byId("route-count").textContent = count(matching.length, "route");
-  byId("routes").replaceChildren(
-    ...tags.map((tag) =>
-      el(
-        "li",
-        {},
-        el("h2", {}, tag),
-        el("ul", {}, ofTag(tag).map(({ id, method, path }) => el("li", {}, el("a", { href: `#${id}` }, el("span", { class: `method ${method.toLowerCase()}` }, method), " ", breakable(path))))),
-      ),
-    ),
-  );
-  byId("docs").replaceChildren(...tags.flatMap((tag) => [el("h2", { class: "tag" }, tag), ...ofTag(tag).map(routeView)]));
+  byId("routes").replaceChildren(...tags.map(([tag, members]) => el("li", el("h2", tag), el("ul", members.map(link)))));
+  byId("docs").replaceChildren(...tags.flatMap(([tag, members]) => [el("h2.tag", tag), ...members.map(routeView)]));
 }
 
 async function start() {
-  const main = byId("docs");
-  try {
-    document_ = await getJson("openapi.json");
-  } catch (error) {
-    if (!(error instanceof ApiError)) throw error;
-    const problem = new Problem();
-    main.replaceChildren(problem.element);
-    problem.show(error);
-    return;
-  }
-  byId("server-version").textContent = document_.info.version;
-  draw(byId("route-search").value);
-  // The target of the address did not exist yet when the browser looked for it.
-  if (location.hash !== "") byId(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
+  const problem = new Problem();
+  byId("docs").replaceChildren(problem.element);
+  await problem.during(async () => {
+    openapi = await getJson("openapi.json");
+    byId("server-version").textContent = openapi.info.version;
+    draw(byId("route-search").value);
+    // The target of the address did not exist yet when the browser looked for it.
+    if (location.hash !== "") byId(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
+  });
 }
 
 startToken(start);
-byId("route-search").addEventListener("input", (event) => document_ !== null && draw(event.target.value));
+byId("route-search").oninput = ({ target }) => openapi !== null && draw(target.value);
 start();

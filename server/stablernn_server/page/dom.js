@@ -1,28 +1,38 @@
-// Creation of elements and formatting of numbers. Text enters the page as text only: nothing here takes markup.
-// Below: form fields with labels, hints and error messages.
+// Elements, numbers as text, fields of forms, and boxes for errors. Text enters the page as text only: nothing here takes markup.
 
 const LINE = 90;
-const SVG = "http://www.w3.org/2000/svg";
 
-/** Creates an element with children, leaving out null; names with a dash, `role`, `for` and `list` are set as attributes, others as properties. */
-export function el(tag, properties = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (value === null || value === undefined) continue;
-    if (name.includes("-") || name === "role" || name === "for" || name === "list") element.setAttribute(name, value);
-    else if (name === "class") element.className = value;
-    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else element[name] = value;
+/** A failure that the user is told of; `details` are `status`, `code` and `requestId` of a response. */
+export class Failure extends Error {
+  constructor(sentence, details) {
+    super(sentence);
+    Object.assign(this, details);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
-  return element;
 }
 
-/** An element of a drawing; every property is an attribute. */
-export function svg(tag, attributes = {}, ...children) {
-  const element = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children);
+/** Creates `tag.class`. Objects among `parts` are its properties, or attributes where it has no such property; the others are its
+ * content, of which null and undefined are left out. */
+export function el(selector, ...parts) {
+  return build(document.createElement(selector.split(".")[0]), selector, parts, (element, name) => name in element);
+}
+
+/** An element of a drawing, which has attributes only. */
+export function svg(selector, ...parts) {
+  return build(document.createElementNS("http://www.w3.org/2000/svg", selector.split(".")[0]), selector, parts, () => false);
+}
+
+function build(element, selector, parts, isProperty) {
+  for (const part of parts.flat(2)) {
+    if (part?.constructor !== Object) element.append(part ?? "");
+    else {
+      for (const [name, value] of Object.entries(part)) {
+        if (isProperty(element, name)) element[name] = value ?? "";
+        else if (value !== null) element.setAttribute(name, value);
+      }
+    }
+  }
+  const classes = selector.split(".").slice(1);
+  if (classes.length > 0) element.classList.add(...classes);
   return element;
 }
 
@@ -30,28 +40,25 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
-/** Formats a number with at most `digits` significant digits, without an exponent if that is readable. */
-export function number(value, digits = 4) {
-  if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+/** Formats a number with `digits` significant digits or all of its whole part, with an exponent where that is more readable. */
+export function number(value, digits = 4, roundingMode = "halfExpand") {
+  if (!Number.isFinite(value)) return { Infinity: "∞", "-Infinity": "−∞" }[value] ?? "–";
   const size = Math.abs(value);
-  if (size !== 0 && (size >= 1e7 || size < 1e-4)) return value.toExponential(Math.max(0, digits - 2)).replace("-", "−");
-  const text = size >= 10 ** (digits - 1) ? value.toFixed(0) : String(Number(value.toPrecision(digits)));
-  const grouped = size >= 1e4 ? text.replace(/\B(?=(\d{3})+$)/g, ",") : text;
-  return grouped.replace("-", "−");
+  const style =
+    size >= 1e7 || (size > 0 && size < 1e-4)
+      ? { notation: "scientific", minimumSignificantDigits: digits - 1, maximumSignificantDigits: digits - 1 }
+      : { maximumSignificantDigits: digits, maximumFractionDigits: 0, roundingPriority: "morePrecision", useGrouping: "min2" };
+  const text = new Intl.NumberFormat("en", { ...style, roundingMode, signDisplay: "negative" }).format(value);
+  return text.replace(/E(?=\d)/, "e+").replace("E", "e").replaceAll("-", "−");
 }
 
-/** An upper bound as `number` formats it, rounded up, so that the text is an upper bound as well. */
+/** Formats an upper bound so that the text is an upper bound as well. */
 export function upperBound(value, digits = 4) {
-  if (typeof value !== "number" || !Number.isFinite(value) || value === 0) return number(value, digits);
-  const size = Math.abs(value);
-  const exponent = Math.floor(Math.log10(size));
-  // As many digits as `number` shows of this size, so that it has nothing left to round.
-  const shown = size >= 1e7 || size < 1e-4 ? digits - 1 : Math.max(digits, exponent + 1);
-  const nearest = Number(value.toPrecision(shown));
-  // The sum of two floats can be off by a last digit, which rounding to the shown ones removes.
-  const rounded = nearest < value ? Number((nearest + 10 ** (exponent - shown + 1)).toPrecision(shown)) : nearest;
-  return number(rounded, digits);
+  return number(value, digits, "ceil");
+}
+
+export function percent(share) {
+  return share > 0 && share < 0.0005 ? "< 0.1 %" : `${number(Number((100 * share).toFixed(1)))} %`;
 }
 
 /** `count` with its noun: "1 feature", "3 features". */
@@ -61,98 +68,96 @@ export function count(amount, noun, plural = `${noun}s`) {
 
 /** Lists the first of many words, as many as fit on a line: "a, b, c and 4 more". */
 export function some(words, limit = 6) {
-  let shown = Math.min(limit, words.length);
-  while (shown > 1 && words.slice(0, shown).join(", ").length > LINE) shown -= 1;
-  const more = words.length > shown ? ` and ${words.length - shown} more` : "";
-  return words.slice(0, shown).join(", ") + more;
+  let shown = words.slice(0, limit);
+  while (shown.length > 1 && shown.join(", ").length > LINE) shown = shown.slice(0, -1);
+  const more = words.length - shown.length;
+  return shown.join(", ") + (more > 0 ? ` and ${more} more` : "");
 }
 
 /** Content that is shown once its title is clicked. */
 export function fold(title, ...content) {
-  return el("details", {}, el("summary", {}, title), ...content);
+  return el("details", el("summary", title), content);
 }
 
-/** Names with their values, `[[name, value], ...]`. */
-export function factList(pairs, ...more) {
-  return el("dl", { class: "facts" }, pairs.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))), ...more);
+/** Names with their values, `[[name, value], ...]`; null is left out. */
+export function factList(selector, pairs) {
+  return el(selector, pairs.filter(([, value]) => value !== null).map(([name, value]) => el("div", el("dt", name), value instanceof Element ? value : el("dd", value))));
 }
 
 /** A table in a group that screen readers announce by its caption; `rows` hold text, numbers or elements, the first cell is the row's head. */
-export function table(caption, heads, rows, className = "") {
+export function table(caption, heads, rows, selector = "div.scrolling") {
+  const isNumber = (value) => typeof value === "number";
   const cell = (value, column) =>
-    column === 0
-      ? el("th", { scope: "row" }, value)
-      : el("td", { class: typeof value === "number" ? "number" : "" }, typeof value === "number" ? number(value) : value);
+    column === 0 ? el("th", { scope: "row" }, value) : el("td", { className: isNumber(value) ? "number" : "" }, isNumber(value) ? number(value) : value);
+  const head = (text, column) => el("th", { scope: "col", className: rows.some((row) => isNumber(row[column])) ? "number" : "" }, text);
   return el(
-    "div",
-    { class: `scrolling ${className}`, tabIndex: 0, role: "group", "aria-label": caption },
-    el(
-      "table",
-      {},
-      el("thead", {}, el("tr", {}, heads.map((head, column) => el("th", { scope: "col", class: rows.some((row) => typeof row[column] === "number") ? "number" : "" }, head)))),
-      el("tbody", {}, rows.map((row) => el("tr", {}, row.map(cell)))),
-    ),
+    selector,
+    { tabIndex: 0, role: "group", "aria-label": caption },
+    el("table", el("thead", el("tr", heads.map(head))), el("tbody", rows.map((row) => el("tr", row.map(cell))))),
   );
 }
 
 /** A button that copies the current result of `text()`, and confirms it. */
 export function copyButton(label, text) {
-  const button = el("button", { type: "button", class: "quiet" }, label);
-  const status = el("span", { class: "hidden", role: "status" });
-  button.addEventListener("click", async () => {
+  const status = el("span.hidden", { role: "status" });
+  const onclick = async () => {
+    let outcome = "Copied";
     try {
       await navigator.clipboard.writeText(text());
-      status.textContent = button.textContent = "Copied";
     } catch {
-      status.textContent = button.textContent = "Copying is not allowed here";
+      outcome = "Copying is not allowed here";
     }
+    status.textContent = button.textContent = outcome;
     setTimeout(() => {
       button.textContent = label;
       status.textContent = "";
     }, 2000);
-  });
-  return el("span", { class: "copy" }, button, status);
+  };
+  const button = el("button.quiet", { type: "button", onclick }, label);
+  return el("span.copy", button, status);
 }
 
 let fieldCount = 0;
 
-/** A labeled control; screen readers read `hint` with it. Returns `{element, control}`. */
-export function field(label, control, { hint = null, wide = false } = {}) {
+/** A labeled control of a form; screen readers read `hint` with it. */
+export function field(label, control, hint = null, selector = "div.field") {
   fieldCount += 1;
   control.id ||= `field-${fieldCount}`;
-  const note = hint === null ? null : el("span", { class: "hint", id: `${control.id}-hint` }, hint);
-  if (note !== null) control.setAttribute("aria-describedby", note.id);
-  return { control, element: el("div", { class: wide ? "field wide" : "field" }, el("label", { for: control.id }, label), control, note) };
+  if (hint !== null) control.setAttribute("aria-describedby", `${control.id}-hint`);
+  return el(selector, el("label", { for: control.id }, label), control, hint && el("span.hint", { id: `${control.id}-hint` }, hint));
 }
 
-export function numberInput(value, { min = null, max = null, step = "1" } = {}) {
-  return el("input", { type: "number", value: value === null ? "" : String(value), min: min === null ? null : String(min), max: max === null ? null : String(max), step });
+/** A field of text, or of another `type`. */
+export function inputField(label, name, properties = {}, hint = null) {
+  return field(label, el("input", { name, type: "text", autocomplete: "off", spellcheck: false, ...properties }), hint);
 }
 
-export function textInput(value = "", placeholder = "") {
-  return el("input", { type: "text", value, placeholder, autocomplete: "off", spellcheck: false });
+/** A field with a choice among `[value, label]` pairs. */
+export function choiceField(label, name, pairs) {
+  return field(label, el("select", { name }, pairs.map(([value, text]) => el("option", { value }, text))));
 }
 
-/** A choice among `[value, label]` pairs. */
-export function choice(pairs) {
-  return el("select", {}, pairs.map(([value, label]) => el("option", { value }, label)));
-}
-
-/** The number in a field, or null when it is empty. */
-export function numberIn(control) {
-  return control.value.trim() === "" ? null : Number(control.value);
-}
-
-/** A box for an error message; screen readers announce it when it changes. */
+/** A box for an error; screen readers announce it when it changes. */
 export class Problem {
-  constructor() {
-    this.element = el("div", { class: "problem", role: "alert", hidden: true });
+  element = el("div.problem", { role: "alert", hidden: true });
+
+  /** Does `work`, and shows why it failed; resolves to whether it did not. */
+  async during(work) {
+    this.clear();
+    try {
+      await work();
+      return true;
+    } catch (error) {
+      this.show(error);
+      return false;
+    }
   }
 
   show(error) {
-    const id = error.requestId ? el("small", {}, `Request ${error.requestId}`) : null;
-    const code = error.status ? el("small", {}, `${error.status} ${error.code}`) : null;
-    this.element.replaceChildren(el("p", {}, error.message), ...[code, id].filter((part) => part !== null));
+    // What nobody has foreseen belongs to the console too.
+    if (!(error instanceof Failure)) reportError(error);
+    const { message, status, code, requestId } = error;
+    this.element.replaceChildren(el("p", message), status ? el("small", `${status} ${code}`) : "", requestId ? el("small", `Request ${requestId}`) : "");
     this.element.hidden = false;
   }
 
@@ -161,23 +166,3 @@ export class Problem {
     this.element.replaceChildren();
   }
 }
-
-/** Names of the features that a request must contain: all but those that the server computes from the calendar. */
-export function observedFeatures(facts) {
-  const calendarFeatures = new Set((facts.calendar ?? []).flatMap(({ name }) => [`calendar_${name}_sin`, `calendar_${name}_cos`]));
-  return facts.features.filter((name) => !calendarFeatures.has(name));
-}
-
-/** Mean and standard deviation of each observed feature in the training data; 0 and 1 if the server does not know them. */
-export function scalesOf(facts) {
-  const names = observedFeatures(facts);
-  const { mean = [], scale = [] } = facts.preprocessing?.scaling ?? {};
-  const pick = (values, fallback) => names.map((name) => values[facts.features.indexOf(name)] ?? fallback);
-  return { means: pick(mean, 0), scales: pick(scale, 1) };
-}
-
-export const SHAPES = [
-  ["sine", "Sine"],
-  ["steps", "Steps"],
-  ["noise", "Noise"],
-];

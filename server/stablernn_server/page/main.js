@@ -1,13 +1,15 @@
 // Assembly of the page: the list, the model in the address, and the current load of the server.
 
-import { ApiError, getJson, modelPath, startToken } from "./api.js";
+import { getJson, modelPath, startToken } from "./api.js";
 import { byId, el, Problem } from "./dom.js";
 import { Load } from "./figures.js";
-import { isServed, isShown, ModelList, ModelView, readModels, unloadedView } from "./models.js";
+import { hashOf, isServed, ModelList, ModelView, readModels, unloadedView } from "./models.js";
 
 const list = new ModelList();
-const problem = new Problem();
 const load = new Load((current) => view?.refresh(current));
+const problem = new Problem();
+const listProblem = new Problem();
+const retry = el("button", { type: "button", onclick: start }, "Try again");
 // null until the list was read for the first time.
 let models = null;
 let view = null;
@@ -15,9 +17,8 @@ let openCount = 0;
 
 /** Returns the name and version in the address: `#/name` or `#/name/version`. */
 function route() {
-  if (!location.hash.startsWith("#/")) return { name: "", version: null };
-  const [name = "", version = null] = location.hash.slice(2).split("/").map(decode);
-  return { name, version: version || null };
+  const [root, name = "", version] = location.hash.split("/").map(decode);
+  return root === "#" ? [name, version || null] : ["", null];
 }
 
 function decode(part) {
@@ -28,47 +29,43 @@ function decode(part) {
   }
 }
 
-async function open(focus) {
-  const main = byId("model");
-  const target = route();
-  const name = target.name || models.find(isServed)?.name || "";
-  const openNumber = ++openCount;
+/** Shows the model in the address, or the first one that is served. */
+async function open(isNavigation) {
+  const [routeName, version] = route();
+  const name = routeName || models.find((model) => isServed(model))?.name;
+  openCount += 1;
+  const openNumber = openCount;
   view?.stop();
   view = null;
-  problem.clear();
   list.mark(name);
-  if (name === "") {
-    const sentence = models.length === 0 ? "No model is served here yet." : "None of the models is loaded.";
-    main.replaceChildren(el("div", { class: "empty" }, el("h2", {}, sentence), el("p", {}, "Publish one with ", el("code", {}, "stablernn export"), " and serve it with ", el("code", {}, "stablernn serve"), ".")));
-    return;
-  }
+  const isShown = await problem.during(async () => {
+    const element = name ? await elementOf(name, version, openNumber) : emptyView();
+    if (openNumber === openCount) byId("model").replaceChildren(element);
+  });
+  if (openNumber !== openCount) return;
+  if (!isShown) byId("model").replaceChildren(problem.element);
+  else if (name) document.title = `${name} · stablernn`;
+  view?.refresh(load);
+  if (isNavigation) byId("model-title")?.focus();
+}
+
+function emptyView() {
+  const sentence = models.length === 0 ? "No model is served here yet." : "None of the models is loaded.";
+  return el("div.empty", el("h2", sentence), el("p", "Publish one with ", el("code", "stablernn export"), " and serve it with ", el("code", "stablernn serve"), "."));
+}
+
+async function elementOf(name, version, openNumber) {
   const model = models.find((entry) => entry.name === name);
   // Show a version that was just loaded, whatever the address was before.
-  const loaded = async (version) => {
-    const address = version === null ? `#/${encodeURIComponent(name)}` : `#/${encodeURIComponent(name)}/${version}`;
-    history.replaceState(null, "", address);
+  const loaded = async (loadedVersion) => {
+    history.replaceState(null, "", hashOf(name, loadedVersion));
     await readAll();
   };
-  if (model !== undefined && !isShown(model, target.version)) {
-    main.replaceChildren(unloadedView(name, target.version, model.versions, loaded));
-    document.title = `${name} · stablernn`;
-    if (focus) byId("model-title").focus();
-    return;
-  }
-  try {
-    const metadata = await getJson(modelPath(name, target.version));
-    if (openNumber !== openCount) return;
-    view = new ModelView(metadata, model?.versions ?? [], loaded);
-    main.replaceChildren(view.element);
-    document.title = `${name} · stablernn`;
-    view.refresh(load);
-    if (focus) byId("model-title").focus();
-  } catch (error) {
-    if (openNumber !== openCount) return;
-    if (!(error instanceof ApiError)) throw error;
-    main.replaceChildren(problem.element);
-    problem.show(error);
-  }
+  if (model !== undefined && !isServed(model, version)) return unloadedView(name, version, model.versions, loaded);
+  const metadata = await getJson(modelPath(name, version));
+  if (openNumber !== openCount) return "";
+  view = new ModelView(metadata, model?.versions ?? [], loaded);
+  return view.element;
 }
 
 async function showServer() {
@@ -80,29 +77,18 @@ async function showServer() {
     status.className = "server ready";
     status.textContent = "Ready";
   } catch (error) {
-    if (!(error instanceof ApiError)) throw error;
     status.className = "server";
     status.textContent = error.status === 503 ? "Not ready" : "No answer";
   }
 }
 
 async function readAll() {
-  const container = byId("list-problem");
-  container.replaceChildren();
-  try {
-    models = await readModels();
-  } catch (error) {
-    if (!(error instanceof ApiError)) throw error;
-    const listProblem = new Problem();
-    listProblem.show(error);
-    container.replaceChildren(listProblem.element, el("button", { type: "button", onclick: start }, "Try again"));
-    models = [];
-    list.draw(models);
-    byId("model").replaceChildren();
-    return;
-  }
+  const isRead = await listProblem.during(async () => (models = await readModels()));
+  if (!isRead) models = [];
+  byId("list-problem").replaceChildren(...(isRead ? [] : [listProblem.element, retry]));
   list.draw(models);
-  await open(false);
+  if (isRead) await open(false);
+  else byId("model").replaceChildren();
 }
 
 async function start() {
@@ -112,12 +98,12 @@ async function start() {
 }
 
 startToken(start);
-byId("reload").addEventListener("click", start);
-byId("skip").addEventListener("click", (event) => {
+byId("reload").onclick = start;
+byId("skip").onclick = (event) => {
   // The address names the model that is shown: the link must not change it.
   event.preventDefault();
   byId("model").focus();
-});
+};
 // While the list is read for the first time, `readAll` will open what the address names by then.
 addEventListener("hashchange", () => models && open(true));
 start();

@@ -1,12 +1,11 @@
 // The live stream: generated samples over a WebSocket at a given rate, and the latest output of the model.
 
 import { address, getJson, modelPath, subprotocols } from "./api.js";
-import { bandsOf } from "./attempt.js";
 import { advance, firstOf2024, timeText } from "./calendar.js";
-import { choice, count, el, field, number, numberIn, numberInput, observedFeatures, Problem, scalesOf, SHAPES, table } from "./dom.js";
-import { Bars, percent } from "./figures.js";
-import { Plot, Plots } from "./plot.js";
-import { generator } from "./series.js";
+import { choiceField, count, el, Failure, fold, inputField, percent, Problem, table } from "./dom.js";
+import { Bars } from "./figures.js";
+import { bandsOf, featureLines, Plot, Plots } from "./plot.js";
+import { generator, observedFeatures, scalesOf, SHAPES } from "./series.js";
 
 const SHOWN_SAMPLES = 120;
 const DRAW_EVERY_MS = 100;
@@ -16,91 +15,95 @@ const MAX_UNANSWERED = 16;
 /** The section for one version; `facts` are the parameters of its metadata. */
 export class Stream {
   constructor(name, version, facts) {
-    Object.assign(this, { name, version, facts, socket: null, timer: null, drawing: null });
+    Object.assign(this, { name, version, facts, socket: null, timers: [] });
     this.names = observedFeatures(facts);
-    this.shape = field("Samples", choice(SHAPES));
-    this.rate = field("Per second", numberInput(20, { min: 1, max: 100 }));
-    this.period = field("Period", numberInput(24, { min: 2 }));
-    this.button = el("button", { type: "button", class: "primary", onclick: () => (this.socket === null ? this.start() : this.stop("Stopped")) }, "Start");
+    this.isForecast = facts.task === "forecast";
+    this.hasBars = facts.task === "classify" || ["categorical", "bernoulli"].includes(facts.output);
+    this.button = el("button.primary", "Start");
     this.problem = new Problem();
-    this.state = el("p", { class: "lead" }, "Not running.");
-    this.status = el("p", { class: "hidden", role: "status" });
-    this.plot = facts.task === "forecast" ? new Plot() : new Plots();
+    this.state = el("p.lead", "Not running.");
+    this.status = el("p.hidden", { role: "status" });
+    this.plot = this.isForecast ? new Plot() : new Plots();
     this.bars = new Bars("Output so far");
-    this.table = el("details", { ontoggle: () => this.drawTable() }, el("summary", {}, "Output so far as a table"), el("div", {}));
-    this.figure = el("div", { class: "figure", hidden: true }, el("div", { class: this.hasBars() ? "two" : "" }, this.plot.element, this.hasBars() ? this.bars.element : null), this.table);
-    this.element = el(
-      "div",
-      { class: "stream" },
-      el("div", { class: "fields" }, this.shape.element, this.rate.element, this.period.element, el("div", { class: "field end" }, this.button)),
-      this.problem.element,
-      this.state,
-      this.status,
-      this.figure,
+    this.table = fold("Output so far as a table", el("div"));
+    this.table.ontoggle = () => this.drawTable();
+    const plots = this.hasBars ? el("div.two", this.plot.element, this.bars.element) : this.plot.element;
+    this.figure = el("div.figure", { hidden: true }, plots, this.table);
+    this.form = el(
+      "form.fields",
+      {
+        noValidate: true,
+        onsubmit: (event) => {
+          event.preventDefault();
+          if (this.socket === null) this.start();
+          else this.stop("Stopped");
+        },
+      },
+      choiceField("Samples", "shape", SHAPES),
+      inputField("Per second", "rate", { type: "number", value: 20, min: 1, max: 100 }),
+      inputField("Period", "period", { type: "number", value: 24, min: 2 }),
+      el("div.field.end", this.button),
     );
-  }
-
-  hasBars() {
-    return this.facts.task === "classify" || ["categorical", "bernoulli"].includes(this.facts.output);
+    this.element = el("div.stream", this.form, this.problem.element, this.state, this.status, this.figure);
   }
 
   async start() {
-    this.problem.clear();
-    Object.assign(this, { step: 0, sent: 0, samples: [], dropped: 0, output: null, ratio: null, changed: false });
+    Object.assign(this, { step: 0, sent: 0, samples: [], dropped: 0, output: null, ratio: null, hasChanged: false, socket: "asking" });
     this.button.textContent = "Stop";
     this.announce("Connecting.");
-    const url = address(`v1/stream?model=${encodeURIComponent(`${this.name}:${this.version}`)}`);
-    url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
-    this.socket = "asking";
-    try {
-      // A browser does not tell why a WebSocket was refused: this request fails with the reason, or asks for the token.
-      await getJson(modelPath(this.name, this.version));
-    } catch (error) {
-      this.fail(error);
-      return;
-    }
+    // A browser does not tell why a WebSocket was refused: this request fails with the reason, or asks for the token.
+    if (!(await this.problem.during(() => getJson(modelPath(this.name, this.version))))) this.stop("Stopped");
     if (this.socket !== "asking") return;
+    const url = address(`v1/stream?model=${encodeURIComponent(`${this.name}:${this.version}`)}`);
+    url.protocol = url.protocol.replace("http", "ws");
     const socket = new WebSocket(url, subprotocols());
     this.socket = socket;
-    socket.addEventListener("message", ({ data }) => this.receive(JSON.parse(data)));
-    socket.addEventListener("close", ({ reason }) => {
+    socket.onmessage = ({ data }) => this.receive(JSON.parse(data));
+    socket.onclose = ({ reason }) => {
       if (this.socket !== socket) return;
       const sentence = this.step > 0 ? `The server closed the stream at step ${this.step}` : "The server did not open the stream";
-      this.fail(new Error(reason ? `${sentence}: ${reason}` : `${sentence}.`));
-    });
+      this.fail(reason ? `${sentence}: ${reason}` : `${sentence}.`);
+    };
   }
 
   receive(message) {
-    if (message.error !== undefined) this.fail({ message: message.error, status: message.status, code: message.code });
+    if (message.error !== undefined) this.fail(message.error, message);
     else if (message.closing) this.stop("The server is shutting down; the stream ended");
     else if (message.sample_shape !== undefined) this.begin(message);
     else if (message.outputs !== undefined) this.take(message);
   }
 
-  begin(ready) {
+  begin({ patch_stride: patch, sample_shape: shape, datatype }) {
+    const { calendar, features } = this.facts;
+    const [kind, rate, period] = ["shape", "rate", "period"].map((name) => this.form.elements.namedItem(name).value);
+    const perSecond = Math.min(100, Math.max(1, Number(rate) || 20));
+    const width = shape.at(-1) ?? 1;
+    const vocabulary = datatype === "INT64" ? features.length : 0;
+    const known = scalesOf(this.facts);
+    const scales = vocabulary === 0 && known.length === width ? known : Array(width).fill({ mean: 0, scale: 1 });
     // A model of patches answers when one is full.
-    this.patch = ready.patch_stride;
-    this.isText = ready.sample_shape.length === 0;
-    this.next = sampler(ready, this.facts, this.shape.control.value, numberIn(this.period.control) ?? 24);
-    const rate = Math.min(100, Math.max(1, numberIn(this.rate.control) ?? 20));
-    const times = this.facts.calendar === null ? "" : ` Their times are generated, starting at ${timeText(this.timeOf(1))}.`;
-    const answers = this.patch > 1 ? ` The model answers after every ${this.patch} of them.` : "";
-    this.announce(`Streaming ${rate} samples per second.${answers}${times}`);
+    Object.assign(this, { patch, isText: shape.length === 0, next: generator({ kind, scales, period: Number(period) || 24, vocabulary }) });
+    const times = calendar === null ? "" : ` Their times are generated, starting at ${timeText(this.timeOf(1))}.`;
+    const answers = patch > 1 ? ` The model answers after every ${patch} of them.` : "";
+    this.announce(`Streaming ${perSecond} samples per second.${answers}${times}`);
     this.figure.hidden = false;
-    this.timer = setInterval(() => this.send(), 1000 / rate);
-    this.drawing = setInterval(() => this.draw(), DRAW_EVERY_MS);
-    this.announcing = setInterval(() => this.announce(this.state.textContent), ANNOUNCE_EVERY_MS);
+    this.timers = [
+      setInterval(() => this.send(), 1000 / perSecond),
+      setInterval(() => this.draw(), DRAW_EVERY_MS),
+      setInterval(() => this.announce(this.state.textContent), ANNOUNCE_EVERY_MS),
+    ];
   }
 
   send() {
     // Wait for a server that is slower than the rate.
     if (this.sent - this.step >= MAX_UNANSWERED || this.socket.readyState !== WebSocket.OPEN) return;
+    const { head, horizon, calendar } = this.facts;
     const sample = this.next();
-    const request = { values: this.isText ? sample[0] : sample };
-    if (this.facts.head === "recursive") request.horizon = this.facts.horizon;
-    if (this.facts.calendar !== null) request.time = new Date(this.timeOf(this.sent + 1)).toISOString();
     this.sent += 1;
     this.samples.push(sample);
+    const request = { values: this.isText ? sample[0] : sample };
+    if (head === "recursive") request.horizon = horizon;
+    if (calendar !== null) request.time = new Date(this.timeOf(this.sent)).toISOString();
     this.socket.send(JSON.stringify(request));
   }
 
@@ -113,121 +116,98 @@ export class Stream {
   take({ step, outputs, states = [] }) {
     this.step = step;
     if (outputs.length === 0) return;
-    this.output = outputs.at(-1);
     const ratios = states.map(({ ratio }) => ratio).filter((ratio) => typeof ratio === "number");
-    this.ratio = ratios.length > 0 ? Math.max(...ratios) : null;
-    this.changed = true;
+    Object.assign(this, { output: outputs.at(-1), ratio: ratios.length > 0 ? Math.max(...ratios) : null, hasChanged: true });
   }
 
   draw() {
-    if (!this.changed) return;
-    this.changed = false;
+    if (!this.hasChanged) return;
+    this.hasChanged = false;
+    const { targets, calendar, output } = this.facts;
     const answered = this.step - (this.step % this.patch);
-    const excess = Math.max(0, answered - SHOWN_SAMPLES - this.dropped);
-    this.samples.splice(0, excess);
-    this.dropped += excess;
+    this.dropped += this.samples.splice(0, answered - SHOWN_SAMPLES - this.dropped).length;
     const samples = this.samples.slice(0, answered - this.dropped);
     const start = answered - samples.length + 1;
-    const column = (feature) => samples.map((sample) => sample[feature] ?? null);
-    const target = this.facts.targets?.[0];
-    const shown = this.facts.task === "forecast" ? [Math.max(0, this.names.indexOf(target))] : this.names.slice(0, 6).map((_, feature) => feature);
-    const isText = samples[0]?.length === 1 && this.names.length > 1 && this.facts.output !== "real";
-    const lines = (isText ? [0] : shown).map((feature, index) => ({
-      name: isText ? "symbol" : this.names[feature],
-      values: column(feature),
-      start,
-      kind: this.facts.task === "forecast" ? "observed" : `series-${index}`,
-    }));
-    const ahead = this.hasBars() ? null : aheadOf(this.output, this.facts, answered + 1);
+    const isSymbol = samples[0]?.length === 1 && this.names.length > 1 && output !== "real";
+    const target = Math.max(0, this.names.indexOf(targets?.[0]));
+    const lines = this.isForecast
+      ? [{ name: this.names[target], values: samples.map((sample) => sample[target] ?? null), start, kind: "observed" }]
+      : featureLines(isSymbol ? ["symbol"] : this.names, samples, start);
+    const ahead = this.hasBars ? null : aheadOf(this.output, this.facts, answered + 1);
     this.plot.draw({
       label: `The last ${count(samples.length, "sample")} of the stream${ahead === null ? "" : " and the forecast of the model"}.`,
-      xLabel: this.facts.calendar === null ? "sample" : "time (UTC), generated",
-      timeOf: this.facts.calendar === null ? null : (sample) => this.timeOf(sample),
+      xLabel: calendar === null ? "sample" : "time (UTC), generated",
+      timeOf: calendar === null ? null : (sample) => this.timeOf(sample),
       yLabel: lines[0].name,
-      divider: ahead === null ? null : answered + 0.5,
+      divider: ahead && answered + 0.5,
       lines: ahead === null ? lines : [...lines, { name: "forecast", values: ahead.mean, start: answered + 1, kind: "forecast" }],
-      bands: ahead?.bands ?? [],
+      bands: ahead?.bands,
     });
-    if (this.hasBars()) this.bars.draw(sharesOf(this.output, this.facts), false);
+    if (this.hasBars) this.bars.draw(sharesOf(this.output, this.facts), false);
     this.state.textContent = this.sentence();
     this.drawTable();
   }
 
   sentence() {
     const ratio = this.ratio === null ? "" : ` The largest state is at ${percent(this.ratio)} of its certified bound.`;
-    if (!this.hasBars()) return `Step ${this.step}.${ratio}`;
+    if (!this.hasBars) return `Step ${this.step}.${ratio}`;
     const [label, share] = sharesOf(this.output, this.facts).reduce((best, pair) => (pair[1] > best[1] ? pair : best));
     return `Step ${this.step}: ${label}, ${percent(share)}.${ratio}`;
   }
 
   drawTable() {
     if (!this.table.open || !this.output) return;
-    const rows = this.hasBars()
-      ? sharesOf(this.output, this.facts)
-      : (aheadOf(this.output, this.facts, 1)?.mean ?? []).map((value, index) => [`+${index + 1}`, value]);
-    const heads = this.hasBars() ? ["Class", "Probability"] : ["Step ahead", this.facts.targets?.[0] ?? "mean"];
-    this.table.lastChild.replaceChildren(table("Output so far as a table", heads, rows));
+    const ahead = () => (aheadOf(this.output, this.facts, 1)?.mean ?? []).map((value, index) => [`+${index + 1}`, value]);
+    const heads = this.hasBars ? ["Class", "Probability"] : ["Step ahead", this.facts.targets?.[0] ?? "mean"];
+    this.table.lastChild.replaceChildren(table("Output so far as a table", heads, this.hasBars ? sharesOf(this.output, this.facts) : ahead()));
   }
 
   announce(sentence) {
-    this.state.textContent = sentence;
-    this.status.textContent = sentence;
+    this.state.textContent = this.status.textContent = sentence;
   }
 
   /** Ends the stream, and announces `sentence` with the last step unless it is empty. */
   stop(sentence) {
-    for (const timer of [this.timer, this.drawing, this.announcing]) clearInterval(timer);
-    const socket = this.socket;
+    this.timers.forEach(clearInterval);
+    const { socket } = this;
     this.socket = null;
     if (socket instanceof WebSocket) socket.close(1000);
     this.button.textContent = "Start";
-    if (sentence && socket !== null) {
-      this.draw();
-      const position = this.output ? this.sentence().replace(/^Step /, "") : `${this.step}.`;
-      this.announce(`${sentence} at step ${position}`);
-    }
+    if (!sentence || socket === null) return;
+    this.draw();
+    this.announce(`${sentence} at step ${this.output ? this.sentence().slice("Step ".length) : `${this.step}.`}`);
   }
 
-  fail(error) {
+  fail(sentence, details) {
     this.stop("Stopped");
-    this.problem.show(error);
+    this.problem.show(new Failure(sentence, { status: details?.status, code: details?.code }));
   }
-}
-
-/** Returns a function for the next sample, as a row of numbers; of text a single one. */
-function sampler({ sample_shape: shape, datatype }, facts, kind, period) {
-  const vocabulary = datatype === "INT64" ? facts.features.length : 0;
-  const width = shape.at(-1) ?? 1;
-  const training = scalesOf(facts);
-  const fits = vocabulary === 0 && training.means.length === width;
-  const means = fits ? training.means : Array(width).fill(0);
-  return generator({ kind, means, scales: fits ? training.scales : Array(width).fill(1), period, vocabulary });
 }
 
 /** Returns classes (or binary targets) with their probabilities, in the order of the labels. */
-function sharesOf(output, { labels, output: kind }) {
-  let shares = output.probabilities?.flat(Infinity);
+function sharesOf({ probabilities, logits }, { labels, output: kind }) {
+  let shares = probabilities?.flat(Infinity);
   if (shares === undefined) {
-    const logits = output.logits.flat(Infinity);
-    const top = Math.max(...logits);
-    const weights = logits.map((logit) => (kind === "bernoulli" ? 1 / (1 + Math.exp(-logit)) : Math.exp(logit - top)));
-    const total = kind === "bernoulli" ? 1 : weights.reduce((sum, weight) => sum + weight, 0);
-    shares = weights.map((weight) => weight / total);
+    const flat = logits.flat(Infinity);
+    const top = Math.max(...flat);
+    const weights = flat.map((logit) => Math.exp(logit - top));
+    const total = weights.reduce((sum, weight) => sum + weight, 0);
+    shares = kind === "bernoulli" ? flat.map((logit) => 1 / (1 + Math.exp(-logit))) : weights.map((weight) => weight / total);
   }
   return shares.map((share, index) => [labels?.[index] ?? String(index), share]);
 }
 
 /** Returns mean and bands of the first target over the steps ahead; null before there are any. */
-function aheadOf(output, { targets, quantiles }, start) {
-  if (!output?.mean) return null;
+function aheadOf({ mean, quantiles: values, adaptive_quantiles: adapted }, { targets, quantiles: levels }, start) {
+  if (!mean) return null;
   const width = targets?.length ?? 1;
-  const first = (values) => values.filter((_, index) => index % width === 0);
-  const mean = first(output.mean.flat(Infinity));
-  if (!output.quantiles || !quantiles) return { mean, bands: [] };
-  const adaptive = output.adaptive_quantiles?.flat(Infinity);
+  const every = (numbers, size, place) => numbers.filter((_, index) => index % size === place);
+  const first = every(mean.flat(Infinity), width, 0);
+  if (!values || !levels) return { mean: first, bands: [] };
+  const adaptive = adapted?.flat(Infinity);
   // An unbounded end, which is null, cannot be drawn.
   const isAdaptive = adaptive !== undefined && !adaptive.includes(null);
-  const flat = isAdaptive ? adaptive : output.quantiles.flat(Infinity);
-  const levels = quantiles.map((level, position) => [String(level), first(flat.filter((_, index) => index % quantiles.length === position))]);
-  return { mean, bands: bandsOf(levels, start, isAdaptive ? "adaptive quantiles" : "quantiles") };
+  const flat = isAdaptive ? adaptive : values.flat(Infinity);
+  const bands = levels.map((level, place) => [level, every(every(flat, levels.length, place), width, 0)]);
+  return { mean: first, bands: bandsOf(bands, start, isAdaptive ? "adaptive quantiles" : "quantiles") };
 }

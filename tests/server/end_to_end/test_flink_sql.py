@@ -41,7 +41,9 @@ def ask(
     body["outputs"] = [{"name": output}]
     if "sequence-id" in options:
         body |= {"id": options["sequence-id"], "parameters": {"sequence_start": True}}
-    headers = {"Accept-Encoding": "gzip", "Authorization": f"Bearer {options.get('auth-token', '')}"}
+    headers = {"Accept-Encoding": "gzip"}
+    if "auth-token" in options:
+        headers["Authorization"] = f"Bearer {options['auth-token']}"
     version = options.get("model-version", "latest")
     path = f"/v2/models/{options['model-name']}/versions/{version}/infer"
     return httpx.post(url + path, json=body, headers=headers)
