@@ -1,6 +1,7 @@
 """The page of a certificate document: one HTML file without external resources, to be read and printed.
 
-``page.html.j2`` has its structure. Templates escape every value; only the style sheet is markup.
+``page.html.j2`` has its structure. Templates escape every value; only the style sheet and the cells made here with
+``Markup.format``, which escapes too, are markup.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _SCALING_TEXTS = {
     "context": "where 1 is the mean absolute seasonal change of the last steps of the series",
     "tokens": "where each token is a vector of its own",
 }
+_NO = Markup('<span class="no">{}</span>')
+_DIGEST = Markup('<span class="digest">{}</span>')
 _SHOWN_DIGITS = 19
 """Characters of a digest in the foot of a page: ``sha256:`` and 12 digits."""
 
@@ -220,9 +223,13 @@ def render(report: Report) -> str:
         # Our own constants and hexadecimal digits: a style sheet is no text to be escaped.
         style=Markup(STYLE + PAGE % _foot(document["model"])),
         bounded_kind=_bounded_kind,
+        check_rows=_check_rows,
         claim_rows=_claim_rows,
+        clause_table=_clause_table,
         comparison_rows=_comparison_rows,
+        condition_table=_condition_table,
         input_unit=_input_unit,
+        method_rows=_method_rows,
         policy_text=_policy_text,
         range_rows=_range_rows,
         report_rows=_report_rows,
@@ -282,9 +289,11 @@ def _front_rows(document: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     size = f"{model['layers']} layer(s) of {model['units']} units, {model['parameters']:,} parameters"
     yield from {
         "model": model["ref"],
-        "digest": model["digest"] if is_version else "none: a run directory is not published",
-        "weights": plain_text(model["weights"]),
-        "intended use": model["intended_use"]["text"],
+        "digest": _DIGEST.format(model["digest"]) if is_version else "none: a run directory is not published",
+        "weights": _DIGEST.format(plain_text(model["weights"])),
+        "intended use": Markup().join(
+            Markup("<p>{}</p>").format(text) for text in model["intended_use"]["text"].split("\n\n") if text.strip()
+        ),
         "task": model["task"],
         "inputs": ", ".join(model["features"]),
         "outputs": ", ".join(model["labels"] or model["targets"]),
@@ -370,12 +379,59 @@ def _range_rows(entry: Mapping[str, Any], model: Mapping[str, Any]) -> list[list
     return [[name, upper_bound(low), lower_bound(high)] for name, (low, high) in zip(names, ranges, strict=True)]
 
 
-def _comparison_rows(rows: Sequence[Mapping[str, Any]], not_proved: Markup) -> list[list[object]]:
-    """Return the rows of proved bounds beside observations; ``not_proved`` stands where there is no bound."""
+def _condition_table(conditions: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
+    """Return the heads and rows of conditions; those from papers may be about another object than the step.
+
+    The limit of a contracting rate is 1 - 2.4e-7: with fewer than 8 digits, a value that is rounded up could exceed a
+    limit that is rounded down, though the condition holds.
+    """
+    width = 6 if any("of" in condition for condition in conditions) else 5
+    rows = [
+        [
+            condition["name"],
+            upper_bound(condition["value"], 8),
+            lower_bound(condition["bound"], 8),
+            lower_bound(condition["slack"]),
+            "yes" if condition["holds"] else _NO.format("no"),
+            condition.get("of", ""),
+        ]
+        for condition in conditions
+    ]
+    return ["condition", "value", "limit", "slack", "holds", "of"][:width], [row[:width] for row in rows]
+
+
+def _method_rows(entry: Mapping[str, Any]) -> list[list[object]]:
+    code = Markup("<code>{}</code>")
+    return [[row["method"], row["reference"], code.format(row["code"])] for row in entry["methods"]]
+
+
+def _check_rows(move: Mapping[str, Any]) -> list[list[object]]:
+    return [
+        [check["name"], "passed" if check["ok"] else _NO.format("REFUSED"), check["detail"]] for check in move["checks"]
+    ]
+
+
+def _clause_table(clauses: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
+    """Return the sources, which are long addresses and numbered, and the rows, which name them by number."""
+    sources = list(dict.fromkeys(clause["source"] for clause in clauses))
+    title = Markup("<strong>{}</strong><br>{}")
+    rows = [
+        [
+            title.format(clause["framework"], clause["clause"] or "text not read, no number"),
+            *(clause[key] for key in ("topic", "supports", "does_not")),
+            f"[{sources.index(clause['source']) + 1}]",
+        ]
+        for clause in clauses
+    ]
+    return sources, rows
+
+
+def _comparison_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[object]]:
+    """Return the rows of proved bounds beside observations."""
     return [
         [
             row["quantity"],
-            not_proved if row["proved_at_most"] is None else upper_bound(row["proved_at_most"]),
+            _NO.format("not proved") if row["proved_at_most"] is None else upper_bound(row["proved_at_most"]),
             row["largest_observed"],
             row["observed_on"],
         ]
