@@ -79,22 +79,15 @@ def plot_metric(path: Path, records: Sequence[Record], name: str, *, best_epoch:
     _save(figure, path)
 
 
-def plot_stability(path: Path, records: Sequence[Record], *, best_epoch: int, title: str) -> None:
-    """Plot the proved contraction rate of each epoch and, for cells with a linear term, the terms of theorem 1.
+def stability_figure(records: Sequence[Record], *, best_epoch: int, title: str) -> Figure:
+    """Draw the proved contraction rate of each epoch and, for cells with a linear term, the terms of theorem 1.
+
+    The right panel shows the largest figures over layers and ensemble members.
 
     Args:
-        path: PNG file.
         records: Lines of ``metrics.jsonl`` with a contraction rate; the smallest one that is drawn is 1e-6.
         best_epoch: The epoch of the best weights, which is marked.
         title: Title of the figure.
-    """
-    _save(stability_figure(records, best_epoch=best_epoch, title=title), path)
-
-
-def stability_figure(records: Sequence[Record], *, best_epoch: int, title: str) -> Figure:
-    """Return the figure of :func:`plot_stability`.
-
-    The right panel shows the largest figures over layers and ensemble members.
     """
     linear = [record for record in records if any("mu2_A" in name for name in record["stability"]["figures"])]
     figure = new_figure(11 if linear else 7, 4.4)
@@ -185,20 +178,14 @@ def plot_confusion(path: Path, counts: Array, labels: Sequence[str], *, title: s
     _save(figure, path)
 
 
-def plot_reliability(path: Path, table: dict[str, Array], *, ece: float, title: str) -> None:
-    """Plot the accuracy of predictions against their probability, and the number of samples at each probability.
+def reliability_figure(table: dict[str, Array], *, ece: float, title: str) -> Figure:
+    """Draw the accuracy of predictions against their probability, and the number of samples at each probability.
 
     Args:
-        path: PNG file.
         table: Result of :func:`stablernn.training.evaluation.metrics.reliability`.
         ece: Expected calibration error, shown above the plot.
         title: Title of the figure.
     """
-    _save(reliability_figure(table, ece=ece, title=title), path)
-
-
-def reliability_figure(table: dict[str, Array], *, ece: float, title: str) -> Figure:
-    """Return the figure of :func:`plot_reliability`."""
     figure = new_figure(6.4, 6.4)
     axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     bins = len(table["samples"])
@@ -257,47 +244,6 @@ def plot_early(path: Path, rows: Sequence[Record], *, majority: float | None, ti
     _save(figure, path)
 
 
-def plot_forecast(
-    path: Path,
-    *,
-    history: Array,
-    truth: Array,
-    mean: Array,
-    naive: Array,
-    times: Array,
-    interval: tuple[Array, Array] | None = None,
-    coverage: float | None = None,
-    ylabel: str,
-    title: str,
-) -> None:
-    """Plot one window of one target: history, true values and forecast.
-
-    Args:
-        path: PNG file.
-        history: Input of the model, (context,).
-        truth: True values, (horizon,), NaN where missing.
-        mean: Forecast, (horizon,).
-        naive: Seasonal naive forecast, (horizon,).
-        times: Timestamps, (context + horizon,).
-        interval: Lower and upper bound, (horizon,) each.
-        coverage: Share of true values that the interval should contain, between 0 and 1.
-        ylabel: Name of the target.
-        title: Title of the figure.
-    """
-    figure = forecast_figure(
-        history=history,
-        truth=truth,
-        mean=mean,
-        naive=naive,
-        times=times,
-        interval=interval,
-        coverage=coverage,
-        ylabel=ylabel,
-        title=title,
-    )
-    _save(figure, path)
-
-
 def forecast_figure(
     *,
     history: Array,
@@ -310,7 +256,19 @@ def forecast_figure(
     ylabel: str,
     title: str,
 ) -> Figure:
-    """Return the figure of :func:`plot_forecast`."""
+    """Draw one window of one target: history, true values and forecast.
+
+    Args:
+        history: Input of the model, (context,).
+        truth: True values, (horizon,), NaN where missing.
+        mean: Forecast, (horizon,).
+        naive: Seasonal naive forecast, (horizon,).
+        times: Timestamps, (context + horizon,).
+        interval: Lower and upper bound, (horizon,) each; None for none.
+        coverage: Share of true values that the interval should contain, between 0 and 1.
+        ylabel: Name of the target.
+        title: Title of the figure.
+    """
     figure = new_figure(9, 4.2)
     axes = figure.subplots()
     past, future = times[: len(history)], times[len(history) :]

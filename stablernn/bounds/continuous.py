@@ -26,6 +26,9 @@ from stablernn.bounds.linalg import (
 from stablernn.bounds.lure import LureSystem, lure_rate
 from stablernn.bounds.step_bound import Hypothesis, StepBound
 
+_MAX_LENGTH = 1e4
+"""The longest Euler step that is looked for, in units of the given one."""
+
 
 def theorem_1_conditions(linear: Matrix, recurrent: Matrix) -> tuple[Hypothesis, ...]:
     """Return the conditions of theorem 1: the first two together with (a) or with all three lines of (b).
@@ -117,7 +120,7 @@ def largest_euler_step(step: LureSystem, bound: StepBound) -> float:
         if norm.metric is not None:
             lengths.append(_longest_step(*system))
         if norm.multipliers is not None:
-            lengths.append(_longest_step(*system, multipliers=norm.multipliers))
+            lengths.append(_longest_step(*system, norm.multipliers))
     for weights in (np.ones(len(linear)), bound.weights):
         if weights is not None:
             lengths.append(_longest_step_by_rows(linear, neurons @ step.V, weights))
@@ -157,9 +160,7 @@ def _longest_step(
     linear: Matrix,
     neurons: Matrix,
     recurrent: Matrix,
-    *,
     multipliers: Matrix | None = None,
-    max_length: float = 1e4,
 ) -> float:
     """Return a length up to which the same multipliers prove rates up to 1, within a hundredth of the longest.
 
@@ -176,7 +177,7 @@ def _longest_step(
 
     # From 2 max(multipliers) / norm(neurons)^2 on, the corner in _slope is not positive.
     longest = 2 * float(multipliers.max()) / max(norm_upper_bound(neurons) ** 2, EPSILON)
-    low, high = 0.0, min(max_length, longest)
+    low, high = 0.0, min(_MAX_LENGTH, longest)
     if not is_proved(high * 1e-6):
         return 0.0
     while high > 1.01 * low and high > 1e-6:
@@ -185,13 +186,13 @@ def _longest_step(
     return low
 
 
-def _longest_step_by_rows(linear: Matrix, nonlinear: Matrix, weights: Matrix, max_length: float = 1e4) -> float:
+def _longest_step_by_rows(linear: Matrix, nonlinear: Matrix, weights: Matrix) -> float:
     """Return :func:`_longest_step` in the infinity norm, each coordinate divided by a weight.
 
     Every nonlinearity has a slope of its own: rows of the Jacobian lie between those of ``linear`` and of
     ``linear + nonlinear``.
     """
-    longest = max_length
+    longest = _MAX_LENGTH
     for matrix in (linear, linear + nonlinear):
         diagonal = np.diagonal(matrix)
         radii = (np.abs(matrix) @ weights) / weights - np.abs(diagonal)

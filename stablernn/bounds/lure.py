@@ -368,7 +368,7 @@ def _best_multipliers(
         is_searched: True to search for a multiplier of each group; otherwise all have the same.
         extra_multipliers: Multipliers ``(q,)`` to try as well.
     """
-    inequality = MatrixInequality(lure_map.F, lure_map.G, lure_map.V, lure_map.D, before, after)
+    inequality = MatrixInequality(lure_map, before, after)
     factor, multiplier = _best_equal_multiplier(inequality, lure_map)
     best = factor, np.full(len(lure_map.V), multiplier)
     candidates = [*extra_multipliers]

@@ -97,20 +97,15 @@ class MatrixInequality:
     Whatever does not depend on the multipliers is computed once, above all the singular values of the metrics.
 
     Args:
-        F: As in :class:`stablernn.bounds.lure.LureSystem`, as ``G``, ``V`` and ``D``; or the matrix of an input or an
-            output in its place.
-        G: See ``F``.
-        V: See ``F``.
-        D: See ``F``.
+        lure_map: The map.
         before: The metric of differences before the map; None for the identity.
         after: The metric of differences after it; None for the identity.
     """
 
-    def __init__(
-        self, F: Matrix, G: Matrix, V: Matrix, D: Matrix | None, before: Matrix | None, after: Matrix | None
-    ) -> None:
+    def __init__(self, lure_map: LureMap, before: Matrix | None, after: Matrix | None) -> None:
+        F, G, D = lure_map.F, lure_map.G, lure_map.D
         self.state_part, self.neuron_part = (F, G) if after is None else (after @ F, after @ G)
-        self._neurons, self._inner = V, D
+        self._neurons, self._inner = lure_map.V, D
         self._gram = self.neuron_part.T @ self.neuron_part
         self._cross = self.state_part.T @ self.neuron_part
         self._gram_error = rounding_error_bound(self.neuron_part, self.neuron_part)
@@ -431,7 +426,7 @@ def _minimize(
     best = point, np.inf
     for stage, sharpness in enumerate(_SHARPNESS):
         share = evaluations // len(_SHARPNESS)
-        point, reached, _ = _descend(at(sharpness), point, share, lowest)
+        point, reached = _descend(at(sharpness), point, share, lowest)
         if reached[1] < best[1]:
             best = reached
         if best[1] <= lowest * (1 + 1e-4) or stage == len(_SHARPNESS) - 1:
@@ -441,11 +436,11 @@ def _minimize(
 
 def _descend(
     evaluate: Callable[[Matrix], _Evaluation | None], point: Matrix, evaluations: int, lowest: float
-) -> tuple[Matrix, tuple[Matrix, float], int]:
+) -> tuple[Matrix, tuple[Matrix, float]]:
     """Run L-BFGS with backtracking from a feasible point.
 
     Returns:
-        The last point, the point of the smallest factor with that factor, and how many evaluations were used.
+        The last point, and the point of the smallest factor with that factor.
     """
     current = evaluate(point)
     assert current is not None
@@ -477,7 +472,7 @@ def _descend(
         best = min(best, (point, factor), key=lambda reached: reached[1])
         if progress < 1e-7:
             break
-    return point, best, used
+    return point, best
 
 
 def _direction(gradient: Matrix, steps: list[tuple[Matrix, Matrix]]) -> Matrix:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -70,8 +71,13 @@ class Cascade:
         weights: Matrix = solution / solution.max()
         return weights
 
-    def step_rate(self, weights: Matrix) -> float:
-        """Return the factor by which one step changes the largest of the layers' sizes, each divided by a weight."""
+    def step_rate(self) -> float:
+        """Return the factor of one step in the norm of the layer, or of the largest of the sizes over their weights."""
+        if len(self.bounds) == 1:
+            return self.rate
+        weights = self.weights()
+        if weights is None:
+            return math.inf
         return float((self.step @ weights / weights).max()) * (1 + 8 * len(weights) * EPSILON)
 
     def total_gain(self) -> float:
@@ -123,8 +129,7 @@ class Cascade:
             steps: Of the gap, 1 or more.
             tolerance: By how much the rate of a single layer may exceed 1, where rounding its matrix makes it do so.
         """
-        errors = [other.missing_data_error(steps, tolerance) for other in self.in_other_norms]
-        return min([self._missing_data_error(steps, tolerance), *errors])
+        return min(stack._missing_data_error(steps, tolerance) for stack in (self, *self.in_other_norms))
 
     def _missing_data_error(self, steps: int, tolerance: float) -> float:
         """Return :meth:`missing_data_error` in the layers' own norms."""
@@ -163,7 +168,7 @@ class Cascade:
         ]
         initial_effect = min((float(stack.output @ stack.diameters) for stack in stacks), default=math.inf)
         times = [stack.settling_time(share, stack.diameters, initial_effect=initial_effect) for stack in stacks]
-        return min((steps for steps in times if steps is not None), default=None)
+        return shortest(times)
 
     def forgetting_time(self, share: float) -> int | None:
         """Return the steps after which two states at a distance of 1 move no output by more than a share.
@@ -182,7 +187,7 @@ class Cascade:
             sizes = np.array([_norm_factor(bound) for bound in stack.bounds])
             if stack.is_contracting and np.isfinite(stack.output).all() and np.isfinite(sizes).all():
                 times.append(stack.settling_time(share, sizes, initial_effect=1.0))
-        return min((steps for steps in times if steps is not None), default=None)
+        return shortest(times)
 
     def settling_time(
         self,
@@ -233,6 +238,17 @@ class Cascade:
         return last + 1
 
 
+def longest(times: Iterable[int | None]) -> int | None:
+    """Return the last of some times; None if one of them is None, which stands for no time."""
+    found = list(times)
+    return None if None in found else max(steps for steps in found if steps is not None)
+
+
+def shortest(times: Iterable[int | None]) -> int | None:
+    """Return the first of some times; None if there is none."""
+    return min((steps for steps in times if steps is not None), default=None)
+
+
 def cascade(
     cells: Sequence[StableCell],
     *,
@@ -259,11 +275,8 @@ def cascade(
         for number, cell in enumerate(cells):
             if on_layer is not None:
                 on_layer(number)
-            if norms is None:
+            with nullcontext() if norms is None else given_norms(norms[number]):
                 bound = _layer_bound(cell, max_dt, inputs)
-            else:
-                with given_norms(norms[number]):
-                    bound = _layer_bound(cell, max_dt, inputs)
             bounds = (*bounds, bound)
             inputs = None if inputs is None else _output_range(cell, bound)
     # Norms end with the plainest. A layer of which no search found a better one has fewer, and keeps its first.

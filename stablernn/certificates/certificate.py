@@ -13,6 +13,7 @@ import itertools
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,12 +23,11 @@ import torch
 from torch import nn
 
 from stablernn.bounds.intervals import FLOAT32_EPSILON, Box
-from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.lure import GivenNorm, given_norms
 from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
 from stablernn.cells import StableCell
 from stablernn.cells._base import float64
-from stablernn.certificates.cascade import Cascade, cascade
+from stablernn.certificates.cascade import Cascade, cascade, longest
 from stablernn.certificates.input_range import InputRange
 from stablernn.certificates.quantization import FORMATS, Format, QuantizationErrorBound, quantization_error_bound
 from stablernn.errors import CertificateError, ConfigError
@@ -50,14 +50,6 @@ SETTLED_SHARE = 1e-3
 """The share of the effect of two starts at which the memory of them has faded."""
 
 
-def input_size(module: nn.Module) -> int:
-    """Return the number of raw features that a cell, layers, an ensemble or a model reads."""
-    if isinstance(module, Ensemble):
-        return module.input_size
-    assert isinstance(module, StableCell | StableRNN | SequenceModel)
-    return module.input_size
-
-
 def first_layer_boxes(module: nn.Module, inputs: InputRange) -> list[Box]:
     """Return the ranges of the inputs of each member's first layer.
 
@@ -77,8 +69,7 @@ def first_layer_boxes(module: nn.Module, inputs: InputRange) -> list[Box]:
         return [box]
     if not module.embedding:
         return [box] * len(module)
-    embeddings = _embeddings(module)
-    convolutions = [stage for stage in module.convolutions if isinstance(stage, DilatedConvolutions)]
+    convolutions, embeddings = embedding_stages(module)
     inputs_of_embeddings = [_convolved(box, stage) for stage in convolutions] or [box] * len(embeddings)
     return [
         embedded.affine(float64(embedding.weight), float64(embedding.bias)).gelu()
@@ -102,9 +93,11 @@ def _convolved(patch: Box, convolutions: DilatedConvolutions) -> Box:
     return box.join(Box(patch.lower[size:], patch.upper[size:]))
 
 
-def _embeddings(ensemble: Ensemble) -> list[nn.Linear]:
-    # nn.ModuleList yields nn.Module: this narrows the type.
-    return [embedding for embedding in ensemble.embeddings if isinstance(embedding, nn.Linear)]
+def embedding_stages(ensemble: Ensemble) -> tuple[list[DilatedConvolutions], list[nn.Linear]]:
+    """Return the convolutions of the members, if any, and the linear maps of their embeddings."""
+    # nn.ModuleList yields nn.Module: this narrows the types.
+    convolutions = [stage for stage in ensemble.convolutions if isinstance(stage, DilatedConvolutions)]
+    return convolutions, [embedding for embedding in ensemble.embeddings if isinstance(embedding, nn.Linear)]
 
 
 def _patch_range(model: SequenceModel, inputs: Box) -> Box:
@@ -121,11 +114,13 @@ def _patch_range(model: SequenceModel, inputs: Box) -> Box:
     )
 
 
-def norm_document(bound: StepBound, states: list[str]) -> dict[str, Any]:
+def _norm_document(bound: StepBound, states: list[str]) -> dict[str, Any]:
     """Return the norm of a bound as JSON types."""
-    document: dict[str, Any] = {"states": states, "norm": norm_name(bound)}
+    document: dict[str, Any] = {"states": states, "norm": _norm_name(bound)}
     if bound.metric is not None:
-        document["matrix"] = _encode_matrix(bound.metric)
+        # The numbers of a metric are those of float32; base64 of them is short.
+        content = base64.b64encode(bound.metric.astype("<f4").tobytes()).decode("ascii")
+        document["matrix"] = {"shape": list(bound.metric.shape), "float32_base64": content}
     if bound.multipliers is not None:
         document["multipliers"] = bound.multipliers.tolist()
         if bound.neuron_scale is not None:
@@ -135,13 +130,13 @@ def norm_document(bound: StepBound, states: list[str]) -> dict[str, Any]:
     return document
 
 
-def norm_name(bound: StepBound) -> str:
+def _norm_name(bound: StepBound) -> str:
     """Return the name of the norm of a bound."""
     # A metric already makes the norm of the bound weighted-l2.
     return f"weighted-{bound.norm}" if bound.weights is not None else str(bound.norm)
 
 
-def decode_norm(layer_norm: Mapping[str, Any]) -> tuple[set[str], GivenNorm] | None:
+def _decode_norm(layer_norm: Mapping[str, Any]) -> tuple[set[str], GivenNorm] | None:
     """Return states, metric and multipliers of an entry of ``metrics``; None if it lacks one or is damaged."""
     try:
         states = set(layer_norm["states"])
@@ -154,17 +149,6 @@ def decode_norm(layer_norm: Mapping[str, Any]) -> tuple[set[str], GivenNorm] | N
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         # Anything may stand in a stored document. Without its norm the rate that it states is not proved.
         return None
-
-
-def norms_of_layer(norms: list[tuple[set[str], GivenNorm]], names: Mapping[str, str]) -> list[GivenNorm]:
-    """Return the norms of one layer, given its names of states."""
-    return [norm for states, norm in norms if states <= set(names.values())]
-
-
-def _encode_matrix(matrix: Matrix) -> dict[str, Any]:
-    """Encode a matrix of float32 numbers in base64, which is short."""
-    content = base64.b64encode(matrix.astype("<f4").tobytes()).decode("ascii")
-    return {"shape": list(matrix.shape), "float32_base64": content}
 
 
 @dataclass(frozen=True)
@@ -202,6 +186,16 @@ class Certificate:
         rate = max(stack.rate for stack in self.stacks)
         return rate if math.isfinite(rate) else None
 
+    @property
+    def bounds(self) -> list[StepBound]:
+        """The bounds of all layers, member after member."""
+        return [bound for stack in self.stacks for bound in stack.bounds]
+
+    @property
+    def is_deep(self) -> bool:
+        """True if a member has several layers."""
+        return any(len(stack.bounds) > 1 for stack in self.stacks)
+
     def total_gain(self) -> float | None:
         """Return the gain of the layers' input on their output over any time; None if none is proved."""
         return _proved(max(stack.total_gain() for stack in self.stacks))
@@ -225,26 +219,22 @@ class Certificate:
         Of several layers any two starts within the balls; None if none is proved. Of irregular time it is the time in
         regular steps, of one layer.
         """
-        if self.max_dt is not None and any(len(stack.bounds) > 1 for stack in self.stacks):
+        if self.max_dt is not None and self.is_deep:
             return None
         # Of one layer the share does not depend on how far apart the starts are.
-        times = [
+        return longest(
             stack.settling_time_in_balls(share) if len(stack.bounds) > 1 else stack.settling_time(share)
             for stack in self.stacks
-        ]
-        proved_times = [steps for steps in times if steps is not None]
-        return max(proved_times) if len(proved_times) == len(times) else None
+        )
 
     def forgetting_time(self, share: float) -> int | None:
         """Return the steps after which two states at a distance of 1 (2-norm) move no output by more than a share.
 
         None if none is proved. Of irregular time it is the time in regular steps, of one layer.
         """
-        if self.max_dt is not None and any(len(stack.bounds) > 1 for stack in self.stacks):
+        if self.max_dt is not None and self.is_deep:
             return None
-        times = [stack.forgetting_time(share) for stack in self.stacks]
-        proved_times = [steps for steps in times if steps is not None]
-        return max(proved_times) if len(proved_times) == len(times) else None
+        return longest(stack.forgetting_time(share) for stack in self.stacks)
 
     def norm_matrices(self) -> list[dict[str, Any]]:
         """Return the norm of each layer's state, and the multipliers if any, by which anybody can check the rates.
@@ -260,13 +250,13 @@ class Certificate:
                 states = [next(names) for _ in bound.covers]
                 if bound.norm is None:
                     continue
-                layer_norm = norm_document(bound, states)
+                layer_norm = _norm_document(bound, states)
                 if weights is not None:
                     layer_norm["divided_by"] = float(weights[depth])
                 layer_norms.append(layer_norm)
                 # The first of the others is the norm that was searched. Balls and gains are verified by it.
                 if bound.norm == "linf" and bound.other_norms and bound.other_norms[0].multipliers is not None:
-                    layer_norms.append({**norm_document(bound.other_norms[0], states), "of": "balls and gains"})
+                    layer_norms.append({**_norm_document(bound.other_norms[0], states), "of": "balls and gains"})
         return layer_norms
 
     def step_rate(self) -> float | None:
@@ -274,14 +264,7 @@ class Certificate:
         if self.max_dt is not None:
             # A step may be arbitrarily short, and then changes nothing.
             return None
-        rates = []
-        for stack in self.stacks:
-            if len(stack.bounds) == 1:
-                rates.append(stack.rate)
-                continue
-            weights = stack.weights()
-            rates.append(math.inf if weights is None else stack.step_rate(weights))
-        return _proved(max(rates))
+        return _proved(max(stack.step_rate() for stack in self.stacks))
 
     def figures(self) -> dict[str, float]:
         """Return the further figures of the layers' bounds, by name."""
@@ -300,14 +283,12 @@ class Certificate:
 
     def document(self) -> dict[str, Any]:
         """Return the certificate as JSON types; docs/stability.md explains every key."""
-        bounds = [bound for stack in self.stacks for bound in stack.bounds]
-        is_deep = any(len(stack.bounds) > 1 for stack in self.stacks)
         return {
             "schema": SCHEMA,
             "kind": self.kind,
             "holds": self.kind != "none",
             "inputs": None if self.inputs is None else self.inputs.document(),
-            "norm": _norm(bounds, is_deep=is_deep),
+            "norm": self._norm(),
             "contraction_rate": self.rate,
             "step_rate": self.step_rate(),
             "rounding_slack": self.tolerance,
@@ -337,6 +318,15 @@ class Certificate:
             "arithmetic": "float64 on the float32 weights",
         }
 
+    def _norm(self) -> str | None:
+        """Return the norm of the whole state: over layers the largest of their sizes, each divided by a weight."""
+        if any(bound.norm is None for bound in self.bounds):
+            return None
+        names = {_norm_name(bound) for bound in self.bounds}
+        if len(names) == 1 and not self.is_deep:
+            return names.pop()
+        return "weighted-linf" if any("linf" in name for name in names) else "weighted-l2"
+
     def _time(self) -> dict[str, Any]:
         """Return what a step is, as JSON types."""
         if self.max_dt is not None:
@@ -345,10 +335,10 @@ class Certificate:
 
     def _layers(self) -> Iterable[tuple[str, StepBound]]:
         """Yield each layer's label, empty for the only one, and its bound."""
-        has_members, is_deep = len(self.stacks) > 1, len(self.stacks[0].bounds) > 1
+        has_members = len(self.stacks) > 1
         for number, stack in enumerate(self.stacks):
             for depth, bound in enumerate(stack.bounds):
-                label = (f"member {number} " if has_members else "") + (f"layer {depth} " if is_deep else "")
+                label = (f"member {number} " if has_members else "") + (f"layer {depth} " if self.is_deep else "")
                 yield label, bound
 
 
@@ -401,18 +391,14 @@ def prove(
         inputs: Range of the raw inputs; None for inputs of any size.
         stage: What is logged to ``stablernn.progress`` before each layer; None for nothing.
     """
-    if norms is None:
-        return _prove(module, None, stored=stored, inputs=inputs, stage=stage)
     # Of what is not a layer's bound nothing is searched either.
-    with given_norms():
-        stored_norms = [norm for norm in map(decode_norm, norms) if norm is not None]
-        return _prove(module, stored_norms, stored=stored, inputs=inputs, stage=stage)
+    with nullcontext() if norms is None else given_norms():
+        return _prove(module, norms, stored, inputs, stage)
 
 
 def _prove(
     module: nn.Module,
-    norms: list[tuple[set[str], GivenNorm]] | None,
-    *,
+    norms: Iterable[Mapping[str, Any]] | None,
     stored: bool,
     inputs: InputRange | None,
     stage: str | None,
@@ -423,10 +409,12 @@ def _prove(
             raise CertificateError(
                 f"The weight '{name}' holds a number that is not finite; there is nothing to certify."
             )
+    stored_norms = None if norms is None else [norm for norm in map(_decode_norm, norms) if norm is not None]
     max_dt = _max_dt(module)
     boxes: list[Box | None] = [None] * len(stacks)
     if inputs is not None:
-        inputs = inputs.for_features(input_size(module))
+        assert isinstance(module, StableCell | StableRNN | Ensemble | SequenceModel)
+        inputs = inputs.for_features(module.input_size)
         boxes = [*first_layer_boxes(module, inputs)]
     # Exported graphs number the state tensors of the model; those of scaling and patches come first.
     numbers, names = itertools.count(prefix), []
@@ -437,7 +425,12 @@ def _prove(
             stack,
             max_dt=max_dt,
             inputs=box,
-            norms=None if norms is None else [norms_of_layer(norms, cell) for cell in cell_names],
+            norms=None
+            if stored_norms is None
+            else [
+                [norm for states, norm in stored_norms if states <= set(layer_names.values())]
+                for layer_names in cell_names
+            ],
             on_layer=None if stage is None else partial(_log_layer, stage, stacks, member),
         )
         for member, (stack, box, cell_names) in enumerate(zip(stacks, boxes, names, strict=True))
@@ -460,12 +453,8 @@ def _prove(
         tolerance=tolerance,
         max_dt=max_dt,
         inputs=inputs,
-        quantization={
-            form: _quantization_bound(stacks, proved, form, max_dt, is_logged=stage is not None) for form in FORMATS
-        }
-        if stored
-        else {},
-        resample_steps=_resample_steps(module),
+        quantization={form: _quantization_bound(stacks, proved, form, max_dt, stage) for form in FORMATS if stored},
+        resample_steps=module.resampling.steps if isinstance(module, SequenceModel) and module.resampling else None,
     )
 
 
@@ -483,8 +472,7 @@ def _quantization_bound(
     proved: tuple[Cascade, ...],
     form: Format,
     max_dt: float | None,
-    *,
-    is_logged: bool,
+    stage: str | None,
 ) -> QuantizationErrorBound | None:
     """Return the worst bound of all members; None if nothing is proved of one."""
     if max_dt is not None:
@@ -492,7 +480,7 @@ def _quantization_bound(
 
     def log(norm: int, norms: int) -> None:
         # Each may take as long as the proof.
-        if is_logged:
+        if stage is not None:
             part = f", norm {norm} of {norms}" if norms > 1 else ""
             _PROGRESS.info("Bounding the error of weights in %s%s ...", form, part)
 
@@ -504,11 +492,9 @@ def _quantization_bound(
     except np.linalg.LinAlgError:
         # Quantized matrices may be ones that float64 cannot decompose.
         return None
-    proved_bounds = [bound for bound in bounds if bound is not None]
-    if len(proved_bounds) < len(bounds):
+    if None in bounds:
         return None
-    columns = zip(*(astuple(bound) for bound in proved_bounds), strict=True)
-    return QuantizationErrorBound(*(max(column) for column in columns))
+    return QuantizationErrorBound(*(max(column) for column in zip(*map(astuple, filter(None, bounds)), strict=True)))
 
 
 def _kind(proved: tuple[Cascade, ...], tolerance: float, is_bounded: bool) -> str:
@@ -541,25 +527,9 @@ def _max_dt(module: nn.Module) -> float | None:
     return module.max_dt if isinstance(module, StableRNN | SequenceModel) else None
 
 
-def _resample_steps(module: nn.Module) -> int | None:
-    """Return the samples to which a model resamples each sequence; None if it does not."""
-    resampling = module.resampling if isinstance(module, SequenceModel) else None
-    return None if resampling is None else resampling.steps
-
-
 def _proved(value: float) -> float | None:
     """Return a bound, None if it is not finite."""
     return value if math.isfinite(value) else None
-
-
-def _norm(bounds: list[StepBound], *, is_deep: bool) -> str | None:
-    """Return the norm of the whole state: over layers the largest of their sizes, each divided by a weight."""
-    if any(bound.norm is None for bound in bounds):
-        return None
-    names = {norm_name(bound) for bound in bounds}
-    if len(names) == 1 and not is_deep:
-        return names.pop()
-    return "weighted-linf" if any("linf" in name for name in names) else "weighted-l2"
 
 
 def _ball_document(ball: Ball) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from stablernn.bounds.linear_response import convolution_norm_upper_bound
 from stablernn.bounds.step_bound import GELU_SLOPE
 from stablernn.cells._base import float64
 from stablernn.certificates.cascade import Cascade, cascade
+from stablernn.certificates.certificate import embedding_stages
 from stablernn.errors import CertificateError
 from stablernn.nn.convolutions import KERNEL_SIZE, DilatedConvolutions
 from stablernn.nn.layers import StableRNN
@@ -112,7 +113,7 @@ class ClassBounds:
                 embedding_gain * _member_growth(layers, head_norms, self._readout, steps)
                 for layers, head_norms, embedding_gain in members
             ]
-            self._cached_growth[steps] = growths[0] if len(growths) == 1 else averaged_growth(growths)
+            self._cached_growth[steps] = averaged_growth(growths)
         return self._cached_growth[steps]
 
 
@@ -154,8 +155,11 @@ def averaged_growth(members: Sequence[Matrix]) -> Matrix:
     """Return the growth of the logarithms of averaged probabilities.
 
     ``log p_i = -log sum_m exp(l_m - l_i)`` of one member changes by a weighted mean of the changes of ``l_m - l_i``;
-    the logarithm of a mean of probabilities by at most the largest change among the members.
+    the logarithm of a mean of probabilities by at most the largest change among the members. A single member has its
+    own.
     """
+    if len(members) == 1:
+        return members[0]
     class_growth = np.max([growth.max(axis=1) for growth in members], axis=0)
     total: Matrix = class_growth[:, None] + class_growth[None]
     return total
@@ -243,8 +247,7 @@ def embedding_gains(model: SequenceModel) -> list[float]:
     """
     rnn = model.rnn
     # An embedding is a linear map followed by a GELU.
-    embeddings = [embedding for embedding in rnn.embeddings if isinstance(embedding, nn.Linear)]
-    convolutions = [stage for stage in rnn.convolutions if isinstance(stage, DilatedConvolutions)]
+    convolutions, embeddings = embedding_stages(rnn)
     if convolutions:
         return [_joint_gain(*stages) for stages in zip(convolutions, embeddings, strict=True)]
     gains = [norm_upper_bound(float64(embedding.weight)) * GELU_SLOPE for embedding in embeddings]

@@ -86,8 +86,7 @@ def within_norm(matrix: Tensor, bound: float) -> Tensor:
         matrix: ``(m, n)`` float64, or complex128.
         bound: 0 or more.
     """
-    values, vectors = _right_singular(matrix)
-    return _clip_singular(matrix, values, vectors, bound)
+    return _clip_singular(matrix, *_right_singular(matrix), bound)
 
 
 def within_sum(first: Tensor, second: Tensor, bound: float, *, factor: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -201,8 +200,7 @@ def with_bounded_rows(skew_matrix: Tensor, bound: float) -> Tensor:
 
 
 def _clip_recurrent(cell: Any, bound: float) -> None:
-    matrix = cell.weight_hh.double()
-    cell.weight_hh.copy_(within_norm(matrix, bound))
+    cell.weight_hh.copy_(within_norm(cell.weight_hh.double(), bound))
 
 
 def _clip_diagonal(cell: Any, bound: float) -> None:
@@ -452,28 +450,23 @@ PROJECTIONS: dict[str, Callable[[Any, float], None]] = {
 }
 """By cell, the function that moves its parameters into the region of a bound, 1 less the margin."""
 
-RANGE_PROJECTIONS: dict[str, Callable[[Any, float, Box], None]] = dict.fromkeys(
-    ("lstm", "momentum_lstm", "sr_lstm", "ode_lstm", "slstm"), _limit_forget_gate
-)
-"""The same of cells whose region depends on the range of their inputs."""
+_LSTMS = ("lstm", "momentum_lstm", "sr_lstm", "ode_lstm", "slstm")
+"""Cells whose region depends on the range of their inputs, see :func:`_limit_forget_gate`."""
+_RESTORED = ("antisymmetric_g", "antisym_ablation", "fastgrnn", "fastgrnn_lsq")
+"""Cells that stay bounded by a dominant diagonal, see :func:`stablernn.bounds.step_bound.restoring_box`."""
 
-
-_PROJECTED_KINDS: dict[str, Kind] = {
-    **dict.fromkeys(PROJECTIONS, "contracting"),
-    **dict.fromkeys(RANGE_PROJECTIONS, "bounded"),
-    **dict.fromkeys(("neural_ode_rnn", "antisymmetric"), "non-expansive"),
-    **dict.fromkeys(("antisymmetric_g", "antisym_ablation", "fastgrnn", "fastgrnn_lsq"), "bounded"),
-}
-"""The kind that projection keeps a cell in."""
-
-WITHIN_RANGE = frozenset({*RANGE_PROJECTIONS, "antisymmetric_g", "antisym_ablation", "fastgrnn", "fastgrnn_lsq"})
+WITHIN_RANGE = frozenset({*_LSTMS, *_RESTORED})
 """Cells whose kind is that for inputs within the range of training, and regular steps; nothing holds for all inputs."""
 
 ONLY_ON_REQUEST = WITHIN_RANGE | {"incremental", "neural_ode_rnn", "antisymmetric"}
 """Cells whose region costs accuracy, or proves nothing for all inputs: training is free unless it is asked for."""
 
-_RESTORED = frozenset({"antisymmetric_g", "antisym_ablation", "fastgrnn", "fastgrnn_lsq"})
-"""Cells that stay bounded by a dominant diagonal, see :func:`stablernn.bounds.step_bound.restoring_box`."""
+_PROJECTED_KINDS: dict[str, Kind] = {
+    **dict.fromkeys(PROJECTIONS, "contracting"),
+    **dict.fromkeys(WITHIN_RANGE, "bounded"),
+    **dict.fromkeys(("neural_ode_rnn", "antisymmetric"), "non-expansive"),
+}
+"""The kind that projection keeps a cell in."""
 
 _REASONS = {
     "unicornn": "its step loses no energy, so that an input in resonance makes the state grow without end",
@@ -490,7 +483,8 @@ def certified_kind(cell: StableCell) -> Kind:
     Raises:
         ConfigError: If the cell, or an option of it, has no certified region.
     """
-    if cell.key not in _PROJECTED_KINDS and cell.key not in BY_CONSTRUCTION:
+    kind = {**BY_CONSTRUCTION, **_PROJECTED_KINDS}.get(cell.key)
+    if kind is None:
         reason = f": {_REASONS[cell.key]}" if cell.key in _REASONS else ""
         raise ConfigError(
             f"The cell '{cell.key}' has no certified region that training could stay in{reason}. Take one that has, "
@@ -503,7 +497,7 @@ def certified_kind(cell: StableCell) -> Kind:
         values = " and ".join(f"{name}={getattr(cell, name)!r}" for name, _ in excluded)
         replacements = " and ".join(f"model.cell_options.{name} to {replacement}" for name, replacement in excluded)
         raise ConfigError(f"The cell '{cell.key}' has no certified region with {values}; set {replacements}.")
-    return BY_CONSTRUCTION.get(cell.key) or _PROJECTED_KINDS[cell.key]
+    return kind
 
 
 def suggest_proof(cell: StableCell) -> str:
@@ -558,7 +552,7 @@ def project(cell: StableCell, margin: float, inputs: Box | None = None) -> None:
         ValueError: If an LSTM has no range.
     """
     has_modrelu = getattr(cell, "nonlinearity", None) == "modrelu"
-    if not (has_modrelu or cell.key in PROJECTIONS or cell.key in RANGE_PROJECTIONS):
+    if not (has_modrelu or is_projected(cell)):
         return
     # No decomposition takes NaN; the training loop stops at a loss that is not finite.
     if not all(bool(torch.isfinite(parameter).all()) for parameter in cell.parameters()):
@@ -568,10 +562,10 @@ def project(cell: StableCell, margin: float, inputs: Box | None = None) -> None:
         bias.clamp_(max=-OFFSET if cell.key == "eunn" else 0.0)
     if cell.key in PROJECTIONS:
         PROJECTIONS[cell.key](cell, 1 - margin)
-    elif cell.key in RANGE_PROJECTIONS:
+    elif cell.key in _LSTMS:
         if inputs is None:
             raise ValueError(f"The region of the cell '{cell.key}' depends on the range of its inputs, got none.")
-        RANGE_PROJECTIONS[cell.key](cell, 1 - margin, inputs)
+        _limit_forget_gate(cell, 1 - margin, inputs)
 
 
 def project_model(model: SequenceModel, margin: float, inputs: InputRange | None = None) -> None:
@@ -582,7 +576,7 @@ def project_model(model: SequenceModel, margin: float, inputs: InputRange | None
         margin: As of :func:`project`.
         inputs: Range of the raw inputs, which cells of the LSTM family need.
     """
-    if model.rnn.first.cells[0].key not in RANGE_PROJECTIONS or inputs is None:
+    if model.rnn.first.cells[0].key not in _LSTMS or inputs is None:
         for cell in model.rnn.cells:
             project(cell, margin)
         return

@@ -20,7 +20,7 @@ from stablernn.bounds.linalg import Matrix, norm_upper_bound, row_norms
 from stablernn.bounds.step_bound import GELU_SLOPE
 from stablernn.cells import StableCell
 from stablernn.cells._base import float64
-from stablernn.certificates.cascade import Cascade
+from stablernn.certificates.cascade import Cascade, longest, shortest
 from stablernn.certificates.certificate import Certificate, prove
 from stablernn.certificates.certified_radius import (
     READOUT_PARTS,
@@ -182,8 +182,7 @@ def _classifier_head(model: Classifier) -> Callable[[Sequence[_Gains]], float]:
 
     def change(gains: Sequence[_Gains]) -> float:
         growths = [readout_growth(*member, model.readout) for member in zip(norms, gains, strict=True)]
-        growth = growths[0] if len(growths) == 1 else averaged_growth(growths)
-        return float(growth.max()) / temperature
+        return float(averaged_growth(growths).max()) / temperature
 
     return change
 
@@ -297,7 +296,7 @@ def _forgetting_samples(
     is_context = model.scaling.kind == "context"
     if (_reason(model) is not None and not is_context) or model.readout != "last":
         return None
-    if certificate.max_dt is not None and any(len(stack.bounds) > 1 for stack in certificate.stacks):
+    if certificate.max_dt is not None and certificate.is_deep:
         return None
     unit: _Gains = {"last": 1.0, "mean": 1.0, "max": 1.0}
     effect = head([unit] * len(certificate.stacks)) * ratio * _SAFE
@@ -306,8 +305,8 @@ def _forgetting_samples(
         0 if effect == 0 else _settling_steps(stack, allowed / effect, None if is_context else gain)
         for stack, gain in zip(certificate.stacks, _patch_gains(model, model.patches.size), strict=True)
     ]
-    proved_times = [steps for steps in times if steps is not None]
-    if len(proved_times) < len(times):
+    steps = longest(times)
+    if steps is None:
         return None
     size, stride = model.patches.size, model.patches.stride
     # Samples after the wrong one whose patches still depend on it: those that hold it, or hold one that was scaled by
@@ -316,9 +315,9 @@ def _forgetting_samples(
     if isinstance(model.scaling, ContextScaling):
         held = model.scaling.window + max(size - 1, stride)
     if certificate.max_dt is None:
-        return held + max(proved_times) * stride
+        return held + steps * stride
     # In regular samples, of which each can take the longest time; a patch may end just before the time is over.
-    return math.ceil(held * certificate.max_dt) + (max(proved_times) + 1) * stride
+    return math.ceil(held * certificate.max_dt) + (steps + 1) * stride
 
 
 def _settling_steps(stack: Cascade, limit: float, error: float | None) -> int | None:
@@ -339,7 +338,7 @@ def _settling_steps(stack: Cascade, limit: float, error: float | None) -> int | 
             sizes = np.linalg.solve(np.eye(len(norm.step)) - norm.step, norm.input_gains)
             start = np.asarray(sizes * (error * _SAFE), dtype=np.float64)
         times.append(norm.settling_time(limit, start, initial_effect=1.0))
-    return min((steps for steps in times if steps is not None), default=None)
+    return shortest(times)
 
 
 def certificate_document(

@@ -188,10 +188,6 @@ def _state_names(model: SequenceModel, blocks: Sequence[Block]) -> list[list[str
     return [[f"state_{next(numbers)}" for _ in block.cell.state_names] for block in blocks]
 
 
-def _bounds(certificate: Certificate) -> list[StepBound]:
-    return [bound for stack in certificate.stacks for bound in stack.bounds]
-
-
 def _draw_start(
     layers: LayerDynamics,
     blocks: Sequence[Block],
@@ -202,7 +198,7 @@ def _draw_start(
     """Return states ``(batch, size)`` within the balls; tensors that the rate does not cover are zero."""
     balls = {ball["state"]: ball for ball in certificate.balls}
     start, directions = layers.start().numpy().copy(), layers.directions.numpy()
-    for block, block_names, bound in zip(blocks, names, _bounds(certificate), strict=True):
+    for block, block_names, bound in zip(blocks, names, certificate.bounds, strict=True):
         for name, cell_name, indices in zip(block_names, block.cell.state_names, block.indices, strict=True):
             is_covered = cell_name in bound.covers if bound.norm is not None else cell_name not in NOT_RECURRENT
             # A count, or a flag that the sequence has started, must be the same in both states.
@@ -280,9 +276,8 @@ def _stack_sizes(
         names = block.cell.state_names
         indices = np.concatenate([block.indices[names.index(name)] for name in bound.covers])
         layer_sizes.append(_size(differences[:, :, indices], bound))
-    rate = stack.rate if len(stack.bounds) == 1 else stack.step_rate(weights)
     sizes: Array = np.max([size / weight for size, weight in zip(layer_sizes, weights, strict=True)], axis=0)
-    return sizes, rate
+    return sizes, stack.step_rate()
 
 
 def _size(values: Array, bound: StepBound) -> Array:
@@ -298,8 +293,7 @@ def _step_rate(certificate: Certificate) -> float | None:
     """Return the factor of a step at regular times."""
     if certificate.max_dt is None:
         return certificate.step_rate()
-    is_deep = any(len(stack.bounds) > 1 for stack in certificate.stacks)
-    return None if is_deep else certificate.rate
+    return None if certificate.is_deep else certificate.rate
 
 
 def _largest_factor(distances: Array) -> float:

@@ -30,7 +30,7 @@ TangentMap = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class LyapunovSpectrum:
-    """Exponents in nats a step, or a unit of time, the largest first.
+    """Exponents in nats a step, the largest first.
 
     Attributes:
         exponents: ``(k,)``, the mean over the sequences; minus infinity for a direction that a single step erases.
@@ -104,15 +104,12 @@ def lyapunov_spectrum(
     size: int | None = None,
     count: int | None = None,
     warm_up: int = 0,
-    every: int = 1,
-    time_step: float = 1.0,
     lengths: Sequence[int] | None = None,
-    seed: int = 0,
 ) -> LyapunovSpectrum:
     """Return the leading Lyapunov exponents of a map, averaged over trajectories of it.
 
-    Orthonormal tangents are pushed along each trajectory and made orthonormal again by QR with a positive diagonal,
-    whose logarithms are added up.
+    Orthonormal tangents are pushed along each trajectory and made orthonormal again, after every step, by QR with a
+    positive diagonal, whose logarithms are added up.
 
     Args:
         push: The map, see :func:`tangent_map`.
@@ -121,46 +118,30 @@ def lyapunov_spectrum(
         size: Length ``m`` of a tangent; ``n`` when omitted.
         count: Exponents to find, up to ``size``; all when omitted.
         warm_up: First steps, which are not counted: the tangents still turn to the directions of growth.
-        every: Steps between two QR. Exponents further apart than ``36 / every`` lose their digits.
-        time_step: Units of time of a step.
         lengths: Steps of each trajectory; ``steps`` when omitted. Those no longer than ``warm_up`` are left out.
-        seed: Of the first tangents.
 
     Raises:
-        ValueError: If ``count`` or ``every`` is out of range, or no trajectory is longer than ``warm_up``.
+        ValueError: If ``count`` is out of range, or no trajectory is longer than ``warm_up``.
     """
     size = start.shape[1] if size is None else size
     count = size if count is None else count
     ends = np.full(len(start), steps) if lengths is None else np.asarray(lengths)
-    if not 1 <= count <= size or every < 1:
-        raise ValueError(
-            f"count must be from 1 to {size}, the number of directions, and every 1 or more; got count={count} and "
-            f"every={every}."
-        )
+    if not 1 <= count <= size:
+        raise ValueError(f"count must be from 1 to {size}, the number of directions, got {count}.")
     if not (ends > warm_up).any():
         raise ValueError(f"warm_up must be less than the longest trajectory's {int(ends.max())} steps, got {warm_up}.")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     tangents, _ = torch.linalg.qr(torch.randn(len(start), size, count, generator=generator, dtype=torch.float64))
-    log_growth, measured_steps = (
-        torch.zeros(len(start), count, dtype=torch.float64),
-        np.zeros(len(start), dtype=np.int64),
-    )
-    state, steps_since_qr = start, 0
+    log_growth = torch.zeros(len(start), count, dtype=torch.float64)
+    state, measured_steps = start, np.maximum(np.minimum(ends, steps) - warm_up, 0)
     with torch.no_grad():
         for t in range(steps):
             state, tangents = push(t, state, tangents)
-            steps_since_qr += 1
-            # Also at the end of the warm-up, so that its growth is not counted, and at the last step.
-            if t + 1 != warm_up and t + 1 != steps and steps_since_qr < every:
-                continue
             tangents, log_lengths = _orthonormal(tangents)
             if t >= warm_up:
-                is_running = ends > t
-                log_growth += torch.where(torch.from_numpy(is_running)[:, None], log_lengths, 0.0)
-                measured_steps += is_running * steps_since_qr
-            steps_since_qr = 0
+                log_growth += torch.where(torch.from_numpy(ends > t)[:, None], log_lengths, 0.0)
     is_measured = measured_steps > 0
-    exponents = log_growth.numpy()[is_measured] / (measured_steps[is_measured, None] * time_step)
+    exponents = log_growth.numpy()[is_measured] / measured_steps[is_measured, None]
     mean = exponents.mean(axis=0)
     order = np.argsort(-mean, kind="stable")
     # The deviation of infinite exponents is NaN.

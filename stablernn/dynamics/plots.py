@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from stablernn.dynamics.report import DynamicsReport, Gradients
 from stablernn.dynamics.spectra import Spectra
-from stablernn.plotting import BLACK, BLUE, GREY, ORANGE, _legend_below, _save, _style
+from stablernn.plotting import BLACK, BLUE, GREY, ORANGE, _legend_below, _save, _style, new_figure
 
 Array = npt.NDArray[Any]
 
@@ -40,33 +40,28 @@ def draw_report(folder: Path, report: DynamicsReport, title: str) -> list[Path]:
     paths = []
     if report.spectra is not None:
         paths.append(folder / "jacobian_spectrum.png")
-        plot_spectrum(paths[-1], report.spectra, radius=report.radius, title=title)
+        _save(spectrum_figure(report.spectra, radius=report.radius, title=title), paths[-1])
     if len(report.gradients.ratios):
         paths.append(folder / "gradient_norms.png")
         plot_gradients(paths[-1], report.gradients, title=title)
     return paths
 
 
-def plot_spectrum(path: Path, spectra: Spectra, *, radius: float | None, title: str) -> None:
-    """Plot all eigenvalues with the unit circle, and the distribution of their moduli.
-
-    Args:
-        path: The file.
-        spectra: The eigenvalues.
-        radius: The proved bound on their modulus; None if there is none.
-        title: Name of the data.
-    """
-    _save(spectrum_figure(spectra, radius=radius, title=title), path)
-
-
 def spectrum_figure(
     spectra: Spectra, *, radius: float | None, title: str, size: tuple[float, float] = (10.4, 5.8)
 ) -> Figure:
-    """Return the figure of :func:`plot_spectrum`, of a size in inches."""
+    """Draw all eigenvalues with the unit circle, and the distribution of their moduli.
+
+    Args:
+        spectra: The eigenvalues.
+        radius: The proved bound on their modulus; None if there is none.
+        title: Name of the data.
+        size: In inches.
+    """
     points = spectra.eigenvalues.ravel()
     moduli = np.abs(points)
     drawn_radius = radius if radius is not None and radius <= _MAX_DRAWN_RADIUS else None
-    figure = Figure(figsize=size, layout="constrained")
+    figure = new_figure(*size)
     plane, histogram = figure.subplots(1, 2, width_ratios=(1.25, 1))
     _style(plane, f"Jacobian eigenvalues: {title}")
     _circles(plane, drawn_radius)
@@ -109,7 +104,7 @@ def plot_gradients(path: Path, gradients: Gradients, *, title: str) -> None:
         gradients: Ratios of each sequence.
         title: Name of the data.
     """
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    figure = new_figure(7, 4.5)
     axes = figure.subplots()
     _style(axes, f"Gradient norms: {title}")
     ratios = np.maximum(gradients.ratios, _SMALLEST_SHARE)

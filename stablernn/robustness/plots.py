@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from stablernn.atomic_files import write_json
-from stablernn.plotting import BLACK, BLUE, GREEN, GREY, ORANGE, _legend_below, _save, _style
+from stablernn.plotting import BLACK, BLUE, GREEN, GREY, ORANGE, _legend_below, _save, _style, new_figure
 
 Report = Mapping[str, Any]
 
@@ -53,7 +52,7 @@ def plot_robustness(path: Path, report: Report, *, title: str) -> None:
         report: Result of :func:`stablernn.robustness.report.robustness`.
         title: Title of the figure.
     """
-    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    figure = new_figure(10, 4.4)
     panels = figure.subplots(1, 2, sharey=True)
     for axes, norm in zip(panels, ("l2", "linf"), strict=True):
         attacks = [attack for attack in report["attacks"] if attack["norm"] == norm]
@@ -77,7 +76,7 @@ def plot_noise(path: Path, report: Report, *, title: str) -> None:
         report: Result of :func:`stablernn.robustness.report.robustness`.
         title: Title of the figure.
     """
-    figure = Figure(figsize=(10.8, 3.7), layout="constrained")
+    figure = new_figure(10.8, 3.7)
     panels = figure.subplots(1, len(_NOISE), sharey=True)
     for axes, (kind, (name, unit)) in zip(panels, _NOISE.items(), strict=True):
         curve = report["noise"][kind]

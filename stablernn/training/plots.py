@@ -27,14 +27,14 @@ from stablernn.plotting import (
     _save,
     _style,
     _time_axis,
+    forecast_figure,
     line_styles,
     new_figure,
     plot_confusion,
-    plot_forecast,
     plot_loss,
     plot_metric,
-    plot_reliability,
-    plot_stability,
+    reliability_figure,
+    stability_figure,
 )
 from stablernn.training.evaluation.metrics import classification_metrics, confusion_matrix, reliability, seasonal_naive
 from stablernn.training.evaluation.predictors import Outputs
@@ -65,7 +65,7 @@ def draw_curves(
         plot_metric(folder / "metric.png", records, headline, best_epoch=best_epoch, title=run + note)
     certified = [record for record in records if "contraction_rate" in record.get("stability", {})]
     if certified:
-        plot_stability(folder / "stability.png", certified, best_epoch=best_epoch, title=run)
+        _save(stability_figure(certified, best_epoch=best_epoch, title=run), folder / "stability.png")
 
 
 def draw_last_window(path: Path, data: ForecastData, split: str, outputs: Outputs, levels: Sequence[float]) -> None:
@@ -93,7 +93,7 @@ def draw_reliability(
     if np.isfinite(probabilities).all():
         table = reliability(probabilities, scorer.truth)
         ece = classification_metrics(probabilities, scorer.truth)["ece"]
-        plot_reliability(path, table, ece=ece, title=f"{data.name}, {split}")
+        _save(reliability_figure(table, ece=ece, title=f"{data.name}, {split}"), path)
 
 
 def draw_forecast(
@@ -128,8 +128,7 @@ def draw_forecast(
     if levels and levels[0] < 0.5:
         quantiles = outputs["quantiles"][:, target]
         interval, coverage = (quantiles[:, 0], quantiles[:, -1]), levels[-1] - levels[0]
-    plot_forecast(
-        path,
+    figure = forecast_figure(
         history=window.x[0, :, channel],
         truth=window.y[0, :, target],
         mean=outputs["mean"][:, target],
@@ -140,6 +139,7 @@ def draw_forecast(
         ylabel=data.targets[target],
         title=_window_title(data, split, windows, number),
     )
+    _save(figure, path)
 
 
 def _window_title(data: ForecastData, split: str, windows: WindowSet, number: int) -> str:

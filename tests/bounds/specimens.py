@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -57,6 +58,14 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("unicornn", {"step_size": 0.2, "stiffness": 9.0, "speed_range": 0.1}),
 ]
 """Options that change a step: those of the reference tests, the preset ``paper`` among them, and further ones."""
+
+
+def sampled(cases: Iterable[Any], *quick: Any) -> list[Any]:
+    """All cases of a sweep, of which those that are not quick are slow tests."""
+    return [
+        case if case in quick else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+        for case in cases
+    ]
 
 
 def drawn(

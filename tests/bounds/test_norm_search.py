@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from bounds.constant_slopes import largest_constant_slope_radius
-from bounds.specimens import drawn, extreme, trained
+from bounds.specimens import EXTREMES, drawn, extreme, sampled, trained
 from bounds.step_search import checked, violations
 from bounds.step_search import exact as in_float64
 from stablernn import create_cell, list_cells
@@ -50,7 +51,7 @@ def triangular(key: str, factor: float, seed: int) -> StableCell:
 
 
 class TestSearch:
-    @pytest.mark.parametrize("key", TRAINED)
+    @pytest.mark.parametrize("key", sampled(TRAINED, "rnn", "lipschitz"))
     def test_half_of_the_gap_is_closed_and_no_rate_is_larger(self, key: str) -> None:
         (cell,) = trained(key, 12).rnn.cells
         with given_norms():
@@ -59,15 +60,20 @@ class TestSearch:
         assert lowest * (1 - 1e-9) <= now
         assert before - now >= 0.4 * (before - lowest)
 
-    @pytest.mark.parametrize("kind", ["zero", "tiny", "huge", "nilpotent", "rank one", "uneven", "identity"])
-    @pytest.mark.parametrize("key", ["rnn", "lipschitz_rk2", "ren", "eunn", "cornn"])
+    @pytest.mark.parametrize(
+        ("key", "kind"),
+        sampled(
+            itertools.product(["rnn", "lipschitz_rk2", "ren", "eunn", "cornn"], EXTREMES),
+            ("rnn", "huge"), ("lipschitz_rk2", "nilpotent"), ("eunn", "uneven"),
+        ),
+    )  # fmt: skip
     def test_rates_of_rare_matrices_are_no_larger(self, key: str, kind: str) -> None:
         cell = extreme(key, 5, kind)
         with given_norms():
             before = cell.step_bound().rate
         assert cell.step_bound().rate <= before
 
-    @pytest.mark.parametrize("seed", [5, 87, 129])
+    @pytest.mark.parametrize("seed", sampled([5, 87, 129], 87))
     def test_a_rate_in_the_infinity_norm_stays_if_the_search_finds_none_that_is_smaller(self, seed: int) -> None:
         cell = triangular("fastrnn", 3.0, seed)
         with given_norms():
@@ -78,32 +84,16 @@ class TestSearch:
         # The search found a rate below 1, but a larger one.
         assert after.rate < after.other_norms[0].rate < 1
 
-    def test_a_quadratic_form_of_a_rate_below_1_stays_without_a_search_and_with_one(self) -> None:
-        cell = triangular("fastrnn", 1.0, seed=2)
-        with given_norms():
-            before = cell.step_bound()
-        after = cell.step_bound()
-        assert "l2" in str(before.norm)
-        assert "l2" in str(after.norm)
-        assert after.rate <= before.rate < 1
-
-    def test_it_is_deterministic(self) -> None:
-        (cell,) = trained("rnn", 8).rnn.cells
-        first, second = cell.step_bound(), cell.step_bound()
-        assert first.rate == second.rate
-        assert first.metric is not None
-        assert np.array_equal(first.metric, second.metric)
-
     def test_a_system_with_two_stages_has_a_multiplier_for_each_neuron(self) -> None:
         (cell,) = trained("lipschitz_rk2", 6).rnn.cells
         bound, step = cell.step_bound(), system(cell)
         assert bound.multipliers is not None
         assert bound.multipliers.shape == (12,)
         assert len(np.unique(bound.multipliers)) == 12
-        inequality = MatrixInequality(step.F, step.G, step.V, step.D, bound.metric, bound.metric)
+        inequality = MatrixInequality(step.map, bound.metric, bound.metric)
         assert inequality.factor(bound.multipliers) == bound.rate
 
-    @pytest.mark.parametrize("key", [*lure_cells(), "antisymmetric_g", "antisym_ablation"])
+    @pytest.mark.parametrize("key", sampled([*lure_cells(), "antisymmetric_g", "antisym_ablation"], "fastrnn", "cornn"))
     def test_no_step_exceeds_the_bounds_in_other_norms(self, key: str) -> None:
         for cell in (drawn(key, 5, "large"), drawn(key, 5), trained(key).rnn.cells[0]):
             for other in cell.step_bound().other_norms:
@@ -127,16 +117,13 @@ class TestGroups:
         assert np.abs(np.linalg.eigvals(projection @ self.STEP.V)).max() == pytest.approx(1.0)
         assert 1.0 <= lure_bound(self.STEP).rate < 1.01
 
-    def test_coordinate_by_coordinate_there_is_no_such_projection(self) -> None:
-        assert lure_bound(replace(self.STEP, groups=None)).rate < 0.5
-
     def test_multipliers_that_differ_within_a_group_prove_nothing(self) -> None:
         apart = lure_bound(replace(self.STEP, groups=None))
         assert apart.multipliers is not None
         assert lure_rate(replace(self.STEP, groups=None), apart.metric, apart.multipliers) < 0.5
         assert lure_rate(self.STEP, apart.metric, apart.multipliers) >= 1.0
 
-    @pytest.mark.parametrize("key", GROUPED)
+    @pytest.mark.parametrize("key", sampled(GROUPED, "eunn"))
     def test_parts_of_a_complex_unit_are_a_group(self, key: str) -> None:
         cell = trained(key, 4).rnn.cells[0]
         groups = system(cell).groups
@@ -180,7 +167,7 @@ class TestGivenNorms:
         without = prove(model, stored=False, norms=()).document()
         assert without["contraction_rate"] > document["contraction_rate"]
 
-    @pytest.mark.parametrize("seed", [83, 112])
+    @pytest.mark.parametrize("seed", sampled([83, 112], 83))
     def test_the_ball_of_a_rate_in_the_infinity_norm_is_verified_too(self, seed: int) -> None:
         torch.manual_seed(seed)
         cell = create_cell("noisy_rnn", 2, 4, skew_weight=0.5, linear_damping=1.0).eval()
@@ -222,14 +209,6 @@ class TestGivenNorms:
         # Of the right layer, which is not what is damaged.
         entry = {"states": quick["states"], **norm} if isinstance(norm, dict) else norm
         assert prove(model, stored=False, norms=[entry]).document() == quick
-
-    @pytest.mark.parametrize("states", [None, 3, [["state_1"]], ["state_9"], [1]])
-    def test_one_that_names_no_state_of_the_layer_proves_nothing(self, states: Any) -> None:
-        model = trained("rnn")
-        (norm,) = certify(model, stored=False).document()["metrics"]
-        quick, verified = (prove(model, stored=False, norms=norms).document() for norms in ((), [norm]))
-        assert verified["contraction_rate"] < quick["contraction_rate"]
-        assert prove(model, stored=False, norms=[{**norm, "states": states}]).document() == quick
 
     def test_that_of_another_layer_is_not_taken(self) -> None:
         model = trained("lipschitz", num_layers=2)

@@ -17,7 +17,7 @@ from stablernn.bounds.linalg import (
     similar_norm_upper_bound,
     smallest_singular_value_lower_bound,
 )
-from stablernn.bounds.norm_search import MatrixInequality
+from stablernn.bounds.norm_search import LureMap, MatrixInequality
 
 SMALLEST = float(np.nextafter(0.0, 1.0))
 
@@ -27,7 +27,8 @@ class TestUnderflow:
     def test_a_product_that_underflows_proves_no_rate_that_is_too_small(self, rate: float) -> None:
         # One unit of rate G V: the square of G is rounded down to the smallest number there is, by more than a quarter.
         gain = 1.18 * math.sqrt(SMALLEST)
-        inequality = MatrixInequality(np.zeros((1, 1)), np.array([[gain]]), np.array([[rate / gain]]), None, None, None)
+        unit = LureMap(np.zeros((1, 1)), np.array([[gain]]), np.array([[rate / gain]]), None, np.zeros(1, np.intp))
+        inequality = MatrixInequality(unit, None, None)
         for multiple in range(1, 20):
             assert inequality.factor(np.array([multiple * SMALLEST])) >= rate
 

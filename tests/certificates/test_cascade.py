@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,19 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bounds.step_search import size_of
-from certificates.test_quantization import contracting
-from stablernn import StableRNN
-from stablernn.bounds.lure import given_norms
 from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell
 from stablernn.cells._base import State
 from stablernn.certificates.cascade import Cascade, cascade
-from stablernn.certificates.certificate import certify
 
 TIME = 40
-STACKS = {"rnn": 0.5, "identity_rnn": 0.5, "indrnn": 0.8, "nnrnn": 0.6, "kru": 0.7, "cornn": 0.1}
-"""Cells, and how wide weights are drawn for layers that contract slowly."""
 
 
 class Leaky(StableCell):
@@ -57,14 +49,6 @@ class Leaky(StableCell):
 LEAKY = [Leaky(0.9, 0.5, 2.0, 0.3), Leaky(0.5, 1.5, 0.4, 0.0), Leaky(0.7, 0.1, 3.0, 1.0)]
 
 
-def stack(key: str, layers: int = 2) -> StableRNN:
-    torch.manual_seed(0)
-    built = StableRNN(key, 2, 6, num_layers=layers)
-    for parameter in built.parameters():
-        nn.init.normal_(parameter, std=STACKS[key] * 6**-0.5)
-    return built.eval()
-
-
 def run(cells: list[Any], x: Tensor, start: list[State] | None = None) -> tuple[Tensor, list[list[State]]]:
     """The last layer's outputs ``(batch, time, size)``, and the states of all layers before and after each step."""
     states = [cell.initial_state(len(x)) for cell in cells] if start is None else start
@@ -80,60 +64,6 @@ def run(cells: list[Any], x: Tensor, start: list[State] | None = None) -> tuple[
             outputs.append(moved)
             seen.append(states)
     return torch.stack(outputs, dim=1), seen
-
-
-def sizes(cells: list[Any]) -> Callable[[list[State], list[State]], Tensor]:
-    """How far apart two states are, layer by layer, each in its norm, ``(batch, layers)``."""
-    norms = [size_of(cell, cell.step_bound()) for cell in cells]
-    return lambda one, other: torch.stack([norm(a, b) for norm, a, b in zip(norms, one, other, strict=True)], dim=-1)
-
-
-def pairs(steps: int = TIME) -> tuple[Tensor, Tensor]:
-    """Two sequences each: apart everywhere, apart in one step alone, far apart, near."""
-    x = torch.randn(60, steps, 2, dtype=torch.float64)
-    move = torch.randn_like(x) * torch.logspace(-3, 1, 60, dtype=torch.float64)[:, None, None]
-    move[30:, 1:] = 0
-    return x, x + move
-
-
-@pytest.mark.parametrize("key", STACKS)
-class TestTrajectories:
-    def test_the_stack_contracts(self, key: str) -> None:
-        proved = cascade(stack(key).cells)
-        assert proved.is_contracting
-        assert 0.1 < proved.rate < 1
-
-    def test_outputs_of_two_inputs_are_within_the_gains(self, key: str) -> None:
-        layers = stack(key)
-        proved, cells = cascade(layers.cells), list(layers.double().cells)
-        one, other = pairs()
-        apart = (run(cells, one)[0] - run(cells, other)[0]).norm(dim=-1)
-        given = (one - other).norm(dim=-1)
-        for steps in (1, 2, 7, TIME):
-            last, every = proved.gains(steps)
-            energy = given[:, :steps].norm(dim=-1)
-            assert (apart[:, steps - 1] <= last * energy * (1 + 1e-6)).all()
-            assert (apart[:, :steps].norm(dim=-1) <= every * energy * (1 + 1e-6)).all()
-            assert every <= proved.total_gain()
-        assert (apart.amax(dim=-1) <= proved.total_gain() * given.amax(dim=-1) * (1 + 1e-6)).all()
-
-    def test_states_stay_within_the_comparison_system(self, key: str) -> None:
-        layers = stack(key)
-        proved, cells = cascade(layers.cells), list(layers.double().cells)
-        starts = [
-            [tuple(torch.randn(60, size, dtype=torch.float64) for size in cell.state_sizes) for cell in cells]
-            for _ in range(2)
-        ]
-        one, other = pairs()
-        (first, seen), (second, others) = run(cells, one, starts[0]), run(cells, other, starts[1])
-        apart = sizes(cells)
-        allowed = apart(*starts).numpy()
-        given = (one - other).norm(dim=-1).numpy()
-        for time in range(TIME):
-            output = allowed @ proved.output + proved.feedthrough * given[:, time]
-            assert ((first - second)[:, time].norm(dim=-1).numpy() <= output * (1 + 1e-6)).all()
-            allowed = allowed @ proved.step.T + given[:, [time]] * proved.input_gains
-            assert (apart(seen[time + 1], others[time + 1]).numpy() <= allowed * (1 + 1e-6)).all()
 
 
 class TestComparisonSystem:
@@ -162,12 +92,6 @@ class TestComparisonSystem:
         for time in range(TIME):
             assert float(output[0, time, 0]) == pytest.approx(float(proved.output @ effect), rel=1e-12)
             effect = proved.step @ effect
-
-    def test_the_gains_grow_to_the_total_one(self) -> None:
-        proved = cascade(LEAKY)
-        every = [proved.gains(steps)[1] for steps in (1, 2, 10, 100, 1000)]
-        assert every == sorted(every)
-        assert every[-1] == pytest.approx(proved.total_gain(), rel=1e-8)
 
     def test_a_layer_of_which_nothing_is_proved_leaves_nothing(self) -> None:
         unknown = Leaky(0.5, 1.0, 1.0, 0.0)
@@ -213,7 +137,7 @@ def last_above(proved: Cascade, share: float, most: int = 30_000) -> int:
 
 
 class TestForgetting:
-    @pytest.mark.parametrize("share", [0.5, 1e-1, 1e-3, 1e-9])
+    @pytest.mark.parametrize("share", [0.5, 1e-9])
     @pytest.mark.parametrize(
         ("rates", "gains"),
         [
@@ -233,10 +157,6 @@ class TestForgetting:
         assert steps is not None
         assert steps == last_above(proved, share) + 1
 
-    def test_of_one_layer_it_is_the_logarithm(self) -> None:
-        proved = compared((0.75,), (1.0,))
-        assert proved.settling_time(1e-3) == math.ceil(math.log(1e-3) / math.log(0.75))
-
     def test_too_slow_a_decay_is_not_waited_for(self) -> None:
         assert compared((1 - 1e-12,), (1.0,)).settling_time(1e-3) is None
 
@@ -248,22 +168,6 @@ class TestForgetting:
         assert last_above(proved, 1e-3) == 134
         assert steps > 134
 
-    def test_it_can_begin_anywhere_in_the_balls(self) -> None:
-        proved = compared((0.9, 0.5), (1.0, 1.0))
-        far = proved.settling_time(1e-3, np.array([100.0, 1.0]))
-        near = proved.settling_time(1e-3, np.array([1e-3, 1.0]))
-        assert far is not None
-        assert near is not None
-        effect = np.array([100.0, 1.0])
-        allowed = 1e-3 * float(proved.output @ effect)
-        for _ in range(far):
-            effect = proved.step @ effect
-        assert float(proved.output @ effect) <= allowed
-        assert near < far
-
-    def test_states_without_bounds_are_not_told_of(self) -> None:
-        assert compared((0.5,), (1.0,)).settling_time(1e-3, np.array([math.inf])) is None
-
 
 class TestGap:
     @pytest.mark.parametrize("layers", [1, 2, 3])
@@ -274,18 +178,6 @@ class TestGap:
         wrong[:, :steps] = 1
         worst = float(run(cells, wrong)[0].abs().max())
         assert cascade(cells).missing_data_error(steps) == pytest.approx(worst, rel=1e-8)
-
-    def test_what_comes_up_after_the_gap_counts(self) -> None:
-        # The second layer goes on rising on what the first still holds.
-        proved = compared((0.99, 0.99), (1.0, 1.0))
-        during = float(proved.feedthrough)
-        assert proved.missing_data_error(1) > 10 * during
-
-    def test_it_grows_to_the_gain_over_any_time(self) -> None:
-        proved = cascade(LEAKY)
-        costs = [proved.missing_data_error(steps) for steps in (1, 10, 100, 10_000)]
-        assert costs == sorted(costs)
-        assert costs[-1] == pytest.approx(proved.total_gain(), rel=1e-6)
 
     def test_where_differences_last_so_does_the_cost(self) -> None:
         proved = cascade([Leaky(1.0, 0.5, 1.0, 0.0)])
@@ -300,24 +192,6 @@ class TestGap:
 class TestOtherNorms:
     SEARCHED, TRIED, PLAIN = (0.5, 40.0), (0.6, 9.0), (0.8, 1.0)
 
-    @pytest.mark.parametrize("swapped", [False, True])
-    def test_a_gap_costs_no_more_than_without_the_search_of_one_layer(self, swapped: bool) -> None:
-        searched, other = [self.SEARCHED, self.TRIED, self.PLAIN], [self.TRIED, self.PLAIN]
-        layers = [other, searched] if swapped else [searched, other]
-        error = cascade([InOtherNorms(*norms) for norms in layers]).missing_data_error(3)
-        for plain in (self.TRIED, self.PLAIN):
-            assert error <= cascade([InOtherNorms(plain)] * 2).missing_data_error(3)
-
-    @pytest.mark.parametrize("key", ["fastrnn", "lipschitz"])
-    def test_the_search_for_norms_delays_no_settling(self, key: str) -> None:
-        layers = contracting(key, 3, 16)
-        with given_norms():
-            before = certify(layers, stored=False).settling_time(1e-3)
-        after = certify(layers, stored=False).settling_time(1e-3)
-        assert before is not None
-        assert after is not None
-        assert after <= before
-
     def test_a_layer_gains_from_the_best_norm_of_those_below(self) -> None:
         proved = cascade([InOtherNorms(self.SEARCHED, self.TRIED, self.PLAIN), Leaky(0.5, 1.0, 1.0, 0.0)])
         # Inputs of 1 forever move the output of the first layer by 1 / (1 - 0.8) at most.
@@ -331,7 +205,7 @@ class TestWeights:
         weights = proved.weights()
         assert weights is not None
         assert (weights > 0).all()
-        rate = proved.step_rate(weights)
+        rate = proved.step_rate()
         assert proved.rate <= rate <= proved.rate + 0.11 * (1 - proved.rate)
         e = np.random.default_rng(0).uniform(0, 1, (500, len(rates)))
         before, after = (e / weights).max(axis=1), (e @ proved.step.T / weights).max(axis=1)

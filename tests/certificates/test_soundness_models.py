@@ -1,18 +1,23 @@
-"""No pair of trajectories of layers, members and models does what their certificate says none does."""
+"""No pair of trajectories of layers, members and models does what their certificate says none does.
+
+Steps are regular, or of any length.
+"""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from bounds.specimens import OPTIONS, extreme, trained
+from bounds.specimens import OPTIONS, extreme, sampled, trained
 from bounds.step_search import Seen, violations
 from certificates.trajectory_search import checked_module
 from model_helpers import mark_fitted
 from stablernn import Classifier, Forecaster, StableRNN, list_cells
+from stablernn.cells import cell_info
 from stablernn.certificates.certificate import certify
 from stablernn.errors import ConfigError
 from stablernn.nn.ensemble import Ensemble
@@ -27,6 +32,9 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 CONTRACTING = ("rnn", "indrnn", "nnrnn", "kru", "cfc", "cornn", "fastrnn", "incremental", "lru", "ren", "soft_orth")
 """Cells that contract where their weights are small, one of each way to prove it."""
+
+TIMED = [key for key in list_cells() if cell_info(key).cell.takes_dt]
+QUICK = ("rnn", "cornn", "lru", "gru", "lipschitz", "lem", "exprnn", "minlstm", "incremental")
 
 every_cell = pytest.mark.parametrize("key", list_cells())
 
@@ -53,13 +61,18 @@ def check(module: Any, **search: int) -> dict[str, Seen]:
     return {one.claim: one for one in seen}
 
 
-@every_cell
+@pytest.mark.parametrize("key", sampled(list_cells(), *QUICK))
 def test_of_layers(key: str) -> None:
     check(layers(key, 2))
 
 
-@pytest.mark.parametrize("options", MODELS)
-@pytest.mark.parametrize("key", ["rnn", "cornn", "lru", "eunn"])
+@pytest.mark.parametrize(
+    ("key", "options"),
+    sampled(
+        itertools.product(["rnn", "cornn", "lru", "eunn"], MODELS),
+        ("rnn", "patches"), ("cornn", "deep members"), ("lru", "deep"), ("eunn", "window"),
+    ),
+)  # fmt: skip
 def test_of_models(key: str, options: str) -> None:
     torch.manual_seed(0)
     check(shrunk(mark_fitted(Classifier(key, 1, 3, 4, **MODELS[options])), 0.4))
@@ -71,7 +84,7 @@ def test_of_a_forecaster_and_of_members_alone() -> None:
     check(shrunk(Ensemble(2, "fastrnn", 2, 5, 2), 0.5))
 
 
-@pytest.mark.parametrize("key", CONTRACTING)
+@pytest.mark.parametrize("key", sampled(CONTRACTING, "nnrnn", "lru", "ren", "cfc"))
 def test_these_contract_and_all_their_claims_are_looked_at(key: str) -> None:
     built = layers(key, 1, share=0.25)
     assert certify(built, stored=False).kind == "contracting"
@@ -80,7 +93,7 @@ def test_these_contract_and_all_their_claims_are_looked_at(key: str) -> None:
     assert seen["approach"].share > 0.5
 
 
-@pytest.mark.parametrize("key", ["identity_rnn", "indrnn", "nnrnn"])
+@pytest.mark.parametrize("key", ["identity_rnn"])
 def test_what_is_forgotten_is(key: str) -> None:
     built = layers(key, 1, share=0.3)
     assert (certify(built, stored=False).document()["forgetting"]["steps"] or 99) < 12
@@ -88,8 +101,29 @@ def test_what_is_forgotten_is(key: str) -> None:
     assert seen["share remembered"].found > 0.3 * seen["share remembered"].certified
 
 
+@pytest.mark.parametrize("key", sampled(TIMED, "lipschitz", "cfc", "lvf_mid"))
+def test_of_irregular_time(key: str) -> None:
+    check(layers(key, 1, max_dt=2.5))
+    check(layers(key, 2, max_dt=2.5), pairs=4, searches=2)
+
+
+def test_some_of_irregular_time_contract() -> None:
+    damped = StableRNN("lipschitz", 2, 5, max_dt=2.0, linear_damping=1.0).eval()
+    assert certify(damped, stored=False).kind == "contracting"
+    seen = check(damped)
+    assert seen["approach"].share > 0.3
+    assert "largest gain" in seen
+
+
 @pytest.mark.slow
 class TestWidely:
+    @pytest.mark.parametrize("max_dt", [1.0, 7.3])
+    @pytest.mark.parametrize("depth", [1, 2, 3])
+    @pytest.mark.parametrize("key", TIMED)
+    def test_of_irregular_time(self, key: str, depth: int, max_dt: float) -> None:
+        for share in (0.1, 0.5, 1.0):
+            check(layers(key, depth, share=share, max_dt=max_dt), steps=30, searches=8)
+
     @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
     @pytest.mark.parametrize("depth", [1, 2, 3])
     @every_cell
