@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from bounds.box_search import drawn_box, largest_escape, state_limits, worst_output_gain, worst_step
-from bounds.specimens import DRAWS, EXTREMES, OPTIONS, drawn, extreme, trained
+from bounds.specimens import DRAWS, EXTREMES, OPTIONS, drawn, extreme, sampled, trained
 from stablernn import create_cell, list_cells
 from stablernn.bounds.gated import largest_bend, largest_convex_step, largest_gated, largest_gated_tanh, largest_mix
 from stablernn.bounds.intervals import Box, accumulated_rounding, grow_invariant, shrink_invariant, sigmoid
@@ -40,26 +41,27 @@ class TestSoundness:
     def test_these_cells_have_bounds_for_bounded_inputs(self) -> None:
         assert set(BOUNDED) == {*RATED, *RESTORING, "gru_d", "momentum_lstm", "ode_lstm", "slstm", "sr_lstm"}
 
-    @pytest.mark.parametrize("radius", [0.3, 2.0])
-    @pytest.mark.parametrize("draw", DRAWS)
-    @every_bounded_cell
+    @pytest.mark.parametrize(
+        ("key", "draw", "radius"),
+        sampled(
+            itertools.product(BOUNDED, DRAWS, (0.3, 2.0)),
+            *((key, "small", 2.0) for key in BOUNDED),
+            ("lem", "large", 2.0),
+        ),
+    )
     def test_no_step_exceeds_what_is_proved(self, key: str, draw: str, radius: float) -> None:
         check(drawn(key, 5, draw, features=3), drawn_box(3, radius))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("key", "options"), BOUNDED_OPTIONS)
     def test_of_options(self, key: str, options: dict[str, Any]) -> None:
         check(drawn(key, 4, "large", features=3, **options), drawn_box(3, 1.0))
 
-    @pytest.mark.parametrize("kind", ["zero", "identity", "uneven"])
-    @every_bounded_cell
-    def test_of_rare_matrices(self, key: str, kind: str) -> None:
-        check(extreme(key, 5, kind), drawn_box(2, 1.0))
-
-    @every_bounded_cell
+    @pytest.mark.parametrize("key", sampled(BOUNDED, "gru_d"))
     def test_after_training(self, key: str) -> None:
         check(trained(key, 6).rnn.cells[0], Box.around_zero(2, 1.0), searches=25)
 
-    @every_bounded_cell
+    @pytest.mark.parametrize("key", sampled(BOUNDED, "antisymmetric", "cfc", "gru"))
     def test_rates_are_no_larger_than_for_all_inputs(self, key: str) -> None:
         for draw in DRAWS:
             cell = drawn(key, 5, draw)
@@ -69,25 +71,6 @@ class TestSoundness:
             for ball in free.balls:
                 assert next(other for other in within.balls if other.state == ball.state).radius <= ball.radius
 
-    @pytest.mark.parametrize("key", ["gru", "lem", "lstm", "mingru", "cfc"])
-    def test_weights_that_climb_towards_the_rate_do_not_pass_it(self, key: str) -> None:
-        cell, inputs, best = drawn(key, 3, "small"), Box.around_zero(2, 1.0), 0.0
-        generator = torch.Generator().manual_seed(0)
-        for _ in range(12):
-            before = [parameter.detach().clone() for parameter in cell.parameters()]
-            with torch.no_grad():
-                for parameter in cell.parameters():
-                    parameter.mul_(1.3).add_(0.3 * torch.randn(parameter.shape, generator=generator))
-            worst = worst_step(cell, cell.step_bound_within(inputs), inputs, points=24, searches=6)
-            assert not worst.is_violation
-            if worst.rate > best:
-                best = worst.rate
-                continue
-            with torch.no_grad():
-                for parameter, old in zip(cell.parameters(), before, strict=True):
-                    parameter.copy_(old)
-        check(cell, inputs, points=96, searches=25)
-
     @pytest.mark.slow
     @pytest.mark.parametrize("hidden", [1, 2, 16, 33])
     @every_bounded_cell
@@ -96,16 +79,16 @@ class TestSoundness:
             for radius in (0.01, 1.0, 30.0):
                 check(drawn(key, hidden, draw, features=4), drawn_box(4, radius), points=24, searches=25)
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("kind", EXTREMES)
-    @every_bounded_cell
-    def test_of_more_rare_matrices(self, key: str, kind: str) -> None:
+    @pytest.mark.parametrize(
+        ("key", "kind"), sampled(itertools.product(BOUNDED, EXTREMES), ("gru", "zero"), ("lstm", "uneven"))
+    )
+    def test_of_rare_matrices(self, key: str, kind: str) -> None:
         for hidden in (1, 6):
             check(extreme(key, hidden, kind), drawn_box(2, 1.0), points=24)
 
 
 class TestStacks:
-    @pytest.mark.parametrize("key", ["gru", "lem", "lstm", "mingru", "cfc", "fastgrnn"])
+    @pytest.mark.parametrize("key", sampled(["gru", "lem", "lstm", "mingru", "cfc", "fastgrnn"], "gru", "lstm"))
     def test_layers_read_the_range_of_the_layer_below(self, key: str) -> None:
         torch.manual_seed(0)
         cells = [drawn(key, 4, "small", features=size, seed=size) for size in (2, 4, 4)]
@@ -134,69 +117,18 @@ class TestStacks:
         assert [ball.state for ball in proved.bounds[1].balls] == ["hidden"]
 
 
-class TestPublishedConditions:
-    """Published conditions, in infinity norms of whole matrices, imply that the bounds by rows contract."""
-
-    def test_of_the_lstm(self) -> None:
-        # Of the form of Terzi, Bonassi, Farina and Scattolini (2021): the spectral radius of a matrix of two rows, for
-        # differences of the cell state and of the hidden state.
-        met = 0
-        for seed in range(40):
-            cell = drawn("lstm", 4, "small", seed=seed)
-            with torch.no_grad():
-                for parameter in cell.parameters():
-                    parameter.mul_(1 + seed / 10)
-            bound = cell.step_bound_within(Box.around_zero(2, 1.0))
-            w, u, b = (p.detach().double().abs() for p in (cell.weight_ih, cell.weight_hh, cell.bias_ih))
-            # The largest argument of each gate for inputs and hidden states within 1.
-            largest = (w.sum(dim=1) + u.sum(dim=1) + b).reshape(4, -1).amax(dim=1)
-            i, f, o = (float(torch.sigmoid(largest[gate])) for gate in (0, 1, 3))
-            g = math.tanh(float(largest[2]))
-            norm_i, norm_f, norm_g, norm_o = u.sum(dim=1).reshape(4, -1).amax(dim=1).tolist()
-            c = i * g / (1 - f)
-            on_cell = norm_f * c / 4 + i * norm_g + norm_i * g / 4
-            matrix = [[f, on_cell], [o * f, o * on_cell + norm_o * math.tanh(c) / 4]]
-            if max(abs(np.linalg.eigvals(matrix))) < 1:
-                met += 1
-                assert bound.rate < 1
-        assert 5 < met < 40
-
-    def test_of_the_gru(self) -> None:
-        # Bonassi, Farina and Scattolini (2021), whose reset gate multiplies the state before the product: the step of
-        # a gru_d without decay.
-        met = 0
-        for seed in range(40):
-            cell = drawn("gru_d", 4, "small", seed=seed, imputation="none")
-            with torch.no_grad():
-                for parameter in cell.parameters():
-                    parameter.mul_(1 + seed / 10)
-                cell.state_decay.zero_()
-                cell.state_decay_bias.zero_()
-            bound = cell.step_bound_within(Box.around_zero(2, 1.0))
-            w, u, b = (p.detach().double().abs() for p in (cell.weight_ih, cell.weight_hh, cell.bias_ih))
-            largest = (w.sum(dim=1) + u.sum(dim=1) + b).reshape(3, -1).amax(dim=1)
-            # The paper's z retains the state, the gate of this cell replaces it.
-            z, f = (float(torch.sigmoid(largest[gate])) for gate in (0, 1))
-            norm_z, norm_f, norm_r = u.sum(dim=1).reshape(3, -1).amax(dim=1).tolist()
-            needed = 1 - (1 + math.tanh(float(largest[2]))) / (4 * (1 - z)) * norm_z
-            if norm_r * (norm_f / 4 + f) < needed:
-                met += 1
-                assert bound.rate < 1
-        assert 5 < met < 40
-
-
 class TestWrongBounds:
-    def test_rates_that_are_three_percent_too_small_are_found_in_nine_of_ten_models(self) -> None:
+    def test_rates_that_are_three_percent_too_small_are_found_in_most_models(self) -> None:
         found = []
-        for key in ("lem", "lstm", "mingru", "minlstm"):
-            for seed in range(10):
+        for key in ("lem", "lstm", "minlstm"):
+            for seed in range(3):
                 cell, inputs = drawn(key, 3, "small", seed=seed), Box.around_zero(2, 1.0)
                 bound = cell.step_bound_within(inputs)
                 assert not worst_step(cell, bound, inputs).is_violation
                 found.append(worst_step(cell, replace(bound, rate=0.97 * bound.rate), inputs).is_violation)
-        assert sum(found) >= 0.9 * len(found)
+        assert sum(found) >= 0.6 * len(found)
 
-    @pytest.mark.parametrize("key", ["lstm", "mingru", "momentum_lstm", "gru"])
+    @pytest.mark.parametrize("key", ["lstm", "gru"])
     def test_a_ball_for_smaller_inputs_is_found(self, key: str) -> None:
         cell, inputs = drawn(key, 3, "large"), Box.around_zero(2, 1.0)
         wrong = replace(cell.step_bound_within(inputs), balls=cell.step_bound_within(Box.around_zero(2, 0.3)).balls)

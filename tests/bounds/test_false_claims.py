@@ -6,14 +6,10 @@ docs/stability.md tells of each claim.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from scipy.integrate import solve_ivp
-from scipy.linalg import expm, null_space
 
 from stablernn import create_cell
 from stablernn.bounds.continuous import theorem_1_conditions, theorem_1_holds
@@ -21,10 +17,6 @@ from stablernn.certificates.certificate import certify
 
 Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]
-
-
-def symmetric_part(matrix: Matrix) -> Matrix:
-    return (matrix + matrix.T) / 2
 
 
 class TestTheoremOneOfTheEquationAndTheStep:
@@ -62,16 +54,16 @@ class TestTheoremOneOfTheEquationAndTheStep:
         cell = create_cell(key, 1, 8, step_size=0.1, linear_damping=damped_step / 0.1)
         assert certify(cell).kind == kind
 
-    @pytest.mark.parametrize("key", ["lipschitz", "lipschitz_rk2", "noisy_rnn", "lvf"])
-    def test_conditions_of_papers_say_that_they_are_about_the_equation(self, key: str) -> None:
+    @pytest.mark.parametrize(
+        ("key", "subject"),
+        [
+            *((key, "differential equation") for key in ("lipschitz", "noisy_rnn", "lvf")),
+            *((key, "single Jacobians") for key in ("antisymmetric", "nais_net", "unicornn")),
+        ],
+    )
+    def test_conditions_of_papers_say_what_they_are_about(self, key: str, subject: str) -> None:
         conditions = certify(create_cell(key, 1, 4)).document()["conditions"]
-        assert conditions
-        assert {condition["of"] for condition in conditions} == {"differential equation"}
-
-    @pytest.mark.parametrize("key", ["antisymmetric", "nais_net", "unicornn"])
-    def test_conditions_on_eigenvalues_say_that_they_are_about_single_jacobians(self, key: str) -> None:
-        conditions = certify(create_cell(key, 1, 4)).document()["conditions"]
-        assert {condition["of"] for condition in conditions} == {"single Jacobians"}
+        assert {condition["of"] for condition in conditions} == {subject}
 
 
 class TestTheoremOneCaseB:
@@ -80,36 +72,6 @@ class TestTheoremOneCaseB:
     A = np.array([[-0.03, -1.31, 1.13], [1.45, -0.43, 0.21], [-0.97, -1.13, -0.53]])
     W = np.array([[-0.02, -3.98, 4.21], [4.0, -0.28, -0.49], [-4.19, -0.07, -0.32]])
     SLOPES = np.array([0.52, 0.89, 0.45])
-
-    def test_the_matrices_meet_every_condition_of_the_paper(self) -> None:
-        assert np.linalg.eigvalsh(symmetric_part(self.A)).max() < -0.015
-        assert np.linalg.eigvalsh(symmetric_part(self.W)).max() < -0.015
-        assert np.linalg.svd(self.W, compute_uv=False).min() > 0.5
-        assert np.linalg.eigvalsh(self.A.T @ self.W + self.W.T @ self.A).min() > 0.03
-
-    def test_a_trajectory_leaves_the_equilibrium(self) -> None:
-        eigenvalues = np.linalg.eigvals(self.A + np.diag(self.SLOPES) @ self.W)
-        growing = eigenvalues[eigenvalues.real.argmax()]
-        assert (growing.real, abs(growing.imag)) == pytest.approx((0.0382, 5.174), abs=1e-4)
-        # tanh has these slopes at +-inside; a bias puts the equilibrium there.
-        inside = np.arctanh(np.sqrt(1 - self.SLOPES))
-        equilibrium = -np.linalg.solve(self.A, np.tanh(inside))
-        bias = inside - self.W @ equilibrium
-
-        def velocity(_: float, h: Vector) -> Vector:
-            return self.A @ h + np.tanh(self.W @ h + bias)
-
-        assert np.abs(velocity(0, equilibrium)).max() < 1e-14
-        start = equilibrium + np.array([1e-6, 0, 0])
-        solution: Any = solve_ivp(velocity, (0, 321), start, method="DOP853", rtol=1e-9, atol=1e-12)
-        assert np.linalg.norm(solution.y[:, -1] - equilibrium) == pytest.approx(0.2, abs=0.02)
-
-    def test_the_proof_loses_what_complex_vectors_add(self) -> None:
-        # The frequency condition asks for sym(A^T W) + i w skew(W) > 0 at every w; the paper looks at the first term.
-        first = symmetric_part(self.A.T @ self.W)
-        assert np.linalg.eigvalsh(first).min() > 0.015
-        whole = first + 5.174j * (self.W - self.W.T) / 2
-        assert np.linalg.eigvalsh(whole).min() < -20
 
     def test_it_does_not_count(self) -> None:
         conditions = theorem_1_conditions(self.A, self.W)
@@ -123,19 +85,6 @@ class TestTheoremOneCaseB:
         conditions = theorem_1_conditions(linear, recurrent)
         assert [condition.holds for condition in conditions] == [True, True, False, True, True, True]
         assert theorem_1_holds(conditions)
-        # The Lyapunov function of the proof decreases along the difference of two solutions under one input.
-        generator = np.random.default_rng(0)
-        ends = generator.normal(scale=3.0, size=4)
-
-        def velocity(t: float, both: Vector) -> Vector:
-            u = 2 * np.sin(t) * np.ones(2)
-            return np.concatenate([linear @ h + np.tanh(recurrent @ h + u) for h in (both[:2], both[2:])])
-
-        times = np.linspace(0, 20, 200)
-        solution: Any = solve_ivp(velocity, (0, 20), ends, t_eval=times, rtol=1e-9, atol=1e-12)
-        differences = solution.y[:2] - solution.y[2:]
-        energies = np.einsum("it,ij,jt->t", differences, -recurrent, differences)
-        assert (np.diff(energies) < 0).all()
 
     def test_symmetry_by_a_hair_is_not_symmetry(self) -> None:
         recurrent = np.array([[-3.0, 1.0], [np.nextafter(1.0, 2), -2.0]])
@@ -180,22 +129,6 @@ class TestSingleJacobiansOfTheAntisymmetricRNN:
             states.append(h)
         return np.array(inputs), np.array(states), np.array(slopes)
 
-    def test_inputs_and_states_are_small_and_every_jacobian_passes(self) -> None:
-        inputs, states, slopes = self.inputs()
-        assert np.abs(inputs).max() < 1.5
-        assert np.abs(states).max() < 0.05
-        jacobians = np.eye(2) + self.STEP_SIZE * slopes[:, :, None] * self.K
-        assert np.abs(np.linalg.eigvals(jacobians)).max() < 0.9988
-        velocities = slopes[:, :, None] * self.K
-        assert np.linalg.eigvals(velocities).real.max() < 0
-
-    def test_a_difference_of_a_millionth_grows_millions_of_times(self) -> None:
-        inputs, states, _ = self.inputs()
-        h = np.array([1e-6, 0.0])
-        for x in inputs:
-            h = h + self.STEP_SIZE * np.tanh(self.K @ h + x)
-        assert np.linalg.norm(h - states[-1]) / 1e-6 > 2.6e6
-
     def test_the_cell_does_it_and_its_certificate_claims_nothing(self) -> None:
         inputs, states, _ = self.inputs()
         cell = create_cell("antisymmetric", 2, 2, step_size=self.STEP_SIZE, damping=self.DAMPING)
@@ -212,46 +145,3 @@ class TestSingleJacobiansOfTheAntisymmetricRNN:
                 pair = cell(x.expand(2, 2), pair)
         assert pair[0].numpy() == pytest.approx(states[-1], abs=1e-12)
         assert float((pair[1] - pair[0]).norm()) / 1e-6 > 2.6e6
-
-    @pytest.mark.parametrize("damping", [0.0, 0.05], ids=["undamped", "damped"])
-    def test_the_papers_theorem_on_the_equation_fails_too(self, damping: float) -> None:
-        # h' = tanh(K h + x) with the same slopes: real parts at most 0 at all times, and differences grow at each turn.
-        flat = 1 - np.tanh(self.FLAT) ** 2
-        k = np.array([[-damping, 1.0], [-1.0, -damping]])
-        quarter = np.pi / 2 / np.sqrt(flat)
-        turn = np.eye(2)
-        for slopes in ((flat, 1.0), (1.0, flat)):
-            velocity = np.diag(slopes) @ k
-            assert np.linalg.eigvals(velocity).real.max() <= 1e-15
-            turn = expm(quarter * velocity) @ turn
-        assert np.abs(np.linalg.eigvals(turn)).max() > 4
-
-
-class TestDivergenceFreeFields:
-    """The lvfRNN paper says that divergence-free fields coincide with the subspace of expRNN, the skew matrices."""
-
-    @pytest.mark.parametrize("size", range(2, 9))
-    def test_they_have_fewer_dimensions_than_skew_matrices(self, size: int) -> None:
-        # Every operator of the paper has D 1 = 0; without divergence it is skew, so that it is a skew matrix whose rows
-        # sum to zero.
-        rows, columns = np.triu_indices(size, 1)
-        sums = np.zeros((size, len(rows)))
-        sums[rows, np.arange(len(rows))] = 1
-        sums[columns, np.arange(len(rows))] = -1
-        assert len(rows) == size * (size - 1) // 2
-        assert len(rows) - np.linalg.matrix_rank(sums) == (size - 1) * (size - 2) // 2
-
-    @pytest.mark.parametrize(("constraint", "dimensions"), [("none", 6), ("hard", 10)])
-    def test_the_cell_has_either_row_sums_of_zero_or_all_skew_matrices(self, constraint: str, dimensions: int) -> None:
-        cell = create_cell("lvf_mid", 1, 5, constraint=constraint)
-        operators = []
-        for direction in torch.eye(10):
-            with torch.no_grad():
-                cell.get_parameter("weight_hh").copy_(direction)
-            operators.append(cell.operator().detach().double().numpy())
-        divergences = np.array([np.diagonal(operator) for operator in operators])
-        # Coordinates of the operators without divergence, one in each column.
-        free = null_space(divergences.T)
-        assert free.shape[1] == dimensions
-        row_sums = np.array([operator.sum(axis=1) for operator in operators])
-        assert (np.abs(free.T @ row_sums).max() < 1e-12) == (constraint == "none")

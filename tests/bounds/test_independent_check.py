@@ -25,7 +25,7 @@ from bounds.independent_check import (
     read_norms,
     read_step,
 )
-from bounds.specimens import drawn, mark_fitted, trained
+from bounds.specimens import drawn, mark_fitted, sampled, trained
 from stablernn import list_cells
 from stablernn.certificates.certificate import certify
 from stablernn.export.scan import step_graph
@@ -38,8 +38,6 @@ IN_INFINITY_NORM = ("antisymmetric", "neural_ode_rnn", "noisy_rnn")
 """Cells of which some draws are certified in the infinity norm, whose rates are row sums."""
 TRAINED = ("rnn", "rnn_orth", "soft_orth", "identity_rnn", "lipschitz", "neural_ode_rnn")
 """Cells that training takes far from where their rate is exact."""
-QUICK = ("antisymmetric", "cornn", "exprnn", "incremental", "lipschitz_rk2", "nais_net", "ren", "urnn")
-"""Cells of all forms of a step that the checker reads, besides those of :data:`TRAINED`; the others are slow tests."""
 
 
 def write(model: SequenceModel, folder: Path) -> Path:
@@ -76,9 +74,7 @@ def change_certificate(folder: Path, **entries: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | entries), encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    "key", [key if key in QUICK else pytest.param(key, marks=pytest.mark.slow) for key in LURE_CELLS]
-)
+@pytest.mark.parametrize("key", sampled(LURE_CELLS, "antisymmetric", "lipschitz_rk2", "urnn"))
 def test_the_rate_holds_for_the_exported_graph(tmp_path: Path, key: str) -> None:
     folder = write(model_of(key, 3, "small"), tmp_path)
     assert [holds for _, holds in check(folder)] == [True]
@@ -99,7 +95,7 @@ def test_the_rate_holds_for_other_weights(tmp_path: Path, key: str, draw: str) -
         assert [holds for _, holds in check(folder)] == [True]
 
 
-@pytest.mark.parametrize("key", TRAINED)
+@pytest.mark.parametrize("key", sampled(TRAINED, "rnn"))
 def test_a_rate_that_is_three_percent_too_small_is_found(tmp_path: Path, key: str) -> None:
     folder = write(trained(key, 4), tmp_path)
     assert [holds for _, holds in check(folder)] == [True]
@@ -148,7 +144,10 @@ def test_a_modrelu_with_a_larger_bias_is_found(tmp_path: Path) -> None:
         check(folder)
 
 
-@pytest.mark.parametrize(("key", "reason"), [("lstm", "the form of the step"), ("lru", "without multipliers")])
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    sampled([("lstm", "the form of the step"), ("lru", "without multipliers")], ("lstm", "the form of the step")),
+)
 def test_rates_that_are_proved_otherwise_are_not_covered(tmp_path: Path, key: str, reason: str) -> None:
     folder = write(model_of(key, 3), tmp_path)
     with pytest.raises(NotCoveredError, match=reason):
@@ -167,6 +166,7 @@ def test_a_matrix_with_a_negative_eigenvalue_is_found() -> None:
     assert not holds_exactly(exact(matrix))
 
 
+@pytest.mark.slow
 def test_it_runs_where_the_package_is_not_installed(tmp_path: Path) -> None:
     folder = write(trained("lipschitz", 4), tmp_path)
     # A finder that fails for the package's modules stands in for an environment without them.

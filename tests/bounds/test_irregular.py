@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from bounds.specimens import sampled
 from bounds.step_search import exact, size_of
 from stablernn import StableRNN, create_cell, list_cells
-from stablernn.bounds.lure import given_norms, lure_rate
+from stablernn.bounds.lure import lure_rate
 from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell
 from stablernn.certificates.certificate import certify
@@ -40,8 +42,8 @@ def states(cell: StableCell, size: float, count: int = 40) -> tuple[Tensor, ...]
     return tuple(size * torch.randn(count, length, dtype=torch.float64) for length in cell.state_sizes)
 
 
-@pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("key", EULER)
+@pytest.mark.parametrize("draw", ["small"])
 def test_an_euler_step_is_a_mean_of_none_and_the_regular_one(key: str, draw: str) -> None:
     cell = exact(drawn(key, draw))
     (h,), x = states(cell, 2.0), torch.randn(40, 2, dtype=torch.float64)
@@ -49,22 +51,6 @@ def test_an_euler_step_is_a_mean_of_none_and_the_regular_one(key: str, draw: str
     weights, drive = cell.weights(), cell.drive(x)
     (whole,), (partly,) = cell.step(weights, (h,), drive), cell.step(weights, (h,), drive, part)
     torch.testing.assert_close(partly, h + part * (whole - h), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("layers", [1, 2])
-def test_the_search_for_a_norm_enlarges_no_gain(layers: int) -> None:
-    torch.manual_seed(0)
-    built = StableRNN("lipschitz", 2, 8, layers, max_dt=2.0, linear_damping=0.5).eval()
-    with given_norms():
-        before = certify(built, stored=False)
-    after = certify(built, stored=False)
-    gains = before.total_gain(), after.total_gain()
-    assert before.rate is not None
-    assert after.rate is not None
-    assert after.rate < before.rate < 1
-    assert gains[0] is not None
-    assert gains[1] is not None
-    assert gains[1] < gains[0]
 
 
 def worst_over_time(cell: StableCell, bound: StepBound, seed: int = 0) -> float:
@@ -89,8 +75,9 @@ def worst_over_time(cell: StableCell, bound: StepBound, seed: int = 0) -> float:
     return worst
 
 
-@pytest.mark.parametrize("draw", DRAWS)
-@pytest.mark.parametrize("key", TIMED)
+@pytest.mark.parametrize(
+    ("key", "draw"), sampled(itertools.product(TIMED, DRAWS), *((key, "small") for key in TIMED), ("lem", "large"))
+)
 def test_no_pair_parts_faster_than_is_proved_of_any_steps(key: str, draw: str) -> None:
     cell = drawn(key, draw)
     bound = cell.irregular_bound()
@@ -100,8 +87,9 @@ def test_no_pair_parts_faster_than_is_proved_of_any_steps(key: str, draw: str) -
     assert worst_over_time(cell, bound) <= math.log(bound.rate) + 1e-9
 
 
-@pytest.mark.parametrize("draw", DRAWS)
-@pytest.mark.parametrize("key", TIMED)
+@pytest.mark.parametrize(
+    ("key", "draw"), sampled(itertools.product(TIMED, DRAWS), *((key, "small") for key in TIMED), ("lem", "large"))
+)
 def test_no_steps_lead_out_of_the_balls(key: str, draw: str) -> None:
     cell = drawn(key, draw)
     bound, exactly = cell.irregular_bound(), exact(cell)
@@ -133,7 +121,7 @@ def test_an_euler_layer_for_irregular_time_contracts_where_the_regular_one_does(
     assert certificate.rate == pytest.approx(math.exp(same.rate - 1))
 
 
-@pytest.mark.parametrize("key", sorted({*TIMED} - {*EULER} - {"lvf", "lvf_mid", "cfc", "gru_d", "lem"}))
+@pytest.mark.parametrize("key", ["cornn", "ode_rnn"])
 def test_of_other_cells_nothing_is_proved_of_irregular_time(key: str) -> None:
     certificate = certify(StableRNN(key, 2, 4, max_dt=2.5))
     assert certificate.kind == "none"
@@ -144,11 +132,6 @@ def test_of_other_cells_nothing_is_proved_of_irregular_time(key: str) -> None:
         "bound": 0.0,
         "holds": False,
     }
-
-
-@pytest.mark.parametrize("key", ["cfc", "gru_d", "lem", "lvf"])
-def test_gates_and_tanh_hold_states_at_any_length(key: str) -> None:
-    assert certify(StableRNN(key, 2, 4, max_dt=2.5)).balls
 
 
 def test_a_rotation_keeps_distances_at_any_length() -> None:
@@ -186,10 +169,6 @@ class TestLongestStep:
         for share in (0.1, 0.5, 0.99):
             cell.step_size = share * longest
             assert cell.step_bound().rate <= 1 + 1e-6
-
-    def test_where_even_the_shortest_step_expands_it_is_zero(self) -> None:
-        assert self.longest(drawn("lipschitz", "large")) == 0.0
-        assert self.longest(drawn("neural_ode_rnn", "large")) == 0.0
 
     def test_of_the_midpoint_rule(self) -> None:
         cell = drawn("lipschitz_rk2", "small", linear_damping=0.4)

@@ -33,21 +33,6 @@ def is_dominant(matrix: Tensor, slack: float = 1e-12) -> bool:
     )
 
 
-def test_a_row_moves_along_the_normal_of_the_cone() -> None:
-    # 0.5 > 0.8 * 0.1 by 0.42, of which 1 / (1 + 0.8^2) is taken from the entry, and 0.8 times that from the diagonal.
-    moved = 0.42 / 1.64
-    expected = torch.tensor([[-0.1 - SHARE * moved, -0.5 + moved], [0.0, -1.0]], dtype=torch.float64)
-    matrix = torch.tensor([[-0.1, -0.5], [0.0, -1.0]], dtype=torch.float64)
-    assert torch.allclose(with_dominant_diagonal(matrix, SHARE, SMALLEST, LARGEST), expected, atol=1e-12)
-
-
-def test_a_positive_diagonal_ends_at_the_smallest_damping() -> None:
-    matrix = torch.tensor([[3.0, 0.1], [0.0, 2.0]], dtype=torch.float64)
-    nearest = torch.tensor([[-SMALLEST, SHARE * SMALLEST], [0.0, -SMALLEST]], dtype=torch.float64)
-    assert torch.allclose(with_dominant_diagonal(matrix, SHARE, SMALLEST, LARGEST), nearest, atol=1e-12)
-    assert torch.equal(with_dominant_diagonal(matrix, SHARE, 0.0, LARGEST), torch.zeros_like(matrix))
-
-
 @pytest.mark.parametrize("offset", [0.0, 2.0, 6.0])
 def test_no_other_matrix_of_the_region_is_nearer(offset: float) -> None:
     generator = torch.Generator().manual_seed(1)

@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from bounds.specimens import sampled
 from model_helpers import mark_fitted
 from stablernn import Classifier, Forecaster
 from stablernn.bounds.linalg import norm_upper_bound
 from stablernn.bounds.step_bound import GELU_SLOPE
 from stablernn.cells._base import float64
-from stablernn.certificates.certificate import certify
-from stablernn.certificates.certified_radius import ClassBounds, convolution_gain, embedding_gains
-from stablernn.nn.convolutions import DilatedConvolutions
+from stablernn.certificates.certified_radius import ClassBounds, embedding_gains
 from stablernn.nn.models import SequenceModel
 from stablernn.robustness.attacks import PerturbedClassifier, differentiable_copy
 
@@ -33,7 +32,7 @@ def drawn(name: str, cell: str = "lru") -> Classifier:
     return mark_fitted(Classifier(cell, 2, 3, 4, **options)).double().eval()
 
 
-def largest_slope(model: SequenceModel, number: int, searches: int = 2, steps: int = 100) -> float:
+def largest_slope(model: SequenceModel, number: int, searches: int = 1, steps: int = 60) -> float:
     """The largest norm of the Jacobian that gradient ascent over patches and directions finds."""
     size, largest = model.patches.output_size, 0.0
 
@@ -54,16 +53,7 @@ def largest_slope(model: SequenceModel, number: int, searches: int = 2, steps: i
     return largest
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_no_search_finds_a_steeper_patch_than_the_gain(name: str) -> None:
-    model = drawn(name)
-    for number, gain in enumerate(embedding_gains(model)):
-        found = largest_slope(model, number)
-        # Of independent layers, whose largest directions do not meet, the product is several times the truth.
-        assert found <= gain <= 12 * found
-
-
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", sampled(OPTIONS, "members, overlap", "mask"))
 def test_layers_whose_largest_directions_meet_are_close_to_the_gain(name: str) -> None:
     model = drawn(name)
     with torch.no_grad():
@@ -72,14 +62,6 @@ def test_layers_whose_largest_directions_meet_are_close_to_the_gain(name: str) -
             parameter.abs_().add_(0.0 if parameter.dim() > 1 else 0.3)
     found, gain = largest_slope(model, 0), embedding_gains(model)[0]
     assert found <= gain <= 2.5 * found
-
-
-def test_the_gain_is_the_product_of_norms_and_slopes() -> None:
-    model = drawn("one layer")
-    (stage,) = [stage for stage in model.rnn.convolutions if isinstance(stage, DilatedConvolutions)]
-    (embedding,) = model.rnn.embeddings
-    expected = convolution_gain(stage) * norm_upper_bound(float64(embedding.weight)) * GELU_SLOPE
-    assert embedding_gains(model) == pytest.approx([expected])
 
 
 def test_a_changed_weight_changes_the_gain_and_extras_keep_theirs() -> None:
@@ -115,14 +97,3 @@ def test_no_gradient_of_a_difference_of_classes_is_longer_than_the_proved_growth
             (gradient,) = torch.autograd.grad(difference, change, retain_graph=True)
             steepest = float(gradient.flatten(1).norm(dim=1).max())
             assert 0 < steepest <= growth[first, second]
-
-
-def test_the_certificate_is_of_the_layers_and_does_not_depend_on_the_convolutions() -> None:
-    model = drawn("mask")
-    before = certify(model, stored=False)
-    with torch.no_grad():
-        for parameter in model.rnn.convolutions.parameters():
-            parameter.mul_(3)
-    after = certify(model, stored=False)
-    assert after.document() == before.document()
-    assert before.kind == "contracting"

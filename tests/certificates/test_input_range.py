@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bounds.specimens import extreme
-from stablernn import Classifier, SequencePredictor, StableRNN, create_cell
+from stablernn import Classifier, SequencePredictor, create_cell
 from stablernn.certificates.certificate import KINDS, certify, first_layer_boxes
 from stablernn.certificates.input_range import InputRange, training_range
 from stablernn.certificates.stored_certificate import certificate_document
@@ -56,33 +56,36 @@ class TestRange:
     def test_a_damaged_document_is_no_range(self, document: Any) -> None:
         assert InputRange.from_document(document) is None
 
-    @pytest.mark.parametrize("radius", [0, -1.0, math.inf, math.nan])
-    def test_a_number_that_is_not_positive_and_finite(self, radius: float) -> None:
-        with pytest.raises(
-            ConfigError, match=r"a finite number greater than 0, in the units of the data, got .*LOW:HIGH"
-        ):
-            InputRange.of(radius)
-        with pytest.raises(ConfigError, match="a finite number greater than 0"):
-            InputRange.parse(str(radius))
-
-    @pytest.mark.parametrize("text", ["3:3", "4:3", "-inf:1", "nan:1"])
-    def test_pairs_out_of_order(self, text: str) -> None:
-        with pytest.raises(ConfigError, match="from one finite number to a larger one"):
-            InputRange.parse(text)
-
-    @pytest.mark.parametrize("text", ["", "a", "1:b", "1;2", "1,", "1:2:3"])
-    def test_text_that_states_none(self, text: str) -> None:
-        with pytest.raises(ConfigError, match="separated by commas, got"):
-            InputRange.parse(text)
-
-    def test_entries_that_are_none(self) -> None:
-        with pytest.raises(ConfigError, match="a number R or a pair of its smallest and its largest value, got"):
-            InputRange.of([(1.0, 2.0, 3.0)])
-        with pytest.raises(ConfigError, match="got none"):
-            InputRange.of([])
+    @pytest.mark.parametrize(
+        ("inputs", "given"),
+        [
+            *((radius, rf"got {radius:g}") for radius in (0, -1.0, math.inf, math.nan)),
+            *((text, f"got {text}") for text in ("3:3", "4:3", "-inf:1", "nan:1")),
+            *((text, f"got '{text.split(',')[-1]}'") for text in ("", "a", "1:b", "1;2", "1,", "1:2:3")),
+            ([(1.0, 2.0, 3.0)], r"got \(1.0, 2.0, 3.0\)"),
+            ([], "got none"),
+        ],
+    )
+    def test_what_states_no_range_is_refused(self, inputs: Any, given: str) -> None:
+        with pytest.raises(ConfigError, match=given):
+            InputRange.parse(inputs) if isinstance(inputs, str) else InputRange.of(inputs)
 
 
 class TestModels:
+    @pytest.mark.parametrize(
+        ("module", "inputs", "given"),
+        [
+            *((lambda: fitted(), inputs, "mean in training") for inputs in (3, [(-1.0, 1.0), (980.0, 1046.0)])),
+            (lambda: fitted(), [1.0, 2.0, 3.0], "2 features, got ranges of inputs for 3"),
+            (lambda: create_cell("gru", 1, 2), [1.0, 2.0], "1 feature, got ranges of inputs for 2"),
+            (lambda: fitted(scaling="window", window=8), RANGE, "scaling 'window'.*standard or context"),
+            (lambda: SequencePredictor("gru", 5, 5, 4, tokens=True), 3, "reads tokens"),
+        ],
+    )
+    def test_a_range_that_does_not_fit_is_refused(self, module: Any, inputs: Any, given: str) -> None:
+        with pytest.raises(ConfigError, match=given):
+            certify(module(), inputs_within=inputs)
+
     def test_a_certificate_says_for_which_inputs_it_holds(self) -> None:
         certificate = certify(fitted(), inputs_within=RANGE)
         assert certificate.document()["inputs"] == {"lower": [2.0, 980.0], "upper": [38.0, 1046.0]}
@@ -108,37 +111,13 @@ class TestModels:
         assert certificate.kind == "contracting"
         assert math.isfinite(certificate.document()["gains"]["input_to_output"])
 
-    def test_a_larger_range_proves_less(self) -> None:
-        torch.manual_seed(0)
-        layers = StableRNN("mingru", 2, 6)
-        rates = [certify(layers, inputs_within=radius).rate for radius in (0.1, 1.0, 3.0)]
-        assert rates == sorted(rates)
-        assert rates[0] < rates[-1] < certify(layers).rate
-
-    @pytest.mark.parametrize("radius", [1e-300, 1e-30, 1e30, 1e300])
-    @pytest.mark.parametrize("key", ["cfc", "fastgrnn", "gru", "lem", "lstm", "slstm", "mingru"])
+    @pytest.mark.parametrize("radius", [1e-300, 1e300])
+    @pytest.mark.parametrize("key", ["cfc", "fastgrnn", "lem", "slstm"])
     def test_ranges_of_any_size_leave_finite_numbers_in_the_document(self, key: str, radius: float) -> None:
         for kind in ("huge", "tiny"):
             document = certify(extreme(key, 4, kind), inputs_within=radius).document()
             # JSON has no infinity and no NaN.
             assert json.loads(json.dumps(document, allow_nan=False))["kind"] in KINDS
-
-    @pytest.mark.parametrize("inputs", [3, [3, 3], [(-1.0, 1.0), (980.0, 1046.0)]])
-    def test_a_range_of_scaled_values_is_refused(self, inputs: Any) -> None:
-        with pytest.raises(ConfigError, match=r"leaves out its mean in training, .*in the units of the data, not of"):
-            certify(fitted(), inputs_within=inputs)
-
-    def test_a_range_for_another_number_of_features(self) -> None:
-        with pytest.raises(ConfigError, match="The model reads 2 features, got ranges of inputs for 3"):
-            certify(fitted(), inputs_within=[1.0, 2.0, 3.0])
-        with pytest.raises(ConfigError, match="The model reads 1 feature, got ranges of inputs for 2"):
-            certify(create_cell("gru", 1, 2), inputs_within=[1.0, 2.0])
-
-    def test_scaling_by_a_window_and_tokens_have_no_range(self) -> None:
-        with pytest.raises(ConfigError, match="scaling 'window'.*standard or context"):
-            certify(fitted(scaling="window", window=8), inputs_within=RANGE)
-        with pytest.raises(ConfigError, match="reads tokens"):
-            certify(SequencePredictor("gru", 5, 5, 4, tokens=True), inputs_within=3)
 
     @pytest.mark.parametrize(
         "options",

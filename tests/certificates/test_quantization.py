@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bounds.specimens import sampled
 from model_helpers import mark_fitted
 from stablernn import StableRNN, create_cell
 from stablernn.bounds.lure import LureSystem
@@ -81,7 +82,7 @@ def bound_of(built: StableRNN, form: Format) -> QuantizationErrorBound:
     "form", [form if form == "int8" else pytest.param(form, marks=pytest.mark.slow) for form in FORMATS]
 )
 @pytest.mark.parametrize("layers", [pytest.param(1, marks=pytest.mark.slow), 2])
-@pytest.mark.parametrize("key", CONTRACTING)
+@pytest.mark.parametrize("key", sampled(CONTRACTING, "identity_rnn", "lipschitz_rk2"))
 def test_no_output_comes_further_away(key: str, layers: int, form: Format) -> None:
     built = contracting(key, layers)
     bound, short = bound_of(built, form), quantize(built, form)
@@ -95,22 +96,6 @@ def test_the_bound_is_close_where_nothing_saturates(form: Format) -> None:
     bound, short = bound_of(built, form), quantize(built, form)
     smaller = replace(bound, error_per_input=0.3 * bound.error_per_input)
     assert farthest(built, short, 10.0) > smaller.error + 10 * smaller.error_per_input
-
-
-@pytest.mark.parametrize("layers", [1, 2])
-def test_a_stretched_norm_of_a_small_rate_does_not_enlarge_the_errors(layers: int) -> None:
-    cells = contracting("fastrnn", layers).cells
-    stack = cascade(cells)
-    bound = quantization_error_bound(cells, stack, "int8")
-    in_first_norm = quantization_error_bound(cells, replace(stack, in_other_norms=()), "int8")
-    assert bound is not None
-    assert in_first_norm is not None
-    # Errors and rate hold each for itself, in norms of their own.
-    assert bound.rate == in_first_norm.rate
-    for size in (0.1, 1.0, 10.0):
-        assert bound.error + bound.error_per_input * size < 0.2 * (
-            in_first_norm.error + in_first_norm.error_per_input * size
-        )
 
 
 class Chain(StableCell):
@@ -167,13 +152,6 @@ def test_what_the_formats_hold() -> None:
     assert float(((whole - weight) / scale).abs().max()) <= 0.5001
     assert torch.equal(quantize(cell, "int8").get_parameter("bias_ih"), cell.get_parameter("bias_ih"))
     assert not torch.equal(whole, weight)
-
-
-def test_rows_of_zeros_stay() -> None:
-    cell = create_cell("rnn", 2, 3)
-    with torch.no_grad():
-        cell.get_parameter("weight_hh")[1] = 0
-    assert not quantize(cell, "int8").get_parameter("weight_hh")[1].any()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from bounds.specimens import drawn, proved
+from bounds.specimens import drawn, proved, sampled
 from bounds.step_search import checked, violations
 from certificates.trajectory_search import Stack, checked_module, checked_stack
 from stablernn import StableRNN, create_cell
@@ -37,28 +37,28 @@ def near(key: str) -> tuple[StableCell, StepBound]:
     return cell, proved(cell)
 
 
-@pytest.mark.parametrize(("key", "factor"), [*((key, 0.9) for key in WITHIN_A_TENTH), *((key, 0.99) for key in NEAR)])
+@pytest.mark.parametrize(
+    ("key", "factor"),
+    sampled(
+        [*((key, 0.9) for key in WITHIN_A_TENTH), *((key, 0.99) for key in NEAR)],
+        ("unicornn", 0.9), ("cornn", 0.9), ("lru", 0.99), ("eunn", 0.99), ("nnrnn", 0.99),
+    ),
+)  # fmt: skip
 def test_a_rate_that_is_too_small(key: str, factor: float) -> None:
     cell, bound = near(key)
     assert not found(cell, bound)
     assert "rate" in found(cell, replace(bound, rate=factor * bound.rate))
 
 
-@pytest.mark.parametrize("key", ["rnn", "rnn_orth", "neural_ode_rnn"])
-def test_a_rate_in_the_2_norm_that_is_too_small(key: str) -> None:
-    cell = drawn(key, 2, "large")
-    bound = next(norm for norm in proved(cell).other_norms if norm.norm == "l2")
-    assert not found(cell, bound)
-    assert "rate" in found(cell, replace(bound, rate=0.9 * bound.rate))
-
-
-@pytest.mark.parametrize("key", NEAR)
+@pytest.mark.parametrize("key", sampled(NEAR, "lru", "exprnn", "neural_ode_rnn"))
 def test_a_gain_that_is_too_small(key: str) -> None:
     cell, bound = near(key)
     assert "gain" in found(cell, replace(bound, gain=0.98 * bound.gain))
 
 
-@pytest.mark.parametrize("key", ["rnn", "gru", "lstm", "lvf", "fastrnn", "lem", "cfc", "slstm"])
+@pytest.mark.parametrize(
+    "key", sampled(["rnn", "gru", "lstm", "lvf", "fastrnn", "lem", "cfc", "slstm"], "rnn", "gru", "fastrnn")
+)
 def test_a_ball_that_is_too_small(key: str) -> None:
     cell = drawn(key, 5, "large")
     bound = proved(cell)
@@ -171,15 +171,6 @@ class TestTrajectories:
         smaller = tuple({**ball, "radius": 0.95 * ball["radius"]} for ball in certificate.balls)
         seen = checked_module(built, replace(certificate, balls=smaller))
         assert {"ball of state_0", "ball of state_1"} == {one.claim for one in violations(seen)}
-
-    def test_layers_that_keep_distances_are_not_said_to_contract(self) -> None:
-        built = StableRNN("exprnn", 2, 4).eval()
-        certificate = certify(built, stored=False)
-        assert certificate.kind == "non-expansive"
-        (stack,) = certificate.stacks
-        claimed = replace(stack, bounds=(replace(stack.bounds[0], rate=0.999),), step=0.999 * stack.step)
-        seen = checked_module(built, replace(certificate, kind="contracting", stacks=(claimed,)))
-        assert "approach" in {one.claim for one in violations(seen)}
 
 
 def test_a_cell_that_says_more_than_it_keeps() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bounds.specimens import sampled
 from stablernn import Classifier
-from stablernn.robustness.hessian import hessian_product, hutchinson, lanczos, loss_hessian
+from stablernn.robustness.hessian import hutchinson, lanczos, loss_hessian
 from stablernn.training.loop.losses import ClassifyObjective
 from stablernn.training.loop.minibatches import Batch
 
@@ -45,15 +47,6 @@ def test_lanczos_says_when_its_steps_did_not_do() -> None:
     )
 
 
-@pytest.mark.parametrize("values", [np.array([3.0]), np.array([2.0, 2.0, 2.0]), np.array([-1.0, 0.0, 5.0])])
-def test_lanczos_of_few_or_equal_eigenvalues(values: np.ndarray) -> None:
-    matrix = symmetric(values)
-    ends = lanczos(lambda vector: matrix @ vector, len(values))
-    assert ends.converged
-    assert ends.largest == pytest.approx(values.max(), abs=1e-9)
-    assert ends.smallest == pytest.approx(values.min(), abs=1e-9)
-
-
 def test_hutchinson_is_exact_on_a_diagonal_and_else_within_its_standard_error() -> None:
     diagonal = np.arange(50.0)
     assert hutchinson(lambda vector: diagonal * vector, 50) == (pytest.approx(diagonal.sum()), pytest.approx(0), 10)
@@ -64,33 +57,9 @@ def test_hutchinson_is_exact_on_a_diagonal_and_else_within_its_standard_error() 
     assert np.sqrt(np.mean(np.square(away))) == pytest.approx(1, abs=0.4)
 
 
-def test_the_product_is_that_of_a_quadratic_in_parts() -> None:
-    matrices = [torch.from_numpy(symmetric(np.linspace(-2, 3, 6), seed)) for seed in (1, 2)]
-    first = nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
-    second = nn.Parameter(torch.ones(2, dtype=torch.float64))
-    unused = nn.Parameter(torch.ones(1, dtype=torch.float64))
-
-    def loss(matrix: Tensor) -> Tensor:
-        joined = torch.cat([first.flatten(), second])
-        return joined @ matrix @ joined / 2
-
-    parts = [(0.25, lambda: loss(matrices[0])), (0.75, lambda: loss(matrices[1]))]
-    vector = np.arange(7.0)
-    expected = (0.25 * matrices[0] + 0.75 * matrices[1]).numpy() @ vector[:6]
-    assert hessian_product(parts, [first, second, unused])(vector) == pytest.approx(np.append(expected, 0.0))
-
-
 @pytest.mark.parametrize(
     ("cell", "options"),
-    [
-        pytest.param("gru", {}, marks=pytest.mark.slow),
-        ("gru", MEMBERS),
-        ("exprnn", {}),
-        pytest.param("exprnn", MEMBERS, marks=pytest.mark.slow),
-        ("lipschitz", {}),
-        pytest.param("lipschitz", MEMBERS, marks=pytest.mark.slow),
-    ],
-    ids=["gru", "gru-members", "exprnn", "exprnn-members", "lipschitz", "lipschitz-members"],
+    sampled(itertools.product(["gru", "exprnn", "lipschitz"], [{}, MEMBERS]), ("exprnn", MEMBERS)),
 )
 def test_a_small_classifier_against_its_whole_hessian(cell: str, options: dict[str, int]) -> None:
     torch.manual_seed(0)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from stablernn.robustness.attacks import KINDS, Array, NoiseInput, jitter, missing, noise_curve, salt_and_pepper, white
+from stablernn.robustness.attacks import KINDS, Array, NoiseInput, jitter, noise_curve, salt_and_pepper, white
 
 
 def values(samples: int = 200, steps: int = 40) -> NoiseInput:
@@ -38,13 +38,6 @@ def test_salt_and_pepper_hit_with_their_probability() -> None:
     for feature in range(2):
         assert set(noisy[..., feature][hit[..., feature]]) == {given.low[feature], given.high[feature]}
     assert np.array_equal(np.isnan(noisy), np.isnan(given.x))
-
-
-def test_missing_steps_lose_all_features() -> None:
-    given = values()
-    gone = np.isnan(missing(given, 0.4, random())) & ~np.isnan(given.x)
-    assert gone[2:].mean() == pytest.approx(0.4, abs=0.02)
-    assert np.array_equal(gone[2:, :, 0], gone[2:, :, 1])
 
 
 def test_jitter_reads_a_straight_line_at_moved_times_and_stays_inside() -> None:
