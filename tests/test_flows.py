@@ -157,6 +157,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, model: SequenceModel) -> 
     return registry, tracer.files
 
 
+@pytest.mark.slow
 def test_from_an_export_to_a_certificate_in_a_manifest(exported: tuple[Registry, list[str]]) -> None:
     registry, files = exported
     assert registry.get("load:1").manifest.certificate is not None
@@ -213,12 +214,14 @@ def trace_requests(tracer: FlowTracer, client: Client, path: str, body: dict[str
     return left_out(in_all_but_one(traces), TRANSPORT)
 
 
+@pytest.mark.slow
 def test_from_an_http_request_to_its_answer(tracer: FlowTracer, client: Client) -> None:
     x = {"name": "x", "shape": [1, 3, 2], "datatype": "FP32", "data": [0.5] * 6}
     files = trace_requests(tracer, client, "/v2/models/load/infer", {"inputs": [x]})
     assert in_tour(files) == walk("From an HTTP request to its answer")
 
 
+@pytest.mark.slow
 def test_a_step_of_a_stream_with_a_state_token(tracer: FlowTracer, client: Client) -> None:
     first = client.post("/v1/step", {"model": "load", "values": SAMPLE})
     body = {"state_token": first["state_token"], "values": SAMPLE}

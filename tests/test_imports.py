@@ -6,6 +6,7 @@ Imports inside functions and under ``TYPE_CHECKING`` count: a reader follows the
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 from pathlib import Path
 
@@ -32,6 +33,7 @@ def module_name(path: Path, package: str) -> str:
 MODULES = {module_name(path, package): path for package, folder in PACKAGES.items() for path in folder.rglob("*.py")}
 
 
+@functools.cache
 def imported_modules(module: str) -> set[str]:
     """Modules of ours that a module imports; ``from a import b`` is the module ``a.b`` if there is one, else ``a``."""
     path = MODULES[module]
@@ -67,11 +69,6 @@ def find_cycle(graph: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def test_a_cycle_is_found() -> None:
-    assert sorted(set(find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}))) == ["b", "c"]
-    assert find_cycle({"a": {"b", "c"}, "b": {"c"}}) == []
-
-
 def test_no_files_import_each_other_in_a_cycle() -> None:
     graph = {module: imported_modules(module) for module in MODULES}
     # Were the imports not found, there would be no cycle.
@@ -91,12 +88,11 @@ def subfolder(folder: str, module: str) -> str | None:
     return child if child in PACKAGE_FOLDERS else None
 
 
-@pytest.mark.parametrize("folder", PACKAGE_FOLDERS)
-def test_no_sibling_folders_import_each_other_in_a_cycle(folder: str) -> None:
-    graph: dict[str, set[str]] = {}
-    for module in MODULES:
-        child = subfolder(folder, module)
-        if child is not None:
-            siblings = {subfolder(folder, name) for name in imported_modules(module)} - {None, child}
-            graph.setdefault(child, set()).update(name for name in siblings if name is not None)
-    assert find_cycle(graph) == []
+def test_no_sibling_folders_import_each_other_in_a_cycle() -> None:
+    for folder in PACKAGE_FOLDERS:
+        graph: dict[str, set[str]] = {}
+        for module in MODULES:
+            if child := subfolder(folder, module):
+                siblings = {subfolder(folder, name) for name in imported_modules(module)} - {None, child}
+                graph.setdefault(child, set()).update(name for name in siblings if name is not None)
+        assert find_cycle(graph) == [], folder

@@ -46,12 +46,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 
 def _train(workplace: Workplace) -> None:
     write_load(workplace.path("load.csv"))
-    small = ("--hidden-size", 8, "--epochs", 2)
-    workplace.ok("-q", "train", "--data", "digits", "--cell", "lipschitz", *small, "--run-dir", "digits-run")
-    forecast = ("--horizon", HORIZON, "--context-length", 12, "--target", "heat", "--target", "power")
-    workplace.ok("-q", "train", "--data", "load.csv", "--cell", "gru", *small, *forecast, "--run-dir", "load-run")
-    workplace.ok("-q", "export", "digits-run", "--name", "digits")
-    workplace.ok("-q", "export", "load-run", "--name", "load")
+    small = "--hidden-size 8 --epochs 2"
+    workplace.ok(f"-q train --data digits --cell lipschitz {small} --run-dir digits-run")
+    forecast = f"--horizon {HORIZON} --context-length 12 --target heat --target power"
+    workplace.ok(f"-q train --data load.csv --cell gru {small} {forecast} --run-dir load-run")
+    workplace.ok("-q export digits-run --name digits")
+    workplace.ok("-q export load-run --name load")
 
 
 @pytest.fixture

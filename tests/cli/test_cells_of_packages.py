@@ -7,22 +7,18 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
-from cli_helpers import NO_PLOTS, Result, Workplace, command
-from server_helpers import serve
+from cli_helpers import UNPLOTTED, Result, Workplace, command
 from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
-from stablernn_server import Settings, create_app
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cells.md").read_text(encoding="utf-8")
-OPTIONS = ("--data", "digits", "--hidden-size", 8, "--max-steps", 4, "--batch-size", 16, *NO_PLOTS)
+OPTIONS = f"--data digits --hidden-size 8 --max-steps 4 --batch-size 16 {UNPLOTTED}"
 
 
 @pytest.fixture(scope="module")
@@ -63,41 +59,29 @@ class Shell:
 def test_the_cell_of_another_package_trains_exports_and_is_served(package: Path, tmp_path: Path) -> None:
     workplace = Workplace(tmp_path)
     shell = Shell(workplace, package)
-    (row,) = shell.ok("cells", "list", "lea*")
+    (row,) = shell.ok("cells list lea*")
     assert (row["key"], row["guarantee"]) == ("leaky", "contracting by construction for gain below 1")
-    shown = shell.ok("cells", "show", "leaky")
+    shown = shell.ok("cells show leaky")
     assert (shown["package"], shown["options"]["practical"]) == ("leaky-cells", {"leak": 0.25, "gain": 0.9})
-    assert "leaky-cells" in shell("cells", "show", "leaky").out
-    refused = shell("train", *OPTIONS, "--cell", "leaky", "--set", "model.cell_options.leak=2")
+    assert "leaky-cells" in shell("cells show leaky").out
+    refused = shell(f"train {OPTIONS} --cell leaky --set model.cell_options.leak=2")
     assert (refused.code, refused.sentence) == (2, "leak must be above 0 and at most 1, got 2.")
-    unknown = shell("train", *OPTIONS, "--cell", "leaky", "--set", "model.cell_options.leek=0.5")
+    unknown = shell(f"train {OPTIONS} --cell leaky --set model.cell_options.leek=0.5")
     assert (unknown.code, "Did you mean 'leak'?" in unknown.sentence) == (2, True)
 
     run = ("--run-dir", "run")
-    assert (
-        shell.ok("train", *OPTIONS, "--cell", "leaky", *run, "--set", "model.cell_options.leak=0.5")["cell"] == "leaky"
-    )
-    exported = shell.ok("export", "run", "--name", "leaky")
+    assert shell.ok(f"train {OPTIONS} --cell leaky", *run, "--set", "model.cell_options.leak=0.5")["cell"] == "leaky"
+    exported = shell.ok("export run --name leaky")
     assert exported["certificate"]["kind"] == "contracting"
     assert exported["parity"]["stream_equals_sequence"]
-    assert shell.ok("certify", "leaky", "--require", "contracting")["kind"] == "contracting"
+    assert shell.ok("certify leaky --require contracting")["kind"] == "contracting"
 
     # The graphs need no package: this process does not have it.
     model = ServedModel.load(Registry(workplace.registry).get("leaky"), "cpu")
     x = np.random.default_rng(0).normal(8, 4, (2, 12, 1)).astype(np.float32)
     assert np.isfinite(model.run_numpy(x)["probabilities"]).all()
-    app = create_app(Settings(registry=workplace.registry, models=("leaky",)))
-    with contextmanager(serve)(app) as server, httpx.Client(base_url=server.url) as client:
-        body = {"inputs": [{"name": "x", "shape": [1, 12, 1], "datatype": "FP32", "data": x[0, :, 0].tolist()}]}
-        (answer,) = (
-            output["data"]
-            for output in client.post("/v2/models/leaky/infer", json=body).json()["outputs"]
-            if output["name"] == "probabilities"
-        )
-        assert np.array_equal(np.float32(answer), model.run_numpy(x[:1])["probabilities"][0])
-        assert client.post("/v1/step", json={"model": "leaky", "values": [1.0]}).json()["step"] == 1
     np.savez(tmp_path / "x.npz", x=x)
-    assert shell("predict", "leaky", "--input", "x.npz", "--output", "y.csv", installed=False).code == 0
+    assert shell("predict leaky --input x.npz --output y.csv", installed=False).code == 0
 
     for words in (("certify", "leaky"), ("eval", "run"), ("train", *run, "--resume"), ("certify", "run")):
         missing = shell(*words, installed=False)
@@ -122,14 +106,11 @@ def test_a_package_that_does_not_load_is_named(case: str, tmp_path: Path, monkey
     install(tmp_path, "odd-cells", "odd_cells", code)
     monkeypatch.syspath_prepend(tmp_path)
     workplace = Workplace(tmp_path)
-    result = workplace("cells", "show", "odd")
-    assert (result.code, result.sentence.startswith("The cell 'odd' of the package 'odd-cells' could not be")) == (
-        2,
-        True,
-    )
-    assert reason in result.sentence
+    sentence = workplace.refusal("cells show odd")
+    assert sentence.startswith("The cell 'odd' of the package 'odd-cells' could not be")
+    assert reason in sentence
     # The other cells are there.
-    listed = workplace("cells", "list", "--json")
+    listed = workplace("cells list --json")
     assert listed.code == 0
     assert "gru" in [row["key"] for row in json.loads(listed.out)]
     sys.modules.pop("odd_cells", None)

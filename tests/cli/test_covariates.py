@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import csv
-import json
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cli_helpers import NO_PLOTS, Workplace, first_document, run_alone
-from stablernn_registry import Registry
+from cli_helpers import UNPLOTTED, Workplace, post, run_alone, served
 
 HORIZON = 4
 CONTEXT = 14
 SERIES = {"north": 3.0, "south": 8.0}
-MODELS: dict[str, tuple[str, ...]] = {
-    "known": ("--future", "promo", "--static", "size", "--calendar", "week,year"),
-    "rolled": (
-        *("--future", "promo", "--calendar", "week"),
-        *("--set", "model.head=recursive", "--set", "data.channels=y,promo"),
-    ),
-    "joined": (
-        *("--members", "2", "--patch-size", "3", "--patch-stride", "2"),
-        *("--set", "model.scaling=context"),
-    ),
+MODELS = {
+    "known": "--future promo --static size --calendar week,year",
+    "rolled": "--future promo --calendar week --set model.head=recursive --set data.channels=y,promo",
+    "joined": "--members 2 --patch-size 3 --patch-stride 2 --set model.scaling=context",
 }
+EACH_MODEL = pytest.mark.parametrize(
+    "name", ["known", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rolled", "joined"))]
+)
 FEATURES = {"known": ["y", "promo"], "rolled": ["y", "promo"], "joined": ["y", "promo", "size"]}
 
 
@@ -55,24 +48,15 @@ def shops(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     write_shops(place.path("shops.csv"), 80)
     write_shops(place.path("new.csv"), 60, ahead=HORIZON)
     write_shops(place.path("past.csv"), 60)
-    task = ("--horizon", HORIZON, "--context-length", CONTEXT, "--target", "y", "--hidden-size", 4, "--max-steps", 3)
-    for name, options in MODELS.items():
-        place.ok(
-            "-q", "train", *NO_PLOTS, "--data", "shops.csv", "--cell", "lipschitz", *task, *options, "--run-dir", name
-        )
-        place.ok("-q", "export", name, "--name", name)
     return place
 
 
-@pytest.fixture(scope="module")
-def url(shops: Workplace) -> Iterator[str]:
-    process = shops.start("-q", "serve", "--port", 0, "--json")
-    try:
-        assert process.stdout is not None
-        yield first_document(process.stdout)["url"]
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
+def publish(shops: Workplace, name: str) -> None:
+    """Train and export a model, once."""
+    task = f"--horizon {HORIZON} --context-length {CONTEXT} --target y --hidden-size 4 --max-steps 3"
+    if not shops.path(name).exists():
+        shops.ok(f"-q train {UNPLOTTED} --data shops.csv --cell lipschitz {task} {MODELS[name]} --run-dir {name}")
+        shops.ok(f"-q export {name} --name {name}")
 
 
 def table(shops: Workplace, name: str) -> list[dict[str, str]]:
@@ -83,7 +67,7 @@ def table(shops: Workplace, name: str) -> list[dict[str, str]]:
 
 def predicted(shops: Workplace, target: str, name: str) -> dict[str, np.ndarray]:
     """By series, mean and quantiles of each step ahead, as ``predict`` writes them."""
-    shops.ok("-q", "predict", target, "--input", source(name), "--output", "answers.csv")
+    shops.ok(f"-q predict {target} --input", source(name), "--output", "answers.csv")
     rows = table(shops, "answers.csv")
     assert list(rows[0]) == ["unique_id", "ds", "mean", "q0.1", "q0.5", "q0.9"]
     assert [row["ds"] for row in rows[:HORIZON]] == ["2024-03-01", "2024-03-02", "2024-03-03", "2024-03-04"]
@@ -110,22 +94,22 @@ def request(name: str, series: str, shops: Workplace) -> dict[str, Any]:
     return item
 
 
-def post(url: str, name: str, *items: dict[str, Any], **options: Any) -> Any:
-    body = {"model": name, "inputs": items, "options": options}
-    call = urllib.request.Request(f"{url}/v1/timeseries/forecast", json.dumps(body).encode())
-    with urllib.request.urlopen(call, timeout=30) as answer:
-        return [output["content"][0] for output in json.load(answer)["outputs"]]
+def ask(url: str, name: str, *items: dict[str, Any], **options: Any) -> Any:
+    answer = post(f"{url}/v1/timeseries/forecast", {"model": name, "inputs": items, "options": options})
+    return [output["content"][0] for output in answer["outputs"]]
 
 
 def numbers(content: dict[str, Any]) -> np.ndarray:
     return np.array([content["mean_forecast"], *(content["quantiles"][level] for level in ("0.1", "0.5", "0.9"))]).T
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_run_version_and_server_give_the_same_forecast(shops: Workplace, url: str, name: str) -> None:
+@EACH_MODEL
+def test_run_version_and_server_give_the_same_forecast(shops: Workplace, name: str) -> None:
+    publish(shops, name)
     by_torch, by_runtime = predicted(shops, name, name), predicted(shops, f"{name}:1", name)
-    served = post(url, name, *(request(name, series, shops) for series in SERIES))
-    for series, content in zip(SERIES, served, strict=True):
+    with served(shops) as url:
+        answers = ask(url, name, *(request(name, series, shops) for series in SERIES))
+    for series, content in zip(SERIES, answers, strict=True):
         assert (content["name"], content["start_timestamp"]) == (series, "2024-03-01T00:00:00Z")
         # Values near 0 round as those of the scale of the series do.
         scale = np.abs(by_torch[series]).max()
@@ -135,15 +119,16 @@ def test_run_version_and_server_give_the_same_forecast(shops: Workplace, url: st
         assert (np.diff(spread, axis=1) >= 0).all()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@EACH_MODEL
 def test_the_example_of_a_run_is_answered_as_its_last_test_window(
-    shops: Workplace, url: str, name: str, monkeypatch: pytest.MonkeyPatch
+    shops: Workplace, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from stablernn.training import load_run, load_run_data
     from stablernn.training.evaluation.predictors import predict
     from stablernn.training.evaluation.torch_predictor import TorchPredictor
     from stablernn.training.tasks import task_for
 
+    publish(shops, name)
     monkeypatch.chdir(shops.folder)
     run = load_run(Path(name))
     data = load_run_data(run.config)
@@ -152,81 +137,54 @@ def test_the_example_of_a_run_is_answered_as_its_last_test_window(
     windows = data.split("test")
     np.testing.assert_array_equal(np.array(example["actual"], np.float32).T, windows.gather([len(windows) - 1]).y[0])
     mean = predict(TorchPredictor(run.model), windows)["mean"][-1, :, 0]
-    [content] = post(url, name, example["input"])
+    with served(shops) as url:
+        [content] = ask(url, name, example["input"])
     np.testing.assert_allclose(content["mean_forecast"], mean, rtol=2e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@EACH_MODEL
 def test_run_and_version_score_the_same(shops: Workplace, name: str) -> None:
-    by_torch, by_runtime = (shops.ok("-q", "eval", target, "--json").json["metrics"] for target in (name, f"{name}:1"))
+    publish(shops, name)
+    by_torch, by_runtime = (shops.document(f"eval {target}")["metrics"] for target in (name, f"{name}:1"))
     for key in ("mae", "crps"):
         # Values are some tens, of which float32 keeps seven digits.
         assert by_runtime[key] == pytest.approx(by_torch[key], rel=1e-5, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_backtest_of_a_recursive_version_goes_over_the_whole_horizon(shops: Workplace) -> None:
-    words = ("--backtest", "windows=2,step=3", "--json")
+    publish(shops, "rolled")
+    words = "--backtest windows=2,step=3 --json"
     first, second = (
-        shops.ok("-q", "eval", target, *words).json["backtest"]["carried"]["metrics"]["mae"]
+        shops.ok(f"-q eval {target} {words}").json["backtest"]["carried"]["metrics"]["mae"]
         for target in ("rolled", "rolled:1")
     )
     assert second == pytest.approx(first, rel=1e-5)
 
 
-def test_what_is_told_changes_the_answer(shops: Workplace, url: str) -> None:
+def test_what_is_told_changes_the_answer(shops: Workplace) -> None:
+    publish(shops, "known")
     item = request("known", "north", shops)
-    whole = numbers(post(url, "known", item)[0])
-    for key in ("future", "static"):
-        without = numbers(post(url, "known", {name: value for name, value in item.items() if name != key})[0])
-        assert np.abs(without - whole).max() > 1e-6, key
-    later = numbers(post(url, "known", {**item, "start_timestamp": "2024-01-04T00:00:00Z"})[0])
-    assert np.abs(later - whole).max() > 1e-6
-
-
-def test_calibration_travels_with_the_version(shops: Workplace) -> None:
-    for name in MODELS:
-        shown = shops.ok("-q", "registry", "show", name, "--json").json
-        assert "calibration.json" in shown["manifest"]["files"]
-        assert shown["manifest"]["preprocessing"]["calibration"]["intervals"].keys() == {
-            *("samples", "short", "levels_left", "coverage", "unit")
-        }
-
-
-def test_the_manifest_says_what_is_known(shops: Workplace) -> None:
-    manifest = shops.ok("-q", "registry", "show", "known", "--json").json["manifest"]
-    waves = [f"calendar_{period}_{wave}" for period in ("week", "year") for wave in ("sin", "cos")]
-    assert manifest["future"] == ["promo", *waves]
-    assert (manifest["static"], manifest["head"]) == (["size"], "direct")
-    assert manifest["calendar"][0] == {"name": "week", "period": 604800.0, "phase": 345600.0}
-    joined = shops.ok("-q", "registry", "show", "joined", "--json").json["manifest"]
-    assert [joined[key] for key in ("future", "static", "calendar")] == [None, None, None]
-
-
-def test_the_card_says_it_in_words(shops: Workplace) -> None:
-    card = Registry(shops.registry).get("joined").read("README.md").decode()
-    assert "with 2 recurrent networks, whose answers are averaged, of `lipschitz` cells." in card
-    assert "| calibration.intervals.samples |" in card
+    others = [{name: value for name, value in item.items() if name != key} for key in ("future", "static")]
+    others.append({**item, "start_timestamp": "2024-01-04T00:00:00Z"})
+    with served(shops) as url:
+        whole, *changed = (numbers(content) for content in ask(url, "known", item, *others))
+    assert all(np.abs(each - whole).max() > 1e-6 for each in changed)
 
 
 def test_rows_that_are_needed_ahead_are_asked_for(shops: Workplace) -> None:
+    publish(shops, "known")
     for target in ("known", "known:1"):
-        assert shops("-q", "predict", target, "--input", "past.csv").sentence == (
+        assert shops(f"-q predict {target} --input past.csv").sentence == (
             "'past.csv': series 'north' has 0 rows behind its last observation, 4 are needed, one for each step to "
             "forecast, with promo."
         )
 
 
+@pytest.mark.slow
 def test_a_recursive_version_is_predicted_without_torch(shops: Workplace) -> None:
-    predict = ("-q", "predict", "rolled:1", "--input", "new.csv")
-    result, has_torch = run_alone(shops, *predict)
+    publish(shops, "rolled")
+    predict = "-q predict rolled:1 --input new.csv"
+    result, has_torch = run_alone(shops, predict)
     assert (result.code, result.err, has_torch) == (0, "", False)
-    assert result.out == shops.ok(*predict).out
-
-
-def test_a_shorter_horizon_is_the_beginning(shops: Workplace, url: str) -> None:
-    item = request("rolled", "south", shops)
-    whole = numbers(post(url, "rolled", item)[0])
-    item["future"] = {"promo": item["future"]["promo"][:2]}
-    assert np.array_equal(numbers(post(url, "rolled", item, horizon=2)[0]), whole[:2])
-    rows = shops.ok("-q", "predict", "rolled:1", "--input", "new.csv", "--horizon", 2, "--json").json["predictions"]
-    assert [row["mean"] for row in rows[2:]] == pytest.approx(whole[:2, 0])
+    assert result.out == shops.ok(predict).out

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli_helpers import NO_PLOTS, Workplace
+from cli_helpers import UNPLOTTED, Workplace
 from stablernn.data.load import load_source
 from stablernn.data.options import LoadOptions
 from stablernn.data.step_data import Data
-from stablernn.training import load_run
 from stablernn_cli.output import data_notes
-from stablernn_registry import Registry
 
 PARTIAL = {"partial": ["data_batch_3.bin", "data_batch_5.bin"]}
 UNCHECKED = {"unchecked": ["MuseData.pickle"]}
@@ -72,22 +70,17 @@ def write_flawed(path: Path) -> None:
 
 def test_what_was_counted_is_said_before_training(empty: Workplace) -> None:
     write_flawed(empty.path("d.csv"))
-    training = ("train", *NO_PLOTS, "--data", "d.csv", "--cell", "rnn", "--hidden-size", 3, "--max-steps", 1)
-    chosen = (*training, "--set", "data.channels=[y, x]")
-    result = empty.ok(*chosen, "--run-dir", "told", "--json")
+    training = f"train {UNPLOTTED} --data d.csv --cell rnn --hidden-size 3 --max-steps 1"
+    chosen = f"{training} --set 'data.channels=[y, x]'"
+    result = empty.ok(f"{chosen} --run-dir told --json")
     assert result.json["data_notes"] == {"counts": COUNTED}
     lines = result.err.splitlines()
     assert lines.count(COUNTED_LINE) == 1
     assert lines.index(COUNTED_LINE) < next(n for n, line in enumerate(lines) if line.startswith("epoch "))
-    quiet = empty.ok("-q", *chosen, "--run-dir", "quiet")
+    quiet = empty.ok(f"-q {chosen} --run-dir quiet")
     assert quiet.err == ""
     assert COUNTED_LINE in quiet.out.splitlines()
-    assert empty.ok("-q", "eval", "told", "--json").json["data_notes"] == {"counts": COUNTED}
-
-
-def test_data_without_a_flaw_need_no_line(empty: Workplace) -> None:
-    result = empty.ok("train", *NO_PLOTS, "--data", "digits", "--cell", "rnn", "--hidden-size", 3, "--max-steps", 1)
-    assert "Data:" not in result.err + result.out
+    assert empty.document("eval told")["data_notes"] == {"counts": COUNTED}
 
 
 @pytest.fixture
@@ -102,24 +95,15 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 def test_scores_say_what_their_data_lacks(trained: Workplace, lacking: Callable[[], None], tmp_path: Path) -> None:
-    evaluated = ("-q", "eval", "digits-run")
-    assert trained.ok(*evaluated, "--json").json["data_notes"] == {}
-    assert "Data:" not in trained.ok(*evaluated).out
+    evaluated = "-q eval digits-run"
+    assert trained.document(f"{evaluated}")["data_notes"] == {}
+    assert "Data:" not in trained.ok(evaluated).out
     lacking()
-    training = ("-q", "train", *NO_PLOTS, "--data", "digits", "--cell", "rnn", "--hidden-size", 3, "--max-steps", 1)
-    assert LINE in trained.ok(*training, "--run-dir", tmp_path / "said").out.splitlines()
-    told = trained.ok(*training, "--run-dir", tmp_path / "told", "--json").json
+    training = f"-q train {UNPLOTTED} --data digits --cell rnn --hidden-size 3 --max-steps 1"
+    assert LINE in trained.ok(f"{training} --run-dir {tmp_path / 'said'}").out.splitlines()
+    told = trained.document(f"{training} --run-dir {tmp_path / 'told'}")
     assert told["data_notes"] == PARTIAL | UNCHECKED
     assert json.loads((tmp_path / "told/summary.json").read_text())["data_notes"] == PARTIAL | UNCHECKED
     for target in ("digits-run", "digits:1"):
-        assert LINE in trained.ok("-q", "eval", target).out.splitlines()
-        assert trained.ok("-q", "eval", target, "--json").json["data_notes"] == PARTIAL | UNCHECKED
-
-
-def test_a_version_keeps_the_temperature_of_its_run(trained: Workplace) -> None:
-    run = load_run(trained.path("digits-run"))
-    written = json.loads((run.path / "calibration.json").read_text())
-    assert written["temperature"]["temperature"] == pytest.approx(float(run.model.get_buffer("temperature")))
-    version = Registry(trained.registry).get("digits:1")
-    assert json.loads(version.read("calibration.json")) == written
-    assert version.manifest.preprocessing["calibration"] == written
+        assert LINE in trained.ok(f"-q eval {target}").out.splitlines()
+        assert trained.document(f"eval {target}")["data_notes"] == PARTIAL | UNCHECKED

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cli_helpers import HORIZON, NO_PLOTS, Workplace, first_document, write_load
+from cli_helpers import HORIZON, UNPLOTTED, Workplace, post, served, write_load
 from stablernn.cells import list_cells
 
 CONTEXT = 14
@@ -23,34 +21,27 @@ def test_the_main_job(empty: Workplace, cell: str, task: str) -> None:
     data = ("--horizon", HORIZON, "--context-length", CONTEXT, "--target", "heat") if task == "forecast" else ()
     source = "load.csv" if task == "forecast" else "digits"
     small = ("--hidden-size", 16, "--max-steps", 30)
-    empty.ok("-q", "train", *NO_PLOTS, "--data", source, *data, "--cell", cell, *small, "--run-dir", "run")
+    empty.ok(f"-q train {UNPLOTTED} --data {source}", *data, "--cell", cell, *small, "--run-dir", "run")
 
-    formats = ("--format", "onnx", "--format", "torchscript")
-    document = empty.ok("-q", "export", "run", "--name", "model", *formats, "--json").json
+    formats = "--format onnx --format torchscript"
+    document = empty.document(f"export run --name model {formats}")
     assert document["ref"] == "model:1"
     assert {"step.onnx", "sequence.onnx", "model.torchscript"} <= set(document["files"])
     assert len({row["time"] for row in document["parity"]["compared"]}) >= 3
-    assert empty.ok("-q", "registry", "verify", "model", "--json").json["ok"] is True
+    assert empty.document("registry verify model")["ok"] is True
     assert document["parity"]["step_rel_error"] <= 1e-5
     assert document["parity"]["stream_equals_sequence"] is True
 
-    by_torch = empty.ok("-q", "eval", "run", "--json").json["metrics"]
-    by_runtime = empty.ok("-q", "eval", "model", "--json").json["metrics"]
+    by_torch = empty.document("eval run")["metrics"]
+    by_runtime = empty.document("eval model")["metrics"]
     headline = "log_loss" if task == "classify" else "mae"
     assert by_runtime[headline] == pytest.approx(by_torch[headline], rel=1e-4)
 
     inputs, file = asked(empty, task)
-    rows = empty.ok("-q", "predict", "model", "--input", file, "--json").json["predictions"]
-    process = empty.start("-q", "serve", "--port", 0, "--json")
-    try:
-        assert process.stdout is not None
-        url = first_document(process.stdout)["url"]
-        body = json.dumps({"model": "model", "inputs": inputs}).encode()
-        with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/timeseries/{task}", body), timeout=30) as answer:
-            content = [output["content"][0] for output in json.load(answer)["outputs"]]
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
+    rows = empty.document(f"predict model --input {file}")["predictions"]
+    with served(empty) as url:
+        answer = post(f"{url}/v1/timeseries/{task}", {"model": "model", "inputs": inputs})
+    content = [output["content"][0] for output in answer["outputs"]]
     if task == "forecast":
         assert content[0]["mean_forecast"] == [row["mean"] for row in rows]
     else:
@@ -61,36 +52,28 @@ def test_the_main_job(empty: Workplace, cell: str, task: str) -> None:
 @pytest.mark.parametrize("cell", list_cells())
 def test_a_text_is_followed(empty: Workplace, cell: str) -> None:
     empty.path("text.txt").write_text("abcacb" * 80)
-    small = ("--hidden-size", 16, "--max-steps", 60, "--set", "training.bptt_steps=15")
-    empty.ok("-q", "train", *NO_PLOTS, "--data", "text.txt", "--cell", cell, *small, "--run-dir", "run")
-    formats = ("--format", "onnx", "--format", "torchscript")
-    document = empty.ok("-q", "export", "run", "--name", "model", *formats, "--json").json
+    small = "--hidden-size 16 --max-steps 60 --set training.bptt_steps=15"
+    empty.ok(f"-q train {UNPLOTTED} --data text.txt --cell {cell} {small} --run-dir run")
+    formats = "--format onnx --format torchscript"
+    document = empty.document(f"export run --name model {formats}")
     assert document["parity"]["stream_equals_sequence"] is True
-    by_torch = empty.ok("-q", "eval", "run", "--json").json["metrics"]
-    by_runtime = empty.ok("-q", "eval", "model", "--json").json["metrics"]
+    by_torch = empty.document("eval run")["metrics"]
+    by_runtime = empty.document("eval model")["metrics"]
     assert by_runtime["bpc"] == pytest.approx(by_torch["bpc"], rel=1e-4)
 
     empty.path("asked.txt").write_text("abc")
-    rows = empty.ok("-q", "predict", "model", "--input", "asked.txt", "--json").json["predictions"]
-    process = empty.start("-q", "serve", "--port", 0, "--json")
-    try:
-        assert process.stdout is not None
-        url = first_document(process.stdout)["url"]
+    rows = empty.document("predict model --input asked.txt")["predictions"]
+    with served(empty) as url:
         tensor = {"name": "tokens", "shape": [1, 3], "datatype": "INT64", "data": [[0, 1, 2]]}
-        body = json.dumps({"inputs": [tensor]}).encode()
-        request = urllib.request.Request(f"{url}/v2/models/model/infer", body)
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            logits = np.reshape(json.load(answer)["outputs"][0]["data"], (3, 3))
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
+        answer = post(f"{url}/v2/models/model/infer", {"inputs": [tensor]})
+    logits = np.reshape(answer["outputs"][0]["data"], (3, 3))
     assert ["abc"[best] for best in logits.argmax(axis=1)] == [row["label"] for row in rows]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", list_cells())
 def test_the_command_that_cells_show_gives_trains(empty: Workplace, cell: str) -> None:
-    program, *words = empty.ok("-q", "cells", "show", cell, "--json").json["train"].split()
+    program, *words = empty.document(f"cells show {cell}")["train"].split()
     assert program == "stablernn"
     assert empty.ok("-q", *words, "--max-steps", 2, "--json").json["cell"] == cell
 

@@ -1,106 +1,49 @@
-"""From a file as another program wrote it to a served forecast, by what `data check --fix` writes."""
+"""From a file as another program wrote it to a forecast, by what `data check --fix` writes."""
 
 from __future__ import annotations
 
-import csv
 import json
 import shlex
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import yaml
 
-from cli_helpers import NO_PLOTS, Workplace, run_alone
+from cli_helpers import UNPLOTTED, Workplace, run_alone
 from messy_files import MESSY_FILES, MessyFile, write_local_spring
-from server_helpers import json_tensor, serve
-from stablernn.data import InputSet, read_inputs
-from stablernn_cli.prediction import FileOptions, reading_options
-from stablernn_cli.targets import open_target
 from stablernn_registry import Registry
-from stablernn_server import Settings, create_app
 
-SMALL = ("--cell", "lipschitz", "--hidden-size", 4, "--max-steps", 2, "--set", "model.scaling=standard")
+SMALL = "--cell lipschitz --hidden-size 4 --max-steps 2 --set model.scaling=standard"
 BY_DEFECT = {messy.defect: messy for messy in MESSY_FILES}
-QUICK = ("local times, duplicates, semicolons", "local times, a short series, text")
-FORECAST = ("--horizon", 6, "--context-length", 24)
+FORECAST = "--horizon 6 --context-length 24"
 
 
 def repaired(folder: Path, messy: MessyFile) -> Workplace:
     """A workplace with a published model ``meters``, trained by what the check wrote."""
     place = Workplace(folder)
     messy.write(folder)
-    report = place.ok("data", "check", messy.name, *FORECAST, "--no-plan", "--fix", "config.yaml")
+    report = place.ok(f"data check {messy.name} {FORECAST} --no-plan --fix config.yaml")
     assert "Train with: stablernn train --config config.yaml" in report.err
     settings = yaml.safe_load(place.path("config.yaml").read_text())["data"]
     categories = {"categories": list(messy.fixes["categories"])} if "categories" in messy.fixes else {}
     expected = {key: value for key, value in messy.fixes.items() if key != "aggregate"}
     assert settings == {"source": messy.name, **expected, **categories}
-    place.ok("-q", "train", "--config", "config.yaml", *SMALL, *NO_PLOTS, "--run-dir", "run")
-    place.ok("-q", "export", "run", "--name", "meters")
+    place.ok(f"-q train --config config.yaml {SMALL} {UNPLOTTED} --run-dir run")
+    place.ok("-q export run --name meters")
     return place
 
 
-@contextmanager
-def served(place: Workplace) -> Iterator[httpx.Client]:
-    app = create_app(Settings(registry=place.registry, models=["meters"]))
-    with closing(serve(app)) as servers:
-        running = next(servers)
-        with httpx.Client(base_url=f"http://127.0.0.1:{running.port}") as client:
-            yield client
+QUICK = "local times, duplicates, semicolons"
 
 
-def model_inputs(place: Workplace, source: str) -> InputSet:
-    """What a client sends: the file read by the settings of the version."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STABLERNN_REGISTRY", str(place.registry))
-        model = open_target("meters", "cpu")
-    return read_inputs(place.path(source), **reading_options(model, FileOptions()))
-
-
-def infer(client: httpx.Client, inputs: InputSet) -> np.ndarray:
-    names = {"x": inputs.x, "lengths": inputs.lengths, "static": inputs.static, "future": inputs.future}
-    body = {"inputs": [json_tensor(name, value[:1]) for name, value in names.items() if value is not None]}
-    for tensor in body["inputs"]:
-        tensor["data"] = json.loads(json.dumps(tensor["data"]).replace("NaN", "null"))
-    response = client.post("/v2/models/meters/infer", json=body)
-    assert response.status_code == 200, response.text
-    outputs = {output["name"]: output for output in response.json()["outputs"]}
-    return np.array(outputs["mean"]["data"]).reshape(outputs["mean"]["shape"])
-
-
-def forecasts(place: Workplace, source: str) -> list[dict[str, str]]:
-    place.ok("predict", "meters", "--input", source, "--output", "out.csv")
-    with place.path("out.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
-def written_and_served(folder: Path, messy: MessyFile) -> tuple[list[float], list[float]]:
-    """Return the means that ``predict`` writes for a messy file, and those of its first series from a server."""
-    place = repaired(folder, messy)
-    rows = forecasts(place, messy.name)
-    with served(place) as client:
-        mean = infer(client, model_inputs(place, messy.name))
-    return [float(row["mean"]) for row in rows], mean[0, :, 0].tolist()
-
-
-@pytest.mark.parametrize("defect", QUICK)
-def test_a_messy_file_becomes_a_served_forecast(tmp_path: Path, defect: str) -> None:
-    written, answered = written_and_served(tmp_path, BY_DEFECT[defect])
-    assert np.isfinite(written).all()
-    assert answered == pytest.approx(written[: len(answered)], rel=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("defect", [defect for defect in BY_DEFECT if defect not in QUICK])
-def test_every_other_messy_file_becomes_a_served_forecast(tmp_path: Path, defect: str) -> None:
-    written, answered = written_and_served(tmp_path, BY_DEFECT[defect])
-    assert np.isfinite(written).all()
-    assert answered == pytest.approx(written[: len(answered)], rel=1e-5)
+@pytest.mark.parametrize(
+    "defect", [pytest.param(defect, marks=() if defect == QUICK else pytest.mark.slow) for defect in BY_DEFECT]
+)
+def test_a_messy_file_becomes_a_forecast(tmp_path: Path, defect: str) -> None:
+    rows = repaired(tmp_path, BY_DEFECT[defect]).document(f"predict meters --input {BY_DEFECT[defect].name}")
+    assert np.isfinite([row["mean"] for row in rows["predictions"]]).all()
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +68,7 @@ def test_run_and_version_record_the_repairs_and_their_counts(place: Workplace) -
 
 
 def test_predict_repairs_in_the_same_way_without_torch_and_says_so(place: Workplace) -> None:
-    result, has_torch = run_alone(place, "predict", "meters", "--input", "d.csv", "--output", "alone.csv")
+    result, has_torch = run_alone(place, "predict meters --input d.csv --output alone.csv")
     assert (result.code, has_torch) == (0, False), result.err
     assert "Note: repaired: 1929 local times converted to UTC, 8 rows in an hour that comes twice" in result.err
     lines = place.path("alone.csv").read_text().splitlines()
@@ -133,39 +76,23 @@ def test_predict_repairs_in_the_same_way_without_torch_and_says_so(place: Workpl
     assert lines[1].startswith("m0,2023-11-07T00:00:00Z,")
 
 
-def test_eval_reads_the_training_data_as_training_did(place: Workplace) -> None:
-    document = place.ok("eval", "meters", "--json").json
-    assert document["data"]["as_trained"]
-    assert document["data_notes"]["counts"]["short_series"] == 1
-
-
-def test_a_category_that_training_did_not_have_is_counted(place: Workplace) -> None:
-    text = place.path("d.csv").read_text()
-    place.path("e.csv").write_text(text.replace("south", "west"))
-    result = place.ok("predict", "meters", "--input", "e.csv")
-    assert "480 cells with a category that training did not have" in result.err
-
-
 def test_another_file_may_need_other_repairs(place: Workplace) -> None:
     header, *rows = place.path("d.csv").read_text().splitlines()
     place.path("swapped.csv").write_text("\n".join([header, *reversed(rows)]) + "\n")
-    refused = place("predict", "meters", "--input", "swapped.csv")
-    assert (refused.code, "set data.sort=true" in refused.sentence) == (1, True)
-    repaired = place.ok("predict", "meters", "--input", "swapped.csv", "--set", "data.sort=true")
+    assert "set data.sort=true" in place.refusal("predict meters --input swapped.csv", code=1)
+    repaired = place.ok("predict meters --input swapped.csv --set data.sort=true")
     assert "rows out of order, sorted" in repaired.err
     # Rows of the repeated hour are told apart by their order, which is reversed here.
-    straight = place.ok("predict", "meters", "--input", "d.csv").out.splitlines()
+    straight = place.ok("predict meters --input d.csv").out.splitlines()
     assert sorted(line[:25] for line in repaired.out.splitlines()) == sorted(line[:25] for line in straight)
-    scores = place.ok("eval", "meters", "--data", "swapped.csv", "--set", "data.sort=true", "--json").json
+    scores = place.document("eval meters --data swapped.csv --set data.sort=true")
     assert scores["data_notes"]["counts"]["rows_sorted"] > 0
 
 
-@pytest.mark.parametrize("command", [("predict", "meters", "--input", "d.csv"), ("eval", "meters")])
+@pytest.mark.parametrize("command", ["predict meters --input d.csv", "eval meters"])
 @pytest.mark.parametrize("override", ["data.categories=[region]", "data.min_length=3", "training.lr=1"])
-def test_what_makes_the_inputs_of_a_model_stays(place: Workplace, command: tuple[str, ...], override: str) -> None:
-    result = place(*command, "--set", override)
-    assert result.code == 2
-    assert result.sentence == (
+def test_what_makes_the_inputs_of_a_model_stays(place: Workplace, command: str, override: str) -> None:
+    assert place.refusal(f"{command} --set", override) == (
         "--set takes repairs of the file here (data.sheet, data.decimal_mark, data.thousands_mark, "
         "data.date_format, data.missing, data.timezone, data.sort, data.on_duplicate, data.unknown_category, "
         f"data.resample, data.aggregate), got '{override}'."
@@ -179,48 +106,32 @@ def test_numbers_are_read_as_those_of_the_training_data(tmp_path: Path) -> None:
     cells = ["980", "1.017,50", "994", "1.031,50", "1.008"] * 30
     rows = [f"{np.datetime64('2024-01-01') + day};{cell}" for day, cell in enumerate(cells)]
     place.path("d.csv").write_text("\n".join(["ds;y", *rows]) + "\n")
-    place.ok(
-        "-q", "train", "--data", "d.csv", "--horizon", 2, "--context-length", 4, *SMALL, *NO_PLOTS, "--run-dir", "run"
-    )
-    place.ok("-q", "export", "run", "--name", "meters")
+    place.ok(f"-q train --data d.csv --horizon 2 --context-length 4 {SMALL} {UNPLOTTED} --run-dir run")
+    place.ok("-q export run --name meters")
     marked = "\n".join(["ds;y", *(row.replace(",50", "") for row in rows)]) + "\n"
     place.path("marked.csv").write_text(marked)
     place.path("plain.csv").write_text(marked.replace(".", ""))
     for model in ("run", "meters"):
-        answers = [place.ok("predict", model, "--input", name).out for name in ("marked.csv", "plain.csv")]
+        answers = [place.ok(f"predict {model} --input {name}").out for name in ("marked.csv", "plain.csv")]
         assert answers[0].replace("marked", "plain") == answers[1]
     place.path("points.csv").write_text(marked.replace("980", "980.25"))
-    refused = place("predict", "meters", "--input", "points.csv")
-    assert (refused.code, "data.decimal_mark='.'" in refused.sentence) == (1, True)
-    place.ok("predict", "meters", "--input", "points.csv", "--set", "data.decimal_mark=.")
+    assert "data.decimal_mark='.'" in place.refusal("predict meters --input points.csv", code=1)
+    place.ok("predict meters --input points.csv --set data.decimal_mark=.")
     # Between commas points are decimal ones, of which the mark of the training data makes no thousands.
     place.path("commas.csv").write_text(marked.replace("980", "9.800").replace("994", "9.940").replace(";", ","))
-    refused = place("predict", "meters", "--input", "commas.csv")
-    assert (refused.code, "9940 if the point separates thousands, 9.940 if" in refused.sentence) == (1, True)
-    place.ok("predict", "meters", "--input", "commas.csv", "--set", "data.decimal_mark=.")
-    place.ok("predict", "meters", "--input", "commas.csv", "--set", "data.thousands_mark=.")
-
-
-def test_a_check_names_every_repair_and_writes_nothing_without_fix(tmp_path: Path) -> None:
-    place = Workplace(tmp_path)
-    BY_DEFECT["local times, duplicates, semicolons"].write(tmp_path)
-    result = place("data", "check", "d.csv", "--no-plan")
-    assert result.code == 1
-    for line in (
-        "written as  semicolons, decimal commas",
-        "    mend: --set data.timezone=Europe/Berlin",
-        "    mend: --set data.on_duplicate=last",
-    ):
-        assert line in result.out
-    assert [path.name for path in tmp_path.iterdir()] == ["d.csv"]
+    assert "9940 if the point separates thousands, 9.940 if" in place.refusal(
+        "predict meters --input commas.csv", code=1
+    )
+    place.ok("predict meters --input commas.csv --set data.decimal_mark=.")
+    place.ok("predict meters --input commas.csv --set data.thousands_mark=.")
 
 
 def test_local_times_over_the_skipped_hour_need_a_zone_that_nobody_can_see(tmp_path: Path) -> None:
     """The hour is a gap in the file; with the zone it is none."""
     place = Workplace(tmp_path)
     write_local_spring(tmp_path)
-    plain: Any = place.ok("data", "check", "d.csv", "--no-plan", "--json").json
-    zoned: Any = place.ok("data", "check", "d.csv", "--no-plan", "--json", "--set", "data.timezone=Europe/Berlin").json
+    plain: Any = place.document("data check d.csv --no-plan")
+    zoned: Any = place.ok("data check d.csv --no-plan --json --set data.timezone=Europe/Berlin").json
     assert (plain["content"]["gap_steps_filled"], zoned["content"]["gap_steps_filled"]) == (3, 0)
     assert zoned["notes"]["skipped_hours"] == 3
 
@@ -238,7 +149,7 @@ def test_a_configuration_is_not_written_over_or_beside_its_kind(
     place = Workplace(tmp_path)
     (tmp_path / "old.yaml").write_text("data: {source: d.csv}\n")
     BY_DEFECT["Latin-1"].write(tmp_path)
-    result = place("data", "check", "d.csv", "--fix", fix)
+    result = place(f"data check d.csv --fix {fix}")
     assert (result.code, result.sentence) == (code, sentence)
 
 
@@ -247,7 +158,7 @@ def test_a_target_that_is_guessed_is_named_in_the_configuration(tmp_path: Path) 
     place = Workplace(tmp_path)
     rows = [f"2024-01-{day:02d},{day % 7},{day % 5}" for day in range(1, 31)]
     (tmp_path / "wide.csv").write_text("\n".join(["ds,south,north", *rows, rows[-1]]) + "\n")
-    place.ok("data", "check", "wide.csv", "--no-plan", "--fix", "config.yaml")
+    place.ok("data check wide.csv --no-plan --fix config.yaml")
     text = (tmp_path / "config.yaml").read_text()
     assert yaml.safe_load(text)["data"]["target"] == ["north"]
     (comment,) = [line for line in text.splitlines() if line.startswith("# data.target: ")]
@@ -260,20 +171,11 @@ def test_a_target_that_is_guessed_is_named_in_the_configuration(tmp_path: Path) 
 def test_what_no_option_mends_is_not_written(tmp_path: Path) -> None:
     place = Workplace(tmp_path)
     (tmp_path / "d.csv").write_text("ds,y\n2024-01-01,1\nsoon,2\n")
-    result = place("data", "check", "d.csv", "--no-plan", "--fix", "config.yaml")
-    assert result.code == 1
-    assert result.sentence.startswith("'config.yaml' is not written: no option mends all of 'd.csv'. 'd.csv' row 3")
-    assert place("data", "check", "d.csv", "--no-plan").out.endswith("refuse this: 1 problem, 0 warnings.\n")
+    assert place.refusal("data check d.csv --no-plan --fix config.yaml", code=1).startswith(
+        "'config.yaml' is not written: no option mends all of 'd.csv'. 'd.csv' row 3"
+    )
+    assert place("data check d.csv --no-plan").out.endswith("refuse this: 1 problem, 0 warnings.\n")
     assert not place.path("config.yaml").exists()
-
-
-def test_the_configuration_of_a_clean_file_mends_nothing_and_says_so(tmp_path: Path) -> None:
-    place = Workplace(tmp_path)
-    rows = [f"2024-01-{day:02d},{day % 7}" for day in range(1, 31)]
-    (tmp_path / "d.csv").write_text("\n".join(["ds,y", *rows]) + "\n")
-    result = place.ok("data", "check", "d.csv", "--no-plan", "--fix", "config.yaml")
-    assert "nothing to mend: 'config.yaml'" in result.err
-    place.ok("train", "--config", "config.yaml", "--horizon", 2, "--cell", "rnn", "--max-steps", 2, *NO_PLOTS)
 
 
 def test_a_problem_is_listed_once_with_options_that_can_be_copied(tmp_path: Path) -> None:
@@ -281,9 +183,9 @@ def test_a_problem_is_listed_once_with_options_that_can_be_copied(tmp_path: Path
     rows = [f"{day:02d}/01/2024,{day % 7}" for day in range(1, 31)]
     rows[3], rows[20] = rows[20], rows[3]
     (tmp_path / "d.csv").write_text("\n".join(["ds,y", *rows, rows[8]]) + "\n")
-    report: Any = place("data", "check", "d.csv", "--no-plan", "--json").json
+    report: Any = place("data check d.csv --no-plan --json").json
     assert [problem["code"] for problem in report["problems"]] == ["refused", "time_twice", "not_sorted"]
-    printed = place("data", "check", "d.csv", "--no-plan").out
+    printed = place("data check d.csv --no-plan").out
     (options,) = {line.strip() for line in printed.splitlines() if "on_duplicate" in line and "sort" in line}
     assert "data.date_format='%d/%m/%Y'" in shlex.split(options)
-    place.ok("data", "check", "d.csv", "--no-plan", *shlex.split(options))
+    place.ok("data check d.csv --no-plan", *shlex.split(options))

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import yaml
 
-from cli_helpers import NO_PLOTS, Workplace, copied, republish
+from cli_helpers import UNPLOTTED, Workplace, republish
 from stablernn_registry import Registry
 
 DAY = 86_400
 # Of all scalings, the default one of forecasts takes longest to export.
-SMALL = ("--cell", "lipschitz", "--hidden-size", 4, "--max-steps", 3, "--set", "model.scaling=standard")
-CALENDAR = ("--set", "data.calendar=week")
+SMALL = "--cell lipschitz --hidden-size 4 --max-steps 3 --set model.scaling=standard"
+CALENDAR = "--set data.calendar=week"
 FIRST = 1_704_067_200  # 2024-01-01
 REFUSED = (
     "holds whole numbers that look like Unix times in seconds: 1704067200 would be 2024-01-01 00:00:00. Say what they "
@@ -43,15 +43,16 @@ def unix(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     for unit in ("s", "ms", "iso"):
         (place.folder / unit).mkdir()
         write(place.path(f"{unit}/d.csv"), unit)
-    place.ok("-q", "train", *NO_PLOTS, "--data", "s/d.csv", "--stamps", "unix-s", *SMALL, *CALENDAR, "--run-dir", "run")
-    place.ok("-q", "export", "run", "--name", "daily")
+    place.ok(f"-q train {UNPLOTTED} --data s/d.csv --stamps unix-s {SMALL} {CALENDAR} --run-dir run")
+    place.ok("-q export run --name daily")
     return place
 
 
 def test_train_and_check_refuse_unix_times_that_nobody_named(unix: Workplace) -> None:
-    trained = unix("train", "--data", "s/d.csv", "--cell", "lipschitz", "--run-dir", "none")
-    assert (trained.code, trained.sentence) == (1, f"'d.csv' column 'ds' {REFUSED}")
-    report = unix("data", "check", "s/d.csv")
+    assert (
+        unix.refusal("train --data s/d.csv --cell lipschitz --run-dir none", code=1) == f"'d.csv' column 'ds' {REFUSED}"
+    )
+    report = unix("data check s/d.csv")
     assert report.code == 1
     assert f"problem: 'd.csv' column 'ds' {REFUSED} [refused]" in report.out
     assert "--stamps unix-s" in report.out
@@ -66,20 +67,18 @@ def test_run_and_version_record_what_the_numbers_are(unix: Workplace) -> None:
 
 @pytest.mark.parametrize("target", ["run", "daily"])
 def test_predict_and_eval_read_them_as_training_did(unix: Workplace, target: str) -> None:
-    said = unix.ok("-q", "predict", target, "--input", "s/d.csv").out
+    said = unix.ok(f"-q predict {target} --input s/d.csv").out
     assert said.splitlines()[1].startswith("d,2024-03-31T00:00:00Z,")
-    assert unix.ok("-q", "predict", target, "--input", "iso/d.csv").out == said
-    assert unix.ok("-q", "predict", target, "--input", "ms/d.csv", "--stamps", "unix-ms").out == said
-    scores = unix.ok("-q", "eval", target, "--json").json["metrics"]
-    again = unix.ok("-q", "eval", target, "--data", "ms/d.csv", "--stamps", "unix-ms", "--json").json
+    assert unix.ok(f"-q predict {target} --input iso/d.csv").out == said
+    assert unix.ok(f"-q predict {target} --input ms/d.csv --stamps unix-ms").out == said
+    scores = unix.document(f"eval {target}")["metrics"]
+    again = unix.document(f"eval {target} --data ms/d.csv --stamps unix-ms")
     assert (again["metrics"], again["data"]["as_trained"]) == (scores, True)
 
 
-@pytest.mark.parametrize("command", [("predict", "daily", "--input"), ("eval", "daily", "--data")])
-def test_another_unit_than_that_of_training_is_refused(unix: Workplace, command: tuple[str, ...]) -> None:
-    result = unix(*command, "ms/d.csv")
-    assert result.code == 1
-    assert result.sentence == (
+@pytest.mark.parametrize("command", ["predict daily --input", "eval daily --data"])
+def test_another_unit_than_that_of_training_is_refused(unix: Workplace, command: str) -> None:
+    assert unix.refusal(f"{command} ms/d.csv", code=1) == (
         "'d.csv' row 2, column 'ds': '1704067200000' is no time of the years 1678 to 2261 by data.stamps=unix-s. Set "
         "data.stamps (--stamps) to what the numbers are."
     )
@@ -91,10 +90,11 @@ def test_a_model_of_dates_asks_what_the_numbers_are(workplace: Workplace) -> Non
     workplace.path("unix").mkdir()
     workplace.path("unix/load.csv").write_text("\n".join([header, *numbered]) + "\n")
     for target in ("load-run", "load"):
-        refused = workplace("predict", target, "--input", "unix/load.csv")
-        assert (refused.code, refused.sentence) == (1, f"'load.csv' column 'ds' {REFUSED}")
-        dated = workplace.ok("-q", "predict", target, "--input", "load.csv").out
-        said = workplace.ok("-q", "predict", target, "--input", "unix/load.csv", "--stamps", "unix-s").out
+        assert (
+            workplace.refusal(f"predict {target} --input unix/load.csv", code=1) == f"'load.csv' column 'ds' {REFUSED}"
+        )
+        dated = workplace.ok(f"-q predict {target} --input load.csv").out
+        said = workplace.ok(f"-q predict {target} --input unix/load.csv --stamps unix-s").out
         assert said.replace("T00:00:00Z", "") == dated
 
 
@@ -103,14 +103,14 @@ def dated(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     """A run and a model ``digits:1`` of days as YYYYMMDD, as they were written before there was ``data.stamps``."""
     place = Workplace(tmp_path_factory.mktemp("dated"))
     write(place.path("d.csv"), "yyyymmdd")
-    place.ok("-q", "train", *NO_PLOTS, "--data", "d.csv", "--stamps", "yyyymmdd", *SMALL, "--run-dir", "run")
+    place.ok(f"-q train {UNPLOTTED} --data d.csv --stamps yyyymmdd {SMALL} --run-dir run")
     config = yaml.safe_load(place.path("run/config.yaml").read_text())
     del config["data"]["stamps"]
     place.path("run/config.yaml").write_text(yaml.safe_dump(config))
     described = json.loads(place.path("run/data.json").read_text())
     del described["stamps"]
     place.path("run/data.json").write_text(json.dumps(described))
-    place.ok("-q", "export", "run", "--name", "old")
+    place.ok("-q export run --name old")
     lineage = Registry(place.registry).get("old").manifest.lineage
     republish(place, "old:1", lineage={**lineage, "config": config})
     return place
@@ -118,38 +118,12 @@ def dated(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 
 @pytest.mark.parametrize("target", ["run", "digits:1"])
 def test_a_model_from_before_stamps_reads_days_as_it_did(dated: Workplace, target: str) -> None:
-    said = dated.ok("-q", "predict", target, "--input", "d.csv").out
+    said = dated.ok(f"-q predict {target} --input d.csv").out
     assert said.splitlines()[1].startswith("d,2024-03-31,")
-    assert dated.ok("-q", "eval", target, "--json").json["data"]["as_trained"] is True
-
-
-@pytest.mark.parametrize("stamps", [(), ("--stamps", "yyyymmdd")], ids=["left out", "named"])
-def test_a_run_from_before_stamps_is_resumed(dated: Workplace, tmp_path: Path, stamps: tuple[str, ...]) -> None:
-    with copied(dated, tmp_path / "copy") as copy:
-        copy.ok("-q", "train", *NO_PLOTS, "--resume", "--run-dir", "run", *stamps)
-        assert yaml.safe_load(copy.path("run/config.yaml").read_text())["data"]["stamps"] == "yyyymmdd"
-
-
-def test_plot_reads_other_data_as_it_is_told(unix: Workplace, tmp_path: Path) -> None:
-    options = ("--data", "ms/d.csv", "--output", tmp_path / "forecast.png")
-    unix.ok("-q", "plot", "run", *options, "--stamps", "unix-ms")
-    assert (tmp_path / "forecast.png").stat().st_size > 0
+    assert dated.document(f"eval {target}")["data"]["as_trained"] is True
 
 
 def test_a_table_is_one_however_its_ending_is_written(unix: Workplace) -> None:
     unix.path("ms/d.CSV").write_bytes(unix.path("ms/d.csv").read_bytes())
-    report = unix.ok("-q", "eval", "run", "--data", "ms/d.CSV", "--stamps", "unix-ms", "--json").json
+    report = unix.document("eval run --data ms/d.CSV --stamps unix-ms")
     assert report["data"]["as_trained"] is True
-
-
-@pytest.mark.parametrize("command", [("eval",), ("plot", "--output", "picture.png")])
-def test_stamps_are_for_tables_only(workplace: Workplace, command: tuple[str, ...]) -> None:
-    name, *options = command
-    result = workplace(name, "digits-run", *options, "--stamps", "unix-s")
-    assert (result.code, result.sentence) == (2, "--stamps is for tables of series, got 'unix-s'. Leave it out.")
-
-
-def test_stamps_are_not_for_sequences(workplace: Workplace) -> None:
-    np.savez(workplace.path("one.npz"), x=np.ones((2, 4, 1), np.float32))
-    result = workplace("predict", "digits", "--input", "one.npz", "--stamps", "unix-s")
-    assert (result.code, result.sentence) == (2, "--stamps is for tables of series, got 'unix-s'. Leave it out.")

@@ -63,7 +63,7 @@ def write(frame: pl.DataFrame, path: Path) -> Path:
 
 
 def predict(place: Workplace, model: str, source: Path, output: Path) -> tuple[bytes, str]:
-    result = place.ok("predict", model, "--input", source, "--output", output)
+    result = place.ok(f"predict {model} --input {source} --output {output}")
     assert [path.name for path in output.parent.iterdir() if path.name.startswith(".")] == []
     return output.read_bytes(), result.err
 
@@ -94,12 +94,6 @@ def test_files_are_those_of_the_whole_table(
         assert frames[0]["id"].to_list() == [f"s-{number}" for number in range(len(LENGTHS))]
     else:
         assert in_pieces == whole
-
-
-def test_standard_output(trained: Workplace, tmp_path: Path) -> None:
-    source = write(sequences(), tmp_path / "in.parquet")
-    content, _ = predict(trained, "digits:1", source, tmp_path / "out.csv")
-    assert trained.ok("predict", "digits:1", "--input", source).out == content.decode()
 
 
 def test_forecasts(
@@ -192,7 +186,7 @@ def test_a_bad_cell_near_the_end_names_its_row_and_leaves_no_file(
     frame[row, "pixel"] = cell
     source, output = write(frame, tmp_path / f"in{suffix}"), tmp_path / "out" / "answers.parquet"
     output.parent.mkdir()
-    result = trained("predict", "digits:1", "--input", source, "--output", output)
+    result = trained(f"predict digits:1 --input {source} --output {output}")
     # The first line of a CSV file has the names of its columns.
     number = row + (2 if suffix == ".csv" else 1)
     assert result.sentence.startswith(f"'in{suffix}' row {number}, column 'pixel'{fault}")
@@ -200,7 +194,7 @@ def test_a_bad_cell_near_the_end_names_its_row_and_leaves_no_file(
     # The piece knows the row of the file, which is not read again to name it.
     assert whole_readings == []
     read_whole(monkeypatch)
-    assert trained("predict", "digits:1", "--input", source, "--output", output).sentence == result.sentence
+    assert trained(f"predict digits:1 --input {source} --output {output}").sentence == result.sentence
 
 
 def test_in_a_folder_series_at_fault_cost_no_other_its_answer(trained: Workplace, tmp_path: Path) -> None:
@@ -214,8 +208,8 @@ def test_in_a_folder_series_at_fault_cost_no_other_its_answer(trained: Workplace
     )
     (tmp_path / "in").mkdir()
     write(broken, tmp_path / "in" / "part.parquet")
-    words = ("predict", "digits:1", "--input", tmp_path / "in", "--output", tmp_path / "out", "--json")
-    document = trained.ok(*words).json
+    words = f"predict digits:1 --input {tmp_path / 'in'} --output {tmp_path / 'out'} --json"
+    document = trained.ok(words).json
     table = pl.read_parquet(tmp_path / "out" / "part.parquet")
     predict(trained, "digits:1", write(frame, tmp_path / "good.parquet"), tmp_path / "good-answers.parquet")
     expected = pl.read_parquet(tmp_path / "good-answers.parquet")
@@ -228,23 +222,6 @@ def test_in_a_folder_series_at_fault_cost_no_other_its_answer(trained: Workplace
     assert reasons["s-10"].startswith(f"'part.parquet' row {first['s-10']}, column 'pixel' is inf.")
     assert reasons["s-6"].startswith(f"'part.parquet' row {first['s-6']}, column 'pixel': 'x' is not a number.")
     assert reasons["s-5"] == "'part.parquet': all values of series 's-5' are missing."
-
-
-def test_a_folder_says_which_file_was_read_whole(trained: Workplace, tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    frame = sequences([20] * 12)
-    write(pl.concat([frame[10:], frame[:10]]), tmp_path / "in" / "part.parquet")
-    result = trained.ok("predict", "digits:1", "--input", tmp_path / "in", "--output", tmp_path / "out")
-    assert "part.parquet, 12 rows (read as a whole, not in pieces: rows of series 's-0'" in result.err
-
-
-def test_a_file_without_a_series_that_can_be_answered(trained: Workplace, tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    write(sequences().with_columns(pixel=pl.lit(np.inf)), tmp_path / "in" / "part.parquet")
-    result = trained("predict", "digits:1", "--input", tmp_path / "in", "--output", tmp_path / "out")
-    assert result.code == 3
-    assert "has no series without an error" in result.err
-    assert not (tmp_path / "out" / "part.parquet").exists()
 
 
 def test_pieces_hold_whole_series_and_their_rows() -> None:

@@ -8,12 +8,11 @@ import math
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 
-from cli_helpers import NO_PLOTS, Workplace, run_alone
+from cli_helpers import UNPLOTTED, Workplace, run_alone
 
-SMALL = ("--cell", "lstm", "--hidden-size", 12, "--run-dir", "run", *NO_PLOTS)
+SMALL = f"--cell lstm --hidden-size 12 --run-dir run {UNPLOTTED}"
 
 
 def rows_of(text: str) -> list[dict[str, str]]:
@@ -22,26 +21,26 @@ def rows_of(text: str) -> list[dict[str, str]]:
 
 def test_a_text_from_training_to_answers(empty: Workplace) -> None:
     empty.path("notes.txt").write_text("abcacb\n" * 100)
-    given = ("--data", "notes.txt", "--max-steps", 40, "--set", "training.bptt_steps=10", "--set", "training.lr=0.02")
-    summary = empty.ok("-q", "train", *given, *SMALL, "--json").json
+    given = "--data notes.txt --max-steps 40 --set training.bptt_steps=10 --set training.lr=0.02"
+    summary = empty.document(f"train {given} {SMALL}")
     assert summary["task"] == "predict-next"
     scores = summary["metrics"]["test"]
     assert scores["bpc"] == pytest.approx(scores["nll"] / math.log(2))
     assert scores["bpc"] < scores["frequencies"]["bpc"]
 
-    report = empty.ok("-q", "eval", "run", "--json").json
+    report = empty.document("eval run")
     assert (report["task"], report["samples"]) == ("predict-next", 1)
     assert report["metrics"] == scores
-    document = empty.ok("-q", "export", "run", "--name", "notes", "--json").json
+    document = empty.document("export run --name notes")
     assert document["parity"]["stream_equals_sequence"] is True
-    served = empty.ok("-q", "eval", "notes", "--json").json["metrics"]
+    served = empty.document("eval notes")["metrics"]
     assert served["bpc"] == pytest.approx(scores["bpc"], rel=1e-4)
-    shown = empty.ok("-q", "registry", "show", "notes", "--json").json["manifest"]
+    shown = empty.document("registry show notes")["manifest"]
     assert (shown["output"], shown["labels"]) == ("categorical", ["\n", "a", "b", "c"])
 
     empty.path("asked.txt").write_text("abca")
     # A version is run by ONNX Runtime: torch would take most of the time of a command.
-    result, has_torch = run_alone(empty, "-q", "predict", "notes", "--input", "asked.txt")
+    result, has_torch = run_alone(empty, "-q predict notes --input asked.txt")
     assert (result.code, result.err, has_torch) == (0, "", False)
     rows = rows_of(result.out)
     assert [row["target"] for row in rows] == ["b", "c", "a", ""]
@@ -49,14 +48,14 @@ def test_a_text_from_training_to_answers(empty: Workplace) -> None:
     assert all(0 < float(row["probability"]) <= 1 for row in rows)
     right = [row for row in rows if row["label"] == row["target"]]
     assert all(float(row["nll"]) == pytest.approx(-math.log(float(row["probability"])), abs=1e-4) for row in right)
-    by_torch = rows_of(empty.ok("-q", "predict", "run", "--input", "asked.txt").out)
+    by_torch = rows_of(empty.ok("-q predict run --input asked.txt").out)
     assert [row["label"] for row in by_torch] == [row["label"] for row in rows]
 
     empty.path("strange.txt").write_text("abz")
-    assert empty("-q", "predict", "notes", "--input", "strange.txt").sentence == (
+    assert empty("-q predict notes --input strange.txt").sentence == (
         "'strange.txt' has the character 'z', which the model was not trained on; it knows 4 characters."
     )
-    assert empty("-q", "predict", "notes", "--input", "asked.txt", "--horizon", 3).sentence == (
+    assert empty("-q predict notes --input asked.txt --horizon 3").sentence == (
         "--horizon is for forecasts, and notes:1 answers at every step. Leave it out."
     )
 
@@ -76,27 +75,17 @@ def test_sequences_of_frames(kind: str, empty: Workplace) -> None:
     arrays, columns = KINDS[kind]
     x = np.random.default_rng(0).normal(size=(12, 9, 2)).astype(np.float32).cumsum(axis=1)
     np.savez(empty.path("frames.npz"), x=x, **arrays)
-    empty.ok("-q", "train", "--data", "frames.npz", "--task", "predict-next", "--max-steps", 2, *SMALL)
-    empty.ok("-q", "export", "run", "--name", "frames")
-    by_torch = empty.ok("-q", "eval", "run", "--json").json["metrics"]
-    by_runtime = empty.ok("-q", "eval", "frames", "--json").json["metrics"]
+    empty.ok(f"-q train --data frames.npz --task predict-next --max-steps 2 {SMALL}")
+    empty.ok("-q export run --name frames")
+    by_torch = empty.document("eval run")["metrics"]
+    by_runtime = empty.document("eval frames")["metrics"]
     assert by_runtime["loss"] == pytest.approx(by_torch["loss"], rel=1e-4)
     assert set(by_torch) >= ({"mse", "naive", "mean"} if kind == "numbers" else {"nll", "frequencies"})
 
     np.savez(empty.path("two.npz"), x=x[:2], lengths=np.array([9, 4]))
-    rows = rows_of(empty.ok("-q", "predict", "frames", "--input", "two.npz").out)
+    rows = rows_of(empty.ok("-q predict frames --input two.npz").out)
     assert list(rows[0]) == columns
     assert [(row["id"], row["step"]) for row in rows] == [("0", str(n)) for n in range(9)] + [
         ("1", str(n)) for n in range(4)
     ]
     assert all(math.isfinite(float(row[name])) for row in rows for name in columns)
-
-    empty.path("in").mkdir()
-    empty.path("two.npz").rename(empty.path("in/two.npz"))
-    empty.ok("-q", "predict", "frames", "--input", "in", "--output", "out")
-    table = pl.read_parquet(empty.path("out/two.npz.parquet"))
-    assert table.columns == [*columns, "error"]
-    assert [(str(number), str(step)) for number, step in zip(table["id"], table["step"], strict=True)] == [
-        (row["id"], row["step"]) for row in rows
-    ]
-    assert table["error"].null_count() == len(table)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy.io import wavfile
 
-from cli_helpers import NO_PLOTS, Workplace, run_alone
+from cli_helpers import UNPLOTTED, Workplace, run_alone
 
 RATE = 200
-SMALL = ("--cell", "lipschitz", "--hidden-size", 4, "--max-steps", 2)
+SMALL = "--cell lipschitz --hidden-size 4 --max-steps 2"
 
 
 def write(folder: Path, count: int, rate: int = RATE, *, labeled: bool = True) -> None:
@@ -28,15 +28,15 @@ def write(folder: Path, count: int, rate: int = RATE, *, labeled: bool = True) -
 def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     place = Workplace(tmp_path_factory.mktemp("recordings"))
     write(place.path("sounds"), 12)
-    place.ok("-q", "train", "--data", "sounds", *SMALL, *NO_PLOTS, "--run-dir", "run")
-    place.ok("-q", "export", "run", "--name", "sounds")
+    place.ok(f"-q train --data sounds {SMALL} {UNPLOTTED} --run-dir run")
+    place.ok("-q export run --name sounds")
     return place
 
 
 @pytest.mark.parametrize("target", ["run", "sounds"])
 def test_new_recordings_are_classified_by_their_names(place: Workplace, target: str) -> None:
     write(place.path(f"new-{target}"), 3, labeled=False)
-    place.ok("predict", target, "--input", f"new-{target}", "--output", "out.csv")
+    place.ok(f"predict {target} --input new-{target} --output out.csv")
     with place.path("out.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["id"] for row in rows] == ["0.wav", "1.wav", "2.wav"]
@@ -44,22 +44,18 @@ def test_new_recordings_are_classified_by_their_names(place: Workplace, target: 
 
 
 def test_prediction_of_a_version_needs_no_torch(place: Workplace) -> None:
-    result, has_torch = run_alone(place, "predict", "sounds", "--input", "sounds")
+    result, has_torch = run_alone(place, "predict sounds --input sounds")
     assert (result.code, has_torch) == (0, False), result.err
 
 
 def test_a_run_is_scored_on_its_folder(place: Workplace) -> None:
-    document = place.ok("eval", "run", "--split", "validation", "--json").json
+    document = place.document("eval run --split validation")
     assert document["data"]["as_trained"]
 
 
-@pytest.mark.parametrize(
-    "command", [("predict", "sounds", "--input"), ("eval", "sounds", "--split", "validation", "--data")]
-)
-def test_another_sampling_rate_is_refused(place: Workplace, command: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("command", ["predict sounds --input", "eval sounds --split validation --data"])
+def test_another_sampling_rate_is_refused(place: Workplace, command: str) -> None:
     write(place.path("fast"), 12, 2 * RATE)
-    result = place(*command, "fast")
-    assert result.code == 1
-    assert result.sentence == (
+    assert place.refusal(f"{command} fast", code=1) == (
         "'fast' has recordings of 400 Hz, and sounds:1 was trained on 200 Hz. Resample them to that rate."
     )

@@ -7,9 +7,11 @@ import io
 import json
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +24,10 @@ from stablernn_registry import ManifestFields, Registry, Version
 
 STEPS = 120
 HORIZON = 6
-NO_PLOTS = ("--set", "training.plots=false")
+UNPLOTTED = "--set training.plots=false"
 """Options of ``train`` that save most of the time of a tiny run."""
-ALIKE = (*("--data", "digits", "--hidden-size", 16, "--max-steps", 5, "--batch-size", 16), "--free", *NO_PLOTS)
+NO_PLOTS = tuple(UNPLOTTED.split())
+ALIKE = f"--data digits --hidden-size 16 --max-steps 5 --batch-size 16 --free {UNPLOTTED}"
 """Options of ``train``, but for the cell, of runs whose exports share their graphs with those of other modules. All
 are free, so that less is proved of some cells than of others."""
 
@@ -76,13 +79,13 @@ class Workplace:
         """Run a command in this process, as ``main`` does in its own.
 
         Args:
-            *arguments: Of the command line.
+            *arguments: Of the command line: the first may be several words, as one types them.
             stderr: What it writes to instead of the result, such as a terminal.
         """
         with _environment(self.environment), _logging(), contextlib.chdir(self.folder):
             out, err = io.StringIO(), io.StringIO()
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(stderr or err):
-                code = run([str(argument) for argument in arguments])
+                code = run(words(*arguments))
         return Result(code, out.getvalue(), err.getvalue())
 
     def ok(self, *arguments: object) -> Result:
@@ -90,6 +93,16 @@ class Workplace:
         result = self(*arguments)
         assert result.code == 0, result.err
         return result
+
+    def document(self, command: str) -> Any:
+        """Run a command that must succeed, and return the document of its ``--json``."""
+        return self.ok(f"-q {command} --json").json
+
+    def refusal(self, *arguments: object, code: int = 2) -> str:
+        """Run a command that must be refused, with this exit code, and return its sentence."""
+        result = self(*arguments)
+        assert result.code == code, result.err
+        return result.sentence
 
     def start(self, *arguments: object, **options: Any) -> subprocess.Popen[str]:
         """Start a command as a process of its own."""
@@ -111,7 +124,7 @@ def run_alone(workplace: Workplace, *arguments: object) -> tuple[Result, bool]:
         "print('torch' in sys.modules, file=sys.stderr); sys.exit(code)"
     )
     process = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
+        [sys.executable, "-c", code, *words(*arguments)],
         cwd=workplace.folder,
         env=os.environ | workplace.environment,
         capture_output=True,
@@ -149,6 +162,23 @@ def encoded(document: object) -> bytes:
 
 
 @contextlib.contextmanager
+def served(workplace: Workplace) -> Iterator[str]:
+    """The URL of a server in this process, with the highest versions of a registry."""
+    from server_helpers import serve
+    from stablernn_server import Settings, create_app
+
+    with contextlib.contextmanager(serve)(create_app(Settings(registry=workplace.registry))) as running:
+        yield running.url
+
+
+def post(url: str, body: object) -> Any:
+    """The JSON document that a server answers."""
+    request = urllib.request.Request(url, json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+@contextlib.contextmanager
 def copied(source: Workplace, folder: Path) -> Iterator[Workplace]:
     """A copy of a workplace at ``folder``, to change."""
     shutil.copytree(source.folder, folder)
@@ -160,7 +190,12 @@ def copied(source: Workplace, folder: Path) -> Iterator[Workplace]:
 
 def command(*arguments: object) -> list[str]:
     """A command line that runs without the installed script."""
-    return [sys.executable, "-m", "stablernn_cli", *map(str, arguments)]
+    return [sys.executable, "-m", "stablernn_cli", *words(*arguments)]
+
+
+def words(*arguments: object) -> list[str]:
+    """Split the first argument as a shell does, and take the others as they are."""
+    return [*shlex.split(str(arguments[0])), *map(str, arguments[1:])] if arguments else []
 
 
 def write_load(path: Path, columns: tuple[str, ...] = ("heat", "power", "wind"), steps: int = STEPS) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from cli_helpers import Workplace
 from stablernn.engines import list_engines
@@ -16,7 +15,7 @@ from stablernn_cli import bench as bench_rows
 from stablernn_cli.bench import Sizes, layer_products
 from step_forms import HAS_NATIVE, needs_native
 
-TINY = ("--hidden-size", 4, "--batch-size", 2, "--length", 8, "--rounds", 2)
+TINY = "--hidden-size 4 --batch-size 2 --length 8 --rounds 2"
 PEERS = ["nn.LSTM", "nn.GRU", "nn.RNN"]
 STEP_ROWS = [
     "limit",
@@ -44,7 +43,7 @@ def names(table: dict[str, Any]) -> list[str]:
 
 
 def test_each_part_is_a_table_with_its_rows_and_conditions(empty: Workplace) -> None:
-    result = empty.ok("bench", *TINY, "--json")
+    result = empty.ok(f"bench {TINY} --json")
     document = result.json
     assert document["sizes"] == {
         "cell": "antisymmetric",
@@ -83,20 +82,8 @@ def test_each_part_is_a_table_with_its_rows_and_conditions(empty: Workplace) -> 
     assert result.err.splitlines() == progress
 
 
-def test_a_part_can_be_chosen_and_is_printed_as_a_table(empty: Workplace) -> None:
-    result = empty.ok("-q", "bench", *TINY, "--part", "train", "--part", "train")
-    lines = result.out.splitlines()
-    assert lines[0].strip() == "A training step: forward, backward and Adam"
-    assert lines[1].split() == ["row", "ms", "ratio", "to", "the", "limit", "quartiles"]
-    assert sum(line.startswith("limit ") for line in lines) == 1
-    assert "processor time, medians of 2 rounds" in result.out
-    assert f"torch             {torch.__version__}" in result.out
-    assert "denormal numbers  " in result.out
-    assert result.err == ""
-
-
 def test_a_cell_without_a_step_form_has_the_engines_that_run_it(empty: Workplace) -> None:
-    (table,) = empty.ok("bench", *TINY, "--cell", "lstm", "--part", "train", "--json").json["tables"]
+    (table,) = empty.document(f"bench {TINY} --cell lstm --part train")["tables"]
     assert names(table) == ["limit", "engine loop", "engine torch-rnn", *PEERS]
 
 
@@ -113,15 +100,15 @@ def test_the_engine_of_the_server_computes_the_model_of_its_row() -> None:
 
 @pytest.mark.parametrize("part", ["train", "sequence", "step"])
 def test_layers_and_members_on_two_threads(empty: Workplace, part: str) -> None:
-    stacked = ("--cell", "lstm", "--num-layers", 2, "--members", 2, "--threads", 2, "--part", part)
-    document = empty.ok("bench", *TINY, *stacked, "--json").json
+    stacked = f"--cell lstm --num-layers 2 --members 2 --threads 2 --part {part}"
+    document = empty.document(f"bench {TINY} {stacked}")
     assert [table["part"] for table in document["tables"]] == [part]
     assert (document["conditions"]["threads"], document["conditions"]["clock"]) == (2, "wall_ms")
 
 
 def test_the_command_restores_threads_and_denormal_numbers(empty: Workplace) -> None:
     before = (torch.get_num_threads(), bench_rows.is_flushing())
-    empty.ok("bench", *TINY, "--part", "train", "--threads", before[0] + 1, "--json")
+    empty.ok(f"bench {TINY} --part train --threads {before[0] + 1} --json")
     assert (torch.get_num_threads(), bench_rows.is_flushing()) == before
 
 
@@ -133,27 +120,6 @@ def test_denormal_numbers_are_flushed_where_rows_were_built_that_turn_it_off() -
         torch.set_flush_denormal(False)
         bench_rows.measure(rows, rounds=2)
     assert flushing == [is_flushed] * 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--cell", "antisymetric"], "Unknown cell 'antisymetric'. Did you mean 'antisymmetric'?"),
-        (["--hidden-size", "0"], "--hidden-size must be greater than or equal to 1, got '0'."),
-        (["--batch-size", "0"], "--batch-size must be greater than or equal to 1, got '0'."),
-        (["--length", "0"], "--length must be greater than or equal to 1, got '0'."),
-        (["--num-layers", "0"], "--num-layers must be greater than or equal to 1, got '0'."),
-        (["--members", "0"], "--members must be greater than or equal to 1, got '0'."),
-        (["--rounds", "1"], "--rounds must be greater than or equal to 2, got '1'."),
-        (["--threads", "0"], "--threads must be greater than or equal to 1, got '0'."),
-        (["--part", "steps"], "--part must be one of 'train', 'sequence', 'step', got 'steps'."),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_wrong_options_are_usage_errors(empty: Workplace, arguments: list[str], sentence: str) -> None:
-    result = empty("bench", *arguments)
-    assert (result.code, result.out) == (2, "")
-    assert result.sentence.startswith(sentence), result.sentence
 
 
 @pytest.mark.parametrize("cell", ["antisymmetric", "lipschitz", "lipschitz_rk2", "antisymmetric_g", "rnn"])
@@ -202,18 +168,3 @@ def test_figures_are_medians_and_ratios_of_the_same_round() -> None:
     figures = bench_rows.measure(rows, rounds=3, clock="wall_ms")
     assert bench_rows.is_flushing() == was_flushing
     assert figures["row"] == {"cpu_ms": 0.5, "wall_ms": 4, "ratio": 3, "ratio_low": 2.5, "ratio_high": 4}
-
-
-def test_a_warning_where_the_processor_cannot_flush_denormal_numbers(
-    empty: Workplace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "set_flush_denormal", lambda mode: False)
-    result = empty.ok("bench", *TINY, "--part", "train", "--json")
-    assert result.json["conditions"]["denormals"] == "not flushed"
-    assert "Warning: This processor cannot flush denormal numbers" in result.err
-
-
-def test_the_peers_have_as_many_layers_and_members() -> None:
-    peer = bench_rows.Peer(nn.GRU, Sizes("gru", 4, 2, 8, num_layers=3, members=2))
-    assert [layer.num_layers for layer in peer.layers] == [3, 3]
-    assert peer(torch.zeros(2, 8, 1)).shape == (2, peer.output_size)

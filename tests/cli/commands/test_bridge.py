@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import signal
 import socket
 import subprocess
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -77,32 +76,35 @@ def test_a_line_that_was_cut_ends_the_journal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--broker", "there"), "--broker must be HOST:PORT with a port from 1 to 65535, got 'there'."),
-        (("--broker", "there:70000"), "--broker must be HOST:PORT with a port from 1 to 65535, got 'there:70000'."),
-        (("--password", "secret"), "--password needs --username."),
-        (("--answers", "all"), "--answers must hold {key} and no wildcard, got 'all'."),
+        ("--broker there", "--broker must be HOST:PORT with a port from 1 to 65535, got 'there'."),
+        ("--broker there:70000", "--broker must be HOST:PORT with a port from 1 to 65535, got 'there:70000'."),
+        ("--password secret", "--password needs --username."),
+        ("--answers all", "--answers must hold {key} and no wildcard, got 'all'."),
     ],
 )
-def test_wrong_options_are_refused(empty: Workplace, words: tuple[str, ...], sentence: str) -> None:
-    result = empty("bridge", "mqtt", "digits", "--topic", "s/+", "--answers", "a/{key}", *words)
-    assert (result.code, result.sentence) == (2, sentence)
+def test_wrong_options_are_refused(empty: Workplace, words: str, sentence: str) -> None:
+    assert empty.refusal(f"bridge mqtt digits --topic s/+ --answers a/{{key}} {words}") == sentence
 
 
-def start_broker(port: int, folder: Path) -> subprocess.Popen[bytes]:
+@contextmanager
+def broker(port: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     assert MOSQUITTO is not None
     config = folder / "mosquitto.conf"
     config.write_text(
         f"listener {port} 127.0.0.1\nallow_anonymous true\nmax_inflight_messages 0\n"
         f"user root\npersistence true\npersistence_location {folder}/\n"
     )
-    broker = subprocess.Popen([MOSQUITTO, "-c", str(config)], stderr=subprocess.DEVNULL)
 
     def accepts() -> bool:
         with socket.socket() as connection:
             return connection.connect_ex(("127.0.0.1", port)) == 0
 
-    until(accepts)
-    return broker
+    with subprocess.Popen([MOSQUITTO, "-c", str(config)], stderr=subprocess.DEVNULL) as process:
+        try:
+            until(accepts)
+            yield process
+        finally:
+            process.terminate()
 
 
 @pytest.fixture
@@ -119,10 +121,8 @@ def free_port() -> int:
 @pytest.fixture
 def port(free_port: int, tmp_path: Path) -> Iterator[int]:
     """Port of a running broker."""
-    broker = start_broker(free_port, tmp_path)
-    yield free_port
-    broker.terminate()
-    broker.wait(10)
+    with broker(free_port, tmp_path):
+        yield free_port
 
 
 class Devices:
@@ -150,9 +150,16 @@ class Devices:
     def send(self, key: str, payload: object) -> None:
         self.client.publish(f"sensors/{key}/value", json.dumps(payload), qos=1).wait_for_publish(10)
 
-    def has(self, number: int) -> bool:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.disconnect()
+        self.client.loop_stop()
+
+    def has(self, number: int, keys: Iterable[str]) -> bool:
         with self._lock:
-            return all(number in answers for answers in self.answers.values())
+            return all(number in self.answers[key] for key in keys)
 
 
 def open_session(port: int) -> None:
@@ -170,9 +177,49 @@ def open_session(port: int) -> None:
     client.loop_stop()
 
 
-def start(trained: Workplace, port: int, checkpoint: Path) -> subprocess.Popen[str]:
-    topics = ("--topic", "sensors/+/value", "--answers", "answers/{key}", "--checkpoint", checkpoint, "--every", 0.2)
-    return trained.start("bridge", "mqtt", "digits", "--broker", f"127.0.0.1:{port}", *topics, "--json")
+class Bridge:
+    """A bridge as a process, which is started, killed and stopped.
+
+    Attributes:
+        counts: What it printed at its end.
+        err: Its lines on stderr.
+    """
+
+    def __init__(self, trained: Workplace, port: int, checkpoint: Path) -> None:
+        topics = "--topic sensors/+/value --answers answers/{key}"
+        self._words = f"bridge mqtt digits --broker 127.0.0.1:{port} {topics} --checkpoint {checkpoint} --every 0.2"
+        self._place = trained
+        self.start()
+
+    def start(self) -> None:
+        self.process = self._place.start(self._words)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        out, self.err = self.process.communicate(timeout=30)
+        assert self.process.returncode == 0, self.err
+        self.counts = json.loads(out)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+
+
+def expected_probabilities(trained: Workplace, samples: np.ndarray) -> np.ndarray:
+    model = ServedModel.load(Registry(trained.registry).get("digits"), "cpu")
+    (expected,) = model.run_numpy(samples.astype(np.float32).reshape(1, -1, 1))["probabilities"]
+    return expected
+
+
+def assert_is(answer: dict[str, Any], expected: np.ndarray) -> None:
+    assert np.array_equal(np.array(list(answer["probabilities"].values()), np.float32), expected)
+    assert answer["label"] == str(expected.argmax())
 
 
 @pytest.mark.slow
@@ -181,51 +228,38 @@ def test_a_killed_bridge_goes_on_and_steps_nothing_twice(trained: Workplace, por
     # The model reads patches of three samples, and answers when one is full.
     x = np.random.default_rng(0).normal(size=(len(KEYS), steps, 1)).astype(np.float32)
     open_session(port)
-    devices = Devices(port)
-    bridge = start(trained, port, checkpoint)
-    try:
+    with Devices(port) as devices, Bridge(trained, port, checkpoint) as bridge:
         for step in range(steps):
             if step in (20, 40):
-                until(lambda step=step: devices.has((step - 8) // 3 * 3 - 1))
-                bridge.send_signal(signal.SIGKILL)
-                bridge.communicate()
+                until(lambda step=step: devices.has((step - 8) // 3 * 3 - 1, KEYS))
+                bridge.kill()
             for row, key in enumerate(KEYS):
                 # Most come once; some a second time, as a broker sends them that had no acknowledgement.
                 for _ in range(2 if (step + row) % 7 == 0 else 1):
                     devices.send(key, {"x": x[row, step].tolist(), "n": step})
             if step in (30, 50):
                 # What came meanwhile has waited at the broker.
-                bridge = start(trained, port, checkpoint)
-        until(lambda: devices.has(steps - 1))
-        bridge.send_signal(signal.SIGTERM)
-        out, err = bridge.communicate(timeout=30)
-    finally:
-        bridge.kill()
-        devices.client.disconnect()
-        devices.client.loop_stop()
-    assert bridge.returncode == 0, err
-    counts = json.loads(out)
-    assert (counts["keys"], counts["gaps"], counts["errors"], counts["left_out"]) == (3, 0, 0, 0)
-    model = ServedModel.load(Registry(trained.registry).get("digits"), "cpu")
+                bridge.start()
+        until(lambda: devices.has(steps - 1, KEYS))
+        bridge.stop()
+    assert [bridge.counts[name] for name in ("keys", "gaps", "errors", "left_out")] == [3, 0, 0, 0]
     for row, key in enumerate(KEYS):
         assert sorted(devices.answers[key]) == list(range(2, steps, 3))
         for step in range(2, steps, 3):
-            (expected,) = model.run_numpy(x[row, : step + 1].reshape(1, -1, 1))["probabilities"]
+            expected = expected_probabilities(trained, x[row, : step + 1])
             for answer in devices.answers[key][step]:
-                assert np.array_equal(np.array(list(answer["probabilities"].values()), np.float32), expected)
-                assert answer["label"] == (model.manifest.labels or [])[expected.argmax()]
+                assert_is(answer, expected)
     assert Path(f"{checkpoint}.events").read_bytes() == b""
 
 
+@pytest.mark.slow
 def test_messages_without_numbers_and_wrong_ones(trained: Workplace, port: int, tmp_path: Path) -> None:
     open_session(port)
-    devices = Devices(port)
-    bridge = start(trained, port, tmp_path / "streams.ckpt")
-    try:
+    with Devices(port) as devices, Bridge(trained, port, tmp_path / "streams.ckpt") as bridge:
         devices.send("yard", "loud")
-        devices.client.publish("sensors/yard/value", "{", qos=1)
         # What some parsers do not survive.
-        devices.client.publish("sensors/yard/value", "[" * 100_000, qos=1)
+        for payload in ("{", "[" * 100_000):
+            devices.client.publish("sensors/yard/value", payload, qos=1)
         for number in range(2**62 - 3, 2**62):
             devices.send("roof", {"x": [1.0], "n": number})
         devices.send("roof", [1.0])
@@ -233,73 +267,17 @@ def test_messages_without_numbers_and_wrong_ones(trained: Workplace, port: int, 
         for value in ([1.0], [None], 2.0):
             devices.send("yard", value)
         devices.send(BARN, [1.0, None, 2.0])
-        until(lambda: 3 in devices.answers["yard"] and 0 in devices.answers["hall"] and 2 in devices.answers[BARN])
-        bridge.send_signal(signal.SIGTERM)
-        out, err = bridge.communicate(timeout=30)
-    finally:
-        bridge.kill()
-        devices.client.disconnect()
-        devices.client.loop_stop()
+        until(lambda: devices.has(3, ["yard"]) and devices.has(0, ["hall"]) and devices.has(2, [BARN]))
+        bridge.stop()
     assert devices.answers["yard"][0][0]["error"].startswith("The sample must hold numbers")
-    assert "label" in devices.answers["yard"][3][0]
     assert devices.answers[BARN][2][0]["probabilities"] == devices.answers["yard"][3][0]["probabilities"]
     assert devices.answers["hall"][0][0]["error"].startswith("The sample must hold numbers")
     assert devices.answers["roof"][2**62 - 1][0]["gap"] == 2**62 - 3
-    assert json.loads(out)["left_out"] == 3
-    assert "A message of 'sensors/yard/value' is left out: The payload is not JSON" in err
+    assert bridge.counts["left_out"] == 3
+    assert "A message of 'sensors/yard/value' is left out: The payload is not JSON" in bridge.err
 
 
 @pytest.mark.slow
-def test_events_of_the_journal_are_answered_once_there_is_a_broker(
-    trained: Workplace, free_port: int, tmp_path: Path
-) -> None:
-    journal = Path(f"{tmp_path / 'streams.ckpt'}.events")
-    journal.write_text("".join(f'[["hall", {number}, [0.5]]]\n' for number in range(300)))
-    bridge = start(trained, free_port, tmp_path / "streams.ckpt")
-    broker = None
-    try:
-        with pytest.raises(subprocess.TimeoutExpired):
-            bridge.wait(4)
-        assert journal.stat().st_size
-        broker = start_broker(free_port, tmp_path)
-        until(lambda: not journal.stat().st_size)
-        bridge.send_signal(signal.SIGTERM)
-        out, err = bridge.communicate(timeout=30)
-    finally:
-        bridge.kill()
-        if broker is not None:
-            broker.terminate()
-            broker.wait(10)
-    assert bridge.returncode == 0, err
-    assert json.loads(out)["events"] == 300
-
-
-@pytest.mark.slow
-def test_checkpoints_are_written_under_steady_load(trained: Workplace, port: int, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "streams.ckpt"
-    journal = Path(f"{checkpoint}.events")
-    open_session(port)
-    devices = Devices(port)
-    bridge = start(trained, port, checkpoint)
-    sizes: list[int] = []
-    try:
-        until(checkpoint.exists)
-        # Answers are on their way at any moment.
-        deadline = time.monotonic() + 2
-        while time.monotonic() < deadline:
-            devices.send("hall", {"x": [1.0], "n": len(sizes)})
-            sizes.append(journal.stat().st_size)
-        until(lambda: len(sizes) // 3 * 3 - 1 in devices.answers["hall"])
-        bridge.send_signal(signal.SIGTERM)
-        _, err = bridge.communicate(timeout=30)
-    finally:
-        bridge.kill()
-        devices.client.disconnect()
-        devices.client.loop_stop()
-    assert bridge.returncode == 0, err
-    assert sum(after < before for before, after in itertools.pairwise(sizes)) > 1
-
-
 def test_events_are_stepped_again_as_they_were_taken(
     trained: Workplace, free_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,67 +286,41 @@ def test_events_are_stepped_again_as_they_were_taken(
     checkpoint = tmp_path / "streams.ckpt"
     events = [["hall", 20, [0.5]]], [["hall", 0, [9.0]]]
     Path(f"{checkpoint}.events").write_text("".join(json.dumps(batch) + "\n" for batch in events))
-    bridge = start(trained, free_port, checkpoint)
-    broker = start_broker(free_port, tmp_path)
-    try:
+    with Bridge(trained, free_port, checkpoint) as bridge, broker(free_port, tmp_path):
         until(checkpoint.exists)
-        refused = trained("stream", "import", checkpoint, "--key", "hall", "--token", "x")
-        bridge.send_signal(signal.SIGTERM)
-        out, err = bridge.communicate(timeout=30)
-    finally:
-        bridge.kill()
-        broker.terminate()
-        broker.wait(10)
-    assert bridge.returncode == 0, err
-    counts = json.loads(out)
-    assert (counts["gaps"], counts["late"], counts["events"]) == (20, 1, 2)
-    assert "1 events were dropped: later ones of their keys" in err
+        refused = trained(f"stream import {checkpoint} --key hall --token x")
+        bridge.stop()
+    assert [bridge.counts[name] for name in ("gaps", "late", "events")] == [20, 1, 2]
+    assert "1 events were dropped: later ones of their keys" in bridge.err
     assert refused.sentence.startswith("Another program is using")
 
 
 @pytest.mark.slow
 def test_a_broker_that_restarts_loses_nothing(trained: Workplace, free_port: int, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "streams.ckpt"
-    broker = start_broker(free_port, tmp_path)
-    open_session(free_port)
-    devices = Devices(free_port)
-    # A message without a number that is retained would come with every subscription.
-    devices.client.publish("sensors/yard/value", "[1.0]", qos=1, retain=True).wait_for_publish(10)
-    bridge = start(trained, free_port, checkpoint)
-    try:
-        for number in range(39):
+    with broker(free_port, tmp_path):
+        open_session(free_port)
+        devices = Devices(free_port)
+        # A message without a number that is retained would come with every subscription.
+        devices.client.publish("sensors/yard/value", "[1.0]", qos=1, retain=True).wait_for_publish(10)
+        bridge = Bridge(trained, free_port, tmp_path / "streams.ckpt")
+        for number in range(20):
             devices.send("hall", {"x": [float(number)], "n": number})
-            if number == 20:
-                until(lambda: 11 in devices.answers["hall"])
-                broker.terminate()
-                broker.wait(10)
-                broker = start_broker(free_port, tmp_path)
-                until(devices.client.is_connected)
-        until(lambda: 38 in devices.answers["hall"])
-        bridge.send_signal(signal.SIGTERM)
-        out, err = bridge.communicate(timeout=30)
-    finally:
-        bridge.kill()
-        devices.client.disconnect()
-        devices.client.loop_stop()
-        broker.terminate()
-        broker.wait(10)
-    assert bridge.returncode == 0, err
-    counts = json.loads(out)
+        until(lambda: devices.has(11, ["hall"]))
+    with devices, bridge, broker(free_port, tmp_path):
+        until(devices.client.is_connected)
+        for number in range(20, 39):
+            devices.send("hall", {"x": [float(number)], "n": number})
+        until(lambda: devices.has(38, ["hall"]))
+        bridge.stop()
     # Messages whose acknowledgement the broker lost come again.
-    assert (counts["gaps"], counts["errors"], counts["keys"]) == (0, 0, 2)
+    assert [bridge.counts[name] for name in ("gaps", "errors", "keys")] == [0, 0, 2]
     assert not devices.answers["yard"]
-    assert "Lost the connection to 127.0.0.1" in err
-    model = ServedModel.load(Registry(trained.registry).get("digits"), "cpu")
-    x = np.arange(39, dtype=np.float32).reshape(1, -1, 1)
-    (expected,) = model.run_numpy(x)["probabilities"]
-    (*_, last) = devices.answers["hall"][38]
-    assert np.array_equal(np.array(list(last["probabilities"].values()), np.float32), expected)
+    assert "Lost the connection to 127.0.0.1" in bridge.err
+    assert_is(devices.answers["hall"][38][-1], expected_probabilities(trained, np.arange(39)))
 
 
 @pytest.mark.parametrize("topics", [("a/+", "a/{key}"), ("a/#", "a/b/{key}")])
 def test_answers_that_the_bridge_would_read_are_refused(trained: Workplace, topics: tuple[str, str]) -> None:
     pytest.importorskip("paho.mqtt.client", reason="needs the extra 'mqtt'")
-    result = trained("bridge", "mqtt", "digits", "--topic", topics[0], "--answers", topics[1])
-    assert result.code == 2
-    assert result.sentence.endswith("so the bridge would read its own answers.")
+    sentence = trained.refusal(f"bridge mqtt digits --topic {topics[0]} --answers {topics[1]}")
+    assert sentence.endswith("so the bridge would read its own answers.")

@@ -26,7 +26,7 @@ def data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_list_says_what_is_here(empty: Workplace, data: Path) -> None:
     lay(data / "mnist", {"train-images-idx3-ubyte": b"not read"}, ".xz")
-    rows = {row["name"]: row for row in empty.ok("data", "list", "--json").json}
+    rows = {row["name"]: row for row in empty.document("data list")}
     assert {name: rows[name]["here"] for name in ("digits", "copy", "mnist", "etth1")} == {
         "digits": "yes",
         "copy": "yes",
@@ -36,7 +36,7 @@ def test_list_says_what_is_here(empty: Workplace, data: Path) -> None:
     assert rows["pmnist"]["variants"] == ["paper", "released"]
     assert rows["pmnist"]["options"] == ["variant", "permutation"]
     assert rows["etth1"]["settings"]["horizon"] == 96
-    text = empty.ok("data", "list", "mnist").out
+    text = empty.ok("data list mnist").out
     assert "partly" in text
     assert "CC BY-SA 3.0" in text
 
@@ -47,7 +47,7 @@ def test_fetch_brings_files_and_says_where_they_are(empty: Workplace, data: Path
     Thread(target=server.serve_forever, daemon=True).start()
     mirror = f"http://127.0.0.1:{server.server_port}"
     try:
-        result = empty.ok("data", "fetch", "mnist", "digits", "--from", mirror, "--json")
+        result = empty.ok(f"data fetch mnist digits --from {mirror} --json")
     finally:
         server.shutdown()
         server.server_close()
@@ -56,20 +56,19 @@ def test_fetch_brings_files_and_says_where_they_are(empty: Workplace, data: Path
         {"name": "digits", "here": "yes", "fetched": []},
     ]
     assert f"Fetching {mirror}/train-images-idx3-ubyte.gz\n" in result.err
-    assert empty.ok("data", "fetch", "mnist").out == "mnist: nothing to fetch\n"
+    assert empty.ok("data fetch mnist").out == "mnist: nothing to fetch\n"
 
 
 def test_fetch_refuses_unknown_names_before_it_begins(empty: Workplace, data: Path) -> None:
-    result = empty("data", "fetch", "mnist", "mnits")
-    assert result.code == 2
-    assert result.sentence == "Unknown dataset or file 'mnits'. Did you mean 'mnist'? See 'stablernn data list'."
+    assert (
+        empty.refusal("data fetch mnist mnits")
+        == "Unknown dataset or file 'mnits'. Did you mean 'mnist'? See 'stablernn data list'."
+    )
     assert not list(data.iterdir())
 
 
 def test_fetch_says_what_it_may_not_fetch(empty: Workplace, data: Path) -> None:
-    result = empty("data", "fetch", "ptb-char")
-    assert result.code == 1
-    assert result.sentence == (
+    assert empty.refusal("data fetch ptb-char", code=1) == (
         "'ptb-char' cannot be downloaded automatically (license: LDC99T42, research use, not to be passed on). T. "
         "Mikolov's simple-examples.tgz has its files in the folder 'data'. Put ptb.char.train.txt, ptb.char.valid.txt, "
         f"ptb.char.test.txt into {data}/ptb."

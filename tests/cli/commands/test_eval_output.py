@@ -14,7 +14,7 @@ READERS = {".csv": pl.read_csv, ".parquet": pl.read_parquet, ".jsonl": pl.read_n
 
 
 def written(workplace: Workplace, target: str, name: str) -> tuple[pl.DataFrame, dict]:
-    document = workplace.ok("eval", target, "--output", name, "--json").json
+    document = workplace.document(f"eval {target} --output {name}")
     frame = READERS[Path(name).suffix](workplace.path(name))
     assert (document["output"], document["rows"]) == (name, len(frame))
     return frame, document
@@ -44,8 +44,6 @@ def test_the_share_of_right_labels_is_the_accuracy(workplace: Workplace) -> None
 
 
 def test_another_suffix_is_refused_before_the_model_runs(workplace: Workplace) -> None:
-    result = workplace("eval", "digits", "--output", "e.xlsx")
-    assert result.code == 2
-    assert result.sentence == (
+    assert workplace.refusal("eval digits --output e.xlsx") == (
         "--output must end in .csv, .parquet or .jsonl, which selects the format, got 'e.xlsx'. Choose another name."
     )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli_helpers import HORIZON, NO_PLOTS, Workplace, republish
+from cli_helpers import HORIZON, Workplace, republish
 from stablernn.data import load_data
 from step_forms import needs_native
 
@@ -23,7 +23,7 @@ def own(metrics: dict[str, Any]) -> dict[str, float]:
 
 @FORECASTS
 def test_tables_by_series_and_by_step(trained: Workplace, target: str, tmp_path: Path) -> None:
-    document = trained.ok("-q", "eval", target, "--by", "both", "--tables", tmp_path / "t", "--json").json
+    document = trained.document(f"eval {target} --by both --tables {tmp_path / 't'}")
     assert [(row["unique_id"], row["target"], row["windows"]) for row in document["by_series"]] == [
         ("load", "heat", 19),
         ("load", "power", 19),
@@ -43,7 +43,7 @@ def test_tables_by_series_and_by_step(trained: Workplace, target: str, tmp_path:
 
 @pytest.mark.parametrize("name", ["digits", "load"])
 def test_a_run_and_its_version_are_compared_on_the_same_samples(trained: Workplace, name: str) -> None:
-    document = trained.ok("-q", "eval", f"{name}-run", f"{name}:1", "--json").json
+    document = trained.document(f"eval {name}-run {name}:1")
     assert document["targets"] == [f"{name}-run", f"{name}:1"]
     assert own(document["metrics"][0]) == pytest.approx(own(document["metrics"][1]), rel=1e-3, abs=1e-5)
     comparison = document["comparison"]
@@ -54,43 +54,27 @@ def test_a_run_and_its_version_are_compared_on_the_same_samples(trained: Workpla
         # 19 windows of one series overlap.
         assert comparison["units"] < 19 == document["samples"]
     verdict = "within noise" if comparison["units"] >= 6 else "cannot be told: Wilcoxon's signed-rank test needs 6"
-    assert verdict in trained.ok("-q", "eval", f"{name}-run", f"{name}:1").out
-
-
-def test_models_of_different_tasks_and_further_figures_of_two_are_refused(trained: Workplace) -> None:
-    other = trained("-q", "eval", "digits-run", "load-run")
-    assert (other.code, "task" in other.sentence) == (2, True)
-    assert trained("-q", "eval", "load-run", "load:1", "--soak").code == 2
+    assert verdict in trained.ok(f"-q eval {name}-run {name}:1").out
 
 
 def test_labeled_sequences_of_a_file_are_scored_as_a_whole(workplace: Workplace, tmp_path: Path) -> None:
     test = load_data("digits").split("test")
     samples = test.gather(range(60))
     np.savez(tmp_path / "new.npz", x=samples.x, y=samples.y.astype(str))
-    document = workplace.ok("-q", "eval", "digits:1", "--data", tmp_path / "new.npz", "--json").json
+    document = workplace.document(f"eval digits:1 --data {tmp_path / 'new.npz'}")
     assert (document["split"], document["samples"]) == ("test", 60)
     # Not those of a fit to the sequences that are scored.
     assert document["metrics"]["ridge"]["accuracy"] < 1
     assert document["warnings"] == []
     # As if it had been better at training.
     republish(workplace, "digits:1", metrics={"test": {"accuracy": 0.99}})
-    warned = workplace.ok("-q", "eval", "digits:2", "--data", tmp_path / "new.npz").out
+    warned = workplace.ok(f"-q eval digits:2 --data {tmp_path / 'new.npz'}").out
     assert "Warning: The model does much worse on 'new.npz' than when it was trained: accuracy" in warned
-
-
-def test_one_table_is_one_table(trained: Workplace, tmp_path: Path) -> None:
-    document = trained.ok("-q", "eval", "load-run", "--by", "step", "--json").json
-    assert "by_series" not in document
-    assert len(document["by_step"]) == 2 * HORIZON
-    written = trained.ok("eval", "load-run", "--tables", tmp_path, "--json")
-    assert not {"by_series", "by_step"} & set(written.json)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["by_series.csv", "by_step.csv"]
 
 
 def test_a_backtest_by_torch_and_by_the_served_graph(trained: Workplace) -> None:
     reports = [
-        trained.ok("-q", "eval", target, "--backtest", "windows=4,step=3", "--json").json["backtest"]
-        for target in ("load-run", "load:1")
+        trained.document(f"eval {target} --backtest windows=4,step=3")["backtest"] for target in ("load-run", "load:1")
     ]
     for kind in ("carried", "fresh"):
         left, right = (own(report[kind]["metrics"]) for report in reports)
@@ -102,21 +86,8 @@ def test_a_backtest_by_torch_and_by_the_served_graph(trained: Workplace) -> None
     assert reports[0]["carried"]["metrics"]["mae"] != reports[0]["fresh"]["metrics"]["mae"]
 
 
-def test_a_soak_by_torch_and_by_the_served_graph(trained: Workplace) -> None:
-    left, right = (trained.ok("-q", "eval", t, "--soak", "--json").json["soak"] for t in ("load-run", "load:1"))
-    assert (left["series"], left["steps"]) == (1, 10 * HORIZON)
-    assert left["envelope"] == pytest.approx(right["envelope"], rel=1e-2)
-    assert left["bounded"] == right["bounded"]
-    assert left["diverged_at"] == right["diverged_at"]
-    assert set(left["state_norms"]) == set(right["state_norms"])
-    assert left["bound"].keys() == right["bound"].keys() == {"layer 0 hidden"}
-    assert left["bound_reason"] is right["bound_reason"] is None
-    for report in (left, right):
-        assert max(report["state_norms"]["layer 0 hidden"]) <= report["bound"]["layer 0 hidden"] == 8**0.5
-
-
 def test_a_soak_streams_the_split_by_torch_and_by_the_served_graph(trained: Workplace) -> None:
-    left, right = (trained.ok("-q", "eval", t, "--soak", "--json").json["soak"] for t in ("load-run", "load:1"))
+    left, right = (trained.document(f"eval {t} --soak")["soak"] for t in ("load-run", "load:1"))
     for report in (left, right):
         assert report["streamed_reason"] is None
         streamed = report["streamed"]
@@ -133,84 +104,20 @@ def test_a_soak_streams_the_split_by_torch_and_by_the_served_graph(trained: Work
 
 @CLASSES
 def test_early_scores_end_with_the_score(trained: Workplace, target: str) -> None:
-    document = trained.ok("-q", "eval", target, "--early", "--json").json
+    document = trained.document(f"eval {target} --early")
     rows = document["early"]
     assert [row["share"] for row in rows] == pytest.approx([n / 10 for n in range(1, 11)])
     assert [row["steps"] for row in rows] == [7, 13, 20, 26, 32, 39, 45, 52, 58, 64]
     assert rows[-1]["accuracy"] == document["metrics"]["accuracy"]
 
 
-@CLASSES
-def test_the_ridge_classifier_and_the_majority_stand_beside_a_classification(trained: Workplace, target: str) -> None:
-    document = trained.ok("-q", "eval", target, "--json").json
-    assert document["metrics"]["ridge"]["accuracy"] == 0.925
-    assert set(document["metrics"]["majority"]) == {"accuracy", "macro_f1", "log_loss"}
-    assert document["baselines"]["ridge"]["features"] == 64
-    shown = trained.ok("-q", "eval", target).out
-    assert "majority" in shown
-    assert "0.925" in shown
-
-
-def test_the_figures_for_people(trained: Workplace) -> None:
-    shown = trained.ok("-q", "eval", "load", "--by", "step", "--backtest", "windows=2,step=6", "--soak").out
-    for words in (
-        "By step",
-        "Backtest: 2 windows, 6 steps apart; 2 origins",
-        "state carried",
-        "context reread",
-        "By window, earliest first",
-        "free run             1 series, 60 steps:",
-        "proved of the state  layer 0 hidden stays within 2.83 (l2), ",
-        "drift",
-        "coverage, 80% nominal  ",
-        "alarms of drift        not tested: its certificate proves no forgetting time",
-    ):
-        assert words in shown
-    assert "By share of the sequence" in trained.ok("-q", "eval", "digits", "--early").out
-
-
-@pytest.fixture(scope="module")
-def gaps(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    """Hours with a calendar, patches of 3 steps for a horizon of 4, and 12 hours in the test steps without a value."""
-    place = Workplace(tmp_path_factory.mktemp("gaps"))
-    steps = np.arange(200)
-    stamps = np.datetime_as_string(np.datetime64("2026-01-01", "h") + steps, unit="m")
-    values = ["" if 170 <= step < 182 else f"{10 + 5 * np.sin(step / 24 * 2 * np.pi):.3f}" for step in steps]
-    place.path("hours.csv").write_text("\n".join(["ds,y", *map(",".join, zip(stamps, values, strict=True))]))
-    options = ("--horizon", 4, "--context-length", 9, "--patch-size", 3, "--hidden-size", 4, "--max-steps", 2)
-    sets = [word for pair in ("data.calendar=day", "data.test_steps=40") for word in ("--set", pair)]
-    place.ok(
-        "-q", "train", *NO_PLOTS, "--data", "hours.csv", "--cell", "gru", *options, *sets, "--run-dir", "hours-run"
-    )
-    place.ok("-q", "export", "hours-run", "--name", "hours")
-    return place
-
-
-def test_windows_without_context_are_left_out_and_said(gaps: Workplace) -> None:
-    document = gaps.ok("-q", "eval", "hours-run", "--by", "series", "--json").json
-    # Origins are 160 to 196. Those from 170 to 178 have nothing to forecast, those from 179 to 182 see nothing.
-    assert (document["samples"], document["windows_without_context"]) == (37 - 9 - 4, 4)
-    assert document["by_series"][0]["windows"] == 24
-    told = "4 windows are left out: no target has a value in the context."
-    assert told in gaps.ok("-q", "eval", "hours:1").out
-    assert gaps.ok("-q", "eval", "hours-run", "--split", "validation", "--json").json["windows_without_context"] == 0
-    assert "left out" not in gaps.ok("-q", "eval", "hours-run", "--split", "validation").out
-
-
-def test_a_calendar_and_patches_soak_alike_by_torch_and_by_the_served_graph(gaps: Workplace) -> None:
-    left, right = (gaps.ok("-q", "eval", t, "--soak", "--json").json["soak"] for t in ("hours-run", "hours:1"))
-    assert (left["series"], left["steps"]) == (1, 40)
-    assert left["envelope"] == pytest.approx(right["envelope"], rel=1e-2)
-    assert left["state_norms"].keys() == right["state_norms"].keys()
-
-
 BAD: dict[str, tuple[tuple[str, ...], int, str]] = {
-    "by": (("digits", "--by", "step"), 2, "--by is for forecasts, and digits:1 is for 'classify'. Leave it out."),
-    "soak": (("digits", "--soak"), 2, "--soak is for forecasts, and digits:1 is for 'classify'. Leave it out."),
-    "early": (("load", "--early"), 2, "--early is for classification, and load:1 is for 'forecast'. Leave it out."),
-    "backtest": (("load", "--backtest", "8"), 2, "A backtest is written windows=8,step=24, got '8'."),
+    "by": ("digits --by step", 2, "--by is for forecasts, and digits:1 is for 'classify'. Leave it out."),
+    "soak": ("digits --soak", 2, "--soak is for forecasts, and digits:1 is for 'classify'. Leave it out."),
+    "early": ("load --early", 2, "--early is for classification, and load:1 is for 'forecast'. Leave it out."),
+    "backtest": ("load --backtest 8", 2, "A backtest is written windows=8,step=24, got '8'."),
     "too many": (
-        ("load", "--backtest", "windows=30,step=3"),
+        "load --backtest windows=30,step=3",
         2,
         "The split 'test' of 'load.csv' holds at most 7 origins of a series at a distance of 3 steps, got windows=30. "
         "Ask for fewer windows or a smaller step, or hold out more by data.test_steps.",
@@ -221,25 +128,25 @@ BAD: dict[str, tuple[tuple[str, ...], int, str]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_be_measured(trained: Workplace, case: str) -> None:
     arguments, code, sentence = BAD[case]
-    result = trained("eval", *arguments)
+    result = trained(f"eval {arguments}")
     assert result.sentence == sentence
     assert result.code == code
 
 
 def test_the_engine_of_a_run_is_chosen(trained: Workplace, tmp_path: Path) -> None:
     scores = {
-        engine: trained.ok("-q", "eval", "digits-run", "--engine", engine, "--json").json["metrics"]["log_loss"]
+        engine: trained.document(f"eval digits-run --engine {engine}")["metrics"]["log_loss"]
         for engine in ("loop", "fused")
     }
     assert scores["fused"] == pytest.approx(scores["loop"], rel=1e-5)
-    trained.ok("-q", "predict", "load-run", "--engine", "loop", "--input", "load.csv", "--output", tmp_path / "a.csv")
+    trained.ok(f"-q predict load-run --engine loop --input load.csv --output {tmp_path / 'a.csv'}")
     for arguments in (("eval", "digits:1"), ("predict", "load:1", "--input", "load.csv")):
         result = trained(*arguments, "--engine", "loop")
         assert result.code == 2
         assert "Unknown engine 'loop'." in result.err
-    document = trained.ok("-q", "predict", "load:1", "--input", "load.csv", "--engine", "torch", "--json").json
+    document = trained.document("predict load:1 --input load.csv --engine torch")
     assert document["engine"] == "torch"
-    result = trained("eval", "digits-run", "--engine", "fuesd")
+    result = trained("eval digits-run --engine fuesd")
     assert result.code == 2
     assert "Unknown engine 'fuesd'" in result.err
 
@@ -247,7 +154,6 @@ def test_the_engine_of_a_run_is_chosen(trained: Workplace, tmp_path: Path) -> No
 @needs_native
 def test_a_version_that_the_native_engine_does_not_run_is_refused(trained: Workplace) -> None:
     for arguments in (("predict", "load:1", "--input", "load.csv"), ("eval", "load:1")):
-        result = trained(*arguments, "--engine", "native")
-        assert result.code == 1
-        assert result.sentence.startswith("'load:1' cannot be served by the engine 'native': ")
-        assert result.sentence.endswith("which this engine does not run. Use --engine onnx.")
+        sentence = trained.refusal(*arguments, "--engine", "native", code=1)
+        assert sentence.startswith("'load:1' cannot be served by the engine 'native': ")
+        assert sentence.endswith("which this engine does not run. Use --engine onnx.")

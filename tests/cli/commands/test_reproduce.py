@@ -18,7 +18,7 @@ from stablernn_papers.tables import TABLES
 
 
 def robustness(workplace: Workplace, *options: str) -> dict[str, Any]:
-    rows = workplace.ok("reproduce", "list", *options, "--json").json
+    rows = workplace.ok("reproduce list", *options, "--json").json
     return next(row for row in rows if row["table"] == "robustness")
 
 
@@ -31,7 +31,7 @@ def little(empty: Workplace, monkeypatch: pytest.MonkeyPatch) -> Workplace:
 
 
 def test_every_table_has_its_command(empty: Workplace) -> None:
-    listed = empty.ok("-q", "reproduce", "list", "--json").json
+    listed = empty.document("reproduce list")
     assert [row["table"] for row in listed] == list(TABLES)
     assert [row["rows"] for row in listed] == [len(table.rows) for table in TABLES.values()]
     assert len(listed) == 13
@@ -39,7 +39,7 @@ def test_every_table_has_its_command(empty: Workplace) -> None:
 
 
 def test_a_table_is_made_and_printed_beside_the_published_one(little: Workplace) -> None:
-    result = little.ok("reproduce", "robustness", "--short")
+    result = little.ok("reproduce robustness --short")
     lines = result.out.splitlines()
     assert lines[0].startswith("Erichson, Azencot, Queiruga, Hodgkinson, Mahoney: Lipschitz Recurrent Neural Networks")
     assert result.out.count("lipschitz ") == 2
@@ -50,34 +50,6 @@ def test_a_table_is_made_and_printed_beside_the_published_one(little: Workplace)
     assert "trained 2 of 2: lstm, seed 0" in result.err
     written = {path.name for path in (little.folder / "reproductions" / "robustness-short").iterdir()}
     assert written == {".locks", "measured", "protocol.json", "results.json", "robustness.png", "runs", "table.md"}
-
-
-@pytest.mark.slow
-@pytest.mark.slow
-def test_the_document_and_the_list_agree(little: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = little_table(monkeypatch)
-    little_table(monkeypatch, rows=(table.row("lipschitz"),))
-
-    def listed(*options: str) -> dict[str, object]:
-        row = robustness(little, *options)
-        return {key: row[key] for key in ("table", "rows", "state", "output")}
-
-    nothing = {"table": "robustness", "rows": 1, "state": "not run", "output": None}
-    assert listed() == nothing
-    folder = "reproductions/robustness-short"
-    assert little.ok("-q", "reproduce", "robustness", "--short", "--json").json["state"] == "short"
-    assert listed() == {**nothing, "state": "short", "output": folder}
-    part = little.ok("-q", "reproduce", "robustness", "--seeds", "0", "--json").json
-    assert (part["state"], part["missing"]) == ("partial", ["lipschitz, seed 1"])
-    assert listed()["state"] == "partial"
-    full = little.ok("-q", "reproduce", "robustness", "--json").json
-    assert (full["state"], full["missing"]) == ("full", [])
-    assert listed() == {**nothing, "state": "full", "output": "reproductions/robustness"}
-    assert listed("--root", "elsewhere") == nothing
-    (line,) = (line for line in little.ok("reproduce", "list").out.splitlines() if line.startswith("robustness "))
-    assert line.split()[-1] == "reproductions/robustness"
-    assert " full " in line
-    assert " 2 of 2 runs " in line
 
 
 def test_the_list_knows_the_results_that_are_shipped(empty: Workplace) -> None:
@@ -91,32 +63,12 @@ def test_the_list_knows_the_results_that_are_shipped(empty: Workplace) -> None:
         "time": results["environment"]["time"],
         "results": str(shipped),
     }
-    listed = empty.ok("reproduce", "list")
+    listed = empty.ok("reproduce list")
     (line,) = (line for line in listed.out.splitlines() if line.startswith("robustness "))
     assert line.split()[-1] == "shipped"
-    described = empty.ok("reproduce", "list", "--verbose").out
+    described = empty.ok("reproduce list --verbose").out
     shipped_line = f"Shipped: full results of {row['shipped']['time'][:10]}, commit {row['shipped']['commit'][:12]}"
     assert shipped_line in " ".join(described.split())
-
-
-def test_the_list_has_every_table_and_with_verbose_its_papers_and_statements(empty: Workplace) -> None:
-    listed = empty.ok("reproduce", "list")
-    lines = [line for line in listed.out.splitlines() if line.strip()]
-    # A heading, a rule, the tables; what is done of one may need a second line.
-    assert [line.split()[0] for line in lines[2:] if not line.startswith(" ")] == list(TABLES)
-    assert listed.err == ""
-    assert "attacked accuracy and curvature, MNIST in rows" in listed.out
-    verbose = empty.ok("reproduce", "list", "--verbose").out
-    for table in TABLES.values():
-        assert f"{table.paper}, {table.source}." in verbose
-    assert "Held: The Lipschitz RNN keeps more accuracy under PGD than the neural ODE and the" in verbose
-    assert "not tested" not in verbose.lower()
-
-
-def test_statements_are_judged_in_the_document(empty: Workplace) -> None:
-    statements = {entry["key"]: entry for entry in robustness(empty)["statements"]}
-    assert statements["lipschitz-resists-pgd"]["verdict"] == "held"
-    assert statements["lipschitz-flatter-trace"]["verdict"] == "not held"
 
 
 def test_shipped_results_of_another_protocol_are_not_those_of_the_table(little: Workplace) -> None:
@@ -127,44 +79,42 @@ def test_shipped_results_of_another_protocol_are_not_those_of_the_table(little: 
 @pytest.mark.slow
 @pytest.mark.slow
 def test_an_edited_result_is_refused_and_the_others_are_listed(little: Workplace) -> None:
-    little.ok("-q", "reproduce", "robustness", "--short", "--rows", "lstm")
+    little.ok("-q reproduce robustness --short --rows lstm")
     path = little.folder / "reproductions" / "robustness-short" / "results.json"
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 1', 1))
-    result = little("reproduce", "list")
+    result = little("reproduce list")
     assert result.code == 1
     rows = {words[0]: line for line in result.out.splitlines() if (words := line.split()) and words[0] in TABLES}
     assert rows.keys() == TABLES.keys()
     assert "not run" in rows["robustness"]
     assert "results.json' was edited after it was written" in result.sentence
     # The same command writes it again from the runs.
-    little.ok("-q", "reproduce", "robustness", "--short", "--rows", "lstm")
+    little.ok("-q reproduce robustness --short --rows lstm")
     assert robustness(little)["state"] == "short"
 
 
 def test_a_table_without_training_in_seconds(empty: Workplace) -> None:
-    result = empty.ok("reproduce", "dynamics")
+    result = empty.ok("reproduce dynamics")
     assert "(results.json, table.md, dynamics.png, runs)" in result.err
-    refused = empty("reproduce", "dynamics", "--epochs", "1", "--output", "other")
-    assert refused.code == 2
-    assert refused.sentence.startswith("'dynamics' trains nothing")
+    assert empty.refusal("reproduce dynamics --epochs 1 --output other").startswith("'dynamics' trains nothing")
 
 
 BAD: dict[str, tuple[tuple[object, ...], str]] = {
     "cell": (
-        ("--rows", "lipschitz,lstn"),
+        "--rows lipschitz,lstn",
         "Unknown row of the table 'robustness' 'lstn'. Did you mean 'lstm'? It has lipschitz, lstm.",
     ),
-    "seeds": (("--seeds", "0,one"), "--seeds must be a list of whole numbers such as 0,1,2, got '0,one'."),
-    "seeds twice": (("--seeds", "1,1"), "--seeds must be a list of distinct numbers of 0 or more, got '1,1'."),
-    "seed below 0": (("--seeds", "-1"), "--seeds must be a list of distinct numbers of 0 or more, got '-1'."),
-    "match": (("--match-accuracy", "97"), "--match-accuracy must be above 0 and at most 1, got 97."),
+    "seeds": ("--seeds 0,one", "--seeds must be a list of whole numbers such as 0,1,2, got '0,one'."),
+    "seeds twice": ("--seeds 1,1", "--seeds must be a list of distinct numbers of 0 or more, got '1,1'."),
+    "seed below 0": ("--seeds -1", "--seeds must be a list of distinct numbers of 0 or more, got '-1'."),
+    "match": ("--match-accuracy 97", "--match-accuracy must be above 0 and at most 1, got 97."),
     "data": (
-        ("--data", "mnist"),
+        "--data mnist",
         "Unknown data set of the table 'robustness' 'mnist'. Did you mean 'mnist-rows'? It has mnist-rows.",
     ),
-    "lengths": (("--epochs", "1", "--steps", "2"), "--epochs and --steps exclude each other."),
+    "lengths": ("--epochs 1 --steps 2", "--epochs and --steps exclude each other."),
     "jobs": (
-        ("--jobs", "0"),
+        "--jobs 0",
         "--jobs must be greater than or equal to 1, got '0'. See 'stablernn reproduce robustness --help'.",
     ),
 }
@@ -173,23 +123,8 @@ BAD: dict[str, tuple[tuple[object, ...], str]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_what_is_refused(little: Workplace, case: str) -> None:
     arguments, sentence = BAD[case]
-    result = little("reproduce", "robustness", *arguments)
-    assert result.sentence == sentence
-    assert result.code == 2
+    assert little.refusal(f"reproduce robustness {arguments}") == sentence
     assert not little.path("reproductions").exists()
-
-
-def test_an_unknown_table(little: Workplace) -> None:
-    result = little("reproduce", "robustnes")
-    assert result.sentence.startswith("Unknown command 'robustnes'.")
-    assert result.code == 2
-
-
-def test_a_file_in_place_of_the_folder(little: Workplace) -> None:
-    little.path("out").write_text("")
-    result = little("reproduce", "robustness", "--short", "--output", "out")
-    assert result.sentence == "Cannot create the folder 'out/runs': Not a directory."
-    assert result.code == 2
 
 
 def test_without_the_images_it_says_which_files_are_wanted(little: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,9 +135,7 @@ def test_without_the_images_it_says_which_files_are_wanted(little: Workplace, mo
         raise OSError("no network in tests")
 
     monkeypatch.setattr("stablernn.data.named.fetch._blocks", out_of_reach)
-    result = little("reproduce", "robustness", "--short")
-    assert "train-images-idx3-ubyte" in result.sentence
-    assert result.code == 1
+    assert "train-images-idx3-ubyte" in little.refusal("reproduce robustness --short", code=1)
     assert not little.path("reproductions").exists()
 
 
@@ -212,22 +145,11 @@ def needs_mnist() -> None:
 
 
 @pytest.mark.slow
-def test_the_short_table_of_one_cell_on_mnist_itself(empty: Workplace) -> None:
-    needs_mnist()
-    found = empty.ok("-q", "reproduce", "robustness", "--short", "--rows", "lipschitz", "--json").json
-    (run,) = found["runs"]
-    assert (run["hidden_size"], run["parameters"], run["steps"]) == (64, 9418, 860)
-    figures = found["views"]["whole"][0]["figures"]
-    assert figures["accuracy"]["mean"] > 0.8
-    assert figures["pgd"]["mean"] < figures["accuracy"]["mean"]
-
-
-@pytest.mark.slow
 def test_ctrl_c_leaves_what_the_same_command_goes_on_with(empty: Workplace) -> None:
     needs_mnist()
-    words = ("reproduce", "robustness", "--short", "--rows", "lipschitz,neural_ode_rnn", "--jobs", 2)
+    words = "reproduce robustness --short --rows lipschitz,neural_ode_rnn --jobs 2"
     runs = empty.folder / "reproductions" / "robustness-short" / "runs"
-    with empty.start(*words) as process:
+    with empty.start(words) as process:
         # After their first epoch both are in the middle of a training, however slow the machine is.
         while not all((runs / f"{cell}-0" / "metrics.jsonl").exists() for cell in ("lipschitz", "neural_ode_rnn")):
             assert process.poll() is None
@@ -238,5 +160,5 @@ def test_ctrl_c_leaves_what_the_same_command_goes_on_with(empty: Workplace) -> N
     assert "Traceback" not in stderr
     assert "Run the same command again to go on; finished work is kept." in stderr
     assert [path.name for path in sorted(Path(runs).glob("*/checkpoints/last.safetensors"))] == ["last.safetensors"] * 2
-    document = empty.ok("-q", *words, "--json").json
+    document = empty.document(f"{words}")
     assert [len(run["validation_accuracies"]) for run in document["runs"]] == [2, 2]

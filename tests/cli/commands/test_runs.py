@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from cli_helpers import NO_PLOTS, Workplace, copied, run_alone, write_load
+from cli_helpers import UNPLOTTED, Workplace, copied, run_alone, write_load
 
-SMALL = ("--hidden-size", 4, "--epochs", 1, *NO_PLOTS)
+SMALL = f"--hidden-size 4 --epochs 1 {UNPLOTTED}"
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +19,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     changed."""
     workplace = Workplace(tmp_path_factory.mktemp("runs"))
     write_load(workplace.path("load.csv"))
-    digits = ("-q", "train", "--data", "digits", *SMALL)
-    workplace.ok(*digits, "--cell", "lipschitz", "--run-dir", "runs/first")
-    workplace.ok(*digits, "--cell", "gru", "--free", "--run-dir", "runs/study/gru")
-    forecast = ("--horizon", 6, "--context-length", 12, "--target", "heat")
-    workplace.ok("-q", "train", "--data", "load.csv", "--cell", "gru", *SMALL, *forecast, "--run-dir", "runs/load")
+    digits = f"-q train --data digits {SMALL}"
+    workplace.ok(f"{digits} --cell lipschitz --run-dir runs/first")
+    workplace.ok(f"{digits} --cell gru --free --run-dir runs/study/gru")
+    forecast = "--horizon 6 --context-length 12 --target heat"
+    workplace.ok(f"-q train --data load.csv --cell gru {SMALL} {forecast} --run-dir runs/load")
     shutil.copytree(workplace.path("runs/first"), workplace.path("runs/again"))
     return workplace
 
@@ -40,7 +40,7 @@ def summary_of(workplace: Workplace, run: str) -> dict:
 
 
 def test_the_list_has_every_run_with_its_facts(runs: Workplace) -> None:
-    documents = {document["path"]: document for document in runs.ok("runs", "list", "--json").json}
+    documents = {document["path"]: document for document in runs.document("runs list")}
     assert documents.keys() == {"runs/first", "runs/again", "runs/study/gru", "runs/load"}
     summary, gru = summary_of(runs, "runs/study/gru"), documents["runs/study/gru"]
     for key in ("task", "cell", "parameters", "epochs", "steps", "seconds", "best_epoch", "metrics", "warnings"):
@@ -50,56 +50,16 @@ def test_the_list_has_every_run_with_its_facts(runs: Workplace) -> None:
     assert documents["runs/first"]["certificate"]["kind"] == "contracting"
 
 
-def test_the_table_shows_the_metric_that_it_is_sorted_by(runs: Workplace) -> None:
-    lines = runs.ok("runs", "list", "runs", "--sort", "log_loss").out.splitlines()
-    losses = {
-        run: summary_of(runs, run)["metrics"]["validation"]["log_loss"]
-        for run in ("runs/first", "runs/again", "runs/study/gru")
-    }
-    order = [line.split()[0] for line in lines[2:]]
-    # Forecasts do not have it.
-    assert order[-1] == "runs/load"
-    assert [losses[run] for run in order[:-1]] == sorted(losses.values())
-    assert all(f"{losses[line.split()[0]]:.4g}" in line for line in lines[2:-1])
-
-
-@pytest.mark.parametrize(
-    ("width", "header", "note"),
-    [
-        (60, "run cell state metric validation test", "task, seconds, parameters, epochs, data, started (UTC), proved"),
-        (
-            140,
-            "run data cell parameters epochs state metric validation test proved started (UTC)",
-            "task, seconds",
-        ),
-    ],
-)
-def test_a_narrow_terminal_has_fewer_columns_and_their_names(
-    runs: Workplace, monkeypatch: pytest.MonkeyPatch, width: int, header: str, note: str
-) -> None:
-    monkeypatch.setattr("stablernn_cli.output._PIPED_WIDTH", width)
-    result = runs.ok("runs", "list", "runs/study")
-    lines = result.out.splitlines()
-    assert max(map(len, lines)) <= width
-    assert " ".join(lines[0].split()) == header
-    assert result.err == f"The terminal is too narrow for {note}; a file, a pipe and --json have them.\n"
-
-
 def test_runs_are_listed_without_torch(runs: Workplace) -> None:
-    result, has_torch = run_alone(runs, "runs", "list")
+    result, has_torch = run_alone(runs, "runs list")
     assert (result.code, has_torch) == (0, False)
     assert "contracting" in result.out
-
-
-def test_runs_are_compared_without_torch(runs: Workplace) -> None:
-    result, has_torch = run_alone(runs, "runs", "show", "runs/first", "runs/study/gru")
-    assert (result.code, has_torch) == (0, False)
 
 
 def test_a_damaged_run_is_listed_with_the_reason(changed: Workplace) -> None:
     metrics = changed.path("runs/first/metrics.jsonl")
     metrics.write_text(metrics.read_text()[:-20])
-    result = changed.ok("runs", "list")
+    result = changed.ok("runs list")
     (line,) = [line for line in result.out.splitlines() if line.startswith("runs/first ") and " is damaged" not in line]
     assert " damaged " in line
     assert result.out.splitlines()[-1] == (
@@ -108,16 +68,8 @@ def test_a_damaged_run_is_listed_with_the_reason(changed: Workplace) -> None:
     )
 
 
-def test_an_empty_list_says_what_to_do(empty: Workplace) -> None:
-    result = empty.ok("runs", "list")
-    assert result.out == (
-        "There are no runs in 'runs'. Train one by `stablernn train --data digits`, or name another folder.\n"
-    )
-    assert empty.ok("runs", "list", "--json").json == []
-
-
 def test_one_run_is_shown_with_its_settings_and_epochs(runs: Workplace) -> None:
-    out = runs.ok("runs", "show", "runs/first").out
+    out = runs.ok("runs show runs/first").out
     rows = [line.split() for line in out.splitlines()]
     summary = summary_of(runs, "runs/first")
     assert ["model.hidden_size", "4", "64"] in rows
@@ -129,17 +81,6 @@ def test_one_run_is_shown_with_its_settings_and_epochs(runs: Workplace) -> None:
     assert rows[-1][-1] == "best"
 
 
-def test_the_document_of_one_run_has_settings_and_history(runs: Workplace) -> None:
-    document = runs.ok("runs", "show", "runs/first", "--json").json
-    assert document.keys() == {"runs", "differing_settings", "same_data", "plot"}
-    (run,) = document["runs"]
-    assert run["settings"]["model.hidden_size"] == 4
-    assert run["changed_settings"]["model.hidden_size"] == {"value": 4, "default": 64}
-    line = json.loads(runs.path("runs/first/metrics.jsonl").read_text())
-    (epoch,) = run["history"]
-    assert epoch == line
-
-
 def test_many_epochs_are_condensed_to_some_with_the_best(changed: Workplace) -> None:
     path = changed.path("runs/first")
     record = json.loads((path / "metrics.jsonl").read_text())
@@ -148,7 +89,7 @@ def test_many_epochs_are_condensed_to_some_with_the_best(changed: Workplace) -> 
     )
     summary = summary_of(changed, "runs/first")
     (path / "summary.json").write_text(json.dumps({**summary, "epochs": 100, "best_epoch": 98}))
-    lines = changed.ok("runs", "show", "runs/first").out.splitlines()
+    lines = changed.ok("runs show runs/first").out.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("13 of 100 epochs"))
     numbers = [int(line.split()[0]) for line in lines[start + 3 :]]
     assert numbers == [1, 10, 19, 28, 37, 46, 55, 64, 73, 82, 91, 98, 100]
@@ -156,14 +97,14 @@ def test_many_epochs_are_condensed_to_some_with_the_best(changed: Workplace) -> 
 
 def test_a_stopped_run_is_shown_with_the_command_that_resumes_it(changed: Workplace) -> None:
     changed.path("runs/first/summary.json").unlink()
-    out = changed.ok("runs", "show", "runs/first").out
+    out = changed.ok("runs show runs/first").out
     assert "stopped; go on with it by: stablernn train --resume --run-dir runs/first" in out
-    changed.ok("-q", "train", "--resume", "--run-dir", "runs/first")
-    assert "done" in changed.ok("runs", "show", "runs/first").out
+    changed.ok("-q train --resume --run-dir runs/first")
+    assert "done" in changed.ok("runs show runs/first").out
 
 
 def test_two_runs_are_shown_side_by_side(runs: Workplace) -> None:
-    result = runs.ok("runs", "show", "runs/first", "runs/study/gru")
+    result = runs.ok("runs show runs/first runs/study/gru")
     rows = [line.split() for line in result.out.splitlines()]
     first, gru = (summary_of(runs, run) for run in ("runs/first", "runs/study/gru"))
     assert ["better", "first", "gru"] in rows
@@ -175,70 +116,50 @@ def test_two_runs_are_shown_side_by_side(runs: Workplace) -> None:
     assert result.err == ""
 
 
-def test_of_runs_of_equal_settings_none_differ(runs: Workplace) -> None:
-    assert "No settings differ." in runs.ok("runs", "show", "runs/first", "runs/again").out.splitlines()
-    document = runs.ok("runs", "show", "runs/first", "runs/again", "--json").json
-    assert (document["differing_settings"], document["same_data"]) == ({}, True)
-
-
 def test_runs_on_different_data_are_warned_of(runs: Workplace) -> None:
-    result = runs.ok("runs", "show", "runs/study/gru", "runs/load")
+    result = runs.ok("runs show runs/study/gru runs/load")
     assert result.err.startswith(
         "Warning: The runs were trained on different data, so that their scores cannot be compared: gru on digits "
         "(sha256:"
     )
-    document = runs.ok("runs", "show", "runs/study/gru", "runs/load", "--json").json
+    document = runs.document("runs show runs/study/gru runs/load")
     assert document["same_data"] is False
     assert document["differing_settings"]["data.source"] == ["digits", "load.csv"]
 
 
-def test_directories_of_one_name_are_shown_by_their_paths(changed: Workplace) -> None:
-    shutil.copytree(changed.path("runs/first"), changed.path("runs/study/first"))
-    rows = [line.split() for line in changed.ok("runs", "show", "runs/first", "runs/study/first").out.splitlines()]
-    assert ["better", "runs/first", "runs/study/first"] in rows
-
-
 def test_curves_are_drawn_over_one_another(runs: Workplace, tmp_path: Path) -> None:
     path = tmp_path / "curves.png"
-    result = runs.ok("runs", "show", "runs/first", "runs/study/gru", "--plot", path)
+    result = runs.ok(f"runs show runs/first runs/study/gru --plot {path}")
     assert result.err.splitlines()[-1] == f"Wrote {path}."
     assert (imread(path)[..., :3] < 0.98).any(axis=-1).mean() > 0.005
 
 
-def test_a_run_with_damaged_scores_is_shown_with_the_reason(changed: Workplace) -> None:
-    changed.path("runs/first/summary.json").write_text('{"run": "runs/fi')
-    alone = changed.ok("runs", "show", "runs/first").out
-    assert "state         damaged: 'runs/first/summary.json' cannot be read as JSON: " in alone
-    beside = changed.ok("runs", "show", "runs/first", "runs/again").out
-    assert "\nfirst is damaged: 'runs/first/summary.json' cannot be read as JSON: " in beside
-
-
 REFUSED: dict[str, tuple[tuple[object, ...], int, str]] = {
     "folder": (
-        ("list", "gone"),
+        "list gone",
         2,
         "There is no folder 'gone'. Name one with runs, or none for those in 'runs'.",
     ),
-    "key": (("list", "--sort", "acuracy"), 2, "Unknown key to sort runs by 'acuracy'. Did you mean 'accuracy'? "),
+    "key": ("list --sort acuracy", 2, "Unknown key to sort runs by 'acuracy'. Did you mean 'accuracy'? "),
     "run": (
-        ("show", "runs/frist"),
+        "show runs/frist",
         2,
         "There is no run directory 'runs/frist'. The runs in 'runs' are: again, first, load.",
     ),
     "run in an empty folder": (
-        ("show", "gone/first"),
+        "show gone/first",
         2,
         "There is no run directory 'gone/first'. See 'stablernn runs list FOLDER'.",
     ),
-    "file": (("show", "load.csv"), 2, "'load.csv' is a file, not a run directory. See 'stablernn runs list FOLDER'."),
-    "ending": (("show", "runs/first", "--plot", "curves.jpg"), 2, "--plot must end in .png, got 'curves.jpg'."),
+    "file": ("show load.csv", 2, "'load.csv' is a file, not a run directory. See 'stablernn runs list FOLDER'."),
+    "ending": ("show runs/first --plot curves.jpg", 2, "--plot must end in .png, got 'curves.jpg'."),
     "folder of the figure": (
-        ("show", "runs/first", "--plot", "gone/curves.png"),
+        "show runs/first --plot gone/curves.png",
         2,
         "There is no folder 'gone'. Make it, or choose another --plot.",
     ),
     "curves of two tasks": (
-        ("show", "runs/first", "runs/load", "--plot", "curves.png"),
+        "show runs/first runs/load --plot curves.png",
         2,
         "The runs in 'runs/first' and 'runs/load' have no validation metric in common: they are for 'classify' and "
         "'forecast'. Draw runs of one task.",
@@ -249,7 +170,7 @@ REFUSED: dict[str, tuple[tuple[object, ...], int, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_wrong_command_line_is_refused(runs: Workplace, case: str) -> None:
     arguments, code, sentence = REFUSED[case]
-    result = runs("runs", *arguments)
+    result = runs(f"runs {arguments}")
     assert result.sentence.startswith(sentence)
     assert result.code == code
     assert result.out == ""
@@ -259,7 +180,6 @@ def test_a_wrong_command_line_is_refused(runs: Workplace, case: str) -> None:
 def test_a_run_without_readable_settings_is_not_shown(changed: Workplace, name: str) -> None:
     path = changed.path("runs/first") / name
     path.write_text(path.read_text()[:-40] + '"')
-    result = changed("runs", "show", "runs/first")
-    assert "'runs/first" in result.sentence
-    assert name in result.sentence
-    assert result.code == 1
+    sentence = changed.refusal("runs show runs/first", code=1)
+    assert "'runs/first" in sentence
+    assert name in sentence

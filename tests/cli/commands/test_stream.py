@@ -25,15 +25,15 @@ def checkpoint(trained: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_stream_moves_from_one_key_to_another(trained: Workplace, checkpoint: Path, tmp_path: Path) -> None:
-    token = trained.ok("stream", "export", checkpoint, "--key", 7, "--key-type", "int").out.strip()
-    document = trained.ok("stream", "export", checkpoint, "--key", "hall", "--json").json
+    token = trained.ok(f"stream export {checkpoint} --key 7 --key-type int").out.strip()
+    document = trained.document(f"stream export {checkpoint} --key hall")
     assert (document["model"], document["next_number"]) == ("digits:1", 3)
     (tmp_path / "token").write_text(token + "\n")
-    result = trained.ok("stream", "import", checkpoint, "--key", "yard", "--token-file", tmp_path / "token")
+    result = trained.ok(f"stream import {checkpoint} --key yard --token-file {tmp_path / 'token'}")
     assert "its next event is number 3." in result.err
-    trained.ok("-q", "stream", "import", checkpoint, "--key", "b", "--key-type", "bytes", "--token", token)
-    command = ("stream", "import", checkpoint, "--key", "late", "--token", token, "--number", 8, "--json")
-    assert trained.ok(*command).json == {"model": "digits:1", "key": "late", "next_number": 9}
+    trained.ok(f"-q stream import {checkpoint} --key b --key-type bytes --token {token}")
+    command = f"stream import {checkpoint} --key late --token {token} --number 8 --json"
+    assert trained.ok(command).json == {"model": "digits:1", "key": "late", "next_number": 9}
     shard = StreamShard.load(Scorer.find("digits", registry=trained.registry), checkpoint.read_bytes())
     assert shard.keys == ["hall", 7, "yard", b"b", "late"]
     numbers = [3, 3, 3, 9, 4, 4, 4, 10, 5, 5, 5, 11]
@@ -55,7 +55,7 @@ def test_what_does_not_fit_is_refused(
     trained: Workplace, checkpoint: Path, words: tuple[str, ...], code: int, sentence: str
 ) -> None:
     content = checkpoint.read_bytes()
-    result = trained("stream", words[0], checkpoint, *words[1:])
+    result = trained(f"stream {words[0]} {checkpoint}", *words[1:])
     assert result.code == code
     assert result.sentence.startswith(sentence)
     assert checkpoint.read_bytes() == content
@@ -65,8 +65,8 @@ def test_a_checkpoint_with_events_beside_it_and_a_missing_key_are_refused(
     trained: Workplace, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path(f"{checkpoint}.events").write_text('["hall", 1, 2.0]\n')
-    result = trained("stream", "export", checkpoint, "--key", "hall")
-    assert (result.code, "holds events that are not in the checkpoint yet" in result.sentence) == (2, True)
+    assert "holds events that are not in the checkpoint yet" in trained.refusal(
+        f"stream export {checkpoint} --key hall"
+    )
     monkeypatch.delenv("STABLERNN_STATE_KEY")
-    result = trained("stream", "export", checkpoint, "--key", "hall")
-    assert (result.code, result.sentence[:23]) == (2, "Set STABLERNN_STATE_KEY")
+    assert trained.refusal(f"stream export {checkpoint} --key hall")[:23] == "Set STABLERNN_STATE_KEY"

@@ -84,7 +84,7 @@ def test_tensorboard_has_the_figures_of_each_epoch(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     workplace = Workplace(tmp_path)
-    workplace.ok("train", *ALIKE, "--cell", "gru", "--run-dir", "run", "--track", "tensorboard")
+    workplace.ok(f"train {ALIKE} --cell gru", "--run-dir", "run", "--track", "tensorboard")
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     (record,) = records(tmp_path / "run")
     scalars = {name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
@@ -173,7 +173,7 @@ def test_wandb_keeps_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_missing_library_is_an_error_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stablernn.training.trackers.find_spec", lambda name: None)
-    result = Workplace(tmp_path)("train", *ALIKE, "--cell", "gru", "--track", "mlflow")
+    result = Workplace(tmp_path)(f"train {ALIKE} --cell gru", "--track", "mlflow")
     assert result.code == 2
     assert result.sentence == "The tracker 'mlflow' uses MLflow, which the extra 'stablernn[mlflow]' brings."
     assert not (tmp_path / "runs").exists()

@@ -16,32 +16,6 @@ from stablernn_cli.report.document import compose_report
 from stablernn_cli.report.observed import compare
 from stablernn_cli.report.page import render
 from stablernn_cli.targets import CertifiedTarget
-from stablernn_registry.certificates import format_lower, format_upper
-
-
-def test_the_range_of_each_input_is_listed_by_its_name(trained: Workplace) -> None:
-    page, document = read_document(trained, "load-run")
-    ranges = document["proved"][1]["range"]
-    rows = " ".join(
-        f"{name} {format_upper(low, 6)} {format_lower(high, 6)}"
-        for name, low, high in zip(("heat", "power", "wind"), ranges["lower"], ranges["upper"], strict=True)
-    )
-    assert f"input, in the units of the data from to {rows}" in page.text
-
-
-@pytest.mark.slow
-def test_a_range_of_ones_own_is_certified_beside_all_inputs(trained: Workplace) -> None:
-    _, document = read_document(trained, "load-run", "--inputs-within", "0:400")
-    assert [entry["range"] for entry in document["proved"]] == [None, {"lower": [0.0] * 3, "upper": [400.0] * 3}]
-    assert "from the range" not in document["observed"]["drawn_trajectories"]["inputs"]
-
-
-def test_a_bounded_model_is_stated_with_its_radius(trained: Workplace) -> None:
-    page, document = read_document(trained, "load-run")
-    (entry, *_) = document["proved"]
-    radius = format_upper(max(claim["value"] for claim in entry["claims"] if claim["id"].startswith("state_ball_")), 4)
-    assert f"For all inputs: bounded within {radius} " in page.text
-    assert f"the certificate is bounded: no input drives the state out of a ball of radius {radius} " in page.text
 
 
 def test_every_bound_of_a_table_holds_as_it_is_printed() -> None:
@@ -63,27 +37,12 @@ def test_every_bound_of_a_table_holds_as_it_is_printed() -> None:
 
 @pytest.mark.parametrize("cell", ["lru", "lstm"])
 def test_the_front_page_says_what_the_certificate_says_in_words(cell: str, empty: Workplace) -> None:
-    empty.ok("-q", "train", "--cell", cell, *ALIKE, "--run-dir", cell)
+    empty.ok(f"-q train --cell {cell} {ALIKE} --run-dir {cell}")
     page, document = read_document(empty, cell)
     kind = {"lru": "contracting: two states under", "lstm": "none: no rate, and no bound of all its states, is proved."}
     assert f"For all inputs, the certificate is {kind[cell]}" in page.text
-    assert document["summary"][0]["sentences"][1:] == empty.ok("certify", cell, "--json").json["in_words"]
+    assert document["summary"][0]["sentences"][1:] == empty.document(f"certify {cell}")["in_words"]
     assert cell != "lstm" or "Not proved: contraction rate" in page.text
-
-
-@pytest.mark.parametrize(
-    ("cell", "title"), [("gru", "Trajectories and ball"), ("antisymmetric", "Trajectories")], ids=["ball", "none"]
-)
-def test_figures_and_commands_are_those_of_the_model(cell: str, title: str) -> None:
-    model = mark_fitted(Classifier(cell, 1, 2, 4)).eval()
-    certificate = prove(model)
-    assert bool(certificate.balls) == (cell == "gru")
-    made = compose_report(CertifiedTarget("my runs/a", None, model, {}, (certificate,)))
-    assert [figure["title"] for figure in made.document["figures"]] == [title, "Forgetting", "Spectra"]
-    text = Page(render(made)).text
-    assert f"{title}. Blue: observed trajectories" in text
-    assert "stablernn eval 'my runs/a' --stability measures it." in text
-    assert "stablernn eval 'my runs/a' --robustness measures it." in text
 
 
 def test_a_state_that_overflows_is_stated() -> None:

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from certificate_page import TAGS, Page, read_document
 from cli_helpers import Workplace, copied, republish
 from stablernn_cli.report.document import intended_use
@@ -44,33 +42,8 @@ def test_a_promotion_is_stated_with_who_when_why_and_policy(
     assert "released as production (section C)" in page.text
 
 
-@pytest.mark.slow
-def test_rules_that_were_set_after_a_move_are_not_its_policy(released: Workplace, tmp_path: Path) -> None:
-    with copied(released, tmp_path / "copy") as workplace:
-        policy = workplace.registry / "policy.jsonl"
-        before = policy.read_bytes()
-        workplace.ok("-q", "registry", "policy", "set", "--require", "none", "--alias", "production", "--why", "later")
-        added = json.loads(policy.read_bytes()[len(before) :])
-        moved = Registry(workplace.registry).log("sure")[-1].time
-        # Times have a resolution of one second, in which both may fall.
-        if added["time"] == moved:
-            pytest.skip("the rule was set in the second of the move")
-        _, document = read_document(workplace, "sure:1")
-    assert document["history"]["moves"][0]["policy"]["why"] == "rule 12"
-
-
-def test_a_run_has_neither_digest_nor_history(trained: Workplace) -> None:
-    page, document = read_document(trained, "digits-run")
-    assert (document["model"]["source"], document["model"]["digest"], document["history"]) == ("run", None, None)
-    assert document["stored_certificate"] is None
-    assert document["observed"]["metrics"]["test"]["accuracy"] is not None
-    assert "digest none: a run directory is not published" in page.text
-    assert "intended use not stated: a run directory has no model card" in page.text
-    assert "No server was asked" in page.text
-
-
 def test_an_intended_use_is_quoted_from_the_card(workplace: Workplace) -> None:
-    workplace.ok("-q", "export", "digits-run", "--name", "digits", "--intended-use", "Digits of 8 x 8 pixels | [demo]")
+    workplace.ok("-q export digits-run --name digits --intended-use 'Digits of 8 x 8 pixels | [demo]'")
     page, document = read_document(workplace, "digits:2")
     assert document["model"]["intended_use"] == {"stated": True, "text": "Digits of 8 x 8 pixels | [demo]"}
     assert "intended use Digits of 8 x 8 pixels | [demo]" in page.text
@@ -78,10 +51,9 @@ def test_an_intended_use_is_quoted_from_the_card(workplace: Workplace) -> None:
         "stated": False,
         "text": "not stated in the model card",
     }
-    refused = workplace("export", "digits-run", "--name", "digits", "--intended-use", " ")
-    assert (refused.code, refused.sentence) == (
-        2,
-        "--intended-use takes a text, got an empty one. Leave it out if no use is intended yet.",
+    assert (
+        workplace.refusal("export digits-run --name digits --intended-use ' '")
+        == "--intended-use takes a text, got an empty one. Leave it out if no use is intended yet."
     )
 
 

@@ -39,8 +39,8 @@ class TestServer:
     @pytest.mark.slow
     def test_what_no_guard_compares_is_no_zero(self, empty: Workplace) -> None:
         # A linear unit has no bound on its state.
-        empty.ok("-q", "train", "--cell", "lru", *ALIKE, "--run-dir", "lru")
-        empty.ok("-q", "export", "lru", "--name", "open")
+        empty.ok(f"-q train --cell lru {ALIKE} --run-dir lru")
+        empty.ok("-q export lru --name open")
         for running in serve(create_app(Settings(registry=empty.registry, models=("open:1",)))):
             page, document = read_document(empty, "open:1", "--server", running.url)
         assert document["violations"]["states_outside_ball"] is None
@@ -49,9 +49,9 @@ class TestServer:
     def test_a_token_is_read_from_the_environment(self, released: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
         settings = Settings(registry=released.registry, models=("sure:1",), infer_tokens=(TOKEN,))
         for running in serve(create_app(settings)):
-            refused = released("certify", "sure:1", "--report", "d.json", "--server", running.url)
+            refused = released(f"certify sure:1 --report d.json --server {running.url}")
             monkeypatch.setenv("STABLERNN_CLIENT_TOKEN", TOKEN)
-            released.ok("-q", "certify", "sure:1", "--report", "d.json", "--server", running.url)
+            released.ok(f"-q certify sure:1 --report d.json --server {running.url}")
         assert refused.code == 1
         assert "Start the server, set STABLERNN_CLIENT_TOKEN if it wants a token" in refused.sentence
         assert TOKEN not in released.path("d.json").read_text(encoding="utf-8")
@@ -61,7 +61,7 @@ class TestServer:
         ["http://user:secret@127.0.0.1:9", "user:secret@127.0.0.1:9", "http://u:secret@[::1", "http://u:secret@h:port"],
     )
     def test_a_password_in_an_address_is_neither_taken_nor_shown(self, address: str, released: Workplace) -> None:
-        refused = released("certify", "sure:1", "--report", "d.json", "--server", address)
+        refused = released("certify sure:1 --report d.json --server", address)
         assert (refused.code, refused.sentence) == (
             2,
             "--server takes an address without user and password. Give an address such as http://127.0.0.1:8080, and "
@@ -73,9 +73,9 @@ class TestServer:
         "address", ["127.0.0.1:9", "ftp://h", "http://", "http://h:port", "http://[::1", "http://h x"]
     )
     def test_what_is_no_address_is_refused(self, address: str, released: Workplace) -> None:
-        refused = released("certify", "sure:1", "--report", "d.json", "--server", address)
-        assert refused.code == 2
-        assert refused.sentence.startswith(f"--server takes an http:// or https:// address, got '{address}'.")
+        assert released.refusal("certify sure:1 --report d.json --server", address).startswith(
+            f"--server takes an http:// or https:// address, got '{address}'."
+        )
 
     def test_a_server_of_another_model_is_refused(self, released: Workplace, tmp_path: Path) -> None:
         with copied(released, tmp_path / "copy") as workplace:
@@ -84,12 +84,11 @@ class TestServer:
             fields = source.manifest.model_dump(exclude={"schema_number", "name", "version", "created", "files"})
             registry.publish("sure", {name: source.path(name) for name in source.manifest.files}, fields)
             for running in serve(create_app(Settings(registry=registry.root, models=("sure:1",)))):
-                refused = workplace("certify", "sure:1", "--report", "d.html", "--server", running.url)
+                refused = workplace(f"certify sure:1 --report d.html --server {running.url}")
         assert refused.code == 1
         assert f"The server at {running.url} serves another model as 'sure:1'" in refused.sentence
 
     def test_a_server_that_does_not_answer_is_an_error(self, released: Workplace) -> None:
-        refused = released("certify", "sure:1", "--report", "d.html", "--server", "http://127.0.0.1:9")
-        assert refused.code == 1
-        assert refused.sentence.startswith("The counts of 'sure:1' cannot be read from http://127.0.0.1:9: ")
+        sentence = released.refusal("certify sure:1 --report d.html --server http://127.0.0.1:9", code=1)
+        assert sentence.startswith("The counts of 'sure:1' cannot be read from http://127.0.0.1:9: ")
         assert not released.path("d.html").exists()

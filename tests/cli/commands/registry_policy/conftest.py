@@ -16,8 +16,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     """Both versions; not to be changed."""
     workplace = Workplace(tmp_path_factory.mktemp("policy"))
     for cell in ("lru", "rnn"):
-        workplace.ok("-q", "train", "--cell", cell, *ALIKE, "--run-dir", f"{cell}-run")
-        workplace.ok("-q", "export", f"{cell}-run", "--name", "digits")
+        workplace.ok(f"-q train --cell {cell} {ALIKE} --run-dir {cell}-run")
+        workplace.ok(f"-q export {cell}-run --name digits")
     return workplace
 
 
@@ -31,6 +31,6 @@ def workplace(made: Workplace, tmp_path: Path) -> Iterator[Workplace]:
 @pytest.fixture
 def guarded(workplace: Workplace) -> Workplace:
     """``production`` leads to the stable version and must be contracting."""
-    workplace.ok("-q", "registry", "alias", "digits@production", 1)
-    require(workplace, "--alias", "production", "--require", "contracting")
+    workplace.ok("-q registry alias digits@production 1")
+    require(workplace, "--alias production --require contracting")
     return workplace

@@ -4,79 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from cli_helpers import ALIKE, Workplace, republish
+from cli_helpers import Workplace, republish
 from policy_helpers import CHECKS, STABLE, aliases, bytes_of, instead, require, weaker
-
-
-@pytest.mark.slow
-def test_from_two_trainings_to_a_gate_with_its_history(empty: Workplace) -> None:
-    """As somebody does it who comes with nothing: each step by the command line, and what it says."""
-    # The free one is the unstable one, whose graphs are shared.
-    certified = tuple("--certified" if word == "--free" else word for word in ALIKE)
-    for name, words in (("free", ALIKE), ("kept", certified)):
-        empty.ok("-q", "train", "--cell", "rnn", *words, "--run-dir", name)
-    rules = ("--require", "contracting", "--max-parity", 1e-4, "--metric", "accuracy", "--worse-by", 0.05)
-    why = ("--why", "it runs unattended")
-    policy = ("-q", "registry", "policy", "set", "--alias", "production", *rules, "--model-signature", *why)
-    shown = empty.ok(*policy).out
-    for phrase in (
-        "contracting or stronger",
-        "0.0001 at most",
-        "accuracy on test: 0.05 worse at most",
-        "must match the",
-    ):
-        assert phrase in shown
-
-    refused = empty("export", "free", "--name", "digits", "--alias", "production")
-    assert refused.code == 3
-    assert refused.sentence == (
-        f"'digits@production' is not set, version 1 is refused: {weaker(1)}. Choose another version, or move it all "
-        "the same: stablernn registry alias digits@production 1 --force --why '...'."
-    )
-    assert aliases(empty) == {}
-
-    passed = empty.ok("-q", "export", "kept", "--name", "digits", "--alias", "production", "--json").json
-    assert (passed["certificate"]["kind"], aliases(empty)) == ("contracting", {"production": 2})
-
-    before = bytes_of(empty)
-    refused = empty("registry", "alias", "digits@production", 1)
-    assert (refused.code, refused.out, weaker(1) in refused.sentence) == (3, "", True)
-    assert bytes_of(empty) == before
-
-    empty.ok("-q", "registry", "alias", "digits@production", 1, "--force", "--why", "for the demonstration")
-    assert aliases(empty) == {"production": 1}
-    empty.ok("-q", "registry", "rollback", "digits@production", "--why", "it is over")
-    assert aliases(empty) == {"production": 2}
-
-    history = empty.ok("registry", "log", "digits", "--json").json
-    assert [
-        (line["action"], line.get("from"), line.get("to"), line.get("forced"), line["why"]) for line in history
-    ] == [
-        ("publish", None, None, None, None),
-        ("publish", None, None, None, None),
-        ("alias", None, 2, False, "export of kept"),
-        ("alias", 2, 1, True, "for the demonstration"),
-        ("rollback", 1, 2, False, "it is over"),
-    ]
-    rules_asked = ["policy kind", "policy parity", "policy metric", "policy model signature"]
-    forced, back = ([(check["name"], check["ok"]) for check in line["checks"]] for line in history[3:])
-    assert [name for name, _ in forced] == [*rules_asked, *CHECKS[1:]]
-    assert ("policy kind", False) in forced
-    assert all(ok for _, ok in back)
-    text = empty.ok("-q", "registry", "log", "digits").out
-    for words in (
-        "alias production: nothing -> 2",
-        "2 -> 1 (forced past: policy kind",
-        "for the demonstration",
-        "rollback production",
-    ):
-        assert words in text
-    assert empty.ok("registry", "verify", "--recompute", "--json").json["ok"] is True
 
 
 def test_an_unstable_model_is_refused_and_nothing_changes(guarded: Workplace) -> None:
     before = bytes_of(guarded)
-    refused = guarded("registry", "alias", "digits@production", 2)
+    refused = guarded("registry alias digits@production 2")
     assert (
         refused.sentence
         == f"'digits@production' stays at version 1, version 2 is refused: {weaker(2)}. {instead('alias', 2)}"
@@ -84,12 +18,12 @@ def test_an_unstable_model_is_refused_and_nothing_changes(guarded: Workplace) ->
     assert (refused.code, refused.out) == (3, "")
     assert bytes_of(guarded) == before
     # Another alias is under no rule.
-    guarded.ok("-q", "registry", "alias", "digits@canary", 2)
+    guarded.ok("-q registry alias digits@canary 2")
     assert aliases(guarded) == {"production": 1, "canary": 2}
 
 
 def test_a_stable_model_passes_and_the_log_says_by_what(guarded: Workplace) -> None:
-    moved = guarded.ok("-q", "registry", "alias", "digits@production", 1, "--json").json
+    moved = guarded.document("registry alias digits@production 1")
     assert [(check["name"], check["ok"]) for check in moved["checks"]] == [(name, True) for name in CHECKS]
     kind, _, _, certificate, _, signature = moved["checks"]
     assert kind["detail"] == "certificate kind 'contracting', 'contracting' is required"
@@ -98,33 +32,35 @@ def test_a_stable_model_passes_and_the_log_says_by_what(guarded: Workplace) -> N
 
 
 def test_a_forced_move_is_in_the_history_with_its_reason(guarded: Workplace) -> None:
-    guarded.ok("-q", "registry", "alias", "digits@production", 2, "--force", "--why", "a demonstration")
-    entry = guarded.ok("registry", "log", "digits", "--json").json[-1]
+    guarded.ok("-q registry alias digits@production 2 --force --why 'a demonstration'")
+    entry = guarded.document("registry log digits")[-1]
     assert (entry["forced"], entry["why"], entry["to"]) == (True, "a demonstration", 2)
     assert [check["name"] for check in entry["checks"] if not check["ok"]] == ["policy kind"]
-    assert "alias production: 1 -> 2 (forced past: policy kind)" in guarded.ok("-q", "registry", "log", "digits").out
-    refused = guarded("registry", "alias", "digits@production", 2, "--force")
-    assert (refused.code, refused.sentence) == (2, "--force needs a reason, got none. Add --why '...'.")
+    assert "alias production: 1 -> 2 (forced past: policy kind)" in guarded.ok("-q registry log digits").out
+    assert (
+        guarded.refusal("registry alias digits@production 2 --force")
+        == "--force needs a reason, got none. Add --why '...'."
+    )
 
 
 def test_a_rollback_is_gated(workplace: Workplace) -> None:
     for version in (2, 1):
-        workplace.ok("-q", "registry", "alias", "digits@production", version)
-    require(workplace, "--require", "contracting")
-    refused = workplace("registry", "rollback", "digits@production")
+        workplace.ok(f"-q registry alias digits@production {version}")
+    require(workplace, "--require contracting")
+    refused = workplace("registry rollback digits@production")
     assert (
         refused.sentence
         == f"'digits@production' stays at version 1, version 2 is refused: {weaker(2)}. {instead('rollback')}"
     )
     assert (refused.code, aliases(workplace)) == (3, {"production": 1})
-    rolled = workplace.ok("-q", "registry", "rollback", "digits@production", "--force", "--why", "as it was", "--json")
+    rolled = workplace.ok("-q registry rollback digits@production --force --why 'as it was' --json")
     assert (rolled.json["action"], rolled.json["forced"], rolled.json["to"]) == ("rollback", True, 2)
     assert [check["name"] for check in rolled.json["checks"]] == CHECKS
 
 
 @pytest.mark.slow
 def test_export_publishes_what_the_alias_does_not_take(guarded: Workplace) -> None:
-    refused = guarded("export", "rnn-run", "--name", "digits", "--alias", "production", "--json")
+    refused = guarded("export rnn-run --name digits --alias production --json")
     assert (
         refused.sentence
         == f"'digits@production' stays at version 1, version 3 is refused: {weaker(3)}. {instead('alias', 3)}"
@@ -132,20 +68,20 @@ def test_export_publishes_what_the_alias_does_not_take(guarded: Workplace) -> No
     assert (refused.code, refused.out) == (3, "")
     assert "Published digits:3." in refused.err
     assert aliases(guarded) == {"production": 1}
-    done = guarded.ok("-q", "export", "lru-run", "--name", "digits", "--alias", "production", "--json").json
+    done = guarded.document("export lru-run --name digits --alias production")
     assert (done["ref"], done["aliases"], aliases(guarded)) == ("digits:4", ["production"], {"production": 4})
-    assert [check["name"] for check in guarded.ok("registry", "log", "digits", "--json").json[-1]["checks"]] == CHECKS
+    assert [check["name"] for check in guarded.document("registry log digits")[-1]["checks"]] == CHECKS
 
 
 def test_a_worse_figure_is_refused(workplace: Workplace) -> None:
     for accuracy in (0.98, 0.96):
         republish(workplace, STABLE, metrics={"test": {"accuracy": accuracy}})
-    workplace.ok("-q", "registry", "alias", "digits@production", 3)
-    require(workplace, "--metric", "accuracy", "--worse-by", 0.01)
-    refused = workplace("registry", "alias", "digits@production", 4)
+    workplace.ok("-q registry alias digits@production 3")
+    require(workplace, "--metric accuracy --worse-by 0.01")
+    refused = workplace("registry alias digits@production 4")
     assert refused.sentence == (
         "'digits@production' stays at version 3, version 4 is refused: check 'policy metric' failed ('accuracy' on "
         f"'test' is 0.96, version 3 has 0.98, 0.01 worse is allowed). {instead('alias', 4)}"
     )
-    require(workplace, "--metric", "accuracy", "--worse-by", 0.02)
-    workplace.ok("-q", "registry", "alias", "digits@production", 4)
+    require(workplace, "--metric accuracy --worse-by 0.02")
+    workplace.ok("-q registry alias digits@production 4")

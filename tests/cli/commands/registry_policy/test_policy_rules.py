@@ -12,31 +12,31 @@ METRIC = {"name": "mae", "split": "validation", "worse_by": 0.5, "better": "lowe
 
 
 def test_rules_are_changed_one_by_one(empty: Workplace) -> None:
-    shown = empty.ok("registry", "policy", "show")
+    shown = empty.ok("registry policy show")
     assert shown.out == "There is no policy: an alias may point to any version.\n"
     assert not empty.registry.exists()
-    metric = ("--metric", "mae", "--worse-by", 0.5, "--split", "validation")
-    assert require(empty, "--require", "bounded")["rules"] == NOTHING | {"kind": "bounded"}
-    assert require(empty, *metric)["rules"] == NOTHING | {"kind": "bounded", "metric": METRIC}
+    metric = "--metric mae --worse-by 0.5 --split validation"
+    assert require(empty, "--require bounded")["rules"] == NOTHING | {"kind": "bounded"}
+    assert require(empty, metric)["rules"] == NOTHING | {"kind": "bounded", "metric": METRIC}
     # An alias begins with what it was under.
-    own = require(empty, "--alias", "production", "--max-parity", 1e-5, "--clear", "metric")
+    own = require(empty, "--alias production --max-parity 1e-05 --clear metric")
     assert (own["alias"], own["seq"], own["why"]) == ("production", 3, "runs unattended")
     assert own["rules"] == NOTHING | {"kind": "bounded", "max_parity": 1e-5}
-    free = require(empty, "--alias", "production", "--clear", "kind", "--clear", "max-parity")
+    free = require(empty, "--alias production --clear kind --clear max-parity")
     assert free["rules"] == NOTHING
-    document = empty.ok("registry", "policy", "show", "--json").json
+    document = empty.document("registry policy show")
     assert {alias: entry["rules"] for alias, entry in document["policy"].items()} == {
         "*": NOTHING | {"kind": "bounded", "metric": METRIC},
         "production": NOTHING,
     }
     assert [entry["seq"] for entry in document["history"]] == [1, 2, 3, 4]
     assert document["registry"] == str(empty.registry)
-    assert require(empty, "--alias", "production", "--clear", "all")["rules"] is None
-    text = empty.ok("-q", "registry", "policy", "show").out
+    assert require(empty, "--alias production --clear all")["rules"] is None
+    text = empty.ok("-q registry policy show").out
     assert "bounded or stronger" in text
     assert "mae on validation: 0.5 worse at most (lower is better)" in text
     assert "production" not in text
-    assert empty.ok("registry", "verify", "--json").json["ok"] is True
+    assert empty.document("registry verify")["ok"] is True
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,11 @@ def test_rules_are_changed_one_by_one(empty: Workplace) -> None:
     ],
 )
 def test_rules_that_make_no_sense(empty: Workplace, arguments: list[str], sentence: str | None) -> None:
-    result = empty("registry", "policy", "set", "--why", "w", *arguments)
+    result = empty("registry policy set --why w", *arguments)
     assert (result.code, result.out) == (2, "")
     assert sentence is None or result.sentence == sentence
     assert not empty.registry.exists()
 
 
 def test_rules_need_a_reason(empty: Workplace) -> None:
-    result = empty("registry", "policy", "set", "--require", "bounded")
-    assert result.code == 2
-    assert "--why" in result.sentence
+    assert "--why" in empty.refusal("registry policy set --require bounded")
