@@ -513,7 +513,7 @@ def streams(scratch: Path, registry: Path, arguments: argparse.Namespace) -> Row
             fastest |= {**shape, "steps_per_second": fastest["rate"] * size}
             paced |= {**shape, "steps_per_second": paced["rate"] * size, "offered_steps_per_second": offered}
             found[name] = {"fastest": fastest, "paced": paced}
-            log(f"streams, {name}: {fastest['steps_per_second']:.0f} steps/s, p50 {paced['p50_ms']:.1f} ms")
+            log(f"streams, {name}: {fastest['steps_per_second']:.0f} steps/s, p50 {paced['p50_ms']} ms")
         found["server"] = {"rss_mb": server.rss_mb}
     return found
 

@@ -5,11 +5,9 @@ Run as ``python tools/generate_docs.py`` (``make docs``); a test fails when a fi
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import statistics
-import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -289,23 +287,6 @@ def evaluation(text: str) -> str:
 def tuning(text: str) -> str:
     """Return docs/tuning.md with its tables of ranges regenerated."""
     return _fill_tables(text, {"general space": _general_space_table(), "cell options": _cell_options_table()})
-
-
-def accuracy(text: str) -> str:
-    """Return docs/accuracy.md with its section on the UCR and UEA archives regenerated."""
-    file = ROOT / "benchmarks" / "results" / "archive.json"
-    results = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-    return _fill_tables(text, {"archive": _archive_page().archive_section(results)})
-
-
-def _archive_page() -> Any:
-    """Import the module that renders the section: it belongs to a benchmark, whose folder is no package."""
-    folder = str(ROOT / "benchmarks")
-    sys.path.insert(0, folder)
-    try:
-        return importlib.import_module("archive")
-    finally:
-        sys.path.remove(folder)
 
 
 def _fill_tables(text: str, tables: Mapping[str, Iterable[str]]) -> str:
@@ -637,7 +618,6 @@ WHOLE: Mapping[str, Callable[[], str]] = {
 """Generated files, by their path."""
 FILLED: Mapping[str, Callable[[str], str]] = {
     "README.md": readme,
-    "docs/accuracy.md": accuracy,
     "docs/evaluation.md": evaluation,
     "docs/serving.md": serving,
     "docs/tuning.md": tuning,
