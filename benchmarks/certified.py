@@ -215,20 +215,18 @@ def time_projections(cells: list[str], *, length: int = 784, batch_size: int = 3
         model.fit_scaling([x.reshape(-1, 1).numpy()])
         # A rate at which each step leaves the region.
         optimizer, times = torch.optim.Adam(model.parameters(), lr=0.01), []
-        for step in range(repeats + 2):
-            moments = [time.process_time()]
-            if step:
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                model.after_step(step, repeats)
-            moments.append(time.process_time())
+        project_model(model, 1e-3, InputRange.of(5.0))
+        for step in range(1, repeats + 2):
+            started = time.process_time()
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            model.after_step(step, repeats)
+            trained = time.process_time()
             project_model(model, 1e-3, InputRange.of(5.0))
-            times.append(
-                [1e3 * (end - begin) for begin, end in zip(moments, [*moments[1:], time.process_time()], strict=True)]
-            )
+            times.append((1e3 * (trained - started), 1e3 * (time.process_time() - trained)))
         # The first step allocates buffers.
-        step_time, projection_time = (median(values) for values in zip(*times[2:], strict=True))
+        step_time, projection_time = (median(values) for values in zip(*times[1:], strict=True))
         lines.append(
             (f"`{cell}`", *(f"{step_time:.0f}", f"{projection_time:.1f}", f"{projection_time / step_time:.3f}"))
         )

@@ -10,9 +10,6 @@ that the file has are not measured again, so that an interrupted comparison goes
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,10 +20,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import harness
 import numpy as np
 import numpy.typing as npt
 from accuracy import PROBLEMS, problem_file
 from certified import FORECASTS
+from harness import Row, data_folder, read_results, stored, write_results
 from scipy.special import log_softmax, logsumexp
 
 from stablernn.data.load import read_sequences
@@ -145,8 +144,6 @@ class Comparison:
         ensembles: Networks whose probabilities are averaged, each a variant and the seed of its weights, by the name of
             the ensemble. These are compared then, instead of the variants alone, on the folds of the first seed.
 
-    Raises:
-        ValueError: If a variant has a ``share`` in an ensemble, or ``times`` without one.
     """
 
     data: tuple[str, ...]
@@ -157,33 +154,25 @@ class Comparison:
     refits_small: bool = False
     ensembles: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        unused = "share" if self.ensembles else "times"
-        for name, settings in self.variants.items():
-            if unused in settings:
-                kind = "networks in ensembles" if self.ensembles else "variants that are compared by themselves"
-                raise ValueError(f"'{unused}' has no effect on {kind}, got it in '{name}'; leave it out.")
-
     @property
     def names(self) -> tuple[str, ...]:
         """What is compared, the reference first."""
         return tuple(self.ensembles or self.variants)
 
 
+LRU, LIPSCHITZ = {"model.cell": "lru"}, {"model.cell": "lipschitz"}
+REFITTED = {**LRU, "training.refit": True}
+WIDE = {**LIPSCHITZ, "model.hidden_size": 128, "training.lr": 0.01}
+FOUR_SETS = ("ECG200", "ItalyPowerDemand", "GunPoint", "ArrowHead")
+SIX_SETS = (*FOUR_SETS, "JapaneseVowels", "ECG5000")
 COMPARISONS = {
     "label-smoothing": Comparison(
-        SMALL_SETS,
-        {"model.cell": "lru"},
-        {"without": {"training.label_smoothing": 0.0}, "0.1": {"training.label_smoothing": 0.1}},
+        SMALL_SETS, LRU, {"without": {"training.label_smoothing": 0.0}, "0.1": {"training.label_smoothing": 0.1}}
     ),
-    "convolutions": Comparison(
-        ("ECG200", "ItalyPowerDemand", "GunPoint", "ArrowHead"),
-        {"model.cell": "lru", "training.refit": True},
-        {"without": {}, "three": {"model.conv_layers": 3}},
-    ),
+    "convolutions": Comparison(FOUR_SETS, REFITTED, {"without": {}, "three": {"model.conv_layers": 3}}),
     "augmentation": Comparison(
-        ("ECG200", "ItalyPowerDemand", "GunPoint", "ArrowHead"),
-        {"model.cell": "lru", "training.refit": True},
+        FOUR_SETS,
+        REFITTED,
         {
             "default": {},
             "mixup 0.2": {"training.mixup": 0.2},
@@ -192,13 +181,11 @@ COMPARISONS = {
         },
     ),
     "channel-dropout": Comparison(
-        ("JapaneseVowels", "BasicMotions"),
-        {"model.cell": "lru", "training.refit": True},
-        {"default": {}, "0.1": {"training.channel_dropout": 0.1}},
+        ("JapaneseVowels", "BasicMotions"), REFITTED, {"default": {}, "0.1": {"training.channel_dropout": 0.1}}
     ),
     "many-classes": Comparison(
         ("Adiac",),
-        {"model.cell": "lru", "training.refit": True},
+        REFITTED,
         {
             "500 steps": {"training.max_steps": 500},
             "50 steps a class": {},
@@ -209,25 +196,25 @@ COMPARISONS = {
     ),
     "unchanged": Comparison(
         (*SMALL_SETS, "ArrowHead", "JapaneseVowels", "Adiac", "Crop"),
-        {"model.cell": "lru"},
+        LRU,
         {"default": {}, "unchanged": UNCHANGED},
         seeds=(0,),
         refits_small=True,
     ),
     "channels": Comparison(
-        ("ECG200", "ItalyPowerDemand", "GunPoint", "ArrowHead", "JapaneseVowels"),
-        {"model.cell": "lru", "training.refit": True},
+        (*FOUR_SETS, "JapaneseVowels"),
+        REFITTED,
         {"samples": {}, **{name: {"channels": name} for name in ("both directions", "differences", "spectrum")}},
     ),
     "mixed-members": Comparison(
-        ("ECG200", "ItalyPowerDemand", "GunPoint", "ArrowHead", "JapaneseVowels", "ECG5000"),
+        SIX_SETS,
         {"training.refit": True},
         {
-            "lru": {"model.cell": "lru"},
+            "lru": LRU,
             "gru": {"model.cell": "gru"},
-            "convolutions": {"model.cell": "lru", "model.conv_layers": 3},
-            "differences": {"model.cell": "lru", "channels": "differences"},
-            "closed form": {**SOLVED, "model.cell": "lru", "model.hidden_size": 256},
+            "convolutions": {**LRU, "model.conv_layers": 3},
+            "differences": {**LRU, "channels": "differences"},
+            "closed form": {**SOLVED, **LRU, "model.hidden_size": 256},
         },
         seeds=(0,),
         ensembles={
@@ -240,8 +227,8 @@ COMPARISONS = {
         },
     ),
     "longer-members": Comparison(
-        ("ECG200", "ItalyPowerDemand", "GunPoint", "ArrowHead", "JapaneseVowels", "ECG5000"),
-        {"model.cell": "lru", "training.refit": True},
+        SIX_SETS,
+        REFITTED,
         {"lru": {}, "twice": {"times": 2}, "four times": {"times": 4}},
         seeds=(0,),
         ensembles={
@@ -256,7 +243,7 @@ COMPARISONS = {
     ),
     "longer-unchanged": Comparison(
         ("Adiac",),
-        {"model.cell": "lru", "training.refit": True, **UNCHANGED},
+        {**REFITTED, **UNCHANGED},
         {"recommended": {}, "twice": {"times": 2}},
         seeds=(0,),
         parts=3,
@@ -266,12 +253,12 @@ COMPARISONS = {
         ("ItalyPowerDemand", "GunPoint", "ArrowHead", "JapaneseVowels", "digits"),
         {},
         {
-            "lru": {"model.cell": "lru"},
-            "half of its steps": {"model.cell": "lru", "share": 0.5},
-            "a fifth": {"model.cell": "lru", "share": 0.2},
-            "closed form, lru, 256 units": {**SOLVED, "model.cell": "lru", "model.hidden_size": 256},
-            "64 units": {**SOLVED, "model.cell": "lru"},
-            "lipschitz, 256 units": {**SOLVED, "model.cell": "lipschitz", "model.hidden_size": 256},
+            "lru": LRU,
+            "half of its steps": {**LRU, "share": 0.5},
+            "a fifth": {**LRU, "share": 0.2},
+            "closed form, lru, 256 units": {**SOLVED, **LRU, "model.hidden_size": 256},
+            "64 units": {**SOLVED, **LRU},
+            "lipschitz, 256 units": {**SOLVED, **LIPSCHITZ, "model.hidden_size": 256},
             "gru, 256 units": {**SOLVED, "model.cell": "gru", "model.hidden_size": 256},
         },
         seeds=(0,),
@@ -281,21 +268,21 @@ COMPARISONS = {
         ("daily-min-temperatures", "ETTh1"),
         {},
         {
-            "lipschitz": {"model.cell": "lipschitz"},
-            "a fifth of its steps": {"model.cell": "lipschitz", "share": 0.2},
-            "closed form, linear skip": {**SOLVED, "model.cell": "lru"},
-            "layers of lru alone": {**SOLVED, "model.cell": "lru", "model.skip": "none"},
+            "lipschitz": LIPSCHITZ,
+            "a fifth of its steps": {**LIPSCHITZ, "share": 0.2},
+            "closed form, linear skip": {**SOLVED, **LRU},
+            "layers of lru alone": {**SOLVED, **LRU, "model.skip": "none"},
         },
         seeds=(0,),
     ),
     "longer-forecasts": Comparison(
         ("m4-hourly", "ETTh1"),
-        {"model.cell": "lipschitz"},
+        LIPSCHITZ,
         {
             "default": {},
             "four members": {"model.members": 4},
             "128 units": {"model.hidden_size": 128},
-            "128 units, twice the rate": {"model.hidden_size": 128, "training.lr": 0.01},
+            "128 units, twice the rate": WIDE,
             "20 epochs": {"training.epochs": 20},
             "20 epochs, 128 units": {"training.epochs": 20, "model.hidden_size": 128},
         },
@@ -304,7 +291,7 @@ COMPARISONS = {
     ),
     "many-windows": Comparison(
         ("m4-hourly",),
-        {"model.cell": "lipschitz", "model.hidden_size": 128, "training.lr": 0.01},
+        WIDE,
         {
             "7 epochs": {"training.epochs": 7},
             "7 epochs, twice the rate": {"training.epochs": 7, "training.lr": 0.02},
@@ -315,21 +302,21 @@ COMPARISONS = {
     ),
     "refitted-forecasts": Comparison(
         ("m4-hourly", "ETTm1"),
-        {"model.cell": "lipschitz", "model.hidden_size": 128, "training.lr": 0.01, "training.max_steps": 2000},
+        {**WIDE, "training.max_steps": 2000},
         {"validation steps held out": {}, "trained on": {"training.refit": True}},
         seeds=(0,),
         parts=2,
     ),
     "certified": Comparison(
         (*PROBLEMS, *FORECASTS),
-        {"model.cell": "lipschitz"},
+        LIPSCHITZ,
         {"free": {"training.certified": False}, "certified": {"training.certified": True}},
         seeds=(0,),
     ),
 }
 
 
-RESULTS = Path(__file__).parent / "results" / "cross_validation.json"
+RESULTS = stored("cross_validation")
 SERIES: dict[str, tuple[str, dict[str, Any]]] = {
     "daily-min-temperatures": ("univariate/daily-min-temperatures.csv", {"data.target": ["Temp"], "task.horizon": 7}),
     "ETTh1": ("ETT-small/ETTh1.csv", {"data.target": ["OT"], "task.horizon": 24}),
@@ -337,7 +324,6 @@ SERIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Files in the folder ``forecasting`` of the data, and what they are read with."""
 Array = npt.NDArray[Any]
-Row = dict[str, Any]
 
 
 def _differences(x: Array) -> Array:
@@ -380,9 +366,9 @@ def source(name: str) -> Settings:
         return {"data.source": problem_file(name)}
     if name in SERIES:
         file, settings = SERIES[name]
-        return {"data.source": str(Path(os.environ["STABLERNN_DATA"]) / "forecasting" / file), **settings}
+        return {"data.source": str(data_folder() / "forecasting" / file), **settings}
     if name not in FORECASTS:
-        (path,) = (Path(os.environ["STABLERNN_DATA"]) / "ucr-uea" / name).glob(f"{name}_TRAIN.*")
+        (path,) = (data_folder() / "ucr-uea" / name).glob(f"{name}_TRAIN.*")
         return {"data.source": str(path)}
     words = FORECASTS[name]
     settings = dict(word.split("=", 1) for word in words if "=" in word)
@@ -423,23 +409,14 @@ def score(comparison: str, data: str, variant: str, seed: int, part: int) -> lis
         config, began = settings_of(comparison, data, variant, seed, folder), time.process_time()
         result = run_trial(Trial(0, config, part, chosen.parts, chosen.variants[variant].get("share", 1.0)))
     row = {"comparison": comparison, "data": data, "variant": variant, "seed": seed, "part": part}
-    return [
-        {
-            **row,
-            "metric": result.metric,
-            "score": result.score,
-            "log_loss": result.tie,
-            "seconds": round(result.seconds, 1),
-            "cpu_seconds": round(time.process_time() - began, 2),
-            "reason": result.reason,
-            "commit": code_commit(),
-        }
-    ]
+    row |= {"metric": result.metric, "score": result.score, "log_loss": result.tie, "seconds": round(result.seconds, 1)}
+    cpu_seconds = round(time.process_time() - began, 2)
+    return [{**row, "cpu_seconds": cpu_seconds, "reason": result.reason, "commit": code_commit()}]
 
 
 def score_ensembles(comparison: str, data: str) -> list[Row]:
-    """Train each network of a comparison once on all folds but one, and return the rows of its ensembles."""
-    chosen = COMPARISONS[comparison]
+    """Train each network of a comparison once on all folds but one, and return a row for each ensemble and fold."""
+    chosen, commit = COMPARISONS[comparison], code_commit()
     folds, seed = range(count_parts(comparison, data)), chosen.seeds[0]
     networks: dict[tuple[str, int], list[HeldOut]] = {}
     for variant, weights_seed in sorted({network for ensemble in chosen.ensembles.values() for network in ensemble}):
@@ -448,20 +425,14 @@ def score_ensembles(comparison: str, data: str) -> list[Row]:
             times = chosen.variants[variant].get("times", 1)
             answers = [held_out(config, weights_seed, part, len(folds), times=times) for part in folds]
         networks[variant, weights_seed] = answers
-    return ensemble_rows(comparison, data, networks)
-
-
-def ensemble_rows(comparison: str, data: str, networks: Mapping[tuple[str, int], Sequence[HeldOut]]) -> list[Row]:
-    """Return a row for each ensemble and fold, by the answers of their networks."""
-    chosen, commit = COMPARISONS[comparison], code_commit()
     rows: list[Row] = []
     for name, members in chosen.ensembles.items():
-        answers = [networks[member] for member in members]
-        for part, (accuracy, log_loss) in enumerate(average_scores(answers)):
-            row = {"comparison": comparison, "data": data, "variant": name, "seed": chosen.seeds[0], "part": part}
-            cpu_seconds = round(sum(member[part].cpu_seconds for member in answers), 2)
-            figures = {"metric": "accuracy", "score": accuracy, "log_loss": log_loss, "cpu_seconds": cpu_seconds}
-            rows.append({**row, **figures, "commit": commit})
+        answers_of = [networks[member] for member in members]
+        for part, (accuracy, log_loss) in enumerate(average_scores(answers_of)):
+            row = {"comparison": comparison, "data": data, "variant": name, "seed": seed, "part": part}
+            cpu_seconds = round(sum(member[part].cpu_seconds for member in answers_of), 2)
+            row |= {"metric": "accuracy", "score": accuracy, "log_loss": log_loss, "cpu_seconds": cpu_seconds}
+            rows.append({**row, "commit": commit})
     return rows
 
 
@@ -474,61 +445,40 @@ def table(comparison: str, rows: list[Row]) -> str:
     """
     chosen = COMPARISONS[comparison]
     first, *others = chosen.names
-    titles = [f"{name}, difference" for name in others]
-    lines = [f"| data | metric | {first} | {' | '.join(titles)} |", "|---" * (3 + len(others)) + "|"]
+    lines: list[list[str]] = []
+    means: dict[tuple[str, str], list[float]] = {}
     for data in chosen.data:
-        for figure in ("score", "log_loss"):
+        runs = {name: [row for row in rows if (row["data"], row["variant"]) == (data, name)] for name in chosen.names}
+        metric = next((row["metric"] for part in runs.values() for row in part if row["metric"]), "")
+        for figure, label in (("score", metric), ("log_loss", "log loss")):
             scores = {
-                name: {
-                    (row["seed"], row["part"]): row[figure]
-                    for row in rows
-                    if (row["data"], row["variant"]) == (data, name) and row[figure] is not None
-                }
-                for name in chosen.names
+                name: {(row["seed"], row["part"]): row[figure] for row in part if row[figure] is not None}
+                for name, part in runs.items()
             }
-            metrics = {row["metric"] for row in rows if row["data"] == data and row["metric"]}
-            if not scores[first]:
-                continue
-            is_relative = figure == "score" and "accuracy" not in metrics
-            cells = [f"{np.mean([*scores[first].values()]):.3f}"]
-            for name in others:
-                pairs = [(scores[name][key], scores[first][key]) for key in scores[name].keys() & scores[first].keys()]
-                cells.append(_difference(pairs, is_relative=is_relative))
-            label = metrics.pop() if figure == "score" else "log loss"
-            lines.append(f"| {data} | {label} | {' | '.join(cells)} |")
-        seconds = {
-            name: [row.get("cpu_seconds") for row in rows if (row["data"], row["variant"]) == (data, name)]
-            for name in chosen.names
-        }
-        if all(values and None not in values for values in seconds.values()):
-            lines.append(f"| {data} | CPU s | {' | '.join(f'{np.mean(values):.1f}' for values in seconds.values())} |")
-    return "\n".join([*lines, *(_means(chosen, rows) if chosen.ensembles else [])])
+            if scores[first]:
+                is_relative = figure == "score" and metric != "accuracy"
+                cells = [_difference(scores[name], scores[first], is_relative=is_relative) for name in others]
+                lines.append([data, label, f"{np.mean([*scores[first].values()]):.3f}", *cells])
+                for name in chosen.names:
+                    means.setdefault((label, name), []).append(float(np.mean([*scores[name].values()])))
+        seconds = [[row.get("cpu_seconds") for row in part] for part in runs.values()]
+        if all(values and None not in values for values in seconds):
+            lines.append([data, "CPU s", *(f"{np.mean(values):.1f}" for values in seconds)])
+    for label in ("accuracy", "log loss") if chosen.ensembles else ():
+        columns = {name: dict(enumerate(means[label, name])) for name in chosen.names}
+        cells = [_difference(columns[name], columns[first], is_relative=False) for name in others]
+        lines.append(["mean", label, f"{np.mean([*columns[first].values()]):.3f}", *cells])
+    return harness.table(("data", "metric", first, *(f"{name}, difference" for name in others)), lines)
 
 
-def _means(chosen: Comparison, rows: list[Row]) -> list[str]:
-    """Return the rows of a table that have the means over all data sets."""
-    first, *others = chosen.names
-    lines = []
-    for figure, label in (("score", "accuracy"), ("log_loss", "log loss")):
-        means = {
-            name: [
-                float(np.mean([row[figure] for row in rows if (row["data"], row["variant"]) == (data, name)]))
-                for data in chosen.data
-            ]
-            for name in chosen.names
-        }
-        cells = [_difference([*zip(means[name], means[first], strict=True)], is_relative=False) for name in others]
-        lines.append(f"| mean | {label} | {np.mean(means[first]):.3f} | {' | '.join(cells)} |")
-    return lines
-
-
-def _difference(pairs: list[tuple[float, float]], *, is_relative: bool) -> str:
-    if len(pairs) < 2:
+def _difference(scores: Mapping[Any, float], references: Mapping[Any, float], *, is_relative: bool) -> str:
+    keys = sorted(scores.keys() & references.keys())
+    if len(keys) < 2:
         return "-"
-    scores, references = np.array(pairs).T
-    differences, form = scores - references, ".3f"
+    reference = np.array([references[key] for key in keys])
+    differences, form = np.array([scores[key] for key in keys]) - reference, ".3f"
     if is_relative:
-        differences, form = 100 * differences / references, ".1f"
+        differences, form = 100 * differences / reference, ".1f"
     error = differences.std(ddof=1) / len(differences) ** 0.5
     return f"{differences.mean():+{form}} ± {error:{form}}{' %' if is_relative else ''}"
 
@@ -551,30 +501,25 @@ def pending(comparison: str, rows: list[Row]) -> list[tuple[Callable[..., list[R
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = harness.arguments_parser(__doc__)
     parser.add_argument("comparison", choices=list(COMPARISONS))
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the file of all scores")
     parser.add_argument("--table", action="store_true", help="only print the table of the results")
     arguments = parser.parse_args()
-    rows: list[Row] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    rows: list[Row] = read_results(arguments.results, [])
     if not arguments.table:
         calls = pending(arguments.comparison, rows)
         # Not a fork, in which the threads of polars that read the data before would be missing.
         with ProcessPoolExecutor(arguments.jobs, get_context("spawn")) as pool:
             try:
                 for future in as_completed([pool.submit(function, *words) for function, words in calls]):
-                    rows = merged(rows, future.result())
+                    rows = [*{_key(row): row for row in [*rows, *future.result()]}.values()]
                     print(*future.result(), sep="\n", flush=True)
-                    content = json.dumps(sorted(rows, key=_key), indent=1)
-                    RESULTS.write_text(content + "\n", encoding="utf-8")
+                    write_results(arguments.results, sorted(rows, key=_key))
             except StableRNNError as error:
                 raise SystemExit(str(error)) from None
     print(table(arguments.comparison, [row for row in rows if row["comparison"] == arguments.comparison]))
-
-
-def merged(rows: list[Row], measured: list[Row]) -> list[Row]:
-    """Return rows with those that were measured in the place of earlier ones."""
-    return [*{_key(row): row for row in [*rows, *measured]}.values()]
 
 
 def _key(row: Row) -> tuple[str, str, str, int, int]:
