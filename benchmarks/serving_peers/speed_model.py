@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort  # noqa: TID253
+import onnxruntime as ort
 
 CLASSES = 10
 MAX_BATCH = 16
