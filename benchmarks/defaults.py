@@ -8,76 +8,51 @@ trains through the command line, one thread a job, and writes ``benchmarks/resul
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-import subprocess
-import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
+from itertools import product
 from pathlib import Path
-from typing import Any
 
-RESULTS = Path(__file__).parent / "results" / "defaults.json"
-SEEDS = (0, 1, 2)
-CO2_CELLS = ("lipschitz", "lvf_mid", "gru")
+import harness
+from harness import Row, log, read_results, run_json, shown, stored, write_results
 
+from stablernn import list_cells
 
-def commands(seeds: tuple[int, ...]) -> list[dict[str, Any]]:
-    """One row for each training run: what it is and the words after ``stablernn``."""
-    from stablernn import list_cells
-
-    rows = []
-    for data, cells, options in (("digits", list_cells(), ["--hidden-size", "128"]), ("co2", CO2_CELLS, [])):
-        for cell in cells:
-            for seed in seeds:
-                words = ["train", "--data", data, "--cell", cell, *options, "--free", "--seed", str(seed)]
-                rows.append({"data": data, "cell": cell, "seed": seed, "command": words})
-    return rows
+DATA: dict[str, tuple[tuple[str, ...], list[str], str]] = {
+    "digits": (tuple(list_cells()), ["--hidden-size", "128"], "accuracy"),
+    "co2": (("lipschitz", "lvf_mid", "gru"), [], "relative_mae"),
+}
+"""Cells, options and the figure of each data set."""
 
 
-def run(row: dict[str, Any]) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, "-m", "stablernn_cli", *row["command"], "--json"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-        )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(row['command'])}: {done.stderr}")
-    summary = json.loads(done.stdout)
+def train(data: str, cell: str, seed: int) -> Row:
+    """Train once, and return the figures."""
+    _, options, figure = DATA[data]
+    words = ["train", "--data", data, "--cell", cell, *options, "--free", "--seed", str(seed)]
+    summary = run_json(words)
     test = summary["metrics"]["test"]
-    figure = "accuracy" if row["data"] == "digits" else "relative_mae"
-    print(f"{row['data']:7}{row['cell']:16}{row['seed']}  {figure} {test[figure]:.4f}", file=sys.stderr, flush=True)
-    return {
-        **row,
-        "command": "stablernn " + " ".join(row["command"]),
-        "figure": figure,
-        "value": test[figure],
-        "mase": test.get("mase"),
-        "parameters": summary["parameters"],
-        "seconds": summary["seconds"],
-    }
+    row = {"data": data, "cell": cell, "seed": seed, "command": shown(words), "figure": figure, "value": test[figure]}
+    log(row)
+    return {**row, "mase": test.get("mase"), "parameters": summary["parameters"], "seconds": summary["seconds"]}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = harness.arguments_parser(__doc__)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="seeds from 0 on")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--cells", nargs="*", help="run these cells again and keep the other rows")
+    parser.add_argument("--results", type=Path, default=stored("defaults"), help="the file of all figures")
     arguments = parser.parse_args()
-    wanted = commands(tuple(range(arguments.seeds)))
-    kept: list[dict[str, Any]] = []
-    if arguments.cells:
-        wanted = [row for row in wanted if row["cell"] in arguments.cells]
-        kept = [row for row in json.loads(RESULTS.read_text())["runs"] if row["cell"] not in arguments.cells]
+    jobs = [job for data, (cells, *_) in DATA.items() for job in product([data], cells, arguments.seeds)]
+    jobs = [job for job in jobs if job[1] in (arguments.cells or [job[1]])]
+    rows = {_key(row): row for row in read_results(arguments.results, {"runs": []})["runs"] if arguments.cells}
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        rows = sorted(kept + list(pool.map(run, wanted)), key=lambda row: (row["data"] != "digits", row["cell"]))
-    machine = {"machine": platform.machine(), "torch": version("torch"), "python": platform.python_version()}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"conditions": machine, "runs": rows}, indent=1) + "\n", encoding="utf-8")
+        rows |= {_key(row): row for row in pool.map(lambda job: train(*job), jobs)}
+    runs = [rows[key] for key in sorted(rows)]
+    write_results(arguments.results, {"conditions": harness.conditions("torch"), "runs": runs})
+
+
+def _key(row: Row) -> tuple[int, str, int]:
+    return list(DATA).index(row["data"]), row["cell"], row["seed"]
 
 
 if __name__ == "__main__":

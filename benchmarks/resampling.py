@@ -1,6 +1,6 @@
 """Whether sequences of very different lengths are classified better when they are resampled.
 
-    STABLERNN_DATA=... python benchmarks/resampling.py --seeds 0,1,2
+    STABLERNN_DATA=... python benchmarks/resampling.py --seeds 0 1 2
 
 Gestures are generated: ten curves with one channel, each drawn at an uneven pace in 29 to 361 samples, around a
 duration of its own, so that lengths tell something of the class. JapaneseVowels (270 utterances for training, 7 to 29
@@ -10,20 +10,16 @@ and scored on the test split. Writes ``benchmarks/results/resampling.json``; abo
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import harness
 import numpy as np
+from harness import Row, data_folder, log, mean_spread, read_results, run_json, stored, write_results
 
-RESULTS = Path(__file__).parent / "results" / "resampling.json"
 SHORTEST, LONGEST = 29, 361
 SHAPES = 10
 DURATIONS = (45, 230)
@@ -61,58 +57,53 @@ def write_gestures(folder: Path, seed: int, *, train: int = 200, test: int = 400
     return folder / "gestures_TRAIN.npz"
 
 
-def settings(name: str, shortest: float, longest: int) -> list[str]:
+RECIPES = ("default", "short patches", "resampled")
+
+
+def settings(recipe: str, lengths: np.ndarray) -> list[str]:
     """Return the words of a recipe; ``short patches`` are those of the search."""
-    if name == "resampled":
-        return ["--set", "model.resample_steps=100"]
-    if name == "short patches":
-        stride = max(1, min(max(1, round(longest / 24)) // 2, round(shortest / 24)))
-        return ["--set", f"model.patch_stride={stride}", "--set", f"model.patch_size={4 * stride}"]
-    return []
+    values = {"resampled": ["resample_steps=100"], "default": []}.get(recipe)
+    if values is None:
+        stride = max(1, min(max(1, round(lengths.max() / 24)) // 2, round(np.quantile(lengths, 0.1) / 24)))
+        values = [f"patch_stride={stride}", f"patch_size={4 * stride}"]
+    return [word for value in values for word in ("--set", f"model.{value}")]
 
 
-def score(data: str, recipe: str, seed: int) -> dict[str, Any]:
+def score(data: str, recipe: str, seed: int) -> Row:
     """Return the accuracy on the test split of one training."""
     from stablernn.data import load_data
 
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        source = write_gestures(folder, seed) if data == "gestures" else _archive_file(data)
+    with tempfile.TemporaryDirectory() as folder:
+        archive = data_folder() / "ucr-uea" / data / f"{data}_TRAIN.ts"
+        source = write_gestures(Path(folder), seed) if data == "gestures" else archive
         loaded: Any = load_data(source)
         lengths = np.concatenate([loaded.train.lengths, loaded.validation.lengths])
         words = ["train", "--data", str(source), "--cell", "lru", "--seed", str(seed), "--set", "training.refit=true"]
-        words += [*settings(recipe, float(np.quantile(lengths, 0.1)), int(lengths.max())), "--json"]
-        done = subprocess.run(
-            [sys.executable, "-m", "stablernn_cli", *words], cwd=folder, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise SystemExit(done.stderr)
-    summary = json.loads(done.stdout)
+        summary = run_json([*words, *settings(recipe, lengths)], folder)
     test = summary["metrics"]["test"]
     row = {"data": data, "recipe": recipe, "seed": seed, "seconds": round(summary["seconds"], 1)}
     row |= {key: round(test[key], 4) for key in ("accuracy", "log_loss")}
-    print(row, flush=True)
+    log(row)
     return row
 
 
-def _archive_file(name: str) -> Path:
-    return Path(os.environ["STABLERNN_DATA"]) / "ucr-uea" / name / f"{name}_TRAIN.ts"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="gestures,JapaneseVowels")
-    parser.add_argument("--seeds", default="0,1,2")
+    parser = harness.arguments_parser(__doc__)
+    parser.add_argument("--data", nargs="+", default=["gestures", "JapaneseVowels"])
+    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=RECIPES)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--results", type=Path, default=stored("resampling"), help="file to write")
+    parser.add_argument("--table", action="store_true", help="only print the figures of the results")
     arguments = parser.parse_args()
-    recipes = ("default", "short patches", "resampled")
-    tasks = [*product(arguments.data.split(","), recipes, map(int, arguments.seeds.split(",")))]
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        rows = [*pool.map(lambda task: score(*task), tasks)]
-    RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    for data, recipe in product(arguments.data.split(","), recipes):
+    if not arguments.table:
+        tasks = product(arguments.data, arguments.recipes, arguments.seeds)
+        with ThreadPoolExecutor(arguments.jobs) as pool:
+            write_results(arguments.results, [*pool.map(lambda task: score(*task), tasks)])
+    rows = read_results(arguments.results)
+    for data, recipe in product(arguments.data, arguments.recipes):
         values = [row["accuracy"] for row in rows if (row["data"], row["recipe"]) == (data, recipe)]
-        print(f"{data:16} {recipe:14} {np.mean(values):.3f}  {min(values):.3f} to {max(values):.3f}")
+        print(f"{data:16} {recipe:14} {mean_spread(values)}")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -213,6 +214,7 @@ def states_of(cells: Sequence[str]) -> Iterable[tuple[str, str]]:
 
 def main() -> None:
     parser = harness.arguments_parser(__doc__)
+    parser.add_argument("--results", type=Path, help="file to write and to print the table of")
     parser.add_argument("--table", action="store_true", help="only print the table of the results")
     parser.add_argument("--norm-search", action="store_true", help="measure what the search for a norm gains")
     parser.add_argument(
@@ -231,7 +233,7 @@ def main() -> None:
     elif arguments.bounded_inputs:
         name, measure, write = "bounded_inputs", measure_bounded_inputs, bounded_inputs_table
         facts["inputs_within"] = training_range().document()
-    path = stored(name)
+    path = arguments.results or stored(name)
     rows = read_results(path, {"runs": []})["runs"]
     if not arguments.table:
         began = time.perf_counter()

@@ -8,15 +8,12 @@ wrote.
 
 from __future__ import annotations
 
-import argparse
-import os
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
+import harness
 import numpy as np
+from harness import measure_use, stablernn
 
 METERS = 20
 
@@ -31,44 +28,23 @@ def write_table(path: Path, rows: int) -> None:
         file.write("Zähler;ds;y;temperature\n")
         for meter in range(METERS):
             values = (meter + random.normal(size=(steps, 2))).round(2).tolist()
-            lines = [
-                f"m{meter};{stamp};" + f"{y};{heat}".replace(".", ",")
-                for stamp, (y, heat) in zip(stamps, values, strict=True)
-            ]
+            numbers = (f"{y};{heat}".replace(".", ",") for y, heat in values)
+            lines = [f"m{meter};{stamp};{pair}" for stamp, pair in zip(stamps, numbers, strict=True)]
             file.write("\n".join([*lines, *lines[-1:] * (meter == 0)]) + "\n")
 
 
-def measure(folder: Path, *arguments: str) -> tuple[float, float]:
-    """Return the seconds and the peak memory in MB of a command."""
-    start = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stablernn_cli", "-q", "data", "check", "meters.csv", "--target", "y", *arguments],
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-    )
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"The check of {folder / 'meters.csv'} failed with exit code {process.returncode}.")
-    # Kilobytes on Linux.
-    return time.perf_counter() - start, usage.ru_maxrss / 1000
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.arguments_parser(__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     rows = parser.parse_args().rows
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_table(folder / "meters.csv", rows)
-        size = (folder / "meters.csv").stat().st_size / 1e6
-        print(f"{rows:,} rows, {size:.0f} MB")
-        for label, arguments in (
-            ("check --fix", ("--no-plan", "--fix", "config.yaml")),
-            ("check of the repaired data", ("--no-plan", "--config", "config.yaml")),
-        ):
-            seconds, memory = measure(folder, *arguments)
-            print(f"{label}: {seconds:.1f} s, {memory:.0f} MB")
+        path = Path(name) / "meters.csv"
+        write_table(path, rows)
+        print(f"{rows:,} rows, {path.stat().st_size / 1e6:.0f} MB")
+        for label, option in (("check --fix", "--fix"), ("check of the repaired data", "--config")):
+            words = ("meters.csv", "--target", "y", "--no-plan", option, "config.yaml")
+            use = measure_use(stablernn("-q", "data", "check", *words), name)
+            print(f"{label}: {use['seconds']:.1f} s, {use['memory_mib'] * 1.048576:.0f} MB")
 
 
 if __name__ == "__main__":
