@@ -62,8 +62,6 @@ def test_partial_data_is_asked_of_data_sets_of_several_files_alone(pixels: Table
         "mnist": False,
         "cifar10-noise-padded": True,
     }
-    with pytest.raises(ConfigError, match=r"which digits is not; leave it out\.$"):
-        reproduce("mnist-pixel", FULL, tmp_path, seeds=[0], partial_data=True)
 
 
 def test_a_cut_in_steps_is_taken_in_the_middle_of_an_epoch(pixels: Table, tmp_path: Path) -> None:
@@ -71,23 +69,6 @@ def test_a_cut_in_steps_is_taken_in_the_middle_of_an_epoch(pixels: Table, tmp_pa
     (run,) = made["runs"]
     # 1,077 sequences in batches of 256 are 5 steps.
     assert (run["steps"], run["length"]["done"], run["length"]["published"]) == (3, 0.6, 2)
-
-
-@pytest.mark.slow
-def test_the_scores_are_those_of_the_run_and_state_their_machine(pixels: Table, tmp_path: Path) -> None:
-    results = reproduce("mnist-pixel", FULL, tmp_path)
-    assert (results["state"], results["missing"]) == ("full", [])
-    assert results["progress"]["runs"] == [4, 4]
-    for run in results["runs"]:
-        summary = json.loads((tmp_path / run["run"] / "summary.json").read_text())
-        (measured,) = run["measured"]
-        assert measured["figures"]["test.accuracy"] == summary["metrics"]["test"]["accuracy"]
-        assert measured["epoch"] == summary["best_epoch"]
-        assert run["threads"] == 1
-        assert run["commit"] == json.loads((tmp_path / run["run"] / "env.json").read_text())["commit"]
-        assert not list((tmp_path / run["run"] / "checkpoints").glob("epoch-*"))
-    row = results["views"]["best"][0]
-    assert row["cpu_hours"] == pytest.approx(sum(run["seconds"] for run in results["runs"][:2]) / 3600)
 
 
 @pytest.mark.slow
@@ -120,16 +101,6 @@ def test_a_run_with_a_part_of_its_data_makes_a_table_partial(monkeypatch: pytest
     assert results["state"] == "partial"
 
 
-@pytest.mark.slow
-def test_a_run_from_elsewhere_enters_the_table_where_its_settings_are_those(pixels: Table, tmp_path: Path) -> None:
-    made = reproduce("mnist-pixel", FULL, tmp_path / "a", rows=["lipschitz-64"], seeds=[0])
-    (tmp_path / "b" / "runs").mkdir(parents=True)
-    shutil.move(tmp_path / "a" / "runs" / "lipschitz-64-0", tmp_path / "b" / "runs" / "lipschitz-64-0")
-    told: list[str] = []
-    taken = reproduce("mnist-pixel", FULL, tmp_path / "b", rows=["lipschitz-64"], seeds=[0], report=told.append)
-    assert (told, figures(taken)) == ([], figures(made))
-
-
 def test_an_edited_result_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     written = write_results(path, {"table": "copy", "views": {"best": [0.5]}})
@@ -155,23 +126,27 @@ def test_a_missing_data_set_is_named_with_its_file_and_place(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("arguments", "kind", "sentence"),
+    ("key", "arguments", "kind", "reason"),
     [
-        (
-            {"data": ["mnst"]},
-            UnknownNameError,
-            r"^Unknown data set of the table 'mnist-pixel' 'mnst'\. It has digits\.$",
-        ),
-        ({"length": Length(epochs=0)}, ConfigError, r"^epochs must be 1 or more, got 0\.$"),
-        ({"length": Length(1, 1)}, ConfigError, r"^epochs and steps exclude each other, got 1 and 1\.$"),
-        ({"match_accuracy": 0.5}, ConfigError, r"^match_accuracy is not used by 'mnist-pixel'"),
+        ("mnist-pixel", {"data": ["mnst"]}, UnknownNameError, "'mnst'.*digits"),
+        ("mnist-pixel", {"rows": ["lstn"]}, UnknownNameError, "'lstn'"),
+        ("mnist-pixel", {"length": Length(epochs=0)}, ConfigError, "epochs"),
+        ("mnist-pixel", {"length": Length(1, 1)}, ConfigError, "epochs and steps"),
+        ("mnist-pixel", {"match_accuracy": 0.5}, ConfigError, "match_accuracy"),
+        ("mnist-pixel", {"partial_data": True}, ConfigError, "digits"),
+        ("robustness", {"match_accuracy": 97.0}, ConfigError, "match_accuracy.*97"),
+        ("robustness", {"seeds": []}, ConfigError, "seeds"),
+        ("robustness", {"seeds": [1, 1]}, ConfigError, "seeds.*1, 1"),
+        ("robustness", {"seeds": [-1]}, ConfigError, "seeds.*-1"),
+        ("robustness", {"jobs": 0}, ConfigError, "jobs"),
+        ("dynamics", {"length": Length(epochs=1)}, ConfigError, "'dynamics' trains nothing"),
     ],
 )
 def test_arguments_that_are_refused(
-    pixels: Table, tmp_path: Path, arguments: dict[str, Any], kind: type[Exception], sentence: str
+    pixels: Table, tmp_path: Path, key: str, arguments: dict[str, Any], kind: type[Exception], reason: str
 ) -> None:
-    with pytest.raises(kind, match=sentence):
-        reproduce("mnist-pixel", FULL, tmp_path / "out", **arguments)
+    with pytest.raises(kind, match=reason):
+        reproduce(key, FULL, tmp_path / "out", **arguments)
     assert not (tmp_path / "out").exists()
 
 
@@ -194,21 +169,6 @@ def test_the_end_points_of_the_dynamics_are_those_of_the_formula(tmp_path: Path)
 def test_the_drawn_matrices_are_orthogonal(key: str) -> None:
     matrix = system_matrix(TABLES["dynamics"].row(key).options)
     np.testing.assert_allclose(matrix @ matrix.T, np.eye(2), atol=1e-12)
-
-
-def test_a_table_without_training_takes_no_length(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^'dynamics' trains nothing: epochs, steps, partial data"):
-        reproduce("dynamics", FULL, tmp_path, length=Length(epochs=1))
-
-
-def test_the_speed_of_every_engine_is_measured_in_turn(tmp_path: Path) -> None:
-    results = reproduce("speed", SHORT, tmp_path)
-    figures = {row["row"]: row["figures"] for row in results["views"]["measured"]}
-    assert {"antisymmetric-loop", "antisymmetric-fused", "lstm-loop", "lstm-torch"} <= figures.keys()
-    for run in results["runs"]:
-        assert len(run["step_seconds"]) == TABLES["speed"].short.options["rounds"]
-        assert figures[run["row"]]["step_milliseconds"]["mean"] > 0
-    assert figures["lstm-torch"]["ratio_to_torch_lstm"]["mean"] == 1
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 
 from stablernn.data import dataset_info
 from stablernn_papers.kinds.trained import hidden_size
-from stablernn_papers.table import FULL, SHORT, DataSet, Row, Table, matches_print, printed_count, sources
+from stablernn_papers.table import FULL, SHORT, DataSet, Row, Table, matches_print, sources
 from stablernn_papers.tables import TABLES
 from table_rows import LABELED, STEPWISE, count_parameters, plan_row, train_two_steps
 
@@ -66,11 +66,6 @@ def test_a_print_stands_for_the_numbers_within_its_last_digit(count: int, text: 
     assert matches_print(count, text) is expected
 
 
-def test_a_printed_number_is_read_with_its_unit() -> None:
-    assert printed_count("1.32M") == (1_320_000, pytest.approx(10_000))
-    assert printed_count("24.8K") == (24_800, pytest.approx(100))
-
-
 @pytest.mark.slow
 def test_the_sizes_of_polyphonic_are_those_with_equally_many_parameters() -> None:
     table = TABLES["polyphonic"]
@@ -100,12 +95,6 @@ def test_a_table_is_consistent_in_itself(table: Table) -> None:
         assert len(set(columns)) == len(columns)
     assert table.full.seeds
     assert table.short.seeds
-
-
-@pytest.mark.parametrize("table", TRAINED, ids=lambda table: table.key)
-def test_the_sources_of_a_table_are_data_sets(table: Table) -> None:
-    for data in (*table.data, *table.data_sets(SHORT)):
-        assert dataset_info(data.settings["data.source"].value).key
 
 
 @pytest.mark.parametrize("table", TRAINED, ids=lambda table: table.key)

@@ -16,7 +16,7 @@ import torch
 from reproduce_helpers import EPOCHS, little_images, little_table, two_rows
 from stablernn.atomic_files import read_json
 from stablernn.data import ClassificationData, load_data
-from stablernn.errors import CheckpointError, ConfigError, InterruptedRun, UnknownNameError
+from stablernn.errors import ConfigError, InterruptedRun
 from stablernn.nn.models import Classifier
 from stablernn.robustness.attacks import PerturbedClassifier, differentiable_copy
 from stablernn.training import Progress, load_config, load_run, train
@@ -170,17 +170,6 @@ def test_what_is_done_is_not_done_again(short: Made, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_kind_that_was_measured_before_it_was_withdrawn_is_shown_as_none(short: Made, tmp_path: Path) -> None:
-    place = copied(short, tmp_path)
-    for path in place.glob("measured/lipschitz-*.json"):
-        path.write_text(json.dumps({**json.loads(path.read_text()), "kind": "local"}))
-    results = reproduce("robustness", SHORT, place)
-    kinds = {row["cell"]: row["kinds"] for row in results["views"]["whole"]}
-    assert kinds == {"lipschitz": ["none (stored as local; withdrawn)"], "lstm": ["none"]}
-    assert "none (stored as local; withdrawn)" in (place / "table.md").read_text()
-
-
-@pytest.mark.slow
 def test_what_is_missing_is_done_and_joins_the_rest(full: Made, tmp_path: Path) -> None:
     place = copied(full, tmp_path)
     shutil.move(place / "runs" / "lstm-0", place / "runs" / "lstm-7")
@@ -227,19 +216,6 @@ def test_a_stopped_run_goes_on_to_the_same_numbers(table: Table, short: Made, tm
         assert all(torch.equal(value, resumed[name]) for name, value in once.items())
 
 
-def test_each_epoch_keeps_its_own_weights(short: Made) -> None:
-    run = short.folder / "runs" / "lipschitz-0"
-    found = [weights(run, epoch)["head.maps.0.weight"] for epoch in range(1, EPOCHS + 1)]
-    assert not torch.equal(found[0], found[1])
-    assert not torch.equal(found[1], found[2])
-    with pytest.raises(CheckpointError) as error:
-        load_run(run, EPOCHS + 1)
-    assert str(error.value) == (
-        f"The run in '{run}' keeps no weights of epoch {EPOCHS + 1}. It has {EPOCHS} epochs; train with "
-        "training.keep_epochs=true to keep those of each."
-    )
-
-
 @pytest.mark.slow
 def test_the_states_of_a_table(full: Made, short: Made, tmp_path: Path) -> None:
     def state() -> tuple[str, dict[str, int]]:
@@ -258,18 +234,11 @@ def test_the_states_of_a_table(full: Made, short: Made, tmp_path: Path) -> None:
     assert state() == ("partial", {"full": 3, "short": 2})
 
 
-def test_the_short_protocol_says_so_in_its_page_and_results(short: Made) -> None:
-    assert (short.results["state"], short.results["protocol"]["name"]) == ("short", "short")
-    assert "SHORT: the scaled-down protocol, which shows that it works" in (short.folder / "table.md").read_text()
-
-
 def test_two_protocols_do_not_mix_in_one_folder(short: Made) -> None:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(
+        ConfigError, match=r"contains the short reproduction of 'robustness', .*differs in name\. .*--output"
+    ):
         reproduce("robustness", FULL, short.folder)
-    assert str(error.value) == (
-        f"'{short.folder}' contains the short reproduction of 'robustness', and the requested one differs in name. "
-        "Name another folder with --output, or remove this one."
-    )
 
 
 def test_a_changed_protocol_is_not_that_of_the_folder(
@@ -282,43 +251,13 @@ def test_a_changed_protocol_is_not_that_of_the_folder(
         reproduce("robustness", SHORT, short.folder)
 
 
-def test_runs_of_unknown_origin_are_refused(table: Table, tmp_path: Path) -> None:
-    (tmp_path / "out" / "runs" / "lstm-0").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"has runs but no protocol\.json, so their settings are unknown\."):
-        reproduce("robustness", SHORT, tmp_path / "out")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "kind", "sentence"),
-    [
-        (
-            {"rows": ["lstn"]},
-            UnknownNameError,
-            "Unknown row of the table 'robustness' 'lstn'. Did you mean 'lstm'? It has lipschitz, lstm.",
-        ),
-        ({"seeds": []}, ConfigError, "seeds are different whole numbers from 0 to 4,294,967,295, got none."),
-        ({"seeds": [1, 1]}, ConfigError, "seeds are different whole numbers from 0 to 4,294,967,295, got 1, 1."),
-        ({"seeds": [-1]}, ConfigError, "seeds are different whole numbers from 0 to 4,294,967,295, got -1."),
-        ({"jobs": 0}, ConfigError, "jobs must be 1 or more, got 0."),
-        ({"match_accuracy": 97.0}, ConfigError, "match_accuracy is a share above 0 and up to 1, got 97."),
-    ],
-)
-def test_arguments_that_are_refused(
-    table: Table, tmp_path: Path, arguments: dict[str, Any], kind: type[Exception], sentence: str
-) -> None:
-    with pytest.raises(kind) as error:
-        reproduce("robustness", SHORT, tmp_path / "out", **arguments)
-    assert str(error.value) == sentence
-    assert not (tmp_path / "out").exists()
-
-
 def rows_of_mnist() -> ClassificationData:
     data = load_data("mnist-rows")
     assert isinstance(data, ClassificationData)
     return data
 
 
-@pytest.mark.parametrize("cell", ["neural_ode_rnn", "antisymmetric", "lipschitz", "exprnn", "lstm", "gru"])
+@pytest.mark.parametrize("cell", ["antisymmetric", "lstm"])
 def test_in_raw_units_a_network_is_the_same_function_and_a_change_is_one_of_a_pixel(table: Table, cell: str) -> None:
     data = rows_of_mnist()
     model = Classifier(cell, 8, 10, 16)

@@ -51,10 +51,6 @@ def test_a_statement_is_about_rows_and_figures_that_there_are(statement: Stateme
     assert judge_statements({})[STATEMENTS.index(statement)]["verdict"] == "not tested"
 
 
-def test_keys_are_unique() -> None:
-    assert len({statement.key for statement in STATEMENTS}) == len(STATEMENTS)
-
-
 def test_the_stored_robustness_is_judged_in_both_views() -> None:
     results = stored("robustness")
     verdict, figures = judge("lipschitz-resists-pgd", results)
@@ -92,14 +88,6 @@ def test_runs_with_other_settings_are_no_evidence() -> None:
     assert (verdict, figures) == ("not tested", "not run: lipschitz on mnist-rows")
 
 
-def test_the_stored_dynamics_meet_the_criterion_or_not() -> None:
-    results = stored("dynamics")
-    assert judge("imaginary-neither-grows-nor-vanishes", results)[0] == "held"
-    assert judge("diffusion-damps", results)[0] == "held"
-    verdict, figures = judge("diffusion-meets-the-criterion", results)
-    assert (verdict, figures) == ("not held", "largest |eigenvalue| at 0: h-diffusion 1.005, limit 1")
-
-
 def test_scaled_down_results_are_no_evidence() -> None:
     results = stored("dynamics")
     assert judge("diffusion-damps", results | {"protocol": {**results["protocol"], "name": SHORT}})[0] == "not tested"
@@ -125,14 +113,6 @@ def test_a_statement_on_all_rows_needs_all_of_them_and_falls_with_one() -> None:
     assert figures == "jsb: lvf 8.35 against exprnn 8.95; not run: rnn, urnn, eunn, fc_urnn, nnrnn on jsb"
     part["exprnn"] = (8.0, 8.1)
     assert judge("lvf-best-jsb", scores("polyphonic", "jsb", part, "test.nll"))[0] == "not held"
-
-
-def test_single_runs_are_named_as_such() -> None:
-    rows = {"lipschitz-64": (0.98,), "antisymmetric": (0.97,)}
-    assert judge("lipschitz-beats-antisymmetric-mnist", scores("mnist-pixel", "mnist", rows)) == (
-        "held",
-        "mnist: lipschitz-64 98.0 % against antisymmetric 97.0 %; single runs, so that their spread is unknown",
-    )
 
 
 @pytest.mark.parametrize("row", ["antisymmetric", "lipschitz-64"])

@@ -11,6 +11,7 @@ import pytest
 from named_helpers import at_home, batches, lay, published
 from stablernn.data import ClassificationData, load_data
 from stablernn.errors import DataError
+from stablernn_papers.datasets.cifar import read_batch
 
 
 def loaded(key: str, **options: Any) -> ClassificationData:
@@ -89,15 +90,8 @@ def test_missing_batches_are_named_and_may_be_done_without(colours: dict[str, by
     folder = tmp_path / "data" / "cifar-10" / "cifar-10-batches-bin"
     for number in (3, 5):
         (folder / f"data_batch_{number}.bin.xz").unlink()
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"without data_batch_3\.bin, data_batch_5\.bin .*data\.partial=true"):
         load_data("cifar10")
-    assert str(caught.value) == (
-        "'cifar10' is here only in part, without data_batch_3.bin, data_batch_5.bin (plain, .gz or .xz), looked for in "
-        f"{tmp_path}/data and {tmp_path}/cache/datasets, below cifar-10/cifar-10-batches-bin, cifar-10-batches-bin, "
-        "cifar-10, cifar10, CIFAR10. Fetching failed: https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz cannot "
-        f"be reached (no network in this test). Put what is missing into {folder}. --set data.partial=true takes what "
-        "is there."
-    )
     whole = loaded("cifar10-noise-padded", partial=True)
     assert whole.notes["partial"] == ["data_batch_3.bin", "data_batch_5.bin"]
     assert whole.notes["sequences"] == {"train": 54, "validation": 6, "test": 20}
@@ -110,15 +104,7 @@ def test_partial_data_has_another_fingerprint(colours: dict[str, bytes], tmp_pat
     assert loaded("cifar10", partial=True).fingerprint != whole.fingerprint
 
 
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        (b"\0" * 3074, "'b' must consist of records of 3073 bytes, got 3074 bytes"),
-        (b"\x0b" + b"\0" * 3072, "'b' has the class 11; classes are 0 to 9"),
-    ],
-)
-def test_what_is_no_batch_is_refused(content: bytes, sentence: str) -> None:
-    from stablernn_papers.datasets.cifar import read_batch
-
-    with pytest.raises(DataError, match=sentence):
+@pytest.mark.parametrize("content", [b"\0" * 3074, b"\x0b" + b"\0" * 3072], ids=["a byte more", "a class more"])
+def test_what_is_no_batch_is_refused(content: bytes) -> None:
+    with pytest.raises(DataError, match=r"^'b' .*(3074 bytes|class 11)"):
         read_batch("b", content)

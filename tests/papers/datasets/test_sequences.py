@@ -14,9 +14,8 @@ from named_helpers import at_home, lay, published
 from stablernn.data import ForecastData, load_data
 from stablernn.data.named import series
 from stablernn.data.step_data import StepData
-from stablernn.errors import ConfigError, DataError, UnknownNameError
+from stablernn.errors import ConfigError, DataError
 from stablernn_papers.datasets import polyphonic
-from stablernn_papers.datasets.text import characters, words
 
 CHARACTERS = {
     "ptb.char.train.txt": b"a b _ < u n k > \n b a \n ",
@@ -34,11 +33,6 @@ def steps(key: str, **options: Any) -> StepData:
     data = load_data(key, **options)
     assert isinstance(data, StepData)
     return data
-
-
-def test_characters_are_symbols_between_spaces_and_the_ends_of_lines() -> None:
-    assert characters("a _ \n b ") == ["a", "_", "<eos>", "b"]
-    assert words(" the cat \n sat \n") == ["the", "cat", "<eos>", "sat", "<eos>"]
 
 
 def test_characters_as_a_dataset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -69,12 +63,8 @@ def test_a_word_that_training_lacks_is_refused(monkeypatch: pytest.MonkeyPatch, 
     contents = {**WORDS, "ptb.test.txt": b" N stood \n"}
     lay(at_home(monkeypatch, tmp_path) / "ptb", contents)
     published(monkeypatch, "ptb-word", contents)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"^'ptb\.test\.txt' has 'stood', which is not in 'ptb\.train\.txt'"):
         load_data("ptb-word")
-    assert str(caught.value) == (
-        "'ptb.test.txt' has 'stood', which is not in 'ptb.train.txt'; a model cannot predict a token "
-        "that it was not trained on."
-    )
 
 
 ROLLS = {
@@ -94,9 +84,7 @@ def mat(rolls: dict[str, list[np.ndarray]], **more: Any) -> bytes:
     return written.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("key", "file"), [("nottingham", "Nottingham.mat"), ("piano-midi", "Piano_midi.mat"), ("jsb", "JSB_Chorales.mat")]
-)
+@pytest.mark.parametrize(("key", "file"), [("nottingham", "Nottingham.mat"), ("jsb", "JSB_Chorales.mat")])
 def test_music_is_frames_and_the_frame_after_each(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: str, file: str
 ) -> None:
@@ -122,55 +110,24 @@ def test_music_is_frames_and_the_frame_after_each(
 
 def test_music_with_another_number_of_sequences_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lay(at_home(monkeypatch, tmp_path) / "polyphonic", {"Nottingham.mat": mat(ROLLS)})
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"^'nottingham' must have 694, 173, 170 sequences .*got 3, 1, 2"):
         load_data("nottingham")
-    assert str(caught.value) == (
-        "'nottingham' must have 694, 173, 170 sequences in training, validation and test, as published, got 3, 1, 2. "
-        "Fetch 'Nottingham.mat' again."
-    )
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "reason"),
     [
-        (
-            mat({"traindata": ROLLS["traindata"], "validdata": ROLLS["validdata"]}),
-            "'m' must contain a cell array 'testdata'.",
-        ),
-        (
-            mat({"validdata": [], "testdata": []}, traindata=np.zeros((3, 88))),
-            "'m' must contain a cell array 'traindata'.",
-        ),
-        (
-            mat({**ROLLS, "testdata": [np.full((3, 88), 2)]}),
-            "'m': testdata[0] must be two or more frames of 88 keys, each 0 or 1, got the shape (3, 88).",
-        ),
-        (
-            mat({**ROLLS, "validdata": [np.ones((3, 87))]}),
-            "'m': validdata[0] must be two or more frames of 88 keys, each 0 or 1, got the shape (3, 87).",
-        ),
+        (b"nothing of MATLAB", "is not a MATLAB file of version 5"),
+        (mat(ROLLS)[:200], r"cannot be read as a MATLAB file|must contain a cell array"),
+        (mat({"traindata": ROLLS["traindata"], "validdata": ROLLS["validdata"]}), "a cell array 'testdata'"),
+        (mat({"validdata": [], "testdata": []}, traindata=np.zeros((3, 88))), "a cell array 'traindata'"),
+        (mat({**ROLLS, "testdata": [np.full((3, 88), 2)]}), r"testdata\[0\] .*each 0 or 1"),
+        (mat({**ROLLS, "validdata": [np.ones((3, 87))]}), r"validdata\[0\] .*shape \(3, 87\)"),
     ],
-    ids=["no cell array", "numbers in its place", "other values", "other keys"],
 )
-def test_what_is_no_music_is_refused(content: bytes, sentence: str) -> None:
-    with pytest.raises(DataError) as caught:
+def test_what_is_no_music_is_refused(content: bytes, reason: str) -> None:
+    with pytest.raises(DataError, match=rf"^'m'.*({reason})"):
         polyphonic.read_rolls("m", content)
-    assert str(caught.value) == sentence
-
-
-@pytest.mark.parametrize("content", [b"nothing of MATLAB", b"\x80\x04]\x94.", b""])
-def test_what_is_no_matlab_file_is_refused(content: bytes) -> None:
-    with pytest.raises(DataError) as caught:
-        polyphonic.read_rolls("m", content)
-    assert str(caught.value) == f"'m' is not a MATLAB file of version 5 (it begins with {content[:8]!r})."
-
-
-@pytest.mark.parametrize("end", [128, 200, -10])
-def test_a_matlab_file_that_is_cut_off_is_refused(end: int) -> None:
-    with pytest.raises(
-        DataError, match=r"^'m' (cannot be read as a MATLAB file of version 5 \(|must contain a cell array)"
-    ):
-        polyphonic.read_rolls("m", mat(ROLLS)[:end])
 
 
 def table(rows: int) -> bytes:
@@ -212,31 +169,10 @@ def test_a_transformer_is_cut_to_its_months(transformer: bytes) -> None:
     assert data.frequency == "h"
 
 
-def test_settings_of_a_transformer_can_be_changed(transformer: bytes) -> None:
-    steps_of = {"validation_steps": 100, "test_steps": 100}
-    data = forecast("etth1", **steps_of, target=("OT", "HUFL"), channels=("OT", "HUFL", "LULL"), horizon=24)
-    assert (data.targets, data.channels, data.horizon) == (("OT", "HUFL"), ("OT", "HUFL", "LULL"), 24)
-    assert len(data.windows("test")) == 100 - 24 + 1
-    with pytest.raises(UnknownNameError, match=r"^Unknown target 'OIL'\."):
-        load_data("etth1", target="OIL")
-    with pytest.raises(ConfigError) as caught:
-        load_data("etth1", time_column="when")
-    assert str(caught.value) == "time_column is for files; the columns of 'etth1' are known."
-
-
 M4 = {
     "Hourly-train.csv": b'"V1","V2","V3","V4"\n"H1","1","2","3"\n"H2","4","5",\n"H3","6","",""\n',
     "Hourly-test.csv": b'"V1","V2","V3"\n"H1","10","11"\n"H2","12","13"\n"H3","14","15"\n',
 }
-
-
-def test_rows_of_m4_end_where_their_values_end() -> None:
-    found = series.read_m4("t", M4["Hourly-train.csv"])
-    assert [(one.unique_id, one.ds.tolist(), one.values[:, 0].tolist()) for one in found] == [
-        ("H1", [1, 2, 3], [1, 2, 3]),
-        ("H2", [1, 2], [4, 5]),
-        ("H3", [1], [6]),
-    ]
 
 
 @pytest.mark.parametrize(

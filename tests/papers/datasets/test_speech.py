@@ -16,7 +16,7 @@ import pytest
 from named_helpers import at_home, entry, sha256
 from stablernn.data import ClassificationData, dataset_info, load_data
 from stablernn.data.step_data import StepData
-from stablernn.errors import ConfigError, DataError
+from stablernn.errors import DataError
 from stablernn_papers.datasets import timit
 from stablernn_papers.datasets.audio import BINS, SILENCE, log_magnitudes, read_speech
 from stablernn_papers.datasets.fsdd import recordings_digest
@@ -57,43 +57,23 @@ def test_both_formats_give_the_samples(content: bytes) -> None:
     assert rate == 16000
 
 
-CONVERT = "Convert it first: sph2pipe -p -f wav IN OUT, or w_decode -o pcm IN OUT."
-
-
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "reason"),
     [
-        (
-            sphere(SAMPLES, sample_coding="-s26 pcm,embedded-shorten-v2.00"),
-            f"'s' is compressed by shorten (sample_coding pcm,embedded-shorten-v2.00). {CONVERT}",
-        ),
-        (
-            sphere(SAMPLES, sample_coding="-s4 ulaw", sample_n_bytes="-i 1"),
-            f"'s' must be one channel of pcm samples of 2 bytes, got 1 of ulaw of 1. {CONVERT}",
-        ),
-        (
-            sphere(SAMPLES, channel_count="-i 2"),
-            f"'s' must be one channel of pcm samples of 2 bytes, got 2 of pcm of 2. {CONVERT}",
-        ),
-        (sphere(SAMPLES, order="11"), f"'s' must have the sample_byte_format 01 or 10, got 11. {CONVERT}"),
-        (sphere(SAMPLES)[:-2], "'s' is truncated: its header says 2000 samples, it has 1999."),
-        (b"NIST_1A\n   1024\nend_head\n", "'s' has a NIST SPHERE header that cannot be read ('sample_count')."),
-        (
-            riff(SAMPLES, channels=2),
-            "'s' must be one channel of samples of 2 bytes, got 2 of 2. Convert it first.",
-        ),
-        (riff(SAMPLES)[:-2], "'s' is truncated: its header says 2000 samples, it has 1999."),
-        (
-            b"ID3\x03" + bytes(40),
-            "'s' is neither a NIST SPHERE nor a RIFF file of pcm samples (file does not start with RIFF id). "
-            "Convert it first.",
-        ),
+        (sphere(SAMPLES, sample_coding="-s26 pcm,embedded-shorten-v2.00"), r"shorten .*sph2pipe"),
+        (sphere(SAMPLES, sample_coding="-s4 ulaw", sample_n_bytes="-i 1"), "1 of ulaw of 1"),
+        (sphere(SAMPLES, channel_count="-i 2"), "2 of pcm of 2"),
+        (sphere(SAMPLES, order="11"), "sample_byte_format 01 or 10, got 11"),
+        (sphere(SAMPLES)[:-2], "truncated: its header says 2000 samples, it has 1999"),
+        (b"NIST_1A\n   1024\nend_head\n", "sample_count"),
+        (riff(SAMPLES, channels=2), "got 2 of 2"),
+        (riff(SAMPLES)[:-2], "truncated"),
+        (b"ID3\x03" + bytes(40), "neither a NIST SPHERE nor a RIFF"),
     ],
 )
-def test_other_sounds_are_refused(content: bytes, sentence: str) -> None:
-    with pytest.raises(DataError) as caught:
+def test_other_sounds_are_refused(content: bytes, reason: str) -> None:
+    with pytest.raises(DataError, match=rf"^'s' .*{reason}"):
         read_speech("s", content)
-    assert str(caught.value) == sentence
 
 
 def slow_log_magnitudes(samples: np.ndarray) -> np.ndarray:
@@ -116,14 +96,14 @@ def test_log_magnitudes_are_those_of_the_definition() -> None:
     assert (found[0] == SILENCE).all()
 
 
-def test_a_tone_is_in_its_bin_whatever_the_rate() -> None:
-    for rate in (8000, 16000, 44100):
-        tone = (20000 * np.sin(2 * np.pi * 1000 * np.arange(rate) / rate)).astype(np.int16)
-        found = log_magnitudes(tone, rate)
-        assert found.shape == (1 + (8000 + 256) // 128, BINS)
-        # 1 kHz of 8 kHz in 256 bins.
-        assert (found[10:50].argmax(axis=1) == 32).all()
-        assert np.ptp(found[20:40, 32]) < 0.1
+@pytest.mark.parametrize("rate", [16000, pytest.param(44100, marks=pytest.mark.slow)])
+def test_a_tone_is_in_its_bin_whatever_the_rate(rate: int) -> None:
+    tone = (20000 * np.sin(2 * np.pi * 1000 * np.arange(rate) / rate)).astype(np.int16)
+    found = log_magnitudes(tone, rate)
+    assert found.shape == (1 + (8000 + 256) // 128, BINS)
+    # 1 kHz of 8 kHz in 256 bins.
+    assert (found[10:50].argmax(axis=1) == 32).all()
+    assert np.ptp(found[20:40, 32]) < 0.1
 
 
 def tone(number: int, length: int) -> np.ndarray:
@@ -149,7 +129,7 @@ def packed(contents: dict[str, bytes], folder: str, mode: str) -> bytes:
     return written.getvalue()
 
 
-@pytest.fixture(params=["folder", "xz", "gz"])
+@pytest.fixture(params=["folder", "gz"])
 def digits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """FSDD with two speakers, as a folder, as it is packed elsewhere, and as its home packs it."""
     folder = at_home(monkeypatch, tmp_path) / "fsdd"
@@ -160,9 +140,6 @@ def digits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_
         path.mkdir()
         for name, content in contents.items():
             (path / name).write_bytes(content)
-    elif request.param == "xz":
-        path = folder / "recordings.tar.xz"
-        path.write_bytes(packed(contents, "recordings", "w:xz"))
     else:
         path = folder / "recordings.tar.gz"
         path.write_bytes(
@@ -237,16 +214,16 @@ SPEAKERS = {"train": ("fcjf0", "msat0"), "test": ("mdab0", "faks0", "mzzz0")}
 SENTENCES = ("sa1", "sa2", "si100", "sx10")
 
 
-def corpus(folder: Path, *, upper: bool = True, form: str = "sphere") -> None:
+def corpus(folder: Path, *, is_converted: bool = False) -> None:
     """A tree as that of LDC93S1."""
     for part, speakers in SPEAKERS.items():
         for speaker in speakers:
             for number, sentence in enumerate(SENTENCES):
                 samples = tone(number + len(speaker), 4000 + 400 * number)
                 name = f"{part}/dr1/{speaker}/{sentence}.wav"
-                path = folder / (name.upper() if upper else name)
+                path = folder / (name if is_converted else name.upper())
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(sphere(samples) if form == "sphere" else riff(samples, rate=16000))
+                path.write_bytes(riff(samples, rate=16000) if is_converted else sphere(samples))
                 path.with_suffix(".PHN").write_text("0 100 h#")
 
 
@@ -283,15 +260,12 @@ def test_timit_as_released_recalls_the_frame_before(monkeypatch: pytest.MonkeyPa
     assert data.fingerprint != followed(partial=True).fingerprint
 
 
-@pytest.mark.parametrize(("upper", "form"), [(False, "sphere"), (True, "riff")])
-def test_copies_of_timit_differ_in_case_and_format(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, upper: bool, form: str
-) -> None:
+def test_copies_of_timit_differ_in_case_and_format(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = at_home(monkeypatch, tmp_path)
     corpus(folder / "TIMIT")
     expected = followed(partial=True).fingerprint
     (folder / "TIMIT").rename(tmp_path / "first")
-    corpus(folder / "timit" / "sally" / "raw", upper=upper, form=form)
+    corpus(folder / "timit" / "sally" / "raw", is_converted=True)
     assert followed(partial=True).fingerprint == expected
 
 
@@ -312,28 +286,14 @@ def test_an_utterance_that_lies_there_twice_is_taken_once(monkeypatch: pytest.Mo
 
 
 def test_a_corpus_in_part_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folder = at_home(monkeypatch, tmp_path) / "TIMIT"
-    corpus(folder)
-    lacks = [
-        "train has 4 of 3696 utterances",
-        "development has 2 of 400 utterances",
-        "core has 2 of 192 utterances",
-    ]
-    with pytest.raises(DataError) as caught:
+    corpus(at_home(monkeypatch, tmp_path) / "TIMIT")
+    with pytest.raises(
+        DataError, match=r"train has 4 of 3696 utterances, development has 2 of 400 .*data\.partial=true"
+    ):
         load_data("timit")
-    assert str(caught.value) == (
-        f"'timit': '{folder}' is incomplete: {', '.join(lacks)}. It must contain TRAIN and TEST with DR1 to DR8, "
-        "as LDC93S1 does; --set data.partial=true takes what is there."
-    )
-    assert followed(partial=True).notes["partial"] == lacks
+    assert len(followed(partial=True).notes["partial"]) == 3
     monkeypatch.setattr(timit, "COUNTS", (4, 2, 2))
     assert "partial" not in followed().notes
-
-
-def test_a_folder_without_utterances_is_no_corpus_in_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (at_home(monkeypatch, tmp_path) / "timit").mkdir()
-    with pytest.raises(DataError, match=r"is incomplete: train has 0 of 3696 utterances, "):
-        load_data("timit", partial=True)
 
 
 def test_lists_of_speakers_are_as_published() -> None:
@@ -345,10 +305,3 @@ def test_lists_of_speakers_are_as_published() -> None:
     assert sum(name[0] == "f" for name in timit.CORE) == 8
     assert timit.COUNTS[0] - timit.RECALL_COUNTS[0] == 7 * 8
     assert not any("sa" in name for name in timit.CORE | timit.DEVELOPMENT)
-
-
-def test_variants_of_timit_are_two(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    at_home(monkeypatch, tmp_path)
-    with pytest.raises(ConfigError) as caught:
-        load_data("timit", variant="recall")
-    assert str(caught.value).startswith("variant of 'timit' must be one of predict, released-recall, got 'recall'.")
