@@ -295,6 +295,14 @@ FAULTS = """
 - sequence = Sequence(model, rows, owner)
 + if start and entry is None:
 +     sequence = Sequence(model, rows, owner)
+# upper-bound-rounded-to-the-nearest tests/server/page/test_pasted_tables.py
+< tests/server/page/test_pasted_tables.py::test_upper_bounds_are_rounded_up
+- return number(value, digits, "ceil");
++ return number(value, digits);
+# business-month-ends-after-the-month tests/server/page/test_pasted_tables.py
+< tests/server/page/test_pasted_tables.py::test_the_page_counts_steps_as_the_server_does
+- const beyond = weekday(edge) - (isEnd ? 4 : 7);
++ const beyond = weekday(edge) - 7;
 # forgotten-cut-line tests/cli/commands/test_bridge.py
 < tests/cli/commands/test_bridge.py::test_a_line_that_was_cut_ends_the_journal
 - self._file.truncate(end)
@@ -347,7 +355,7 @@ class Fault:
 
     def place(self, tree: Path) -> Path | str:
         """Return the file of the product with the old lines, or why there is none."""
-        files = [path for name in PRODUCT for path in (tree / name).rglob("*.*") if path.suffix in (".py", ".c", ".h")]
+        files = [path for name in PRODUCT for path in (tree / name).rglob("*.*") if path.suffix in (".py", ".c", ".h", ".js")]
         places = [path for path in files for _ in self.pattern.finditer(path.read_text(encoding="utf-8"))]
         if len(places) == 1:
             return places[0]
@@ -429,7 +437,7 @@ class Copy:
             indentation = content[content.rfind("\n", 0, match.start()) + 1 : match.start()]
             new = f"\n{indentation}".join(fault.new)
             self._write(path, content[: match.start()] + new + content[match.end() :])
-        is_compiled = any(path.suffix != ".py" for path in originals)
+        is_compiled = any(path.suffix in (".c", ".h") for path in originals)
         try:
             if is_compiled:
                 self._install_kernels(build=True)

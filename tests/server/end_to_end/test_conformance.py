@@ -199,15 +199,6 @@ def test_loading_and_unloading(control: InferenceServerClient) -> None:
         assert caught.value.status() == status
 
 
-def test_statistics(control: InferenceServerClient) -> None:
-    for _ in range(3):
-        control.infer("animals", [tensor("x", noise(2, 2, 1), binary=True)])
-    for found in (control.get_inference_statistics(), control.get_inference_statistics("animals", "1")):
-        row = next(row for row in found["model_stats"] if row["version"] == "1")
-        assert (row["name"], row["inference_count"], row["execution_count"]) == ("animals", 6, 3)
-        assert row["inference_stats"]["success"]["count"] == 3
-
-
 @pytest.fixture(scope="module")
 def typed(server: Running) -> Iterator[OpenInferenceClient]:
     with httpx.Client(timeout=60) as http_client:

@@ -29,6 +29,7 @@ INFER = "/v2/models/animals/infer"
 PATIENCE_SECONDS = 20
 WORDS: list[Any] = [
     *(None, True, -1, 0, 1, 2, 3.5, 1e308, 2**31, 2**63, 10**30, "", "x", "FP64", "BYTES", "animals", "y" * 5000),
+    *("999999YE", "QE-JAN", "9999-12-31", "2024-02-31"),
     *([], {}, [[]], [1], [1, 16, 1], [1, 2**31, 1], [2**40] * 3, [0, 0, 0], [-1, 16, 1], [1] * 100, {"a": {"b": []}}),
 ]
 """What a place of a document may hold instead."""
@@ -43,7 +44,8 @@ def process(published: Published, tmp_path_factory: pytest.TempPathFactory) -> I
     """Few sessions and small limits, so that what is full stays small."""
     limits = {"MAX_ELEMENTS": 2**16, "MAX_BODY_BYTES": 2**20, "MAX_SESSIONS": 50, "MAX_STREAMS": 50}
     server = start_serve(
-        *(published.root, tmp_path_factory.mktemp("log") / "log", "--model", "animals:1", "--access-log", "off"),
+        *(published.root, tmp_path_factory.mktemp("log") / "log", "--access-log", "off"),
+        *("--model", "animals:1", "--model", "co2:1"),
         environment={f"STABLERNN_{name}": str(value) for name, value in limits.items()},
     )
     yield server
@@ -76,68 +78,17 @@ BODIES = [
 ]
 
 
-def flip(chance: random.Random, body: Body) -> Body:
-    """Bits of a few bytes, anywhere."""
-    content = bytearray(body[0])
-    for _ in range(chance.randint(1, 8)):
-        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
-    return bytes(content), body[1]
+WEEKS = {"series": [369.5, None, 370], "name": "w", "frequency": "W", "start_timestamp": "2024-01-06"}
 
-
-def cut(chance: random.Random, body: Body) -> Body:
-    return body[0][: chance.randrange(len(body[0]))], body[1]
-
-
-def grow(chance: random.Random, body: Body) -> Body:
-    return body[0] + chance.randbytes(chance.randint(1, 64)), body[1]
-
-
-def splice(chance: random.Random, body: Body) -> Body:
-    """A piece is doubled, or taken out."""
-    begin, end = sorted(chance.sample(range(len(body[0]) + 1), 2))
-    first, rest = (body[0][:end], body[0][begin:]) if chance.random() < 0.5 else (body[0][:begin], body[0][end:])
-    return first + rest, body[1]
-
-
-def lie(chance: random.Random, body: Body) -> Body:
-    """The head is not as long as stated."""
-    return body[0], chance.choice([0, 1, body[1] - 1, body[1] + 1, len(body[0]), len(body[0]) + 1, 2**31, 2**63, -1])
-
-
-def odd(chance: random.Random, body: Body) -> Body:
-    """Numbers of the tensors that are none, or too large."""
-    content = bytearray(body[0])
-    if body[1] + 4 <= len(content):
-        place = body[1] + 4 * chance.randrange((len(content) - body[1]) // 4)
-        content[place : place + 4] = struct.pack("<f", chance.choice([math.nan, math.inf, -math.inf, 3e38, 1e-45]))
-    return bytes(content), body[1]
-
-
-def rebuild(chance: random.Random, body: Body) -> Body:
-    """A place of the document holds something else, is gone, or is there twice; it stays JSON."""
-    try:
-        document = json.loads(body[0][: body[1]])
-    except ValueError:
-        return flip(chance, body)
-    text = json.dumps(rebuilt(chance, document)).encode()
-    return text + body[0][body[1] :], len(text)
-
-
-def rebuilt(chance: random.Random, document: Any) -> Any:
-    found = list(places(document))
-    if not found:
-        return chance.choice(WORDS)
-    holder, key = chance.choice(found)
-    action = chance.random()
-    if action < 0.6:
-        holder[key] = chance.choice(WORDS)
-    elif action < 0.75:
-        del holder[key]
-    elif isinstance(holder, list):
-        holder.append(chance.choice([holder[key], *WORDS]))
-    else:
-        holder[chance.choice(NAMES)] = chance.choice([holder[key], *WORDS])
-    return document
+# A text and a place in it: cut there, longer, with a piece twice or left out, or with another byte.
+DAMAGE: list[Callable[[bytes, int], bytes]] = [
+    lambda text, at: text[:at],
+    lambda text, at: text + text[at : at + 9],
+    lambda text, at: text[:at] + text[max(0, at - 9) :],
+    lambda text, at: text[:at] + text[at + 9 :],
+    lambda text, at: text[:at] + bytes([text[at] ^ 1 << at % 8]) + text[at + 1 :],
+]
+ODD = [struct.pack("<f", value) for value in (math.nan, math.inf, -math.inf, 3e38, 1e-45)]
 
 
 def places(document: Any) -> Iterator[tuple[Any, Any]]:
@@ -147,17 +98,36 @@ def places(document: Any) -> Iterator[tuple[Any, Any]]:
         yield from places(document[key])
 
 
-MUTATIONS: list[Callable[[random.Random, Body], Body]] = [*[rebuild] * 8, *[odd] * 4, flip, cut, grow, splice, lie]
+def rebuild(chance: random.Random, document: Any) -> bytes:
+    """A place of the document holds something else, is gone, or is there twice; it stays JSON."""
+    holder, key = chance.choice(list(places(document)))
+    other = chance.choice([holder[key], *WORDS])
+    action = chance.random()
+    if action < 0.15:
+        del holder[key]
+    elif action < 0.3:
+        holder.append(other) if isinstance(holder, list) else holder.setdefault(chance.choice(NAMES), other)
+    else:
+        holder[key] = other
+    return json.dumps(document).encode()
 
 
 def mutated(number: int, bodies: list[Body]) -> Body:
     """The same for the same number."""
     chance = random.Random(number)
-    body = chance.choice(bodies)
-    for _ in range(chance.choice([1, 1, 1, 2, 3])):
-        if body[0]:
-            body = chance.choice(MUTATIONS)(chance, body)
-    return body
+    content, length = chance.choice(bodies)
+    text, data = content[:length], content[length:]
+    if text and chance.random() < 0.6:
+        text = rebuild(chance, json.loads(text))
+        length = len(text)
+    if len(data) >= 4 and chance.random() < 0.3:
+        place = 4 * chance.randrange(len(data) // 4)
+        data = data[:place] + chance.choice(ODD) + data[place + 4 :]
+    content = text + data
+    if chance.random() < 0.3:
+        content = chance.choice(DAMAGE)(content, chance.randrange(len(content)))
+    # The head is not as long as stated.
+    return content, length if chance.random() < 0.9 else chance.choice([0, 1, length - 1, length + 1, 2**31, 2**63, -1])
 
 
 def check_error(status: int, content: Any) -> None:
@@ -181,6 +151,10 @@ def ask_bodies(process: ServeProcess, numbers: range) -> Counter[int]:
             ("/v1/step", {"model": "animals", **samples}),
             ("/v1/sessions", {"model": "animals", "state_token": token}),
             ("/v1/timeseries/classify", {"model": "animals", "inputs": [{"series": [1, 2]}], "options": {"top_k": 2}}),
+            (
+                "/v1/timeseries/forecast",
+                {"model": "co2", "inputs": [WEEKS], "options": {"horizon": 2, "quantiles": [0.5]}},
+            ),
         ]
         for number in numbers:
             if number % 2:
