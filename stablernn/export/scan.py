@@ -358,11 +358,12 @@ def _int64(name: str, value: int | list[int]) -> onnx.TensorProto:
 def _valid_mask(sequence: str, lengths: str) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
     """Build the nodes for ``time_scalar`` and ``valid_steps``, and their constants."""
     # valid[b, t] = t < lengths[b], with a trailing axis so that a step reads (batch, 1).
+    # Names of an input stage have dots, and are quoted.
     nodes = _parse(f"""
-        time = Shape <end = 2, start = 1> ({sequence})
+        time = Shape <end = 2, start = 1> ("{sequence}")
         time_scalar = Squeeze (time)
         times = Range (zero, time_scalar, one)
-        lengths_column = Unsqueeze ({lengths}, axis_one)
+        lengths_column = Unsqueeze ("{lengths}", axis_one)
         valid = Less (times, lengths_column)
         valid_steps = Unsqueeze (valid, axis_two)
     """)
