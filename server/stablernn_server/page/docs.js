@@ -1,5 +1,5 @@
 // The API docs: every route of /openapi.json with its parameters, bodies, an example and a command to copy. JSON schemas
-// become tables of fields, and examples.
+// become tables of fields.
 
 import { address, getJson, startToken, token } from "./api.js";
 import { byId, copyButton, count, el, fold, Problem, table } from "./dom.js";
@@ -54,20 +54,6 @@ function schemaView(schema, title, seen = new Set()) {
 function referencesIn(schema) {
   if (schema === null || typeof schema !== "object") return [];
   return Object.entries(schema).flatMap(([key, value]) => (key === "$ref" ? [value] : referencesIn(value)));
-}
-
-/** Returns the example of a schema, or one built from its fields. */
-function exampleOf(schema, depth = 0) {
-  const whole = resolve(schema);
-  if (whole === undefined || depth > 2 * MAX_DEPTH) return null;
-  const example = whole.example ?? whole.examples?.[0] ?? whole.const ?? whole.enum?.[0] ?? whole.default;
-  if (example !== undefined) return example;
-  const inner = (field) => exampleOf(field, depth + 1);
-  const options = whole.anyOf ?? whole.oneOf;
-  if (options !== undefined) return inner(options[0]);
-  if (whole.type === "object") return Object.fromEntries(Object.entries(whole.properties ?? {}).map(([name, field]) => [name, inner(field)]));
-  if (whole.type === "array") return [inner(whole.items ?? {})];
-  return { string: "text", integer: whole.minimum ?? 1, number: 0.5, boolean: true }[whole.type] ?? null;
 }
 
 /** Text with the words between backticks set as code. */
@@ -148,7 +134,7 @@ function curlView({ method, path, parameters, body }) {
   if (token() !== null) parts.push('-H "Authorization: Bearer $TOKEN"');
   const json = body["application/json"];
   if (json !== undefined) {
-    const example = json.example ?? exampleOf(json.schema ?? {});
+    const example = resolve(json.schema)?.examples?.[0] ?? {};
     parts.push("-H 'Content-Type: application/json'", `-d '${JSON.stringify(example).replaceAll("'", "'\\''")}'`);
   }
   const text = parts.join(" \\\n  ");
