@@ -355,7 +355,9 @@ class Fault:
 
     def place(self, tree: Path) -> Path | str:
         """Return the file of the product with the old lines, or why there is none."""
-        files = [path for name in PRODUCT for path in (tree / name).rglob("*.*") if path.suffix in (".py", ".c", ".h", ".js")]
+        files = [
+            path for name in PRODUCT for path in (tree / name).rglob("*.*") if path.suffix in (".py", ".c", ".h", ".js")
+        ]
         places = [path for path in files for _ in self.pattern.finditer(path.read_text(encoding="utf-8"))]
         if len(places) == 1:
             return places[0]
