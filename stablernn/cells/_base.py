@@ -99,6 +99,8 @@ class StableCell(nn.Module):
     """
 
     key: ClassVar[str]
+    weight_ih: Tensor
+    bias_ih: Tensor
     state_names: tuple[str, ...] = ("hidden",)
     """Names of the state tensors; the first is the cell's output. A sequence starts from zeros."""
     takes_dt: bool = False
@@ -167,7 +169,7 @@ class StableCell(nn.Module):
         In a dynamical system driven from outside, this projection is the drive. By default it is the linear map of the
         parameters ``weight_ih`` and ``bias_ih``.
         """
-        return nn.functional.linear(x, self.get_parameter("weight_ih"), self.get_parameter("bias_ih"))
+        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
 
     def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         """Return the next state.

@@ -93,7 +93,7 @@ class TorchRNNEngine:
                 parts.append(outputs)
             return torch.cat([part for part in parts if part is not None], dim=1) if every_output else None, state
         hidden = len(weights[0].mT)
-        bias = cast("Tensor", cell.bias_ih)
+        bias = cell.bias_ih
         second = torch.zeros_like(bias)
         if isinstance(cell, GRUCell):
             second = torch.cat([second[: 2 * hidden], weights[1]])

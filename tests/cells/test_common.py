@@ -87,16 +87,6 @@ def test_layer_shapes_and_dtypes(
 
 
 @every_cell
-@every_dtype
-def test_cell_shapes_and_dtypes(key: str, dtype: torch.dtype) -> None:
-    cell = create_cell(key, 3, 5).to(dtype)
-    batched, single = _parts(cell(torch.randn(2, 3, dtype=dtype))), _parts(cell(torch.randn(3, dtype=dtype)))
-    assert [tensor.shape for tensor in batched] == [(2, size) for size in cell.state_sizes]
-    assert [tensor.shape for tensor in single] == [(size,) for size in cell.state_sizes]
-    assert {tensor.dtype for tensor in [*batched, *single]} == {dtype}
-
-
-@every_cell
 @every_preset
 def test_a_fresh_layer_starts_finite_and_moves(key: str, preset: str) -> None:
     layer = StableRNN(key, 3, 16, preset=preset)

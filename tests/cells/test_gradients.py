@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
-from stablernn import StableRNN, list_cells
+from stablernn import StableRNN, create_cell, list_cells
 
 FEW: dict[str, dict[str, Any]] = {"ren": {"num_neurons": 2}, "ode_rnn": {"flow_size": 4}}
 """Options that leave fewer parameters to differentiate by, of cells that have many at any size."""
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((key, FEW.get(key, {})) for key in list_cells()),
+    *((key, {**FEW.get(key, {}), "max_dt": 2.5}) for key in list_cells() if create_cell(key, 2, 3).takes_dt),
     ("lvf", {"nonlinearity": "modrelu", "constraint": "none"}),
     ("lvf", {"nonlinearity": "tanh", "constraint": "hard"}),
     ("lvf_mid", {"nonlinearity": "modrelu", "constraint": "hard"}),
@@ -63,8 +64,10 @@ IDS = [",".join([key, *(str(value) for value in options.values())]) for key, opt
 
 
 def _problem(key: str, options: dict[str, Any], time: int) -> tuple[Any, list[Tensor]]:
-    """The layer as a function of input, first state and parameters, and a point at which to differentiate it."""
+    """The layer as a function of input, first state, lengths of steps with ``max_dt``, and parameters, and a point at
+    which to differentiate it, away from whole lengths."""
     layer = StableRNN(key, 2, 3, engine="loop", **options).double().eval()
+    is_timed = "max_dt" in options
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_(std=0.5)
@@ -73,14 +76,17 @@ def _problem(key: str, options: dict[str, Any], time: int) -> tuple[Any, list[Te
         _, reached = layer.run(torch.randn(2, 3, 2, dtype=torch.float64), layer.initial_state(2))
     names = [name for name, _ in layer.named_parameters()]
     points = [torch.randn(2, time, 2, dtype=torch.float64), *reached]
+    if is_timed:
+        points.append(0.1 + 2.3 * torch.rand(2, time, dtype=torch.float64))
     width = len(points)
     points += [parameter.detach().clone() for parameter in layer.parameters()]
 
     def outputs(*values: Tensor) -> Tensor:
         x, *state = values[:width]
+        dt = state.pop() if is_timed else None
         parameters = dict(zip(names, values[width:], strict=True))
         stacked = [tensor[None] for tensor in state]
-        result, last = functional_call(layer, parameters, (x, stacked))
+        result, last = functional_call(layer, parameters, (x, stacked, None, dt))
         parts = (last,) if isinstance(last, Tensor) else last
         return torch.cat([result.flatten(), *(part.flatten() for part in parts)])
 
@@ -99,7 +105,7 @@ def test_first_derivatives_equal_finite_differences(key: str, options: dict[str,
     ("key", "options"),
     # Autograd differentiates its own derivatives alike under all options of a cell.
     [
-        pytest.param(*variant, marks=[] if number < len(list_cells()) else pytest.mark.slow)
+        pytest.param(*variant, marks=[] if number < len(list_cells()) or "max_dt" in variant[1] else pytest.mark.slow)
         for number, variant in enumerate(VARIANTS)
     ],
     ids=IDS,

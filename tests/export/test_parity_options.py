@@ -13,7 +13,7 @@ from onnx import helper
 
 import stablernn as srn
 from stablernn.errors import ParityError
-from stablernn.export import model_signature, torchscript
+from stablernn.export import torchscript
 from stablernn.export.parity import _draw_known_inputs, check_parity, draw_inputs, open_session
 from stablernn.export.scan import sequence_graph, step_graph
 from stablernn.export.step import export_parts
@@ -240,12 +240,3 @@ def test_parity_is_checked_on_values_like_those_of_training() -> None:
     assert 1e4 < np.nanmedian(known["static"]) < 5e4
     assert known["future"].shape == (50, 5, 1)
     assert 100 < np.nanmedian(known["future"]) < 600
-
-
-def test_a_signature_says_what_a_step_of_patches_reads() -> None:
-    model = VARIANTS["patches-with-times-mask-all"]()
-    signature = model_signature(model)
-    step = {tensor["name"]: tensor["shape"] for tensor in signature["step"]["inputs"]}
-    sequence = {tensor["name"]: tensor["shape"] for tensor in signature["sequence"]["inputs"]}
-    assert (step["x"], step["dt"]) == (["batch", 3, 2], ["batch", 3])
-    assert (sequence["x"], sequence["dt"]) == (["batch", "time", 2], ["batch", "time"])

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import stablernn as srn
 from stablernn.nn.preprocessing import ContextScaling, create_scaling
 
 FLOOR, LIMIT = 0.05, 8.0
@@ -201,19 +200,6 @@ def test_what_rounding_leaves_of_a_perfect_season_is_no_unit() -> None:
     made = ContextScaling(1, window=48, season=24)
     made.fit([wave])
     assert made.scale.tolist() == [pytest.approx(wave.std())]
-
-
-@pytest.mark.parametrize(("factor", "offset"), [(1.0, 0.0), (250.0, -40.0), (1e-6, 3.0)])
-def test_forecasts_move_with_the_units_of_the_data(factor: float, offset: float) -> None:
-    forecasts = []
-    train, x = gappy(0, 80, 1).numpy(), gappy(1, 3, 20, 1)
-    for scale, shift in ((1.0, 0.0), (factor, offset)):
-        torch.manual_seed(3)
-        model = srn.Forecaster("lipschitz", 1, 4, 6, scaling="context", window=8, season=3, patch_size=2)
-        model.double().fit_scaling([train * scale + shift])
-        with torch.no_grad():
-            forecasts.append((model(x * scale + shift) - shift) / scale)
-    torch.testing.assert_close(forecasts[1], forecasts[0], rtol=1e-5, atol=1e-5)
 
 
 def test_logarithms_are_cut_off_below_the_smallest_training_value() -> None:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import stablernn as srn
-from stablernn.nn.convolutions import ConvolutionShape, DilatedConvolutions, receptive_field
-from stablernn.nn.models import build_model
+from stablernn.nn.convolutions import ConvolutionShape, DilatedConvolutions
 
 
 def reference(stage: DilatedConvolutions, x: Tensor) -> Tensor:
@@ -46,18 +45,6 @@ def test_it_is_conv1d(sizes: tuple[int, int, int, int, int]) -> None:
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-12)
     # Any axes may stand in front.
     assert torch.equal(stage(x.reshape(1, 5, -1))[0], stage(x))
-
-
-@pytest.mark.parametrize("layers", [1, 2, 3])
-def test_an_output_depends_on_its_receptive_field_and_on_all_of_it(layers: int) -> None:
-    field = receptive_field(layers)
-    assert field == (3, 7, 15)[layers - 1]
-    stage = DilatedConvolutions(ConvolutionShape(field + 2, 1, 0, layers, 3))
-    x = torch.randn(1, field + 2, requires_grad=True)
-    for position in range(3):
-        output = stage(x).reshape(3, 3)[position].sum()
-        (gradient,) = torch.autograd.grad(output, x)
-        assert gradient[0].nonzero().flatten().tolist() == list(range(position, position + field))
 
 
 MODELS: dict[str, Any] = {
@@ -113,16 +100,3 @@ def test_members_share_no_weights_and_each_is_trained_by_its_own_gradient() -> N
 def _layer_inputs(model: Any) -> tuple[Tensor, Any]:
     features, _, _, _ = model.layer_inputs(torch.randn(2, 14, 2))
     return features, model.rnn.initial_state(2)
-
-
-def test_a_configuration_builds_the_model_again_and_one_without_convolutions_is_as_before() -> None:
-    model = MODELS["members, mask"]()
-    assert (model.config()["conv_layers"], model.config()["conv_channels"]) == (2, 3)
-    again = build_model(model.config())
-    again.load_state_dict(model.state_dict())
-    x = torch.randn(2, 21, 2)
-    assert torch.equal(again.eval()(x), model.eval()(x))
-    plain = srn.Classifier("lru", 2, 3, 4, patch_size=8, patch_embedding=5)
-    assert not any("convolution" in name for name in plain.state_dict())
-    older = {key: value for key, value in plain.config().items() if not key.startswith("conv_")}
-    assert build_model(older).config() == plain.config()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,8 +9,6 @@ from torch import Tensor
 
 import stablernn as srn
 from stablernn.cells import cell_info
-from stablernn.export import torchscript
-from stablernn.export.parity import open_session
 from stablernn.nn.models import SequenceModel
 
 TAKING = [key for key in srn.list_cells() if cell_info(key).cell.takes_missing]
@@ -90,40 +86,6 @@ def test_a_stream_equals_the_sequence(cell: str, options: dict[str, object]) -> 
             state = model.transition(weights, x[:, step], state, dt[:, step])
     for got, want in zip(state, expected, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
-
-
-@taking
-@pytest.mark.parametrize(
-    ("num_layers", "max_dt"),
-    [
-        pytest.param(1, None, marks=pytest.mark.slow),
-        (2, 4.0),
-    ],
-)
-def test_exported_graphs_make_the_same_of_missing_values(
-    cell: str, num_layers: int, max_dt: float | None, tmp_path: Path
-) -> None:
-    model = fitted(srn.Classifier(cell, 2, 3, 9, num_layers=num_layers, max_dt=max_dt))
-    report = srn.export(model, tmp_path, formats=("onnx", "torchscript"))
-    assert report.parity["stream_equals_sequence"] is True
-    assert report.parity["batch_equals_single"] is True
-
-    x, lengths = gappy(4, 20, 2, share=0.6), torch.tensor([20, 13, 6, 1])
-    x[3], x[0, :, 1] = torch.nan, torch.nan  # nothing at all, and one feature never
-    dt = None if max_dt is None else max_dt * torch.rand(4, 20)
-    with torch.no_grad():
-        expected = model.run(x, lengths, dt=dt)[0]["logits"]
-    read = {"x": x} if dt is None else {"x": x, "dt": dt}
-    zeros = {f"state_{index}": part for index, part in enumerate(model.initial_state(4))}
-
-    arguments = {name: value.numpy() for name, value in {**read, "lengths": lengths, **zeros}.items()}
-    runtime = open_session((tmp_path / "sequence.onnx").read_bytes())
-    (onnx_logits,) = runtime.run(["logits"], arguments)
-    torch.testing.assert_close(torch.from_numpy(onnx_logits), expected, rtol=1e-5, atol=1e-6)
-
-    scripted = torchscript.script(model.requires_grad_(False))
-    logits = scripted(*read.values(), lengths, *zeros.values())[0]
-    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_first_layer_that_imputes_nothing_gets_missing_values_filled_in() -> None:

@@ -13,7 +13,7 @@ from stablernn.nn.models import READOUTS, SequenceModel
 from stablernn.training.loop.losses import ClassifyObjective, ForecastObjective
 from stablernn.training.loop.minibatches import Batch
 
-WINDOW = {"standard": None, "window": 6}
+WINDOW = {"standard": None, "window": 6, "context": 6}
 
 
 def step_by_step(model: SequenceModel, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -70,7 +70,7 @@ def test_a_head_of_zeros_is_the_naive_forecast_of_the_right_channels(scaling: st
     torch.testing.assert_close(model(x), x[:, -1, [2, 0]][:, None].expand(2, 4, 2))
 
 
-@pytest.mark.parametrize("scaling", ["standard", "window"])
+@pytest.mark.parametrize("scaling", WINDOW)
 def test_forecasts_move_with_the_units_of_the_data(scaling: str) -> None:
     """The same series in other units, scaling fitted to each, gives the same forecast in those units."""
     generator = np.random.default_rng(0)

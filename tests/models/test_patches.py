@@ -188,22 +188,6 @@ def test_a_padded_batch_with_times_equals_each_sequence_patch_by_patch(size: int
                 torch.testing.assert_close(got[row : row + 1], want, rtol=1e-9, atol=1e-9)
 
 
-def test_what_stands_in_the_padding_reaches_neither_the_answer_nor_a_gradient() -> None:
-    x = torch.randn(2, 10, 1)
-    found = []
-    for filling in (0.0, torch.nan, torch.inf):
-        torch.manual_seed(0)
-        options: dict[str, Any] = {"patch_size": 4, "patch_stride": 3, "patch_embedding": 5, "readout": "all"}
-        model = srn.Classifier("gru", 1, 2, 4, **options)
-        padded = x.clone()
-        padded[1, 5:] = filling
-        logits = model(padded, torch.tensor([10, 5]))
-        logits.sum().backward()
-        found.append([logits, *(parameter.grad for parameter in model.parameters())])
-    for other in found[1:]:
-        assert all(torch.equal(one, two) for one, two in zip(found[0], other, strict=True))
-
-
 TAKING = [key for key in srn.list_cells() if cell_info(key).cell.takes_missing]
 
 

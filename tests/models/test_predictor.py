@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from stablernn.cells import list_cells
 from stablernn.data.step_data import NO_TARGET
 from stablernn.nn.models import SequencePredictor
 from stablernn.nn.models.predictor import target_frequencies
@@ -61,18 +60,6 @@ def test_step_by_step_equals_the_whole_sequence(kind: str, cell: str) -> None:
         torch.testing.assert_close(model.emit(state)[0], answers[:, time], rtol=1e-12, atol=1e-12)
     for one, other in zip(state, final, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("cell", list_cells())
-def test_every_cell_goes_on_from_a_state_as_if_there_had_been_no_cut(cell: str) -> None:
-    model = predictor("tokens", cell, hidden_size=8)
-    x = inputs_of(model, time=11)
-    whole, end = model.answers(x)
-    first, state = model.answers(x[:, :4])
-    second, last = model.answers(x[:, 4:], state=state)
-    torch.testing.assert_close(torch.cat([first, second], dim=1), whole, rtol=1e-10, atol=1e-12)
-    for one, other in zip(last, end, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -68,53 +68,6 @@ def test_tanh_at_its_ends(path: str, dtype: str) -> None:
     assert np.array_equal(np.signbit(value), np.signbit(expected))
 
 
-class Sequences:
-    """A batch of sequences of a residual cell with A, which a path runs."""
-
-    def __init__(self, path: str, dtype: str, rows: int, time: int, hidden: int) -> None:
-        random = np.random.default_rng(0)
-        self.path, self.dtype, self.hidden = path, dtype, hidden
-        self.recurrent, self.linear = (self.numbers(random, hidden, hidden) / hidden for _ in range(2))
-        self.drives = self.numbers(random, time, rows, hidden)
-        self.first = self.numbers(random, rows, hidden)
-
-    def numbers(self, random: np.random.Generator, *shape: int) -> np.ndarray[Any, Any]:
-        return random.standard_normal(shape).astype(DTYPES[self.dtype])
-
-    def pack(self, matrix: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        path, dtype, hidden = kernels.path_number(self.path), list(DTYPES).index(self.dtype), self.hidden
-        packed = np.empty(kernels.load_kernels().srnn_packed_size(path, dtype, hidden), matrix.dtype)
-        kernels.check(
-            kernels.load_kernels().srnn_pack(path, dtype, hidden, matrix.ctypes.data, hidden, 1, packed.ctypes.data)
-        )
-        return packed
-
-    def run(self, first: np.ndarray[Any, Any], drives: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return the states after the steps."""
-        states, last = np.empty_like(drives), np.empty_like(first)
-        recurrent, linear = self.pack(self.recurrent), self.pack(self.linear)
-        call = kernels.Call(
-            path=kernels.path_number(self.path),
-            dtype=list(DTYPES).index(self.dtype),
-            family=kernels.FAMILIES["residual"],
-            nonlinearity=kernels.NONLINEARITIES["tanh"],
-            hidden=self.hidden,
-            rows=len(first),
-            steps=len(drives),
-            substeps=1,
-            step_size=0.25,
-            recurrent=recurrent.ctypes.data,
-            linear=linear.ctypes.data,
-            drives=rows_of(drives),
-            first=rows_of(first[None]),
-            last=rows_of(last[None]),
-            states=rows_of(states),
-        )
-        kernels.check(kernels.load_kernels().srnn_forward(ctypes.byref(call)))
-        assert np.array_equal(last, states[-1])
-        return states
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (5, 7), (16, 33), (37, 16), (64, 96)])
@@ -153,34 +106,6 @@ def test_a_gradient_without_its_sums_is_refused() -> None:
 
 def rows_of(array: np.ndarray[Any, Any]) -> Any:
     return kernels.Rows(array.ctypes.data, array.strides[0] // array.itemsize, array.strides[1] // array.itemsize)
-
-
-@pytest.mark.parametrize("hidden", [1, 17, 128])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("path", PATHS)
-def test_a_sequence(path: str, dtype: str, hidden: int) -> None:
-    batch = Sequences(path, dtype, rows=11, time=6, hidden=hidden)
-    states = batch.run(batch.first, batch.drives)
-    h = batch.first.astype(np.float64)
-    recurrent, linear = batch.recurrent.astype(np.float64), batch.linear.astype(np.float64)
-    for state, drive in zip(states, batch.drives, strict=True):
-        h = h + 0.25 * (h @ linear.T + np.tanh(h @ recurrent.T + drive))
-        np.testing.assert_allclose(state, h, rtol=0, atol=(2e-6 if dtype == "float32" else 1e-14) * np.abs(h).max())
-
-
-@pytest.mark.parametrize("hidden", [1, 17, 128, 300])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("path", PATHS)
-def test_rows_alone_and_steps_alone_equal_the_batch(path: str, dtype: str, hidden: int) -> None:
-    batch = Sequences(path, dtype, rows=27, time=3, hidden=hidden)
-    states = batch.run(batch.first, batch.drives)
-    for start, end in ((0, 1), (26, 27), (3, 5), (8, 15), (10, 16), (1, 4), (2, 27)):
-        part = batch.run(batch.first[start:end], np.ascontiguousarray(batch.drives[:, start:end]))
-        assert np.array_equal(part, states[:, start:end])
-    h = batch.first
-    for step in range(3):
-        (h,) = batch.run(h, batch.drives[step : step + 1])
-        assert np.array_equal(h, states[step])
 
 
 def test_a_call_that_is_incomplete() -> None:

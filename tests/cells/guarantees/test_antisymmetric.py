@@ -64,9 +64,3 @@ class TestAntisymmetric:
         h0 = torch.tensor([[0, 0.5], [-0.5, -0.5], [0.5, -0.75]], dtype=torch.float64)
         last = trajectory(cell, h0, torch.zeros(50, 1, dtype=torch.float64))[-1]
         assert last.norm(dim=1) == pytest.approx(torch.tensor(norms), abs=6e-5)
-
-    def test_paper_preset_draws_with_the_papers_standard_deviations(self) -> None:
-        cell = create_cell("antisymmetric", 50, 200, preset="paper")
-        assert cell.weight_hh.std().item() == pytest.approx(200**-0.5, rel=0.05)
-        assert cell.weight_ih.std().item() == pytest.approx(50**-0.5, rel=0.05)
-        assert not cell.bias_ih.any()

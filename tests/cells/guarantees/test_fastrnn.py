@@ -21,15 +21,6 @@ from stablernn.cells import cell_info
 EVERY_FASTGRNN = pytest.mark.parametrize("key", ["fastgrnn", "fastgrnn_lsq"])
 
 
-class TestFastRNN:
-    def test_it_starts_as_in_the_released_code(self) -> None:
-        cell = create_cell("fastrnn", 60, 200, preset="paper")
-        assert cell.weight_hh.std().item() == pytest.approx(0.1, rel=0.05)
-        assert cell.weight_ih.std().item() == pytest.approx(0.1, rel=0.05)
-        assert bool((cell.bias_ih == 1).all())
-        assert (cell.alpha.item(), cell.beta.item()) == (-3.0, 3.0)
-
-
 class TestFastGRNN:
     def test_lsq_stands_for_minus_low_rank_sparsity_and_quantization(self) -> None:
         options = cell_info("fastgrnn").options()
@@ -43,13 +34,6 @@ class TestFastGRNN:
         plain.load_state_dict(full.state_dict())
         x, h = torch.randn(3, 2), torch.randn(3, 5)
         assert torch.equal(full.eval()(x, h), plain.eval()(x, h))
-
-    @EVERY_FASTGRNN
-    def test_it_starts_as_in_the_released_code(self, key: str) -> None:
-        cell = create_cell(key, 60, 200)
-        assert cell.weight_hh.std().item() == pytest.approx(0.1, rel=0.05)
-        assert bool((cell.bias_ih == 1).all())
-        assert (cell.zeta.item(), cell.nu.item()) == (1.0, -4.0)
 
 
 class TestLowRank:

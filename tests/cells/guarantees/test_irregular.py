@@ -5,26 +5,12 @@ Cells: gru_d, cfc, ode_lstm.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from reference.dynamics import random_normal
 from reference.mapping import MAPPING
 from stablernn import StableRNN, create_cell
-
-TIMED = pytest.mark.parametrize(
-    ("key", "options"),
-    [
-        ("gru_d", {}),
-        ("cfc", {}),
-        ("cfc", {"backbone_layers": 0}),
-        ("ode_lstm", {"solver": "heun"}),
-        ("ode_lstm", {"solver": "rk4", "flow_size": 3}),
-    ],
-    ids=lambda value: ",".join(map(str, value.values())) if isinstance(value, dict) else None,
-)
 
 
 class TestGRUD:
@@ -82,32 +68,6 @@ class TestGRUD:
         for index in range(9):
             state = cell.step(cell.materialize(), state, cell.drive(x[:, index]), dt[:, index, None])
             torch.testing.assert_close(state[0], expected[:, index], rtol=1e-10, atol=1e-12)
-
-
-class TestIrregularTime:
-    @TIMED
-    def test_steps_of_any_length_equal_the_reference_in_values_and_gradients(
-        self, key: str, options: dict[str, Any]
-    ) -> None:
-        layer = StableRNN(key, 2, 4, **options).double()
-        for parameter in layer.parameters():
-            torch.nn.init.normal_(parameter, std=0.4)
-        cell = layer.cells[0]
-        x, dt = random_normal(3, 8, 2), 4 * torch.rand(3, 8, dtype=torch.float64)
-        if cell.takes_missing:
-            x[torch.rand(x.shape) < 0.4] = torch.nan
-        state = tuple(torch.rand_like(part) for part in cell.initial_state(3))
-        leaves = [dt.requires_grad_(), *layer.parameters()]
-        row = MAPPING[key]
-        expected = row.module.sequence(row.params(cell), x, *state, dt=dt, **row.scalars(cell))
-        expected = expected if isinstance(expected, tuple) else (expected,)
-        output, last = layer.run(x, state, dt=dt)
-        torch.testing.assert_close(output, expected[0], rtol=1e-10, atol=1e-12)
-        for part, want in zip(last, expected, strict=True):
-            torch.testing.assert_close(part, want[:, -1], rtol=1e-10, atol=1e-12)
-        got = torch.autograd.grad(output.square().sum(), leaves)
-        for gradient, want in zip(got, torch.autograd.grad(expected[0].square().sum(), leaves), strict=True):
-            torch.testing.assert_close(gradient, want, rtol=1e-9, atol=1e-11)
 
 
 class TestCfC:

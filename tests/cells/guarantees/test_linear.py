@@ -28,10 +28,6 @@ class TestMinimal:
         assert constants.max() <= (2 + memory) * (1 + 1e-3)
         assert float(constants.mean()) == pytest.approx(2 + memory / 2, rel=0.05)
 
-    @MINIMAL
-    def test_the_paper_starts_its_gates_without_a_bias(self, key: str) -> None:
-        assert not create_cell(key, 2, 6, preset="paper").bias_ih.any()
-
     def test_two_closed_gates_of_the_minimal_lstm_are_weighed_and_give_no_quotient_of_zeros(self) -> None:
         cell = create_cell("minlstm", 1, 1)
         with torch.no_grad():

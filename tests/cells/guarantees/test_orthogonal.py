@@ -135,26 +135,6 @@ class TestInitialMatrices:
         # Either the orthogonal matrix that was drawn, or that with its first row turned.
         assert (exponential(a) - q)[1:].abs().max() < 1e-6
 
-    def test_papers_input_matrices_and_biases(self) -> None:
-        exprnn = create_cell("exprnn", 50, 200, preset="paper")
-        assert exprnn.weight_ih.std().item() == pytest.approx((2 / 50) ** 0.5, rel=0.05)
-        scornn = create_cell("scornn", 50, 200, preset="paper")
-        assert 0.0099 < scornn.weight_ih.abs().max() <= 0.01
-        assert not scornn.bias.any()
-        assert scornn.negative_signs == 20
-        nnrnn = create_cell("nnrnn", 50, 200, preset="paper")
-        assert nnrnn.weight_ih.std().item() == pytest.approx((2 / 250) ** 0.5, rel=0.05)
-        assert not nnrnn.weight_upper.any()
-        assert torch.equal(nnrnn.gain, torch.ones(100))
-        assert 0 <= nnrnn.phase.min() < 0.3
-        assert 6 < nnrnn.phase.max() <= 2 * math.pi
-        for cell in (exprnn, nnrnn, create_cell("rnn_orth", 50, 200, preset="paper")):
-            assert 0.0095 < cell.bias.abs().max() <= 0.01
-            assert cell.bias.min() < 0 < cell.bias.max()
-        soft = create_cell("soft_orth", 50, 200, preset="paper")
-        assert 0.0099 < soft.weight_ih.abs().max() <= 0.01
-        assert not soft.bias_ih.any()
-
     @pytest.mark.parametrize("init", ["henaff", "cayley", "haar"])
     @pytest.mark.parametrize("key", ["rnn_orth", "exprnn", "dtriv", "scornn"])
     def test_every_start_is_orthogonal(self, key: str, init: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cells.guarantees.states import normal
-from stablernn import StableRNN, create_cell
+from stablernn import StableRNN
 
 
 class TestIndRNN:
@@ -39,11 +39,3 @@ class TestIndRNN:
             u.copy_(torch.tensor([-7.0, 0.5, 7.0]))
         layer.after_step(1, 1)
         assert u.tolist() == [-math.sqrt(2), 0.5, math.sqrt(2)]
-
-
-class TestIdentityRNN:
-    def test_start(self) -> None:
-        cell = create_cell("identity_rnn", 50, 200, preset="paper")
-        assert torch.equal(cell.recurrent_matrix(), torch.eye(200))
-        assert not cell.get_parameter("bias").any()
-        assert cell.get_parameter("weight_ih").std().item() == pytest.approx(0.001, rel=0.05)

@@ -6,7 +6,6 @@ FastGRNN have ``test_fastrnn.py``. Checked on fresh parameters, after a random p
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -59,54 +58,6 @@ class TestNAISNet:
 
 def _gram_size(cell: Any) -> float:
     return float((cell.weight_hh.T @ cell.weight_hh).detach().norm())
-
-
-class TestNeuralODE:
-    @pytest.mark.parametrize("scale", [0.1, 2.0])
-    def test_its_matrix_starts_with_a_deviation_that_falls_with_the_units(self, scale: float) -> None:
-        weight = create_cell("neural_ode_rnn", 1, 200, init_scale=scale).weight_hh
-        assert weight.std().item() == pytest.approx(scale / 200, rel=0.05)
-
-    def test_the_flow_starts_small(self) -> None:
-        cell = create_cell("ode_rnn", 1, 60, flow_size=100)
-        bounds = {"flow_in": 60**-0.5, "flow_in_bias": 60**-0.5, "flow_out": 0.01, "flow_out_bias": 0.01}
-        for name, bound in bounds.items():
-            values = getattr(cell, name).detach()
-            assert 0.9 * bound < values.abs().max() <= bound, name
-        assert cell.flow_out.std().item() == pytest.approx(0.01 / math.sqrt(3), rel=0.05)
-
-
-class TestAblation:
-    def test_a_fresh_matrix_has_eigenvalues_on_both_sides(self) -> None:
-        matrix = cell_at("fresh", "antisym_ablation", 40).recurrent_matrix().detach()
-        real = torch.linalg.eigvals(matrix).real
-        assert real.max() > 0.5
-        assert real.min() < -0.5
-        assert matrix.std().item() == pytest.approx(40**-0.5, rel=0.1)
-
-
-class TestIncremental:
-    """On the equilibrium the sum of old and new state is a function of the input alone."""
-
-    def test_the_inner_steps_are_trained_from_where_they_start(self) -> None:
-        cell = create_cell("incremental", 1, 4, preset="paper", inner_steps=3)
-        assert cell.inner_lengths.tolist() == pytest.approx([0.01] * 3)
-        assert cell.inner_lengths.requires_grad
-
-    @pytest.mark.parametrize("rank", [None, 4, 30], ids=["full", "4", "30"])
-    def test_its_matrix_starts_with_one_variance_whatever_its_rank(self, rank: int | None) -> None:
-        matrices = torch.stack(
-            [create_cell("incremental", 1, 60, recurrent_rank=rank).recurrent_matrix().detach() for _ in range(20)]
-        )
-        # That of numbers uniform within 1/sqrt(60).
-        assert matrices.var().item() == pytest.approx(1 / (3 * 60), rel=0.05)
-
-    def test_its_factors_are_uniform_within_their_bounds(self) -> None:
-        cell = create_cell("incremental", 1, 200, recurrent_rank=20)
-        for name, fan_in in {"weight_hh": 20, "weight_hh_right": 200}.items():
-            values, bound = getattr(cell, name).detach(), 3**0.25 * fan_in**-0.5
-            assert 0.99 * bound < values.abs().max() <= bound, name
-            assert values.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05), name
 
 
 class TestNoisy:

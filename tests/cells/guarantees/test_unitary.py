@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ class TestUnitary:
     @pytest.mark.parametrize(
         ("dtype", "size"),
         [
-            pytest.param(torch.float32, 24, id="float32-24"),
+            pytest.param(torch.float32, 32, id="float32-32"),
             pytest.param(torch.float32, 128, id="float32-128", marks=pytest.mark.slow),
             pytest.param(torch.float64, 128, id="float64-128", marks=pytest.mark.slow),
         ],
@@ -113,20 +112,6 @@ class TestUnitary:
 
 
 class TestUnitaryEvolution:
-    def test_it_starts_as_the_released_code_does(self) -> None:
-        cell = create_cell("urnn", 30, 300, preset="paper")
-        for name, bound in {
-            "phases": math.pi,
-            "reflections": math.sqrt(6 / (2 + 600)),
-            "weight_ih": math.sqrt(6 / (30 + 600)),
-            "bias": 0.01,
-            "hidden_0": math.sqrt(3 / 600),
-        }.items():
-            values = getattr(cell, name).detach()
-            assert values.abs().max() <= bound
-            assert values.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.1), name
-        assert sorted(cell.permutation.tolist()) == list(range(300))
-
     def test_its_permutation_is_saved_with_it(self) -> None:
         first, second = create_cell("urnn", 2, 20), create_cell("urnn", 2, 20)
         assert not torch.equal(first.permutation, second.permutation)

@@ -43,14 +43,6 @@ class TestEfficientUnitary:
         cell = create_cell("eunn", 1, 16, **options)
         assert sum(getattr(cell, name).numel() for name in cell.orthogonal) == expected
 
-    def test_paper_preset_starts_as_the_released_code_does(self) -> None:
-        cell = create_cell("eunn", 30, 300, preset="paper")
-        for name, bound in {"theta": math.pi, "phi": math.pi, "omega": math.pi, "weight_ih": 0.01}.items():
-            values = getattr(cell, name).detach()
-            assert values.abs().max() <= bound
-            assert values.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.1), name
-        assert not cell.bias.any()
-
 
 class TestKronecker:
     @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd import gradcheck, gradgradcheck
-from torch.func import functional_call
 
 import stablernn as srn
 from cells.irregular_time.steps import (
@@ -39,10 +37,6 @@ def _repeats_its_step(key: str) -> bool:
 REPEATING = [key for key in TIMED if _repeats_its_step(key)]
 # The midpoint rule's reference has no dt: a test of its own says what its step is.
 REFERENCED = [key for key in TIMED if "dt" in inspect.signature(MAPPING[key].module.sequence).parameters]
-# Along random directions, which a wrong derivative does not survive; entry by entry in the slow tests.
-every_thoroughness = pytest.mark.parametrize(
-    "fast", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["directions", "entries"]
-)
 every_repeating_cell = pytest.mark.parametrize("key", REPEATING)
 
 
@@ -105,48 +99,22 @@ def test_the_longest_step_decides_the_parts_of_all_steps() -> None:
     assert_close([free(x, dt=longer)[0][:, :-1]], [in_three[:, :-1]])
 
 
-@every_timed_cell
-@every_thoroughness
-@pytest.mark.parametrize("size", [1, 3])
-def test_first_derivatives_through_dt_equal_finite_differences(key: str, size: int, fast: bool) -> None:
-    function, points = _problem(key, size, time=3)
-    assert gradcheck(function, points, fast_mode=fast)
-
-
-@every_timed_cell
-@every_thoroughness
-def test_second_derivatives_through_dt_equal_finite_differences(key: str, fast: bool) -> None:
-    function, points = _problem(key, 3, time=2)
-    assert gradgradcheck(function, points, fast_mode=fast)
-
-
-def _problem(key: str, size: int, time: int) -> tuple[Any, list[Tensor]]:
-    """The layer as a function of input, lengths of steps and parameters, away from whole lengths."""
-    # Of its field's 100 units a few are as good, and take a tenth of the time.
-    options = {"flow_size": 4} if key == "ode_rnn" else {}
-    layer = StableRNN(key, 2, size, engine="loop", max_dt=2.5, **options).double().eval()
-    names = [name for name, _ in layer.named_parameters()]
-    points = [normal_inputs(2, time, 2), 0.1 + step_lengths(2, time, longest=2.3)]
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.normal_(std=0.5)
-        # Outside a constraint the gradient passes straight through the projection, and is no derivative.
-        layer.after_step(1, 100)
-    points += [parameter.detach().clone() for parameter in layer.parameters()]
-
-    def outputs(x: Tensor, dt: Tensor, *values: Tensor) -> Tensor:
-        result, last = functional_call(layer, dict(zip(names, values, strict=True)), (x, None, None, dt))
-        return torch.cat([result.flatten(), *(part.flatten() for part in _parts(last))])
-
-    return outputs, [point.detach().requires_grad_() for point in points]
-
-
-@pytest.mark.parametrize("key", REFERENCED)
+@pytest.mark.parametrize(
+    ("key", "options"),
+    [
+        *((key, {}) for key in REFERENCED),
+        ("cfc", {"backbone_layers": 0}),
+        ("ode_lstm", {"solver": "heun"}),
+        ("ode_lstm", {"solver": "rk4", "flow_size": 3}),
+    ],
+)
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (2, 7, 3, 7), (2, 20, 2, 32)], ids=["ones", "odd", "usual"])
-def test_values_and_gradients_are_those_of_the_reference(key: str, sizes: tuple[int, ...]) -> None:
+def test_values_and_gradients_are_those_of_the_reference(
+    key: str, options: dict[str, Any], sizes: tuple[int, ...]
+) -> None:
     batch, time, features, hidden = sizes
     module = MAPPING[key].module
-    layer = StableRNN(key, features, hidden).double().eval()
+    layer = StableRNN(key, features, hidden, **options).double().eval()
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.4 * hidden**-0.5)
     layer.after_step(1, 100)

@@ -266,7 +266,18 @@ BUILT: dict[str, Any] = {
     ),
     "recursive": lambda: srn.Forecaster("cfc", 1, 4, 5, head="recursive", max_dt=3.0, quantiles=()),
     "classifier": lambda: srn.Classifier(
-        "gru", 2, 3, 5, head_dropout=0.3, members=3, readout="all", patch_size=3, scaling="window", window=9
+        "gru",
+        2,
+        3,
+        5,
+        head_dropout=0.3,
+        members=3,
+        readout="all",
+        patch_size=3,
+        patch_embedding=4,
+        conv_layers=1,
+        scaling="window",
+        window=9,
     ),
 }
 
