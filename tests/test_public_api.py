@@ -58,7 +58,7 @@ def test_the_names_of_the_registry_are_imported_when_they_are_used() -> None:
 
 @pytest.mark.parametrize(
     "modules",
-    [[], ["stablernn.export.step", "stablernn.training.loaded_run"]],
+    [[], pytest.param(["stablernn.export.step", "stablernn.training.loaded_run"], marks=pytest.mark.slow)],
     ids=["first", "after modules below them"],
 )
 def test_functions_named_like_packages_can_be_called_in_either_order_of_imports(

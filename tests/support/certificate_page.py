@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 from cli_helpers import Workplace
+from stablernn_cli.report.document import compose_report
+from stablernn_cli.report.page import write_report
+from stablernn_cli.targets import certify_target
 
 _TAGS = """
 html head meta title style body section div h1 h2 h3 p strong br span table thead tbody tr th td ul ol li code
@@ -46,9 +50,11 @@ class Page(HTMLParser):
             self._texts.append(data)
 
 
-def read_document(workplace: Workplace, target: str, *options: object) -> tuple[Page, dict[str, Any]]:
-    """The document of a target in both forms, but for its time."""
-    for name in ("document.html", "document.json"):
-        workplace.ok("-q", "certify", target, "--report", name, *options)
+def read_document(workplace: Workplace, target: str, server: str | None = None) -> tuple[Page, dict[str, Any]]:
+    """The document of a target in both forms, as ``certify --report`` writes them."""
+    with workplace.inside():
+        report = compose_report(certify_target(target), server)
+        for name in ("document.html", "document.json"):
+            write_report(Path(name), report)
     page = Page(workplace.path("document.html").read_text(encoding="utf-8"))
     return page, json.loads(workplace.path("document.json").read_text(encoding="utf-8"))

@@ -75,6 +75,12 @@ class Workplace:
     def path(self, name: str) -> Path:
         return self.folder / name
 
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Work in this folder, with its registry."""
+        with _environment(self.environment), contextlib.chdir(self.folder):
+            yield
+
     def __call__(self, *arguments: object, stderr: TextIO | None = None) -> Result:
         """Run a command in this process, as ``main`` does in its own.
 
@@ -82,7 +88,7 @@ class Workplace:
             *arguments: Of the command line: the first may be several words, as one types them.
             stderr: What it writes to instead of the result, such as a terminal.
         """
-        with _environment(self.environment), _logging(), contextlib.chdir(self.folder):
+        with self.inside(), _logging():
             out, err = io.StringIO(), io.StringIO()
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(stderr or err):
                 code = run(words(*arguments))

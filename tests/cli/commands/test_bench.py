@@ -88,6 +88,7 @@ def test_a_cell_without_a_step_form_has_the_engines_that_run_it(empty: Workplace
 
 
 @needs_native
+@pytest.mark.slow
 def test_the_engine_of_the_server_computes_the_model_of_its_row() -> None:
     model = bench_rows.bench_model(Sizes("antisymmetric", 4, 2, 8))
     native, x = bench_rows.open_native(model, export_parts(model), threads=1), torch.randn(2, 8, 1)
@@ -98,6 +99,7 @@ def test_the_engine_of_the_server_computes_the_model_of_its_row() -> None:
     assert bench_rows.open_native(other, export_parts(other), threads=1) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["train", "sequence", "step"])
 def test_layers_and_members_on_two_threads(empty: Workplace, part: str) -> None:
     stacked = f"--cell lstm --num-layers 2 --members 2 --threads 2 --part {part}"

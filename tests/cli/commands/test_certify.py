@@ -81,6 +81,7 @@ def test_a_certificate_of_schema_1_is_shown_as_one_and_recomputed(trained_cells:
     assert trained_cells.document(f"certify {version.ref}")["bounded_inputs"] is None
 
 
+@pytest.mark.slow
 def test_a_policy_for_inputs_within_a_range(trained_cells: Workplace) -> None:
     trained_cells.ok("-q export lstm --name digits")
     # Two steps of training are no better than the trivial answer, which an alias refuses as well.

@@ -38,6 +38,7 @@ def test_every_table_has_its_command(empty: Workplace) -> None:
     assert {"table", "paper", "rows", "state"} <= listed[0].keys()
 
 
+@pytest.mark.slow
 def test_a_table_is_made_and_printed_beside_the_published_one(little: Workplace) -> None:
     result = little.ok("reproduce robustness --short")
     lines = result.out.splitlines()

@@ -35,7 +35,7 @@ def test_every_bound_of_a_table_holds_as_it_is_printed() -> None:
     assert "0 -1.23456 1.23456 1 0 1 " in text
 
 
-@pytest.mark.parametrize("cell", ["lru", "lstm"])
+@pytest.mark.parametrize("cell", ["lru", pytest.param("lstm", marks=pytest.mark.slow)])
 def test_the_front_page_says_what_the_certificate_says_in_words(cell: str, empty: Workplace) -> None:
     empty.ok(f"-q train --cell {cell} {ALIKE} --run-dir {cell}")
     page, document = read_document(empty, cell)

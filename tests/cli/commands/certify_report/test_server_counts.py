@@ -21,12 +21,12 @@ class TestServer:
     def test_violations_are_counted_and_their_scope_is_stated(self, released: Workplace) -> None:
         settings = Settings(registry=released.registry, models=("sure:1",))
         for running in serve(create_app(settings)):
-            before = read_document(released, "sure:1", "--server", running.url)[1]["violations"]
+            before = read_document(released, "sure:1", running.url)[1]["violations"]
             # Two of three samples lie outside the range of training and a half more, -4 to 20.
             inputs = json_tensor("x", np.array([[[0.0], [25.0], [-9.0]]], dtype=np.float32))
             answer = httpx.post(f"{running.url}/v2/models/sure/infer", json={"inputs": [inputs]})
             assert answer.status_code == 200
-            page, document = read_document(released, "sure:1", "--server", running.url)
+            page, document = read_document(released, "sure:1", running.url)
         after = document["violations"]
         assert (before["samples_outside_range"], after["samples_outside_range"]) == (0, 2)
         assert after["sequences_and_steps_run"] == before["sequences_and_steps_run"] + 1
@@ -42,7 +42,7 @@ class TestServer:
         empty.ok(f"-q train --cell lru {ALIKE} --run-dir lru")
         empty.ok("-q export lru --name open")
         for running in serve(create_app(Settings(registry=empty.registry, models=("open:1",)))):
-            page, document = read_document(empty, "open:1", "--server", running.url)
+            page, document = read_document(empty, "open:1", running.url)
         assert document["violations"]["states_outside_ball"] is None
         assert "not counted: the version has no certified ball" in page.text
 
