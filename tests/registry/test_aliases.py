@@ -163,17 +163,6 @@ def test_a_judgement_holds_for_the_version_that_it_was_compared_with(three: Regi
     assert (entry.from_version, [check.detail for check in entry.checks]) == (2, ["against 2"])
 
 
-def test_a_judgement_holds_for_the_policy_that_it_was_made_by(three: Registry) -> None:
-    def tightens(candidate: Version, current: Version | None) -> CheckResult:
-        if not three.policy().entries:
-            three.set_policy({"max_parity": 1e-9}, why="careful")
-        return CheckResult("slow", True)
-
-    with pytest.raises(GateRefused, match="check 'policy parity' failed"):
-        three.set_alias("digits", "production", 1, checks=[tightens])
-    assert three.list()[0].aliases == {}
-
-
 @pytest.mark.parametrize("earlier", [{}, {"*": {"max_parity": 1.0}}], ids=["first line", "further line"])
 def test_a_policy_that_is_set_while_the_move_is_written_counts(
     three: Registry, tree: Tree, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch, earlier: dict[str, Any]
@@ -197,27 +186,6 @@ def test_a_policy_that_is_set_while_the_move_is_written_counts(
     assert tree(three.root / "models") == before
     assert three.aliases("digits") == {}
     assert (three.verify().problems, three.verify().notes) == ((), ())
-
-
-def test_a_policy_that_changes_and_changes_back_while_the_move_is_written_judges_anew(
-    three: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage_line = Writer.stage_line
-    judged: list[int] = []
-
-    def judges(candidate: Version, current: Version | None) -> CheckResult:
-        judged.append(candidate.version)
-        return CheckResult("slow", True)
-
-    def changes(writer: Writer, target: WriteTarget, entry: Line) -> None:
-        stage_line(writer, target, entry)
-        if target.label == "'digits'" and len(judged) == 1:
-            three.set_policy({}, alias="production", why="for a moment")
-            three.set_policy(None, alias="production", why="it is over")
-
-    monkeypatch.setattr(Writer, "stage_line", changes)
-    three.set_alias("digits", "production", 1, checks=[judges])
-    assert judged == [1, 1]
 
 
 def test_a_line_of_the_policy_for_another_alias_does_not_judge_anew(three: Registry) -> None:

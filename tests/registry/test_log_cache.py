@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,18 @@ def test_a_log_that_was_changed_a_moment_ago_is_read_again_though_its_status_is_
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     with pytest.raises(IntegrityError, match="line 1 does not match its own sha256"):
         registry.get("digits")
+
+
+def test_a_status_of_a_moment_ago_does_not_stand_for_the_log(
+    registry: Registry, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time_ns()
+    monkeypatch.setattr(log, "_read_status", lambda path: (1, 1, 1, now, now))
+    publish()
+    reader = Registry(registry.root)
+    assert reader.resolve("digits") == 1
+    publish()
+    assert reader.resolve("digits") == 2
 
 
 @pytest.mark.usefixtures("settled")

@@ -218,17 +218,6 @@ def test_a_link_below_the_root_makes_no_write_change_files_elsewhere(
     assert tree(outside) == before
 
 
-def test_a_link_in_place_of_a_folder_of_blobs_is_refused(registry: Registry, publish: Publish, tmp_path: Path) -> None:
-    digest = hashlib.sha256(b"new").hexdigest()
-    publish()
-    (tmp_path / "outside").mkdir()
-    (registry.root / "blobs/sha256" / digest[:2]).symlink_to(tmp_path / "outside")
-    with pytest.raises(IntegrityError, match=rf"^blobs/sha256/{digest[:2]} is a link"):
-        publish(content={"a": b"new"})
-    assert list((tmp_path / "outside").iterdir()) == []
-    assert registry.list()[0].versions == (1,)
-
-
 def test_a_root_that_is_a_link_is_a_registry(publish: Publish, registry: Registry, tmp_path: Path) -> None:
     publish()
     (tmp_path / "link").symlink_to(registry.root)

@@ -49,15 +49,6 @@ def scored(accuracy: object) -> dict[str, Any]:
     return {"metrics": {"test": {"accuracy": accuracy}}}
 
 
-def test_without_a_policy_nothing_is_asked(registry: Registry, publish: Publish) -> None:
-    assert registry.policy() == Policy()
-    publish()
-    assert not (registry.root / "policy.jsonl").exists()
-    assert registry.set_alias("digits", "production", 1).checks == []
-    assert registry.policy().rules("production") == PolicyRules()
-    assert registry.verify().ok
-
-
 @pytest.mark.parametrize(
     ("rules", "published", "refusal"),
     [
