@@ -20,7 +20,7 @@ from stablernn.data.check.report import Column, Findings, Role
 from stablernn.data.forecasting import calendar_channels
 from stablernn.data.messages import format_names, format_timestamp, pluralize, quote
 from stablernn.data.sequences import NO_LABEL, Sequences, sort_labels
-from stablernn.data.step_data import NO_TARGET, StepData, StepSplit
+from stablernn.data.step_data import NO_TARGET, StepData
 from stablernn.data.table.repairs import suggest_day_zone, suggest_min_length
 from stablernn.data.types import ClassificationData, ForecastData, Notes, Series
 
@@ -225,31 +225,24 @@ def warn_about_missing_codes(values: Sequence[Float32Array], channels: Sequence[
         channels: Names of the channels.
         findings: Gets a warning for each column.
     """
+    # The extremes tell in one pass whether a code comes at all; most columns have none.
+    extremes = np.transpose(_range(values))
     for index, name in enumerate(channels):
-        # The extremes tell in one pass whether a code comes at all; most columns have none.
-        extremes = (
-            np.fmin.reduce([np.fmin.reduce(each[:, index]) for each in values]),
-            np.fmax.reduce([np.fmax.reduce(each[:, index]) for each in values]),
-        )
-        codes = [code for code in _USUAL_CODES if np.float32(code) in extremes]
+        codes = [code for code in _USUAL_CODES if np.float32(code) in extremes[index]]
         if not codes:
             continue
         column = np.concatenate([each[:, index] for each in values])
         column = column[~np.isnan(column)]
         for code in codes:
             count = int((column == np.float32(code)).sum())
-            if count >= _MIN_COUNT and _is_far(code, column[column != np.float32(code)].astype(np.float64)):
+            median, deviation = robust_scale(column[column != np.float32(code)].astype(np.float64))
+            if count >= _MIN_COUNT and abs(code - median) > OUTLIER_DEVIATIONS * deviation:
                 findings.warn(
                     "missing_code",
                     f"Column '{name}' has the value {code:g} {pluralize(count, 'time')}, far from all others: if it "
                     f"stands for a missing value, set data.missing=[{code:g}].",
                     {"missing": [int(code) if float(code).is_integer() else code]},
                 )
-
-
-def _is_far(code: float, others: npt.NDArray[np.float64]) -> bool:
-    median, deviation = robust_scale(others)
-    return bool(abs(code - median) > OUTLIER_DEVIATIONS * deviation)
 
 
 def inspect_series(
@@ -295,13 +288,12 @@ def inspect_series(
         "irregular_intervals": notes.get("irregular_intervals", 0),
         "missing_values": int(statistics.missing.sum()),
         "constant_series": len(constant),
-        "duplicate_series": _count_duplicates(series),
+        "duplicate_series": len(series) - len({content_hash(each.values) for each in series}),
     }
     num_calendar = len(calendar_channels(data.calendar)) if data is not None else 0
     warn_about_statistics(statistics, channels, findings, num_computed=num_calendar)
     warn_about_missing_codes(values, channels, findings)
-    _warn_about_series(content, constant, findings)
-    _warn_about_intervals(content, findings)
+    _warn_about_content(content, constant, findings)
     if notes.get("time_zone") == "UTC":
         _warn_about_days(max((each.ds for each in series), key=len), findings)
     _warn_about_target_leakage(max(training, key=len), channels, targets, data.horizon if data else 1, findings)
@@ -316,12 +308,8 @@ def _is_constant(values: Float32Array, channels: tuple[str, ...], targets: tuple
     return len(values) > 1 and all(np.fmin.reduce(column) == np.fmax.reduce(column) for column in columns)
 
 
-def _count_duplicates(series: Sequence[Series]) -> int:
-    hashes = [content_hash(each.values) for each in series]
-    return len(hashes) - len(set(hashes))
-
-
-def _warn_about_series(content: Notes, constant: list[str], findings: Findings) -> None:
+def _warn_about_content(content: Notes, constant: list[str], findings: Findings) -> None:
+    """Warn about constant and duplicate series, gaps and irregular times."""
     if constant and content["series"] > 1:
         findings.warn(
             "constant_series",
@@ -334,9 +322,6 @@ def _warn_about_series(content: Notes, constant: list[str], findings: Findings) 
             f"{content['duplicate_series']} of {content['series']} series have the values of another one. "
             "They weigh double, and teach nothing new.",
         )
-
-
-def _warn_about_intervals(content: Notes, findings: Findings) -> None:
     if content["gap_steps_filled"]:
         findings.warn(
             "gaps",
@@ -381,11 +366,8 @@ def _warn_about_splits(data: ForecastData, findings: Findings) -> None:
             "windows_dropped",
             f"{pluralize(sum(dropped.values()), 'window')} without any value to forecast: {counts}. They are dropped.",
         )
-    if data.series[0].ds.dtype.kind == "M" and data.test_steps:
-        _warn_about_ends(data, findings)
-
-
-def _warn_about_ends(data: ForecastData, findings: Findings) -> None:
+    if data.series[0].ds.dtype.kind != "M" or not data.test_steps:
+        return
     held_out = data.validation_steps + data.test_steps
     last_training = max(series.ds[len(series.ds) - held_out - 1] for series in data.series)
     first_test = min(series.ds[len(series.ds) - data.test_steps] for series in data.series)
@@ -462,11 +444,10 @@ class SplitSequences(NamedTuple):
 
 def labeled_splits(data: ClassificationData) -> dict[str, SplitSequences]:
     """Return the splits of a dataset."""
-    splits = {"train": data.train, "validation": data.validation, "test": data.test}
     return {
         name: SplitSequences(split.sequences(), [data.labels[index] for index in split.y])
-        for name, split in splits.items()
-        if split is not None
+        for name in SPLITS
+        if (split := getattr(data, name)) is not None
     }
 
 
@@ -493,12 +474,19 @@ def inspect_sequences(
         "classes": _count_classes(splits),
         "unlabelled": {name: sum(label in NO_LABEL for label in split.labels or ()) for name, split in splits.items()},
         "missing_values": int(statistics.missing.sum()),
-        "constant_sequences": sum(map(_never_changes, sequences)),
+        "constant_sequences": sum(
+            len(sequence) > 1 and bool((sequence == sequence[0]).all()) for sequence in sequences
+        ),
         "empty_sequences": sum(bool(np.isnan(sequence).all()) for sequence in sequences),
         "duplicates": _find_duplicates(splits, findings),
     }
     warn_about_statistics(statistics, features, findings)
-    _warn_about_empty(content, len(sequences), findings)
+    for what, code, text in (
+        ("constant_sequences", "constant_sequence", "never change (scale 0 on their own)"),
+        ("empty_sequences", "empty_sequence", "have no value at all"),
+    ):
+        if content[what]:
+            findings.warn(code, f"{content[what]} of {len(sequences)} sequences {text}.")
     _warn_about_classes(content["classes"], splits, findings)
     _warn_about_label_leakage(splits["train"], features, findings)
     return columns, content
@@ -535,10 +523,6 @@ def _count_classes(splits: Mapping[str, SplitSequences]) -> dict[str, dict[str, 
     return {label: {name: count[label] for name, count in counts.items()} for label in labels}
 
 
-def _never_changes(sequence: Float32Array) -> bool:
-    return len(sequence) > 1 and bool((sequence == sequence[0]).all())
-
-
 def _find_duplicates(splits: Mapping[str, SplitSequences], findings: Findings) -> Notes:
     """Count sequences that occur twice: within a split, in two splits, and with different labels."""
     hashes = {name: [content_hash(sequence) for sequence in split.values] for name, split in splits.items()}
@@ -571,16 +555,6 @@ def _find_duplicates(splits: Mapping[str, SplitSequences], findings: Findings) -
             "label, which no model can get right.",
         )
     return {"within": within, "across": across, "with_other_labels": contradictions}
-
-
-def _warn_about_empty(content: Notes, count: int, findings: Findings) -> None:
-    if content["constant_sequences"]:
-        findings.warn(
-            "constant_sequence",
-            f"{content['constant_sequences']} of {count} sequences never change (scale 0 on their own).",
-        )
-    if content["empty_sequences"]:
-        findings.warn("empty_sequence", f"{content['empty_sequences']} of {count} sequences have no value at all.")
 
 
 def _warn_about_classes(
@@ -625,10 +599,17 @@ def _warn_about_label_leakage(train: SplitSequences, features: tuple[str, ...], 
 
 def inspect_steps(data: StepData, findings: Findings) -> tuple[tuple[Column, ...], Notes]:
     """Return the columns and the content; only the first two hundred sequences of each split are inspected."""
-    inspected: dict[str, list[Samples]] = {name: _first_sequences(data.split(name)) for name in SPLITS}
+    inspected: dict[str, list[Samples]] = {
+        name: [split.gather([index]) for index in range(min(len(split), _MAX_SEQUENCES))]
+        for name in SPLITS
+        for split in [data.split(name)]
+    }
     columns: tuple[Column, ...] = (Column("input", "channel", "words"),)
     if not data.tokens:
-        values = {name: [_channel_values(sample) for sample in samples] for name, samples in inspected.items()}
+        values = {
+            name: [sample.x[0, : int(sample.lengths[0])].astype(np.float32) for sample in samples]
+            for name, samples in inspected.items()
+        }
         statistics = compute_statistics([x for sequences in values.values() for x in sequences], values["train"])
         if data.output == "bernoulli":
             # A binary input that is rarely 1, such as a key of a piano, is no outlier.
@@ -657,14 +638,6 @@ def inspect_steps(data: StepData, findings: Findings) -> tuple[tuple[Column, ...
     if not data.continuous:
         content["duplicates"] = _find_duplicate_steps(inspected, findings)
     return (*columns, Column("target", "label", "numbers" if data.output == "real" else "words")), content
-
-
-def _first_sequences(split: StepSplit) -> list[Samples]:
-    return [split.gather([index]) for index in range(min(len(split), _MAX_SEQUENCES))]
-
-
-def _channel_values(sample: Samples) -> np.ndarray:
-    return sample.x[0, : int(sample.lengths[0])].astype(np.float32)
 
 
 def _most_frequent_target(data: StepData, samples: list[Samples]) -> Notes | None:

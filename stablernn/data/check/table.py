@@ -283,7 +283,21 @@ def inspect_cells(path: Path, options: LoadOptions, task: str, findings: Finding
         findings.problem("unreadable", str(error))
         return None
     if options.time_column not in cells.names and _has_series_in_rows(cells):
-        return _inspect_series_in_rows(cells, findings)
+        findings.warn(
+            "series_in_rows",
+            f"Each row seems to be a series of up to {pluralize(len(cells.names) - 1, 'value')} behind its name. "
+            "Tables are read with a row for each series and time: unique_id, ds, y.",
+        )
+        columns = tuple(
+            Column(
+                name,
+                "ignored",
+                "numbers" if are_numbers(cells[name]) else "words",
+                cells[name].null_count() / max(len(cells.rows), 1),
+            )
+            for name in cells.names
+        )
+        return TableInspection(columns, (), {})
     warn_about_header(cells.names, findings)
     time_name, guessed_settings = _find_time_column(cells, options.time_column, repairs.date_format)
     times: Timestamps | None = None
@@ -306,25 +320,21 @@ def inspect_cells(path: Path, options: LoadOptions, task: str, findings: Finding
     if time_name is None or guessed_settings.get("time_column"):
         _warn_about_time_parts(cells.names, findings)
     channel_columns = [column for column in columns if column.role == "channel"]
-    readable = [column.name for column in channel_columns if _is_readable(column)]
-    unreadable = [column.name for column in channel_columns if not _is_readable(column)]
+    readable = [
+        column.name for column in channel_columns if not column.unreadable and column.kind in ("numbers", "empty")
+    ]
+    unreadable = [column.name for column in channel_columns if column.name not in readable]
     informative = [column.name for column in channel_columns if column.name in readable and column.varies]
     guessed_settings |= _guess_channels(cells, unreadable, informative or readable, options.channels)
     if id_name in cells.names:
-        guessed_settings |= _guess_static(cells, id_name, guessed_settings.get("categories", ()), options.static)
+        categories = guessed_settings.get("categories", ())
+        constant = [name for name in categories if is_constant(cells[id_name], cells[name])]
+        if constant:
+            guessed_settings["static"] = [*options.static, *constant]
         if "channels" in guessed_settings:
             others = guessed_settings.get("static", ())
             guessed_settings["channels"] = [name for name in guessed_settings["channels"] if name not in others]
     return TableInspection(columns, tuple(readable), guessed_settings)
-
-
-def _inspect_series_in_rows(cells: _TableCells, findings: Findings) -> TableInspection:
-    findings.warn(
-        "series_in_rows",
-        f"Each row seems to be a series of up to {pluralize(len(cells.names) - 1, 'value')} behind its name. "
-        "Tables are read with a row for each series and time: unique_id, ds, y.",
-    )
-    return TableInspection(tuple(_value_column(cells[name]) for name in cells.names), (), {})
 
 
 def _assign_roles(
@@ -345,11 +355,6 @@ def _assign_roles(
     return roles
 
 
-def _is_readable(column: Column) -> bool:
-    """Return True if a column could be a channel as it is."""
-    return not column.unreadable and column.kind in ("numbers", "empty")
-
-
 def _guess_channels(
     cells: _TableCells, unreadable: Sequence[str], readable: Sequence[str], channels: Sequence[str] | None
 ) -> Notes:
@@ -365,12 +370,6 @@ def _guess_channels(
     if left_out and channels is None and names:
         guess["channels"] = [name for name in cells.names if name in names]
     return guess
-
-
-def _guess_static(cells: _TableCells, id_name: str, categories: Sequence[str], static: Sequence[str]) -> Notes:
-    """Return the setting that makes columns of categories with one value for each series static."""
-    constant = [name for name in categories if is_constant(cells[id_name], cells[name])]
-    return {"static": [*static, *constant]} if constant else {}
 
 
 def warn_about_header(names: Sequence[str], findings: Findings) -> None:
@@ -437,11 +436,6 @@ def _has_series_in_rows(cells: _TableCells) -> bool:
         and not are_numbers(cells[first])
         and all(are_numbers(cells[name]) for name in others)
     )
-
-
-def _value_column(cells: pl.Series) -> Column:
-    kind: Kind = "numbers" if are_numbers(cells) else "words"
-    return Column(str(cells.name), "ignored", kind, cells.null_count() / max(len(cells), 1))
 
 
 def _parse_times(
@@ -523,14 +517,12 @@ def _inspect_column(
     if kind == "numbers":
         low, high = (float(str(value)) for value in (numbers.min(), numbers.max()))
     inspected = Column(name, role, kind, 1 - num_filled / max(len(column), 1), low, high, unreadable)
-    return _add_times(inspected, column, times) if role == "time" else inspected
-
-
-def _add_times(column: Column, cells: pl.Series, times: Timestamps | None) -> Column:
+    if role != "time":
+        return inspected
     if times is None:
-        return replace(column, kind="mixed", unreadable=parse_dates(normalize_times(cells)).null_count())
-    kind: Kind = "dates" if times.dtype.kind == "M" else "numbers"
-    return replace(column, kind=kind, low=format_timestamp(times.min()), high=format_timestamp(times.max()))
+        return replace(inspected, kind="mixed", unreadable=parse_dates(normalize_times(column)).null_count())
+    kind = "dates" if times.dtype.kind == "M" else "numbers"
+    return replace(inspected, kind=kind, low=format_timestamp(times.min()), high=format_timestamp(times.max()))
 
 
 def infer_column_kinds(path: Path, names: Sequence[str], repairs: Repairs) -> dict[str, Kind]:

@@ -361,18 +361,6 @@ _READERS: dict[str, Callable[[Path, str], _Content]] = {
 RECORDING_FORMATS = tuple(_READERS)
 
 
-class _Element(NamedTuple):
-    """A tagged part of the file.
-
-    Attributes:
-        kind: Its type.
-        content: Its bytes.
-    """
-
-    kind: int
-    content: bytes
-
-
 def read_matlab_arrays(name: str, content: bytes) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of real numbers in a MATLAB file of level 5 (versions 5 to 7), by the name of their variable.
 
@@ -393,18 +381,18 @@ def read_matlab_arrays(name: str, content: bytes) -> dict[str, npt.NDArray[Any]]
         raise errors.DataError(f"'{name}' is no MATLAB file of level 5. Save it by save('-v7', ...).")
     arrays: dict[str, npt.NDArray[Any]] = {}
     try:
-        for element in _elements(content[_HEADER_BYTES:], order):
-            if element.kind == _COMPRESSED:
-                [element] = _elements(zlib.decompress(element.content), order)
-            if element.kind == _MATRIX and element.content:
-                arrays |= _read_matrix(element.content, order)
+        for kind, element in _elements(content[_HEADER_BYTES:], order):
+            if kind == _COMPRESSED:
+                [(kind, element)] = _elements(zlib.decompress(element), order)
+            if kind == _MATRIX and element:
+                arrays |= _read_matrix(element, order)
     except (ValueError, zlib.error) as error:
         raise errors.DataError(f"'{name}' is damaged ({error}). Save it again.") from error
     return arrays
 
 
-def _elements(content: bytes, order: str) -> Iterator[_Element]:
-    """Yield the elements that follow each other.
+def _elements(content: bytes, order: str) -> Iterator[tuple[int, bytes]]:
+    """Yield the type and the bytes of the elements that follow each other.
 
     Raises:
         ValueError: If one does not end within the content.
@@ -422,21 +410,22 @@ def _elements(content: bytes, order: str) -> Iterator[_Element]:
             position = start + (length if kind == _COMPRESSED else -(-length // 8) * 8)
         if start + length > len(content) or (start == position - 4 and length > 4):
             raise ValueError(f"an element of {length} bytes goes beyond its end")
-        yield _Element(kind, content[start : start + length])
+        yield kind, content[start : start + length]
 
 
 def _read_matrix(content: bytes, order: str) -> dict[str, npt.NDArray[Any]]:
     """Return an array by its name; nothing if it is not one of real numbers."""
-    flags, dimensions, name, *parts = _elements(content, order)
-    if len(flags.content) != _FLAG_BYTES or len(dimensions.content) % _DIMENSION_BYTES:
+    (_, flags), (_, dimensions), (_, name), *parts = _elements(content, order)
+    if len(flags) != _FLAG_BYTES or len(dimensions) % _DIMENSION_BYTES:
         raise ValueError("a variable has no valid description")
-    description = int(np.frombuffer(flags.content, dtype=f"{order}u4")[0])
+    description = int(np.frombuffer(flags, dtype=f"{order}u4")[0])
     if description & 0xFF not in _NUMERIC_CLASSES or description & _COMPLEX_FLAG:
         return {}
-    shape = np.frombuffer(dimensions.content, dtype=f"{order}i4").tolist()
-    if len(parts) != 1 or parts[0].kind not in _STORED_TYPES:
+    shape = np.frombuffer(dimensions, dtype=f"{order}i4").tolist()
+    if len(parts) != 1 or parts[0][0] not in _STORED_TYPES:
         raise ValueError("a variable has no numbers")
-    values = np.frombuffer(parts[0].content, dtype=f"{order}{_STORED_TYPES[parts[0].kind]}")
+    ((kind, numbers),) = parts
+    values = np.frombuffer(numbers, dtype=f"{order}{_STORED_TYPES[kind]}")
     if min(shape, default=-1) < 0 or math.prod(shape) != len(values):
         raise ValueError(f"a variable of shape {tuple(shape)} has {len(values)} numbers")
-    return {name.content.decode("ascii", errors="replace"): values.reshape(shape, order="F")}
+    return {name.decode("ascii", errors="replace"): values.reshape(shape, order="F")}
