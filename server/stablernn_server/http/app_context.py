@@ -226,7 +226,7 @@ class AppContext:
 
     def _abort_requests(self, unread_only: bool) -> None:
         for request in list(self.in_flight):
-            if not (unread_only and request.is_read):
+            if request.needs_body or not unread_only:
                 request.abort(NotReadyError(UNFINISHED))
 
     @property
@@ -369,7 +369,7 @@ class AppContext:
     def _abort_slow_bodies(self, seconds: float) -> None:
         now = time.perf_counter()
         for request in list(self.in_flight):
-            if not request.is_read and now - request.arrived_at > seconds:
+            if request.needs_body and now - request.arrived_at > seconds:
                 request.abort(
                     ReadTimeoutError(
                         f"The body did not arrive within {seconds:g} s; send it faster or in smaller parts."

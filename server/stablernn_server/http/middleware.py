@@ -312,6 +312,7 @@ class RequestMiddleware:
             direct: From :meth:`match_direct`; None for a request that goes through the framework.
         """
         context = self._context
+        request.sender = sender
         sender.request_id = request.request_id = self._request_id(scope)
         route = ""
         span = None if context.tracing is None else context.tracing.begin(scope["method"], scope["headers"])

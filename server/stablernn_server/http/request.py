@@ -43,6 +43,15 @@ class Cancellable(Protocol):
     def uncancel(self) -> int: ...
 
 
+class Sender(Protocol):
+    """What sends the response to a request, as far as the request is concerned."""
+
+    @property
+    def status(self) -> int:
+        """Status of the response; 0 before it has begun."""
+        ...
+
+
 class ActiveRequest:
     """One request or WebSocket from its first byte to its response, with what the access log and the metrics report.
 
@@ -55,6 +64,7 @@ class ActiveRequest:
         identity: Who sent it.
         client: What tells its client from others, for limits.
         forwarded_for: The address for which it counts as in flight; empty if it counts for none.
+        sender: Sends the response; None where the request is not a plain one.
         is_read: Whether the whole body has arrived.
         content_length: Bytes of the body; None where only the head says how many.
         body_read_at: When the whole body had arrived and work could begin, on the clock of :attr:`arrived_at`.
@@ -71,6 +81,7 @@ class ActiveRequest:
     # Defaults of the class: most requests change few of them.
     request_id = client = forwarded_for = ""
     identity: Identity = NOBODY
+    sender: Sender | None = None
     is_read = False
     content_length: int | None = None
     body_read_at: float | None = None
@@ -86,6 +97,11 @@ class ActiveRequest:
         self.task = task
         self.arrived_at = arrived_at
         self.whole_body = whole_body
+
+    @property
+    def needs_body(self) -> bool:
+        """Return whether more of the body must arrive: the response has not begun, and may depend on it."""
+        return not self.is_read and not (self.sender is not None and self.sender.status)
 
     def abort(self, reason: ServerError) -> None:
         """Cancel the task, so that the request is answered with ``reason``; the first reason counts."""
