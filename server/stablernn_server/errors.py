@@ -179,6 +179,7 @@ STATUS_AND_CODE: dict[type[Exception], tuple[int, str]] = {
 }
 """Status and code of every class that a request can raise. A class that is missing here is a bug: 500, ``internal``."""
 
+NOT_READY = "The server is starting or shutting down; try again later."
 CODE_BY_STATUS: dict[int, str] = {404: "unknown_path"}
 """Codes of errors that the framework itself answers with."""
 

@@ -21,7 +21,7 @@ from stablernn_runtime.served_model import ServedModel
 from stablernn_server.batching.dispatch import CostModel, Dispatcher
 from stablernn_server.batching.job_queues import JobQueues, expire
 from stablernn_server.batching.types import Array, Caller, InferenceResult, Job
-from stablernn_server.errors import BusyError, NotReadyError, TooManyError
+from stablernn_server.errors import NOT_READY, BusyError, NotReadyError, TooManyError
 from stablernn_server.observability.telemetry import Telemetry, WorkKind
 from stablernn_server.settings import Settings
 
@@ -54,7 +54,7 @@ class Scheduler:
         # First, so that no thread begins with a batch whose jobs are about to fail.
         self._dispatcher.take_back_prefetched()
         self._deadlines.stop()
-        self._queues.fail_all(_shutting_down)
+        self._queues.fail_all(lambda: NotReadyError(NOT_READY))
         return self._dispatcher.stop()
 
     @property
@@ -74,7 +74,6 @@ class Scheduler:
         outputs: Sequence[str] | None = None,
         *,
         caller: Caller,
-        from_client: bool = False,
     ) -> Coroutine[Any, Any, InferenceResult]:
         """Run whole sequences through ``sequence.onnx``, together with those of other requests.
 
@@ -83,7 +82,6 @@ class Scheduler:
             inputs: As in :meth:`ServedModel.run`.
             outputs: Names of the wanted outputs; default: all.
             caller: The client that waits.
-            from_client: Whether states among the inputs come from a client.
 
         Raises:
             InputError: If an input does not fit the model, or leads to an output that is not finite.
@@ -92,8 +90,8 @@ class Scheduler:
             DeadlineError: If the caller's deadline passes first.
             NotReadyError: If the server stops first.
         """
-        batch_item = model.prepare(model.sequence, inputs, outputs, from_client=from_client)
-        return self._submit("sequence", model, batch_item, caller)
+        batch_item = model.prepare(model.sequence, inputs, outputs)
+        return self.submit("sequence", model, batch_item, caller)
 
     async def step(
         self,
@@ -104,7 +102,6 @@ class Scheduler:
         *,
         caller: Caller,
         every: bool = True,
-        from_client: bool = False,
     ) -> InferenceResult:
         """Run one or several steps of some streams through ``step.onnx``, together with those of other requests.
 
@@ -115,7 +112,6 @@ class Scheduler:
             outputs: As there.
             caller: The client that waits.
             every: As there.
-            from_client: As there.
 
         Returns:
             Outputs of the shape ``(rows, steps, ...)``, or ``(rows, 1, ...)``, and the states after the last step.
@@ -123,38 +119,18 @@ class Scheduler:
         Raises:
             InputError, BusyError, TooManyError, DeadlineError, NotReadyError: As :meth:`run`.
         """
-        batch_item = model.prepare_steps(inputs, states, outputs, every=every, from_client=from_client)
-        return await self._submit("step", model, batch_item, caller)
+        batch_item = model.prepare_steps(inputs, states, outputs, every=every)
+        return await self.submit("step", model, batch_item, caller)
 
-    def run_prepared(
-        self, model: ServedModel, batch_item: BatchItem, *, caller: Caller
-    ) -> Coroutine[Any, Any, InferenceResult]:
-        """Run whole sequences as :meth:`run` does, of inputs that are known to fit the model.
-
-        Raises:
-            InputError: If they lead to an output that is not finite.
-            BusyError, TooManyError, DeadlineError, NotReadyError: As :meth:`run`.
-        """
-        return self._submit("sequence", model, batch_item, caller)
-
-    async def step_prepared(self, model: ServedModel, batch_item: BatchItem, *, caller: Caller) -> InferenceResult:
-        """Run steps as :meth:`step` does, of inputs that are known to fit the model.
-
-        Raises:
-            InputError: If they lead to an output that is not finite.
-            BusyError, TooManyError, DeadlineError, NotReadyError: As :meth:`run`.
-        """
-        return await self._submit("step", model, batch_item, caller)
-
-    async def call(
+    def call(
         self, model: ServedModel, function: Callable[[CancellationToken], BatchResult], rows: int, *, caller: Caller
-    ) -> InferenceResult:
+    ) -> Coroutine[Any, Any, InferenceResult]:
         """Run ``function`` on a worker thread, in a batch of its own: for several runs that follow from each other.
 
         Raises:
             InputError, BusyError, TooManyError, DeadlineError, NotReadyError: As :meth:`run`.
         """
-        return await self._submit("call", model, BatchItem({}, rows, 1, ()), caller, function)
+        return self.submit("call", model, BatchItem({}, rows, 1, ()), caller, function)
 
     def drop_abandoned(self) -> None:
         """Give up the jobs of clients that have gone.
@@ -163,7 +139,7 @@ class Scheduler:
         """
         self._queues.drop_abandoned()
 
-    async def _submit(
+    async def submit(
         self,
         kind: WorkKind,
         model: ServedModel,
@@ -171,10 +147,22 @@ class Scheduler:
         caller: Caller,
         function: Callable[[CancellationToken], BatchResult] | None = None,
     ) -> InferenceResult:
-        """Queue a job and wait for its result."""
+        """Queue a job, of inputs that are known to fit the model, and wait for its result.
+
+        Args:
+            kind: Kind of work.
+            model: The model to run.
+            batch_item: The inputs.
+            caller: The client that waits.
+            function: For calls, the function to run.
+
+        Raises:
+            InputError: If the inputs lead to an output that is not finite.
+            BusyError, TooManyError, DeadlineError, NotReadyError: As :meth:`run`.
+        """
         loop = self._loop
         if loop is None or not self._dispatcher.is_started:
-            raise _shutting_down()
+            raise NotReadyError(NOT_READY)
         if self._queues.waiting >= self._settings.max_queue or self._settings.max_client_requests:
             self._admit(caller)
         future: asyncio.Future[InferenceResult] = loop.create_future()
@@ -225,10 +213,6 @@ class Scheduler:
                 del self._client_jobs[job.caller.client]
         if batch is not None:
             self._dispatcher.abandon(batch)
-
-
-def _shutting_down() -> NotReadyError:
-    return NotReadyError("The server is starting or shutting down; try again later.")
 
 
 class Deadlines:

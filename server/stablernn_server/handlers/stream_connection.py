@@ -184,7 +184,7 @@ class VersionStreams:
         streams, steps = inputs[self.model.input_name].shape[:2]
         if self.spec.accepts(inputs, streams, steps):
             batch_item = BatchItem({**inputs, **states}, streams, steps, self._graph_outputs, every)
-            return await scheduler.step_prepared(self.model, batch_item, caller=caller)
+            return await scheduler.submit("step", self.model, batch_item, caller)
         # The slow path repeats the checks and raises the error of the one that fails.
         if "static" in inputs:
             inputs["static"] = inputs["static"][:, 0]
@@ -572,13 +572,7 @@ class StreamConnection:
     def _write_text(self, header: dict[str, Any], frame: TextFrame, stream: Stream, result: StepResult | None) -> str:
         content = header | {"model": stream.model.name, "model_version": str(stream.model.version)}
         if result is not None:
-            content["outputs"] = result.outputs
-            if result.violations:
-                content["states_outside_ball"] = result.violations
-            if result.samples_outside:
-                content["samples_outside_range"] = result.samples_outside
-            if result.drift_alarms:
-                content["drift_alarms"] = result.drift_alarms
+            content |= {"outputs": result.outputs, **result.warnings}
         content["step"] = stream.step
         if frame.token:
             content["state_token"] = self._issue_token(stream)

@@ -7,7 +7,7 @@ Samples are checked and converted to the inputs of the step graph first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -43,13 +43,11 @@ class PreparedSamples:
         future: Values that are known ahead, over the whole horizon after the last sample, ``(1, horizon, names)``; for
             rollouts. None where the model takes none.
         clock: The clock of the stream after the samples.
-        count: Number of samples.
     """
 
     inputs: dict[str, Array]
     future: Array | None
     clock: Clock
-    count: int
 
 
 def check_sequence(number: int | None, step: int) -> None:
@@ -177,10 +175,10 @@ def prepare_samples(spec: StreamSpec, stream: Stream, request: Samples, count: i
         ahead = np.stack([waves[end : end + horizon] for end in range(1, count + 1)])
         future = spec.covariates.with_calendar(future, ahead)
     if not spec.model.manifest.future:
-        return PreparedSamples(inputs, None, clock, count)
+        return PreparedSamples(inputs, None, clock)
     # The graph of a recursive head takes one step ahead, and the rollout the others.
     inputs["future"] = future[None, :, : 1 if spec.model.rollout else None]
-    return PreparedSamples(inputs, future[None, -1], clock, count)
+    return PreparedSamples(inputs, future[None, -1], clock)
 
 
 def _parse_values(spec: StreamSpec, values: Any, count: int) -> Array:
@@ -307,17 +305,14 @@ class StepResult:
         outputs: JSON: an array of an object for each answered step, its outputs by name and the label of a classifier;
             empty while a patch is not full.
         last_outputs: The object of the last answered step; its arrays are copies. None without one.
-        violations: Names of states that left their certified balls.
-        samples_outside: Samples of the request outside the certified range of inputs.
-        drift_alarms: Alarms of the test for drift that the samples raised.
+        warnings: Fields of the response on states that left their certified balls, samples outside the certified range
+            of inputs, and alarms of the test for drift; none without any.
         inference: Queue and run times, those of a rollout added up; without arrays.
     """
 
     outputs: orjson.Fragment
     last_outputs: dict[str, Any] | None
-    violations: list[str]
-    samples_outside: int
-    drift_alarms: int
+    warnings: dict[str, Any]
     inference: InferenceResult
 
 
@@ -357,7 +352,7 @@ async def advance_stream(
     # A number, and a time, take about so many bytes as text.
     size = max(size, count * (8 * prod(spec.sample_shape) + 32))
     samples = await run_in_thread_if_large(size, lambda: prepare_samples(spec, stream, request, count))
-    horizon = parse_horizon(spec, request, samples.count)
+    horizon = parse_horizon(spec, request, count)
     x = samples.inputs[model.input_name]
     samples_outside = model.guard.inputs.check(x, None, model.ref, is_refused=settings.refuse_inputs_outside)
     left_over: dict[str, Array] = {}
@@ -368,7 +363,7 @@ async def advance_stream(
             stream.states = {**stream.states, **left_over}
             stream.clock, stream.step = samples.clock, stream.step + count
             inference = InferenceResult({}, {}, set(), 0, 0, 1)
-            return StepResult(orjson.Fragment(b"[]"), None, [], samples_outside, 0, inference)
+            return StepResult(orjson.Fragment(b"[]"), None, _warnings(set(), samples_outside), inference)
         samples.inputs |= collected.inputs
         x = samples.inputs[model.input_name]
     output_names = list(spec.outputs) if names is None else list(names)
@@ -403,12 +398,19 @@ async def advance_stream(
         spec.online.observer(update)
         stream.states |= update.states
     stream.clock = samples.clock
-    stream.step += samples.count
+    stream.step += count
     violations = set[str]().union(*(result.violations for result in results))
-    drift_alarms = 0 if update is None else int(update.alarms.sum())
-    return StepResult(
-        orjson.Fragment(content), last_outputs, sorted(violations), samples_outside, drift_alarms, _sum_times(results)
-    )
+    warnings = _warnings(violations, samples_outside, 0 if update is None else int(update.alarms.sum()))
+    return StepResult(orjson.Fragment(content), last_outputs, warnings, _sum_times(results))
+
+
+def _warnings(violations: Set[str], samples_outside: int, drift_alarms: int = 0) -> dict[str, Any]:
+    fields = {
+        "states_outside_ball": sorted(violations),
+        "samples_outside_range": samples_outside,
+        "drift_alarms": drift_alarms,
+    }
+    return {name: value for name, value in fields.items() if value}
 
 
 def update_estimates(

@@ -79,9 +79,28 @@ class AccessLog:
         bytes_out: int | None,
         seconds: float,
     ) -> None:
-        path = redact_path(scope["path"])
-        create_line = _json_line if self._form == "json" else _text_line
-        _log(create_line(request, method, path, status, bytes_in, bytes_out, 1e3 * seconds))
+        model, identity = request.model, request.identity
+        fields: dict[str, Any] = {
+            "request_id": request.request_id,
+            "method": method,
+            "path": redact_path(scope["path"]),
+            "status": status,
+            "code": request.error_code,
+            "ms": round(1e3 * seconds, 3),
+            "queue_ms": round(request.queue_ns / 1e6, 3) if request.rows else None,
+            "model": None if model is None else model.name,
+            "version": None if model is None else model.version,
+            "rows": request.rows or None,
+            "caller": identity.name,
+            "role": None if identity.name == "anonymous" else identity.role,
+            "bytes_in": bytes_in,
+            "bytes_out": bytes_out,
+        }
+        if self._form == "json":
+            now = datetime.now(UTC).isoformat(timespec="milliseconds")
+            _log(orjson.dumps({"time": now, **fields}).decode())
+        else:
+            _log(_text_line(fields))
 
 
 class LineHandler(logging.StreamHandler[Any]):
@@ -146,56 +165,16 @@ def redact_path(path: str) -> str:
     return path if path.isprintable() and " " not in path else quote(path, safe="/@:", errors="replace")
 
 
-def _json_line(
-    request: ActiveRequest,
-    method: str,
-    path: str,
-    status: int,
-    bytes_in: int | None,
-    bytes_out: int | None,
-    milliseconds: float,
-) -> str:
-    model, identity = request.model, request.identity
-    fields: dict[str, Any] = {
-        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "request_id": request.request_id,
-        "method": method,
-        "path": path,
-        "status": status,
-        "code": request.error_code,
-        "ms": round(milliseconds, 3),
-        "queue_ms": round(request.queue_ns / 1e6, 3) if request.rows else None,
-        "model": None if model is None else model.name,
-        "version": None if model is None else model.version,
-        "rows": request.rows or None,
-        "caller": identity.name,
-        "role": None if identity.name == "anonymous" else identity.role,
-        "bytes_in": bytes_in,
-        "bytes_out": bytes_out,
-    }
-    return orjson.dumps(fields).decode()
-
-
-def _text_line(
-    request: ActiveRequest,
-    method: str,
-    path: str,
-    status: int,
-    bytes_in: int | None,
-    bytes_out: int | None,
-    milliseconds: float,
-) -> str:
-    model, rows = request.model, request.rows
-    code = "" if request.error_code is None else f" {request.error_code}"
-    queue = f" (queue {request.queue_ns / 1e6:.1f})" if rows else ""
-    version = "" if model is None else f" {model.name}:{model.version}"
-    counts = f" rows={rows}" if rows else ""
-    if bytes_in:
-        counts += f" in={bytes_in}"
-    if bytes_out:
-        counts += f" out={bytes_out}"
-    caller = f"{request.identity.name} {request.request_id}"
-    return f"{method} {path} {status}{code} {milliseconds:.1f} ms{queue}{version}{counts} {caller}"
+def _text_line(fields: dict[str, Any]) -> str:
+    code = "" if fields["code"] is None else f" {fields['code']}"
+    queue = "" if fields["queue_ms"] is None else f" (queue {fields['queue_ms']:.1f})"
+    version = "" if fields["model"] is None else f" {fields['model']}:{fields['version']}"
+    counts = ((" rows", "rows"), (" in", "bytes_in"), (" out", "bytes_out"))
+    counts_text = "".join(f"{label}={fields[name]}" for label, name in counts if fields[name])
+    return (
+        f"{fields['method']} {fields['path']} {fields['status']}{code} {fields['ms']:.1f} ms{queue}{version}"
+        f"{counts_text} {fields['caller']} {fields['request_id']}"
+    )
 
 
 def _content_length(scope: Scope) -> int | None:

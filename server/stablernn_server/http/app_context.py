@@ -13,14 +13,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
+from pydantic import BaseModel, ValidationError
 from starlette.requests import HTTPConnection
 
 from stablernn_runtime.state_token import StateTokens
 from stablernn_server.auth import Auth
 from stablernn_server.batching.scheduler import Scheduler
 from stablernn_server.batching.types import DEFAULT_PRIORITY, Caller
-from stablernn_server.codecs.json_values import DECODED_FACTOR, OFFLOAD_BYTES
-from stablernn_server.errors import BusyError, NotReadyError, ReadTimeoutError
+from stablernn_server.codecs.json_values import DECODED_FACTOR, OFFLOAD_BYTES, parse_object
+from stablernn_server.errors import (
+    NOT_READY,
+    BusyError,
+    InputError,
+    NotReadyError,
+    ReadTimeoutError,
+    format_validation_error,
+)
 from stablernn_server.http.request import (
     ActiveRequest,
     RequestBudget,
@@ -41,8 +49,8 @@ from stablernn_server.streams.triton_sequences import SequenceTable
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Body = TypeVar("Body", bound=BaseModel)
 
-NOT_READY = "The server is starting or shutting down; try again later."
 UNFINISHED = "The server is shutting down and did not finish this request; send it again."
 READ_GRACE_SECONDS = 2.0
 """Time that a body may still arrive after the server was asked to stop; its request is not in work yet."""
@@ -260,8 +268,7 @@ class AppContext:
         Raises:
             NotReadyError: If the server is not ready.
         """
-        if not self.is_started or self.drain_deadline is not None:
-            raise NotReadyError(NOT_READY)
+        self.check_ready()
         self.in_flight.add(request)
 
     def finish(self, request: ActiveRequest) -> None:
@@ -315,6 +322,25 @@ class AppContext:
             self._hold(request, DECODED_FACTOR * json_length)
         return await asyncio.to_thread(decode)
 
+    async def read_json(
+        self, request: ActiveRequest, scope: Scope, schema: type[Body], *, is_optional: bool = False
+    ) -> tuple[Body, int]:
+        """Return a checked JSON body, and its size in bytes.
+
+        Args:
+            request: The request.
+            scope: The scope of the ASGI call.
+            schema: The model of the body.
+            is_optional: Whether a body that is empty stands for an empty object.
+
+        Raises:
+            InputError: If the body is not JSON, or not of the schema.
+            ServerError: As :meth:`read_body` and :meth:`decode`.
+        """
+        content = await self.read_body(request, scope, self.settings.json_limit)
+        text = b"{}" if is_optional and not content else content
+        return await self.decode(request, content, lambda: parse_body(text, schema)), len(content)
+
     def _hold(self, request: ActiveRequest, count: int) -> None:
         try:
             self.budget.hold(request, count)
@@ -359,9 +385,8 @@ class AppContext:
             self.sequences.drop_gone_clients()
             self.models.close_unused()
             self.telemetry.flush()
-            self.telemetry.set_pending(self.scheduler.pending)
-            self.telemetry.set_sessions(len(self.sessions) + len(self.sequences))
-            self.telemetry.set_streams(self.sockets.streams)
+            sessions = len(self.sessions) + len(self.sequences)
+            self.telemetry.set_load(self.scheduler.pending, sessions, self.sockets.streams)
             # In a function of its own: a request that a variable of this loop names would keep its model alive until
             # the next one, for hours on a quiet server.
             self._abort_slow_bodies(seconds)
@@ -375,6 +400,18 @@ class AppContext:
                         f"The body did not arrive within {seconds:g} s; send it faster or in smaller parts."
                     )
                 )
+
+
+def parse_body(content: bytes, schema: type[Body]) -> Body:
+    """Return a checked JSON body.
+
+    Raises:
+        InputError: If it is not JSON, or not of the schema.
+    """
+    try:
+        return schema.model_validate(parse_object(content))
+    except ValidationError as error:
+        raise InputError(format_validation_error(error, "the body")) from error
 
 
 def get_context(connection: HTTPConnection) -> AppContext:

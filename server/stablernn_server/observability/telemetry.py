@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
 from stablernn_server.observability.multiprocess import use_metrics_dir
@@ -15,10 +14,10 @@ from stablernn_server.settings import Settings
 from stablernn_server.version import package_version
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from prometheus_client import Counter, Gauge
 
+    from stablernn_runtime.online_streams import OnlineUpdate
+    from stablernn_runtime.served_model import ServedModel
     from stablernn_server.observability.prometheus import BatchHistogram
 
 WorkKind = Literal["sequence", "step", "call"]
@@ -31,38 +30,6 @@ MAX_ROUTES = 128
 OTHER_ROUTE = "other"
 RATIO_RUNS = 64
 """Runs in a window of the norm ratio, which is the largest of this window and the one before: of 64 to 128 runs."""
-
-
-class InputRangeGuard(Protocol):
-    @property
-    def outside_count(self) -> int: ...
-
-
-class Guard(Protocol):
-    @property
-    def violation_count(self) -> int: ...
-    @property
-    def inputs(self) -> InputRangeGuard: ...
-
-
-class EstimateUpdate(Protocol):
-    """The estimates of some streams after samples, as ``stablernn_runtime.online_streams`` returns them."""
-
-    @property
-    def alarms(self) -> NDArray[np.float32]: ...
-    @property
-    def scores(self) -> Mapping[float, tuple[int, int]]: ...
-
-
-class ModelLike(Protocol):
-    """A model by whose name and version runs are counted, with its guard's count of states that left their balls."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> int: ...
-    @property
-    def guard(self) -> Guard: ...
 
 
 @dataclass(slots=True)
@@ -144,11 +111,11 @@ class Telemetry:
         self._ratios: dict[tuple[str, int], _RatioWindow] = {}
         self._dropped_lines = 0
         # By model, the counts of its guards that are in the metrics already.
-        self._violations: WeakKeyDictionary[ModelLike, int] = WeakKeyDictionary()
-        self._samples_outside: WeakKeyDictionary[ModelLike, int] = WeakKeyDictionary()
+        self._violations: WeakKeyDictionary[ServedModel, int] = WeakKeyDictionary()
+        self._samples_outside: WeakKeyDictionary[ServedModel, int] = WeakKeyDictionary()
 
     def record_run(
-        self, model: ModelLike, kind: WorkKind, requests: int, rows: int, steps: int, queue_ns: int, compute_ns: int
+        self, model: ServedModel, kind: WorkKind, requests: int, rows: int, steps: int, queue_ns: int, compute_ns: int
     ) -> None:
         """Count one run of a graph.
 
@@ -177,7 +144,7 @@ class Telemetry:
             _count_new(self.metrics.samples_outside, self._samples_outside, model, samples_outside)
 
     def record_request(
-        self, model: ModelLike | None, route: str, status: int, code: str | None, seconds: float
+        self, model: ServedModel | None, route: str, status: int, code: str | None, seconds: float
     ) -> None:
         """Count one answered request.
 
@@ -205,22 +172,16 @@ class Telemetry:
         for request in list(self._request_metrics.values()):
             request.flush()
 
-    def record_failure(self, model: ModelLike | None, code: str) -> None:
+    def record_failure(self, model: ServedModel | None, code: str) -> None:
         """Count a failure that does not end its request, such as that of one frame of a WebSocket."""
         name, version = ("", 0) if model is None else (model.name, model.version)
         self._failure(name, version, code).inc()
 
-    def set_pending(self, count: int) -> None:
-        """Set the number of requests that wait or run."""
-        self.metrics.pending.set(count)
-
-    def set_sessions(self, count: int) -> None:
-        """Set the number of open sessions."""
-        self.metrics.sessions.set(count)
-
-    def set_streams(self, count: int) -> None:
-        """Set the number of open streams of WebSockets."""
-        self.metrics.streams.set(count)
+    def set_load(self, pending: int, sessions: int, streams: int) -> None:
+        """Set the numbers of requests that wait or run, of open sessions, and of open streams of WebSockets."""
+        self.metrics.pending.set(pending)
+        self.metrics.sessions.set(sessions)
+        self.metrics.streams.set(streams)
 
     def set_connections(self, connections: int, idle: int, dropped_lines: int) -> None:
         """Set the numbers of open and of idle connections, and of lines of the log that were dropped so far."""
@@ -239,7 +200,7 @@ class Telemetry:
         """Set whether an alias is answered by another version than the one it points to."""
         self.metrics.stale_aliases.labels(name, alias).set(is_stale)
 
-    def record_norm_ratio(self, model: ModelLike, ratio: float) -> None:
+    def record_norm_ratio(self, model: ServedModel, ratio: float) -> None:
         """Record the largest state norm of a run, as a share of the certified radius."""
         window = self._ratios.get((model.name, model.version))
         if window is None:
@@ -254,7 +215,7 @@ class Telemetry:
             window.gauge_value = largest
             window.gauge.set(largest)
 
-    def record_estimates(self, name: str, version: int, update: EstimateUpdate) -> None:
+    def record_estimates(self, name: str, version: int, update: OnlineUpdate) -> None:
         """Count the alarms and the scored intervals of streams that have taken their samples."""
         if alarms := int(update.alarms.sum()):
             self.metrics.drift_alarms.labels(name, version).inc(alarms)
@@ -268,7 +229,7 @@ class Telemetry:
         self.flush()
         self.statistics.close()
 
-    def _create_run_metrics(self, model: ModelLike, kind: WorkKind) -> _RunMetrics:
+    def _create_run_metrics(self, model: ServedModel, kind: WorkKind) -> _RunMetrics:
         metrics = self.metrics
         key = (model.name, model.version, kind)
         run = self._run_metrics[key] = _RunMetrics(
@@ -308,7 +269,7 @@ class Telemetry:
 
 
 def _count_new(
-    counter: Counter, reported_counts: WeakKeyDictionary[ModelLike, int], model: ModelLike, count: int
+    counter: Counter, reported_counts: WeakKeyDictionary[ServedModel, int], model: ServedModel, count: int
 ) -> None:
     # By object, not by name: while a version is reloaded, two of them count, each from zero.
     new = count - reported_counts.get(model, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from stablernn_runtime.served_model import ServedModel
 from stablernn_runtime.stream_spec import PatchOutputs, stream_spec
 from stablernn_runtime.validation import ignore_first_dt
 from stablernn_server.batching.types import Caller, InferenceResult
-from stablernn_server.codecs.json_values import OFFLOAD_BYTES
+from stablernn_server.codecs.json_values import OFFLOAD_BYTES, run_in_thread_if_large
 from stablernn_server.codecs.open_inference import (
     MAX_TEMPLATES,
     InferRequest,
@@ -87,9 +86,13 @@ async def infer(context: AppContext, active_request: ActiveRequest, scope: Scope
         json_length = len(body) if length_header is None else parse_json_length(body, length_header)
         if json_length > settings.json_limit:
             raise body_too_large(settings.json_limit)
-        request = await context.decode(
-            active_request, body, lambda: _decode(body, json_length, is_json=length_header is None), json_length
-        )
+
+        def decode() -> InferRequest:
+            return (
+                decode_with_template(body) if length_header is None else decode_binary_with_template(body, json_length)
+            )
+
+        request = await context.decode(active_request, body, decode, json_length)
         caller = context.create_caller(active_request, request.timeout_us, request.priority)
     if model is None:
         model = active_request.model = await _find_open(context, match, request, caller, active_request.identity.name)
@@ -100,7 +103,7 @@ async def infer(context: AppContext, active_request: ActiveRequest, scope: Scope
         batch_item, pattern = _prepare(settings, model, request)
         rows = batch_item.rows
         samples_outside = _check_range(settings, model, batch_item.feeds)
-        result = await context.scheduler.run_prepared(model, batch_item, caller=caller)
+        result = await context.scheduler.submit("sequence", model, batch_item, caller)
         result.samples_outside = samples_outside
     else:
         by_version = match[2] is not None or ":" in match[1]
@@ -209,7 +212,7 @@ def _respond_alike(
     values = result.outputs[response.output]
     if values.shape != response.shape:
         return None
-    return _create_response(*_compress(response.fill(values), response.json_length, accept_encoding))
+    return _create_response(response.fill(values), response.json_length, accept_encoding)
 
 
 def _check_size(settings: Settings, model: ServedModel, request: InferRequest) -> None:
@@ -321,7 +324,7 @@ async def _run_patches(
         part |= {name: value[rows] for name, value in feeds.items()}
         part |= {name: sequence.states[name][rows] for name in states if name in sequence.states}
         batch_item = BatchItem(part, len(rows), time, outputs)
-        result = await context.scheduler.run_prepared(model, batch_item, caller=caller)
+        result = await context.scheduler.submit("sequence", model, batch_item, caller)
         next_states = {name: result.outputs[output] for name, output in states.items()}
         # With an axis over the last patch alone, as the outputs of streams have it.
         results.append((rows, {name: result.outputs[name][:, None] for name in names}, next_states))
@@ -375,44 +378,23 @@ def _ignore_first_dt(model: ServedModel, inputs: Mapping[str, Array]) -> Mapping
     return {**inputs, "dt": dt}
 
 
-def _decode(body: bytes, json_length: int, *, is_json: bool) -> InferRequest:
-    return decode_with_template(body) if is_json else decode_binary_with_template(body, json_length)
-
-
 async def _respond(
     model: ServedModel, request: InferRequest, result: InferenceResult, accept_encoding: str | None
 ) -> RawResponse:
-    arguments = (_response_head(model, request, result), request, result.outputs, model, accept_encoding)
-    size = sum(value.nbytes for value in result.outputs.values())
-    encoded = _encode(*arguments) if size <= OFFLOAD_BYTES else await asyncio.to_thread(_encode, *arguments)
-    return _create_response(*encoded)
+    def encode() -> RawResponse:
+        head = _response_head(model, request, result)
+        content, json_length = encode_response(head, request, result.outputs, model.manifest.labels)
+        return _create_response(content, json_length, accept_encoding)
+
+    return await run_in_thread_if_large(sum(value.nbytes for value in result.outputs.values()), encode)
 
 
-def _encode(
-    head: dict[str, Any],
-    request: InferRequest,
-    outputs: dict[str, Array],
-    model: ServedModel,
-    accept_encoding: str | None,
-) -> tuple[bytes, int | None, str | None]:
-    """Return the body of the response, the length of its JSON before raw tensors, and its encoding; may be None."""
-    content, json_length = encode_response(head, request, outputs, model.manifest.labels)
-    return _compress(content, json_length, accept_encoding)
-
-
-def _compress(
-    content: bytes, json_length: int | None, accept_encoding: str | None
-) -> tuple[bytes, int | None, str | None]:
-    if accept_encoding is None:
-        return content, json_length, None
-    content, encoding = compress_if_accepted(content, accept_encoding)
-    return content, json_length, encoding
-
-
-def _create_response(content: bytes, json_length: int | None, encoding: str | None) -> RawResponse:
+def _create_response(content: bytes, json_length: int | None, accept_encoding: str | None) -> RawResponse:
     headers = {}
     if json_length is not None:
         headers["Inference-Header-Content-Length"] = str(json_length)
-    if encoding is not None:
-        headers |= {"Content-Encoding": encoding, "Vary": "Accept-Encoding"}
+    if accept_encoding is not None:
+        content, encoding = compress_if_accepted(content, accept_encoding)
+        if encoding is not None:
+            headers |= {"Content-Encoding": encoding, "Vary": "Accept-Encoding"}
     return RawResponse(200, content, JSON if json_length is None else RAW, headers)

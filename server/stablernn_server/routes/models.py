@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from stablernn_registry import RefError, TensorSignature, parse_ref
 from stablernn_registry.certificates import current_certificate
 from stablernn_runtime.engines.loaded_graphs import ONNX
 from stablernn_runtime.served_model import ServedModel
-from stablernn_server.codecs.json_values import parse_object
 from stablernn_server.codecs.open_inference import DATATYPES
-from stablernn_server.errors import InputError, NoExampleError, format_validation_error
+from stablernn_server.errors import NoExampleError
 from stablernn_server.http.app_context import get_context
 from stablernn_server.http.request import get_request
 from stablernn_server.observability.triton_statistics import Key, ModelStatistics
@@ -62,8 +61,12 @@ INFER_RESPONSES: dict[int | str, dict[str, Any]] = {
     }
 }
 # Default values of optional inputs, for the metadata; those of states are zeros.
+MANIFEST_FIELDS = (
+    *("task", "cell", "output", "labels", "features", "targets", "horizon", "context_length", "frequency"),
+    *("quantiles", "head", "future", "static", "metrics", "preprocessing"),
+)
+"""Fields of the manifest that the metadata have as they are."""
 DEFAULTS = {"lengths": "the full length", "dt": "1", "static": "not known", "future": "not known"}
-Body = TypeVar("Body", bound=BaseModel)
 
 repository_router = APIRouter(prefix="/v2/repository", tags=["repository"])
 
@@ -162,26 +165,12 @@ async def model_metadata(request: Request, model: str) -> ModelMetadata:
             "aliases": list(served.aliases),
             "stale_aliases": context.models.stale_aliases(served.name, served.version),
             "digest": served.digest,
-            "task": manifest.task,
-            "cell": manifest.cell,
-            "output": manifest.output,
-            "labels": manifest.labels,
-            "features": manifest.features,
-            "targets": manifest.targets,
-            "horizon": manifest.horizon,
-            "context_length": manifest.context_length,
-            "frequency": manifest.frequency,
-            "quantiles": manifest.quantiles,
-            "head": manifest.head,
-            "future": manifest.future,
-            "static": manifest.static,
+            **{name: getattr(manifest, name) for name in MANIFEST_FIELDS},
             "calendar": None if manifest.calendar is None else [period.model_dump() for period in manifest.calendar],
             "states": [state.model_dump() for state in served.states],
             "resample_steps": served.resample_steps,
             "certificate": current_certificate(manifest.certificate),
             "example": served.example is not None,
-            "metrics": manifest.metrics,
-            "preprocessing": manifest.preprocessing,
             "state_guard": {
                 "states": sorted(served.guard.balls),
                 "exits": served.guard.violation_count,
@@ -290,8 +279,9 @@ def _input_guard_note(served: ServedModel, *, is_refused: bool) -> str:
 @repository_router.post("/index", openapi_extra=json_request(IndexRequest, required=False))
 async def index(request: Request) -> list[IndexEntry]:
     """Every version of the registry, and whether it is served."""
-    body = await _read_body(request, IndexRequest)
-    entries = await get_context(request).models.index()
+    context = get_context(request)
+    body, _ = await context.read_json(get_request(request), request.scope, IndexRequest, is_optional=True)
+    entries = await context.models.index()
     return [IndexEntry(**entry) for entry in entries if not body.ready or entry["state"] == "READY"]
 
 
@@ -303,8 +293,9 @@ async def index(request: Request) -> list[IndexEntry]:
 )
 async def load(request: Request, model: str) -> Response:
     """Opens a version, or reopens it; the model that answered before continues until the new one is warm."""
-    await _read_body(request, ControlRequest)
-    get_request(request).model = await get_context(request).models.load(model)
+    context, active_request = get_context(request), get_request(request)
+    await context.read_json(active_request, request.scope, ControlRequest, is_optional=True)
+    active_request.model = await context.models.load(model)
     return Response(status_code=200)
 
 
@@ -316,18 +307,7 @@ async def load(request: Request, model: str) -> Response:
 )
 async def unload(request: Request, model: str) -> Response:
     """Stops serving a version, or every version of a name."""
-    await _read_body(request, ControlRequest)
-    await get_context(request).models.unload(model)
+    context = get_context(request)
+    await context.read_json(get_request(request), request.scope, ControlRequest, is_optional=True)
+    await context.models.unload(model)
     return Response(status_code=200)
-
-
-async def _read_body(request: Request, schema: type[Body]) -> Body:
-    context, active_request = get_context(request), get_request(request)
-    content = await context.read_body(active_request, request.scope, context.settings.json_limit)
-    try:
-        # The body is optional in Triton's extension.
-        return await context.decode(
-            active_request, content, lambda: schema.model_validate(parse_object(content) if content else {})
-        )
-    except ValidationError as error:
-        raise InputError(format_validation_error(error, "the body")) from error

@@ -1,9 +1,8 @@
-"""The page at ``/`` and the API docs at ``/docs``: files of this package, served from a fixed list."""
+"""The page at ``/`` and the API docs at ``/docs``: the files of one folder of this package."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -19,23 +18,7 @@ MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-FILES = (
-    "api.js",
-    "attempt.js",
-    "calendar.js",
-    "docs.html",
-    "docs.js",
-    "dom.js",
-    "figures.js",
-    "icon.svg",
-    "index.html",
-    "main.js",
-    "models.js",
-    "plot.js",
-    "series.js",
-    "stream.js",
-    "style.css",
-)
+FILES = frozenset(path.name for path in FOLDER.iterdir() if path.suffix in MEDIA_TYPES)
 HEADERS = {
     # Nothing from other hosts, nothing inline, and no text that becomes markup.
     "Content-Security-Policy": (
@@ -51,21 +34,6 @@ HEADERS = {
     # Cached, but revalidated each time: a page and a server of different versions do not work together.
     "Cache-Control": "no-cache",
 }
-
-
-@dataclass(frozen=True)
-class Asset:
-    """One file of the page.
-
-    Attributes:
-        content: The bytes of the file.
-        media_type: Value of ``Content-Type``.
-        tag: Value of ``ETag``.
-    """
-
-    content: bytes
-    media_type: str
-    tag: str
 
 
 @router.api_route("/", methods=["GET", "HEAD"])
@@ -93,17 +61,17 @@ async def page_file(request: Request, file: str) -> Response:
 
 
 def _file_response(request: Request, file: str) -> Response:
-    asset = _load_asset(file)
-    headers = {**HEADERS, "ETag": asset.tag}
+    content, tag = _load_file(file)
+    headers = {**HEADERS, "ETag": tag}
     # RFC 9110, section 13.1.2: tags are compared weakly, and * matches any.
-    client_tags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
-    if asset.tag in client_tags or "*" in client_tags:
+    client_tags = [text.strip().removeprefix("W/") for text in request.headers.get("if-none-match", "").split(",")]
+    if tag in client_tags or "*" in client_tags:
         return Response(status_code=304, headers=headers)
-    return Response(asset.content, headers=headers, media_type=asset.media_type)
+    return Response(content, headers=headers, media_type=MEDIA_TYPES[Path(file).suffix])
 
 
 @cache
-def _load_asset(file: str) -> Asset:
+def _load_file(file: str) -> tuple[bytes, str]:
+    """Return the bytes of a file, and the value of ``ETag``."""
     content = (FOLDER / file).read_bytes()
-    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-    return Asset(content, MEDIA_TYPES[Path(file).suffix], tag)
+    return content, f'"{hashlib.sha256(content).hexdigest()[:32]}"'

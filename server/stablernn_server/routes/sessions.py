@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import ValidationError
 
 from stablernn_runtime.stream_spec import stream_spec
 from stablernn_server.batching.types import Caller
-from stablernn_server.codecs.json_values import json_body, parse_object
-from stablernn_server.errors import InputError, OtherModelError, cut, format_validation_error
+from stablernn_server.codecs.json_values import json_body
+from stablernn_server.errors import InputError, OtherModelError, cut
 from stablernn_server.handlers.stream_steps import advance_stream, parse_static
 from stablernn_server.http.app_context import AppContext, get_context
 from stablernn_server.http.middleware import DirectRoute
@@ -36,14 +35,12 @@ SESSION_STEP_PATH = "/sessions/{session}/step"
 
 router = APIRouter(prefix=PREFIX, tags=["streams"])
 
-Body = TypeVar("Body", OpenSession, Samples, TokenStep)
-
 
 @router.post("/sessions", response_model=SessionOpened, openapi_extra=json_request(OpenSession))
 async def open_session(request: Request) -> Response:
     """Begins a stream that the server keeps, or continues one from its state token."""
     context, active_request = get_context(request), get_request(request)
-    body, _ = await _read_body(context, active_request, request.scope, OpenSession)
+    body, _ = await context.read_json(active_request, request.scope, OpenSession)
     check_one_process(context.settings.workers, "Sessions are kept")
     stream = await _open_stream(context, active_request, body, context.create_caller(active_request))
     session = context.sessions.open(stream)
@@ -62,7 +59,7 @@ async def _step_session(
     """Return the content of the response."""
     # Before the body is read: a client of a session that is gone need not send it.
     context.sessions.check(session)
-    body, size = await _read_body(context, active_request, scope, Samples)
+    body, size = await context.read_json(active_request, scope, Samples)
     caller = context.create_caller(active_request)
     async with context.sessions.hold(session, caller) as entry:
         content, last_outputs = await _advance(context, active_request, entry.stream, body, size, caller)
@@ -124,7 +121,7 @@ async def step_token(request: Request) -> Response:
 
 async def _step_token(context: AppContext, active_request: ActiveRequest, scope: Scope) -> dict[str, Any]:
     """Return the content of the response."""
-    body, size = await _read_body(context, active_request, scope, TokenStep)
+    body, size = await context.read_json(active_request, scope, TokenStep)
     caller = context.create_caller(active_request)
     stream = await _open_stream(context, active_request, body, caller)
     # Without a token in the response, the stream would be lost.
@@ -150,18 +147,6 @@ STEP_ROUTES = (
     ),
 )
 """The routes whose requests repeat the most."""
-
-
-async def _read_body(
-    context: AppContext, active_request: ActiveRequest, scope: Scope, schema: type[Body]
-) -> tuple[Body, int]:
-    """Return the validated body, and its size in bytes."""
-    content = await context.read_body(active_request, scope, context.settings.json_limit)
-    try:
-        body = await context.decode(active_request, content, lambda: schema.model_validate(parse_object(content)))
-    except ValidationError as error:
-        raise InputError(format_validation_error(error, "the body")) from error
-    return body, len(content)
 
 
 async def _open_stream(
@@ -204,13 +189,7 @@ async def _advance(
     }
     if body.token:
         content["state_token"] = context.state_keys.issue(stream.snapshot())
-    if stepped.violations:
-        content["states_outside_ball"] = stepped.violations
-    if stepped.samples_outside:
-        content["samples_outside_range"] = stepped.samples_outside
-    if stepped.drift_alarms:
-        content["drift_alarms"] = stepped.drift_alarms
-    return content, stepped.last_outputs
+    return content | stepped.warnings, stepped.last_outputs
 
 
 def _describe(context: AppContext, session: Session) -> dict[str, Any]:

@@ -10,15 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 from fastapi import APIRouter
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
-from stablernn_runtime.served_model import ServedModel
-from stablernn_server.batching.types import Caller
 from stablernn_server.codecs.json_values import DECODED_FACTOR, OFFLOAD_BYTES, json_body, run_in_thread_if_large
 from stablernn_server.codecs.stream_frames import parse_frame
 from stablernn_server.errors import BusyError, InputError, NotReadyError, ServerError, TooLargeError, cut
@@ -35,25 +33,6 @@ logger = logging.getLogger(__name__)
 
 SUBPROTOCOL = "stablernn"
 """The subprotocol that the server agrees to; browsers offer it together with the one that carries their token."""
-
-
-class Connection(Protocol):
-    """The streams of a socket, which answer its frames."""
-
-    caller: Caller
-
-    @property
-    def model(self) -> ServedModel | None: ...
-
-    def __len__(self) -> int: ...
-
-    def ready_message(self) -> bytes: ...
-
-    async def drain_message(self) -> str: ...
-
-    async def text(self, content: dict[str, Any], size: int, /) -> str: ...
-
-    async def binary(self, content: bytes) -> bytes: ...
 
 
 @dataclass(slots=True)
@@ -81,7 +60,7 @@ class Socket:
     """
 
     def __init__(
-        self, connection: Connection, context: AppContext, request: ActiveRequest, receive: Receive, send: Send
+        self, connection: StreamConnection, context: AppContext, request: ActiveRequest, receive: Receive, send: Send
     ) -> None:
         """Create the socket of a handshake that was accepted.
 

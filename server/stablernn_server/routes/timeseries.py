@@ -6,11 +6,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
-from pydantic import ValidationError
 
 from stablernn_runtime.served_model import ServedModel
-from stablernn_server.codecs.json_values import json_body, parse_object, run_in_thread_if_large
-from stablernn_server.errors import InputError, format_validation_error
+from stablernn_server.codecs.json_values import json_body, run_in_thread_if_large
 from stablernn_server.handlers.timeseries import PreparedRequest, prepare_classify, prepare_forecast
 from stablernn_server.http.app_context import get_context
 from stablernn_server.http.request import get_request
@@ -46,11 +44,10 @@ async def _respond(
     request: Request, schema: type[Body], prepare: Callable[[ServedModel, Body, Settings], PreparedRequest]
 ) -> Response:
     context, active_request = get_context(request), get_request(request)
-    content = await context.read_body(active_request, request.scope, context.settings.json_limit)
-    body = await context.decode(active_request, content, lambda: _parse_body(content, schema))
+    body, body_bytes = await context.read_json(active_request, request.scope, schema)
     caller = context.create_caller(active_request)
     active_request.model = model = await context.models.find_open(body.model, deadline=caller.deadline)
-    prepared = await run_in_thread_if_large(len(content), lambda: prepare(model, body, context.settings))
+    prepared = await run_in_thread_if_large(body_bytes, lambda: prepare(model, body, context.settings))
     if model.rollout is None:
         result = await context.scheduler.run(model, prepared.inputs, prepared.outputs, caller=caller)
     else:
@@ -65,10 +62,3 @@ async def _respond(
     )
     headers = {} if encoding is None else {"Content-Encoding": encoding, "Vary": "Accept-Encoding"}
     return Response(response_body, headers=headers, media_type=JSON)
-
-
-def _parse_body(content: bytes, schema: type[Body]) -> Body:
-    try:
-        return schema.model_validate(parse_object(content))
-    except ValidationError as error:
-        raise InputError(format_validation_error(error, "the body")) from error

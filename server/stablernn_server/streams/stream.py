@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -18,16 +17,9 @@ from stablernn_runtime.stream_clock import Clock
 from stablernn_runtime.stream_spec import stream_spec
 from stablernn_server.batching.types import Array
 from stablernn_server.errors import TooManyError, UnknownModelError
+from stablernn_server.model_repository import ModelRepository
 
 Rows = slice | list[int]
-
-
-class Versions(Protocol):
-    """The models of a server, as :class:`.ModelRepository` provides them."""
-
-    async def find_by_digest(self, digest: str, name: str, version: int, deadline: float | None = None) -> ServedModel:
-        """Return the version with a digest, opened if necessary."""
-        ...
 
 
 @dataclass(slots=True)
@@ -81,12 +73,12 @@ def matches_reference(snapshot: StreamSnapshot, reference: str) -> bool:
     return ref.name == name and ref.version in (None, int(number))
 
 
-async def restore_stream(snapshot: StreamSnapshot, versions: Versions, deadline: float | None = None) -> Stream:
+async def restore_stream(snapshot: StreamSnapshot, models: ModelRepository, deadline: float | None = None) -> Stream:
     """Return the stream of a state token.
 
     Args:
         snapshot: From :meth:`StateTokens.read`.
-        versions: The models of this server.
+        models: The models of this server.
         deadline: Until when to wait for the version to be opened, on the clock of the event loop.
 
     Raises:
@@ -94,7 +86,7 @@ async def restore_stream(snapshot: StreamSnapshot, versions: Versions, deadline:
         BadTokenError: If the states of the token do not fit the version.
     """
     name, _, number = snapshot.model.rpartition(":")
-    model = await versions.find_by_digest(snapshot.digest, name, int(number), deadline)
+    model = await models.find_by_digest(snapshot.digest, name, int(number), deadline)
     return stream_from_snapshot(snapshot, model)
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from server_helpers import Published, Running, json_tensor, serve
@@ -96,23 +95,6 @@ def test_buckets_hold_what_is_at_most_their_bound() -> None:
     assert waits == {"0.0005": 0, "0.001": 20, "+Inf": 20}
 
 
-def test_requests_and_failures() -> None:
-    telemetry, model = Telemetry(Settings()), Model()
-    route = "/v2/models/{model}/infer"
-    for _ in range(3):
-        telemetry.record_request(model, route, 200, None, 0.01)
-    telemetry.record_request(model, route, 400, "bad_input", 0.001)
-    telemetry.record_request(None, "unknown", 404, "unknown_path", 0.0)
-    telemetry.record_failure(model, "bad_input")
-    found = rendered(telemetry)
-    which = {"model": "digits", "version": "3"}
-    assert value(found, "requests_total", **which, route=route, code="200") == 3
-    assert value(found, "requests_total", **which, route=route, code="400") == 1
-    assert value(found, "request_seconds_count", **which, route=route) == 4
-    assert value(found, "failures_total", **which, code="bad_input") == 2
-    assert value(found, "failures_total", model="", version="", code="unknown_path") == 1
-
-
 def test_paths_that_clients_invent_do_not_become_labels_without_end() -> None:
     telemetry = Telemetry(Settings())
     for number in range(3 * MAX_ROUTES):
@@ -150,9 +132,7 @@ def test_exits_count_across_a_reload_of_the_same_version() -> None:
 
 def test_gauges_and_loads() -> None:
     telemetry = Telemetry(Settings())
-    telemetry.set_pending(7)
-    telemetry.set_sessions(3)
-    telemetry.set_streams(2)
+    telemetry.set_load(7, 3, 2)
     telemetry.record_load("digits", 3, True, 0.2)
     telemetry.record_load("digits", 4, False, 0.1)
     found = rendered(telemetry)
@@ -169,8 +149,8 @@ def test_gauges_and_loads() -> None:
 
 def test_two_applications_in_one_process_count_apart() -> None:
     first, second = Telemetry(Settings()), Telemetry(Settings())
-    first.set_pending(1)
-    second.set_pending(2)
+    first.set_load(1, 0, 0)
+    second.set_load(2, 0, 0)
     assert value(rendered(first), "pending_requests") == 1
     assert value(rendered(second), "pending_requests") == 2
 
@@ -223,13 +203,6 @@ def test_requests_that_are_refused_before_they_are_routed_count_by_their_route(c
         assert value(found, "requests_total", model="", version="", route=route, code="403") == 1
 
 
-def test_openmetrics_for_who_asks_for_it(counted: Running) -> None:
-    answer = httpx.get(f"{counted.url}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
-    assert answer.headers["content-type"].startswith("application/openmetrics-text")
-    names = {family.name for family in parse_openmetrics(answer.text)}
-    assert {"stablernn_requests", "stablernn_request_seconds", "stablernn_sessions"} <= names
-
-
 WORKER = """
 import sys, time
 from stablernn_server import Settings
@@ -247,7 +220,7 @@ telemetry = Telemetry(Settings(metrics_dir=folder))
 for _ in range(number):
     telemetry.record_run(Model, "step", 2, 2, 2, 1000, 1000)
     telemetry.record_request(Model, "/v2/models/{model}/infer", 200, None, 0.01)
-telemetry.set_sessions(number)
+telemetry.set_load(0, number, 0)
 telemetry.record_norm_ratio(Model, number / 10)
 print("counted", flush=True)
 for line in sys.stdin:
@@ -328,95 +301,6 @@ def test_processes_share_a_folder(tmp_path: Path) -> None:
     finally:
         for worker in workers:
             worker.end()
-
-
-@pytest.fixture
-def two_workers(published: Published) -> Iterator[dict[str, Any]]:
-    """A server of two processes behind one port; what it says of itself."""
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "stablernn_cli", "serve", "--json", "--workers", "2"),
-            *("--port", "0", "--model", "animals@production", "--access-log", "off"),
-        ],
-        env=os.environ | {"STABLERNN_REGISTRY": str(published.root)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        yield first_document(process)
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        finally:
-            process.kill()
-            process.communicate()
-
-
-def first_document(process: subprocess.Popen[str]) -> dict[str, Any]:
-    assert process.stdout is not None
-    text = ""
-    for line in process.stdout:
-        text += line
-        if line == "}\n":
-            break
-    document: dict[str, Any] = json.loads(text)
-    return document
-
-
-def test_a_scrape_tells_of_all_workers_whichever_answers(two_workers: dict[str, Any]) -> None:
-    url = f"{two_workers['url']}/v2/models/animals/infer"
-    served: list[str] = []
-
-    def ask(count: int) -> None:
-        for _ in range(count):
-            # A connection of its own, which either worker may take.
-            answer = httpx.post(url, json=body(1))
-            assert answer.status_code == 200
-            served.append(answer.headers["x-request-id"].partition("-")[0])
-
-    which = {"model": "animals", "version": "1"}
-    route = "/v2/models/{model}/infer"
-
-    def check() -> None:
-        deadline = time.monotonic() + 20
-        answered: set[str] = set()
-        # Both are to have told the same.
-        while len(answered) < 2:
-            assert time.monotonic() < deadline, f"only {answered} answered"
-            answer = httpx.get(f"{two_workers['url']}/metrics")
-            found = samples(answer.text)
-            requests = value(found, "requests_total", **which, route=route, code="200")
-            executions = value(found, "executions_total", **which, kind="sequence")
-            assert max(requests, executions) <= len(served)
-            # A worker counts a request when its response is on the way already.
-            if requests == executions == len(served):
-                answered.add(answer.headers["x-request-id"].partition("-")[0])
-
-    deadline = time.monotonic() + 30
-    while len(set(served)) < 2:
-        assert time.monotonic() < deadline, "one worker takes every connection"
-        ask(10)
-    # A request is counted a moment after it was answered.
-    time.sleep(0.2)
-    check()
-    os.kill(two_workers["workers"][0], signal.SIGKILL)
-    before = set(served)
-    deadline = time.monotonic() + 30
-    while set(served) <= before:
-        assert time.monotonic() < deadline, "no worker takes the place of the one that was killed"
-        try:
-            ask(1)
-        except httpx.TransportError:
-            time.sleep(0.1)
-    time.sleep(0.2)
-    check()
-    statistics = f"{two_workers['url']}/v2/models/animals/stats"
-    deadline = time.monotonic() + 20
-    while httpx.get(statistics).json()["model_stats"][0]["execution_count"] != len(served):
-        assert time.monotonic() < deadline, "statistics of a worker are missing"
-        time.sleep(0.1)
 
 
 def test_a_folder_that_comes_too_late_or_cannot_be_used(tmp_path: Path) -> None:
