@@ -19,7 +19,6 @@ import stablernn_client as package
 from client_helpers import Both
 from server_helpers import Published, Running, serve
 from stablernn_client import (
-    AsyncClient,
     BadRequest,
     Busy,
     Client,
@@ -164,15 +163,6 @@ class TestForecast:
         assert all(answer.mean.shape == (2, 1) and answer.frequency == "W" for answer in answers)
         assert all(list(answer.quantiles) == [0.9] for answer in answers)
 
-    def test_covariates_and_dt_are_sent_with_the_series(self, client: Both) -> None:
-        """The models here take none of them, which the server reports only if it received them."""
-        with pytest.raises(BadRequest, match=r"inputs.0.dt: the model 'co2' was trained on regular steps"):
-            client.forecast("co2", [LOUD, LOUD[:3]], dt=[np.ones(12), np.ones(3)])
-        with pytest.raises(BadRequest, match="promo"):
-            client.forecast("co2", LOUD, future={"promo": [0, 1, None, 0]})
-        with pytest.raises(BadRequest, match="size"):
-            client.forecast("co2", LOUD, static={"size": 3})
-
 
 class TestInfer:
     def test_every_output(self, client: Both, animals: ServedModel) -> None:
@@ -202,32 +192,16 @@ class TestInfer:
         decoded = decode_reply(answer.content, answer.headers[JSON_LENGTH_HEADER])
         assert answer.content.endswith(list(decoded.values())[-1].tobytes())
 
-    def test_states_continue_a_series(self, client: Both) -> None:
-        x = LOUD.reshape(1, 12, 1)
-        first = client.infer("animals", {"x": x[:, :5]})
-        states = {name.removesuffix("_out"): value for name, value in first.items() if name.startswith("state")}
-        second = client.infer("animals", {"x": x[:, 5:], **states})
-        np.testing.assert_array_equal(second["logits"], client.infer("animals", {"x": x})["logits"])
-
 
 ERRORS: list[tuple[str, Callable[[Any], Any], type[ClientError], int | None, str | None, str]] = [
     ("no such model", lambda c: c.metadata("fish"), NotFound, 404, "unknown_model", "Unknown model 'fish'"),
-    ("no such statistics", lambda c: c.statistics("fish"), NotFound, 404, "unknown_model", "Unknown model 'fish'"),
     ("a model's name with a slash", lambda c: c.metadata("a/b"), NotFound, 404, "unknown_path", "a/b"),
-    ("features", lambda c: c.classify("animals", WIDE), BadRequest, 400, "bad_input", "3 features|loudness"),
-    ("task", lambda c: c.forecast("animals", LOUD), BadRequest, 400, "bad_input", "trained for 'classify'"),
-    ("top_k", lambda c: c.classify("animals", LOUD, top_k=9), BadRequest, 400, "bad_input", "at most the 4 classes"),
-    ("empty", lambda c: c.classify("animals", []), BadRequest, 400, "bad_input", "is empty"),
     ("no series", lambda c: c.classify("animals", np.ones((0, 3, 1))), BadRequest, None, None, "at least one series"),
-    ("input", lambda c: c.infer("animals", {"y": LOUD}), BadRequest, 400, "bad_input", "'y'"),
     ("too large", lambda c: c.classify("animals", np.ones((90, 900, 1))), TooLarge, 413, "too_large", "limit"),
     ("infinite", lambda c: c.classify("animals", [1, np.inf]), BadRequest, None, None, "series holds an infinite"),
-    ("text", lambda c: c.classify("animals", ["a"]), BadRequest, None, None, "series must hold integers"),
     ("ragged", lambda c: c.infer("animals", {"x": [[1], [2, 3]]}), BadRequest, None, None, "input 'x' must be a rect"),
     ("boolean", lambda c: c.infer("animals", {"x": [[True]]}), BadRequest, None, None, "got bool"),
     ("deep", lambda c: c.classify("animals", [np.ones((2, 2, 2))]), BadRequest, None, None, r"series\[0\] must .* 3\."),
-    ("dt", lambda c: c.classify("animals", [LOUD, LOUD], dt=LOUD), BadRequest, None, None, "the 2 series, got 1"),
-    ("starts", lambda c: c.forecast("co2", [LOUD] * 3, start=["a", "b"]), BadRequest, None, None, "3 series, got 2"),
     ("static", lambda c: c.forecast("co2", LOUD, static={"a": np.inf}), BadRequest, None, None, r"static\['a'\] hol"),
 ]  # fmt: skip
 
@@ -259,10 +233,9 @@ def test_errors(
         ({"url": "http://a", "timeout": float("inf")}, "finite number of seconds"),
     ],
 )
-@pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_invalid_arguments(kind: Any, arguments: dict[str, Any], message: str) -> None:
+def test_invalid_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        kind(**arguments)
+        Client(**arguments)
 
 
 @pytest.fixture(scope="module")
@@ -273,30 +246,20 @@ def guarded(published: Published) -> Iterator[Running]:
     yield from serve(create_app(settings))
 
 
-class TestRoles:
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("token", [None, "w" * 32])
-    def test_without_the_right_token(self, guarded: Running, kind: str, token: str | None) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_roles(guarded: Running, kind: str) -> None:
+    for token in (None, "w" * 32):
         with Both.of(kind, guarded.url, token=token) as client:
             for call in (client.models, lambda: client.classify("animals", LOUD), lambda: client.stream("animals")):
-                with pytest.raises(Unauthorized) as caught:
+                with pytest.raises(Unauthorized):
                     call()
-                assert caught.value.status == 401
             assert client.ready()
-
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("token", ["i" * 32, "a" * 32])
-    def test_with_a_token(self, guarded: Running, kind: str, token: str) -> None:
-        with Both.of(kind, guarded.url, token=token) as client, client.stream("animals") as stream:
-            assert client.classify("animals", LOUD)[0].label == stream.collect(LOUD)[-1].label
-
-    def test_a_role_without_permission(self, guarded: Running) -> None:
-        """The client has no method for administrators, so the reply is converted directly."""
-        path = f"{guarded.url}/v2/repository/models/animals/unload"
-        answer = httpx.post(path, headers={"Authorization": f"Bearer {'i' * 32}"})
-        error = error_from_reply(answer.status_code, answer.headers, answer.content)
-        assert type(error) is Forbidden
-        assert error.code == "forbidden"
+    with Both.of(kind, guarded.url, token="i" * 32) as client, client.stream("animals") as stream:
+        assert client.classify("animals", LOUD)[0].label == stream.collect(LOUD)[-1].label
+    # The client has no method for administrators, so the reply is converted directly.
+    path = f"{guarded.url}/v2/repository/models/animals/unload"
+    answer = httpx.post(path, headers={"Authorization": f"Bearer {'i' * 32}"})
+    assert type(error_from_reply(answer.status_code, answer.headers, answer.content)) is Forbidden
 
 
 class TestBusy:
@@ -328,16 +291,6 @@ class TestBusy:
         assert caught.value.code == "not_ready"
         assert caught.value.retry_after is not None
         assert caught.value.retry_after > 0.5
-
-
-def test_a_400_is_not_retried(published: Published) -> None:
-    settings = Settings(registry=published.root, models=("animals:2",))
-    for running in serve(create_app(settings)):
-        with Client(running.url) as client:
-            with pytest.raises(BadRequest):
-                client.infer("animals", {"x": WIDE[None]})
-            [statistics] = httpx.get(f"{running.url}/v2/models/animals/stats").json()["model_stats"]
-            assert statistics["inference_stats"]["fail"]["count"] == 1
 
 
 def test_a_server_that_is_not_this_service(other_server: str) -> None:

@@ -8,55 +8,34 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import torch
 
 import stream_helpers
 from client_helpers import Both, BreakingLine
 from exports import exported
 from server_helpers import Running, serve
-from stablernn.data.forecasting import calendar_periods
-from stablernn.nn.models import Forecaster, SequenceModel
+from stablernn.nn.models import Forecaster
 from stablernn_client import BadRequest
 from stablernn_registry import Registry
 from stablernn_server import Settings, create_app
 
 NOISE = np.random.default_rng(11)
-WAVES = ["calendar_day_sin", "calendar_day_cos"]
 LOAD = NOISE.normal(5, 3, (5, 2)).astype(np.float32)
 TIMES = [f"2024-03-01T0{hour}:00:00" for hour in range(5)]
 PRICES = {"price": [3.0, None, 5.0]}
 SIZE = {"size": 2.5, "age": None}
 
 
-def build_models() -> dict[str, tuple[SequenceModel, dict[str, Any]]]:
-    torch.manual_seed(0)
-    size: dict[str, Any] = {"hidden_size": 6, "quantiles": [0.1, 0.9]}
-    shop = Forecaster("lipschitz", 4, 3, future_indices=(3, 1, 2), static_size=2, **size)
-    shop.fit_scaling([NOISE.normal(5.0, 3.0, (60, shop.input_size)).astype(np.float32)])
-    shared = stream_helpers.fitted()
-    facts = {
-        "features": ["load", *WAVES, "price"],
-        "calendar": calendar_periods(["day"]),
-        "future": ["price", *WAVES],
-        "static": ["size", "age"],
-        "frequency": "h",
-    }
-    return {
-        "shop": (shop, facts),
-        # These are shared with the tests of streams, and so exported once for both.
-        "timed": (shared["timed"][0], {"features": ["load"], "quantiles": [0.1, 0.5, 0.9]}),
-        "patched": shared["patched"],
-    }
-
-
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    root = tmp_path_factory.mktemp("registry")
-    for name, (model, fields) in build_models().items():
+    """A server of models of the tests of streams, which are exported once for both."""
+    root, shared = tmp_path_factory.mktemp("registry"), stream_helpers.fitted()
+    timed, _ = shared["timed"]
+    models = {"shop": shared["told"], "timed": (timed, {"features": ["load"]}), "patched": shared["patched"]}
+    for name, (model, fields) in models.items():
         report = exported(model.eval(), tmp_path_factory.mktemp("export"))
         facts: dict[str, Any] = {"task": "forecast", "cell": "lipschitz", "signature": report.signature}
         if isinstance(model, Forecaster):
-            facts |= {"targets": ["load"], "horizon": model.horizon, "quantiles": [0.1, 0.9]}
+            facts |= {"targets": ["load"], "horizon": model.horizon, "quantiles": stream_helpers.QUANTILES}
         Registry(root).publish(name, report.files, facts | fields)
     yield from serve(create_app(Settings(registry=root)))
 
@@ -118,14 +97,6 @@ def test_irregular_time(client: Both, at_once: bool) -> None:
         results = streams.step(np.stack([x, x])[..., None], dt=np.stack([dt, np.ones(5)]))
     np.testing.assert_array_equal(results.outputs["mean"][0, -1], forecast.mean)
     np.testing.assert_array_equal(results.outputs["mean"][1, -1], regular.mean)
-
-
-def test_times_of_irregular_samples(client: Both) -> None:
-    [forecast] = client.forecast("timed", [1, 2, 3], dt=[1, 0.5, 2])
-    with client.stream("timed") as stream:
-        for value, time in ((1, 10.0), (2, 10.5), (3, 12.5)):
-            result = stream.step(value, time=time)
-    np.testing.assert_array_equal(result.outputs["mean"], forecast.mean)
 
 
 @pytest.mark.parametrize(

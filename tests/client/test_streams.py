@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from client_helpers import Both, BothStream, BreakingLine, ServerProcess
-from server_helpers import Published
+from server_helpers import Published, Running
 from stablernn_client import (
     AsyncClient,
     BadRequest,
@@ -19,7 +18,6 @@ from stablernn_client import (
     ClientError,
     Conflict,
     ConnectionFailed,
-    NotFound,
     StreamLost,
 )
 from stablernn_runtime import ServedModel
@@ -28,15 +26,6 @@ STEPS = 90
 LOUD = np.random.default_rng(7).normal(0, 3, STEPS).astype(np.float32)
 LOUD[[4, 40]] = np.nan
 WIDE = np.random.default_rng(8).normal(0, 10, (5, STEPS, 3)).astype(np.float32)
-
-
-@pytest.fixture(scope="module")
-def line(published: Published, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that no test stops."""
-    log = tmp_path_factory.mktemp("client") / "log"
-    process = ServerProcess(published.root, log, "--model", "animals@production", "--model", "flow", "--model", "co2")
-    yield process
-    process.kill()
 
 
 MORTAL = ("--model", "animals:1", "--model", "flow:1")
@@ -62,8 +51,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def client(kind: str, line: ServerProcess) -> Iterator[Both]:
-    with Both.of(kind, line.url) as both:
+def client(kind: str, server: Running) -> Iterator[Both]:
+    with Both.of(kind, server.url) as both:
         yield both
 
 
@@ -86,14 +75,6 @@ def probabilities(results: list[Any]) -> np.ndarray:
 
 
 class TestOneStream:
-    def test_step_by_step(self, client: Both, offline: np.ndarray) -> None:
-        with client.stream("animals") as stream:
-            results = [stream.step(value if index % 2 else [value]) for index, value in enumerate(LOUD[:40])]
-        assert [result.step for result in results] == list(range(1, 41))
-        np.testing.assert_array_equal(probabilities(results), offline[:40])
-        labels = np.array(client.metadata("animals")["parameters"]["labels"])
-        assert [result.label for result in results] == labels[offline[:40].argmax(1)].tolist()
-
     @pytest.mark.parametrize("form", [np.asarray, np.ndarray.tolist, iter], ids=["array", "list", "iterator"])
     def test_many_steps(self, client: Both, offline: np.ndarray, form: Any) -> None:
         with client.stream("animals") as stream:
@@ -101,14 +82,14 @@ class TestOneStream:
         assert [result.step for result in results] == list(range(1, STEPS + 1))
         np.testing.assert_array_equal(probabilities(results), offline)
 
-    def test_an_asynchronous_iterable_of_samples(self, line: ServerProcess, offline: np.ndarray) -> None:
+    def test_an_asynchronous_iterable_of_samples(self, server: Running, offline: np.ndarray) -> None:
         async def measure() -> AsyncIterator[float]:
             for value in LOUD[:20].tolist():
                 await asyncio.sleep(0)
                 yield value
 
         async def work() -> list[Any]:
-            async with AsyncClient(line.url) as client, client.stream("animals") as stream:
+            async with AsyncClient(server.url) as client, client.stream("animals") as stream:
                 return [result async for result in stream.steps(measure())]
 
         np.testing.assert_array_equal(probabilities(asyncio.run(work())), offline[:20])
@@ -134,20 +115,9 @@ class TestOneStream:
         assert results[0].step == steps + 1
         np.testing.assert_array_equal(probabilities(results), offline[steps:])
 
-    def test_times_go_with_the_samples(self, client: Both) -> None:
-        with client.stream("co2") as plain, client.stream("co2") as timed:
-            first = timed.step(1.0, time="2024-01-06")
-            np.testing.assert_array_equal(first.outputs["mean"], plain.step(1.0).outputs["mean"])
-            with pytest.raises(Conflict, match="1 step is missing") as caught:
-                timed.step(2.0, time="2024-01-20")
-            assert caught.value.code == "missing_steps"
-            second = timed.step(2.0, time="2024-01-13")
-            assert second.step == 2
-            np.testing.assert_array_equal(second.outputs["mean"], plain.step(2.0).outputs["mean"])
-
 
 class TestSeveralStreams:
-    @pytest.mark.parametrize("at_a_time", [1, 6, 90])
+    @pytest.mark.parametrize("at_a_time", [1, 6])
     def test_they_take_their_steps_together(self, client: Both, wide_offline: np.ndarray, at_a_time: int) -> None:
         with client.streams("flow", 5) as streams:
             results = [streams.step(WIDE[:, at : at + at_a_time]) for at in range(0, STEPS, at_a_time)]
@@ -156,34 +126,8 @@ class TestSeveralStreams:
         np.testing.assert_array_equal(np.concatenate([result.outputs["mean"] for result in results], 1), wide_offline)
         assert results[0].labels is None
 
-    def test_only_the_last_outputs(self, client: Both, wide_offline: np.ndarray) -> None:
-        with client.streams("flow", 5) as streams:
-            result = streams.step(WIDE, every=False)
-        np.testing.assert_array_equal(result.outputs["mean"], wide_offline[:, -1:])
-
-    def test_tokens_resume_the_streams(self, client: Both, wide_offline: np.ndarray) -> None:
-        with client.streams("flow", 5) as streams:
-            streams.step(WIDE[:, :11])
-            tokens = streams.tokens()
-        with client.streams("flow", 5, tokens=tokens) as streams:
-            result = streams.step(WIDE[:, 11:])
-        assert result.steps.tolist() == [STEPS] * 5
-        np.testing.assert_array_equal(result.outputs["mean"], wide_offline[:, 11:])
-
 
 class TestErrors:
-    def test_no_such_model(self, client: Both) -> None:
-        with pytest.raises(NotFound, match="Unknown model 'fish'") as caught:
-            client.stream("fish")
-        assert caught.value.status == 404
-
-    def test_a_step_that_was_refused_was_not_taken(self, client: Both, offline: np.ndarray) -> None:
-        with client.stream("co2") as stream:
-            stream.step(1.0)
-            with pytest.raises(BadRequest, match="dt: the model 'co2' was trained on regular steps"):
-                stream.step(2.0, dt=1.0)
-            assert stream.step(2.0).step == 2
-
     @pytest.mark.parametrize(
         ("sample", "message"),
         [
@@ -219,24 +163,17 @@ class TestErrors:
             stream.step(1.0)
         assert caught.value.code == "bad_token"
 
-    def test_a_token_of_another_model(self, client: Both) -> None:
-        with client.stream("animals") as stream:
-            stream.step(1.0)
-            token = stream.token()
-        with client.stream("co2", token=token) as stream, pytest.raises(Conflict, match="model=animals:1"):
-            stream.step(1.0)
-
-    def test_two_tasks_in_one_stream(self, line: ServerProcess) -> None:
+    def test_two_tasks_in_one_stream(self, server: Running) -> None:
         async def work() -> None:
-            async with AsyncClient(line.url) as client, client.stream("animals") as stream:
+            async with AsyncClient(server.url) as client, client.stream("animals") as stream:
                 results = await asyncio.gather(stream.step(1.0), stream.step(2.0), return_exceptions=True)
                 assert [type(result) for result in results].count(ClientError) == 1
                 assert "one step at a time" in str(results[1])
 
         asyncio.run(work())
 
-    def test_a_stream_that_was_never_open(self, line: ServerProcess) -> None:
-        stream = AsyncClient(line.url).stream("animals")
+    def test_a_stream_that_was_never_open(self, server: Running) -> None:
+        stream = AsyncClient(server.url).stream("animals")
         with pytest.raises(ClientError, match="not open yet"):
             print(stream.about)
 
@@ -259,6 +196,7 @@ class TestServersThatGoAway:
         """Both clients share the code that restores streams, so the blocking one is tested with the slow tests only."""
         return str(request.param)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("action", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
     def test_restarts_in_the_middle_of_a_stream(
         self, mortal: ServerProcess, kind: str, action: str, offline: np.ndarray
@@ -275,19 +213,6 @@ class TestServersThatGoAway:
         assert len(timers) == 2
         assert [result.step for result in results] == list(range(1, STEPS + 1))
         np.testing.assert_array_equal(probabilities(results), offline)
-
-    @pytest.mark.slow
-    def test_several_streams_over_a_restart(self, mortal: ServerProcess, kind: str, wide_offline: np.ndarray) -> None:
-        with Both.of(kind, mortal.url) as client, client.streams("flow", 5, token_every=20) as streams:
-            results = []
-            for at in range(0, STEPS, 3):
-                if at in (9, 51):
-                    mortal.kill()
-                    timer = mortal.restart_later(0.2)
-                results.append(streams.step(WIDE[:, at : at + 3]))
-        timer.join()
-        assert [result.steps[0] for result in results] == list(range(3, STEPS + 1, 3))
-        np.testing.assert_array_equal(np.concatenate([result.outputs["mean"] for result in results], 1), wide_offline)
 
     @pytest.mark.slow
     def test_a_restart_with_another_key(self, mortal: ServerProcess, kind: str, offline: np.ndarray) -> None:
@@ -319,16 +244,6 @@ class TestServersThatGoAway:
             with pytest.raises(StreamLost):
                 stream.step(LOUD[2])
 
-    @pytest.mark.slow
-    def test_a_model_that_is_no_longer_served(self, mortal: ServerProcess, kind: str) -> None:
-        with Both.of(kind, mortal.url) as client, client.stream("animals") as stream:
-            stream.step(1.0)
-            mortal.kill()
-            mortal.arguments = ("--model", "flow:1")
-            mortal.start()
-            with pytest.raises(StreamLost, match="Unknown model 'animals'. Served models: flow."):
-                stream.step(2.0)
-
     def test_a_server_that_does_not_come_back(self, mortal: ServerProcess, kind: str, offline: np.ndarray) -> None:
         with Both.of(kind, mortal.url, timeout=1.0) as client, client.stream("animals") as stream:
             stream.collect(LOUD[:5])
@@ -341,19 +256,11 @@ class TestServersThatGoAway:
         assert result.step == 6
         np.testing.assert_array_equal(result.outputs["probabilities"], offline[5])
 
-    def test_a_server_that_was_never_there(self, kind: str) -> None:
-        # Bound, so that nobody else takes the port, but not listening.
-        with socket.socket() as nobody:
-            nobody.bind(("127.0.0.1", 0))
-            url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
-            with Both.of(kind, url) as client, pytest.raises(ConnectionFailed, match="check the address"):
-                client.stream("animals")
-
 
 class TestLinesThatBreak:
     @pytest.fixture
-    def breaking(self, line: ServerProcess) -> Iterator[BreakingLine]:
-        proxy = BreakingLine(line.port)
+    def breaking(self, server: Running) -> Iterator[BreakingLine]:
+        proxy = BreakingLine(server.port)
         yield proxy
         proxy.close()
 
@@ -414,11 +321,9 @@ class TestLinesThatBreak:
                 for each in (stream, other):
                     np.testing.assert_array_equal(each.step(LOUD[5]).outputs["probabilities"], offline[5])
 
-    def test_the_reply_to_a_cancelled_step_is_not_that_to_the_next(
-        self, line: ServerProcess, offline: np.ndarray
-    ) -> None:
+    def test_the_reply_to_a_cancelled_step_is_not_that_to_the_next(self, server: Running, offline: np.ndarray) -> None:
         async def work() -> Any:
-            async with AsyncClient(line.url) as client, client.stream("animals") as stream:
+            async with AsyncClient(server.url) as client, client.stream("animals") as stream:
                 abandoned = asyncio.ensure_future(stream.step(99.0))
                 while not stream._channel._connection.is_awaiting_reply:
                     await asyncio.sleep(0)
@@ -428,18 +333,18 @@ class TestLinesThatBreak:
 
         np.testing.assert_array_equal(asyncio.run(work()).outputs["probabilities"], offline[0])
 
-    def test_steps_that_were_cancelled(self, line: ServerProcess, offline: np.ndarray) -> None:
+    def test_steps_that_were_cancelled(self, server: Running, offline: np.ndarray) -> None:
         """A step that is cancelled at any moment was not taken; its reply is not read as that of the next step."""
 
         async def work() -> tuple[list[Any], int]:
             results: list[Any] = []
             cancelled = 0
-            async with AsyncClient(line.url) as client, client.stream("animals", token_every=8) as stream:
-                while len(results) < STEPS:
+            async with AsyncClient(server.url) as client, client.stream("animals", token_every=8) as stream:
+                while len(results) < STEPS // 2:
                     # From before anything is sent to about the arrival of the reply.
                     timeout = (cancelled % 12) * 2e-4
                     task = asyncio.ensure_future(stream.step(LOUD[len(results)]))
-                    done, _ = await asyncio.wait([task], timeout=timeout if cancelled < 60 else None)
+                    done, _ = await asyncio.wait([task], timeout=timeout if cancelled < 24 else None)
                     if not done:
                         task.cancel()
                         cancelled += 1
@@ -451,5 +356,5 @@ class TestLinesThatBreak:
 
         results, cancelled = asyncio.run(work())
         assert cancelled  # how many, depends on the machine
-        assert [result.step for result in results] == list(range(1, STEPS + 1))
-        np.testing.assert_array_equal(probabilities(results), offline)
+        assert [result.step for result in results] == list(range(1, STEPS // 2 + 1))
+        np.testing.assert_array_equal(probabilities(results), offline[: STEPS // 2])

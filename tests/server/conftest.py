@@ -31,3 +31,9 @@ def stream_models(tmp_path_factory: pytest.TempPathFactory) -> Published:
 def classes(stream_models: Published) -> ServedModel:
     """The classifier among them, opened outside a server, for the outputs that one has to give."""
     return ServedModel.load(stream_models.registry.get("classes"), "cpu")
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Tests that are coroutines run on the event loop of the server."""
+    return "asyncio"

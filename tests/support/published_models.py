@@ -78,6 +78,14 @@ def republished(
     return registry
 
 
+def publish(registry: Registry, name: str, model: SequenceModel, folder: Path, **fields: Any) -> Version:
+    """Export a model to ``folder`` and publish it with the fields of its manifest."""
+    report = exported(model.eval(), folder)
+    certificate = report.certificate
+    facts = {"cell": certificate["cell"], "signature": report.signature, "certificate": certificate, **fields}
+    return registry.publish(name, report.files, facts)
+
+
 def flip_byte(path: Path) -> None:
     """Damage a published file."""
     content = bytearray(path.read_bytes())

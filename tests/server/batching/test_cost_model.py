@@ -105,11 +105,3 @@ def test_a_version_is_banned_from_the_event_loop_for_a_while(monkeypatch: pytest
     assert not costs.is_banned_from_loop("flow:1")
     now += dispatch.OFF_LOOP_SECONDS
     assert not costs.is_banned_from_loop("animals:1")
-
-
-def test_a_model_that_is_loaded_again_has_the_durations_of_its_version() -> None:
-    costs = CostModel()
-    costs.record(ended(job(Model()), 20))
-    again = job(Model())
-    assert costs.run_ns(again, 1, 10) == 20 * MS
-    assert costs.batch_seconds(again.key, 0.0) == pytest.approx(0.02)

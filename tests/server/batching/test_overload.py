@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -16,16 +15,17 @@ import numpy as np
 import pytest
 
 from scheduler_helpers import PATIENT, BeginRecorder, Blocker, Desk, busy, scheduling, until, wait
-from server_helpers import Published, Running, json_tensor, serve
+from server_helpers import Published, Running, json_tensor, raw_request, serve
 from stablernn_runtime import ServedModel
 from stablernn_server import ClientGoneError, DeadlineError, Settings, create_app
-from stablernn_server.batching.types import Caller, InferenceResult
+from stablernn_server.batching.types import Caller
 from stablernn_server.http.app_context import AppContext
+
+pytestmark = pytest.mark.anyio
 
 ENDLESS = 14_000_000
 """Time steps whose inference takes longer than a test waits for it."""
 SERIES = {"model": "animals", "inputs": [{"series": [1, 2, 3]}]}
-LATE = {"error": "The deadline passed before the answer was ready; give more time or retry.", "code": "deadline"}
 INFER = "/v2/models/animals/infer"
 
 
@@ -34,11 +34,7 @@ def tensors(**parameters: Any) -> dict[str, Any]:
 
 
 def raw(steps: int, **parameters: Any) -> tuple[bytes, dict[str, str]]:
-    """A request with raw bytes, and its header."""
-    x = np.zeros((1, steps, 1), np.float32)
-    entry = {"name": "x", "shape": list(x.shape), "datatype": "FP32", "parameters": {"binary_data_size": x.nbytes}}
-    head = json.dumps({"inputs": [entry], "parameters": parameters}).encode()
-    return head + x.tobytes(), {"Inference-Header-Content-Length": str(len(head))}
+    return raw_request({"x": np.zeros((1, steps, 1), np.float32)}, parameters=parameters)
 
 
 class House:
@@ -105,26 +101,18 @@ def endless(server: Running, last_bytes: int = 0) -> Iterator[None]:
         yield
 
 
-def test_one_client_has_a_share_and_others_have_theirs(published: Published) -> None:
-    async def ask() -> None:
-        async with house(published, max_client_requests=2) as here:
-            async with here.desk.occupied(here.flow):
-                waiting = [here.post(INFER, tensors()), here.post("/v1/timeseries/classify", SERIES)]
-                await here.waiting(2)
-                for path, body in ((INFER, tensors()), ("/v1/timeseries/classify", SERIES)):
-                    refused = await here.post(path, body)
-                    assert refused.status_code == 429
-                    assert refused.json() == {
-                        "error": "This client has 2 requests in the queue already, its limit; "
-                        "wait for an answer first.",
-                        "code": "too_many",
-                    }
-                waiting.append(here.post(INFER, tensors(), here.other_client("10.0.0.2")))
-                await here.waiting(3)
-            assert [(await answer).status_code for answer in waiting] == [200] * 3
-            assert (await here.post(INFER, tensors())).status_code == 200
-
-    asyncio.run(ask())
+async def test_one_client_has_a_share_and_others_have_theirs(published: Published) -> None:
+    async with house(published, max_client_requests=2) as here:
+        async with here.desk.occupied(here.flow):
+            waiting = [here.post(INFER, tensors()), here.post("/v1/timeseries/classify", SERIES)]
+            await here.waiting(2)
+            for path, body in ((INFER, tensors()), ("/v1/timeseries/classify", SERIES)):
+                refused = await here.post(path, body)
+                assert (refused.status_code, refused.json()["code"]) == (429, "too_many")
+            waiting.append(here.post(INFER, tensors(), here.other_client("10.0.0.2")))
+            await here.waiting(3)
+        assert [(await answer).status_code for answer in waiting] == [200] * 3
+        assert (await here.post(INFER, tensors())).status_code == 200
 
 
 def test_a_client_is_not_known_by_what_it_says_of_its_address(published: Published) -> None:
@@ -140,293 +128,168 @@ def test_a_client_is_not_known_by_what_it_says_of_its_address(published: Publish
         assert waiting.result(PATIENT).status_code == 200
 
 
-def test_a_client_is_known_by_its_token_before_its_address(published: Published) -> None:
+async def test_a_client_is_known_by_its_token_before_its_address(published: Published) -> None:
     tokens = ("a" * 32, "b" * 32)
 
-    async def ask() -> None:
-        async with house(published, max_client_requests=1, infer_tokens=tokens) as here:
-            first, second = (
-                here.other_client("10.0.0.1", headers={"Authorization": f"Bearer {token}"}) for token in tokens
-            )
-            elsewhere = here.other_client("10.0.0.9", headers={"Authorization": f"Bearer {tokens[0]}"})
-            async with here.desk.occupied(here.flow):
-                waiting = [here.post(INFER, tensors(), first)]
-                await here.waiting(1)
-                assert (await here.post(INFER, tensors(), elsewhere)).status_code == 429
-                waiting.append(here.post(INFER, tensors(), second))
-                await here.waiting(2)
-            assert [(await answer).status_code for answer in waiting] == [200, 200]
-
-    asyncio.run(ask())
+    async with house(published, max_client_requests=1, infer_tokens=tokens) as here:
+        first, second = (
+            here.other_client("10.0.0.1", headers={"Authorization": f"Bearer {token}"}) for token in tokens
+        )
+        elsewhere = here.other_client("10.0.0.9", headers={"Authorization": f"Bearer {tokens[0]}"})
+        async with here.desk.occupied(here.flow):
+            waiting = [here.post(INFER, tensors(), first)]
+            await here.waiting(1)
+            assert (await here.post(INFER, tensors(), elsewhere)).status_code == 429
+            waiting.append(here.post(INFER, tensors(), second))
+            await here.waiting(2)
+        assert [(await answer).status_code for answer in waiting] == [200, 200]
 
 
-def test_a_full_queue_refuses_with_the_time_to_come_again(published: Published) -> None:
-    async def ask() -> None:
-        async with house(published, max_queue=3) as here:
-            async with here.desk.occupied(here.flow):
-                waiting = [here.post(INFER, tensors()) for _ in range(3)]
-                await here.waiting(3)
-                for path, body in ((INFER, tensors()), ("/v1/timeseries/classify", SERIES)):
-                    refused = await here.post(path, body)
-                    seconds = int(refused.headers["retry-after"])
-                    assert refused.status_code == 503
-                    assert 1 <= seconds <= 60
-                    assert refused.json() == {
-                        "error": f"The queue holds 3 requests, its limit; try again in {seconds} s.",
-                        "code": "busy",
-                    }
-                # What takes no run is answered all the same.
-                assert (await here.client.get("/v2/health/ready")).status_code == 200
-                assert (await here.client.get("/v2/models/animals")).status_code == 200
-            assert [(await answer).status_code for answer in waiting] == [200] * 3
-            assert (await here.post(INFER, tensors())).status_code == 200
-
-    asyncio.run(ask())
-
-
-def test_a_place_that_is_given_up_is_free_for_others(published: Published) -> None:
-    async def ask() -> None:
-        async with house(published, max_queue=1) as here:
-            async with here.desk.occupied(here.flow):
-                left = here.post(INFER, tensors())
-                await here.waiting(1)
-                assert (await here.post(INFER, tensors())).status_code == 503
-                left.cancel()
-                await here.waiting(0)
-                stays = here.post(INFER, tensors())
-                await here.waiting(1)
-            assert (await stays).status_code == 200
-            assert here.desk.executions(here.animals) == 1
-
-    asyncio.run(ask())
+async def test_a_full_queue_refuses_with_the_time_to_come_again(published: Published) -> None:
+    async with house(published, max_queue=3) as here:
+        async with here.desk.occupied(here.flow):
+            waiting = [here.post(INFER, tensors()) for _ in range(3)]
+            await here.waiting(3)
+            for path, body in ((INFER, tensors()), ("/v1/timeseries/classify", SERIES)):
+                refused = await here.post(path, body)
+                seconds = int(refused.headers["retry-after"])
+                assert (refused.status_code, refused.json()["code"]) == (503, "busy")
+                assert 1 <= seconds <= 60
+            # What takes no run is answered all the same.
+            assert (await here.client.get("/v2/health/ready")).status_code == 200
+            assert (await here.client.get("/v2/models/animals")).status_code == 200
+        assert [(await answer).status_code for answer in waiting] == [200] * 3
+        assert (await here.post(INFER, tensors())).status_code == 200
 
 
 @pytest.mark.parametrize(
     ("settings", "path", "body"),
     [
         ({}, INFER, tensors(timeout=30_000)),
-        ({"max_batch_size": 1}, INFER, tensors(timeout=30_000)),
-        ({"request_timeout_seconds": 0.03}, INFER, tensors()),
         ({"request_timeout_seconds": 0.03}, INFER, tensors(timeout=600_000_000)),
         ({"request_timeout_seconds": 0.03}, INFER, tensors(timeout=0)),
         ({"request_timeout_seconds": 0.03}, "/v1/timeseries/classify", SERIES),
     ],
-    ids=["timeout", "without batching", "server's", "timeout above the server's", "timeout 0", "time series"],
+    ids=["timeout", "timeout above the server's", "timeout 0", "time series"],
 )
-def test_what_waited_too_long_is_not_begun(
+async def test_what_waited_too_long_is_not_begun(
     published: Published, settings: dict[str, Any], path: str, body: dict[str, Any]
 ) -> None:
-    async def ask() -> None:
-        async with house(published, **settings) as here:
-            async with here.desk.occupied(here.flow) as blocker:
-                late = await asyncio.wait_for(here.post(path, body), PATIENT)
-                assert (late.status_code, late.json()) == (504, LATE)
-                assert not blocker.released.is_set()
-            other = await here.desk.scheduler.run(here.animals, {"x": np.ones((1, 4, 1), np.float32)}, caller=Caller())
-            assert other.batch_rows == 1
-            assert here.desk.sizes(here.animals) == {1: 1}
-
-    asyncio.run(ask())
+    async with house(published, **settings) as here:
+        async with here.desk.occupied(here.flow) as blocker:
+            late = await asyncio.wait_for(here.post(path, body), PATIENT)
+            assert (late.status_code, late.json()["code"]) == (504, "deadline")
+            assert not blocker.released.is_set()
+        other = await here.desk.scheduler.run(here.animals, {"x": np.ones((1, 4, 1), np.float32)}, caller=Caller())
+        assert other.batch_rows == 1
+        assert here.desk.sizes(here.animals) == {1: 1}
 
 
-def test_a_step_that_waited_too_long_leaves_its_session_where_it_was(
+async def test_a_step_that_waited_too_long_leaves_its_session_where_it_was(
     published: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def ask() -> None:
-        async with house(published, request_timeout_seconds=0.05) as here:
-            monkeypatch.setattr(here.animals, "estimate_step_ns", lambda rows: 1e12)
-            session = (await here.post("/v1/sessions", {"model": "animals"})).json()["session_id"]
-            path = f"/v1/sessions/{session}/step"
-            async with here.desk.occupied(here.flow):
-                late = await here.post(path, {"values": [1.0]})
-                assert (late.status_code, late.json()) == (504, LATE)
-            assert (await here.client.get(f"/v1/sessions/{session}")).json()["step"] == 0
-            assert here.desk.executions(here.animals) == 0
-            monkeypatch.setattr(here.animals, "estimate_step_ns", lambda rows: 0.0)
-            assert (await here.post(path, {"values": [1.0], "sequence": 1})).json()["step"] == 1
-
-    asyncio.run(ask())
+    async with house(published, request_timeout_seconds=0.05) as here:
+        monkeypatch.setattr(here.animals, "estimate_step_ns", lambda rows: 1e12)
+        session = (await here.post("/v1/sessions", {"model": "animals"})).json()["session_id"]
+        path = f"/v1/sessions/{session}/step"
+        async with here.desk.occupied(here.flow):
+            late = await here.post(path, {"values": [1.0]})
+            assert (late.status_code, late.json()["code"]) == (504, "deadline")
+        assert (await here.client.get(f"/v1/sessions/{session}")).json()["step"] == 0
+        assert here.desk.executions(here.animals) == 0
+        monkeypatch.setattr(here.animals, "estimate_step_ns", lambda rows: 0.0)
+        assert (await here.post(path, {"values": [1.0], "sequence": 1})).json()["step"] == 1
 
 
-def test_a_run_that_takes_too_long_is_ended(published: Published) -> None:
-    content, headers = raw(ENDLESS, timeout=1_000_000)
-
-    async def ask() -> None:
-        async with house(published, max_steps=ENDLESS) as here:
-            late = await here.client.post(INFER, content=content, headers=headers)
-            assert (late.status_code, late.json()) == (504, LATE)
-            # The only runner is free again, long before that run would have been over.
-            assert (await here.post(INFER, tensors())).status_code == 200
-
-    asyncio.run(ask())
-
-
-def test_what_is_over_before_its_turn_is_not_begun(animals: ServedModel, flow: ServedModel) -> None:
+async def test_what_is_over_before_its_turn_is_not_begun(animals: ServedModel, flow: ServedModel) -> None:
     x = {"x": np.ones((1, 4, 1), np.float32)}
 
-    async def ask() -> None:
-        async with scheduling(inferences=1) as desk:
-            loop = asyncio.get_running_loop()
-            # No runner is busy: it would begin in this very turn of the event loop.
-            with pytest.raises(DeadlineError):
-                await desk.scheduler.run(animals, x, caller=Caller(deadline=loop.time() - 1))
-            with pytest.raises(ClientGoneError, match=r"^The client closed the connection before it was answered\.$"):
-                await desk.scheduler.run(animals, x, caller=Caller(is_gone=lambda: True))
-            async with desk.occupied(flow):
-                cancelled = asyncio.create_task(desk.scheduler.run(animals, x, caller=Caller()))
-                await until(lambda: desk.scheduler.pending == 2)
-                cancelled.cancel()
-                await asyncio.wait([cancelled])
-            assert desk.executions(animals) == 0
-            assert desk.scheduler.pending == 0
-            await desk.scheduler.run(animals, x, caller=Caller())
-            assert desk.sizes(animals) == {1: 1}
-
-    asyncio.run(ask())
+    async with scheduling(inferences=1) as desk:
+        loop = asyncio.get_running_loop()
+        # No runner is busy: it would begin in this very turn of the event loop.
+        with pytest.raises(DeadlineError):
+            await desk.scheduler.run(animals, x, caller=Caller(deadline=loop.time() - 1))
+        with pytest.raises(ClientGoneError):
+            await desk.scheduler.run(animals, x, caller=Caller(is_gone=lambda: True))
+        async with desk.occupied(flow):
+            cancelled = asyncio.create_task(desk.scheduler.run(animals, x, caller=Caller()))
+            await until(lambda: desk.scheduler.pending == 2)
+            cancelled.cancel()
+            await asyncio.wait([cancelled])
+        assert desk.executions(animals) == 0
+        assert desk.scheduler.pending == 0
+        await desk.scheduler.run(animals, x, caller=Caller())
+        assert desk.sizes(animals) == {1: 1}
 
 
 @pytest.mark.parametrize("why", ["cancelled", "late", "gone"])
-def test_a_run_for_which_nobody_waits_is_ended(animals: ServedModel, why: str) -> None:
-    async def ask() -> None:
-        async with scheduling(inferences=1) as desk:
-            blocker, has_left = Blocker(), False
-            deadline = asyncio.get_running_loop().time() + 1 if why == "late" else None
-            caller = Caller(deadline=deadline, is_gone=lambda: has_left)
-            task = asyncio.create_task(desk.scheduler.call(animals, blocker, 1, caller=caller))
-            await until(blocker.started.is_set)
+async def test_a_run_for_which_nobody_waits_is_ended(animals: ServedModel, why: str) -> None:
+    async with scheduling(inferences=1) as desk:
+        blocker, has_left = Blocker(), False
+        deadline = asyncio.get_running_loop().time() + 1 if why == "late" else None
+        caller = Caller(deadline=deadline, is_gone=lambda: has_left)
+        task = asyncio.create_task(desk.scheduler.call(animals, blocker, 1, caller=caller))
+        await until(blocker.started.is_set)
+        desk.scheduler.drop_abandoned()
+        assert not task.done()
+        if why == "cancelled":
+            task.cancel()
+        elif why == "gone":
+            has_left = True
             desk.scheduler.drop_abandoned()
-            assert not task.done()
-            if why == "cancelled":
-                task.cancel()
-            elif why == "gone":
-                has_left = True
-                desk.scheduler.drop_abandoned()
-            (outcome,) = await asyncio.gather(task, return_exceptions=True)
-            assert isinstance(
-                outcome, {"cancelled": asyncio.CancelledError, "late": DeadlineError, "gone": ClientGoneError}[why]
-            )
-            await until(lambda: blocker.is_stopped)
-            # The runner is free again.
-            await asyncio.wait_for(desk.scheduler.run(animals, {"x": np.ones((1, 4, 1))}, caller=Caller()), PATIENT)
-
-    asyncio.run(ask())
-
-
-@pytest.mark.parametrize("kind", ["sequence", "step"])
-def test_a_batch_goes_on_for_those_who_stay_and_ends_with_the_last(flow: ServedModel, kind: str) -> None:
-    async def ask() -> None:
-        async with scheduling(inferences=1, max_elements=2**40) as desk:
-            scheduler = desk.scheduler
-
-            def work(steps: int) -> asyncio.Task[InferenceResult]:
-                x = {"x": np.ones((1, steps, 3), np.float32)}
-                if kind == "sequence":
-                    return asyncio.create_task(scheduler.run(flow, x, caller=Caller()))
-                return asyncio.create_task(scheduler.step(flow, x, {}, caller=Caller(), every=False))
-
-            steps = 20_000 if kind == "sequence" else 5_000
-            for _ in range(20):
-                tasks = [work(steps), work(steps)]
-                await until(lambda tasks=tasks: len(scheduler._dispatcher._workers.running) == 1 or tasks[0].done())
-                if tasks[0].cancel():
-                    break
-                # This process was held up for as long as the whole run took.
-            else:
-                pytest.fail("no run was seen while it went on")
-            answer = await asyncio.wait_for(tasks[1], PATIENT)
-            assert answer.batch_rows == 2
-            expected = flow.run_numpy(np.ones((1, steps, 3), np.float32))
-            found = answer.outputs["mean"] if kind == "sequence" else answer.outputs["mean"][:, -1]
-            assert np.array_equal(found, expected["mean"])
-
-            tasks = [work(ENDLESS), work(ENDLESS)]
-            await until(lambda: len(scheduler._dispatcher._workers.running) == 1)
-            for task in tasks:
-                task.cancel()
-            await until(lambda: len(scheduler._dispatcher._workers.running) == 0)
-
-    asyncio.run(ask())
+        (outcome,) = await asyncio.gather(task, return_exceptions=True)
+        assert isinstance(
+            outcome, {"cancelled": asyncio.CancelledError, "late": DeadlineError, "gone": ClientGoneError}[why]
+        )
+        await until(lambda: blocker.is_stopped)
+        # The runner is free again.
+        await asyncio.wait_for(desk.scheduler.run(animals, {"x": np.ones((1, 4, 1))}, caller=Caller()), PATIENT)
 
 
 # uvicorn stops reading from a connection of which it holds 64 KiB, and would not see it end.
-@pytest.mark.parametrize("last_bytes", [0, 100_000])
-def test_a_run_whose_client_hung_up_is_ended(published: Published, last_bytes: int) -> None:
+def test_a_run_whose_client_hung_up_is_ended(published: Published) -> None:
     with on_a_port(published, "animals", inferences=1, max_steps=ENDLESS, request_timeout_seconds=600) as server:
-        with endless(server, last_bytes):
+        with endless(server, 100_000):
             pass
         wait(lambda: len(server.app.state.context.scheduler._dispatcher._workers.running) == 0)
         assert httpx.post(f"{server.url}{INFER}", json=tensors(), timeout=PATIENT).status_code == 200
 
 
-def test_urgent_requests_are_served_first(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_urgent_requests_are_served_first(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = BeginRecorder(monkeypatch)
     priorities = [100, 3, 200, 1, 0, 2]
 
-    async def ask() -> None:
-        async with house(published, max_batch_size=1) as here:
-            tasks = []
-            async with here.desk.occupied(here.flow):
-                recorder.numbers.clear()
-                for count, priority in enumerate(priorities, 1):
-                    tasks.append(here.post(INFER, tensors(priority=priority)))
-                    await here.waiting(count)
-            assert [answer.status_code for answer in await asyncio.gather(*tasks)] == [200] * 6
-
-    asyncio.run(ask())
+    async with house(published, max_batch_size=1) as here:
+        tasks = []
+        async with here.desk.occupied(here.flow):
+            recorder.numbers.clear()
+            for count, priority in enumerate(priorities, 1):
+                tasks.append(here.post(INFER, tensors(priority=priority)))
+                await here.waiting(count)
+        assert [answer.status_code for answer in await asyncio.gather(*tasks)] == [200] * 6
     first = min(recorder.numbers)
     # 0 is the default, which is 100; equals in the order that they came.
     assert [priorities[number - first] for number in recorder.numbers] == [1, 2, 3, 100, 0, 200]
 
 
-def test_bodies_of_requests_that_wait_are_held_and_given_back(published: Published) -> None:
+async def test_bodies_of_requests_that_wait_are_held_and_given_back(published: Published) -> None:
     content, headers = raw(1000)
 
-    async def ask() -> None:
-        async with house(published, max_held_bytes=3 * len(content)) as here:
-            ask_once = lambda: asyncio.create_task(here.client.post(INFER, content=content, headers=headers))  # noqa: E731
-            async with here.desk.occupied(here.flow):
-                waiting = [ask_once() for _ in range(3)]
-                await here.waiting(3)
-                assert here.context.budget.held_bytes == 3 * len(content)
-                refused = await ask_once()
-                assert (refused.status_code, refused.json()["code"]) == (503, "busy")
-                assert refused.json()["error"].startswith(f"The server holds {3 * len(content)} bytes of other")
-                waiting[0].cancel()
-                await here.waiting(2)
-                assert here.context.budget.held_bytes == 2 * len(content)
-            assert [(await answer).status_code for answer in waiting[1:]] == [200, 200]
-            assert here.context.budget.held_bytes == 0
-            assert not here.context.in_flight
-
-    asyncio.run(ask())
-
-
-def test_a_burst_is_answered_or_refused_to_the_last_request(published: Published, animals: ServedModel) -> None:
-    series = [np.random.default_rng(seed).normal(size=(1, 5 + seed % 7, 1)).astype(np.float32) for seed in range(64)]
-
-    async def burst(url: str, blocker: Blocker, is_full: Any) -> list[httpx.Response]:
-        limits = httpx.Limits(max_connections=64)
-        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=PATIENT) as client:
-            bodies = [{"inputs": [json_tensor("x", x)], "outputs": [{"name": "logits"}]} for x in series]
-            tasks = [asyncio.create_task(client.post(INFER, json=body)) for body in bodies]
-            await until(lambda: sum(task.done() for task in tasks) == 56)
-            assert is_full()
-            blocker.released.set()
-            return await asyncio.gather(*tasks)
-
-    with on_a_port(published, "animals:1", "flow", inferences=1, max_queue=8) as server:
-        context = server.app.state.context
-        with busy(server) as blocker:
-            answers = asyncio.run(burst(server.url, blocker, lambda: context.scheduler.pending == 9))
-        assert sorted(answer.status_code for answer in answers) == [200] * 8 + [503] * 56
-        for x, answer in zip(series, answers, strict=True):
-            if answer.status_code == 503:
-                assert answer.json()["code"] == "busy"
-                assert int(answer.headers["retry-after"]) >= 1
-            else:
-                logits = np.array(answer.json()["outputs"][0]["data"], np.float32)
-                assert np.array_equal(logits, animals.run_numpy(x)["logits"].reshape(-1))
-        wait(lambda: context.scheduler.pending == 0 and not context.in_flight and context.budget.held_bytes == 0)
+    async with house(published, max_held_bytes=3 * len(content)) as here:
+        ask_once = lambda: asyncio.create_task(here.client.post(INFER, content=content, headers=headers))  # noqa: E731
+        async with here.desk.occupied(here.flow):
+            waiting = [ask_once() for _ in range(3)]
+            await here.waiting(3)
+            assert here.context.budget.held_bytes == 3 * len(content)
+            refused = await ask_once()
+            assert (refused.status_code, refused.json()["code"]) == (503, "busy")
+            assert refused.json()["error"].startswith(f"The server holds {3 * len(content)} bytes of other")
+            waiting[0].cancel()
+            await here.waiting(2)
+            assert here.context.budget.held_bytes == 2 * len(content)
+        assert [(await answer).status_code for answer in waiting[1:]] == [200, 200]
+        assert here.context.budget.held_bytes == 0
+        assert not here.context.in_flight
 
 
 def test_everything_else_is_answered_while_a_run_goes_on(published: Published) -> None:

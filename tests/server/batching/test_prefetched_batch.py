@@ -20,6 +20,8 @@ from stablernn_server.batching.dispatch import WorkerThreads
 from stablernn_server.batching.types import Caller, InferenceResult
 from stablernn_server.errors import ClientGoneError
 
+pytestmark = pytest.mark.anyio
+
 
 def run(desk: Desk, model: ServedModel, seed: int = 0, priority: int = 100) -> asyncio.Task[InferenceResult]:
     x = np.random.default_rng(seed).normal(size=(1, 10, 1)).astype(np.float32)
@@ -47,286 +49,142 @@ async def behind_a_short_run(flow: ServedModel, **settings: Any) -> AsyncIterato
         assert (queues.jobs, queues.waiting, queues.by_key) == ({}, 0, {})
 
 
-def test_what_arrives_joins_the_batch_that_is_prefetched(animals: ServedModel, flow: ServedModel) -> None:
-    async def ask() -> None:
-        async with behind_a_short_run(flow, inferences=1, max_batch_size=3) as (desk, blocker):
-            tasks = []
-            for count in (1, 2, 3, 3):
-                tasks.append(run(desk, animals, count))
-                await turns()
-                assert prefetched_jobs(desk) == count
-            blocker.released.set()
-            assert [answer.batch_rows for answer in await answers(tasks)] == [3, 3, 3, 1]
-
-    asyncio.run(ask())
-
-
-def test_what_is_more_urgent_goes_before_it(
-    animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorder = BeginRecorder(monkeypatch)
-
-    async def ask() -> None:
-        async with behind_a_short_run(flow, inferences=1, max_batch_size=1) as (desk, blocker):
-            tasks = []
-            for priority in (100, 3, 200, 1):
-                tasks.append(run(desk, animals, priority=priority))
-                await turns()
-                assert prefetched_jobs(desk) == 1
-            recorder.priorities.clear()
-            blocker.released.set()
-            await answers(tasks)
-
-    asyncio.run(ask())
-    assert recorder.priorities == [1, 3, 100, 200]
+async def test_what_arrives_joins_the_batch_that_is_prefetched(animals: ServedModel, flow: ServedModel) -> None:
+    async with behind_a_short_run(flow, inferences=1, max_batch_size=3) as (desk, blocker):
+        tasks = []
+        for count in (1, 2, 3, 3):
+            tasks.append(run(desk, animals, count))
+            await turns()
+            assert prefetched_jobs(desk) == count
+        blocker.released.set()
+        assert [answer.batch_rows for answer in await answers(tasks)] == [3, 3, 3, 1]
 
 
 @pytest.mark.parametrize("is_taken", [True, False], ids=["taken by a thread", "prefetched"])
-def test_cheap_work_does_not_overtake_a_batch_whose_thread_has_not_begun(
+async def test_cheap_work_does_not_overtake_a_batch_whose_thread_has_not_begun(
     animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch, is_taken: bool
 ) -> None:
     # However slow this machine is, what has run once is cheap enough for the event loop.
     monkeypatch.setattr(dispatch, "INLINE_NS", 1e9)
     recorder = BeginRecorder(monkeypatch)
 
-    async def ask() -> None:
-        async with behind_a_short_run(flow, inferences=1, max_batch_size=1) as (desk, blocker):
-            urgent = run(desk, animals, priority=1)
-            await turns()
-            assert prefetched_jobs(desk) == 1
-            recorder.priorities.clear()
-            recorder.threads_may_begin.clear()
-            if is_taken:
-                blocker.released.set()
-                await until(lambda: prefetched_jobs(desk) == 0)
-            # Learned from a run that ended elsewhere.
-            desk.scheduler._costs._sequence_step_ns[(animals.ref, 1)] = 0.0
-            later = run(desk, animals, priority=200)
-            await turns()
-            assert not later.done()
-            recorder.threads_may_begin.set()
+    async with behind_a_short_run(flow, inferences=1, max_batch_size=1) as (desk, blocker):
+        urgent = run(desk, animals, priority=1)
+        await turns()
+        assert prefetched_jobs(desk) == 1
+        recorder.priorities.clear()
+        recorder.threads_may_begin.clear()
+        if is_taken:
             blocker.released.set()
-            await answers([urgent, later])
-
-    asyncio.run(ask())
+            await until(lambda: prefetched_jobs(desk) == 0)
+        # Learned from a run that ended elsewhere.
+        desk.scheduler._costs._sequence_step_ns[(animals.ref, 1)] = 0.0
+        later = run(desk, animals, priority=200)
+        await turns()
+        assert not later.done()
+        recorder.threads_may_begin.set()
+        blocker.released.set()
+        await answers([urgent, later])
     assert recorder.priorities == [1, 200]
 
 
-def test_what_is_given_up_leaves_it(animals: ServedModel, flow: ServedModel) -> None:
-    async def ask() -> None:
-        async with behind_a_short_run(flow, inferences=1) as (desk, blocker):
-            tasks = [run(desk, animals, seed) for seed in range(3)]
-            await turns()
-            assert prefetched_jobs(desk) == 3
-            tasks[1].cancel()
-            await turns()
-            assert prefetched_jobs(desk) == 2
-            blocker.released.set()
-            assert [answer.batch_rows for answer in await answers([tasks[0], tasks[2]])] == [2, 2]
-
-    asyncio.run(ask())
+async def test_what_is_given_up_leaves_it(animals: ServedModel, flow: ServedModel) -> None:
+    async with behind_a_short_run(flow, inferences=1) as (desk, blocker):
+        tasks = [run(desk, animals, seed) for seed in range(3)]
+        await turns()
+        assert prefetched_jobs(desk) == 3
+        tasks[1].cancel()
+        await turns()
+        assert prefetched_jobs(desk) == 2
+        blocker.released.set()
+        assert [answer.batch_rows for answer in await answers([tasks[0], tasks[2]])] == [2, 2]
 
 
-def test_a_client_that_has_gone_leaves_it(animals: ServedModel, flow: ServedModel) -> None:
-    async def ask() -> None:
-        async with behind_a_short_run(flow, inferences=1) as (desk, _):
-            gone = threading.Event()
-            x = np.zeros((1, 10, 1), np.float32)
-            task = asyncio.create_task(desk.scheduler.run(animals, {"x": x}, caller=Caller(is_gone=gone.is_set)))
-            await turns()
-            assert prefetched_jobs(desk) == 1
-            gone.set()
-            desk.scheduler.drop_abandoned()
-            await turns()
-            assert (prefetched_jobs(desk), task.done()) == (0, True)
-            assert isinstance(task.exception(), Exception)
-
-    asyncio.run(ask())
-
-
-def test_a_fault_about_one_that_would_join_it_is_for_that_one_alone(animals: ServedModel, flow: ServedModel) -> None:
-    class FaultError(Exception):
-        pass
-
-    def fail() -> bool:
-        raise FaultError
-
-    async def ask() -> None:
-        async with behind_a_short_run(flow, inferences=1) as (desk, blocker):
-            x = np.zeros((1, 10, 1), np.float32)
-            first = run(desk, animals)
-            await turns()
-            assert prefetched_jobs(desk) == 1
-            second = asyncio.create_task(desk.scheduler.run(animals, {"x": x}, caller=Caller(is_gone=fail)))
-            third = run(desk, animals)
-            with pytest.raises(FaultError):
-                await asyncio.wait_for(second, PATIENT)
-            assert prefetched_jobs(desk) == 2
-            blocker.released.set()
-            assert [answer.batch_rows for answer in await answers([first, third])] == [2, 2]
-
-    asyncio.run(ask())
-
-
-def test_a_fault_while_it_is_made_up_is_told_to_all_that_are_in_it(
+async def test_a_fault_while_it_is_made_up_is_told_to_all_that_are_in_it(
     animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*about: object) -> int:
         raise ArithmeticError("numbers")
 
-    async def ask() -> None:
-        async with behind_a_short_run(flow, inferences=1) as (desk, blocker):
-            tasks = [run(desk, animals)]
-            await turns()
-            assert prefetched_jobs(desk) == 1
-            with monkeypatch.context() as broken:
-                broken.setattr(job_queues, "_count_elements", fail)
-                tasks.append(run(desk, animals))
-                tasks.append(run(desk, animals))
-                for task in tasks:
-                    with pytest.raises(ArithmeticError, match="numbers"):
-                        await asyncio.wait_for(task, PATIENT)
-            task = run(desk, animals)
-            blocker.released.set()
-            assert [answer.batch_rows for answer in await answers([task])] == [1]
-
-    asyncio.run(ask())
+    async with behind_a_short_run(flow, inferences=1) as (desk, blocker):
+        tasks = [run(desk, animals)]
+        await turns()
+        assert prefetched_jobs(desk) == 1
+        with monkeypatch.context() as broken:
+            broken.setattr(job_queues, "_count_elements", fail)
+            tasks.append(run(desk, animals))
+            tasks.append(run(desk, animals))
+            for task in tasks:
+                with pytest.raises(ArithmeticError, match="numbers"):
+                    await asyncio.wait_for(task, PATIENT)
+        task = run(desk, animals)
+        blocker.released.set()
+        assert [answer.batch_rows for answer in await answers([task])] == [1]
 
 
-def test_the_place_of_a_client_that_has_gone_is_free_though_another_is_prefetched(
+async def test_the_place_of_a_client_that_has_gone_is_free_though_another_is_prefetched(
     animals: ServedModel, flow: ServedModel
 ) -> None:
-    async def ask() -> None:
-        async with behind_a_short_run(flow, inferences=1, max_batch_size=1, max_queue=1) as (desk, blocker):
-            first = run(desk, animals)
-            await turns()
-            gone = threading.Event()
-            x = np.zeros((1, 10, 1), np.float32)
-            second = asyncio.create_task(desk.scheduler.run(animals, {"x": x}, caller=Caller(is_gone=gone.is_set)))
-            await turns()
-            assert (prefetched_jobs(desk), desk.scheduler.pending) == (1, 3)
-            gone.set()
-            third = run(desk, animals)
-            await turns()
-            blocker.released.set()
-            await answers([first, third])
-            with pytest.raises(ClientGoneError):
-                await second
-
-    asyncio.run(ask())
+    async with behind_a_short_run(flow, inferences=1, max_batch_size=1, max_queue=1) as (desk, blocker):
+        first = run(desk, animals)
+        await turns()
+        gone = threading.Event()
+        x = np.zeros((1, 10, 1), np.float32)
+        second = asyncio.create_task(desk.scheduler.run(animals, {"x": x}, caller=Caller(is_gone=gone.is_set)))
+        await turns()
+        assert (prefetched_jobs(desk), desk.scheduler.pending) == (1, 3)
+        gone.set()
+        third = run(desk, animals)
+        await turns()
+        blocker.released.set()
+        await answers([first, third])
+        with pytest.raises(ClientGoneError):
+            await second
 
 
-def test_runs_that_came_to_go_on_at_a_time_fall_back_to_one(flow: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "available_cpus", lambda: 2)
-
-    async def ask() -> None:
-        async with behind_a_short_run(flow) as (desk, first):
-            blockers, tasks, counts = [first], [], []
-
-            def begin() -> None:
-                blockers.append(Blocker())
-                tasks.append(asyncio.create_task(desk.scheduler.call(flow, blockers[-1], 1, caller=Caller())))
-
-            begin()
-            # After the wait budget of the second.
-            await until(blockers[1].started.is_set)
-            counts.append(len(desk.scheduler._dispatcher._workers.running))
-            begin()
-            await turns()
-            blockers[1].released.set()
-            await asyncio.wait_for(tasks[0], PATIENT)
-            counts.append(len(desk.scheduler._dispatcher._workers.running))
-            for blocker in blockers:
-                blocker.released.set()
-            await answers(tasks)
-            assert counts == [2, 1]
-
-    asyncio.run(ask())
-
-
-def test_the_thread_goes_on_with_it_while_the_event_loop_is_busy(flow: ServedModel) -> None:
+async def test_the_thread_goes_on_with_it_while_the_event_loop_is_busy(flow: ServedModel) -> None:
     ran = threading.Event()
 
     def follow(stop: object) -> BatchResult:
         ran.set()
         return BatchResult({})
 
-    async def ask() -> None:
-        async with behind_a_short_run(flow, inferences=1) as (desk, blocker):
-            task = asyncio.create_task(desk.scheduler.call(flow, follow, 1, caller=Caller()))
-            await turns()
-            assert prefetched_jobs(desk) == 1
-            blocker.released.set()
-            # The event loop does nothing meanwhile.
-            assert ran.wait(PATIENT)
-            await asyncio.wait_for(task, PATIENT)
-            assert prefetched_jobs(desk) == 0
-
-    asyncio.run(ask())
+    async with behind_a_short_run(flow, inferences=1) as (desk, blocker):
+        task = asyncio.create_task(desk.scheduler.call(flow, follow, 1, caller=Caller()))
+        await turns()
+        assert prefetched_jobs(desk) == 1
+        blocker.released.set()
+        # The event loop does nothing meanwhile.
+        assert ran.wait(PATIENT)
+        await asyncio.wait_for(task, PATIENT)
+        assert prefetched_jobs(desk) == 0
 
 
-def test_it_begins_beside_a_run_that_is_not_over_soon_after_all(
-    animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatch, "available_cpus", lambda: 2)
-
-    async def ask() -> None:
-        async with behind_a_short_run(flow) as (desk, blocker):
-            tasks = []
-            for count in (1, 2):
-                tasks.append(run(desk, animals))
-                await turns()
-                assert prefetched_jobs(desk) == count
-            first, second = await answers(tasks)
-            assert first.queue_ns >= dispatch.SHORT_SECONDS * 1e9
-            assert (first.batch_rows, second.batch_rows) == (2, 2)
-            assert not blocker.released.is_set()
-
-    asyncio.run(ask())
-
-
-def test_nothing_is_prefetched_behind_a_run_of_which_nothing_is_known(animals: ServedModel, flow: ServedModel) -> None:
-    """Its end may be far away, and until then what waits can still be ordered, joined and given up."""
-
-    async def ask() -> None:
-        async with scheduling(inferences=1) as desk:
-            async with desk.occupied(flow):
-                task = run(desk, animals)
-                await turns()
-                assert prefetched_jobs(desk) == 0
-            await answers([task])
-
-    asyncio.run(ask())
-
-
-def test_it_is_not_run_by_a_server_that_stops(flow: ServedModel) -> None:
+async def test_it_is_not_run_by_a_server_that_stops(flow: ServedModel) -> None:
     ran = threading.Event()
 
     def follow(stop: object) -> BatchResult:
         ran.set()
         return BatchResult({})
 
-    async def ask() -> None:
-        async with scheduling(inferences=1) as desk:
-            await desk.scheduler.call(flow, lambda stop: BatchResult({}), 1, caller=Caller())
-            blocker = Blocker()
-            first = asyncio.create_task(desk.scheduler.call(flow, blocker, 1, caller=Caller()))
-            await until(blocker.started.is_set)
-            second = asyncio.create_task(desk.scheduler.call(flow, follow, 1, caller=Caller()))
-            await turns()
-            assert prefetched_jobs(desk) == 1
-            end = desk.scheduler.stop()
-            for task in (first, second):
-                with pytest.raises(NotReadyError):
-                    await asyncio.wait_for(task, PATIENT)
-            await asyncio.to_thread(end)
-            assert blocker.is_stopped
-
-    asyncio.run(ask())
+    async with scheduling(inferences=1) as desk:
+        await desk.scheduler.call(flow, lambda stop: BatchResult({}), 1, caller=Caller())
+        blocker = Blocker()
+        first = asyncio.create_task(desk.scheduler.call(flow, blocker, 1, caller=Caller()))
+        await until(blocker.started.is_set)
+        second = asyncio.create_task(desk.scheduler.call(flow, follow, 1, caller=Caller()))
+        await turns()
+        assert prefetched_jobs(desk) == 1
+        end = desk.scheduler.stop()
+        for task in (first, second):
+            with pytest.raises(NotReadyError):
+                await asyncio.wait_for(task, PATIENT)
+        await asyncio.to_thread(end)
+        assert blocker.is_stopped
     assert not ran.is_set()
 
 
-def test_a_thread_of_a_start_before_takes_nothing_that_was_prefetched_later() -> None:
+async def test_a_thread_of_a_start_before_takes_nothing_that_was_prefetched_later() -> None:
     first, second, third = threading.Event(), threading.Event(), threading.Event()
     ended: list[threading.Event] = []
     began: list[threading.Event] = []
@@ -335,25 +193,22 @@ def test_a_thread_of_a_start_before_takes_nothing_that_was_prefetched_later() ->
         began.append(thing)
         assert thing.wait(PATIENT)
 
-    async def start_twice() -> None:
-        loop = asyncio.get_running_loop()
-        workers = WorkerThreads[threading.Event](work, lambda: ended.extend(workers.collect_ended()), 1)
-        workers.start(loop)
-        workers.begin(first)
-        await until(lambda: len(began) == 1)
-        end = workers.stop()
-        workers.start(loop)
-        workers.begin(second)
-        await until(lambda: len(began) == 2)
-        workers.prefetch(third)
-        first.set()
-        await asyncio.to_thread(end)
-        assert (began, workers.prefetched) == ([first, second], third)
-        assert workers.running == {second}
-        third.set()
-        second.set()
-        await until(lambda: ended == [second, third])
-        assert (workers.prefetched, len(workers.running), workers.has_idle) == (None, 0, True)
-        await asyncio.to_thread(workers.stop())
-
-    asyncio.run(start_twice())
+    loop = asyncio.get_running_loop()
+    workers = WorkerThreads[threading.Event](work, lambda: ended.extend(workers.collect_ended()), 1)
+    workers.start(loop)
+    workers.begin(first)
+    await until(lambda: len(began) == 1)
+    end = workers.stop()
+    workers.start(loop)
+    workers.begin(second)
+    await until(lambda: len(began) == 2)
+    workers.prefetch(third)
+    first.set()
+    await asyncio.to_thread(end)
+    assert (began, workers.prefetched) == ([first, second], third)
+    assert workers.running == {second}
+    third.set()
+    second.set()
+    await until(lambda: ended == [second, third])
+    assert (workers.prefetched, len(workers.running), workers.has_idle) == (None, 0, True)
+    await asyncio.to_thread(workers.stop())

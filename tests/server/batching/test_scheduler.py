@@ -6,7 +6,6 @@ import asyncio
 import math
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +17,8 @@ from stablernn_runtime.errors import OutOfMemoryError
 from stablernn_server import NotReadyError
 from stablernn_server.batching import dispatch
 from stablernn_server.batching.types import Caller, InferenceResult
+
+pytestmark = pytest.mark.anyio
 
 MS = 1_000_000
 """Nanoseconds."""
@@ -35,227 +36,136 @@ MS = 1_000_000
         (64, [1] * 65, {64: 1, 1: 1}),
     ],
 )
-def test_the_limit_counts_rows_and_a_larger_request_runs_alone(
+async def test_the_limit_counts_rows_and_a_larger_request_runs_alone(
     animals: ServedModel, limit: int, rows: list[int], runs: dict[int, int]
 ) -> None:
     requests = [random_series(count, 10, seed=seed) for seed, count in enumerate(rows)]
 
-    async def together() -> None:
-        async with scheduling(max_batch_size=limit, inferences=1) as desk:
-            answers = await wait_for_all([submit(desk, animals, x) for x in requests])
-            assert desk.sizes(animals) == runs
-            for x, answer in zip(requests, answers, strict=True):
-                assert np.array_equal(answer.outputs["logits"], animals.run_numpy(x)["logits"])
-
-    asyncio.run(together())
+    async with scheduling(max_batch_size=limit, inferences=1) as desk:
+        answers = await wait_for_all([submit(desk, animals, x) for x in requests])
+        assert desk.sizes(animals) == runs
+        for x, answer in zip(requests, answers, strict=True):
+            assert np.array_equal(answer.outputs["logits"], animals.run_numpy(x)["logits"])
 
 
-def test_lengths_and_models_that_do_not_go_together_run_apart(animals: ServedModel, flow: ServedModel) -> None:
-    async def together() -> None:
-        async with scheduling(inferences=1) as desk:
-            works = [submit(desk, animals, random_series(1, steps)) for steps in (8, 15, 16, 31, 7)]
-            await wait_for_all([*works, submit(desk, flow, random_series(1, 8, 3))])
-            assert (desk.sizes(animals), desk.sizes(flow)) == ({2: 2, 1: 1}, {1: 1})
-
-    asyncio.run(together())
+async def test_lengths_and_models_that_do_not_go_together_run_apart(animals: ServedModel, flow: ServedModel) -> None:
+    async with scheduling(inferences=1) as desk:
+        works = [submit(desk, animals, random_series(1, steps)) for steps in (8, 15, 16, 31, 7)]
+        await wait_for_all([*works, submit(desk, flow, random_series(1, 8, 3))])
+        assert (desk.sizes(animals), desk.sizes(flow)) == ({2: 2, 1: 1}, {1: 1})
 
 
-def test_a_padded_batch_stays_within_the_limit_of_numbers(animals: ServedModel) -> None:
-    async def together() -> None:
-        async with scheduling(inferences=1, max_elements=animals.count_elements(3, 15)) as desk:
-            # Three of 15 steps fit; the others are padded to 15 as well.
-            await wait_for_all([submit(desk, animals, random_series(1, steps)) for steps in (8, 15, 8, 8, 8, 8)])
-            assert desk.sizes(animals) == {3: 2}
-
-    asyncio.run(together())
+async def test_a_padded_batch_stays_within_the_limit_of_numbers(animals: ServedModel) -> None:
+    async with scheduling(inferences=1, max_elements=animals.count_elements(3, 15)) as desk:
+        # Three of 15 steps fit; the others are padded to 15 as well.
+        await wait_for_all([submit(desk, animals, random_series(1, steps)) for steps in (8, 15, 8, 8, 8, 8)])
+        assert desk.sizes(animals) == {3: 2}
 
 
-def test_batching_does_not_change_what_a_request_alone_gets(animals: ServedModel) -> None:
-    x = random_series(3, 40)
-
-    async def alone(**settings: Any) -> InferenceResult:
-        async with scheduling(**settings) as desk:
-            return await submit(desk, animals, x)
-
-    for settings in ({}, {"max_batch_size": 1}, {"max_queue_delay_ms": 20}, {"inferences": 3}):
-        answer = asyncio.run(alone(**settings))
-        assert answer.batch_rows == 3
-        expected = animals.run(animals.sequence, {"x": x})
-        assert all(np.array_equal(answer.outputs[name], value) for name, value in expected.items())
+async def test_a_request_that_arrives_while_another_is_decoded_joins_it(animals: ServedModel) -> None:
+    async with scheduling() as desk:
+        first = submit(desk, animals, random_series())
+        await asyncio.sleep(0)
+        assert desk.scheduler.pending == 1
+        await wait_for_all([first, submit(desk, animals, random_series())])
+        assert desk.sizes(animals) == {2: 1}
 
 
-def test_a_request_that_arrives_while_another_is_decoded_joins_it(animals: ServedModel) -> None:
-    async def together() -> None:
-        async with scheduling() as desk:
-            first = submit(desk, animals, random_series())
-            await asyncio.sleep(0)
-            assert desk.scheduler.pending == 1
-            await wait_for_all([first, submit(desk, animals, random_series())])
-            assert desk.sizes(animals) == {2: 1}
-
-    asyncio.run(together())
-
-
-@pytest.mark.parametrize("limit", [1, 64])
-def test_without_a_delay_a_request_alone_goes_at_once(animals: ServedModel, limit: int) -> None:
-    async def together() -> None:
-        async with scheduling(max_batch_size=limit, max_queue=1) as desk:
-            first = submit(desk, animals, random_series())
-            await turns()
-            # It has left the queue of one, or this would be refused.
-            await wait_for_all([first, submit(desk, animals, random_series())])
-            assert desk.sizes(animals) == {1: 2}
-
-    asyncio.run(together())
-
-
-def test_a_batch_that_is_not_full_waits_for_the_whole_delay(animals: ServedModel) -> None:
+async def test_a_batch_that_is_not_full_waits_for_the_whole_delay(animals: ServedModel) -> None:
     """Time that has passed is counted once: a later request does not bring the release forward."""
 
-    async def together() -> None:
-        async with scheduling(max_queue_delay_ms=500) as desk:
-            works = [submit(desk, animals, random_series())]
-            await turns()
-            works.append(submit(desk, animals, random_series()))
-            since = time.perf_counter()
-            await until(lambda: time.perf_counter() - since > 0.3)
-            works.append(submit(desk, animals, random_series()))
-            answers = await wait_for_all(works)
-            assert answers[0].queue_ns >= 500 * MS
-            assert answers[0].batch_rows == answers[1].batch_rows >= 2
-
-    asyncio.run(together())
+    async with scheduling(max_queue_delay_ms=500) as desk:
+        works = [submit(desk, animals, random_series())]
+        await turns()
+        works.append(submit(desk, animals, random_series()))
+        since = time.perf_counter()
+        await until(lambda: time.perf_counter() - since > 0.3)
+        works.append(submit(desk, animals, random_series()))
+        answers = await wait_for_all(works)
+        assert answers[0].queue_ns >= 500 * MS
+        assert answers[0].batch_rows == answers[1].batch_rows >= 2
 
 
-def test_later_requests_do_not_put_the_release_off(animals: ServedModel) -> None:
-    async def together() -> None:
-        async with scheduling(max_queue_delay_ms=100, max_batch_size=10_000, max_queue=100_000) as desk:
-            first = submit(desk, animals, random_series())
-            others = []
-            started = time.monotonic()
-            while not first.done():
-                assert time.monotonic() - started < PATIENT, "the first request was put off again and again"
-                others.append(submit(desk, animals, random_series()))
-                await asyncio.sleep(0.005)
-            assert (await first).queue_ns >= 100 * MS
-            await wait_for_all(others)
-
-    asyncio.run(together())
+async def test_later_requests_do_not_put_the_release_off(animals: ServedModel) -> None:
+    async with scheduling(max_queue_delay_ms=100, max_batch_size=10_000, max_queue=100_000) as desk:
+        first = submit(desk, animals, random_series())
+        others = []
+        started = time.monotonic()
+        while not first.done():
+            assert time.monotonic() - started < PATIENT, "the first request was put off again and again"
+            others.append(submit(desk, animals, random_series()))
+            await asyncio.sleep(0.005)
+        assert (await first).queue_ns >= 100 * MS
+        await wait_for_all(others)
 
 
-def test_a_more_urgent_request_does_not_put_the_release_off(animals: ServedModel, flow: ServedModel) -> None:
-    order: list[str] = []
-
-    async def together() -> None:
-        async with scheduling(max_queue_delay_ms=400, inferences=1) as desk:
-            works = []
-            for name, model, x, priority in (
-                ("first", animals, random_series(), 100),
-                ("other model", flow, random_series(1, 10, 3), 100),
-                ("urgent", animals, random_series(), 1),
-            ):
-                works.append(submit(desk, model, x, priority))
-                works[-1].add_done_callback(lambda _, name=name: order.append(name))
-                since = time.perf_counter()
-                await until(lambda since=since: time.perf_counter() - since > 0.1)
-            await wait_for_all(works)
-
-    asyncio.run(together())
-    assert order.index("first") < order.index("other model")
+async def test_a_full_batch_goes_at_once_and_needs_no_further_request(animals: ServedModel) -> None:
+    async with scheduling(max_queue_delay_ms=1000, max_batch_size=4, max_queue=4) as desk:
+        works = [submit(desk, animals, random_series()) for _ in range(4)]
+        await turns()
+        # Four are the whole queue: a fifth gets in because they have left it.
+        works.append(submit(desk, animals, random_series()))
+        answers = await wait_for_all(works)
+        assert [answer.batch_rows for answer in answers] == [4, 4, 4, 4, 1]
+        assert answers[4].queue_ns >= 1000 * MS
 
 
-def test_a_full_batch_goes_at_once_and_needs_no_further_request(animals: ServedModel) -> None:
-    async def together() -> None:
-        async with scheduling(max_queue_delay_ms=1000, max_batch_size=4, max_queue=4) as desk:
-            works = [submit(desk, animals, random_series()) for _ in range(4)]
-            await turns()
-            # Four are the whole queue: a fifth gets in because they have left it.
-            works.append(submit(desk, animals, random_series()))
-            answers = await wait_for_all(works)
-            assert [answer.batch_rows for answer in answers] == [4, 4, 4, 4, 1]
-            assert answers[4].queue_ns >= 1000 * MS
-
-    asyncio.run(together())
+async def test_requests_that_were_given_up_do_not_fill_a_batch(animals: ServedModel) -> None:
+    async with scheduling(max_queue_delay_ms=300, max_batch_size=4) as desk:
+        works = [submit(desk, animals, random_series()) for _ in range(3)]
+        await turns()
+        for work in works[1:]:
+            work.cancel()
+        works = [works[0], *(submit(desk, animals, random_series()) for _ in range(2))]
+        answers = await wait_for_all(works)
+        assert answers[0].queue_ns >= 300 * MS
+        assert desk.sizes(animals) == {3: 1}
 
 
-def test_requests_that_were_given_up_do_not_fill_a_batch(animals: ServedModel) -> None:
-    async def together() -> None:
-        async with scheduling(max_queue_delay_ms=300, max_batch_size=4) as desk:
-            works = [submit(desk, animals, random_series()) for _ in range(3)]
-            await turns()
-            for work in works[1:]:
-                work.cancel()
-            works = [works[0], *(submit(desk, animals, random_series()) for _ in range(2))]
-            answers = await wait_for_all(works)
-            assert answers[0].queue_ns >= 300 * MS
-            assert desk.sizes(animals) == {3: 1}
-
-    asyncio.run(together())
-
-
-def test_the_delay_runs_while_another_batch_does(animals: ServedModel, flow: ServedModel) -> None:
-    async def together() -> None:
-        async with scheduling(max_queue_delay_ms=50, inferences=2) as desk, desk.occupied(flow) as blocker:
-            answer = await asyncio.wait_for(submit(desk, animals, random_series()), PATIENT)
-            assert answer.queue_ns >= 50 * MS
-            assert not blocker.released.is_set()
-
-    asyncio.run(together())
-
-
-def test_a_delay_that_passed_while_the_runner_was_busy_does_not_begin_again(
+async def test_a_delay_that_passed_while_the_runner_was_busy_does_not_begin_again(
     animals: ServedModel, flow: ServedModel
 ) -> None:
-    async def together() -> None:
-        async with scheduling(max_queue_delay_ms=300, inferences=1, max_queue=1) as desk:
-            async with desk.occupied(flow):
-                work = submit(desk, animals, random_series())
-                since = time.perf_counter()
-                await until(lambda: time.perf_counter() - since > 0.4)
-                assert desk.scheduler.pending == 2
-            await turns()
-            # It has left the queue of one, or this would be refused.
-            other = submit(desk, animals, random_series())
-            await wait_for_all([work, other])
-
-    asyncio.run(together())
+    async with scheduling(max_queue_delay_ms=300, inferences=1, max_queue=1) as desk:
+        async with desk.occupied(flow):
+            work = submit(desk, animals, random_series())
+            since = time.perf_counter()
+            await until(lambda: time.perf_counter() - since > 0.4)
+            assert desk.scheduler.pending == 2
+        await turns()
+        # It has left the queue of one, or this would be refused.
+        other = submit(desk, animals, random_series())
+        await wait_for_all([work, other])
 
 
-def test_a_scheduler_that_was_stopped_can_be_started_again(animals: ServedModel, flow: ServedModel) -> None:
-    async def together() -> None:
-        async with scheduling(inferences=1) as desk:
-            blocker = Blocker()
-            first = asyncio.create_task(desk.scheduler.call(flow, blocker, 1, caller=Caller()))
-            await until(blocker.started.is_set)
-            end = desk.scheduler.stop()
-            desk.scheduler.start()
-            with pytest.raises(NotReadyError):
-                await asyncio.wait_for(first, PATIENT)
-            await asyncio.to_thread(end)
-            # On a thread that is there, and not on that of the run before.
-            await wait_for_all([submit(desk, animals, random_series()), submit(desk, animals, random_series(steps=40))])
-
-    asyncio.run(together())
+async def test_a_scheduler_that_was_stopped_can_be_started_again(animals: ServedModel, flow: ServedModel) -> None:
+    async with scheduling(inferences=1) as desk:
+        blocker = Blocker()
+        first = asyncio.create_task(desk.scheduler.call(flow, blocker, 1, caller=Caller()))
+        await until(blocker.started.is_set)
+        end = desk.scheduler.stop()
+        desk.scheduler.start()
+        with pytest.raises(NotReadyError):
+            await asyncio.wait_for(first, PATIENT)
+        await asyncio.to_thread(end)
+        # On a thread that is there, and not on that of the run before.
+        await wait_for_all([submit(desk, animals, random_series()), submit(desk, animals, random_series(steps=40))])
 
 
 @pytest.mark.parametrize("inline_ns", [-math.inf, math.inf], ids=["on a thread", "on the event loop"])
-def test_answers_that_cannot_be_handed_out_fail_those_who_wait_for_them(
+async def test_answers_that_cannot_be_handed_out_fail_those_who_wait_for_them(
     animals: ServedModel, monkeypatch: pytest.MonkeyPatch, inline_ns: float
 ) -> None:
     monkeypatch.setattr(dispatch, "INLINE_NS", inline_ns)
     monkeypatch.setattr(dispatch, "INLINE_ALONE_NS", inline_ns)
 
-    async def together() -> None:
-        async with scheduling(inferences=1) as desk:
-            with monkeypatch.context() as broken:
-                broken.setattr(dispatch, "InferenceResult", lambda *given: 1 / 0)
-                for work in [submit(desk, animals, random_series()), submit(desk, animals, random_series())]:
-                    with pytest.raises(ZeroDivisionError):
-                        await asyncio.wait_for(work, PATIENT)
-            await wait_for_all([submit(desk, animals, random_series())])
-            assert desk.scheduler.pending == 0
-
-    asyncio.run(together())
+    async with scheduling(inferences=1) as desk:
+        with monkeypatch.context() as broken:
+            broken.setattr(dispatch, "InferenceResult", lambda *given: 1 / 0)
+            for work in [submit(desk, animals, random_series()), submit(desk, animals, random_series())]:
+                with pytest.raises(ZeroDivisionError):
+                    await asyncio.wait_for(work, PATIENT)
+        await wait_for_all([submit(desk, animals, random_series())])
+        assert desk.scheduler.pending == 0
 
 
 HUNGRY = """
@@ -284,7 +194,7 @@ class Engine:
 """
 
 
-def test_requests_whose_batch_needs_too_much_memory_are_run_one_by_one(
+async def test_requests_whose_batch_needs_too_much_memory_are_run_one_by_one(
     published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     about = tmp_path / "hungry-1.0.dist-info"
@@ -296,23 +206,20 @@ def test_requests_whose_batch_needs_too_much_memory_are_run_one_by_one(
     model = ServedModel.load(published.registry.get("animals:1"), "cpu", engine="hungry")
     requests = [random_series(rows, 10, seed=rows) for rows in (1, 2, 3, 1)]
 
-    async def together() -> None:
-        async with scheduling(inferences=1) as desk:
-            works = [submit(desk, model, x) for x in requests]
-            answers = await asyncio.gather(*works, return_exceptions=True)
-            assert desk.sizes(model) == {7: 1}
-            for x, answer in zip(requests, answers, strict=True):
-                if len(x) == 3:
-                    assert isinstance(answer, OutOfMemoryError)
-                    assert str(answer) == (
-                        "Model 'animals:1' has too little memory for 3 sequences of 10 time steps; one sequence of 10 "
-                        "time steps fits: send fewer or shorter series at a time."
-                    )
-                else:
-                    assert isinstance(answer, InferenceResult)
-                    assert np.array_equal(answer.outputs["logits"], model.run_numpy(x)["logits"])
-
-    asyncio.run(together())
+    async with scheduling(inferences=1) as desk:
+        works = [submit(desk, model, x) for x in requests]
+        answers = await asyncio.gather(*works, return_exceptions=True)
+        assert desk.sizes(model) == {7: 1}
+        for x, answer in zip(requests, answers, strict=True):
+            if len(x) == 3:
+                assert isinstance(answer, OutOfMemoryError)
+                assert str(answer) == (
+                    "Model 'animals:1' has too little memory for 3 sequences of 10 time steps; one sequence of 10 "
+                    "time steps fits: send fewer or shorter series at a time."
+                )
+            else:
+                assert isinstance(answer, InferenceResult)
+                assert np.array_equal(answer.outputs["logits"], model.run_numpy(x)["logits"])
     assert "a batch of 4 requests for model 'animals:1' failed, they are run one by one" in caplog.messages
 
 

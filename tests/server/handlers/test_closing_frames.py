@@ -36,19 +36,6 @@ def test_the_values_are_taken_and_the_token_is_given_before_the_stream_is_closed
     assert np.array_equal(np.array(answer["outputs"][0]["logits"], np.float32), logits(animals, 3))
 
 
-def test_a_token_is_given_with_the_end(server: Running) -> None:
-    with Wire(server.url, "animals@production") as wire:
-        wire.say(stream=4, values=plain(X))
-        asked = wire.say(stream=4, token=True)
-        last = wire.say(stream=4, token=True, close=True)
-        assert last.pop("closed") is True
-        assert last.keys() == asked.keys()
-        assert last["step"] == 3
-        assert wire.say(stream=5, state_token=last["state_token"])["step"] == 3
-        error = wire.say(stream=4, token=True, close=True)["error"]
-        assert error == "The stream 4 is not open on this socket; there is nothing to close."
-
-
 def test_a_stream_may_begin_and_end_in_one_frame(server: Running, animals: ServedModel) -> None:
     sockets = server.app.state.context.sockets
     with Wire(server.url, "animals@production") as wire:

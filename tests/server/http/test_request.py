@@ -14,9 +14,9 @@ import httpx
 import numpy as np
 import pytest
 
-from server_helpers import Published, Running, json_tensor, serve
+from server_helpers import Published, Running, json_tensor, raw_request, serve
 from stablernn_runtime import ServedModel
-from stablernn_server import InputError, Settings, TooLargeError, create_app
+from stablernn_server import Settings, TooLargeError, create_app
 from stablernn_server.http.request import decompress, read_body
 
 INFER = "/v2/models/animals/infer"
@@ -72,10 +72,8 @@ def test_compressed_json(client: httpx.Client, animals: ServedModel, packer: str
 @packed
 def test_compressed_raw_tensors(client: httpx.Client, animals: ServedModel, packer: str) -> None:
     """The length of the JSON part is that before compression, as Triton's clients send it."""
-    tensor = {"name": "x", "shape": [3, 50, 1], "datatype": "FP32", "parameters": {"binary_data_size": X.nbytes}}
-    head = json.dumps({"inputs": [tensor], "outputs": [{"name": "logits"}]}).encode()
-    lengths = {"Inference-Header-Content-Length": str(len(head))}
-    (output,) = send(client, packer, head + X.tobytes(), **lengths).raise_for_status().json()["outputs"]
+    body, lengths = raw_request({"x": X}, outputs=[{"name": "logits"}])
+    (output,) = send(client, packer, body, **lengths).raise_for_status().json()["outputs"]
     assert np.array_equal(np.array(output["data"], np.float32), animals.run_numpy(X)["logits"].reshape(-1))
 
 
@@ -245,22 +243,3 @@ def test_raw_bytes_that_fill_no_whole_steps_are_refused(client: httpx.Client, co
     response = client.post(INFER, content=b"\0" * count, headers=RAW)
     sentence = f"A raw body holds the float32 values of 'x', 4 bytes for each time step, got {count} bytes."
     assert (response.status_code, response.json()) == (400, {"error": sentence, "code": "bad_input"})
-
-
-def test_an_infinite_raw_number_is_refused(client: httpx.Client) -> None:
-    response = client.post(INFER, content=np.array([1, np.inf], "<f4").tobytes(), headers=RAW)
-    assert response.status_code == 400
-    assert response.json()["error"].startswith("x holds an infinite value at (0, 1, 0);")
-
-
-def test_the_server_is_found_with_and_without_a_slash(client: httpx.Client) -> None:
-    answers = [client.get(path, follow_redirects=False) for path in ("/v2", "/v2/")]
-    assert [answer.status_code for answer in answers] == [200, 200]
-    assert answers[0].json() == answers[1].json()
-    assert answers[0].json()["name"] == "stablernn"
-
-
-def test_bodies_read_alone_know_their_encoding() -> None:
-    with pytest.raises(InputError, match=r"^The body ends before the end of its deflate data;"):
-        list(decompress(zlib.compress(b"x")[:4], "deflate", LIMIT))
-    assert list(decompress(b"", "gzip", LIMIT)) == []

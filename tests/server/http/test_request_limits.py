@@ -18,18 +18,13 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from fastapi import Request
 from websockets.sync.client import connect
 
 from connection_helpers import health_watched
 from scheduler_helpers import PATIENT, busy, on_loop, wait
-from server_helpers import Published, Running, json_tensor, serve
+from server_helpers import Published, Running, json_tensor, raw_request, serve
 from serving_helpers import rss_mb, start_serve
-from stablernn_runtime import ServedModel
-from stablernn_runtime.graph import CancellationToken
-from stablernn_runtime.run_batch import BatchResult
-from stablernn_server import InputError, NotReadyError, Settings, create_app
-from stablernn_server.batching.types import Caller
+from stablernn_server import InputError, Settings, create_app
 from stablernn_server.codecs.json_values import to_array
 from stablernn_server.http.app_context import UNFINISHED
 
@@ -52,13 +47,6 @@ def small(published: Published) -> Iterator[Running]:
         yield server
 
 
-def raw(x: np.ndarray) -> tuple[bytes, dict[str, str]]:
-    """A request with raw bytes, and its header."""
-    entry = {"name": "x", "shape": list(x.shape), "datatype": "FP32", "parameters": {"binary_data_size": x.nbytes}}
-    head = json.dumps({"inputs": [entry]}).encode()
-    return head + x.tobytes(), {"Inference-Header-Content-Length": str(len(head))}
-
-
 def test_a_long_text_takes_no_memory_but_its_own() -> None:
     data = ["a" * 1_000_000, *["b"] * 100_000]  # as an array of texts: 400 GB
     with pytest.raises(InputError, match="^data holds text"):
@@ -70,7 +58,7 @@ def test_json_has_a_smaller_limit_than_raw_tensors(small: Running) -> None:
     for path in ("/v1/timeseries/classify", "/v2/models/animals/infer"):
         response = httpx.post(f"{small.url}{path}", content=b" " * 2001)
         assert (response.status_code, response.json()["error"]) == (413, too_long)
-    content, headers = raw(np.zeros((20, 40, 1), np.float32))
+    content, headers = raw_request({"x": np.zeros((20, 40, 1), np.float32)})
     assert len(content) > 3000
     response = httpx.post(f"{small.url}/v2/models/animals/infer", content=content, headers=headers)
     assert response.status_code == 200, response.text
@@ -84,18 +72,12 @@ def test_more_time_steps_than_the_limit_are_refused(small: Running) -> None:
     body = {"model": "animals", "inputs": [{"series": [1]}, {"series": [1] * 51}]}
     response = httpx.post(f"{small.url}/v1/timeseries/classify", json=body)
     assert (response.status_code, response.json()) == (413, {"error": sentence, "code": "too_large"})
-    content, headers = raw(np.zeros((1, 51, 1), np.float32))
+    content, headers = raw_request({"x": np.zeros((1, 51, 1), np.float32)})
     response = httpx.post(f"{small.url}/v2/models/animals/infer", content=content, headers=headers)
     assert (response.status_code, response.json()) == (413, {"error": sentence, "code": "too_large"})
     # A forecast looks at its context only.
     body = {"model": "co2", "inputs": [{"series": [1] * 51}]}
     assert httpx.post(f"{small.url}/v1/timeseries/forecast", json=body).status_code == 200
-
-
-def test_outputs_count_as_numbers_too(animals: ServedModel) -> None:
-    # x, lengths, logits, probabilities, and two states in and out.
-    states = sum(int(np.prod(state.shape[1:])) for state in animals.states)
-    assert animals.count_elements(3, 7) == 3 * (7 + 1 + 4 + 4 + 2 * states)
 
 
 def opened_session(server: Running) -> str:
@@ -218,21 +200,9 @@ def test_work_of_a_client_that_left_is_not_begun(published: Published) -> None:
         assert context.telemetry.statistics.by_version("animals", 2).executions == 1
 
 
-def test_an_inference_is_ended_from_another_thread(animals: ServedModel) -> None:
-    stop = CancellationToken()
-    threading.Timer(0.2, stop.set).start()
-    started = time.monotonic()
-    with pytest.raises(NotReadyError) as caught:
-        animals.run_numpy(np.zeros((1, 40 * LONG, 1), np.float32), cancellation=stop)
-    assert str(caught.value) == (
-        "The inference was ended: the server is shutting down, or nobody waits for the answer any more."
-    )
-    assert time.monotonic() - started < 5
-
-
 def test_draining_ends_what_is_in_hand(published: Published) -> None:
     app = create_app(Settings(registry=published.root, models=("animals",), max_steps=40 * LONG, max_elements=2**40))
-    content, headers = raw(np.zeros((1, 40 * LONG, 1), np.float32))
+    content, headers = raw_request({"x": np.zeros((1, 40 * LONG, 1), np.float32)})
     threads = set(threading.enumerate())
 
     async def stop_while_busy() -> tuple[httpx.Response, httpx.Response, float]:
@@ -272,59 +242,6 @@ def test_draining_ends_bodies_that_do_not_come(published: Published, method: str
             wait(lambda: context.budget.held_bytes == 1)
             on_loop(server, lambda: context.drain(0.2))
             assert answered(connection) == (503, {"error": UNFINISHED, "code": "not_ready"})
-
-
-def test_memory_that_is_not_there_is_a_413(published: Published) -> None:
-    app = create_app(Settings(registry=published.root, models=("animals",)))
-
-    def hungry(stop: CancellationToken) -> BatchResult:
-        raise MemoryError
-
-    async def ask() -> httpx.Response:
-        context = app.state.context
-
-        async def endpoint(request: Request) -> None:
-            model = await context.models.find_open("animals")
-            await context.scheduler.call(model, hungry, 1, caller=Caller())
-
-        app.add_api_route("/memory", endpoint, methods=["POST"])
-        async with (
-            app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client,
-        ):
-            return await client.post("/memory")
-
-    response = asyncio.run(ask())
-    assert (response.status_code, response.json()) == (
-        413,
-        {
-            "error": "The request needs more memory than this server has left; send fewer or shorter series at a time.",
-            "code": "too_large",
-        },
-    )
-
-
-@pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready"])
-def test_health_answers_head(client: httpx.Client, path: str) -> None:
-    response = client.head(path)
-    assert (response.status_code, response.content) == (200, b"")
-
-
-def test_an_answer_that_is_not_finite_is_refused(client: httpx.Client, published: Published) -> None:
-    model = ServedModel.load(published.registry.get("co2:1"), "cpu")
-    name = next(state.input for state in model.states if state.shape == ["batch", 8])
-    x = np.ones((2, 3, 1), np.float32)
-    state = np.zeros((2, 8), np.float32)
-    state[1] = 3e38
-    response = client.post("/v2/models/co2/infer", json={"inputs": [json_tensor("x", x), json_tensor(name, state)]})
-    assert (response.status_code, response.json()) == (
-        400,
-        {
-            "error": "The output 'mean' of model 'co2:1' is not finite for sequence 1: its values lead beyond the "
-            "range of float32.",
-            "code": "bad_input",
-        },
-    )
 
 
 def test_a_series_of_missing_values_only_is_refused(client: httpx.Client) -> None:

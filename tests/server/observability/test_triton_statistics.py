@@ -41,32 +41,6 @@ def stats(client: triton.InferenceServerClient, name: str = "", version: str = "
     return found
 
 
-def test_the_extension_is_announced(client: triton.InferenceServerClient) -> None:
-    assert "statistics" in client.get_server_metadata()["extensions"]
-
-
-def test_nothing_has_happened_yet(client: triton.InferenceServerClient) -> None:
-    [one, two, flow] = stats(client)
-    assert [(entry["name"], entry["version"]) for entry in (one, two, flow)] == [
-        ("animals", "1"),
-        ("animals", "2"),
-        ("flow", "1"),
-    ]
-    assert one["last_inference"] == one["inference_count"] == one["execution_count"] == 0
-    assert one["batch_stats"] == []
-    assert set(one["inference_stats"]) == {
-        "success",
-        "fail",
-        "queue",
-        "compute_input",
-        "compute_infer",
-        "compute_output",
-        "cache_hit",
-        "cache_miss",
-    }
-    assert all(entry == {"count": 0, "ns": 0} for entry in one["inference_stats"].values())
-
-
 def test_requests_are_counted_by_version_and_batch_size(client: triton.InferenceServerClient) -> None:
     before = time.time_ns() // 1_000_000
     for rows in (1, 3, 3):
@@ -100,13 +74,6 @@ def test_requests_are_counted_by_version_and_batch_size(client: triton.Inference
     assert (other["inference_count"], other["execution_count"]) == (2, 1)
 
 
-def test_asking_for_metadata_is_no_inference(client: triton.InferenceServerClient) -> None:
-    client.get_model_metadata("animals", "1")
-    assert client.is_model_ready("animals", "1")
-    [found] = stats(client, "animals", "1")
-    assert found["inference_stats"]["success"]["count"] == 0
-
-
 def test_a_name_means_all_its_versions_and_an_alias_one(client: triton.InferenceServerClient) -> None:
     assert [entry["version"] for entry in stats(client, "animals")] == ["1", "2"]
     assert [entry["version"] for entry in stats(client, "animals@production")] == ["1"]
@@ -124,16 +91,6 @@ def test_a_name_means_all_its_versions_and_an_alias_one(client: triton.Inference
 def test_what_is_not_served_has_no_statistics(counted: Running, path: str, status: int, code: str) -> None:
     answer = httpx.get(f"{counted.url}{path}")
     assert (answer.status_code, answer.json()["code"]) == (status, code)
-
-
-def test_forecasts_and_classifications_count_too(counted: Running, client: triton.InferenceServerClient) -> None:
-    answer = httpx.post(
-        f"{counted.url}/v1/timeseries/classify",
-        json={"model": "animals", "inputs": [{"series": [1, 2, 3]}, {"series": [1, 2]}]},
-    )
-    assert answer.status_code == 200
-    [found] = stats(client, "animals", "1")
-    assert (found["inference_count"], found["inference_stats"]["success"]["count"]) == (2, 1)
 
 
 def test_a_run_counts_once_for_each_of_its_requests() -> None:

@@ -24,10 +24,9 @@ from engine_helpers import write_plugin
 from scheduler_helpers import PATIENT
 from server_helpers import Published, Running, json_tensor
 from serving_helpers import until
-from stablernn_registry import Registry
 from stablernn_server import ModelLoadError, Settings, create_app
 from stablernn_server.model_repository import resolve_version
-from stock_helpers import Stock, index, infer, loads, logits, noise, refusal, version
+from stock_helpers import Stock, index, infer, loads, noise, refusal, version
 
 GATED = """
 import threading
@@ -146,16 +145,6 @@ def test_of_versions_that_only_tokens_name_the_last_used_stay_open(
         assert [loads(client, "animals", number) for number in (1, 2, 3)] == [1, 2, 1]
 
 
-def test_what_tokens_keep_open_counts_in_the_memory_budget(stock: Stock) -> None:
-    with stock.served("animals:1") as (_, client):
-        stepped = begin(client, "animals:1")
-    with stock.served("animals:2", "flow", **TIGHT) as (_, client):
-        for count in (1, 2):
-            go_on(client, stepped)
-            assert loads(client, "animals", 1) == count
-            forecast(client)
-
-
 def test_a_version_that_cannot_be_opened_for_a_token_is_not_tried_each_time(stock: Stock) -> None:
     with stock.served("animals:1") as (_, client):
         stepped = begin(client, "animals:1")
@@ -237,14 +226,12 @@ LATE = (504, "deadline", "The deadline passed before the model was open; give mo
 @pytest.mark.parametrize(
     ("settings", "path", "body"),
     [
-        ({"request_timeout_seconds": 0.3}, "/v2/models/animals/infer", INFER),
         ({}, "/v2/models/animals/infer", INFER | {"parameters": {"timeout": 300_000}}),
         (
             {"request_timeout_seconds": 0.3},
             "/v1/timeseries/classify",
             {"model": "animals", "inputs": [{"series": [1]}]},
         ),
-        ({"request_timeout_seconds": 0.3}, "/v1/sessions", {"model": "animals"}),
         ({"request_timeout_seconds": 0.3}, "/v1/step", {"model": "animals", "values": [1]}),
     ],
 )
@@ -276,17 +263,6 @@ def test_a_websocket_waits_for_its_model_no_longer_than_a_request(stock: Stock, 
     assert (answer.status_code, told["code"], told["error"]) == LATE
 
 
-def test_a_token_is_no_reason_to_wait_longer(stock: Stock, gated: Any) -> None:
-    with stock.served("animals:1") as (_, client):
-        body = {"state_token": begin(client, "animals:1")["state_token"], "values": [1]}
-    with stock.served("animals:2", engine="gated", request_timeout_seconds=0.3) as (_, client):
-        shut(gated)
-        assert refusal(client.post("/v1/step", json=body)) == LATE
-        gated.gate.set()
-        until(lambda: client.post("/v1/step", json=body).status_code == 200)
-        assert loads(client, "animals", 1) == 1
-
-
 def cut_off(running: Running, path: str) -> int:
     """Status of the answer to a request whose body never comes to its end."""
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{{"
@@ -314,17 +290,6 @@ def test_a_model_that_a_session_holds_is_not_opened_again(stock: Stock) -> None:
         assert loads(client, "animals", 1) == before
         rows = client.post("/v2/repository/index", json={"ready": True}).json()
         assert [row["name"] for row in rows] == client.get("/v1/timeseries/models").json() == ["animals", "flow"]
-
-
-def test_a_version_that_an_alias_comes_back_to_is_not_opened_again_while_a_session_holds_it(stock: Stock) -> None:
-    with stock.served("animals@production") as (_, client):
-        session = client.post("/v1/sessions", json={"model": "animals"}).json()["session_id"]
-        for number in (2, 1):
-            stock.point(number)
-            until(lambda wanted=str(number): version(client) == wanted)
-        begun(client.post(f"/v1/sessions/{session}/step", json={"values": [1]}))
-        assert (loads(client, "animals", 1), loads(client, "animals", 2)) == (1, 1)
-        assert client.get("/v2/models/animals").json()["parameters"]["aliases"] == ["production"]
 
 
 def test_a_request_that_was_given_up_keeps_no_model(stock: Stock) -> None:
@@ -371,44 +336,8 @@ def test_an_alias_that_moves_between_served_versions_is_always_at_one_of_them(st
     with stock.served("animals:1", "animals:2", **FAST) as (running, client), other_client(running) as other:
         path = "/v2/models/animals@staging/ready"
         with Asking(lambda: other.get(path).status_code) as asking:
-            for move in range(20):
+            for move in range(8):
                 number = 2 - move % 2
                 stock.registry.set_alias("animals", "staging", number)
                 until(lambda wanted=str(number): version(client, "animals@staging") == wanted)
         assert asking.answers == {200}
-
-
-def test_a_look_at_aliases_that_did_not_move_reads_no_manifest(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
-    reads: list[object] = []
-    get = Registry.get
-    monkeypatch.setattr(Registry, "get", lambda registry, ref: (reads.append(ref), get(registry, ref))[1])
-    with stock.served("animals@production", **FAST) as (_, client):
-        stock.registry.set_alias("animals", "staging", 1)
-        # The table names its new alias at a look, and reads() of the move itself are over.
-        until(lambda: client.get("/v2/models/animals@staging").status_code == 200)
-        reads.clear()
-        stock.registry.set_alias("animals", "canary", 1)
-        until(lambda: client.get("/v2/models/animals@canary").status_code == 200)
-        assert reads == []
-
-
-def test_statistics_of_a_model_that_comes_and_goes(stock: Stock) -> None:
-    with stock.served("animals:1", "flow", **STILL) as (running, client), other_client(running) as other:
-        interval = sys.getswitchinterval()
-        sys.setswitchinterval(1e-6)
-        try:
-            with Asking(lambda: other.get("/v2/models/animals/stats").status_code) as asking:
-                for _ in range(40):
-                    for word in ("unload", "load"):
-                        assert client.post(f"/v2/repository/models/animals:1/{word}").status_code == 200
-        finally:
-            sys.setswitchinterval(interval)
-        assert asking.answers <= {200, 404}
-
-
-def test_statistics_tell_of_what_is_closed_to_make_room(stock: Stock) -> None:
-    with stock.served("animals:1", "flow", **STILL, **TIGHT) as (_, client):
-        assert logits(infer(client, "animals", noise(1, 2, 1)))[0] == "1"
-        forecast(client)
-        rows = client.get("/v2/models/stats").json()["model_stats"]
-        assert {(row["name"], row["inference_count"]) for row in rows} == {("animals", 1), ("flow", 1)}

@@ -9,11 +9,13 @@ import pytest
 
 from hostile_graphs import with_endless_scan, with_huge_tensor
 from server_helpers import Published
-from serving_helpers import children, cpu_seconds, start_serve, until
+from serving_helpers import until
 from stablernn_registry import Version
 from stablernn_runtime.graph_safety import check_graph
 from stablernn_server import DeadlineError, ModelLoadError, NotReadyError, Settings, VersionGoneError, create_app
 from stock_helpers import Stock, index, loads, version
+
+pytestmark = pytest.mark.anyio
 
 TRIED = "'animals:3' cannot be served: opening it was tried in a process of its own, and"
 ADVICE = "If the version is sound, allow more by STABLERNN_LOAD_TIMEOUT_SECONDS and STABLERNN_LOAD_MEMORY_BYTES."
@@ -57,6 +59,7 @@ def test_what_is_large_within_the_bound_is_served(stock: Stock) -> None:
         assert version(client) == "3"
 
 
+@pytest.mark.slow
 def test_a_server_goes_on_with_the_old_version_and_says_so(stock: Stock) -> None:
     with stock.served("animals@production", load_timeout_seconds=3) as (_, client):
         endless(stock)
@@ -74,41 +77,23 @@ def test_a_server_goes_on_with_the_old_version_and_says_so(stock: Stock) -> None
         until(lambda: version(client) == "2")
 
 
-def test_a_server_stops_while_a_version_is_tried(stock: Stock, tmp_path: Path) -> None:
-    root, log = stock.registry.root, tmp_path / "log"
-    environment = {"STABLERNN_LOAD_TIMEOUT_SECONDS": "120", "STABLERNN_RELOAD_SECONDS": "0.1"}
-    server = start_serve(root, log, "--model", "animals@production", environment=environment)
-    try:
-        (child,) = children(server.process.pid)
-        before = cpu_seconds(child)
-        endless(stock)
-        stock.point(3)
-        until(lambda: cpu_seconds(child) > before + 0.5)
-        assert server.stop() == 0
-        assert "ERROR" not in server.read_log()
-    finally:
-        server.kill()
-
-
-def test_other_versions_are_opened_while_one_is_tried(stock: Stock) -> None:
+@pytest.mark.slow
+async def test_other_versions_are_opened_while_one_is_tried(stock: Stock) -> None:
     hostile = endless(stock)
     untried = stock.copy(stock.registry.get("animals:1"), parity_json=b"5")
     settings = Settings(registry=stock.registry.root, models=("animals:1", "animals:2"), load_timeout_seconds=120)
     context = create_app(settings).state.context
 
-    async def open_both() -> None:
-        slow = asyncio.create_task(context.models.find_by_digest(hostile.digest, "animals", hostile.version))
-        await asyncio.sleep(0.1)
-        async with asyncio.timeout(60):
-            model = await context.models.find_by_digest(untried.digest, "animals", untried.version)
-            assert model.digest == untried.digest
-            assert (await context.models.load("flow:1")).ref == "flow:1"
-        assert not slow.done()
-        context.models.stop_trials()
-        with pytest.raises(NotReadyError):
-            await slow
-
-    asyncio.run(open_both())
+    slow = asyncio.create_task(context.models.find_by_digest(hostile.digest, "animals", hostile.version))
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(60):
+        model = await context.models.find_by_digest(untried.digest, "animals", untried.version)
+        assert model.digest == untried.digest
+        assert (await context.models.load("flow:1")).ref == "flow:1"
+    assert not slow.done()
+    context.models.stop_trials()
+    with pytest.raises(NotReadyError):
+        await slow
 
 
 def test_a_version_is_tried_once_for_all_who_wait_and_their_deadlines_hold(stock: Stock) -> None:

@@ -144,10 +144,6 @@ def test_a_nested_bomb_is_a_400(client: httpx.Client) -> None:
     assert response.json()["error"].startswith("The data of input 'x' is nested more than 8")
 
 
-def test_the_server_still_answers_after_all_of_this(client: httpx.Client) -> None:
-    assert client.post("/v2/models/animals/infer", json=ONE).status_code == 200
-
-
 STEP = {"model": "animals", "values": [1.0]}
 SERIES = {"series": [1.0, 2.0]}
 FORECAST = {"model": "co2", "inputs": [SERIES]}

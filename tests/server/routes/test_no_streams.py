@@ -12,13 +12,11 @@ import torch
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from exports import exported
-from server_helpers import json_tensor, serve, torch_answer
+from published_models import publish
+from server_helpers import json_tensor, served_client, torch_answer
 from stablernn.nn.models import Classifier
 from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
-from stablernn_runtime.engines.select import select_fastest
-from stablernn_server import Settings, create_app
 from stablernn_server.errors import NoStreamsError
 
 LABELS = ["wave", "circle", "swipe"]
@@ -36,26 +34,15 @@ def model() -> Classifier:
 
 @pytest.fixture(scope="module")
 def registry(model: Classifier, tmp_path_factory: pytest.TempPathFactory) -> Registry:
-    report = exported(model, tmp_path_factory.mktemp("export"))
     registry = Registry(tmp_path_factory.mktemp("registry"))
-    fields = {
-        "task": "classify",
-        "cell": "lru",
-        "labels": LABELS,
-        "features": ["x", "y"],
-        "signature": report.signature,
-        "certificate": report.certificate,
-        "parity": report.parity,
-    }
-    registry.publish("gestures", report.files, fields)
+    fields = {"task": "classify", "labels": LABELS, "features": ["x", "y"]}
+    publish(registry, "gestures", model, tmp_path_factory.mktemp("export"), **fields)
     return registry
 
 
 @pytest.fixture(scope="module")
 def client(registry: Registry) -> Iterator[httpx.Client]:
-    for running in serve(create_app(Settings(registry=registry.root, models=("gestures",)))):
-        with httpx.Client(base_url=running.url) as client:
-            yield client
+    yield from served_client(registry)
 
 
 def draw(count: int, time: int) -> np.ndarray:
@@ -114,39 +101,8 @@ def test_a_websocket_is_refused(client: httpx.Client) -> None:
     assert REFUSAL.encode() in caught.value.response.body
 
 
-def test_a_state_is_an_unknown_input(client: httpx.Client) -> None:
-    inputs = [json_tensor("x", draw(1, 4)), json_tensor("state_0", np.zeros((1, 2), np.float32))]
-    response = client.post("/v2/models/gestures/infer", json={"inputs": inputs})
-    assert (response.status_code, response.json()["code"]) == (400, "bad_input")
-
-
-def test_metadata_says_so(client: httpx.Client) -> None:
-    parameters = client.get("/v2/models/gestures").json()["parameters"]
-    assert (parameters["resample_steps"], parameters["states"]) == (20, [])
-    assert parameters["state_guard"]["states"] == []
-
-
 def test_a_step_of_the_runtime_is_refused(registry: Registry) -> None:
     served = ServedModel.load(registry.get("gestures"), "cpu")
     assert served.run_sequence(draw(2, 9))["logits"].shape == (2, 3)
     with pytest.raises(NoStreamsError, match="cannot stream"):
         served.run_step(np.zeros((1, 2), np.float32))
-
-
-def test_the_engine_torch_gives_the_same_answers(registry: Registry) -> None:
-    version = registry.get("gestures")
-    onnx, torch_model = (ServedModel.load(version, "cpu", engine=engine) for engine in ("onnx", "torch"))
-    x, lengths = draw(2, 40), np.array([40, 9])
-    expected = onnx.run_sequence(x, lengths)["logits"]
-    np.testing.assert_allclose(torch_model.run_sequence(x, lengths)["logits"], expected, atol=1e-5)
-
-
-def test_engines_are_compared_without_steps(registry: Registry) -> None:
-    from stablernn_registry import Signature
-    from stablernn_runtime.engines.select import open_version
-
-    version = registry.get("gestures")
-    signature = Signature.model_validate(version.manifest.signature)
-    graphs = [open_version(version, signature, "cpu", engine, 1) for engine in ("onnx", "torch")]
-    faster = select_fastest(graphs, signature, 16)
-    assert "one step" not in faster.reason

@@ -17,11 +17,6 @@ def test_server_metadata_answers_without_a_redirect(client: httpx.Client, path: 
     assert "binary_tensor_data" in response.json()["extensions"]
 
 
-def test_health_is_live_and_ready(client: httpx.Client) -> None:
-    assert client.get("/v2/health/live").json() == {"live": True}
-    assert client.get("/v2/health/ready").json() == {"ready": True, "live": True}
-
-
 def test_model_metadata_names_tensors_and_what_may_be_left_out(client: httpx.Client) -> None:
     metadata = client.get("/v2/models/flow").json()
     assert metadata["platform"] == "onnx_onnxv1"
@@ -94,12 +89,6 @@ def test_infer_gives_every_output_unless_some_are_named(client: httpx.Client) ->
     assert answer["outputs"][0]["shape"] == [2, 4]
 
 
-def test_infer_echoes_the_id_and_leaves_out_an_absent_one(client: httpx.Client) -> None:
-    body = {"inputs": [json_tensor("x", np.zeros((1, 3, 1), np.float32))]}
-    assert "id" not in client.post("/v2/models/animals/infer", json=body).json()
-    assert client.post("/v2/models/animals/infer", json={"id": "a-7", **body}).json()["id"] == "a-7"
-
-
 def test_null_and_bare_nan_are_the_same_missing_value(client: httpx.Client, published: Published) -> None:
     template = '{"inputs":[{"name":"x","shape":[1,4,1],"datatype":"FP32","data":[1.0,%s,2.5,%s]}]}'
     answers = [
@@ -110,19 +99,6 @@ def test_null_and_bare_nan_are_the_same_missing_value(client: httpx.Client, publ
     x = np.array([1.0, np.nan, 2.5, np.nan], np.float32).reshape(1, 4, 1)
     expected = torch_answer(published.torch_models["animals:1"], x)["probabilities"]
     np.testing.assert_allclose(answers[0][1]["data"], expected.ravel(), rtol=0, atol=1e-5)
-
-
-def test_lengths_make_padding_invisible(client: httpx.Client) -> None:
-    x = np.random.default_rng(5).normal(size=(2, 6, 1)).astype(np.float32)
-    x[0, 4:] = 99.0
-
-    def probabilities(body: dict[str, object]) -> list[float]:
-        answer = client.post("/v2/models/animals/infer", json={**body, "outputs": [{"name": "probabilities"}]})
-        return answer.json()["outputs"][0]["data"]
-
-    together = probabilities({"inputs": [json_tensor("x", x), json_tensor("lengths", np.array([4, 6]))]})
-    alone = probabilities({"inputs": [json_tensor("x", x[:1, :4])]})
-    assert together[:4] == alone
 
 
 def test_states_carry_a_series_on(client: httpx.Client) -> None:
@@ -138,11 +114,3 @@ def test_states_carry_a_series_on(client: httpx.Client) -> None:
     second = outputs([json_tensor("x", x[:, 5:]), *states])
     # JSON writes the shortest text that reads back as the same float32, so the two halves equal the whole exactly.
     assert second == whole
-
-
-@pytest.mark.parametrize("datatype", ["FP32", "FP64", "INT32", "INT64"])
-def test_other_number_types_are_converted(client: httpx.Client, datatype: str) -> None:
-    tensor = {"name": "x", "shape": [1, 3, 1], "datatype": datatype, "data": [[[1], [2], [3]]]}
-    flat = {"name": "x", "shape": [1, 3, 1], "datatype": "FP32", "data": [1.0, 2.0, 3.0]}
-    answers = [client.post("/v2/models/animals/infer", json={"inputs": [item]}).json() for item in (tensor, flat)]
-    assert answers[0] == answers[1]

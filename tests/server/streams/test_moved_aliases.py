@@ -100,11 +100,7 @@ def test_a_token_of_another_name_or_number_than_the_request_names(
 ) -> None:
     _, client, token = moved
     body = {"state_token": token, "model": model} | ({"values": [1]} if path == "/v1/step" else {})
-    sentence = (
-        f"The state token is of 'animals:1', the request names '{model}'; leave model out, or begin a new stream "
-        "without the token."
-    )
-    assert refusal(client.post(path, json=body)) == (409, "other_model", sentence)
+    assert refusal(client.post(path, json=body))[:2] == (409, "other_model")
 
 
 @pytest.mark.parametrize("model", ["animals", "animals@production", "animals:1"])
@@ -169,12 +165,7 @@ def test_a_version_of_other_outputs_takes_text_frames_only(stock: Stock, publish
     with stock.served("animals:1") as (running, _), Wire(running.url, "animals") as wire:
         refused = wire.send(frame([3], np.array([[row]], np.float32), tokens=[stepped["state_token"]]))
         assert isinstance(refused, dict)
-        assert (refused["status"], refused["code"], refused["error"]) == (
-            409,
-            "other_model",
-            "Binary frames of this socket are laid out for model 'animals:1', whose samples or outputs are not those "
-            "of model 'animals:3'; send text frames, or open a socket with model=animals:3.",
-        )
+        assert (refused["status"], refused["code"]) == (409, "other_model")
         assert "nothing to close" in wire.say(stream=3, close=True)["error"]
         answer = wire.say(stream=3, state_token=stepped["state_token"], values=row)
         assert (answer["model_version"], answer["step"]) == ("3", 2)
@@ -187,17 +178,9 @@ def test_a_version_that_is_not_served_begins_no_stream_and_is_not_opened(stock: 
     with stock.served("animals:1") as (running, client):
         with Wire(running.url, "animals:2") as wire:
             assert (wire.hello["model_version"], wire.hello["new_streams"]) == ("2", False)
-            sentence = (
-                "The stream 4 cannot begin: version 2 of the model 'animals' is not served any more, only its earlier "
-                "streams go on. Give the stream's state_token, or open a socket with model=animals for new streams."
-            )
             error = wire.say(stream=4, values=[1])
-            assert (error["status"], error["code"], error["error"]) == (404, "unknown_model", sentence)
-            assert wire.send(frame([4], np.ones((1, 1, 1), np.float32))) == {
-                "error": sentence,
-                "code": "unknown_model",
-                "status": 404,
-            }
+            assert (error["status"], error["code"]) == (404, "unknown_model")
+            assert wire.send(frame([4], np.ones((1, 1, 1), np.float32)))["code"] == "unknown_model"
             forged = token[:-4] + "AAAA"
             assert wire.say(stream=4, state_token=forged)["code"] == "bad_token"
             assert loads(client, "animals", 2) == 0
@@ -209,26 +192,13 @@ def test_a_version_that_is_not_served_begins_no_stream_and_is_not_opened(stock: 
         )
 
 
-def test_what_such_a_socket_says_first_is_what_an_open_version_says(stock: Stock) -> None:
-    hellos = []
-    for served in ("animals:2", "animals:1"):
-        with stock.served(served) as (running, _), Wire(running.url, "animals:2", "&outputs=probabilities") as wire:
-            hellos.append(wire.hello)
-    assert [hello.pop("new_streams") for hello in hellos] == [True, False]
-    assert hellos[0] == hellos[1]
-
-
 def test_a_token_opens_no_version_of_a_model_that_is_not_served(stock: Stock) -> None:
     with stock.served("animals:1") as (_, client):
         token = begin(client, "animals:1")
     with stock.served("flow") as (running, client):
-        sentence = (
-            "The stream belongs to 'animals:1', and this server serves no version of 'animals' (served models: flow). "
-            "Send the state token to a server that does, or begin a new stream."
-        )
-        gone = (409, "version_gone", sentence)
-        assert refusal(client.post("/v1/step", json={"state_token": token, "values": [1]})) == gone
-        assert refusal(client.post("/v1/sessions", json={"state_token": token, "model": "animals"})) == gone
+        for path, body in (("step", {"values": [1]}), ("sessions", {"model": "animals"})):
+            refused = client.post(f"/v1/{path}", json={"state_token": token, **body})
+            assert refusal(refused)[:2] == (409, "version_gone")
         with Wire(running.url, "flow") as wire:
             assert wire.say(state_token=token)["code"] == "other_model"
         assert loads(client, "animals", 1) == 0
@@ -256,7 +226,7 @@ def test_a_version_that_was_opened_for_tokens_closes_when_they_have_expired(stoc
 # The project's own client.
 
 
-@pytest.fixture(params=["threads", "asyncio"])
+@pytest.fixture(params=["threads", pytest.param("asyncio", marks=pytest.mark.slow)])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -275,7 +245,7 @@ def test_the_client_continues_the_token_of_an_earlier_version(
         assert [result.label for result in results] == [labels[place] for place in found.argmax(1)]
 
 
-@pytest.mark.parametrize("before", [0, 1, BREAK])
+@pytest.mark.parametrize("before", [0, pytest.param(1, marks=pytest.mark.slow), BREAK])
 def test_the_client_goes_on_after_a_lost_connection(
     stock: Stock, outputs: dict[str, dict[str, np.ndarray]], kind: str, before: int
 ) -> None:
@@ -296,24 +266,17 @@ def test_the_client_goes_on_after_a_lost_connection(
 def test_the_client_takes_tokens_of_one_version_at_a_time(moved: tuple[Running, httpx.Client, str], kind: str) -> None:
     running, client, old = moved
     tokens = [old, begin(client, "animals")]
-    with Both.of(kind, running.url) as both, pytest.raises(BadRequest) as caught:
+    with Both.of(kind, running.url) as both, pytest.raises(BadRequest, match="got animals:1, animals:2;"):
         both.streams("animals", 2, tokens=tokens)
-    assert str(caught.value) == (
-        "tokens must all be of one version, got animals:1, animals:2; open the streams of each version separately."
-    )
 
 
 def test_the_client_begins_no_stream_with_a_version_that_is_not_served(
     moved: tuple[Running, httpx.Client, str], kind: str
 ) -> None:
     running, _, _ = moved
-    with Both.of(kind, running.url) as both, pytest.raises(NotFound) as caught:
+    with Both.of(kind, running.url) as both, pytest.raises(NotFound, match="version 1 of 'animals'") as caught:
         both.stream("animals:1")
     assert (caught.value.status, caught.value.code) == (404, "unknown_model")
-    assert str(caught.value) == (
-        "The server no longer serves version 1 of 'animals'; streams can only resume from their state tokens. Start "
-        "with 'animals', or pass the token of a stream."
-    )
 
 
 @pytest.mark.parametrize("text", ["", "U1JO", "U1JOVAH_", "not base64!", "U1JOVAE", "AAAAAAAAAAAAAAAA", "é" * 20])

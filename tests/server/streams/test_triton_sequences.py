@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from scheduler_helpers import busy, on_loop, turns, wait
+from scheduler_helpers import turns, wait
 from server_helpers import Published, Running, json_tensor, serve
 from stablernn_runtime import ServedModel
 from stablernn_server import Settings, create_app
@@ -23,6 +22,8 @@ from stablernn_server.errors import ClientGoneError, DeadlineError, TooManyError
 from stablernn_server.streams.triton_sequences import SequenceTable
 from stablernn_server.streams.ttl_cache import TtlCache
 from stock_helpers import Stock, noise, refusal, version
+
+pytestmark = pytest.mark.anyio
 
 
 @dataclass
@@ -90,75 +91,7 @@ async def done(*several: Asked) -> None:
     assert all(asked.task.done() for asked in several)
 
 
-def test_end_start_and_continue_run_in_the_order_that_they_came(animals: ServedModel) -> None:
-    async def check() -> None:
-        desk = Desk(animals)
-        desk.let(desk.send(Asked(0, start=True)).number)
-        await turns()
-        several = [desk.send(Asked(1, end=True)), desk.send(Asked(2, start=True)), desk.send(Asked(3))]
-        await turns()
-        desk.let(1, 2, 3)
-        await done(*several)
-        assert desk.order == [0, 1, 2, 3]
-        assert [asked.before for asked in several] == [[0], [], [2]]
-        assert len(desk.table) == 1
-
-    asyncio.run(check())
-
-
-def test_what_comes_after_a_waiting_start_waits_for_it(animals: ServedModel) -> None:
-    """Also what is sent in the moment after the end, when the start has not run yet."""
-
-    async def check() -> None:
-        desk = Desk(animals)
-        desk.send(Asked(0, start=True))
-        desk.let(0)
-        await turns()
-        desk.send(Asked(1, end=True))
-        start = desk.send(Asked(2, start=True))
-        await turns()
-        desk.let(1)
-        for _ in range(6):
-            await asyncio.sleep(0)
-        late = desk.send(Asked(3))
-        await turns()
-        assert late.before is None
-        desk.let(2, 3)
-        await done(start, late)
-        assert (start.before, late.before) == ([], [2])
-
-    asyncio.run(check())
-
-
-def test_a_start_that_fails_brings_nothing_back(animals: ServedModel) -> None:
-    async def check() -> None:
-        desk = Desk(animals)
-        desk.send(Asked(0, start=True))
-        desk.let(0)
-        await turns()
-        several = [desk.send(Asked(1, end=True)), desk.send(Asked(2, start=True, fails=True)), desk.send(Asked(3))]
-        await turns()
-        desk.let(1, 2, 3)
-        await done(*several)
-        assert isinstance(several[2].error, UnknownSequenceError)
-        assert "was not begun, its first request failed" in str(several[2].error)
-        assert len(desk.table) == 0
-
-    asyncio.run(check())
-
-
-def test_a_start_that_fails_leaves_the_sequence_where_it_was(animals: ServedModel) -> None:
-    async def check() -> None:
-        desk = Desk(animals)
-        several = [desk.send(Asked(0, start=True)), desk.send(Asked(1, start=True, fails=True)), desk.send(Asked(2))]
-        desk.let(0, 1, 2)
-        await done(*several)
-        assert several[2].before == [0]
-
-    asyncio.run(check())
-
-
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(15))
 def test_any_schedule_is_that_of_one_request_after_the_other(animals: ServedModel, seed: int) -> None:
     """Random starts, ends, failures, cancellations and pauses against a model that knows no concurrency."""
     chance = random.Random(seed)
@@ -192,128 +125,96 @@ def test_any_schedule_is_that_of_one_request_after_the_other(animals: ServedMode
             kept = None if asked.end else [*before, asked.number]
 
 
-def test_sequences_of_other_names_do_not_wait(animals: ServedModel) -> None:
-    async def check() -> None:
-        desk = Desk(animals)
-        one = desk.send(Asked(0, start=True), identity=1)
-        other = desk.send(Asked(1, start=True), identity=2)
-        desk.let(1)
-        await done(other)
-        assert not one.task.done()
-        desk.let(0)
-        await done(one)
-
-    asyncio.run(check())
+async def test_a_turn_is_waited_for_no_longer_than_the_deadline(animals: ServedModel) -> None:
+    desk, loop = Desk(animals), asyncio.get_running_loop()
+    first = desk.send(Asked(0, start=True))
+    late = desk.send(Asked(1), Caller(deadline=loop.time() + 0.02))
+    after = desk.send(Asked(2))
+    await done(late)
+    assert isinstance(late.error, DeadlineError)
+    desk.let(0, 2)
+    await done(first, after)
+    assert after.before == [0]
 
 
-def test_a_turn_is_waited_for_no_longer_than_the_deadline(animals: ServedModel) -> None:
-    async def check() -> None:
-        desk, loop = Desk(animals), asyncio.get_running_loop()
-        first = desk.send(Asked(0, start=True))
-        late = desk.send(Asked(1), Caller(deadline=loop.time() + 0.02))
-        after = desk.send(Asked(2))
-        await done(late)
-        assert isinstance(late.error, DeadlineError)
-        desk.let(0, 2)
-        await done(first, after)
-        assert after.before == [0]
-
-    asyncio.run(check())
-
-
-def test_who_has_gone_holds_no_place(animals: ServedModel) -> None:
-    async def check() -> None:
-        desk, gone = Desk(animals, max_session_queue=2), list[bool]()
-        first = desk.send(Asked(0, start=True))
-        leaving = [desk.send(Asked(number), Caller(is_gone=lambda: bool(gone))) for number in (1, 2)]
-        await turns()
-        refused = desk.send(Asked(3))
-        await done(refused)
-        assert isinstance(refused.error, TooManyError)
-        gone.append(True)
-        # The next to come finds the queue full, and looks.
-        stays = desk.send(Asked(4))
-        await done(*leaving)
-        assert all(isinstance(asked.error, ClientGoneError) for asked in leaving)
-        gone.clear()
-        leaving = [desk.send(Asked(5), Caller(is_gone=lambda: bool(gone)))]
-        await turns()
-        gone.append(True)
-        desk.table.drop_gone_clients()
-        await done(*leaving)
-        assert isinstance(leaving[0].error, ClientGoneError)
-        desk.let(0, 4)
-        await done(first, stays)
-        assert stays.before == [0]
-
-    asyncio.run(check())
+async def test_who_has_gone_holds_no_place(animals: ServedModel) -> None:
+    desk, gone = Desk(animals, max_session_queue=2), list[bool]()
+    first = desk.send(Asked(0, start=True))
+    leaving = [desk.send(Asked(number), Caller(is_gone=lambda: bool(gone))) for number in (1, 2)]
+    await turns()
+    refused = desk.send(Asked(3))
+    await done(refused)
+    assert isinstance(refused.error, TooManyError)
+    gone.append(True)
+    # The next to come finds the queue full, and looks.
+    stays = desk.send(Asked(4))
+    await done(*leaving)
+    assert all(isinstance(asked.error, ClientGoneError) for asked in leaving)
+    gone.clear()
+    leaving = [desk.send(Asked(5), Caller(is_gone=lambda: bool(gone)))]
+    await turns()
+    gone.append(True)
+    desk.table.drop_gone_clients()
+    await done(*leaving)
+    assert isinstance(leaving[0].error, ClientGoneError)
+    desk.let(0, 4)
+    await done(first, stays)
+    assert stays.before == [0]
 
 
-def test_whose_client_left_just_before_its_turn_is_passed_over(animals: ServedModel) -> None:
-    async def check() -> None:
-        desk = Desk(animals)
-        several = [
-            desk.send(Asked(0, start=True)),
-            desk.send(Asked(1), Caller(is_gone=lambda: True)),
-            desk.send(Asked(2)),
-        ]
-        await turns()
-        desk.let(0, 1, 2)
-        await done(*several)
-        assert isinstance(several[1].error, ClientGoneError)
-        assert several[2].before == [0]
-
-    asyncio.run(check())
+async def test_whose_client_left_just_before_its_turn_is_passed_over(animals: ServedModel) -> None:
+    desk = Desk(animals)
+    several = [
+        desk.send(Asked(0, start=True)),
+        desk.send(Asked(1), Caller(is_gone=lambda: True)),
+        desk.send(Asked(2)),
+    ]
+    await turns()
+    desk.let(0, 1, 2)
+    await done(*several)
+    assert isinstance(several[1].error, ClientGoneError)
+    assert several[2].before == [0]
 
 
-def test_one_that_is_cancelled_as_its_turn_comes_hands_it_on(animals: ServedModel) -> None:
-    async def check() -> None:
-        desk = Desk(animals)
-        _, second, third = desk.send(Asked(0, start=True)), desk.send(Asked(1)), desk.send(Asked(2))
-        await turns()
-        desk.let(0, 2)
-        # Behind the first, which then hands its turn on, and before the second, which wakes up only then.
-        asyncio.get_running_loop().call_soon(second.task.cancel)
-        await done(second, third)
-        assert 1 not in desk.order
-        assert third.before == [0]
-
-    asyncio.run(check())
+async def test_one_that_is_cancelled_as_its_turn_comes_hands_it_on(animals: ServedModel) -> None:
+    desk = Desk(animals)
+    _, second, third = desk.send(Asked(0, start=True)), desk.send(Asked(1)), desk.send(Asked(2))
+    await turns()
+    desk.let(0, 2)
+    # Behind the first, which then hands its turn on, and before the second, which wakes up only then.
+    asyncio.get_running_loop().call_soon(second.task.cancel)
+    await done(second, third)
+    assert 1 not in desk.order
+    assert third.before == [0]
 
 
-def test_what_is_worked_on_does_not_expire() -> None:
-    async def check() -> None:
-        cache: TtlCache[str, int] = TtlCache(ttl_seconds=0.01, max_entries=2, max_waiters=1)
-        for key in ("idle", "busy"):
-            cache.put(key, 0)
-        async with cache.hold("busy", "session", Caller()):
-            await asyncio.sleep(0.02)
-            assert cache.peek("idle") is None
-            assert cache.peek("busy") is not None
+async def test_what_is_worked_on_does_not_expire() -> None:
+    cache: TtlCache[str, int] = TtlCache(ttl_seconds=0.01, max_entries=2, max_waiters=1)
+    for key in ("idle", "busy"):
+        cache.put(key, 0)
+    async with cache.hold("busy", "session", Caller()):
+        await asyncio.sleep(0.02)
+        assert cache.peek("idle") is None
         assert cache.peek("busy") is not None
+    assert cache.peek("busy") is not None
 
-    asyncio.run(check())
 
-
-def test_what_is_worked_on_does_not_give_way(animals: ServedModel) -> None:
-    async def check() -> None:
-        desk = Desk(animals, max_sessions=2)
-        for number in (0, 1):
-            desk.let(desk.send(Asked(number, start=True), identity=number + 1).number)
-        await turns()
-        going_on = desk.send(Asked(2), identity=1)
-        await turns()
-        desk.let(desk.send(Asked(3, start=True), identity=3).number)
-        gone = desk.send(Asked(4), identity=2)
-        desk.let(2)
-        await done(going_on, gone)
-        assert "was evicted for a newer one" in str(gone.error)
-        again = desk.send(Asked(5), identity=1)
-        desk.let(5)
-        await done(again)
-        assert again.before == [0, 2]
-
-    asyncio.run(check())
+async def test_what_is_worked_on_does_not_give_way(animals: ServedModel) -> None:
+    desk = Desk(animals, max_sessions=2)
+    for number in (0, 1):
+        desk.let(desk.send(Asked(number, start=True), identity=number + 1).number)
+    await turns()
+    going_on = desk.send(Asked(2), identity=1)
+    await turns()
+    desk.let(desk.send(Asked(3, start=True), identity=3).number)
+    gone = desk.send(Asked(4), identity=2)
+    desk.let(2)
+    await done(going_on, gone)
+    assert "was evicted for a newer one" in str(gone.error)
+    again = desk.send(Asked(5), identity=1)
+    desk.let(5)
+    await done(again)
+    assert again.before == [0, 2]
 
 
 # Behind a server.
@@ -335,27 +236,6 @@ def probabilities(answer: httpx.Response) -> np.ndarray:
     return np.array([tensors["probabilities"]], np.float32)
 
 
-def test_a_server_keeps_the_order_of_end_start_and_continue(one_at_a_time: Running, animals: ServedModel) -> None:
-    x = np.random.default_rng(0).normal(size=(1, 9, 1)).astype(np.float32)
-    infer(one_at_a_time, x[:, :4], sequence_start=True)
-    context = one_at_a_time.app.state.context
-
-    def waiting() -> int:
-        return on_loop(one_at_a_time, lambda: sum(map(len, context.sequences._cache.locks._queues.values())))
-
-    with ThreadPoolExecutor(3) as pool:
-        with busy(one_at_a_time):
-            end = pool.submit(infer, one_at_a_time, x[:, 4:], sequence_end=True)
-            wait(lambda: on_loop(one_at_a_time, lambda: context.scheduler.pending) == 2)
-            start = pool.submit(infer, one_at_a_time, x[:, :3], sequence_start=True)
-            wait(lambda: waiting() == 1)
-            follow = pool.submit(infer, one_at_a_time, x[:, 3:7])
-            wait(lambda: waiting() == 2)
-        for answer, steps in ((end, 9), (start, 3), (follow, 7)):
-            expected = animals.run_sequence(x[:, :steps])["probabilities"]
-            assert np.array_equal(probabilities(answer.result()), expected)
-
-
 @pytest.mark.parametrize("shape", [[], None])
 def test_a_request_without_series_is_refused(one_at_a_time: Running, shape: list[int] | None) -> None:
     tensor = {"name": "x" if shape is not None else "lengths", "shape": shape or [], "datatype": "FP32", "data": [1.0]}
@@ -368,19 +248,6 @@ def test_a_request_without_series_is_refused(one_at_a_time: Running, shape: list
         400,
         f"Each request of a sequence must have the input 'x' with the series along its first axis, got {got}.",
     )
-
-
-def test_a_sequence_times_out_in_its_turn(one_at_a_time: Running) -> None:
-    x = np.zeros((1, 3, 1), np.float32)
-    infer(one_at_a_time, x, sequence_start=True)
-    with ThreadPoolExecutor(1) as pool:
-        with busy(one_at_a_time):
-            context = one_at_a_time.app.state.context
-            first = pool.submit(infer, one_at_a_time, x)
-            wait(lambda: on_loop(one_at_a_time, lambda: context.scheduler.pending) == 2)
-            late = infer(one_at_a_time, x, timeout=20_000)
-            assert (late.status_code, late.json()["code"]) == (504, "deadline")
-        assert first.result().status_code == 200
 
 
 def test_a_sequence_goes_on_with_the_version_that_it_began_with(

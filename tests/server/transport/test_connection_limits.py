@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import multiprocessing
 import shutil
 import socket
 import ssl
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -33,7 +31,6 @@ from connection_helpers import (
     assert_healthy,
     connected,
     flood,
-    flood_from_many,
     health_watched,
     is_closed,
     read_error,
@@ -42,13 +39,15 @@ from connection_helpers import (
 )
 from scheduler_helpers import wait
 from server_helpers import Published, Running, serve
-from serving_helpers import ServeProcess, cpu_seconds, rss_mb, start_serve
+from serving_helpers import ServeProcess, rss_mb, start_serve
 from stablernn_server import Settings, SettingsError, create_app
 from stablernn_server.server import create_connection_table
 from stablernn_server.transport.connections import ConnectionTable, Turn, parse_networks, raise_file_limit
 from stablernn_server.transport.http_protocol import FIRST_READ_BYTES, NEXT_READ_BYTES, HttpProtocol
 from stablernn_server.transport.write_coalescing import LINGER_IDLE_SECONDS
 from stream_helpers import Wire
+
+pytestmark = pytest.mark.anyio
 
 SLOW_ANSWER_SECONDS = 2.0
 """Health takes milliseconds; on a machine that is busy with other tests somewhat longer."""
@@ -68,21 +67,14 @@ def test_the_longest_idle_connection_gives_way(published: Published) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "whose"),
     [
-        (
-            {"max_connections": 3, "max_address_connections": 3, "forwarded_allow_ips": ("127.0.0.1",)},
-            "The server has reached its limit of open connections; try again later.",
-        ),
-        (
-            {"max_address_connections": 3},
-            "Your address has reached its limit of 3 open connections; close some, or try again later.",
-        ),
+        ({"max_connections": 3, "max_address_connections": 3, "forwarded_allow_ips": ("127.0.0.1",)}, "The server"),
+        ({"max_address_connections": 3}, "Your address"),
     ],
-    ids=["server", "address"],
 )
 def test_where_all_connections_are_busy_one_more_is_a_503(
-    published: Published, settings: dict[str, Any], sentence: str
+    published: Published, settings: dict[str, Any], whose: str
 ) -> None:
     with animals_server(published, **settings) as server, ExitStack() as stack:
         context = server.app.state.context
@@ -92,31 +84,40 @@ def test_where_all_connections_are_busy_one_more_is_a_503(
             wait(lambda count=count: context.budget.held_bytes == count)  # type: ignore[misc]
         with connected(server.port) as refused:
             status, headers, body = read_response(refused)
-            assert (status, headers["retry-after"]) == (503, "1")
-            assert json.loads(body) == {"error": sentence, "code": "busy"}
+            assert (status, headers["retry-after"], json.loads(body)["code"]) == (503, "1", "busy")
+            assert body.startswith(b'{"error":"%b has' % whose.encode())
         connection.close()
         wait(lambda: context.budget.held_bytes == 2)
         assert httpx.get(f"{server.url}/v2/health/live").status_code == 200
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Path], ssl.SSLContext]:
+    """Settings of a server with a certificate, and a context that trusts it."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    folder = tmp_path_factory.mktemp("tls")
+    make_certificate(folder, "own")
+    files = {"tls_cert_file": folder / "own.pem", "tls_key_file": folder / "own.key"}
+    return files, ssl.create_default_context(cafile=files["tls_cert_file"])
+
+
+Tls = tuple[dict[str, Path], ssl.SSLContext]
+
+
 @pytest.mark.parametrize("content", [b"", b"\x16\x03\x01"], ids=["silent", "begun"])
-def test_a_tls_handshake_has_the_time_of_a_head(published: Published, tmp_path: Path, content: bytes) -> None:
-    make_certificate(tmp_path, "own")
-    files = {"tls_cert_file": tmp_path / "own.pem", "tls_key_file": tmp_path / "own.key"}
+def test_a_tls_handshake_has_the_time_of_a_head(published: Published, tls: Tls, content: bytes) -> None:
+    files, trust = tls
     with animals_server(published, head_timeout_seconds=1, **files) as server, connected(server.port) as connection:
         connection.sendall(content)
         wait(lambda: is_closed(connection))
         url = f"https://127.0.0.1:{server.port}/v2/health/live"
-        assert httpx.get(url, verify=ssl.create_default_context(cafile=files["tls_cert_file"])).status_code == 200
+        assert httpx.get(url, verify=trust).status_code == 200
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
-def test_tls_handshakes_count_as_idle_connections(published: Published, tmp_path: Path) -> None:
-    make_certificate(tmp_path, "own")
-    files = {"tls_cert_file": tmp_path / "own.pem", "tls_key_file": tmp_path / "own.key"}
+def test_tls_handshakes_count_as_idle_connections(published: Published, tls: Tls) -> None:
+    files, trust = tls
     limits = {"max_connections": 8, "max_address_connections": 4, "head_timeout_seconds": 60}
-    trust = ssl.create_default_context(cafile=files["tls_cert_file"])
     with animals_server(published, **limits, **files) as server, ExitStack() as stack:
         url = f"https://127.0.0.1:{server.port}"
         begun = [stack.enter_context(connected(server.port)) for _ in range(5)]
@@ -130,26 +131,23 @@ def test_tls_handshakes_count_as_idle_connections(published: Published, tmp_path
             wait(lambda: "stablernn_connections 1.0" in client.get("/metrics").text)
 
 
-def test_work_takes_turns_by_its_urgency() -> None:
+async def test_work_takes_turns_by_its_urgency() -> None:
     order: list[tuple[int, int]] = []
 
-    async def take_turns() -> None:
-        table, turn_number = ConnectionTable(8, 8), 0
-        for turn in (Turn.NEXT, Turn.NEXT, Turn.FIRST_REQUEST, Turn.HANDSHAKE):
-            table.take_turn(lambda turn=turn: order.append((turn_number, turn)), turn)  # type: ignore[misc]
-        while len(order) < 4:
-            await asyncio.sleep(0)
-            turn_number += 1
-
-    asyncio.run(take_turns())
+    table, turn_number = ConnectionTable(8, 8), 0
+    for turn in (Turn.NEXT, Turn.NEXT, Turn.FIRST_REQUEST, Turn.HANDSHAKE):
+        table.take_turn(lambda turn=turn: order.append((turn_number, turn)), turn)  # type: ignore[misc]
+    while len(order) < 4:
+        await asyncio.sleep(0)
+        turn_number += 1
     assert [turn for _, turn in order] == [Turn.HANDSHAKE, Turn.FIRST_REQUEST, Turn.NEXT, Turn.NEXT]
     assert len({number for number, _ in order}) == 4
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_no_turn_of_the_event_loop_has_much_to_do(
-    published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    published: Published, tls: Tls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    files, trust = tls
     turns, sizes = [], []
     take_turn, receive = ConnectionTable.take_turn, HttpProtocol.data_received
 
@@ -163,9 +161,6 @@ def test_no_turn_of_the_event_loop_has_much_to_do(
 
     monkeypatch.setattr(ConnectionTable, "take_turn", note_turn)
     monkeypatch.setattr(HttpProtocol, "data_received", note_size)
-    make_certificate(tmp_path, "own")
-    files = {"tls_cert_file": tmp_path / "own.pem", "tls_key_file": tmp_path / "own.key"}
-    trust = ssl.create_default_context(cafile=files["tls_cert_file"])
     for options in ({}, files):
         with animals_server(published, **options) as server, ExitStack() as stack:
             # The first request for it does not build it.
@@ -189,12 +184,9 @@ def open_sockets(port: int) -> int:
     return sum(row[1].endswith(f":{port:04X}") and row[3] != "0A" and row[9] != "0" for row in rows)
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="this system does not list its sockets")
-def test_tls_clients_that_do_not_say_goodbye_hold_no_sockets(published: Published, tmp_path: Path) -> None:
-    make_certificate(tmp_path, "own")
-    files = {"tls_cert_file": tmp_path / "own.pem", "tls_key_file": tmp_path / "own.key"}
-    trust = ssl.create_default_context(cafile=files["tls_cert_file"])
+def test_tls_clients_that_do_not_say_goodbye_hold_no_sockets(published: Published, tls: Tls) -> None:
+    files, trust = tls
     with (
         animals_server(published, max_connections=4, max_address_connections=4, **files) as server,
         ExitStack() as stack,
@@ -255,13 +247,14 @@ def test_a_proxy_may_forward_so_many_requests_for_one_address(published: Publish
             connection.sendall(CHUNKED.replace(b"\r\n\r\n", b"\r\nX-Forwarded-For: 192.0.2.7\r\n\r\n1\r\n \r\n"))
             wait(lambda: server.app.state.context.budget.held_bytes == 1)
             refused = httpx.get(url, headers=first)
-            sentence = "Your address has reached its limit of 2 requests in flight; try again later."
-            assert (refused.status_code, refused.json()) == (503, {"error": sentence, "code": "busy"})
+            assert (refused.status_code, refused.json()["code"]) == (503, "busy")
             assert httpx.get(url, headers=second).status_code == 200
         wait(lambda: httpx.get(url, headers=first).status_code == 200)
 
 
-@pytest.mark.parametrize("kind", FLOODS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in ("document", "frames") else pytest.mark.slow) for kind in FLOODS]
+)
 def test_requests_that_are_sent_ahead_take_the_memory_of_their_bytes(attacked: ServeProcess, kind: str) -> None:
     with connected(attacked.port) as connection:
         connection.sendall(FLOODS["document"][1])
@@ -286,48 +279,6 @@ def test_bodies_of_others_leave_room_for_requests_that_are_sent_ahead(published:
         for _ in range(3):
             assert read_response(connection)[0] == 200
         assert_healthy(connection)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
-@pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_thousand_clients_that_do_not_read_do_not_stop_the_server(
-    published: Published, tmp_path: Path, record_property: Any, scheme: str
-) -> None:
-    trust, certificate, options = ssl.create_default_context(), None, []
-    if scheme == "https":
-        make_certificate(tmp_path, "own")
-        certificate = tmp_path / "own.pem"
-        trust.load_verify_locations(certificate)
-        options = ["--tls-cert-file", certificate, "--tls-key-file", tmp_path / "own.key"]
-    server = start_serve(published.root, tmp_path / "log", "--model", "animals:1", "--access-log", "off", *options)
-    pid, url = server.process.pid, f"{server.url}/v2/health/live"
-    try:
-        with ExitStack() as stack:
-            assert httpx.get(url, verify=trust).status_code == 200
-            before, costs = rss_mb(pid), []
-            # A process of its own: a thread would take the time of this one.
-            arguments = server.port, 1000, 60.0, certificate
-            attack = multiprocessing.get_context("spawn").Process(target=flood_from_many, args=arguments)
-            attack.start()
-            stack.callback(attack.join)
-            stack.callback(attack.kill)
-            wait(lambda: metric(server, "stablernn_connections", trust) > 500)
-            deadline = time.monotonic() + 6
-            while time.monotonic() < deadline:
-                # Time of the thread that answers: other work of the machine does not count.
-                began = cpu_seconds(pid, pid)
-                assert httpx.get(url, verify=trust, timeout=PATIENT).status_code == 200
-                costs.append(cpu_seconds(pid, pid) - began)
-                assert rss_mb(pid) - before < 200
-                time.sleep(0.02)
-            record_property("worst_health_cpu_seconds", max(costs))
-            record_property("mb_beyond_start", rss_mb(pid) - before)
-            print(f"health took at most {max(costs):.2f} s of its thread, {rss_mb(pid) - before:.0f} MB more")
-            assert max(costs) < 0.5
-            assert attack.is_alive()
-    finally:
-        server.kill()
 
 
 @pytest.mark.parametrize("kind", ["document", "frames"])
@@ -410,24 +361,19 @@ def attacked(published: Published, tmp_path_factory: pytest.TempPathFactory) -> 
         server.kill()
 
 
-@pytest.mark.parametrize(
-    "size", [4, pytest.param(60, marks=pytest.mark.slow), pytest.param(300, marks=pytest.mark.slow)]
-)
-def test_health_is_answered_while_heads_of_many_megabytes_arrive(
-    attacked: ServeProcess, size: int, record_property: Any
-) -> None:
+@pytest.mark.parametrize("size", [4, pytest.param(300, marks=pytest.mark.slow)])
+def test_health_is_answered_while_heads_of_many_megabytes_arrive(attacked: ServeProcess, size: int) -> None:
     content = GET + b"X: " + b"a" * (size * MIB) + b"\r\n\r\n"
     with health_watched(attacked.port) as latencies:
         for _ in range(3):
             with connected(attacked.port) as connection:
                 send_all(connection, content)
                 assert read_error(connection)[:2] == (431, "head_too_large")
-    record_property("worst_health_seconds", latencies.worst)
     assert latencies.worst < SLOW_ANSWER_SECONDS
 
 
-@pytest.mark.parametrize("wanted", [500, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_health_is_answered_beside_idle_connections(attacked: ServeProcess, wanted: int, record_property: Any) -> None:
+@pytest.mark.parametrize("wanted", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_health_is_answered_beside_idle_connections(attacked: ServeProcess, wanted: int) -> None:
     # Each costs this process a file, too.
     count = min(wanted, raise_file_limit(wanted + 200) - 200)
     with ExitStack() as stack, health_watched(attacked.port) as latencies:
@@ -436,7 +382,4 @@ def test_health_is_answered_beside_idle_connections(attacked: ServeProcess, want
             if number % 2:
                 connection.sendall(GET)
         time.sleep(0.2)
-    record_property("idle_connections", count)
-    record_property("worst_health_seconds", latencies.worst)
-    print(f"{count} idle connections, health took at most {latencies.worst:.3f} s")
     assert latencies.worst < SLOW_ANSWER_SECONDS

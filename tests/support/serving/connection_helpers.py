@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import select
 import selectors
@@ -13,14 +12,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 from websockets.frames import Frame, Opcode
 
 from server_helpers import Published, Running, serve
 from stablernn_server import Settings, create_app
-from stablernn_server.transport.connections import raise_file_limit
 
 PATIENT = 20.0
 """Seconds after which a server that does not answer has failed the test."""
@@ -188,17 +185,3 @@ def flood(connections: Mapping[socket.socket, str], seconds: float) -> None:
                     continue
                 except OSError:
                     selector.unregister(connection)
-
-
-def flood_from_many(port: int, count: int, seconds: float, certificate: Path | None) -> None:
-    """As :func:`flood`, with requests of every kind, from ``count`` addresses, by TLS if there is a certificate."""
-    trust = None if certificate is None else ssl.create_default_context(cafile=certificate)
-    raise_file_limit(count + 100)
-    connections = {}
-    for number, kind in zip(range(count), itertools.cycle(FLOODS), strict=False):
-        source = (f"127.0.{number // 250}.{2 + number % 250}", 0)
-        connection = socket.create_connection(("127.0.0.1", port), PATIENT, source)
-        if trust is not None:
-            connection = trust.wrap_socket(connection, server_hostname="127.0.0.1")
-        connections[connection] = kind
-    flood(connections, seconds)

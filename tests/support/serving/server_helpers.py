@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import numpy as np
 from fastapi import FastAPI
 
 from published_models import Published as Published
 from published_models import torch_answer as torch_answer
+from stablernn_registry import Registry
+from stablernn_server import Settings, create_app
 from stablernn_server.server import Server
 
 DATATYPES = {"float32": "FP32", "float64": "FP64", "int64": "INT64", "int32": "INT32"}
@@ -47,3 +51,23 @@ def serve(app: FastAPI) -> Iterator[Running]:
 def json_tensor(name: str, value: np.ndarray) -> dict[str, Any]:
     """An input of the v2 protocol with its numbers in JSON."""
     return {"name": name, "shape": list(value.shape), "datatype": DATATYPES[value.dtype.name], "data": value.tolist()}
+
+
+def served_client(registry: Registry, **settings: Any) -> Iterator[httpx.Client]:
+    """A client of a server of a registry, until the iterator is closed."""
+    for running in serve(create_app(Settings(registry=registry.root, **settings))):
+        with httpx.Client(base_url=running.url) as client:
+            yield client
+
+
+def raw_request(tensors: Mapping[str, np.ndarray], **entries: Any) -> tuple[bytes, dict[str, str]]:
+    """The body of an inference request with the numbers of its inputs as raw bytes, and its header."""
+    inputs = [
+        {"name": name, "shape": list(x.shape), "datatype": DATATYPES[x.dtype.name]}
+        | {"parameters": {"binary_data_size": x.nbytes}}
+        for name, x in tensors.items()
+    ]
+    head = json.dumps({"inputs": inputs, **entries}).encode()
+    return b"".join([head, *(x.tobytes() for x in tensors.values())]), {
+        "Inference-Header-Content-Length": str(len(head))
+    }

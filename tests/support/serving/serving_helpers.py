@@ -144,17 +144,6 @@ def children(pid: int) -> list[int]:
     return [int(child) for text in lists for child in text.split()]
 
 
-def cpu_seconds(pid: int, thread: int | None = None) -> float:
-    """Processor time of a process, or of one of its threads."""
-    fields = (
-        Path(f"/proc/{pid}/stat" if thread is None else f"/proc/{pid}/task/{thread}/stat")
-        .read_text()
-        .rpartition(")")[2]
-        .split()
-    )
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def rss_mb(pid: int) -> float:
     """Resident memory, MB of 10^6 bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES / 1e6

@@ -6,10 +6,10 @@ import asyncio
 import json
 import socket
 import struct
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import pytest
 from websockets.asyncio.client import connect as connect_async
 
 from server_helpers import Published, Running
@@ -17,37 +17,10 @@ from stablernn_runtime import ServedModel
 from stream_helpers import (
     Wire,
     X,
-    assert_same_bits,
-    distances,
     frame,
-    offline,
     samples,
     serving,
 )
-
-
-def test_many_sockets_at_a_time(running: Running, stream_models: Published) -> None:
-    """Their steps are batched; each stream gets the bits of its own series, and numbers of one socket are its own."""
-    names = ["classes", "timed"]
-    models = {name: ServedModel.load(stream_models.registry.get(name), "cpu") for name in names}
-
-    def follow(seed: int) -> None:
-        model = models[names[seed % 2]]
-        x, dt = samples(model, 30, seed), distances(model, 30, seed)
-        found = []
-        with Wire(running.url, model.name) as wire:
-            at = 0
-            while at < 30:
-                here = slice(at, at + 1 + (seed + at) % 3)
-                _, outputs, _ = wire.step([0], x[None, here], dt=None if dt is None else dt[None, here])
-                found.append({name: value[0] for name, value in outputs.items()})
-                at = here.stop
-        assert_same_bits(
-            {name: np.concatenate([part[name] for part in found]) for name in found[0]}, offline(model, x, dt)
-        )
-
-    with ThreadPoolExecutor(24) as pool:
-        list(pool.map(follow, range(48)))
 
 
 def test_frames_of_a_socket_are_answered_in_their_order(running: Running, classes: ServedModel) -> None:
@@ -79,6 +52,7 @@ def test_frames_count_among_what_is_held(stream_models: Published) -> None:
         assert running.app.state.context.budget.held_bytes == 0
 
 
+@pytest.mark.slow
 def test_a_reader_that_does_not_read_holds_up_itself_alone(alone: Running) -> None:
     """It sends frames whose answers are long; the server works on no more of them than the network holds answers."""
     frames, steps = 80, 1000

@@ -27,6 +27,8 @@ from stream_helpers import (
     serving,
 )
 
+pytestmark = pytest.mark.anyio
+
 
 def leave(running: Running, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
     sockets = running.app.state.context.sockets
@@ -147,43 +149,40 @@ def test_a_frame_that_outlasts_the_grace_is_ended(alone: Running, stream_models:
 
 
 @pytest.mark.parametrize("told", ["websocket.connect", "websocket.accept"])
-def test_a_handshake_in_the_middle_of_a_drain(stream_models: Published, told: str) -> None:
+async def test_a_handshake_in_the_middle_of_a_drain(stream_models: Published, told: str) -> None:
     """Told to stop before it agreed, the server refuses; told after, it says goodbye at once."""
     app = create_app(Settings(registry=stream_models.root, state_key=STATE_KEY, models=("classes",)))
     context = app.state.context
     sent: list[Any] = []
 
-    async def run() -> None:
-        context.start()
-        incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        incoming.put_nowait({"type": "websocket.connect"})
+    context.start()
+    incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    incoming.put_nowait({"type": "websocket.connect"})
 
-        async def receive() -> dict[str, Any]:
-            message = await incoming.get()
-            if message["type"] == told:
-                context.drain(5)
-            return message
+    async def receive() -> dict[str, Any]:
+        message = await incoming.get()
+        if message["type"] == told:
+            context.drain(5)
+        return message
 
-        async def send(message: dict[str, Any]) -> None:
-            sent.append(message)
-            if message["type"] == told:
-                context.drain(5)
-            if message["type"] == "websocket.close":
-                incoming.put_nowait({"type": "websocket.disconnect", "code": 1001})
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+        if message["type"] == told:
+            context.drain(5)
+        if message["type"] == "websocket.close":
+            incoming.put_nowait({"type": "websocket.disconnect", "code": 1001})
 
-        scope = {
-            "type": "websocket",
-            "path": "/v1/stream",
-            "query_string": b"model=classes",
-            "headers": [],
-            "subprotocols": [],
-            "client": ("127.0.0.1", 1),
-            "extensions": {"websocket.http.response": {}},
-        }
-        await asyncio.wait_for(app(scope, receive, send), 10)
-        await context.stop()
-
-    asyncio.run(run())
+    scope = {
+        "type": "websocket",
+        "path": "/v1/stream",
+        "query_string": b"model=classes",
+        "headers": [],
+        "subprotocols": [],
+        "client": ("127.0.0.1", 1),
+        "extensions": {"websocket.http.response": {}},
+    }
+    await asyncio.wait_for(app(scope, receive, send), 10)
+    await context.stop()
     kinds = [message["type"] for message in sent]
     if told == "websocket.connect":
         assert kinds == ["websocket.http.response.start", "websocket.http.response.body"]
@@ -191,19 +190,6 @@ def test_a_handshake_in_the_middle_of_a_drain(stream_models: Published, told: st
     else:
         assert kinds == ["websocket.accept", "websocket.send", "websocket.send", "websocket.close"]
         assert json.loads(sent[2]["text"]) == {"closing": True, "state_tokens": {}}
-
-
-def test_a_client_that_goes_leaves_nothing_behind(running: Running) -> None:
-    sockets = running.app.state.context.sockets
-    before = len(sockets)
-    with Wire(running.url, "classes") as wire:
-        wire.step([0, 1], np.zeros((2, 1, 2)))
-        assert (len(sockets), sockets.streams) == (before + 1, sockets.streams)
-        wire.socket.socket.close()  # without a word
-    deadline = time.monotonic() + 10
-    while len(sockets) > before:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_random_disconnects_lose_nothing_that_the_client_holds(running: Running, classes: ServedModel) -> None:
@@ -230,4 +216,4 @@ def test_random_disconnects_lose_nothing_that_the_client_holds(running: Running,
         return joined
 
     with ThreadPoolExecutor(8) as pool:
-        assert len(list(pool.map(follow, range(24)))) == 24
+        assert len(list(pool.map(follow, range(8)))) == 8

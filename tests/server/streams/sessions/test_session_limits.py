@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import socket
 import threading
 import time
@@ -29,6 +27,8 @@ from stablernn_server.http.app_context import UNFINISHED
 from stablernn_server.schemas.sessions import Samples
 from stablernn_server.streams.stream import Stream
 from stream_helpers import X, assert_same_bits, offline, plain, samples, serving, stacked
+
+pytestmark = pytest.mark.anyio
 
 
 def test_idle_sessions_expire(stream_models: Published) -> None:
@@ -77,30 +77,6 @@ def test_requests_of_one_session_wait_for_their_turn(running: Running, classes: 
         stacked([answer["outputs"][0] for _, answer in ordered]),
         offline(classes, np.stack([one for one, _ in ordered])),
     )
-
-
-def test_too_many_may_not_wait(stream_models: Published) -> None:
-    """One request is long, one may wait for it; the others are told so at once."""
-    for running in serving(stream_models, models=("deep",), max_session_queue=1):
-        with httpx.Client(base_url=running.url, timeout=60) as client:
-            session = opened(client, "deep")
-            long = [[1.0, 2.0, 3.0]] * 60_000
-            with ThreadPoolExecutor(8) as pool:
-                first = pool.submit(step, client, session, long, every=False)
-                while client.get(f"/v1/sessions/{session}").json()["idle_seconds"] > 0 and not first.done():
-                    time.sleep(0.005)
-                rest = [pool.submit(step, client, session, [1.0, 2.0, 3.0]) for _ in range(6)]
-                answers = [future.result() for future in rest]
-            assert first.result().json()["step"] == 60_000
-            taken = sorted(answer.json()["step"] for answer in answers if answer.status_code == 200)
-            assert taken == list(range(60_001, 60_001 + len(taken)))
-            turned_away = [answer for answer in answers if answer.status_code != 200]
-            assert turned_away
-            for answer in turned_away:
-                assert assert_refused(answer, 429, "too_many") == (
-                    "1 requests of this session are already waiting, its limit; wait for their answers, or "
-                    "send several samples in one request."
-                )
 
 
 @contextmanager
@@ -190,41 +166,25 @@ def test_a_session_keeps_its_last_outputs_alone(running: Running, client: httpx.
             assert value.nbytes < 1000
 
 
-def test_the_log_says_how_long_steps_waited(stream_models: Published, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "stablernn_server.access"):
-        for running in serving(stream_models, models=("classes",), access_log="json"):
-            with httpx.Client(base_url=running.url) as client:
-                assert step(client, opened(client)).status_code == 200
-                assert client.post("/v1/step", json={"model": "classes", "values": X}).status_code == 200
-                wait(lambda: sum("/step" in record.message for record in caplog.records) == 2)
-    lines = [json.loads(record.message) for record in caplog.records if "/step" in record.message]
-    for line in lines:
-        assert line["rows"] == 1
-        assert line["queue_ms"] > 0
-
-
-def test_the_work_of_a_step_is_told(stream_models: Published) -> None:
+async def test_the_work_of_a_step_is_told(stream_models: Published) -> None:
     """Of a roll-out, that of all its runs."""
     fed = ServedModel.load(stream_models.registry.get("fed"), "cpu")
 
-    async def check() -> None:
-        async with scheduling() as desk:
-            samples_ = Samples(values=[1.0, 2.0, 3.0])
-            one = await advance_stream(desk.scheduler, Stream(fed), samples_, Settings(), Caller())
-            far = await advance_stream(
-                desk.scheduler, Stream(fed), samples_.model_copy(update={"horizon": 4}), Settings(), Caller()
-            )
-            for stepped in (one, far):
-                assert stepped.inference.queue_ns > 0
-                assert stepped.inference.compute_ns > 0
-                assert stepped.inference.batch_rows == 1
-            assert desk.executions(fed) == 5
-
-    asyncio.run(check())
+    async with scheduling() as desk:
+        samples_ = Samples(values=[1.0, 2.0, 3.0])
+        one = await advance_stream(desk.scheduler, Stream(fed), samples_, Settings(), Caller())
+        far = await advance_stream(
+            desk.scheduler, Stream(fed), samples_.model_copy(update={"horizon": 4}), Settings(), Caller()
+        )
+        for stepped in (one, far):
+            assert stepped.inference.queue_ns > 0
+            assert stepped.inference.compute_ns > 0
+            assert stepped.inference.batch_rows == 1
+        assert desk.executions(fed) == 5
 
 
 @pytest.mark.parametrize("what", ["times", "values", "size"])
-def test_large_requests_are_checked_beside_the_event_loop(stream_models: Published, what: str) -> None:
+async def test_large_requests_are_checked_beside_the_event_loop(stream_models: Published, what: str) -> None:
     """Others go on while a request that is refused in the end is looked through."""
     deep = ServedModel.load(stream_models.registry.get("deep"), "cpu")
     x = [[1.0, 2.0, 3.0]] * 50_000
@@ -234,25 +194,22 @@ def test_large_requests_are_checked_beside_the_event_loop(stream_models: Publish
         "size": Samples(values=[1.0, 2.0, 3.0], time=[1.0, "soon"]),
     }[what]
 
-    async def check() -> None:
-        turns = 0
+    turns = 0
 
-        async def others() -> None:
-            nonlocal turns
-            while True:
-                await asyncio.sleep(0)
-                turns += 1
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
 
-        async with scheduling() as desk:
-            going_on = asyncio.create_task(others())
-            with pytest.raises(ServerError):
-                await advance_stream(
-                    desk.scheduler, Stream(deep), request, Settings(), Caller(), size=2**20 if what == "size" else 0
-                )
-            going_on.cancel()
-            assert turns > 0
-
-    asyncio.run(check())
+    async with scheduling() as desk:
+        going_on = asyncio.create_task(others())
+        with pytest.raises(ServerError):
+            await advance_stream(
+                desk.scheduler, Stream(deep), request, Settings(), Caller(), size=2**20 if what == "size" else 0
+            )
+        going_on.cancel()
+        assert turns > 0
 
 
 def test_too_many_samples_are_counted_before_they_are_read(client: httpx.Client) -> None:
@@ -277,11 +234,3 @@ def test_several_processes_keep_no_sessions(stream_models: Published) -> None:
                     "WebSocket (/v1/stream), or serve with one worker."
                 )
             assert client.post("/v1/step", json={"model": "classes", "values": X}).status_code == 200
-
-
-def test_too_many_samples_at_a_time(client: httpx.Client) -> None:
-    answer = step(client, opened(client), [X] * 1001)
-    assert (
-        assert_refused(answer, 413, "too_large")
-        == "1001 samples at a time are more than the limit of 1000; send fewer."
-    )

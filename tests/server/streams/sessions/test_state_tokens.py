@@ -38,16 +38,6 @@ def test_a_token_of_a_version_that_is_gone(running: Running, client: httpx.Clien
     assert_refused(client.post("/v1/step", json={"state_token": other, "values": X}), 409, "version_gone")
 
 
-def test_a_token_of_another_model(client: httpx.Client) -> None:
-    token = client.post("/v1/step", json={"model": "classes", "values": X}).json()["state_token"]
-    answer = client.post("/v1/step", json={"state_token": token, "model": "deep", "values": X})
-    assert assert_refused(answer, 409, "other_model") == (
-        "The state token is of 'classes:1', the request names 'deep'; leave model out, or begin a new stream "
-        "without the token."
-    )
-    assert client.post("/v1/step", json={"state_token": token, "model": "classes", "values": X}).status_code == 200
-
-
 def test_a_token_of_whole_patches_goes_on(running: Running, client: httpx.Client, stream_models: Published) -> None:
     """Tokens of earlier releases count patches, and have no samples of an unfinished one."""
     model = ServedModel.load(stream_models.registry.get("patched"), "cpu")

@@ -84,13 +84,6 @@ def test_the_end_of_a_sequence_of_patches_is_that_of_the_whole_series(
         assert np.array_equal(output(last, name), value)
 
 
-def test_a_sequence_begins_anew(client: httpx.Client, classes: ServedModel) -> None:
-    x = samples(classes, 4)[None]
-    first = output(infer(client, x, sequence_id=1, sequence_start=True), "probabilities")
-    assert not np.array_equal(output(infer(client, x, sequence_id=1), "probabilities"), first)
-    assert np.array_equal(output(infer(client, x, sequence_id=1, sequence_start=True), "probabilities"), first)
-
-
 def test_a_sequence_keeps_its_series(client: httpx.Client, classes: ServedModel) -> None:
     x = np.stack([samples(classes, 2, seed) for seed in (0, 1)])
     infer(client, x, sequence_id=2, sequence_start=True)
