@@ -80,6 +80,27 @@ def test_more_time_steps_than_the_limit_are_refused(small: Running) -> None:
     assert httpx.post(f"{small.url}/v1/timeseries/forecast", json=body).status_code == 200
 
 
+def test_an_answer_that_waits_for_its_client_is_not_aborted_for_the_body(published: Published) -> None:
+    """The request is refused before its body is read, and the client reads later than that would have to arrive."""
+    app = create_app(Settings(registry=published.root, models=("animals",), read_timeout_seconds=0.1))
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        raise AssertionError("nobody needs the body")
+
+    async def send(message: dict[str, Any]) -> None:
+        await asyncio.sleep(0.3)
+        sent.append(message)
+
+    async def refuse() -> None:
+        path = "/v2/models/none/infer"
+        async with app.router.lifespan_context(app):
+            await app({"type": "http", "method": "POST", "path": path, "headers": []}, receive, send)
+
+    asyncio.run(refuse())
+    assert (sent[0]["status"], len(sent)) == (404, 2)
+
+
 def opened_session(server: Running) -> str:
     """Path of a session that was opened just now."""
     answer = httpx.post(f"{server.url}/v1/sessions", json={"model": "animals"}).raise_for_status()
