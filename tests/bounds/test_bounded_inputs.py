@@ -117,6 +117,51 @@ class TestStacks:
         assert [ball.state for ball in proved.bounds[1].balls] == ["hidden"]
 
 
+class TestPublishedConditions:
+    """Published conditions, in infinity norms of whole matrices, imply that the bounds by rows contract."""
+
+    def cell(self, key: str, seed: int, gates: int, **options: Any) -> tuple[StableCell, Any, list[float]]:
+        """A cell, the largest argument of each gate for inputs and states within 1, and norms of the rows of U."""
+        cell: Any = drawn(key, 4, "small", seed=seed, **options)
+        with torch.no_grad():
+            for parameter in cell.parameters():
+                parameter.mul_(1 + seed / 10)
+        w, u, b = (p.detach().double().abs() for p in (cell.weight_ih, cell.weight_hh, cell.bias_ih))
+        largest = (w.sum(dim=1) + u.sum(dim=1) + b).reshape(gates, -1).amax(dim=1)
+        return cell, largest, u.sum(dim=1).reshape(gates, -1).amax(dim=1).tolist()
+
+    def test_of_the_lstm(self) -> None:
+        # Of the form of Terzi, Bonassi, Farina and Scattolini (2021): the spectral radius of a matrix of two rows, for
+        # differences of the cell state and of the hidden state.
+        contracts = []
+        for seed in range(40):
+            cell, largest, (norm_i, norm_f, norm_g, norm_o) = self.cell("lstm", seed, 4)
+            i, f, o = (float(torch.sigmoid(largest[gate])) for gate in (0, 1, 3))
+            g = math.tanh(float(largest[2]))
+            c = i * g / (1 - f)
+            on_cell = norm_f * c / 4 + i * norm_g + norm_i * g / 4
+            matrix = [[f, on_cell], [o * f, o * on_cell + norm_o * math.tanh(c) / 4]]
+            if max(abs(np.linalg.eigvals(matrix))) < 1:
+                contracts.append(cell.step_bound_within(Box.around_zero(2, 1.0)).rate < 1)
+        assert all(contracts)
+        assert 5 < len(contracts) < 40
+
+    def test_of_the_gru(self) -> None:
+        # Bonassi, Farina and Scattolini (2021), whose reset gate multiplies the state before the product: the step of
+        # a gru_d without decay.
+        contracts = []
+        for seed in range(40):
+            cell, largest, (norm_z, norm_f, norm_r) = self.cell("gru_d", seed, 3, imputation="none")
+            for name in ("state_decay", "state_decay_bias"):
+                torch.nn.init.zeros_(cell.get_parameter(name))
+            # The paper's z retains the state, the gate of this cell replaces it.
+            z, f = (float(torch.sigmoid(largest[gate])) for gate in (0, 1))
+            if norm_r * (norm_f / 4 + f) < 1 - (1 + math.tanh(float(largest[2]))) / (4 * (1 - z)) * norm_z:
+                contracts.append(cell.step_bound_within(Box.around_zero(2, 1.0)).rate < 1)
+        assert all(contracts)
+        assert 5 < len(contracts) < 40
+
+
 class TestWrongBounds:
     def test_rates_that_are_three_percent_too_small_are_found_in_most_models(self) -> None:
         found = []

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from scipy.linalg import expm
 
 from stablernn import create_cell
 from stablernn.bounds.continuous import theorem_1_conditions, theorem_1_holds
@@ -72,6 +73,16 @@ class TestTheoremOneCaseB:
     A = np.array([[-0.03, -1.31, 1.13], [1.45, -0.43, 0.21], [-0.97, -1.13, -0.53]])
     W = np.array([[-0.02, -3.98, 4.21], [4.0, -0.28, -0.49], [-4.19, -0.07, -0.32]])
     SLOPES = np.array([0.52, 0.89, 0.45])
+
+    def test_the_matrices_meet_every_condition_of_the_paper_and_an_equilibrium_is_unstable(self) -> None:
+        products = self.A.T @ self.W + self.W.T @ self.A
+        assert max(np.linalg.eigvalsh(matrix + matrix.T).max() for matrix in (self.A, self.W)) < -0.03
+        assert np.linalg.svd(self.W, compute_uv=False).min() > 0.5
+        assert np.linalg.eigvalsh(products).min() > 0.03
+        # A bias puts the equilibrium where tanh has these slopes.
+        eigenvalues = np.linalg.eigvals(self.A + np.diag(self.SLOPES) @ self.W)
+        growing = eigenvalues[eigenvalues.real.argmax()]
+        assert (growing.real, abs(growing.imag)) == pytest.approx((0.0382, 5.174), abs=1e-4)
 
     def test_it_does_not_count(self) -> None:
         conditions = theorem_1_conditions(self.A, self.W)
@@ -145,3 +156,15 @@ class TestSingleJacobiansOfTheAntisymmetricRNN:
                 pair = cell(x.expand(2, 2), pair)
         assert pair[0].numpy() == pytest.approx(states[-1], abs=1e-12)
         assert float((pair[1] - pair[0]).norm()) / 1e-6 > 2.6e6
+
+    @pytest.mark.parametrize("damping", [0.0, 0.05])
+    def test_the_papers_theorem_on_the_equation_fails_too(self, damping: float) -> None:
+        # h' = tanh(K h + x) with the same slopes: real parts at most 0 at all times, and differences grow at each turn.
+        flat = 1 - np.tanh(self.FLAT) ** 2
+        k = np.array([[-damping, 1.0], [-1.0, -damping]])
+        turn = np.eye(2)
+        for slopes in ((flat, 1.0), (1.0, flat)):
+            velocity = np.diag(slopes) @ k
+            assert np.linalg.eigvals(velocity).real.max() <= 1e-15
+            turn = expm(np.pi / 2 / np.sqrt(flat) * velocity) @ turn
+        assert np.abs(np.linalg.eigvals(turn)).max() > 4

@@ -101,6 +101,12 @@ def test_no_attack_flips_a_label_within_its_radius(seed: int, cell: str, shape: 
     assert not bool(flips_within(model, x, lengths, radii * (1 - 1e-4)).any())
 
 
+def test_a_radius_that_is_wrong_is_caught() -> None:
+    model = drawn("exprnn", "last")
+    x, lengths = batch()
+    assert bool(flips_within(model, x, lengths, 100 * certified_radii(model, x, lengths)).any())
+
+
 def linear_model(decay: float, weight: float, classes: Tensor, readout: str) -> Classifier:
     """``h <- decay h + weight x`` per unit, on positive inputs, read by a head with rows ``classes`` (2, 2)."""
     model = Classifier("indrnn", 2, 2, 2, readout=readout).eval()
