@@ -22,6 +22,11 @@ ORTHOGONAL_MAPS: tuple[OrthogonalMap, ...] = ("exp", "cayley")
 """Maps from skew matrices to orthogonal ones, and from skew-Hermitian to unitary ones."""
 
 
+def _identity(like: Tensor) -> Tensor:
+    """Return the identity in the size, precision and place of a square matrix."""
+    return torch.eye(len(like), dtype=like.dtype, device=like.device)
+
+
 def skew_size(size: int) -> int:
     """Return the number of free parameters of a skew-symmetric ``(size, size)`` matrix."""
     return size * (size - 1) // 2
@@ -93,7 +98,7 @@ def exponential(generator: Tensor) -> Tensor:
     first = precise * math.ldexp(1.0, -squarings)
     second = first @ first
     third, fourth = second @ first, second @ second
-    identity = torch.eye(len(precise), dtype=precise.dtype, device=precise.device)
+    identity = _identity(precise)
     # Horner's scheme in the fourth power (Paterson and Stockmeyer): 6 products instead of 15.
     total = fourth / math.factorial(16)
     for k in (12, 8, 4, 0):
@@ -113,7 +118,7 @@ def cayley(generator: Tensor) -> Tensor:
     large and the equations are ill-conditioned. They are therefore solved in double precision.
     """
     precise = generator.to(torch.promote_types(generator.dtype, torch.float64))
-    identity = torch.eye(len(precise), dtype=precise.dtype, device=precise.device)
+    identity = _identity(precise)
     transformed: Tensor = torch.linalg.solve(identity + precise, identity - precise)
     return transformed.to(generator.dtype)
 
@@ -140,13 +145,12 @@ def reflections(vectors: Tensor) -> Tensor:
     Returns:
         ``(size, size)``, orthogonal.
     """
-    count, size = vectors.shape
+    size = vectors.shape[1]
     unit = nn.functional.normalize(torch.triu(vectors), dim=1)
-    half = torch.eye(count, dtype=unit.dtype, device=unit.device) / 2
-    s = half + torch.triu(unit @ unit.T, diagonal=1)
-    identity = torch.eye(size, dtype=unit.dtype, device=unit.device)
+    products = unit @ unit.T
+    s = _identity(products) / 2 + torch.triu(products, diagonal=1)
     solved: Tensor = torch.linalg.solve_triangular(s, unit, upper=True)
-    return identity - unit.T @ solved
+    return torch.eye(size, dtype=unit.dtype, device=unit.device) - unit.T @ solved
 
 
 def symmetric_skew(free: Tensor, skew_weight: float, damping: float) -> Tensor:
@@ -162,7 +166,7 @@ def symmetric_skew(free: Tensor, skew_weight: float, damping: float) -> Tensor:
         skew_weight: beta; 1 is purely skew-symmetric, 0.5 leaves M as it is.
         damping: gamma, subtracted from the diagonal.
     """
-    return free + (1 - 2 * skew_weight) * free.T - damping * torch.eye(len(free), dtype=free.dtype, device=free.device)
+    return free + (1 - 2 * skew_weight) * free.T - damping * _identity(free)
 
 
 def vector_field(free: Tensor, size: int, *, divergence_free: bool = False) -> Tensor:

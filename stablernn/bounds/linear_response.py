@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -47,14 +48,12 @@ class ImpulseResponse:
 
     def norms(self, steps: int) -> Matrix:
         """Return at least the 2-norms of an input's effect on the output k steps later, k from 0; ``(steps,)``."""
-        blocks = [self._block_norms(start, min(start + _BLOCK_STEPS, steps)) for start in range(0, steps, _BLOCK_STEPS)]
-        return np.concatenate(blocks)
+        return np.concatenate([self._norms_of(effects) for effects in self._blocks(steps)])
 
     def last_output_gain(self, steps: int) -> float:
         """Return at least the 2-norm of the effect of all inputs of a sequence together on its last output."""
         gram = np.zeros((len(self.output_weights), len(self.output_weights)))
-        for start in range(0, steps, _BLOCK_STEPS):
-            effects = self._effects(start, min(start + _BLOCK_STEPS, steps))
+        for effects in self._blocks(steps):
             # (k, block * m): the inputs of all steps side by side.
             flat = effects.transpose(1, 0, 2).reshape(len(self.output_weights), -1)
             gram += flat @ flat.T
@@ -72,10 +71,7 @@ class ImpulseResponse:
         points = _FREQUENCIES_PER_STEP * steps
         if points * self.skip.size > _MAX_SPECTRUM_ENTRIES:
             return summed
-        effects = np.concatenate(
-            [self._effects(start, min(start + _BLOCK_STEPS, steps)) for start in range(0, steps, _BLOCK_STEPS)]
-        )
-        spectrum = np.fft.rfft(effects, n=points, axis=0)
+        spectrum = np.fft.rfft(np.concatenate([*self._blocks(steps)]), n=points, axis=0)
         # The smaller of the two Gram matrices has the same largest eigenvalue.
         if spectrum.shape[1] < spectrum.shape[2]:
             spectrum = spectrum.transpose(0, 2, 1)
@@ -97,18 +93,22 @@ class ImpulseResponse:
         total, steps = 0.0, 0
         # The first block is always summed step by step: the skip is part of no mode's series.
         while steps == 0 or (steps < _MAX_SUMMED_STEPS and float(moduli**steps @ mode_sums) > 0.1 * total):
-            total += float(self._block_norms(steps, steps + _BLOCK_STEPS).sum())
+            total += float(self._norms_of(self._effects(steps, steps + _BLOCK_STEPS)).sum())
             steps += _BLOCK_STEPS
         return total + self.slope * float(moduli**steps @ mode_sums) * (1 + 1e-9)
 
-    def _block_norms(self, start: int, stop: int) -> Matrix:
-        """Return :meth:`norms` of the steps from ``start`` to ``stop``."""
-        effects = self._effects(start, stop)
+    def _blocks(self, steps: int) -> Iterator[Matrix]:
+        """Yield the effects at delays from 0 to ``steps``, ``(block, k, m)`` in turn."""
+        for start in range(0, steps, _BLOCK_STEPS):
+            yield self._effects(start, min(start + _BLOCK_STEPS, steps))
+
+    def _norms_of(self, effects: Matrix) -> Matrix:
+        """Return :meth:`norms` of the steps with some effects."""
         # The smaller of the two Gram matrices has the same largest eigenvalue.
         if effects.shape[1] < effects.shape[2]:
             effects = effects.transpose(0, 2, 1)
         grams = effects.transpose(0, 2, 1) @ effects
-        largest = np.linalg.eigvalsh(grams)[:, -1] if grams.size else np.zeros(stop - start)
+        largest = np.linalg.eigvalsh(grams)[:, -1] if grams.size else np.zeros(len(effects))
         norms: Matrix = self.slope * (np.sqrt(np.maximum(largest, 0.0)) + self._rounding_error()) * (1 + 1e-9)
         return norms
 

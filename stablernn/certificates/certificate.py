@@ -478,15 +478,9 @@ def _quantization_bound(
     if max_dt is not None:
         return None
 
-    def log(norm: int, norms: int) -> None:
-        # Each may take as long as the proof.
-        if stage is not None:
-            part = f", norm {norm} of {norms}" if norms > 1 else ""
-            _PROGRESS.info("Bounding the error of weights in %s%s ...", form, part)
-
     try:
         bounds = [
-            quantization_error_bound(cells, stack, form, on_norm=log)
+            quantization_error_bound(cells, stack, form, is_logged=stage is not None)
             for cells, stack in zip(stacks, proved, strict=True)
         ]
     except np.linalg.LinAlgError:

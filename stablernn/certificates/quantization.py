@@ -9,8 +9,9 @@ the step contracts by ``rate``, then the two never come further apart than ``del
 from __future__ import annotations
 
 import copy
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
@@ -23,6 +24,8 @@ from stablernn.bounds.lure import LureSystem, largest_state_norm, lure_gain, lur
 from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell
 from stablernn.certificates.cascade import Cascade
+
+_PROGRESS = logging.getLogger("stablernn.progress")
 
 Format = Literal["float16", "int8"]
 _MATRICES = ("F", "G", "V", "U", "D", "B")
@@ -75,7 +78,7 @@ def quantization_error_bound(
     proved: Cascade,
     form: Format,
     *,
-    on_norm: Callable[[int, int], None] = lambda norm, norms: None,
+    is_logged: bool = False,
 ) -> QuantizationErrorBound | None:
     """Return the bound for one stack of layers; None if none is proved.
 
@@ -89,7 +92,7 @@ def quantization_error_bound(
         cells: From the input on.
         proved: What is proved of them, of regular steps.
         form: The format.
-        on_norm: Called before each norm that is tried, with its number and that of all of them.
+        is_logged: Whether to log each norm that is tried to ``stablernn.progress``.
     """
     quantized = [quantize(cell, form) for cell in cells]
     # Large weights are infinite in float16.
@@ -98,7 +101,10 @@ def quantization_error_bound(
     candidates = (proved, *proved.in_other_norms)
     bounds = []
     for number, stack in enumerate(candidates, start=1):
-        on_norm(number, len(candidates))
+        # Each may take as long as the proof.
+        if is_logged:
+            part = f", norm {number} of {len(candidates)}" if len(candidates) > 1 else ""
+            _PROGRESS.info("Bounding the error of weights in %s%s ...", form, part)
         bound = _error_bound_in(cells, quantized, stack)
         if bound is not None:
             bounds.append(bound)

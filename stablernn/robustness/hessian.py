@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ WeightedLoss = tuple[float, Callable[[], Tensor]]
 
 MAX_PRODUCTS = 100
 TOLERANCE = 1e-3
+"""Residual of an eigenvalue, and standard error of the trace, at which to stop, as a share of them."""
 _CHUNK_SIZE = 64
 """Sequences per autograd graph, which limits the memory of double backward."""
 
@@ -53,16 +54,13 @@ class ExtremeEigenvalues:
     converged: bool
 
 
-def lanczos(
-    product: Product, size: int, *, steps: int = MAX_PRODUCTS, tolerance: float = TOLERANCE, seed: int = 0
-) -> ExtremeEigenvalues:
+def lanczos(product: Product, size: int, *, steps: int = MAX_PRODUCTS, seed: int = 0) -> ExtremeEigenvalues:
     """Compute the extreme eigenvalues by the Lanczos method with full reorthogonalization.
 
     Args:
         product: Product of the matrix with a vector.
         size: Number of rows of the matrix.
         steps: Maximum number of products.
-        tolerance: Residual at which to stop, as a share of the eigenvalue.
         seed: Seed of the first vector.
     """
     vector = np.random.default_rng(seed).standard_normal(size)
@@ -81,7 +79,7 @@ def lanczos(
         values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1))
         residuals = next_norm * abs(float(vectors[-1, -1])), next_norm * abs(float(vectors[-1, 0]))
         extremes = float(values[-1]), float(values[0])
-        is_within = all(residual <= tolerance * abs(value) for residual, value in zip(residuals, extremes, strict=True))
+        is_within = all(residual <= TOLERANCE * abs(value) for residual, value in zip(residuals, extremes, strict=True))
         # The Krylov space is invariant, so its eigenvalues are exact.
         is_exhausted = len(basis) == size or next_norm <= 1e-12 * max(abs(value) for value in extremes)
         if len(basis) >= min(steps, size) or is_within or is_exhausted:
@@ -90,16 +88,13 @@ def lanczos(
         basis.append(next_vector / next_norm)
 
 
-def hutchinson(
-    product: Product, size: int, *, draws: int = MAX_PRODUCTS, tolerance: float = TOLERANCE, seed: int = 0
-) -> tuple[float, float, int]:
+def hutchinson(product: Product, size: int, *, draws: int = MAX_PRODUCTS, seed: int = 0) -> tuple[float, float, int]:
     """Estimate the trace by products with vectors of random signs.
 
     Args:
         product: Product of the matrix with a vector.
         size: Number of rows of the matrix.
         draws: Maximum number of vectors, 2 or more.
-        tolerance: Standard error at which to stop, as a share of the trace.
         seed: Seed of the vectors.
 
     Returns:
@@ -114,7 +109,7 @@ def hutchinson(
             continue
         mean, error = float(np.mean(estimates)), float(np.std(estimates, ddof=1)) / math.sqrt(len(estimates))
         # At least ten draws: a few may agree by chance and make the standard error too small.
-        if len(estimates) >= draws or (len(estimates) >= 10 and error <= tolerance * abs(mean)):
+        if len(estimates) >= draws or (len(estimates) >= 10 and error <= TOLERANCE * abs(mean)):
             return mean, error, len(estimates)
 
 
@@ -147,9 +142,7 @@ def hessian_product(losses: Sequence[WeightedLoss], parameters: Sequence[nn.Para
     return product
 
 
-def loss_hessian(
-    model: Classifier, batch: Batch, *, steps: int = MAX_PRODUCTS, tolerance: float = TOLERANCE, seed: int = 0
-) -> dict[str, Any]:
+def loss_hessian(model: Classifier, batch: Batch, *, steps: int = MAX_PRODUCTS, seed: int = 0) -> dict[str, Any]:
     """Measure the curvature of the mean training loss with respect to the parameters of the recurrent layers.
 
     The loss is the cross entropy of the unmodified sequences plus the penalties of the cells: no augmentation, dropout,
@@ -159,7 +152,6 @@ def loss_hessian(
         model: The trained model; it is not changed.
         batch: Training sequences.
         steps: Maximum number of products with the Hessian, for the eigenvalues and for the trace each.
-        tolerance: Relative tolerance of both.
         seed: Seed of the random vectors.
 
     Returns:
@@ -170,14 +162,10 @@ def loss_hessian(
     double_model, parameters = _double_copy(model)
     product = hessian_product(_chunk_losses(double_model, batch), parameters)
     size = sum(parameter.numel() for parameter in parameters)
-    extremes = lanczos(product, size, steps=steps, tolerance=tolerance, seed=seed)
-    trace, error, draws = hutchinson(product, size, draws=steps, tolerance=tolerance, seed=seed)
+    extremes = lanczos(product, size, steps=steps, seed=seed)
+    trace, error, draws = hutchinson(product, size, draws=steps, seed=seed)
     return {
-        "largest": extremes.largest,
-        "smallest": extremes.smallest,
-        "residuals": list(extremes.residuals),
-        "steps": extremes.steps,
-        "converged": extremes.converged,
+        **asdict(extremes),
         "trace": trace,
         "trace_standard_error": error,
         "trace_draws": draws,

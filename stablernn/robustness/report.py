@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -202,9 +202,7 @@ def _run_pgd(model: Classifier, sample: Sample, norm: Norm, settings: Settings) 
     correct_chunks: list[Tensor] = []
     generator = torch.Generator().manual_seed(settings.seed)
     with differentiable_copy(model) as attacked_model:
-        for rows in _slices(sample.batch):
-            attacked, truth = _perturbed_rows(attacked_model, sample.batch, rows), sample.batch.y[rows]
-            box = _box(attacked, sample) if settings.clip else None
+        for attacked, truth, box in _parts(attacked_model, sample, settings):
             change = torch.zeros_like(attacked.x)
             with torch.no_grad():
                 is_correct = attacked(change).argmax(dim=1) == truth
@@ -239,11 +237,9 @@ def _run_deepfool(model: Classifier, sample: Sample, norm: Norm, settings: Setti
     norm_chunks: list[Tensor] = []
     correct_chunks: list[Tensor] = []
     with differentiable_copy(model) as attacked_model:
-        for rows in _slices(sample.batch):
-            attacked = _perturbed_rows(attacked_model, sample.batch, rows)
-            box = _box(attacked, sample) if settings.clip else None
+        for attacked, truth, box in _parts(attacked_model, sample, settings):
             with torch.no_grad():
-                correct_chunks.append(attacked(torch.zeros_like(attacked.x)).argmax(dim=1) == sample.batch.y[rows])
+                correct_chunks.append(attacked(torch.zeros_like(attacked.x)).argmax(dim=1) == truth)
             change, flipped = deepfool(attacked, attacked.mask, norm=norm, steps=settings.steps, box=box)
             # A label that never flips counts as an infinite perturbation.
             norm_chunks.append(torch.where(flipped, change_norms(change, norm), torch.inf))
@@ -284,18 +280,22 @@ def _measure_hessian(
     return loss_hessian(model, _draw_batch(model, scorer, settings), seed=settings.seed)
 
 
-def _perturbed_rows(model: Classifier, batch: Batch, rows: slice) -> PerturbedClassifier:
-    return PerturbedClassifier(model, batch.x[rows], batch.lengths[rows], _select_rows(batch.dt, rows))
-
-
-def _box(attacked: PerturbedClassifier, sample: Sample) -> Box:
-    scaling, (mean, scale) = attacked.model.scaling, attacked.model.feature_scaling()
-    # The range of training in the units of changes, (features,).
-    low, high = (
-        (scaling.transform(torch.from_numpy(bound).to(attacked.x)) - mean) / scale
-        for bound in (sample.low, sample.high)
-    )
-    return Box.around(attacked.scaled(), low, high)
+def _parts(
+    model: Classifier, sample: Sample, settings: Settings
+) -> Iterator[tuple[PerturbedClassifier, Tensor, Box | None]]:
+    """Yield the attacked function, the true classes and the bounds of a change, for some sequences at a time."""
+    batch, scaling, (mean, scale) = sample.batch, model.scaling, model.feature_scaling()
+    for rows in _slices(batch):
+        attacked = PerturbedClassifier(model, batch.x[rows], batch.lengths[rows], _select_rows(batch.dt, rows))
+        box = None
+        if settings.clip:
+            # The range of training in the units of changes, (features,).
+            low, high = (
+                (scaling.transform(torch.from_numpy(bound).to(attacked.x)) - mean) / scale
+                for bound in (sample.low, sample.high)
+            )
+            box = Box.around(attacked.scaled(), low, high)
+        yield attacked, batch.y[rows], box
 
 
 def _slices(batch: Batch) -> list[slice]:
