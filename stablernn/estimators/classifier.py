@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _FILE = "training_data.npz"
 
 
+@dataclass(eq=False, repr=False)
 class StableClassifier(ClassifierMixin, RunEstimator):  # type: ignore[misc]
     """A classifier of sequences.
 
@@ -76,44 +78,24 @@ class StableClassifier(ClassifierMixin, RunEstimator):  # type: ignore[misc]
 
     task = "classify"
 
-    def __init__(
-        self,
-        cell: str = "lipschitz",
-        *,
-        hidden_size: int = 64,
-        num_layers: int = 1,
-        members: int = 1,
-        epochs: int | None = None,
-        max_steps: int | None = None,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        patience: int | None = None,
-        certified: bool | None = None,
-        class_weight: str | Mapping[Any, float] | None = None,
-        device: str = "auto",
-        random_state: Any = 0,
-        settings: Mapping[str, Any] | None = None,
-        budget: str | None = None,
-        runs_folder: str | Path | None = None,
-        callbacks: Sequence[Callback] | None = None,
-    ) -> None:
-        self.cell = cell
-        self.hidden_size = hidden_size
-        self.num_layers = num_layers
-        self.members = members
-        self.epochs = epochs
-        self.max_steps = max_steps
-        self.batch_size = batch_size
-        self.lr = lr
-        self.patience = patience
-        self.certified = certified
-        self.class_weight = class_weight
-        self.device = device
-        self.random_state = random_state
-        self.settings = settings
-        self.budget = budget
-        self.runs_folder = runs_folder
-        self.callbacks = callbacks
+    cell: str = "lipschitz"
+    _: KW_ONLY
+    hidden_size: int = 64
+    num_layers: int = 1
+    members: int = 1
+    epochs: int | None = None
+    max_steps: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    patience: int | None = None
+    certified: bool | None = None
+    class_weight: str | Mapping[Any, float] | None = None
+    device: str = "auto"
+    random_state: Any = 0
+    settings: Mapping[str, Any] | None = None
+    budget: str | None = None
+    runs_folder: str | Path | None = None
+    callbacks: Sequence[Callback] | None = None
 
     def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
         """Train on labeled sequences.

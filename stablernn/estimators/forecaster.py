@@ -7,7 +7,7 @@ import io
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -38,6 +38,7 @@ _CONTEXT = "context.parquet"
 """File of a run directory with the last rows of the training series, which ``predict`` without series goes on from."""
 
 
+@dataclass(eq=False, repr=False)
 class StableForecaster(RunEstimator):
     """A forecaster of series.
 
@@ -107,66 +108,35 @@ class StableForecaster(RunEstimator):
         "time_column": "data.time_column",
     }
 
-    def __init__(
-        self,
-        cell: str = "lipschitz",
-        *,
-        horizon: int | None = None,
-        context_length: int | None = None,
-        season: int | None = None,
-        frequency: str | None = None,
-        target: str | Sequence[str] | None = None,
-        future: Sequence[str] = (),
-        static: Sequence[str] = (),
-        calendar: Sequence[str] = (),
-        quantiles: Sequence[float] | None = None,
-        validation_steps: int | None = None,
-        id_column: str = "unique_id",
-        time_column: str = "ds",
-        hidden_size: int = 64,
-        num_layers: int = 1,
-        members: int = 1,
-        epochs: int | None = None,
-        max_steps: int | None = None,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        patience: int | None = None,
-        certified: bool | None = None,
-        device: str = "auto",
-        random_state: Any = 0,
-        settings: Mapping[str, Any] | None = None,
-        budget: str | None = None,
-        runs_folder: str | Path | None = None,
-        callbacks: Sequence[Callback] | None = None,
-    ) -> None:
-        self.cell = cell
-        self.horizon = horizon
-        self.context_length = context_length
-        self.season = season
-        self.frequency = frequency
-        self.target = target
-        self.future = future
-        self.static = static
-        self.calendar = calendar
-        self.quantiles = quantiles
-        self.validation_steps = validation_steps
-        self.id_column = id_column
-        self.time_column = time_column
-        self.hidden_size = hidden_size
-        self.num_layers = num_layers
-        self.members = members
-        self.epochs = epochs
-        self.max_steps = max_steps
-        self.batch_size = batch_size
-        self.lr = lr
-        self.patience = patience
-        self.certified = certified
-        self.device = device
-        self.random_state = random_state
-        self.settings = settings
-        self.budget = budget
-        self.runs_folder = runs_folder
-        self.callbacks = callbacks
+    cell: str = "lipschitz"
+    _: KW_ONLY
+    horizon: int | None = None
+    context_length: int | None = None
+    season: int | None = None
+    frequency: str | None = None
+    target: str | Sequence[str] | None = None
+    future: Sequence[str] = ()
+    static: Sequence[str] = ()
+    calendar: Sequence[str] = ()
+    quantiles: Sequence[float] | None = None
+    validation_steps: int | None = None
+    id_column: str = "unique_id"
+    time_column: str = "ds"
+    hidden_size: int = 64
+    num_layers: int = 1
+    members: int = 1
+    epochs: int | None = None
+    max_steps: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    patience: int | None = None
+    certified: bool | None = None
+    device: str = "auto"
+    random_state: Any = 0
+    settings: Mapping[str, Any] | None = None
+    budget: str | None = None
+    runs_folder: str | Path | None = None
+    callbacks: Sequence[Callback] | None = None
 
     @property
     def horizon_(self) -> int:
@@ -261,8 +231,7 @@ class StableForecaster(RunEstimator):
         run, table = self._fitted, self._table(X)
         horizon = self.horizon_
         # One window of each series: its last steps are the test split.
-        data_config = run.config.data.model_copy(update={"test_steps": horizon, "validation_steps": horizon})
-        config = run.config.model_copy(update={"data": data_config})
+        config = run.config.updated("data", test_steps=horizon, validation_steps=horizon)
         with self._written(table) as path:
             data = load_run_data(config, str(path), features=run.data["features"], targets=run.data["targets"])
             scores = evaluate(TorchPredictor(run.model), data, quantiles=run.config.task.quantiles)
