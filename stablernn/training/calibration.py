@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from stablernn.cells import cached_weights
 from stablernn.data.arrays import Samples
@@ -18,6 +17,7 @@ from stablernn.data.windows import WindowSet, batch_evenly_spaced
 from stablernn.errors import DataError
 from stablernn.nn.models import Classifier, Forecaster
 from stablernn.training.evaluation.metrics import symmetric_levels
+from stablernn.training.loop.minibatches import model_inputs
 
 _BATCH = 256
 MOST_NUMBERS = 50_000_000
@@ -64,10 +64,11 @@ def set_temperature(model: Classifier, temperature: float) -> dict[str, Any]:
 def uncalibrated_logits(model: Classifier, split: SequenceSplit) -> tuple[np.ndarray, np.ndarray]:
     """Set the temperature of a model to 1, and return its logits, float64 (samples, classes), and the true classes."""
     model.temperature.fill_(1.0)
-    parts, device = [], model.temperature.device
+    parts = []
     with torch.no_grad(), cached_weights(model):
         for start in range(0, len(split), _BATCH):
-            x, lengths, dt = _inputs(split.gather(np.arange(start, min(start + _BATCH, len(split)))), device, model)
+            samples = split.gather(np.arange(start, min(start + _BATCH, len(split))))
+            x, lengths, dt, _ = model_inputs(samples, model)
             parts.append(model(x, lengths, dt).double().cpu())
     return torch.cat(parts).numpy(), np.asarray(split.y, dtype=np.int64)
 
@@ -129,27 +130,16 @@ def _in_offset_units(model: Forecaster, samples: Samples) -> tuple[np.ndarray, n
     Returns:
         (windows, horizon, targets), (windows, horizon, targets, levels) and (windows, 1, targets).
     """
-    device = model.offsets.device
-    x, lengths, dt = _inputs(samples, device, model)
-    arrays = {"static": samples.static, "future": samples.future}
-    covariates = {name: torch.from_numpy(value).to(device) for name, value in arrays.items() if value is not None}
+    x, lengths, dt, covariates = model_inputs(samples, model)
     if model.head_kind == "recursive":
         # A recursive head applies offsets to its final quantiles, in units of the data.
         outputs, _ = model.run(x, lengths, None, dt, **covariates)
         return samples.y, outputs["quantiles"].cpu().numpy(), np.ones_like(samples.y[:, :1])
     change, location, scale = model.changes(model.final_state(x, lengths, dt=dt), **covariates)
-    truth = model.scaling.transform(torch.from_numpy(samples.y).to(device), model.target_indices)
+    truth = model.scaling.transform(torch.from_numpy(samples.y).to(x.device), model.target_indices)
     # The mean over the members, (windows, horizon, targets, levels); the first level is the point forecast.
     quantiles = location[..., None] + scale[..., None] * change.mean(dim=1)[..., 1:].sort(dim=-1).values
     return truth.cpu().numpy(), quantiles.cpu().numpy(), scale.cpu().numpy()
-
-
-def _inputs(
-    samples: Samples, device: torch.device, model: Classifier | Forecaster
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return ``x``, ``lengths`` and, for a model of irregular time, ``dt`` as tensors on the device."""
-    dt = None if samples.dt is None or model.max_dt is None else torch.from_numpy(samples.dt).to(device)
-    return torch.from_numpy(samples.x).to(device), torch.from_numpy(samples.lengths).to(device), dt
 
 
 Array = npt.NDArray[Any]

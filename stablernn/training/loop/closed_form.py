@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from stablernn.cells import cached_weights
 from stablernn.certificates.input_range import InputRange
 from stablernn.certificates.projection import project_model
-from stablernn.data.arrays import Samples
 from stablernn.data.step_data import NO_TARGET, Output, StepSplit
 from stablernn.data.types import SequenceSplit
 from stablernn.data.windows import WindowSet, batch_evenly_spaced
@@ -35,6 +34,7 @@ from stablernn.training.evaluation.scorers import Scorer
 from stablernn.training.loop.base_trainer import BaseTrainer, Progress, RunRecorder
 from stablernn.training.loop.checkpoint import Checkpoint
 from stablernn.training.loop.losses import Objective
+from stablernn.training.loop.minibatches import model_inputs
 from stablernn.training.settings.config import TrainingConfig
 
 
@@ -167,7 +167,7 @@ def fit_class_head(model: Classifier, split: SequenceSplit) -> Solution:
     parts: list[Tensor] = []
     with torch.no_grad(), cached_weights(model), inputs_of(model.head) as features:
         for start in range(0, len(numbers), _BATCH):
-            x, lengths, dt = _tensors(split.gather(numbers[start : start + _BATCH]), model)
+            x, lengths, dt, _ = model_inputs(split.gather(numbers[start : start + _BATCH]), model)
             model(x, lengths, dt)
             parts.append(features.pop())
     classes = np.asarray(split.y, dtype=np.int64)[numbers]
@@ -258,9 +258,7 @@ def _forecast_errors(model: Forecaster, windows: WindowSet, module: nn.Module) -
     with torch.no_grad(), cached_weights(model), inputs_of(module) as inputs:
         for numbers in batch_evenly_spaced(windows, MOST_ROWS, _BATCH):
             samples = windows.gather(numbers)
-            x, lengths, dt = _tensors(samples, model)
-            arrays = {"static": samples.static, "future": samples.future}
-            covariates = {name: torch.from_numpy(value).to(x) for name, value in arrays.items() if value is not None}
+            x, lengths, dt, covariates = model_inputs(samples, model)
             if "future" in covariates:
                 # A recursive head reads the known values of one step at a time.
                 covariates["future"] = covariates["future"][:, : model.steps]
@@ -342,13 +340,6 @@ def _only_map(head: nn.Module) -> nn.Linear:
 def evenly_spaced(count: int, limit: int) -> np.ndarray:
     # Files that are sorted by class or time give all of them.
     return np.unique(np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64))
-
-
-def _tensors(samples: Samples, model: SequenceModel) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return ``x``, ``lengths`` and, for a model of irregular time, ``dt`` as tensors on the device of the model."""
-    device = next(model.parameters()).device
-    dt = None if samples.dt is None or model.max_dt is None else torch.from_numpy(samples.dt).to(device)
-    return torch.from_numpy(samples.x).to(device), torch.from_numpy(samples.lengths).to(device), dt
 
 
 STRETCH = 512

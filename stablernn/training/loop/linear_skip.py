@@ -23,6 +23,7 @@ from stablernn.data.types import ForecastData
 from stablernn.data.windows import WindowSet, batch_evenly_spaced
 from stablernn.nn.models import Forecaster
 from stablernn.training.evaluation.metrics import seasonal_scale
+from stablernn.training.loop.minibatches import model_inputs
 from stablernn.training.settings.defaults import takes_logarithms
 
 _LOG = logging.getLogger("stablernn.training")
@@ -114,7 +115,7 @@ def _blended_errors(
 ) -> tuple[Float64Array, Float64Array]:
     """Return the summed errors of a direct head at each share, ``(windows, shares)``, and the observed numbers."""
     assert model.skip is not None
-    x, dt, covariates = _inputs(model, samples)
+    x, _, dt, covariates = model_inputs(samples, model)
     state = model.final_state(x, dt=dt)
     change, location, scale = model.changes(state, **covariates)
     # Mean of the members, and of it the point forecast, (windows, horizon, targets).
@@ -139,7 +140,7 @@ def _rolled_out_errors(models: Sequence[Forecaster], samples: Samples) -> tuple[
     errors = []
     is_observed = torch.empty(0)
     for model in models:
-        x, dt, covariates = _inputs(model, samples)
+        x, _, dt, covariates = model_inputs(samples, model)
         outputs, state = model.run(x, None, None, dt, **covariates)
         # A recursive head reads the known values of one step at a time; the unit is the same for all steps.
         first = {name: value[:, :1] if name == "future" else value for name, value in covariates.items()}
@@ -150,14 +151,6 @@ def _rolled_out_errors(models: Sequence[Forecaster], samples: Samples) -> tuple[
         is_observed = ~torch.isnan(distance)
         errors.append(torch.where(is_observed, distance, 0.0).sum(dim=(1, 2)))
     return torch.stack(errors, dim=1).cpu().numpy(), is_observed.sum(dim=(1, 2)).double().cpu().numpy()
-
-
-def _inputs(model: Forecaster, samples: Samples) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
-    device = model.scaling.mean.device
-    arrays = {"static": samples.static, "future": samples.future}
-    covariates = {name: torch.from_numpy(value).to(device) for name, value in arrays.items() if value is not None}
-    dt = None if samples.dt is None or model.max_dt is None else torch.from_numpy(samples.dt).to(device)
-    return torch.from_numpy(samples.x).to(device), dt, covariates
 
 
 def set_share(model: Forecaster, skip: Tensor, trained: Tensor, share: float) -> None:

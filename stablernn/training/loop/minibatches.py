@@ -16,6 +16,7 @@ from torch import Tensor
 from stablernn.data.arrays import Int64Array, Samples
 from stablernn.data.step_data import StepSplit, count_targets, segment, streams
 from stablernn.data.windows import SampleSource, WindowSet
+from stablernn.nn.models import SequenceModel
 
 Array = npt.NDArray[Any]
 
@@ -261,6 +262,25 @@ class SampleMinibatches(Minibatches):
         # From torch's global generator, whose state a checkpoint holds: a resumed run draws the same numbers.
         extra = self._multiple * int(torch.randint(self._warm_up + 1, ()))
         return Minibatch(self._batches.take_longer(indices, extra, self._multiple), len(indices), is_first=True)
+
+
+class ModelInputs(NamedTuple):
+    """Samples as a model takes them, on its device."""
+
+    x: Tensor
+    lengths: Tensor
+    dt: Tensor | None
+    """Time between steps; None where the samples have none, or the model takes none."""
+    covariates: dict[str, Tensor]
+
+
+def model_inputs(samples: Samples, model: SequenceModel) -> ModelInputs:
+    """Return samples on the device of a model."""
+    device = next(model.parameters()).device
+    arrays = {name: getattr(samples, name) for name in ("x", "lengths", "dt", "static", "future")}
+    tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items() if array is not None}
+    dt = tensors.pop("dt", None)
+    return ModelInputs(tensors.pop("x"), tensors.pop("lengths"), None if model.max_dt is None else dt, tensors)
 
 
 def move_to(device: torch.device, tensor: Tensor) -> Tensor:
