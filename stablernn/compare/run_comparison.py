@@ -425,10 +425,7 @@ class _Plan:
 
 
 def _with_length(config: Config, steps: int | None) -> Config:
-    if steps is None:
-        return config
-    training = config.training.model_copy(update={"epochs": None, "max_steps": steps})
-    return config.model_copy(update={"training": training})
+    return config if steps is None else config.updated("training", epochs=None, max_steps=steps)
 
 
 def write_baseline_scores(baseline: Baseline, config: Config, seeds: Sequence[int], path: Path) -> None:

@@ -33,7 +33,7 @@ from stablernn.robustness.attacks import (
 from stablernn.robustness.hessian import loss_hessian
 from stablernn.robustness.settings import NORMS, Norm, Settings
 from stablernn.training.evaluation.predictors import BATCH_SIZE
-from stablernn.training.evaluation.scorers import ClassificationScorer, open_classification
+from stablernn.training.evaluation.scorers import ClassificationScorer, PredictorNames, open_classification
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop.minibatches import Batch
 
@@ -85,7 +85,7 @@ def robustness(
         DataError: If the split is empty, or the model was trained on another kind of data.
     """
     settings, enter_stage = settings or Settings(), stage or (lambda title: nullcontext())
-    scorer = open_classification(data, split, labels=labels, features=features)
+    scorer = open_classification(data, split, PredictorNames(features=features, outputs=labels))
     sample = _draw_sample(model, data, scorer, settings)
     with enter_stage("certified radii"):
         is_correct, radii, reason = _certify(model, sample)

@@ -79,7 +79,7 @@ def with_engine(config: Config, model: SequenceModel, device: torch.device, *, m
         )
     name = names.pop() if len(names) == 1 else "auto"
     model.rnn.use_engine(name)
-    return config.model_copy(update={"model": config.model.model_copy(update={"engine": name})})
+    return config.updated("model", engine=name)
 
 
 def create_trainer(

@@ -16,7 +16,6 @@ from stablernn.engines import TorchRNNEngine, select_engine
 from stablernn.errors import StableRNNError
 from stablernn.nn.models import SequenceModel
 from stablernn.training.build import create_model
-from stablernn.training.data_report import check_run_data
 from stablernn.training.loop.closed_form import regression_bytes
 from stablernn.training.resolve import resolve
 from stablernn.training.run_data import prepare_data
@@ -32,15 +31,6 @@ _SHORT, _LONG = 32, 64
 _PEAK = 2.7
 """Peak of a forward and backward pass over what autograd keeps: 2.5 to 2.9 was measured (lipschitz, lstm, lem; a state
 of 128, batches of 1,000). The rest is outputs and gradients in passing."""
-
-
-def check_run(config: Config) -> tuple[DataReport, dict[str, Any] | None]:
-    """Report on the data of a run, and what :func:`train` would do with them; see :func:`add_plan`.
-
-    Raises:
-        UnknownNameError: If the source is neither a dataset nor a file.
-    """
-    return add_plan(check_run_data(config), config)
 
 
 def add_plan(report: DataReport, config: Config) -> tuple[DataReport, dict[str, Any] | None]:

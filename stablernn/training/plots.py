@@ -160,17 +160,8 @@ _MOST_BARS = 30
 _LENGTH_BINS = 30
 
 
-def plot_classes(path: Path, data: ClassificationData) -> None:
-    """Draw the share of each class in each split, and the first sequences of the first classes, into a PNG file.
-
-    Raises:
-        CheckpointError: If the file cannot be written.
-    """
-    _save(classes_figure(data), path)
-
-
 def classes_figure(data: ClassificationData) -> Figure:
-    """Return the figure of :func:`plot_classes`."""
+    """Return a figure of the share of each class in each split, and the first sequences of the first classes."""
     shown = min(len(data.labels), _MOST_CLASSES)
     rows = -(-shown // 2)
     figure = new_figure(11, max(4.0, 1.9 * rows))
@@ -211,17 +202,8 @@ def _balance(axes: Axes, data: ClassificationData) -> None:
     axes.set_xlabel("share of the split")
 
 
-def plot_series(path: Path, data: ForecastData) -> None:
-    """Draw the first series, each target in a panel, with shaded splits, into a PNG file.
-
-    Raises:
-        CheckpointError: If the file cannot be written.
-    """
-    _save(series_figure(data), path)
-
-
 def series_figure(data: ForecastData) -> Figure:
-    """Return the figure of :func:`plot_series`."""
+    """Return a figure of the first series, each target in a panel, with shaded splits."""
     panels = [(series, target) for series in data.series[:_MOST_SERIES] for target in data.targets[:_MOST_TARGETS]]
     # Both limits together would allow 16 panels.
     panels = panels[: max(_MOST_SERIES, _MOST_TARGETS)]
@@ -265,17 +247,8 @@ def _mark_missing(axes: Axes, times: npt.NDArray[Any], values: npt.NDArray[np.fl
         axes.set_title(f"{len(missing):,} missing", loc="right", color=ORANGE, fontsize=9)
 
 
-def plot_steps(path: Path, data: StepData) -> None:
-    """Draw the lengths of the sequences of each split, and the first training sequence, into a PNG file.
-
-    Raises:
-        CheckpointError: If the file cannot be written.
-    """
-    _save(steps_figure(data), path)
-
-
 def steps_figure(data: StepData) -> Figure:
-    """Return the figure of :func:`plot_steps`."""
+    """Return a figure of the lengths of the sequences of each split, and the first training sequence."""
     figure = new_figure(11, 4)
     left, right = figure.subplots(1, 2, width_ratios=(2, 3))
     _style(left, f"{data.name}: steps of a sequence")

@@ -31,7 +31,7 @@ from stablernn.training.settings.defaults import (
     refuse_gradient_settings,
 )
 from stablernn.training.settings.load import validate
-from stablernn.training.tasks.task import Task
+from stablernn.training.tasks.task import Task, refuse_settings_of_other_tasks
 
 MOST_SUBSTEPS = 64
 """Parts of one step beyond which a cell would take longer over its gaps than over its data."""
@@ -58,6 +58,7 @@ def resolve(config: Config, task: Task) -> Config:
     is_closed_form = config.training.method == CLOSED_FORM
     if is_closed_form:
         refuse_gradient_settings(config, cell, task.data)
+    refuse_settings_of_other_tasks(config, task.data)
     section = task.task_settings(config)
     model = task.model_settings(config, cell)
     if model.mask_channel == "auto":
@@ -67,8 +68,7 @@ def resolve(config: Config, task: Task) -> Config:
     if is_closed_form:
         model = model.model_copy(update={"head_dropout": 0.0})
     model = _with_time(config, model, task)
-    is_certified = _is_certified(config, model, cell)
-    config = config.model_copy(update={"training": config.training.model_copy(update={"certified": is_certified})})
+    config = config.updated("training", certified=_is_certified(config, model, cell))
     training = _resolve_training(config, task, model)
     # Copies are not checked, so the whole is.
     return validate(
@@ -105,6 +105,8 @@ def _resolve_training(config: Config, task: Task, model: ModelConfig) -> Trainin
     if training.certified:
         defaults = replace(defaults, certified_margin=_certified_margin(config))
         _check_within_range(model, task)
+    if training.skip_lr is not None and model.skip != "linear":
+        raise ConfigError(f"training.skip_lr is only used with model.skip='linear', got {training.skip_lr:g}.")
     defaults = task.training_settings(config, model, defaults)
     if training.method == CLOSED_FORM:
         return closed_form_training(training, defaults)

@@ -123,4 +123,4 @@ def locate_files(config: Config, run_dir: Path, description: Mapping[str, Any]) 
         location = Path(os.path.normpath(run_dir.resolve() / relative))
         if location.exists() or not Path(path).exists():
             located[key] = str(location)
-    return config.model_copy(update={"data": config.data.model_copy(update=located)})
+    return config.updated("data", **located)

@@ -13,7 +13,8 @@ from stablernn.data.step_data import StepData
 from stablernn.errors import ConfigError
 from stablernn.training import Config, load_config, train
 from stablernn.training.build import create_model
-from stablernn.training.dry_run import _PEAK, _kept_bytes, check_run, plan_training
+from stablernn.training.data_report import check_run_data
+from stablernn.training.dry_run import _PEAK, _kept_bytes, add_plan, plan_training
 from stablernn.training.resolve import resolve
 from stablernn.training.run_data import load_run_data
 from stablernn.training.tasks import task_for
@@ -72,7 +73,7 @@ def test_settings_that_do_not_go_with_the_data_are_a_problem(tmp_path: Path) -> 
     times = np.cumsum(np.random.default_rng(0).integers(1, 9, (12, 5)), axis=1)
     np.savez(tmp_path / "d.npz", x=np.random.default_rng(1).normal(size=(12, 5)), y=[0, 1] * 6, t=times)
     settings = config(tmp_path / "d.npz", cell="gru")
-    report, plan = check_run(settings)
+    report, plan = add_plan(check_run_data(settings), settings)
     assert plan is None
     assert report.data is not None
     with pytest.raises(ConfigError) as refused:
@@ -93,7 +94,8 @@ def test_a_small_set_is_told_what_helps(
 ) -> None:
     x = np.random.default_rng(1).normal(size=(sequences, 5))
     np.savez(tmp_path / "d.npz", x=x, y=[0, 1] * (sequences // 2))
-    report, plan = check_run(config(tmp_path / "d.npz", *overrides))
+    settings = config(tmp_path / "d.npz", *overrides)
+    report, plan = add_plan(check_run_data(settings), settings)
     assert plan is not None
     advice = {finding.code: finding.text for finding in report.warnings}.get("small_set", "")
     assert advice.endswith(f"{remedy}." if remedy else "")

@@ -46,7 +46,6 @@ def backtest(
     windows: int,
     step: int,
     quantiles: Sequence[float] | None = None,
-    batch_size: int = BATCH_SIZE,
 ) -> dict[str, Any]:
     """Return the scores over several origins of each series, the last of which ends with the split.
 
@@ -60,7 +59,6 @@ def backtest(
         windows: Origins of each series, 1 or more. A series too short for all of them has fewer, which is counted.
         step: Steps from one origin to the next, 1 or more.
         quantiles: As in :func:`stablernn.training.evaluation.predictors.evaluate`.
-        batch_size: Series per run.
 
     Returns:
         ``windows`` and ``step`` as requested; ``origins``, the number of scored ones over all series;
@@ -93,7 +91,7 @@ def backtest(
     outputs: dict[str, Outputs] = {}
     reports: dict[str, Any] = {}
     for kind in ("carried", "fresh"):
-        rollout = RollingForecast(predictor, data, window_set, step if kind == "carried" else None, batch_size)
+        rollout = RollingForecast(predictor, data, window_set, step if kind == "carried" else None)
         started = time.perf_counter()
         outputs[kind] = rollout.run(numbers, origins, order)
         seconds = time.perf_counter() - started
@@ -180,7 +178,6 @@ class RollingForecast:
         data: Data of the windows.
         windows: The windows of a split of it.
         step: Steps between origins, over which the state is carried; None: every origin reads its context.
-        batch_size: Series per run.
 
     Attributes:
         steps_read: Steps that the predictor has read so far, over all series.
@@ -192,12 +189,10 @@ class RollingForecast:
         data: ForecastData,
         windows: WindowSet,
         step: int | None,
-        batch_size: int,
     ) -> None:
         self._predictor = predictor
         self._data = data
         self._windows = windows
-        self._batch_size = batch_size
         self.steps_read = 0
         self._states: dict[str, Array] = {}
         # Position, in the order of origins, of the state of each series; -1 without a state.
@@ -219,8 +214,8 @@ class RollingForecast:
             # A series that has no window at the position before starts again from its context.
             has_state = (self._state_positions[origins[current, 0]] == position - 1) & (position > 0)
             for group, is_carried in ((current[~has_state], False), (current[has_state], True)):
-                for start in range(0, len(group), self._batch_size):
-                    rows = group[start : start + self._batch_size]
+                for start in range(0, len(group), BATCH_SIZE):
+                    rows = group[start : start + BATCH_SIZE]
                     parts.append((rows, self._advance(numbers[rows], origins[rows], is_carried)))
                     if self._new_steps is not None:
                         self._state_positions[origins[rows, 0]] = position
@@ -548,7 +543,7 @@ def stream_report(
     limit = max(1, min(MOST_SAMPLES, MOST_NUMBERS // (series_count * forecast_size)))
     numbers, distances = select_origins(windows, limit, stride)
     origins = all_origins[numbers]
-    rolling = RollingForecast(predictor, data, windows, stride, BATCH_SIZE)
+    rolling = RollingForecast(predictor, data, windows, stride)
     quantiles = rolling.run(numbers, origins, int(distances.max()) - distances)["quantiles"]
     pairs = symmetric_levels(levels)
     # Of the fixed and of the adaptive intervals.

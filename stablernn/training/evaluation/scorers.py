@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -254,18 +254,22 @@ class Subset:
         return self._source.gather(self._numbers[indices])
 
 
-def check_features(data: ClassificationData | ForecastData, expected: Sequence[str], *, by_name: bool = False) -> None:
+def _check_features(
+    data: ClassificationData | ForecastData, expected: Sequence[str] | None, *, by_name: bool = False
+) -> None:
     """Refuse data with other features than a predictor was trained on.
 
     Args:
         data: The data.
-        expected: The features of the predictor, in its order.
+        expected: The features of the predictor, in its order; None for those of the data.
         by_name: True if features always have names; else they are compared where both sides have names.
 
     Raises:
         DataError: If they differ.
     """
     features = data.features
+    if expected is None:
+        return
     if len(features) != len(expected):
         raise DataError(
             f"{terms().file(data.name)} has {pluralize(len(features), 'feature')}, the model expects {len(expected)} "
@@ -280,54 +284,35 @@ def check_features(data: ClassificationData | ForecastData, expected: Sequence[s
         )
 
 
-def check_not_empty(data: ClassificationData | ForecastData, split: str, scorer: SampleScorer) -> None:
-    """Refuse a split without samples.
+_Scorer = TypeVar("_Scorer", bound=SampleScorer)
 
-    Raises:
-        DataError: If it is empty.
-    """
+
+def _not_empty(scorer: _Scorer, data: ClassificationData | ForecastData, split: str) -> _Scorer:
     if not scorer.samples:
         raise DataError(f"The split '{split}' of {terms().file(data.name)} is empty. Choose another split.")
+    return scorer
 
 
-def open_classification(
-    data: ClassificationData,
-    split: str,
-    *,
-    labels: Sequence[str] | None = None,
-    features: Sequence[str] | None = None,
-) -> ClassificationScorer:
+def open_classification(data: ClassificationData, split: str, names: PredictorNames) -> ClassificationScorer:
     """Return the scorer of a split that has sequences, of the kind that a predictor was trained on.
 
     Raises:
         UnknownNameError: If there is no split of that name.
         DataError: If the split is empty, or has other features or classes.
     """
-    if features is not None:
-        check_features(data, features)
-    scorer = ClassificationScorer(data, split, labels=labels)
-    check_not_empty(data, split, scorer)
-    return scorer
+    _check_features(data, names.features)
+    return _not_empty(ClassificationScorer(data, split, labels=names.outputs), data, split)
 
 
-def open_forecast(
-    data: ForecastData,
-    split: str,
-    *,
-    quantiles: Sequence[float] | None = None,
-    features: Sequence[str] | None = None,
-) -> ForecastScorer:
+def open_forecast(data: ForecastData, split: str, names: PredictorNames) -> ForecastScorer:
     """Return the scorer of a split that has windows, of the kind that a predictor was trained on.
 
     Raises:
         UnknownNameError: If there is no split of that name.
         DataError: If the split is empty, or has other features.
     """
-    if features is not None:
-        check_features(data, features, by_name=True)
-    scorer = ForecastScorer(data, split, quantiles=quantiles)
-    check_not_empty(data, split, scorer)
-    return scorer
+    _check_features(data, names.features, by_name=True)
+    return _not_empty(ForecastScorer(data, split, quantiles=names.quantiles), data, split)
 
 
 def _renumber_classes(y: Array, data: ClassificationData, labels: tuple[str, ...]) -> Array:

@@ -92,7 +92,7 @@ def _with_score(config: Config, choice: Choice, data: Data) -> Choice:
     is_scored = CROSS_VALIDATION in choice.document or training.method == CLOSED_FORM or "test" in data.splits()
     if is_scored or not training.refit or "refit" in config.training.model_fields_set:
         return choice
-    validated = choice.config.model_copy(update={"training": training.model_copy(update={"refit": False})})
+    validated = choice.config.updated("training", refit=False)
     settings = {**choice.document["settings"], "training.refit": False}
     return Choice(validated, {**choice.document, "settings": settings})
 
@@ -547,11 +547,6 @@ class Plan:
     recipes: int
     rounds: tuple[tuple[int, int], ...]
     share: float
-
-    @property
-    def trainings(self) -> int:
-        """Number of trainings of the whole plan."""
-        return count_trainings(self.rounds)
 
 
 def first_parts(sequences: int | None, parts: int) -> int:

@@ -250,8 +250,7 @@ def score_on_a_part(config: Config) -> Scores:
     Raises:
         KeyboardInterrupt: If the user stopped it.
     """
-    training = config.training.model_copy(update={"refit": True})
-    trial = Trial(0, config.model_copy(update={"training": training}), 0, PARTS)
+    trial = Trial(0, config.updated("training", refit=True), 0, PARTS)
     result = run_trial(trial)
     if result.status == "out of time":
         raise KeyboardInterrupt
@@ -303,16 +302,13 @@ class _Clock:
 
 
 def _seeded(trial: Trial) -> Config:
-    training = trial.config.training.model_copy(update={"seed": trial.seed})
-    return trial.config.model_copy(update={"training": training})
+    return trial.config.updated("training", seed=trial.seed)
 
 
 def _shortened(trial: Trial, whole_steps: int) -> Config:
     """Return the settings of a training with a share of the steps."""
-    config = _seeded(trial)
     steps = max(1, round(trial.share * whole_steps))
-    training = config.training.model_copy(update={"epochs": None, "max_steps": steps})
-    return config.model_copy(update={"training": training})
+    return _seeded(trial).updated("training", epochs=None, max_steps=steps)
 
 
 def load_all(config: Config) -> Data:
@@ -340,12 +336,7 @@ def _part(trial: Trial) -> tuple[Data, Data]:
 
 def _without_refit(config: Config) -> Config:
     """Return settings that load the data with its validation split, and that all recipes with the same data share."""
-    return config.model_copy(
-        update={
-            "model": config.model.model_copy(update={"cell": "lru", "cell_options": {}}),
-            "training": config.training.model_copy(update={"refit": False}),
-        }
-    )
+    return config.updated("model", cell="lru", cell_options={}).updated("training", refit=False)
 
 
 @lru_cache(maxsize=4)

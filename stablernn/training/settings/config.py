@@ -408,7 +408,11 @@ class Config(Section):
         """
         if self.model.time != "auto":
             return self
-        return self.model_copy(update={"model": self.model.model_copy(update={"time": "ignore"})})
+        return self.updated("model", time="ignore")
+
+    def updated(self, section: str, **changes: Any) -> Config:
+        """Return the settings with some of a section changed, which are not checked again."""
+        return self.model_copy(update={section: getattr(self, section).model_copy(update=changes)})
 
     def tree(self) -> dict[str, Any]:
         """Return the settings as a tree of JSON types."""

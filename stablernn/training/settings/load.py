@@ -110,7 +110,7 @@ def with_stamps_of_training(stored: Config, frequency: str | None) -> Config:
     is_calendar = frequency is not None and parse_frequency(frequency).kind != "index"
     if "stamps" in stored.data.model_fields_set or not is_calendar or not is_table(stored.data.source):
         return stored
-    return stored.model_copy(update={"data": stored.data.model_copy(update={"stamps": "yyyymmdd"})})
+    return stored.updated("data", stamps="yyyymmdd")
 
 
 class _Loader(yaml.SafeLoader):

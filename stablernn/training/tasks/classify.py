@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +39,8 @@ from stablernn.training.loop.augmentation import Augmentation, Mixup
 from stablernn.training.loop.closed_form import Solution, fit_class_head
 from stablernn.training.loop.losses import ClassifyObjective, Objective
 from stablernn.training.loop.minibatches import Minibatches, SampleMinibatches
-from stablernn.training.plots import WindowChoice, draw_confusion, draw_reliability, plot_classes
-from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
+from stablernn.training.plots import WindowChoice, classes_figure, draw_confusion, draw_reliability
+from stablernn.training.settings.config import Config, ModelConfig, TrainingConfig
 from stablernn.training.settings.defaults import (
     ModelDefaults,
     TrainingDefaults,
@@ -59,9 +59,10 @@ from stablernn.training.tasks.task import (
     example_series,
     example_values,
     network_options,
-    refuse_settings_of_other_tasks,
-    refuse_skip_settings,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PATCHES = 24
 """Recurrent steps that the longest sequence is divided into by default."""
@@ -86,13 +87,7 @@ class ClassifyTask(Task):
     """
 
     figures = ("confusion", "reliability", "early")
-
-    def __init__(self, data: ClassificationData) -> None:
-        self._data = data
-
-    @property
-    def data(self) -> ClassificationData:
-        return self._data
+    data: ClassificationData  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def example(self) -> dict[str, Any] | None:
         test = self.data.test
@@ -109,12 +104,7 @@ class ClassifyTask(Task):
         label = self.data.labels[int(samples.y[0])]
         return {"split": name, "input": {"series": example_series(x), **dt}, "label": label}
 
-    def task_settings(self, config: Config) -> TaskConfig:
-        refuse_settings_of_other_tasks(config, "task", self.data)
-        return config.task.model_copy(update={"name": self.data.task})
-
     def model_settings(self, config: Config, cell: StableCell) -> ModelConfig:
-        refuse_settings_of_other_tasks(config, "model", self.data)
         self._refuse_resampling(config.model)
         model = config.model
         is_paper = model.preset == "paper"
@@ -174,8 +164,6 @@ class ClassifyTask(Task):
         return replace(defaults, batch_size=batch, epochs=max(defaults.epochs, math.ceil(least / steps)))
 
     def training_settings(self, config: Config, model: ModelConfig, defaults: TrainingDefaults) -> TrainingDefaults:
-        refuse_settings_of_other_tasks(config, "training", self.data)
-        refuse_skip_settings(config, model)
         is_timed = self.data.time_step is not None and config.model.time != "ignore"
         if is_timed:
             self._refuse_changes_in_time(config.training)
@@ -215,9 +203,6 @@ class ClassifyTask(Task):
                 f"training.mixup mixes sequences step by step, and {terms().file(self.data.name)} says when the steps "
                 f"of each were; set it to 0, or {terms().setting('model.time', 'ignore')}."
             )
-
-    def steps_per_epoch(self, batch_size: int, bptt_steps: int) -> int:
-        return math.ceil(len(self.data.train) / batch_size)
 
     @staticmethod
     def select_columns(
@@ -312,7 +297,7 @@ class ClassifyTask(Task):
         *,
         batch_size: int = BATCH_SIZE,
     ) -> SplitScores:
-        scorer = open_classification(self.data, split, labels=names.outputs, features=names.features)
+        scorer = open_classification(self.data, split, names)
         metrics = scorer.score_of(predictor, batch_size=batch_size)
         # Fitted here to the training split; a forecast's baselines need no fit and are scored with it.
         baselines = Baselines(self.data)
@@ -326,7 +311,7 @@ class ClassifyTask(Task):
         return SplitScores(metrics | scores, scorer.samples, results)
 
     def sample_errors(self, predictor: Predictor, split: str, names: PredictorNames) -> SampleErrors:
-        scorer = open_classification(self.data, split, labels=names.outputs, features=names.features)
+        scorer = open_classification(self.data, split, names)
         wrong = predict(predictor, scorer.source)["probabilities"].argmax(axis=1) != scorer.truth
         samples = self.data.split(split)
         # Sequences of a person have their mistakes in common.
@@ -337,7 +322,7 @@ class ClassifyTask(Task):
         self, kind: str, path: Path, predictor: Predictor, split: str, names: PredictorNames, window: WindowChoice
     ) -> dict[str, Any]:
         data = self.data
-        scorer = open_classification(data, split, labels=names.outputs, features=names.features)
+        scorer = open_classification(data, split, names)
         if kind == "early":
             refuse_early(predictor)
             # Accuracy of the most frequent class, drawn as a floor.
@@ -372,8 +357,8 @@ class ClassifyTask(Task):
         longest = int(lengths.argmax())
         return self.data.train.gather([longest]), int(lengths[longest])
 
-    def draw_data(self, path: Path) -> None:
-        plot_classes(path, self.data)
+    def data_figure(self) -> Figure:
+        return classes_figure(self.data)
 
 
 def class_weights(data: ClassificationData) -> Tensor:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -38,7 +38,7 @@ from stablernn.training.loop.closed_form import Solution, fit_forecast_head
 from stablernn.training.loop.linear_skip import choose_context, fit_forecaster, gate, stretches_of_time
 from stablernn.training.loop.losses import ForecastObjective, Objective
 from stablernn.training.loop.minibatches import Minibatches, SampleMinibatches
-from stablernn.training.plots import WindowChoice, draw_forecast, draw_last_window, plot_series, select_window
+from stablernn.training.plots import WindowChoice, draw_forecast, draw_last_window, select_window, series_figure
 from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
 from stablernn.training.settings.defaults import (
     CLOSED_FORM,
@@ -60,9 +60,10 @@ from stablernn.training.tasks.task import (
     example_series,
     example_values,
     network_options,
-    refuse_settings_of_other_tasks,
-    refuse_skip_settings,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 QUANTILES = (0.1, 0.5, 0.9)
 """Levels of a forecast's quantiles: the median and a central interval of 80 %."""
@@ -87,14 +88,11 @@ class ForecastTask(Task):
     has_optional_time = True
     sample_noun = "windows"
     figures = ("forecast",)
+    data: ForecastData  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, data: ForecastData) -> None:
-        self._data = data
+        super().__init__(data)
         self._scorers: dict[tuple[str, tuple[float, ...]], ForecastScorer] = {}
-
-    @property
-    def data(self) -> ForecastData:
-        return self._data
 
     def example(self) -> dict[str, Any] | None:
         """Return the last window of the split."""
@@ -136,7 +134,6 @@ class ForecastTask(Task):
         )
 
     def model_settings(self, config: Config, cell: StableCell) -> ModelConfig:
-        refuse_settings_of_other_tasks(config, "model", self.data)
         model = config.model
         defaults = ModelDefaults() if model.preset == "paper" else self._model_defaults(model)
         filled = fill_model_settings(model, defaults, cell)
@@ -183,8 +180,6 @@ class ForecastTask(Task):
         return replace(defaults, batch_size=batch, epochs=max(1, round(num_steps / steps)))
 
     def training_settings(self, config: Config, model: ModelConfig, defaults: TrainingDefaults) -> TrainingDefaults:
-        refuse_settings_of_other_tasks(config, "training", self.data)
-        refuse_skip_settings(config, model)
         lr = config.training.lr or defaults.lr
         assert lr is not None
         return replace(
@@ -223,9 +218,6 @@ class ForecastTask(Task):
                 )
             return False
         return calibrates(config, self.data.name, missing)
-
-    def steps_per_epoch(self, batch_size: int, bptt_steps: int) -> int:
-        return math.ceil(len(self.data.windows("train")) / batch_size)
 
     def choose_inputs(self, config: Config) -> ForecastData:
         return choose_context(self.data, config.model.skip_strength)
@@ -349,7 +341,7 @@ class ForecastTask(Task):
         *,
         batch_size: int = BATCH_SIZE,
     ) -> SplitScores:
-        scorer = open_forecast(self.data, split, quantiles=names.quantiles, features=names.features)
+        scorer = open_forecast(self.data, split, names)
         outputs = predict(predictor, scorer.source, batch_size=batch_size)
         metrics = scorer.score(outputs)
         # Windows without any value in the context are not scored; their number is reported.
@@ -393,7 +385,7 @@ class ForecastTask(Task):
         return results
 
     def sample_errors(self, predictor: Any, split: str, names: PredictorNames) -> SampleErrors:
-        scorer = open_forecast(self.data, split, quantiles=names.quantiles, features=names.features)
+        scorer = open_forecast(self.data, split, names)
         series, ends = scorer.origins.T
         clusters = {"stretches of time": stretches_of_time(scorer.origins, self.data.horizon), "series": series}
         identifiers = [each.unique_id for each in self.data.series]
@@ -406,7 +398,7 @@ class ForecastTask(Task):
         self, kind: str, path: Path, predictor: Any, split: str, names: PredictorNames, window: WindowChoice
     ) -> dict[str, Any]:
         # Raises if the data does not fit the model; its scorer is not needed.
-        open_forecast(self.data, split, quantiles=names.quantiles, features=names.features)
+        open_forecast(self.data, split, names)
         selected = select_window(self.data, split, window)
         outputs = predict(predictor, Subset(self.data.windows(split), np.array([selected.index])))
         # Without the batch axis: (steps, targets), and (steps, targets, levels) for quantiles.
@@ -434,8 +426,8 @@ class ForecastTask(Task):
         # The first windows of a series have no steps before their context to make it longer by.
         return windows.gather_longer([len(windows) - 1], warm_up), self.data.context_length + warm_up
 
-    def draw_data(self, path: Path) -> None:
-        plot_series(path, self.data)
+    def data_figure(self) -> Figure:
+        return series_figure(self.data)
 
 
 def _patch_size(context: int) -> int:

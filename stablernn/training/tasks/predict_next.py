@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 
@@ -25,17 +25,18 @@ from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop.closed_form import Solution, fit_step_head
 from stablernn.training.loop.losses import Objective, PredictNextObjective
 from stablernn.training.loop.minibatches import Minibatches, SegmentMinibatches, count_segment_minibatches
-from stablernn.training.plots import plot_steps
-from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
+from stablernn.training.plots import steps_figure
+from stablernn.training.settings.config import Config, ModelConfig, TrainingConfig
 from stablernn.training.settings.defaults import TrainingDefaults, power_of_two
 from stablernn.training.tasks.task import (
     FinalScores,
     ScoreExtras,
     SplitScores,
     Task,
-    refuse_settings_of_other_tasks,
-    refuse_skip_settings,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class _Recommended(TypedDict, total=False):
@@ -91,16 +92,7 @@ class PredictNextTask(Task):
         data: Sequences with a target at each step.
     """
 
-    def __init__(self, data: StepData) -> None:
-        self._data = data
-
-    @property
-    def data(self) -> StepData:
-        return self._data
-
-    def task_settings(self, config: Config) -> TaskConfig:
-        refuse_settings_of_other_tasks(config, "task", self.data)
-        return config.task.model_copy(update={"name": self.data.task})
+    data: StepData  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def model_settings(self, config: Config, cell: StableCell) -> ModelConfig:
         model, data = config.model, self.data
@@ -151,8 +143,6 @@ class PredictNextTask(Task):
         return replace(defaults, batch_size=batch_size, epochs=epochs, bptt_steps=bptt_steps, clip_norm=clip_norm)
 
     def training_settings(self, config: Config, model: ModelConfig, defaults: TrainingDefaults) -> TrainingDefaults:
-        refuse_settings_of_other_tasks(config, "training", self.data)
-        refuse_skip_settings(config, model)
         if config.training.calibrate is not None:
             raise ConfigError(
                 f"training.calibrate is not used by the task 'predict-next', and '{self.data.name}' is for it."
@@ -264,8 +254,8 @@ class PredictNextTask(Task):
         # Autograd keeps no more than a segment.
         return self.data.train.gather([longest]), min(steps, training.bptt_steps) if training.bptt_steps else steps
 
-    def draw_data(self, path: Path) -> None:
-        plot_steps(path, self.data)
+    def data_figure(self) -> Figure:
+        return steps_figure(self.data)
 
 
 class StepScorer:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +15,12 @@ from torch import Tensor
 
 from stablernn.cells import StableCell
 from stablernn.data.arrays import Float32Array, Samples, SplitName, cut_samples
-from stablernn.data.options import LoadOptions, TaskName
+from stablernn.data.options import LoadOptions
 from stablernn.data.step_data import Data
 from stablernn.data.types import ForecastData
 from stablernn.errors import ConfigError, DataError
 from stablernn.nn.models import NetworkOptions, SequenceModel
+from stablernn.plotting import _save
 from stablernn.terms import terms
 from stablernn.training.evaluation.backtest import BacktestSettings, StreamMonitor
 from stablernn.training.evaluation.predictors import BATCH_SIZE
@@ -30,6 +32,9 @@ from stablernn.training.loop.minibatches import Minibatches
 from stablernn.training.plots import WindowChoice
 from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
 from stablernn.training.settings.defaults import TrainingDefaults
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MAX_EXAMPLE_VALUES = 20_000
 """Largest number of values of a stored example: about 200 kB of JSON, which a page reads at once."""
@@ -117,21 +122,18 @@ class Task(ABC):
     figures: ClassVar[tuple[str, ...]] = ()
     """Kinds of prediction figures that :meth:`draw_figure` draws, the default first."""
 
-    @abstractmethod
-    def __init__(self, data: Any) -> None:
-        """Take data of the task's own class."""
+    data: Data
+    """Data to train on, of the task's own class."""
 
-    @property
-    @abstractmethod
-    def data(self) -> Data:
-        """Data to train on."""
+    def __init__(self, data: Any) -> None:
+        self.data = data
 
     # Settings. These methods take settings that are not resolved yet, and raise ConfigError if a setting does not go
     # with the task of the data, or with another setting.
 
-    @abstractmethod
     def task_settings(self, config: Config) -> TaskConfig:
         """Return the resolved section ``task``."""
+        return config.task.model_copy(update={"name": self.data.task})
 
     @abstractmethod
     def model_settings(self, config: Config, cell: StableCell) -> ModelConfig:
@@ -161,7 +163,6 @@ class Task(ABC):
             defaults: Recommendations so far, with a learning rate.
         """
 
-    @abstractmethod
     def steps_per_epoch(self, batch_size: int, bptt_steps: int) -> int:
         """Return the optimizer steps of an epoch.
 
@@ -169,6 +170,7 @@ class Task(ABC):
             batch_size: Samples in a step.
             bptt_steps: Steps between two cuts of the gradient; used by the task 'predict-next' alone.
         """
+        return math.ceil(len(self.data.splits()["train"]) / batch_size)
 
     # Data.
 
@@ -369,12 +371,16 @@ class Task(ABC):
         """Return the training sample that asks for most memory, and its steps that autograd keeps."""
 
     @abstractmethod
+    def data_figure(self) -> Figure:
+        """Return a figure of the data."""
+
     def draw_data(self, path: Path) -> None:
         """Draw the data into a PNG file.
 
         Raises:
             CheckpointError: If the file cannot be written.
         """
+        _save(self.data_figure(), path)
 
 
 def network_options(model: ModelConfig) -> NetworkOptions:
@@ -416,76 +422,48 @@ def example_series(x: Float32Array) -> list[Any]:
     return example_values(x[:, 0] if x.shape[1] == 1 else x)
 
 
-class _TaskSetting(NamedTuple):
-    """A setting that only one task has."""
-
-    section: str
-    key: str
-    task: TaskName
-    unset: tuple[object, ...] = (None,)
-    """Values that do not count as set."""
-
-
-# Settings that several tasks have, such as training.calibrate, are judged by the tasks themselves.
-_SETTINGS_OF_ONE_TASK = (
-    _TaskSetting("task", "horizon", "forecast"),
-    _TaskSetting("task", "context_length", "forecast"),
-    _TaskSetting("task", "season", "forecast"),
-    _TaskSetting("task", "quantiles", "forecast"),
-    _TaskSetting("model", "embedding_size", "predict-next"),
-    _TaskSetting("model", "predict_change", "predict-next", (False,)),
-    _TaskSetting("model", "head", "forecast", ("direct",)),
+_SETTINGS_OF_ONE_TASK: tuple[tuple[Any, ...], ...] = (
+    ("task.horizon", "forecast"),
+    ("task.context_length", "forecast"),
+    ("task.season", "forecast"),
+    ("task.quantiles", "forecast"),
+    ("model.embedding_size", "predict-next"),
+    ("model.predict_change", "predict-next", False),
+    ("model.head", "forecast", "direct"),
     # Resolved settings say "none" for a classification.
-    _TaskSetting("model", "skip", "forecast", (None, "none")),
-    _TaskSetting("model", "skip_strength", "forecast", (0.01,)),
-    _TaskSetting("model", "resample_steps", "classify"),
-    _TaskSetting("training", "bptt_steps", "predict-next"),
-    _TaskSetting("training", "class_weights", "classify", ("none",)),
+    ("model.skip", "forecast", None, "none"),
+    ("model.skip_strength", "forecast", 0.01),
+    ("model.resample_steps", "classify"),
+    ("training.bptt_steps", "predict-next"),
+    ("training.class_weights", "classify", "none"),
     # 0 is off, as in every other task.
-    _TaskSetting("training", "label_smoothing", "classify", (None, 0.0)),
-    _TaskSetting("training", "time_warp", "classify", (None, 0.0)),
-    _TaskSetting("training", "shift", "classify", (0.0,)),
-    _TaskSetting("training", "jitter", "classify", (None, 0.0)),
-    _TaskSetting("training", "rescale", "classify", (None, 0.0)),
-    _TaskSetting("training", "crop", "classify", (1.0,)),
-    _TaskSetting("training", "magnitude_warp", "classify", (0.0,)),
-    _TaskSetting("training", "channel_dropout", "classify", (0.0,)),
-    _TaskSetting("training", "mixup", "classify", (0.0,)),
-    _TaskSetting("training", "temperature", "classify"),
-    _TaskSetting("training", "warm_up", "forecast"),
+    ("training.label_smoothing", "classify", None, 0.0),
+    ("training.time_warp", "classify", None, 0.0),
+    ("training.shift", "classify", 0.0),
+    ("training.jitter", "classify", None, 0.0),
+    ("training.rescale", "classify", None, 0.0),
+    ("training.crop", "classify", 1.0),
+    ("training.magnitude_warp", "classify", 0.0),
+    ("training.channel_dropout", "classify", 0.0),
+    ("training.mixup", "classify", 0.0),
+    ("training.temperature", "classify"),
+    ("training.warm_up", "forecast"),
 )
 
 
-def refuse_settings_of_other_tasks(config: Config, section: str, data: Data) -> None:
+def refuse_settings_of_other_tasks(config: Config, data: Data) -> None:
     """Refuse settings that the task of the data does not have.
 
     Args:
         config: The settings, before they are resolved.
-        section: Section to look at: ``task``, ``model`` or ``training``.
         data: Data to train on.
 
     Raises:
         ConfigError: If one is set.
     """
-    for setting in _SETTINGS_OF_ONE_TASK:
-        if setting.section != section or setting.task == data.task:
-            continue
-        if getattr(getattr(config, section), setting.key) not in setting.unset:
+    for key, task, *unset in _SETTINGS_OF_ONE_TASK:
+        section, name = key.split(".")
+        if task != data.task and getattr(getattr(config, section), name) not in (unset or (None,)):
             raise ConfigError(
-                f"{section}.{setting.key} is only used by the task '{setting.task}', and {terms().file(data.name)} is "
-                f"for '{data.task}'."
+                f"{key} is only used by the task '{task}', and {terms().file(data.name)} is for '{data.task}'."
             )
-
-
-def refuse_skip_settings(config: Config, model: ModelConfig) -> None:
-    """Refuse a learning rate for a linear skip where there is none.
-
-    Args:
-        config: The settings, before they are resolved.
-        model: The resolved section ``model``.
-
-    Raises:
-        ConfigError: If one is set.
-    """
-    if config.training.skip_lr is not None and model.skip != "linear":
-        raise ConfigError(f"training.skip_lr is only used with model.skip='linear', got {config.training.skip_lr:g}.")

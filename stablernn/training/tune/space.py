@@ -23,8 +23,6 @@ from stablernn.training.tasks.classify import PATCHES
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
-if TYPE_CHECKING:
-    from optuna.trial import Trial
 
 
 _DIGITS = 4

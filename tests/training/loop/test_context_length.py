@@ -13,7 +13,8 @@ from forecast_helpers import many_series
 from stablernn.data import ForecastData
 from stablernn.errors import InterruptedRun
 from stablernn.training import Progress, load_config, train
-from stablernn.training.dry_run import check_run
+from stablernn.training.data_report import check_run_data
+from stablernn.training.dry_run import add_plan
 from stablernn.training.loop.linear_skip import choose_context
 
 PERIOD = 13
@@ -92,6 +93,7 @@ def test_a_run_records_what_was_tried_and_resumes_with_it(tmp_path: Path) -> Non
     described = json.loads((tmp_path / "run/data.json").read_text())
     assert described["context_length"] == CHOSEN
     assert described["notes"]["context_length"] == summary["context_length"]
-    _, plan = check_run(load_config(overrides=overrides))
+    config = load_config(overrides=overrides)
+    _, plan = add_plan(check_run_data(config), config)
     assert plan is not None
     assert plan["context_length"] == CHOSEN

@@ -38,7 +38,7 @@ def test_a_plan_takes_fewer_recipes_where_the_budget_is_small() -> None:
     whole = make_plan(8, 5, 3, affordable=1000, whole_steps=500)
     assert whole is not None
     assert (whole.recipes, whole.share) == (8, 1.0)
-    assert whole.trainings == 8 * 3 + 4 * 2
+    assert count_trainings(whole.rounds) == 8 * 3 + 4 * 2
     smaller = make_plan(8, 5, 3, affordable=LEAST_SHARE * count_trainings(halving_rounds(4, 5, 3)), whole_steps=500)
     assert smaller is not None
     assert (smaller.recipes, smaller.share) == (4, pytest.approx(LEAST_SHARE))
