@@ -161,12 +161,12 @@ def test_too_little_memory_is_a_memory_error() -> None:
 
 
 def test_a_run_that_was_ended_does_not_begin(zoo: Published) -> None:
-    by_torch = ServedModel.load(zoo.registry.get("rotations"), "cpu", engine="torch")
+    by_torch = ServedModel.load(zoo.registry.get("classes"), "cpu", engine="torch")
     stop = CancellationToken()
-    assert by_torch.run_numpy(np.zeros((1, 3, 1), np.float32), cancellation=stop)
+    assert by_torch.run_numpy(np.zeros((1, 3, 2), np.float32), cancellation=stop)
     stop.set()
     with pytest.raises(NotReadyError):
-        by_torch.run_numpy(np.zeros((1, 3, 1), np.float32), cancellation=stop)
+        by_torch.run_numpy(np.zeros((1, 3, 2), np.float32), cancellation=stop)
 
 
 # What is chosen, and what is said of it.
@@ -180,7 +180,7 @@ def test_the_faster_of_two_is_taken_with_the_figures_of_both(
     zoo: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
     monkeypatch.syspath_prepend(str(write_plugin(tmp_path)))
-    version = zoo.registry.get("rotations")
+    version = zoo.registry.get("classes")
     signature = Signature.model_validate(version.manifest.signature)
     rivals = [open_version(version, signature, "cpu", name, 1) for name in ("sleepy", "onnx")]
     chosen = select_fastest(rivals if order == "the slow one first" else rivals[::-1], signature, steps=7)
@@ -193,7 +193,7 @@ def test_the_faster_of_two_is_taken_with_the_figures_of_both(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, for which test_gpu.py is")
 def test_auto_without_a_usable_gpu_ends_on_the_cpu_or_says_what_is_missing(zoo: Published) -> None:
-    version = zoo.registry.get("rotations")
+    version = zoo.registry.get("classes")
     signature = Signature.model_validate(version.manifest.signature)
     # What auto does once a driver reports a GPU, which then cannot be used.
     opened = open_fastest(Request(version, signature), candidates_for("auto", "auto"))
@@ -209,7 +209,7 @@ def test_auto_without_a_usable_gpu_ends_on_the_cpu_or_says_what_is_missing(zoo: 
 PLUGINS: dict[str, tuple[type[Exception], str]] = {
     "no-model": (
         ModelLoadError,
-        "'rotations:1' cannot be served by the engine 'no-model': the plugin reads no such model.",
+        "'classes:1' cannot be served by the engine 'no-model': the plugin reads no such model.",
     ),
     "no-package": (
         ModelLoadError,
@@ -218,7 +218,7 @@ PLUGINS: dict[str, tuple[type[Exception], str]] = {
     ),
     "failing": (
         ModelLoadError,
-        "'rotations:1' cannot be served: the engine 'failing' over sequences of 'rotations:1' failed: 'a kernel'.",
+        "'classes:1' cannot be served: the engine 'failing' over sequences of 'classes:1' failed: 'a kernel'.",
     ),
 }
 
@@ -233,7 +233,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_engine_that_does_not_work_here_says_why(zoo: Published, name: str) -> None:
     kind, sentence = PLUGINS[name]
     with pytest.raises(kind) as caught:
-        ServedModel.load(zoo.registry.get("rotations"), "cpu", engine=name)
+        ServedModel.load(zoo.registry.get("classes"), "cpu", engine=name)
     assert str(caught.value) == sentence
 
 
@@ -249,40 +249,40 @@ def test_an_engine_of_another_package_runs(zoo: Published) -> None:
 @pytest.mark.usefixtures("plugin")
 def test_an_engine_that_takes_no_settings_of_a_gpu_refuses_them(zoo: Published) -> None:
     with pytest.raises(SettingsError, match="The engine 'plain' does not take gpu_mem_limit 1048576"):
-        ServedModel.load(zoo.registry.get("rotations"), "auto", engine="plain", gpu=GpuOptions(memory_limit=2**20))
+        ServedModel.load(zoo.registry.get("classes"), "auto", engine="plain", gpu=GpuOptions(memory_limit=2**20))
 
 
 @pytest.mark.usefixtures("plugin")
 def test_an_engine_with_another_signature_is_refused(zoo: Published) -> None:
     with pytest.raises(ModelLoadError) as caught:
-        ServedModel.load(zoo.registry.get("rotations"), "cpu", engine="other")
+        ServedModel.load(zoo.registry.get("classes"), "cpu", engine="other")
     assert str(caught.value).startswith(
-        "'rotations:1' cannot be served by the engine 'other': its sequence has the outputs {'logits': "
+        "'classes:1' cannot be served by the engine 'other': its sequence has the outputs {'logits': "
         "('tensor(float)', (-1, 99)), "
     )
 
 
 def copied(zoo: Published, root: Path, *without: str) -> Registry:
-    version = zoo.registry.get("rotations")
+    version = zoo.registry.get("classes")
     fields = version.manifest.model_dump(exclude={"schema_number", "name", "version", "created", "files"})
     registry = Registry(root)
     files = {name: version.path(name) for name in version.manifest.files if name not in without}
-    registry.publish("rotations", files, fields)
+    registry.publish("classes", files, fields)
     return registry
 
 
 def test_weights_that_do_not_match_their_digest_are_refused(zoo: Published, tmp_path: Path) -> None:
     registry = copied(zoo, tmp_path)
-    assert ServedModel.load(registry.get("rotations"), "cpu", engine="torch").engine == "torch"
-    blob = registry.get("rotations").path("weights.safetensors")
+    assert ServedModel.load(registry.get("classes"), "cpu", engine="torch").engine == "torch"
+    blob = registry.get("classes").path("weights.safetensors")
     content = bytearray(blob.read_bytes())
     content[-1] ^= 1
     blob.chmod(0o644)
     blob.write_bytes(content)
     with pytest.raises(ModelLoadError) as caught:
-        ServedModel.load(registry.get("rotations"), "cpu", engine="torch")
+        ServedModel.load(registry.get("classes"), "cpu", engine="torch")
     assert str(caught.value).startswith(
-        "'rotations:1' cannot be served by the engine 'torch': 'weights.safetensors' of 'rotations:1'"
+        "'classes:1' cannot be served by the engine 'torch': 'weights.safetensors' of 'classes:1'"
     )
 
 
@@ -293,7 +293,7 @@ OPENED = """
 import sys
 from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
-model = ServedModel.load(Registry(sys.argv[1]).get("rotations"), "auto", engine=sys.argv[2])
+model = ServedModel.load(Registry(sys.argv[1]).get("classes"), "auto", engine=sys.argv[2])
 print(model.engine, "torch" in sys.modules, "stablernn" in sys.modules)
 """
 

@@ -14,6 +14,9 @@ from stablernn.data import ForecastData, load_data
 from stablernn.data.check import check_data
 
 DEFAULTS = {"aggregate": "mean"}
+# Files with several defects have these as well.
+WITH_OTHERS = ("semicolons, decimal commas, days first", "clocks go back", "exact duplicates", "unsorted rows")
+WITH_OTHERS += ("one short series", "codes for missing values", "a column of text", "a workbook")
 
 
 def proposed(folder: Path, messy: MessyFile) -> dict[str, Any]:
@@ -28,7 +31,11 @@ def as_settings(fixes: dict[str, Any]) -> dict[str, Any]:
     return settings | ({"target": [settings["target"]]} if "target" in settings else {})
 
 
-@pytest.mark.parametrize("messy", MESSY_FILES, ids=lambda messy: messy.defect)
+@pytest.mark.parametrize(
+    "messy",
+    [pytest.param(messy, marks=[pytest.mark.slow] * (messy.defect in WITH_OTHERS)) for messy in MESSY_FILES],
+    ids=[messy.defect for messy in MESSY_FILES],
+)
 def test_what_a_check_proposes_makes_the_data_load(tmp_path: Path, messy: MessyFile) -> None:
     fixes = proposed(tmp_path, messy)
     assert DEFAULTS | as_settings(fixes) == DEFAULTS | messy.fixes

@@ -78,7 +78,7 @@ KINDS: dict[str, Callable[[], SequenceModel]] = {
     "rotations": lambda: srn.Classifier("exprnn", 1, 2, 10),
 }
 # Their exports take most of the time of the tests that compare engines.
-SLOW_KINDS = ("members", "covariates", "recursive", "tokens", "numbers-dt")
+SLOW_KINDS = ("members", "covariates", "recursive", "tokens", "numbers-dt", "rotations")
 EACH_KIND = [pytest.param(kind, marks=pytest.mark.slow) if kind in SLOW_KINDS else kind for kind in KINDS]
 
 
