@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stablernn_registry.certificates import format_input_ranges, input_ranges
 
@@ -26,14 +25,9 @@ def certificate_entry(certificate: Certificate, model: SequenceModel) -> dict[st
     return {
         "scope": "all inputs" if certificate.inputs is None else "inputs within a range",
         "range": document["inputs"],
-        "kind": document["kind"],
-        "holds": document["holds"],
-        "norm": document["norm"],
+        **{key: document[key] for key in ("kind", "holds", "norm")},
         "layers": max(len(stack.bounds) for stack in certificate.stacks),
-        "contraction_rate": document["contraction_rate"],
-        "step_rate": document["step_rate"],
-        "rounding_slack": document["rounding_slack"],
-        "time": document["time"],
+        **{key: document[key] for key in ("contraction_rate", "step_rate", "rounding_slack", "time")},
         "claims": _claims(certificate, document, state_labels(model)),
         "assumptions": _assumptions(certificate, document),
         "hypotheses": [_with_slack(condition) for condition in document["hypotheses"]],
@@ -60,16 +54,6 @@ def claimed_radius(entry: Mapping[str, Any]) -> float | None:
     return max(balls, default=None)
 
 
-def forgetting_steps(certificate: Certificate, share: float = 0.01) -> int | None:
-    """Return the steps after which a disturbance of the state by 1 moves no output by more than a share."""
-    return certificate.forgetting_time(share)
-
-
-def time_unit(document: Mapping[str, Any]) -> str:
-    """Return the unit of a certificate's times: steps, or the time of regular steps for irregular ones."""
-    return "steps" if document["time"]["steps"] == "regular" else "regular steps of time"
-
-
 def _with_slack(condition: Mapping[str, Any]) -> dict[str, Any]:
     """Add the margin by which a condition holds; None for a value that is not finite."""
     value = condition["value"]
@@ -78,17 +62,10 @@ def _with_slack(condition: Mapping[str, Any]) -> dict[str, Any]:
 
 def _claim(name: str, title: str, value: float | int | None, unit: str, norm: str | None, text: str) -> dict[str, Any]:
     """Return one claim; without a value it is not proved, and says so."""
+    proved = value is not None
+    claim = {"id": name, "title": title, "proved": proved, "value": value, "unit": unit, "norm": norm}
     # A claim that is missing would look like one that nobody asked for.
-    statement = text if value is not None else "Not proved."
-    return {
-        "id": name,
-        "title": title,
-        "proved": value is not None,
-        "value": value,
-        "unit": unit,
-        "norm": norm,
-        "statement": statement,
-    }
+    return {**claim, "statement": text if proved else "Not proved."}
 
 
 def state_labels(model: SequenceModel) -> dict[str, str]:
@@ -107,13 +84,13 @@ def state_labels(model: SequenceModel) -> dict[str, str]:
 
 
 def _claims(certificate: Certificate, document: Mapping[str, Any], labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    rate, unit = document["contraction_rate"], time_unit(document)
+    rate, is_regular = document["contraction_rate"], document["time"]["steps"] == "regular"
     claims = [
         _claim(
             "contraction_rate",
             "contraction rate",
             rate,
-            "per step" if unit == "steps" else "per regular step of time",
+            "per step" if is_regular else "per regular step of time",
             document["norm"],
             _rate_text(document, is_stack=any(len(stack.bounds) > 1 for stack in certificate.stacks)),
         )
@@ -133,43 +110,33 @@ def _claims(certificate: Certificate, document: Mapping[str, Any], labels: Mappi
     claims += _ball_claims(document, labels)
     # Gains and gaps are of the layers' input: one step of them may read a patch of several samples.
     claims += _gain_claims(document)
-    share_steps = forgetting_steps(certificate)
     claims.append(
         _claim(
             "forgetting_1_percent",
             "forgetting to 0.01",
-            share_steps,
-            unit,
+            certificate.forgetting_time(0.01),
+            "steps" if is_regular else "regular steps of time",
             None,
             "After this time, two states at a distance of 1 (2-norm) move no output by more than 0.01.",
         )
     )
+    # The two parts of the effect of weights stored in fewer bits add up.
+    constant = "Storing the matrices in this format moves no output by more than this constant plus the part below."
+    per_input = "The part for each unit of the largest norm of an input."
     for form, bound in document["stored_weights"].items():
-        claims += _quantization_claims(form, bound)
+        name, title, values = f"stored_weights_{form}", f"error by weights stored as {form}", bound or {}
+        claims += [
+            _claim(name, f"{title}: constant", values.get("error"), "output", "l2", constant),
+            _claim(
+                f"{name}_per_input",
+                f"{title}: per input",
+                values.get("error_per_input"),
+                "output / input",
+                "l2",
+                per_input,
+            ),
+        ]
     return claims
-
-
-def _quantization_claims(form: str, bound: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the two parts of the effect of weights stored in fewer bits: they add up."""
-    title = f"error by weights stored as {form}"
-    return [
-        _claim(
-            f"stored_weights_{form}",
-            f"{title}: constant",
-            None if bound is None else bound["error"],
-            "output",
-            "l2",
-            "Storing the matrices in this format moves no output by more than this constant plus the part below.",
-        ),
-        _claim(
-            f"stored_weights_{form}_per_input",
-            f"{title}: per input",
-            None if bound is None else bound["error_per_input"],
-            "output / input",
-            "l2",
-            "The part for each unit of the largest norm of an input.",
-        ),
-    ]
 
 
 def have_equal_claims(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
@@ -231,6 +198,8 @@ def _gain_claims(document: Mapping[str, Any]) -> list[dict[str, Any]]:
             "Inputs that differ by at most 1 at every step lead to outputs that differ by at most this at every step.",
         )
     ]
+    # Without contraction an error need not fade, and is counted for a limited time.
+    limit = "" if document["kind"] == "contracting" else ", within 100,000 steps"
     for gap in document["gaps"]:
         steps = gap["steps"]
         noun = "input" if steps == 1 else "consecutive inputs"
@@ -242,15 +211,10 @@ def _gain_claims(document: Mapping[str, Any]) -> list[dict[str, Any]]:
                 unit,
                 "l2",
                 f"If {steps:,} {noun} of the layers {'is' if steps == 1 else 'are'} wrong by at most 1, no output is "
-                "wrong by more than this, at that time or later" + _lasting_text(document),
+                f"wrong by more than this, at that time or later{limit}.",
             )
         )
     return claims
-
-
-def _lasting_text(document: Mapping[str, Any]) -> str:
-    # Without contraction an error need not fade, and is counted for a limited time.
-    return "." if document["kind"] == "contracting" else ", within 100,000 steps."
 
 
 def _assumptions(certificate: Certificate, document: Mapping[str, Any]) -> list[str]:
@@ -278,15 +242,8 @@ def _assumptions(certificate: Certificate, document: Mapping[str, Any]) -> list[
     return texts
 
 
-@dataclass(frozen=True)
-class _Method:
-    """A row of the table of methods.
-
-    Attributes:
-        method: What is bounded, and how.
-        reference: Literature, and how far the method follows it.
-        code: File or folder of the code.
-    """
+class _Method(NamedTuple):
+    """A row of the table of methods: what is bounded and how, after which literature, and where the code is."""
 
     method: str
     reference: str
@@ -419,7 +376,7 @@ def method_rows(certificate: Certificate, model: SequenceModel) -> list[dict[str
         keys += [key for key in layer_keys if key is not None] or ["nothing"]
     if any(len(stack.bounds) > 1 for stack in certificate.stacks):
         keys.append("layers")
-    return [asdict(_METHODS[key]) for key in dict.fromkeys(keys)]
+    return [_METHODS[key]._asdict() for key in dict.fromkeys(keys)]
 
 
 def _rate_method(cell: StableCell, bound: StepBound) -> str | None:
@@ -439,6 +396,8 @@ def _rate_method(cell: StableCell, bound: StepBound) -> str | None:
 
 def _ball_method(cell: StableCell, bound: StepBound, *, is_within: bool) -> str | None:
     """Return the key of the method of a layer's balls; None if it has none."""
+    from stablernn.cells import StableCell
+
     if not bound.balls:
         return None
     method = _BALLS_WITHIN_RANGE.get(cell.key) if is_within else None
@@ -451,15 +410,9 @@ def _ball_method(cell: StableCell, bound: StepBound, *, is_within: bool) -> str 
     if method is not None:
         return method
     # Cells with gates are those that gain by inputs of a bounded size; for all inputs sigmoid and tanh bound them.
-    if _is_gated(cell):
+    if type(cell).step_bound_within is not StableCell.step_bound_within:
         return "box" if is_within else "hand"
     return "lure" if _is_lure(cell) and cell.key not in _BALLS_BY_HAND else "hand"
-
-
-def _is_gated(cell: StableCell) -> bool:
-    from stablernn.cells import StableCell
-
-    return type(cell).step_bound_within is not StableCell.step_bound_within
 
 
 def _is_lure(cell: StableCell) -> bool:

@@ -7,14 +7,14 @@ import logging
 import platform
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stablernn_cli.report.claims import certificate_entry, claimed_radius, have_equal_claims, scope_text
 from stablernn_cli.report.observed import (
+    NOT_READ,
     compare,
-    not_read,
     number_at,
     observed_of_run,
     observed_of_version,
@@ -82,7 +82,8 @@ def compose_report(target: CertifiedTarget, server: str | None = None) -> Report
 
     registry, version = Registry(), target.version
     # Before the figures, which take longer: a server that does not answer is reported at once.
-    violations = not_read() if server is None or version is None else read_counts(server, version)
+    not_read = {"read": False, "note": NOT_READ}
+    violations = not_read if server is None or version is None else read_counts(server, version)
     certificates = _certificates(target)
     _PROGRESS.info("Drawing trajectories ...")
     proved = [certificate_entry(certificate, target.model) for certificate in certificates]
@@ -116,7 +117,7 @@ def compose_report(target: CertifiedTarget, server: str | None = None) -> Report
         "comparison": compare(proved, observed),
         "history": None if version is None else _version_history(registry, version),
         "violations": violations,
-        "clauses": _clause_rows(),
+        "clauses": [clause._asdict() for clause in CLAUSES],
     }
     # Titles and captions stand in JSON, too; the pictures themselves do not.
     images = [] if trajectories is None else _describe_figures(trajectories, certificates[-1])
@@ -285,6 +286,7 @@ def _run_facts(path: Path, model: SequenceModel) -> dict[str, Any]:
     # Runs from before a file was written lack it.
     data = directory.read_data() if directory.data.is_file() else {}
     environment = read_json(directory.environment) if directory.environment.is_file() else {}
+    code = {key: value_at(environment, key) for key in ("stablernn", "commit")}
     return {
         "source": "run",
         "ref": str(path),
@@ -294,9 +296,7 @@ def _run_facts(path: Path, model: SequenceModel) -> dict[str, Any]:
         "created": text_at(environment, "time"),
         "weights": weights_digest(model),
         "intended_use": {"stated": False, "text": NO_CARD},
-        **_data_facts(
-            data, data, {"stablernn": value_at(environment, "stablernn"), "commit": value_at(environment, "commit")}
-        ),
+        **_data_facts(data, data, code),
         **_model_facts(model),
     }
 
@@ -310,16 +310,15 @@ def _version_facts(version: Version, model: SequenceModel) -> dict[str, Any]:
     manifest = version.manifest
     weights = manifest.files.get("weights.safetensors")
     lineage = manifest.lineage
+    # Any bytes may have been published under this name.
+    card = version.read(_CARD).decode("utf-8", errors="replace") if _CARD in manifest.files else None
     return {
         "source": "version",
-        "ref": version.ref,
-        "name": version.name,
-        "version": version.version,
-        "digest": version.digest,
+        **{key: getattr(version, key) for key in ("ref", "name", "version", "digest")},
         "created": manifest.created,
         # The manifest vouches for it: the digest covers the hash of every file.
         "weights": None if weights is None else f"sha256:{weights.sha256}",
-        "intended_use": intended_use(_card_of(version)),
+        "intended_use": intended_use(card),
         **_data_facts(manifest.model_dump(mode="json"), lineage.get("data"), lineage.get("code")),
         **_model_facts(model),
     }
@@ -375,23 +374,13 @@ def stored_certificate(version: Version, entry: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _card_of(version: Version) -> str | None:
-    if _CARD not in version.manifest.files:
-        return None
-    # Any bytes may have been published under this name.
-    return version.read(_CARD).decode("utf-8", errors="replace")
-
-
 def _data_facts(facts: Mapping[str, Any], data: object, code: object) -> dict[str, Any]:
     """Return task, inputs, outputs, training data and code version, from trees that data.json and manifests share."""
-    features, labels = _names(facts.get("features")), _names(facts.get("labels"))
     return {
         "task": text_at(facts, "task"),
-        "features": features,
-        "labels": labels,
-        "targets": _names(facts.get("targets")),
-        "training_data": {"name": text_at(data, "name"), "fingerprint": text_at(data, "fingerprint")},
-        "training_code": {"stablernn": text_at(code, "stablernn"), "commit": text_at(code, "commit")},
+        **{key: _names(facts.get(key)) for key in ("features", "labels", "targets")},
+        "training_data": {key: text_at(data, key) for key in ("name", "fingerprint")},
+        "training_code": {key: text_at(code, key) for key in ("stablernn", "commit")},
     }
 
 
@@ -453,14 +442,9 @@ def _move(registry: Registry, entry: AliasEntry, version: int) -> dict[str, Any]
     """Return one move of an alias; only moves to the version have checks and a policy that concern it."""
     is_promotion = entry.to_version == version
     return {
-        "time": entry.time,
-        "who": entry.who,
-        "action": entry.action,
-        "alias": entry.alias,
+        **{key: getattr(entry, key) for key in ("time", "who", "action", "alias", "why", "forced")},
         "from": entry.from_version,
         "to": entry.to_version,
-        "why": entry.why,
-        "forced": entry.forced,
         # The checks of a move away from the version were those of another version.
         "checks": [check.model_dump() for check in entry.checks] if is_promotion else [],
         "policy": _policy_at(registry, entry) if is_promotion else None,
@@ -482,10 +466,7 @@ def _policy_at(registry: Registry, entry: AliasEntry) -> dict[str, Any] | None:
         return None
     return {
         "policy_line": line.seq,
-        "alias": line.alias,
-        "time": line.time,
-        "who": line.who,
-        "why": line.why,
+        **{key: getattr(line, key) for key in ("alias", "time", "who", "why")},
         "rules": {key: value for key, value in line.rules.model_dump(mode="json").items() if value is not None},
     }
 
@@ -513,8 +494,7 @@ _IEC = "IEC 62304"
 _SOLD = "sold by its publisher and not read here, therefore without clause numbers"
 
 
-@dataclass(frozen=True)
-class Clause:
+class Clause(NamedTuple):
     """A row of the table.
 
     Attributes:
@@ -660,8 +640,3 @@ CLAUSES: tuple[Clause, ...] = (
         f"{_AI_ACT}; read at https://overview.legal/laws/ai-act/art-15",
     ),
 )
-
-
-def _clause_rows() -> list[dict[str, str | None]]:
-    """Return the table as JSON types."""
-    return [asdict(clause) for clause in CLAUSES]

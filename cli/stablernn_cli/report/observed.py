@@ -166,9 +166,7 @@ def _latest(records: Sequence[Record], filename: str) -> Record | None:
 
 
 def _source(record: Record | None) -> dict[str, Any]:
-    if record is None:
-        return {"recorded": None, "who": None}
-    return {"recorded": record.entry.time, "who": record.entry.who}
+    return {"recorded": record and record.entry.time, "who": record and record.entry.who}
 
 
 def _stability_facts(content: bytes, weights: str | None) -> dict[str, Any]:
@@ -182,21 +180,16 @@ def _stability_facts(content: bytes, weights: str | None) -> dict[str, Any]:
     empirical = value_at(tree, "empirical")
     return {
         "note": None,
-        "data": text_at(tree, "data"),
-        "split": text_at(tree, "split"),
-        "sequences": _count_at(empirical, "sequences"),
-        "steps": _count_at(empirical, "steps"),
+        **{key: text_at(tree, key) for key in ("data", "split")},
+        **{key: _count_at(empirical, key) for key in ("sequences", "steps")},
         "spectral_radius": number_at(empirical, "jacobian", "spectral_radius", "most"),
         "largest_factors": [
-            {
-                "layer": text_at(row, "layer"),
-                "norm": text_at(row, "norm"),
-                "factor": number_at(row, "factor"),
-            }
-            for row in _rows_at(empirical, "jacobian", "largest_factors")
+            {"layer": text_at(row, "layer"), "norm": text_at(row, "norm"), "factor": number_at(row, "factor")}
+            for row in _list_at(empirical, "jacobian", "largest_factors")
+            if isinstance(row, Mapping)
         ],
-        "largest_lyapunov_exponent": _first_number_at(empirical, "lyapunov", "exponents"),
-        "lyapunov_standard_error": _first_number_at(empirical, "lyapunov", "standard_error"),
+        "largest_lyapunov_exponent": next(map(number_at, _list_at(empirical, "lyapunov", "exponents")), None),
+        "lyapunov_standard_error": next(map(number_at, _list_at(empirical, "lyapunov", "standard_error")), None),
     }
 
 
@@ -256,16 +249,10 @@ def text_at(tree: object, *keys: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _rows_at(tree: object, *keys: str) -> list[Mapping[str, Any]]:
-    """Return the objects in a list under nested keys."""
+def _list_at(tree: object, *keys: str) -> list[Any]:
+    """Return the list under nested keys; an empty one if there is none."""
     value = value_at(tree, *keys)
-    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
-
-
-def _first_number_at(tree: object, *keys: str) -> float | None:
-    """Return the first entry of a list under nested keys, if it is a finite number."""
-    value = value_at(tree, *keys)
-    return number_at({"first": value[0]}, "first") if isinstance(value, list) and value else None
+    return value if isinstance(value, list) else []
 
 
 TOKEN_VARIABLE = "STABLERNN_CLIENT_TOKEN"
@@ -274,11 +261,6 @@ SCOPE = (
     "are not counted; with several workers it is the process that answered."
 )
 NOT_READ = "No server was asked: the document was written without --server, so it says nothing about operation."
-
-
-def not_read() -> dict[str, Any]:
-    """Return the part of a document for which no server was asked."""
-    return {"read": False, "note": NOT_READ}
 
 
 def read_counts(url: str, version: Version) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import { address, getJson, modelPath } from "./api.js";
 import { advance, areDays, firstOf2024, parseTime, stepsBetween, timeText } from "./calendar.js";
 import { choiceField, copyButton, count, el, Failure, field, fold, inputField, number, percent, Problem, table } from "./dom.js";
 import { Bars } from "./figures.js";
-import { bandsOf, featureLines, Plot, Plots } from "./plot.js";
+import { featureLines, Plot, Plots, withForecast } from "./plot.js";
 import { generator, observedFeatures, readSeries, scalesOf, seriesText, SHAPES } from "./series.js";
 
 const MAX_TABLE_ROWS = 1000;
@@ -246,43 +246,38 @@ class Attempt {
 
   showForecast(rows, timeOf, content) {
     const { frequency, start_timestamp: from, context_used: used } = content;
-    const next = rows.length + 1;
-    const actual = this.shownExample()?.actual ?? [];
-    const targets = content.targets.map((name, index) => {
-      const column = (values) => values.map((value) => [value].flat()[index]);
-      const levels = Object.entries(content.quantiles).map(([level, values]) => [level, column(values)]);
-      levels.sort((a, b) => Number(a[0]) - Number(b[0]));
-      const feature = this.names.indexOf(name);
-      return { name, feature, mean: column(content.mean_forecast), levels, actual: actual[index] ?? [] };
-    });
-    const steps = targets[0].mean.length;
+    const targets = this.targetsOf(rows, content);
+    const steps = count(targets[0].mean.length, "step");
     const plot = new Plot();
-    const draw = ({ name, feature, mean, levels, actual: followed }) =>
+    const draw = ({ name, observed, mean, levels, followed }) =>
       plot.draw({
-        label: `${name}: ${count(rows.length, "observed step")} and the forecast of ${count(steps, "step")}, from ${number(mean[0])} to ${number(mean.at(-1))}.`,
+        label: `${name}: ${count(rows.length, "observed step")} and the forecast of ${steps}, from ${number(mean[0])} to ${number(mean.at(-1))}.`,
         xLabel: timeOf === null ? `step${frequency ? ` (${frequency})` : ""}` : `time (UTC), steps of ${frequency}`,
         yLabel: name,
-        divider: next - 0.5,
-        lines: [
-          { name: "observed", values: rows.map((row) => row[feature] ?? null), start: 1, kind: "observed" },
-          ...(followed.length === 0 ? [] : [{ name: "what followed", values: followed.slice(0, steps), start: next, kind: "actual" }]),
-          { name: "forecast", values: mean, start: next, kind: "forecast" },
-        ],
-        bands: bandsOf(levels, next),
+        ...withForecast([{ name: "observed", values: observed, start: 1, kind: "observed" }], { mean, levels }, followed),
         timeOf,
       });
     const picker = choiceField("Show", "target", targets.map(({ name }, index) => [index, name]));
     picker.onchange = ({ target }) => draw(targets[target.value]);
-    const times = timeOf && targets[0].mean.map((_, step) => timeOf(next + step));
-    const heads = ["Step ahead", ...(times ? ["Time (UTC)"] : []), ...targets.flatMap(({ name, levels }) => [name, ...levels.map(([level]) => `${name}, ${level}`)])];
-    const ahead = targets[0].mean.map((_, step) => [
-      `+${step + 1}`,
-      ...(times ? [timeText(times[step], areDays(times))] : []),
-      ...targets.flatMap(({ mean, levels }) => [mean[step], ...levels.map(([, values]) => values[step])]),
-    ]);
-    this.figure.replaceChildren(...(targets.length > 1 ? [picker] : []), plot.element, numbers("Forecast as a table", heads, ahead));
+    this.figure.replaceChildren(...(targets.length > 1 ? [picker] : []), plot.element, forecastTable(targets, timeOf));
     draw(targets[0]);
-    return `Forecast of ${count(steps, "step")}${from === null ? "" : ` from ${from}`}, based on the last ${count(used, "step")}.`;
+    return `Forecast of ${steps}${from === null ? "" : ` from ${from}`}, based on the last ${count(used, "step")}.`;
+  }
+
+  /** The targets of an answer, each with its name and its values: observed, forecast, and what followed in a stored sample. */
+  targetsOf(rows, { targets, mean_forecast: mean, quantiles }) {
+    const actual = this.shownExample()?.actual ?? [];
+    const levels = Object.entries(quantiles).sort((a, b) => Number(a[0]) - Number(b[0]));
+    return targets.map((name, index) => {
+      const column = (values) => values.map((value) => [value].flat()[index]);
+      return {
+        name,
+        observed: rows.map((row) => row[this.names.indexOf(name)] ?? null),
+        mean: column(mean),
+        levels: levels.map(([level, values]) => [level, column(values)]),
+        followed: actual[index],
+      };
+    });
   }
 
   curl() {
@@ -321,6 +316,15 @@ function onGrid({ values, times }, frequency) {
   const filled = Array(steps).fill(Array.isArray(values[0]) ? values[0].map(() => null) : null);
   positions.forEach((index, row) => (filled[index] = values[row]));
   return { values: filled, times };
+}
+
+function forecastTable(targets, timeOf) {
+  const [{ mean, observed }] = targets;
+  const times = timeOf && mean.map((_, step) => timeOf(observed.length + 1 + step));
+  const columns = targets.flatMap(({ name, mean: values, levels }) => [[name, values], ...levels.map(([level, numbers]) => [`${name}, ${level}`, numbers])]);
+  if (times) columns.unshift(["Time (UTC)", times.map((time) => timeText(time, areDays(times)))]);
+  const rows = mean.map((_, step) => [`+${step + 1}`, ...columns.map(([, values]) => values[step])]);
+  return numbers("Forecast as a table", ["Step ahead", ...columns.map(([head]) => head)], rows);
 }
 
 function numbers(title, heads, rows) {

@@ -110,12 +110,16 @@ export function featureLines(names, rows, start) {
   return names.slice(0, 6).map((name, index) => ({ name, values: rows.map((row) => row[index] ?? null), start, kind: `series-${index}` }));
 }
 
-/** Bands from the outermost pair of quantiles, `[[level, values], ...]` in their order, inwards. */
-export function bandsOf(levels, start, noun = "quantiles") {
-  return Array.from({ length: Math.floor(levels.length / 2) }, (_, index) => {
-    const [[low, lower], [high, upper]] = [levels[index], levels.at(-1 - index)];
+/** Data of a plot with a forecast of the steps after those of some lines: its `mean`, bands from the outermost pair of its quantiles
+ * `levels`, `[[level, values], ...]` in their order, inwards, and the values that `followed` instead. */
+export function withForecast(lines, { mean, levels, noun = "quantiles" }, followed = []) {
+  const start = lines[0].start + lines[0].values.length;
+  const bands = levels.slice(0, Math.floor(levels.length / 2)).map(([low, lower], index) => {
+    const [high, upper] = levels.at(-1 - index);
     return { name: `${noun} ${low} to ${high}`, lower, upper, start, kind: "quantiles" };
   });
+  const actual = followed.length > 0 ? [{ name: "what followed", values: followed.slice(0, mean.length), start, kind: "actual" }] : [];
+  return { divider: start - 0.5, lines: [...lines, ...actual, { name: "forecast", values: mean, start, kind: "forecast" }], bands };
 }
 
 /** Returns round values that divide a range into about `pieces` parts, and their distance. */

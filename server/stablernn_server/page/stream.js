@@ -4,7 +4,7 @@ import { address, getJson, modelPath, subprotocols } from "./api.js";
 import { advance, firstOf2024, timeText } from "./calendar.js";
 import { choiceField, count, el, Failure, fold, inputField, percent, Problem, table } from "./dom.js";
 import { Bars } from "./figures.js";
-import { bandsOf, featureLines, Plot, Plots } from "./plot.js";
+import { featureLines, Plot, Plots, withForecast } from "./plot.js";
 import { generator, observedFeatures, scalesOf, SHAPES } from "./series.js";
 
 const SHOWN_SAMPLES = 120;
@@ -133,15 +133,13 @@ export class Stream {
     const lines = this.isForecast
       ? [{ name: this.names[target], values: samples.map((sample) => sample[target] ?? null), start, kind: "observed" }]
       : featureLines(isSymbol ? ["symbol"] : this.names, samples, start);
-    const ahead = this.hasBars ? null : aheadOf(this.output, this.facts, answered + 1);
+    const ahead = this.hasBars ? null : aheadOf(this.output, this.facts);
     this.plot.draw({
       label: `The last ${count(samples.length, "sample")} of the stream${ahead === null ? "" : " and the forecast of the model"}.`,
       xLabel: calendar === null ? "sample" : "time (UTC), generated",
       timeOf: calendar === null ? null : (sample) => this.timeOf(sample),
       yLabel: lines[0].name,
-      divider: ahead && answered + 0.5,
-      lines: ahead === null ? lines : [...lines, { name: "forecast", values: ahead.mean, start: answered + 1, kind: "forecast" }],
-      bands: ahead?.bands,
+      ...(ahead === null ? { lines } : withForecast(lines, ahead)),
     });
     if (this.hasBars) this.bars.draw(sharesOf(this.output, this.facts), false);
     this.state.textContent = this.sentence();
@@ -157,7 +155,7 @@ export class Stream {
 
   drawTable() {
     if (!this.table.open || !this.output) return;
-    const ahead = () => (aheadOf(this.output, this.facts, 1)?.mean ?? []).map((value, index) => [`+${index + 1}`, value]);
+    const ahead = () => (aheadOf(this.output, this.facts)?.mean ?? []).map((value, index) => [`+${index + 1}`, value]);
     const heads = this.hasBars ? ["Class", "Probability"] : ["Step ahead", this.facts.targets?.[0] ?? "mean"];
     this.table.lastChild.replaceChildren(table("Output so far as a table", heads, this.hasBars ? sharesOf(this.output, this.facts) : ahead()));
   }
@@ -197,17 +195,18 @@ function sharesOf({ probabilities, logits }, { labels, output: kind }) {
   return shares.map((share, index) => [labels?.[index] ?? String(index), share]);
 }
 
-/** Returns mean and bands of the first target over the steps ahead; null before there are any. */
-function aheadOf({ mean, quantiles: values, adaptive_quantiles: adapted }, { targets, quantiles: levels }, start) {
+/** Returns mean and quantiles of the first target over the steps ahead; null before there are any. */
+function aheadOf({ mean, quantiles, adaptive_quantiles: adapted }, { targets, quantiles: levels }) {
   if (!mean) return null;
-  const width = targets?.length ?? 1;
   const every = (numbers, size, place) => numbers.filter((_, index) => index % size === place);
-  const first = every(mean.flat(Infinity), width, 0);
-  if (!values || !levels) return { mean: first, bands: [] };
+  const ofTarget = (numbers) => every(numbers, targets?.length ?? 1, 0);
   const adaptive = adapted?.flat(Infinity);
   // An unbounded end, which is null, cannot be drawn.
   const isAdaptive = adaptive !== undefined && !adaptive.includes(null);
-  const flat = isAdaptive ? adaptive : values.flat(Infinity);
-  const bands = levels.map((level, place) => [level, every(every(flat, levels.length, place), width, 0)]);
-  return { mean: first, bands: bandsOf(bands, start, isAdaptive ? "adaptive quantiles" : "quantiles") };
+  const flat = isAdaptive ? adaptive : (quantiles ?? []).flat(Infinity);
+  return {
+    mean: ofTarget(mean.flat(Infinity)),
+    levels: quantiles && levels ? levels.map((level, place) => [level, ofTarget(every(flat, levels.length, place))]) : [],
+    noun: isAdaptive ? "adaptive quantiles" : "quantiles",
+  };
 }
