@@ -29,7 +29,6 @@ from typing import Any
 import harness
 import numpy as np
 from harness import (
-    DOCS,
     Row,
     data_folder,
     log,
@@ -457,7 +456,7 @@ def measure(calls: dict[tuple[Any, ...], Callable[[], Row]], path: Path, jobs: i
 
 
 def main() -> None:
-    parser = harness.arguments_parser(__doc__)
+    parser = harness.page_parser(__doc__, None)
     parser.add_argument("--archive", action="store_true", help="run all sets of the archives")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
     parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
@@ -466,12 +465,10 @@ def main() -> None:
     parser.add_argument("--budget", default="2m", help="that of each search with its training; default: 2m")
     parser.add_argument("--minirocket", metavar="PYTHON", help="also run MiniRocket, by an interpreter with aeon")
     parser.add_argument("--again", action="store_true", help="repeat runs that the results have")
-    parser.add_argument("--results", type=Path, help="file to write; another one has no page")
-    parser.add_argument("--page", action="store_true", help="only write the tables of docs/accuracy.md")
     arguments = parser.parse_args()
     path: Path = arguments.results or (ARCHIVE if arguments.archive else STORED)
     known = [] if arguments.again else read_results(path, {"runs": []})["runs"]
-    conditions = harness.conditions("torch", placeholders={"--minirocket": "PYTHON"})
+    conditions = harness.conditions("torch", placeholders={"minirocket": "PYTHON"})
     calls: dict[tuple[Any, ...], Callable[[], Row]] = {}
     if arguments.archive and not arguments.page:
         methods = {"auto", "minirocket"} if arguments.minirocket else {"auto"}
@@ -496,7 +493,7 @@ def main() -> None:
         naive = read_results(path, {"naive": None})["naive"] or naive_rows()
         measure(calls, path, arguments.jobs, {"conditions": conditions, "naive": naive}, "data", "recipe", "seed")
     if path in (STORED, ARCHIVE):
-        harness.replace_tables(DOCS / "accuracy.md", page_tables(read_results(STORED), read_results(ARCHIVE)))
+        harness.replace_tables("accuracy", page_tables(read_results(STORED), read_results(ARCHIVE)))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import harness
 import numpy as np
-from harness import DOCS, ROOT, Row, log, measure_use, medians, megabytes, read_results, stored, table, write_results
+from harness import ROOT, Row, log, measure_use, medians, megabytes, read_results, stored, table, write_results
 
 from stablernn_registry import Registry
 
@@ -208,7 +208,7 @@ def measure_size(workplace: Workplace, sequences: int, rounds: int) -> Row:
     return figures
 
 
-PLACEHOLDERS = {"--engines": "PYTHON", "--results": "FILE"}
+PLACEHOLDERS = {"engines": "PYTHON"}
 
 
 def measure_one_file(workplace: Workplace, sequences: int, rounds: int) -> Row:
@@ -308,13 +308,11 @@ def _versions(packages: dict[str, str]) -> str:
 
 
 def main() -> None:
-    parser = harness.arguments_parser(__doc__)
+    parser = harness.page_parser(__doc__, STORED)
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="sequences of a folder; default: all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--one-file", action="store_true", help="only predict of all sequences in one file")
     parser.add_argument("--engines", type=Path, metavar="PYTHON", help="interpreter that has Dask and pyspark")
-    parser.add_argument("--results", type=Path, default=STORED, help="file to write; another one has no page")
-    parser.add_argument("--page", action="store_true", help="only write the tables of docs/scaling.md")
     options = parser.parse_args()
     if any(size % FILE_SEQUENCES or size <= 0 for size in options.sizes):
         parser.error(f"--sizes must be multiples of {FILE_SEQUENCES:,}, the sequences of a file.")
@@ -337,7 +335,7 @@ def main() -> None:
                 write_results(options.results, document)
             write_results(options.results, document)
     if options.results == STORED:
-        harness.replace_tables(DOCS / "scaling.md", page_tables(read_results(STORED)))
+        harness.replace_tables("scaling", page_tables(read_results(STORED)))
 
 
 if __name__ == "__main__":

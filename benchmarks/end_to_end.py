@@ -27,7 +27,6 @@ from typing import Any
 import harness
 import numpy as np
 from harness import (
-    DOCS,
     ROOT,
     Row,
     data_folder,
@@ -173,14 +172,13 @@ def _row(name: str, figures: dict[str, float]) -> tuple[str, str, str]:
 
 
 def main() -> None:
-    parser = harness.arguments_parser(__doc__)
+    parser = harness.page_parser(__doc__, STORED)
     parser.add_argument("--short", action="store_true", help="fewer rounds and data, printed and not stored")
     parser.add_argument("--only", choices=("commands", *PROBLEMS, "table"), help="only this part, measured again")
-    parser.add_argument("--page", action="store_true", help="write the tables of docs/end_to_end.md from the results")
     arguments = parser.parse_args()
     short = arguments.short
     if not arguments.page:
-        results: Row = {} if short else read_results(STORED)
+        results: Row = {} if short else read_results(arguments.results)
         more: Row = {"cell": CELL, "engines": list_engines(), "rounds_of_commands": COMMAND_ROUNDS}
         results["conditions"] = harness.conditions("torch", **more)
         rounds = SHORT_ROUNDS if short else ROUNDS
@@ -194,9 +192,9 @@ def main() -> None:
                 results[name] = part()
                 log(name, json.dumps(results[name], indent=1))
                 if not short:
-                    write_results(STORED, results)
-    if not short:
-        harness.replace_tables(DOCS / "end_to_end.md", page_tables(read_results(STORED)))
+                    write_results(arguments.results, results)
+    if arguments.results == STORED and not short:
+        harness.replace_tables("end_to_end", page_tables(read_results(STORED)))
 
 
 if __name__ == "__main__":

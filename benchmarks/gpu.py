@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import harness
 import numpy as np
-from harness import DOCS, Row, facts, log, read_results, replace_tables, spread, stored, table, write_results
+from harness import Row, facts, log, read_results, replace_tables, spread, stored, table, write_results
 
 STORED = stored("gpu")
 WITHOUT_CUDA = Path("gpu.json")
@@ -544,7 +544,7 @@ def environment() -> Row:
             "cudnn": torch.backends.cudnn.version(),
         }
     packages = {name: harness.installed(name) for name in PACKAGES}
-    return harness.conditions(placeholders={"--results": "FILE"}, packages=packages, gpu=gpu)
+    return harness.conditions(packages=packages, gpu=gpu)
 
 
 def page_tables(results: Row) -> dict[str, str]:
@@ -617,10 +617,8 @@ def _training(part: Row) -> str:
 
 
 def main() -> None:
-    parser = harness.arguments_parser(__doc__)
+    parser = harness.page_parser(__doc__, None)
     parser.add_argument("--only", action="append", choices=PARTS, help="a part; can be given several times")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="the file to write; see above for the default")
-    parser.add_argument("--page", action="store_true", help="write the tables of docs/gpu.md")
     parser.add_argument("--part", choices=PARTS, help="measure a part in this process, and print it")
     options = parser.parse_args()
     if options.part:
@@ -640,7 +638,7 @@ def main() -> None:
             write_results(path, results)
             print(json.dumps(results["parts"][name], indent=1))
     if path == STORED:
-        replace_tables(DOCS / "gpu.md", page_tables(read_results(STORED)))
+        replace_tables("gpu", page_tables(read_results(STORED)))
 
 
 if __name__ == "__main__":

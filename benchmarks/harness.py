@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -40,21 +41,24 @@ def arguments_parser(documentation: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
-def given_command(placeholders: Mapping[str, str] | None = None) -> str:
+def page_parser(documentation: str | None, default: Path | None) -> argparse.ArgumentParser:
+    """Return a parser with ``--results`` and ``--page``, for a script that writes tables of a page."""
+    parser = arguments_parser(documentation)
+    parser.add_argument("--results", type=Path, default=default, help="file to write; another one has no page")
+    parser.add_argument("--page", action="store_true", help="only write the tables of the page from the results")
+    return parser
+
+
+def given_command(**placeholders: str) -> str:
     """Return the command of this process as it was given.
 
     Args:
-        placeholders: Option -> the word that stands for its value, which is a path of this machine.
+        placeholders: Option without its dashes -> the word that stands for its value, a path of this machine.
     """
     script, *words = sys.argv
+    hidden = {f"--{option}": word for option, word in {"results": "FILE", **placeholders}.items()}
     shown_words = [f"benchmarks/{Path(script).name}"]
-    for option, word in zip(["", *words], words, strict=False):
-        name, equals, _ = word.partition("=")
-        if placeholders and option in placeholders:
-            word = placeholders[option]
-        elif placeholders and equals and name in placeholders:
-            word = f"{name}={placeholders[name]}"
-        shown_words.append(word)
+    shown_words += [hidden.get(option, word) for option, word in zip(["", *words], words, strict=False)]
     return "python " + shlex.join(shown_words)
 
 
@@ -77,7 +81,7 @@ def installed(package: str) -> str | None:
     return None
 
 
-def conditions(*packages: str, placeholders: Mapping[str, str] | None = None, **more: Any) -> Row:
+def conditions(*packages: str, placeholders: Mapping[str, str] = MappingProxyType({}), **more: Any) -> Row:
     """Return what figures depend on: date, command, commit, machine and versions.
 
     Args:
@@ -89,7 +93,7 @@ def conditions(*packages: str, placeholders: Mapping[str, str] | None = None, **
 
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "command": given_command(placeholders),
+        "command": given_command(**placeholders),
         "commit": code_commit(),
         "machine": platform.machine(),
         "processor": processor(),
@@ -257,19 +261,20 @@ def facts(section: Mapping[str, Any], left_out: Sequence[str] = ("conditions", "
     return table(("", ""), leaves(section, ""))
 
 
-def replace_tables(page: Path, tables: Mapping[str, str]) -> None:
-    """Replace the tables of a page between their markers.
+def replace_tables(page: str, tables: Mapping[str, str]) -> None:
+    """Replace the tables of ``docs/PAGE.md`` between their markers.
 
     Raises:
         SystemExit: If the page does not have the markers of a table.
     """
-    text = page.read_text(encoding="utf-8")
+    path = DOCS / f"{page}.md"
+    text = path.read_text(encoding="utf-8")
     for name, content in tables.items():
         block = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)", re.DOTALL)
         if not block.search(text):
-            raise SystemExit(f"{page} has no place for the table '{name}'.")
+            raise SystemExit(f"{path} has no place for the table '{name}'.")
         text = block.sub(lambda match, content=content: match[1] + content + "\n" + match[2], text)
-    page.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
 
 
 def megabytes(size: float) -> str:

@@ -245,18 +245,16 @@ def write_page(runs: list[Row]) -> None:
         rows = [row for row in runs if row["task"] == task]
         tables[task] = results_table(rows)
         draw(task, rows, DOCS / "images" / f"long_memory_{task}.svg")
-    harness.replace_tables(DOCS / "long_memory.md", tables)
+    harness.replace_tables("long_memory", tables)
 
 
 def main() -> None:
-    parser = harness.arguments_parser(__doc__)
+    parser = harness.page_parser(__doc__, STORED)
     parser.add_argument("--task", choices=list(TASKS), action="append", help="this task only; default: both")
     parser.add_argument("--cells", nargs="+", help="these cells only; rows of other cells in the file are kept")
     parser.add_argument("--iterations", type=int, help="default: 4,000 for copy and 6,000 for adding")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
-    parser.add_argument("--results", type=Path, default=STORED, help="file to write; another one has no page")
-    parser.add_argument("--page", action="store_true", help="train nothing; write the page from the file")
     arguments = parser.parse_args()
     rows = {_key(row): row for row in read_results(arguments.results, {"runs": []})["runs"]}
     if not arguments.page:
@@ -266,7 +264,7 @@ def main() -> None:
             for ((task, cell), settings), seed in product(SETTINGS.items(), arguments.seeds)
             if task in (arguments.task or TASKS) and cell in (arguments.cells or [cell])
         ]
-        conditions = harness.conditions("torch", placeholders={"--results": "FILE"})
+        conditions = harness.conditions("torch")
         # A fresh interpreter for each worker: torch must not have started threads before the fork.
         with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
             for row in pool.map(train, wanted):

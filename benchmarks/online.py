@@ -24,7 +24,7 @@ from typing import Any
 
 import harness
 import numpy as np
-from harness import DOCS, Row, data_folder, log, read_results, stored, table, write_results
+from harness import Row, data_folder, log, read_results, stored, table, write_results
 
 from stablernn_runtime import adaptive_intervals
 from stablernn_runtime.adaptive_intervals import AdaptiveIntervals
@@ -357,11 +357,9 @@ def page_tables(results: Row) -> dict[str, str]:
 
 
 def main() -> None:
-    parser = harness.arguments_parser(__doc__)
+    parser = harness.page_parser(__doc__, STORED)
     parser.add_argument("--runs", type=Path, help="folder of the trained models; default: one that is deleted")
     parser.add_argument("--only", nargs="*", default=list(DATASETS), help="datasets to measure; none: the cost alone")
-    parser.add_argument("--results", type=Path, default=STORED, help="file to write; another one has no page")
-    parser.add_argument("--page", action="store_true", help="write the tables of docs/online.md from the results")
     arguments = parser.parse_args()
     path = arguments.results.absolute()
     if not arguments.page:
@@ -378,7 +376,7 @@ def main() -> None:
         content = {"conditions": conditions, "cost": measure_cost(), "memory": measure_memory(), "datasets": datasets}
         write_results(path, content)
     if path == STORED:
-        harness.replace_tables(DOCS / "online.md", page_tables(read_results(STORED)))
+        harness.replace_tables("online", page_tables(read_results(STORED)))
 
 
 if __name__ == "__main__":

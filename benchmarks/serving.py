@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import harness
 import numpy as np
-from harness import DOCS, Row, log, read_results, replace_tables, rounded, spread, stored, table, write_results
+from harness import Row, log, read_results, replace_tables, rounded, spread, stored, table, write_results
 from serving_load import (
     Load,
     Memory,
@@ -662,7 +662,7 @@ def run(arguments: argparse.Namespace) -> None:
                 arguments.scratch, Path(folder), arguments
             )
             conditions = harness.conditions(
-                placeholders={"--scratch": "DIR", "--results": "FILE"},
+                placeholders={"scratch": "DIR"},
                 seconds=time.perf_counter() - began,
                 load_before=load,
                 model=f"{CELL}, hidden size {HIDDEN}",
@@ -674,7 +674,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = harness.arguments_parser(__doc__)
+    parser = harness.page_parser(__doc__, STORED)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(SECTIONS)}; default: all")
     scratch = Path(tempfile.gettempdir()) / "stablernn-serving"
     parser.add_argument("--scratch", type=Path, default=scratch, help="where environments, models and logs go")
@@ -687,15 +687,13 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3, help="how often compare goes over all servers")
     parser.add_argument("--seconds", type=float, help="of each measurement; default: 3, streams 5, overload 60")
-    parser.add_argument("--results", type=Path, default=STORED, help="file to write; another one has no page")
-    parser.add_argument("--page", action="store_true", help="only write the page from the results")
     arguments = parser.parse_args()
     if unknown := set(arguments.sections) - set(SECTIONS):
         parser.error(f"unknown section '{min(unknown)}'; there are {', '.join(SECTIONS)}")
     if not arguments.page:
         run(arguments)
     if arguments.results == STORED:
-        replace_tables(DOCS / "performance.md", page_tables(read_results(STORED)))
+        replace_tables("performance", page_tables(read_results(STORED)))
 
 
 if __name__ == "__main__":

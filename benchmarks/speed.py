@@ -32,7 +32,7 @@ from typing import Any
 import harness
 import numpy as np
 import torch
-from harness import DOCS, log, read_results, replace_tables, stored, table, write_results
+from harness import log, read_results, replace_tables, stored, table, write_results
 from torch import Tensor, nn
 
 import stablernn as srn
@@ -581,15 +581,14 @@ def _details(tables: Tables) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = harness.arguments_parser(__doc__)
+    parser = harness.page_parser(__doc__, STORED)
     parser.add_argument("--short", action="store_true", help="one small table of each kind, printed and not stored")
     parser.add_argument("--only", default="", help="only tables whose name begins with this")
     parser.add_argument("--again", action="store_true", help="repeat tables that are stored already")
-    parser.add_argument("--page", action="store_true", help="write the tables of docs/speed.md")
     parser.add_argument("--alone", type=json.loads, help="a function to run: JSON of name, sizes and arguments")
     arguments = parser.parse_args()
     if arguments.page:
-        replace_tables(DOCS / "speed.md", page_tables(read_results(STORED)["tables"]))
+        replace_tables("speed", page_tables(read_results(STORED)["tables"]))
         return
     with pinned(threads=1) as is_flushed:
         if not is_flushed:
@@ -598,7 +597,7 @@ def main() -> None:
             function, sizes, words = arguments.alone
             print(json.dumps(globals()[function](Sizes(*sizes), *words)))
             return
-        results = {"tables": {}} if arguments.short else read_results(STORED, {"tables": {}})
+        results = {"tables": {}} if arguments.short else read_results(arguments.results, {"tables": {}})
         for entry in short_tables() if arguments.short else all_tables():
             if entry.name.startswith(arguments.only) and (arguments.again or entry.name not in results["tables"]):
                 document = entry.document(is_short=arguments.short, is_flushed=is_flushed)
@@ -606,7 +605,7 @@ def main() -> None:
                 log(entry.name, *(f"\n  {row:44} {figures}" for row, figures in document["rows"].items()))
                 # After each table, so that the run can be stopped at any time.
                 if not arguments.short:
-                    write_results(STORED, results)
+                    write_results(arguments.results, results)
         if arguments.short:
             print(json.dumps(results, indent=1))
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import harness
 import numpy as np
-from harness import DOCS, Row, log, medians, megabytes, read_results, stored, table, write_results
+from harness import Row, log, medians, megabytes, read_results, stored, table, write_results
 
 from stablernn_runtime.scoring import Scorer, StreamShard, map_checkpoint
 
@@ -131,7 +131,7 @@ def measure(keys: int, seconds: float, rounds: int) -> Row:
                 rows = [alone(folder, cell, "measure_rate", *sizes, seconds) for _ in range(rounds)]
                 rates.append({"cell": cell} | medians(rows))
                 log(rates[-1])
-    conditions = harness.conditions(placeholders={"--results": "FILE"})
+    conditions = harness.conditions()
     return {**conditions, "hidden_size": HIDDEN, "rounds": rounds, "memory": memory, "rates": rates}
 
 
@@ -167,12 +167,10 @@ _RATES = ("per_processor_second", "per_second")
 
 
 def main() -> None:
-    parser = harness.arguments_parser(__doc__)
+    parser = harness.page_parser(__doc__, STORED)
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=5.0, help="seconds of each rate")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--results", type=Path, default=STORED, help="file to write; another one has no page")
-    parser.add_argument("--page", action="store_true", help="only write the tables of docs/scaling.md")
     parser.add_argument("--alone", type=json.loads, help="a function to run: JSON of registry, cell, name, arguments")
     options = parser.parse_args()
     if options.alone:
@@ -182,7 +180,7 @@ def main() -> None:
     if not options.page:
         write_results(options.results, measure(options.keys, options.seconds, options.rounds))
     if options.results == STORED:
-        harness.replace_tables(DOCS / "scaling.md", {"streams": page_table(read_results(STORED))})
+        harness.replace_tables("scaling", {"streams": page_table(read_results(STORED))})
 
 
 if __name__ == "__main__":

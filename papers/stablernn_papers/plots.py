@@ -69,9 +69,7 @@ def plot_robustness(path: Path, results: Results) -> None:
             axes.set_xlim(left=0)
             axes.set_ylim(0, 1.02)
         line[0].set_ylabel("test accuracy")
-    figure.suptitle(_SEEDS, x=0.01, ha="left", fontsize=9, color=GREY)
-    _legend_below(figure, ncols=6)
-    _save(figure, path)
+    _finish(figure, path, _SEEDS, ncols=6)
 
 
 def _reports(results: Results, view: str, row: str) -> list[Mapping[str, Any]]:
@@ -160,9 +158,7 @@ def plot_sweeps(path: Path, table: Table, results: Results) -> None:
                 )
         axes.set_xlabel(label)
     panels[0].set_ylabel("test accuracy")
-    figure.suptitle(_SEEDS, x=0.01, ha="left", fontsize=9, color=GREY)
-    _legend_below(figure, ncols=4)
-    _save(figure, path)
+    _finish(figure, path, _SEEDS, ncols=4)
 
 
 def plot_curves(path: Path, table: Table, results: Results) -> None:
@@ -204,10 +200,7 @@ def plot_curves(path: Path, table: Table, results: Results) -> None:
                 values = np.array([curve["values"][:length] for curve in of_row])
                 _plot_band(axes, of_row[0]["epochs"][:length], values, color=color, dash=dash, label=row)
         _epochs_axis(axes)
-    figure.suptitle(_SEEDS, x=0.01, ha="left", fontsize=9, color=GREY)
-    if any(axes.get_legend_handles_labels()[1] for axes in panels):
-        _legend_below(figure, ncols=4)
-    _save(figure, path)
+    _finish(figure, path, _SEEDS, ncols=4)
 
 
 def _plot_single_epochs(axes: Axes, curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
@@ -274,10 +267,7 @@ def plot_spectra(path: Path, results: Results) -> None:
     # Labels of panels: one of the whole figure would be under the legend.
     for axes in panels[-columns:]:
         axes.set_xlabel("real part")
-    if results["state"] != FULL:
-        figure.suptitle("not the full protocol", x=0.01, ha="left", fontsize=9, color=GREY)
-    _legend_below(figure, ncols=2)
-    _save(figure, path)
+    _finish(figure, path, "" if results["state"] == FULL else "not the full protocol", ncols=2)
 
 
 def _zoom(axes: Axes, real: Array, imaginary: Array) -> None:
@@ -287,6 +277,15 @@ def _zoom(axes: Axes, real: Array, imaginary: Array) -> None:
         limit(center - half, center + half)
     axes.set_aspect("equal")
     axes.locator_params(nbins=4)
+
+
+def _finish(figure: Figure, path: Path, title: str, ncols: int) -> None:
+    """Write a figure with its title, and a legend where a panel has labels."""
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=9, color=GREY)
+    if any(axes.get_legend_handles_labels()[1] for axes in figure.axes):
+        _legend_below(figure, ncols=ncols)
+    _save(figure, path)
 
 
 def _panels(count: int, columns: int, size: float) -> tuple[Figure, list[Axes]]:

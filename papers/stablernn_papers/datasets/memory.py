@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -62,95 +63,74 @@ def copy_baseline(delay: int) -> float:
 ADDING_BASELINE = 1 / 6
 
 
-class _GeneratedSplit:
-    """Base of splits whose sequences have one length and are generated from the seed, the split and their index."""
+class GeneratedSplit:
+    """Sequences of one length that are generated from the seed, the split and their index.
 
-    def __init__(self, count: int, steps: int, seed: tuple[int, int]) -> None:
+    Args:
+        count: Number of sequences.
+        steps: Their length.
+        seed: Seed and number of the split.
+        draw: Draws one sequence, ``(1, steps)`` or ``(1, steps, features)``, and its targets at all steps.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        steps: int,
+        seed: tuple[int, int],
+        draw: Callable[[np.random.RandomState], tuple[Int64Array, Int64Array] | tuple[Float32Array, Float32Array]],
+    ) -> None:
         self.lengths: Int64Array = np.full(count, steps, np.int64)
-        self._seed = seed
+        self._seed, self._draw = seed, draw
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def _random_states(self, indices: Int64Array) -> list[np.random.RandomState]:
+    def gather(self, indices: Sequence[int] | Int64Array) -> Samples:
+        """Generate the sequences with these indices."""
+        # Indexing raises for indices out of range.
+        rows = np.arange(len(self))[np.asarray(indices, np.int64)]
         # One generator per sequence, so that a sequence does not depend on the batch that it is in.
-        return [np.random.RandomState([*self._seed, int(index)]) for index in indices]
-
-
-class CopySplit(_GeneratedSplit):
-    """Sequences of the copy task; inputs are tokens."""
-
-    def gather(self, indices: Sequence[int] | Int64Array) -> Samples:
-        """Generate the sequences with these indices."""
-        # Indexing raises for indices out of range.
-        rows = np.arange(len(self))[np.asarray(indices, np.int64)]
-        delay = int(self.lengths[0]) - 2 * SYMBOLS
-        pairs = [copy_batch(1, delay, random) for random in self._random_states(rows)]
-        inputs, targets = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
-        return Samples(inputs, self.lengths[rows], targets)
-
-
-class AddingSplit(_GeneratedSplit):
-    """Sequences of the adding task; only the last step has a target."""
-
-    def gather(self, indices: Sequence[int] | Int64Array) -> Samples:
-        """Generate the sequences with these indices."""
-        # Indexing raises for indices out of range.
-        rows = np.arange(len(self))[np.asarray(indices, np.int64)]
-        steps = int(self.lengths[0])
-        pairs = [adding_batch(1, steps, random) for random in self._random_states(rows)]
-        x, sums = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
-        # NaN marks steps without a target.
-        y = np.full((len(x), steps, 1), np.nan, np.float32)
-        y[:, -1] = sums
+        pairs = [self._draw(np.random.RandomState([*self._seed, int(row)])) for row in rows]
+        x, y = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
         return Samples(x, self.lengths[rows], y)
+
+
+def _adding_steps(length: int, random: np.random.RandomState) -> tuple[Float32Array, Float32Array]:
+    """Generate a sequence of the adding task with targets at all steps; NaN marks steps without a target."""
+    x, sums = adding_batch(1, length, random)
+    y = np.full((1, length, 1), np.nan, np.float32)
+    y[:, -1] = sums
+    return x, y
 
 
 def load_copy(request: Request) -> StepData:
     """Load the copy task; ``length`` is the delay."""
     delay = _length(request, minimum=1)
-    train, validation, test = (
-        CopySplit(COUNTS[split], delay + 2 * SYMBOLS, (request.options.seed, split_index))
-        for split_index, split in enumerate(SPLITS)
-    )
     symbols = ("blank", *(str(kind) for kind in range(1, KINDS + 1)), "marker")
     return StepData(
-        name="copy",
+        **_parts(
+            request, delay, delay + 2 * SYMBOLS, copy_baseline(delay), lambda random: copy_batch(1, delay, random)
+        ),
         output="categorical",
         tokens=True,
         features=symbols,
         outputs=symbols[:-1],
-        train=train,
-        validation=validation,
-        test=test,
-        continuous=False,
         headline="loss",
         answer_steps=SYMBOLS,
-        notes=_notes(request, delay, copy_baseline(delay)),
-        fingerprint=fingerprint(["named", "copy", delay, request.options.seed]),
     )
 
 
 def load_adding(request: Request) -> StepData:
     """Load the adding task; ``length`` is the number of steps."""
     length = _length(request, minimum=2)
-    train, validation, test = (
-        AddingSplit(COUNTS[split], length, (request.options.seed, split_index))
-        for split_index, split in enumerate(SPLITS)
-    )
     return StepData(
-        name="adding",
+        **_parts(request, length, length, ADDING_BASELINE, partial(_adding_steps, length)),
         output="real",
         tokens=False,
         features=("number", "flag"),
         outputs=("sum",),
-        train=train,
-        validation=validation,
-        test=test,
-        continuous=False,
         headline="mse",
-        notes=_notes(request, length, ADDING_BASELINE),
-        fingerprint=fingerprint(["named", "adding", length, request.options.seed]),
     )
 
 
@@ -161,13 +141,14 @@ def _length(request: Request, minimum: int) -> int:
     return length
 
 
-def _notes(request: Request, length: int, baseline: float) -> dict[str, object]:
-    return {
-        "sequences": dict(COUNTS),
-        "length": length,
-        "seed": request.options.seed,
-        "memoryless_baseline": baseline,
-    }
+def _parts(request: Request, length: int, steps: int, baseline: float, draw: Callable[..., Any]) -> dict[str, Any]:
+    """Return what both tasks have: splits, notes and fingerprint."""
+    key, seed = request.info.key, request.options.seed
+    splits: dict[str, GeneratedSplit] = {
+        name: GeneratedSplit(COUNTS[name], steps, (seed, number), draw) for number, name in enumerate(SPLITS)}
+    notes = {"sequences": dict(COUNTS), "length": length, "seed": seed, "memoryless_baseline": baseline}
+    content = fingerprint(["named", key, length, seed])
+    return {"name": key, **splits, "continuous": False, "notes": notes, "fingerprint": content}
 
 
 _ENTRY = partial(
