@@ -15,6 +15,7 @@ from stablernn_papers.results import (
     data_states,
     describe_state,
     read_results,
+    state_of,
     write_results,
 )
 from stablernn_papers.tables import TABLES
@@ -96,3 +97,10 @@ def test_an_optional_data_set_that_is_done_is_full_and_the_published_ones_are_no
     assert sensitivity(*whole)["state"] == "full"
     # A stand-in that was cut does not make the published table partial.
     assert sensitivity(*whole, ("digits", 10, 0.5))["state"] == "full on mnist, pmnist; partial on digits"
+
+
+def test_a_run_with_a_part_of_its_data_makes_a_table_partial() -> None:
+    results = results_of("init-sensitivity", {(row, data): [{}] * 10 for row in ROWS for data in ("mnist", "pmnist")})
+    assert state_of(TABLES["init-sensitivity"], results) == "full"
+    results["runs"][0]["partial_data"] = ["half"]
+    assert state_of(TABLES["init-sensitivity"], results) == "partial"
