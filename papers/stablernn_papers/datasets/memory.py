@@ -145,7 +145,8 @@ def _parts(request: Request, length: int, steps: int, baseline: float, draw: Cal
     """Return what both tasks have: splits, notes and fingerprint."""
     key, seed = request.info.key, request.options.seed
     splits: dict[str, GeneratedSplit] = {
-        name: GeneratedSplit(COUNTS[name], steps, (seed, number), draw) for number, name in enumerate(SPLITS)}
+        name: GeneratedSplit(COUNTS[name], steps, (seed, number), draw) for number, name in enumerate(SPLITS)
+    }
     notes = {"sequences": dict(COUNTS), "length": length, "seed": seed, "memoryless_baseline": baseline}
     content = fingerprint(["named", key, length, seed])
     return {"name": key, **splits, "continuous": False, "notes": notes, "fingerprint": content}
