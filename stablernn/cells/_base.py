@@ -436,10 +436,7 @@ def check_positive(cell: StableCell, **options: float) -> None:
     Raises:
         ValueError: If one is not.
     """
-    for name, value in options.items():
-        # Negated, so that NaN is refused.
-        if not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"{name} must be a finite number greater than 0 for {type(cell).__name__}, got {value}.")
+    _check_numbers(cell, options, " greater than 0", lambda value: value > 0)
 
 
 def check_finite(cell: StableCell, **options: float) -> None:
@@ -448,9 +445,7 @@ def check_finite(cell: StableCell, **options: float) -> None:
     Raises:
         ValueError: If one is not.
     """
-    for name, value in options.items():
-        if not math.isfinite(value):
-            raise ValueError(f"{name} must be a finite number for {type(cell).__name__}, got {value}.")
+    _check_numbers(cell, options, "", lambda value: True)
 
 
 def check_not_negative(cell: StableCell, **options: float) -> None:
@@ -459,9 +454,15 @@ def check_not_negative(cell: StableCell, **options: float) -> None:
     Raises:
         ValueError: If one is not.
     """
+    _check_numbers(cell, options, ", 0 or more,", lambda value: value >= 0)
+
+
+def _check_numbers(
+    cell: StableCell, options: Mapping[str, float], condition: str, holds: Callable[[float], bool]
+) -> None:
     for name, value in options.items():
-        if not (value >= 0 and math.isfinite(value)):
-            raise ValueError(f"{name} must be a finite number, 0 or more, for {type(cell).__name__}, got {value}.")
+        if not (math.isfinite(value) and holds(value)):
+            raise ValueError(f"{name} must be a finite number{condition} for {type(cell).__name__}, got {value}.")
 
 
 def check_choice(cell: StableCell, name: str, value: str, choices: Sequence[str]) -> None:

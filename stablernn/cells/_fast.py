@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.linalg import Matrix
-from stablernn.cells._base import StableCell, Weights, empty_parameter, float64
+from stablernn.cells._base import StableCell, Weights, check_whole_number, empty_parameter, float64
 from stablernn.cells._catalog import practical
 
 Nonlinearity = Literal["tanh", "relu", "quant_tanh"]
@@ -82,8 +82,8 @@ class FastCell(StableCell):
 
     def __init__(self, input_size: int, hidden_size: int, compression: Compression) -> None:
         super().__init__(input_size, hidden_size)
-        self.input_rank = self._checked_rank("input_rank", compression.input_rank, min(input_size, hidden_size))
-        self.recurrent_rank = self._checked_rank("recurrent_rank", compression.recurrent_rank, hidden_size)
+        self.input_rank = self._rank_of("input_rank", compression.input_rank, min(input_size, hidden_size))
+        self.recurrent_rank = self._rank_of("recurrent_rank", compression.recurrent_rank, hidden_size)
         densities = {"input_kept": compression.input_density, "recurrent_kept": compression.recurrent_density}
         for name, density in densities.items():
             if not 0 < density <= 1:
@@ -104,9 +104,8 @@ class FastCell(StableCell):
         self._densities |= dict.fromkeys(self._recurrent, self.recurrent_kept)
         self.bias_ih = empty_parameter(self.biases * hidden_size)
 
-    def _checked_rank(self, name: str, rank: int | None, full_rank: int) -> int:
-        if rank is not None and not (rank >= 1 and rank % 1 == 0):
-            raise ValueError(f"{name} must be a whole number, 1 or more, for {type(self).__name__}, got {rank}.")
+    def _rank_of(self, name: str, rank: int | None, full_rank: int) -> int:
+        check_whole_number(self, name, rank)
         return full_rank if rank is None else min(int(rank), full_rank)
 
     def _add_matrix(self, name: str, rows: int, columns: int, rank: int, density: float) -> tuple[str, ...]:

@@ -14,7 +14,16 @@ from stablernn.bounds.gated import gated_bound, largest_bend
 from stablernn.bounds.intervals import Box, shrink_invariant
 from stablernn.bounds.linalg import EPSILON, Matrix, norm_upper_bound, row_norms
 from stablernn.bounds.step_bound import GELU_SLOPE, StepBound, ball_of
-from stablernn.cells._base import StableCell, State, Weights, check_at_least, check_choice, empty_parameter, float64
+from stablernn.cells._base import (
+    StableCell,
+    State,
+    Weights,
+    check_at_least,
+    check_choice,
+    check_whole_number,
+    empty_parameter,
+    float64,
+)
 from stablernn.cells._catalog import practical, register_cell
 
 Activation = Literal["lecun_tanh", "tanh", "relu", "silu", "gelu"]
@@ -108,8 +117,7 @@ class CfCCell(StableCell):
     ) -> None:
         super().__init__(input_size, hidden_size)
         check_at_least(self, 0, backbone_layers=backbone_layers)
-        if backbone_units is not None and backbone_units < 1:
-            raise ValueError(f"backbone_units must be 1 or more, or None, for CfCCell, got {backbone_units}.")
+        check_whole_number(self, "backbone_units", backbone_units)
         check_choice(self, "activation", activation, tuple(_MEAN_SLOPES))
         check_choice(self, "init", init, ("memory", "xavier"))
         self.backbone_layers = backbone_layers

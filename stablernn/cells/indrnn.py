@@ -11,7 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.lure import LureSystem
-from stablernn.cells._base import StableCell, State, Weights, empty_parameter, float64, pass_through, uniform_
+from stablernn.cells._base import (
+    StableCell,
+    State,
+    Weights,
+    check_whole_number,
+    empty_parameter,
+    float64,
+    pass_through,
+    uniform_,
+)
 from stablernn.cells._catalog import practical, register_cell
 
 
@@ -78,8 +87,7 @@ class IndRNNCell(StableCell):
 
     def __init__(self, input_size: int, hidden_size: int, *, max_length: int | None = None) -> None:
         super().__init__(input_size, hidden_size)
-        if max_length is not None and max_length < 1:
-            raise ValueError(f"max_length must be 1 or more, or None, for {type(self).__name__}, got {max_length}.")
+        check_whole_number(self, "max_length", max_length)
         self.max_length = max_length
         self.weight_hh = empty_parameter(hidden_size)
         self.weight_ih = empty_parameter(hidden_size, input_size)

@@ -9,7 +9,16 @@ from torch import Tensor, nn
 
 from stablernn.bounds.intervals import FLOAT32_EPSILON, Box, shrink_invariant
 from stablernn.bounds.step_bound import Ball, StepBound, ball_of
-from stablernn.cells._base import State, Weights, check_choice, check_finite, empty_parameter, float64, uniform_
+from stablernn.cells._base import (
+    State,
+    Weights,
+    check_choice,
+    check_finite,
+    check_whole_number,
+    empty_parameter,
+    float64,
+    uniform_,
+)
 from stablernn.cells._catalog import practical, register_cell
 from stablernn.cells._flow import FlowCell, Solver, network_velocity, solver_step
 from stablernn.cells.lstm import MemoryRanges, memory_ranges, update_memory
@@ -109,8 +118,7 @@ class ODELSTMCell(FlowCell):
         super().__init__(input_size, hidden_size)
         check_choice(self, "solver", solver, ("euler", "heun", "rk4"))
         check_finite(self, forget_bias=forget_bias)
-        if flow_size is not None and (flow_size < 1 or flow_size != int(flow_size)):
-            raise ValueError(f"flow_size must be a whole number, 1 or more, or None, for ODELSTMCell, got {flow_size}.")
+        check_whole_number(self, "flow_size", flow_size)
         self.solver: Solver = solver
         self.flow_size = flow_size
         self.forget_bias = forget_bias

@@ -6,6 +6,7 @@ The two rewrites recognize the nodes to which the exporter turns a residual step
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterable
 
@@ -53,12 +54,13 @@ class _Index:
                 return value, constant, factor
         return None
 
-    def replace_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
-        """Set the nodes, and drop the initializers that none of them reads any more."""
-        kept_nodes = list(nodes)
-        del self.graph.node[:]
-        self.graph.node.extend(kept_nodes)
-        drop_unused_constants(self.graph)
+
+def set_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
+    """Set the nodes of a graph, and drop the initializers that none of them reads any more."""
+    remaining = list(nodes)
+    del graph.node[:]
+    graph.node.extend(remaining)
+    drop_unused_constants(graph)
 
 
 def has_control_flow(graph: onnx.GraphProto) -> bool:
@@ -90,7 +92,7 @@ def split_linear_terms(model: onnx.ModelProto) -> onnx.ModelProto:
         if node.op_type == "Add":
             _split_linear_term(index, node, replacements)
     if replacements:
-        index.replace_nodes(new for node in graph.node for new in replacements.get(node.output[0], [node]))
+        set_nodes(graph, (new for node in graph.node for new in replacements.get(node.output[0], [node])))
     return model
 
 
@@ -149,8 +151,7 @@ def scale_states(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, flo
     Returns:
         The recurrence, and e by the name of each state that is scaled.
     """
-    scaled_model = onnx.ModelProto()
-    scaled_model.CopyFrom(model)
+    scaled_model = copy.deepcopy(model)
     graph = scaled_model.graph
     scales: dict[str, float] = {}
     if has_control_flow(graph):
@@ -194,7 +195,7 @@ def _scale_state(index: _Index, state: str, output: str) -> float | None:
         assert matrix is not None
         node.input[1] = index.add_constant(f"{node.input[1]}.by.{state}", (step_size * matrix).astype(matrix.dtype))
     residual.input[:] = [state, activation]
-    index.replace_nodes([node for node in index.graph.node if term not in node.output])
+    set_nodes(index.graph, (node for node in index.graph.node if term not in node.output))
     return step_size
 
 

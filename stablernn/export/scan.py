@@ -18,6 +18,7 @@ batch.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,7 +28,7 @@ import torch
 from onnx import TensorProto, compose, helper, numpy_helper, parser
 
 from stablernn.export.input_stage import GraphFragment
-from stablernn.export.residual_steps import drop_unused_constants, is_plain_product, scale_states
+from stablernn.export.residual_steps import is_plain_product, scale_states, set_nodes
 from stablernn.export.step import ModelParts
 from stablernn.nn.models import SequenceModel
 from stablernn.nn.preprocessing import Resampling
@@ -81,8 +82,7 @@ class InputProducts:
             model: One step, whose first input is ``(batch, channels)``; it is not changed.
             features: Name of the channels of whole sequences, ``(batch, time, channels)``.
         """
-        recurrence = onnx.ModelProto()
-        recurrence.CopyFrom(model)
+        recurrence = copy.deepcopy(model)
         graph = recurrence.graph
         x, tensors = graph.input[0], {tensor.name: tensor for tensor in graph.initializer}
         products = [
@@ -94,8 +94,6 @@ class InputProducts:
             return None
         channels = x.type.tensor_type.shape.dim[1].dim_value
         steps = [node for node in graph.node if node not in products]
-        del graph.node[:]
-        graph.node.extend(steps)
         reads_x = any(x.name in node.input for node in steps)
         widths = [tensors[node.input[1]].dims[0] for node in products]
         step_products = [
@@ -107,7 +105,7 @@ class InputProducts:
         others = [value for value in inputs if value not in states and (reads_x or value.name != x.name)]
         del graph.input[:]
         graph.input.extend([*others, *step_products, *states])
-        drop_unused_constants(graph)
+        set_nodes(graph, steps)
         nodes, constants = _product_nodes(products, tensors, widths, features, channels)
         names = [f"products.{index}" for index in range(len(products))]
         return cls(recurrence, reads_x, names, MAX_ELEMENTS // sum(widths), nodes, constants)
@@ -316,10 +314,8 @@ def _branch_outputs(parts: ModelParts, scan: onnx.NodeProto) -> list[onnx.ValueI
     """Return the results of a Scan as the outputs of a branch."""
     body = next(attribute.g for attribute in scan.attribute if attribute.name == "body")
     count = len(_layer_states(parts))
-    outputs = [*map(_copy, body.output[:count]), *map(_with_time_axis, body.output[count:])]
-    for output, name_in_scan in zip(outputs, scan.output, strict=True):
-        output.name = name_in_scan
-    return outputs
+    outputs = [*body.output[:count], *map(_with_time_axis, body.output[count:])]
+    return [_renamed(output, name) for output, name in zip(outputs, scan.output, strict=True)]
 
 
 def _patch_stride(x: onnx.ValueInfoProto) -> int:
@@ -471,8 +467,7 @@ def _scan_body(parts: ModelParts, *, is_padded: bool) -> onnx.GraphProto:
     keep = helper.make_tensor_value_info("transition.keep", TensorProto.BOOL, ["batch", 1])
     masking_nodes, outputs = [], list(body.output)
     for index, (state, next_state) in enumerate(zip(states, body.output, strict=True) if is_padded else ()):
-        output = _copy(next_state)
-        output.name = f"{next_state.name}_kept"
+        output = _renamed(next_state, f"{next_state.name}_kept")
         masking_nodes.append(helper.make_node("Where", [keep.name, next_state.name, state.name], [output.name]))
         outputs[index] = output
     tail = onnx.GraphProto()
@@ -527,12 +522,7 @@ def _state_inputs(parts: ModelParts) -> list[onnx.ValueInfoProto]:
 
 
 def _state_outputs(parts: ModelParts) -> list[onnx.ValueInfoProto]:
-    outputs = []
-    for value in _state_inputs(parts):
-        output = _copy(value)
-        output.name = f"{value.name}_out"
-        outputs.append(output)
-    return outputs
+    return [_renamed(value, f"{value.name}_out") for value in _state_inputs(parts)]
 
 
 def _known_inputs(parts: ModelParts) -> list[onnx.ValueInfoProto]:
@@ -540,10 +530,11 @@ def _known_inputs(parts: ModelParts) -> list[onnx.ValueInfoProto]:
     return [value for value in parts.emission.graph.input if value.name not in parts.states]
 
 
-def _copy(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
-    copy = onnx.ValueInfoProto()
-    copy.CopyFrom(value)
-    return copy
+def _renamed(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
+    """Return a copy of another name."""
+    renamed = copy.deepcopy(value)
+    renamed.name = name
+    return renamed
 
 
 def _with_time_axis(value: onnx.ValueInfoProto, *, is_patched: bool = False) -> onnx.ValueInfoProto:

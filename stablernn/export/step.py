@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from stablernn.errors import ExportError
 from stablernn.export.input_stage import InputStage
-from stablernn.export.residual_steps import drop_unused_constants, split_linear_terms
+from stablernn.export.residual_steps import has_control_flow, set_nodes, split_linear_terms
 from stablernn.nn.models import SequenceModel
 
 OPSET = 20
@@ -36,7 +36,7 @@ def fuse_sums(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     graph = model.graph
     # Nested graphs may read outer values by name, which the use counts below would miss.
-    if any(attribute.HasField("g") or attribute.graphs for node in graph.node for attribute in node.attribute):
+    if has_control_flow(graph):
         return model
     shapes = {value.name: _shape(value) for value in [*graph.value_info, *graph.input, *graph.output]}
     uses = Counter(name for node in graph.node for name in node.input)
@@ -75,7 +75,7 @@ def drop_identities(model: onnx.ModelProto) -> onnx.ModelProto:
     changed.
     """
     graph = model.graph
-    if any(attribute.HasField("g") or attribute.graphs for node in graph.node for attribute in node.attribute):
+    if has_control_flow(graph):
         return model
     # Values that are the same as others, by name. Inputs of the graph keep their names, and so do outputs.
     names: dict[str, str] = {}
@@ -99,9 +99,7 @@ def drop_identities(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in remaining_nodes:
         node.input[:] = [_resolve(names, name) for name in node.input]
         node.output[:] = [_resolve(names, name) for name in node.output]
-    del graph.node[:]
-    graph.node.extend(remaining_nodes)
-    drop_unused_constants(graph)
+    set_nodes(graph, remaining_nodes)
     return model
 
 
@@ -299,8 +297,7 @@ def _extract_subgraph(model: onnx.ModelProto, inputs: Sequence[str], outputs: Se
         if needed.intersection(node.output):
             nodes.append(node)
             needed.update(node.input)
-    subgraph = onnx.ModelProto()
-    subgraph.CopyFrom(model)
+    subgraph = copy.deepcopy(model)
     graph = subgraph.graph
     del graph.node[:], graph.initializer[:], graph.input[:], graph.output[:], graph.value_info[:]
     graph.node.extend(reversed(nodes))

@@ -173,7 +173,7 @@ def test_threads_give_the_same_bits(versions: Callable[[str], Path], name: str) 
 @pytest.mark.parametrize(
     "name",
     [
-        "context",
+        "with A, mean",
         pytest.param("covariates", marks=pytest.mark.slow),
         pytest.param("numbers of every step", marks=pytest.mark.slow),
     ],

@@ -66,7 +66,21 @@ class Row(NamedTuple):
 
     module: ModuleType
     params: Callable[[Any], dict[str, Tensor]]
-    scalars: Callable[[Any], dict[str, Any]]
+    scalars: Callable[[Any], dict[str, Any]] = lambda cell: {}
+
+
+def _by(**names: str) -> Callable[[Any], dict[str, Any]]:
+    """Read attributes of a cell, by the paper's symbols."""
+    return lambda cell: {symbol: getattr(cell, name) for symbol, name in names.items()}
+
+
+def _gates(letters: str, **parameters: Tensor) -> dict[str, Tensor]:
+    """Parameters whose rows are those of one gate after the other, as ``{name}_{letter}``."""
+    return {
+        f"{name}_{letter}": part
+        for name, parameter in parameters.items()
+        for letter, part in zip(letters, parameter.chunk(len(letters)), strict=True)
+    }
 
 
 def _upper(free: Tensor, size: int) -> Tensor:
@@ -78,29 +92,17 @@ def _upper(free: Tensor, size: int) -> Tensor:
 
 
 def _gru(cell: Any) -> dict[str, Tensor]:
-    named = {"c_n": cell.bias_hn}
-    for letter, parameter in (("W", cell.weight_ih), ("U", cell.weight_hh), ("b", cell.bias_ih)):
-        for gate, part in zip("rzn", parameter.chunk(3), strict=True):
-            named[f"{letter}_{gate}"] = part
-    return named
+    return _gates("rzn", W=cell.weight_ih, U=cell.weight_hh, b=cell.bias_ih) | {"c_n": cell.bias_hn}
 
 
 def _antisymmetric_g(cell: Any) -> dict[str, Tensor]:
-    (V_z, V_h), (b_z, b_h) = cell.weight_ih.chunk(2), cell.bias_ih.chunk(2)
-    return {"Wh": _upper(cell.weight_hh, cell.hidden_size), "V_z": V_z, "V_h": V_h, "b_z": b_z, "b_h": b_h}
+    return {"Wh": _upper(cell.weight_hh, cell.hidden_size), **_gates("zh", V=cell.weight_ih, b=cell.bias_ih)}
 
 
-def _lipschitz(cell: Any) -> dict[str, Tensor]:
-    return {"M_A": cell.weight_linear, "M_W": cell.weight_hh, "U": cell.weight_ih, "b": cell.bias_ih}
+_lipschitz = _by(M_A="weight_linear", M_W="weight_hh", U="weight_ih", b="bias_ih")
 
 
-def _lipschitz_scalars(cell: Any) -> dict[str, Any]:
-    return {
-        "eps": cell.step_size,
-        "beta": cell.skew_weight,
-        "gamma_A": cell.linear_damping,
-        "gamma_W": cell.recurrent_damping,
-    }
+_lipschitz_scalars = _by(eps="step_size", beta="skew_weight", gamma_A="linear_damping", gamma_W="recurrent_damping")
 
 
 def _lem(cell: Any) -> dict[str, Tensor]:
@@ -113,19 +115,13 @@ def _lem(cell: Any) -> dict[str, Tensor]:
 
 
 def _momentum_lstm(cell: Any) -> dict[str, Tensor]:
-    named = {}
-    for letter, parameter in (("W", cell.weight_ih), ("U", cell.weight_hh), ("bx", cell.bias_ih), ("bh", cell.bias_hh)):
-        for gate, part in zip("ifgq", parameter.chunk(4), strict=True):
-            named[f"{letter}_{gate}"] = part
-    return named
+    return _gates("ifgq", W=cell.weight_ih, U=cell.weight_hh, bx=cell.bias_ih, bh=cell.bias_hh)
 
 
 def _slstm(cell: Any) -> dict[str, Tensor]:
-    named = {}
-    for letter, parameter in (("W", cell.weight_ih), ("R", cell.weight_hh), ("b", cell.bias_ih)):
-        for gate, part in zip("ifzo", parameter.chunk(4), strict=True):
-            named[f"{letter}_{gate}"] = part.unflatten(0, (cell.num_heads, -1)) if letter == "R" else part
-    return named
+    recurrent = _gates("ifzo", R=cell.weight_hh)
+    heads = {name: part.unflatten(0, (cell.num_heads, -1)) for name, part in recurrent.items()}
+    return _gates("ifzo", W=cell.weight_ih, b=cell.bias_ih) | heads
 
 
 def _lvf(cell: Any) -> dict[str, Tensor]:
@@ -218,8 +214,7 @@ def _eunn(cell: Any) -> dict[str, Tensor]:
 
 
 def _antisym_ablation(cell: Any) -> dict[str, Tensor]:
-    (V_z, V_h), (b_z, b_h) = cell.weight_ih.chunk(2), cell.bias_ih.chunk(2)
-    return {"K": cell.weight_hh, "V_z": V_z, "V_h": V_h, "b_z": b_z, "b_h": b_h}
+    return {"K": cell.weight_hh, **_gates("zh", V=cell.weight_ih, b=cell.bias_ih)}
 
 
 def _in_bytes(weight: Tensor) -> Tensor:
@@ -291,15 +286,6 @@ def _kru(cell: Any) -> dict[str, Tensor]:
     return named
 
 
-def _gates(letters: str, **parameters: Tensor) -> dict[str, Tensor]:
-    """Parameters whose rows are those of one gate after the other, as ``{name}_{letter}``."""
-    return {
-        f"{name}_{letter}": part
-        for name, parameter in parameters.items()
-        for letter, part in zip(letters, parameter.chunk(len(letters)), strict=True)
-    }
-
-
 def _lru(cell: Any) -> dict[str, Tensor]:
     (B_re, B_im), (C_re, C_im) = cell.weight_ih.chunk(2), cell.weight_output.chunk(2, dim=1)
     named = {"nu": cell.log_decay, "th": cell.log_phase, "gm": cell.log_gain, "D": cell.weight_skip}
@@ -343,78 +329,74 @@ def _ren(cell: Any) -> dict[str, Tensor]:
 
 
 MAPPING: dict[str, Row] = {
-    "rnn": Row(rnn, lambda c: {"W": c.weight_hh, "U": c.weight_ih, "b": c.bias_ih}, lambda c: {}),
-    "lstm": Row(lstm, lambda c: {"W": c.weight_ih, "U": c.weight_hh, "b": c.bias_ih}, lambda c: {}),
-    "gru": Row(gru, _gru, lambda c: {}),
+    "rnn": Row(rnn, _by(W="weight_hh", U="weight_ih", b="bias_ih")),
+    "lstm": Row(lstm, _by(W="weight_ih", U="weight_hh", b="bias_ih")),
+    "gru": Row(gru, _gru),
     "antisymmetric": Row(
         antisymmetric,
         lambda c: {"Wh": _upper(c.weight_hh, c.hidden_size), "V": c.weight_ih, "b": c.bias_ih},
-        lambda c: {"eps": c.step_size, "gamma": c.damping},
+        _by(eps="step_size", gamma="damping"),
     ),
-    "antisymmetric_g": Row(antisymmetric_g, _antisymmetric_g, lambda c: {"eps": c.step_size, "gamma": c.damping}),
-    "antisym_ablation": Row(antisym_ablation, _antisym_ablation, lambda c: {"eps": c.step_size, "gamma": c.damping}),
+    "antisymmetric_g": Row(antisymmetric_g, _antisymmetric_g, _by(eps="step_size", gamma="damping")),
+    "antisym_ablation": Row(antisym_ablation, _antisym_ablation, _by(eps="step_size", gamma="damping")),
     "fastrnn": Row(fastrnn, _fastrnn, _fast_functions),
     "fastgrnn": Row(fastgrnn, _fastgrnn, _fast_functions),
     "fastgrnn_lsq": Row(fastgrnn, _fastgrnn, _fast_functions),
-    "incremental": Row(
-        incremental, _incremental, lambda c: {"a": c.leak, "nonlinearity": c.nonlinearity, "start": c.start}
-    ),
+    "incremental": Row(incremental, _incremental, _by(a="leak", nonlinearity="nonlinearity", start="start")),
     "nais_net": Row(
         nais_net,
-        lambda c: {"R": c.weight_hh, "B": c.weight_ih, "b": c.bias_ih},
-        lambda c: {"e": c.margin, "eps": c.step_size},
+        _by(R="weight_hh", B="weight_ih", b="bias_ih"),
+        _by(e="margin", eps="step_size"),
     ),
     "neural_ode_rnn": Row(
         neural_ode_rnn,
-        lambda c: {"W": c.weight_hh, "U": c.weight_ih, "b": c.bias_ih},
-        lambda c: {"eps": c.step_size},
+        _by(W="weight_hh", U="weight_ih", b="bias_ih"),
+        _by(eps="step_size"),
     ),
     "noisy_rnn": Row(
         noisy_rnn,
         lambda c: _lipschitz(c) | {"d": c.unit_steps},
-        lambda c: {"beta": c.skew_weight, "gamma_A": c.linear_damping, "gamma_W": c.recurrent_damping},
+        _by(beta="skew_weight", gamma_A="linear_damping", gamma_W="recurrent_damping"),
     ),
-    "ode_rnn": Row(ode_rnn, _ode_rnn, lambda c: {"solver": c.solver, "substeps": c.solver_steps, "eps": c.step_size}),
+    "ode_rnn": Row(ode_rnn, _ode_rnn, _by(solver="solver", substeps="solver_steps", eps="step_size")),
     "lipschitz": Row(lipschitz, _lipschitz, lambda c: _lipschitz_scalars(c) | {"alpha": c.linear_scale}),
     "lipschitz_rk2": Row(lipschitz_rk2, _lipschitz, _lipschitz_scalars),
     "rnn_orth": Row(rnn_orth, lambda c: {"W": c.weight_hh, "U": c.weight_ih, "b": _modrelu_bias(c)}, _plain_scalars),
     "soft_orth": Row(soft_orth, _soft_orth, _soft_orth_scalars),
-    "scornn": Row(scornn, _scornn, lambda c: {}),
+    "scornn": Row(scornn, _scornn),
     "spectral_rnn": Row(spectral_rnn, _spectral_rnn, lambda c: {"r": c.margin} | _plain_scalars(c)),
-    "urnn": Row(urnn, _urnn, lambda c: {}),
-    "fc_urnn": Row(fc_urnn, _fc_urnn, lambda c: {"parametrization": c.parametrization}),
-    "kru": Row(kru, _kru, lambda c: {}),
-    "eunn": Row(eunn, _eunn, lambda c: {"variant": c.variant, "capacity": c.capacity, "style": c.style}),
-    "exprnn": Row(exprnn, _exprnn, lambda c: {"parametrization": c.parametrization}),
-    "dtriv": Row(
-        dtriv, lambda c: {**_exprnn(c), "B_0": c.base_matrix()}, lambda c: {"parametrization": c.parametrization}
-    ),
-    "nnrnn": Row(nnrnn, _nnrnn, lambda c: {}),
-    "lru": Row(lru, _lru, lambda c: {"activation": c.activation}),
-    "mingru": Row(mingru, lambda c: _gates("zh", W=c.weight_ih, b=c.bias_ih), lambda c: {}),
-    "minlstm": Row(minlstm, lambda c: _gates("fih", W=c.weight_ih, b=c.bias_ih), lambda c: {}),
-    "ren": Row(ren, _ren, lambda c: {"eps": c.margin, "ab": c.contraction_rate}),
-    "gru_d": Row(gru_d, _gru_d, lambda c: {}),
-    "cfc": Row(cfc, _cfc, lambda c: {"backbone": c.activation}),
-    "ode_lstm": Row(ode_lstm, _ode_lstm, lambda c: {"solver": c.solver}),
+    "urnn": Row(urnn, _urnn),
+    "fc_urnn": Row(fc_urnn, _fc_urnn, _by(parametrization="parametrization")),
+    "kru": Row(kru, _kru),
+    "eunn": Row(eunn, _eunn, _by(variant="variant", capacity="capacity", style="style")),
+    "exprnn": Row(exprnn, _exprnn, _by(parametrization="parametrization")),
+    "dtriv": Row(dtriv, lambda c: {**_exprnn(c), "B_0": c.base_matrix()}, _by(parametrization="parametrization")),
+    "nnrnn": Row(nnrnn, _nnrnn),
+    "lru": Row(lru, _lru, _by(activation="activation")),
+    "mingru": Row(mingru, lambda c: _gates("zh", W=c.weight_ih, b=c.bias_ih)),
+    "minlstm": Row(minlstm, lambda c: _gates("fih", W=c.weight_ih, b=c.bias_ih)),
+    "ren": Row(ren, _ren, _by(eps="margin", ab="contraction_rate")),
+    "gru_d": Row(gru_d, _gru_d),
+    "cfc": Row(cfc, _cfc, _by(backbone="activation")),
+    "ode_lstm": Row(ode_lstm, _ode_lstm, _by(solver="solver")),
     "lvf": Row(lvf, _lvf, _lvf_scalars),
     "lvf_mid": Row(lvf_mid, _lvf, _lvf_scalars),
     "cornn": Row(
         cornn,
-        lambda c: {"W": c.weight_hh, "Wz": c.weight_velocity, "V": c.weight_ih, "b": c.bias_ih},
-        lambda c: {"step": c.step_size, "gamma": c.stiffness, "epsilon": c.damping},
+        _by(W="weight_hh", Wz="weight_velocity", V="weight_ih", b="bias_ih"),
+        _by(step="step_size", gamma="stiffness", epsilon="damping"),
     ),
-    "lem": Row(lem, _lem, lambda c: {"step": c.step_size}),
+    "lem": Row(lem, _lem, _by(step="step_size")),
     "unicornn": Row(
         unicornn,
-        lambda c: {"w": c.weight_hh, "c": c.speed, "V": c.weight_ih, "b": c.bias_ih},
-        lambda c: {"step": c.step_size, "alpha": c.stiffness},
+        _by(w="weight_hh", c="speed", V="weight_ih", b="bias_ih"),
+        _by(step="step_size", alpha="stiffness"),
     ),
-    "momentum_lstm": Row(momentum_lstm, _momentum_lstm, lambda c: {"mu": c.momentum, "s": c.input_scale}),
-    "sr_lstm": Row(sr_lstm, _momentum_lstm, lambda c: {"s": c.input_scale, "F": c.restart}),
-    "slstm": Row(slstm, _slstm, lambda c: {}),
-    "indrnn": Row(indrnn, lambda c: {"u": c.weight_hh, "W": c.weight_ih, "b": c.bias_ih}, lambda c: {}),
-    "identity_rnn": Row(identity_rnn, lambda c: {"W": c.weight_hh, "U": c.weight_ih, "b": c.bias}, lambda c: {}),
+    "momentum_lstm": Row(momentum_lstm, _momentum_lstm, _by(mu="momentum", s="input_scale")),
+    "sr_lstm": Row(sr_lstm, _momentum_lstm, _by(s="input_scale", F="restart")),
+    "slstm": Row(slstm, _slstm),
+    "indrnn": Row(indrnn, _by(u="weight_hh", W="weight_ih", b="bias_ih")),
+    "identity_rnn": Row(identity_rnn, _by(W="weight_hh", U="weight_ih", b="bias")),
 }
 
 
