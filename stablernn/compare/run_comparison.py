@@ -29,6 +29,7 @@ from stablernn.export.step import export_parts, state_names
 from stablernn.nn.models import SequenceModel
 from stablernn.training import load_run, train
 from stablernn.training.build import measure_speed
+from stablernn.training.callbacks import open_trackers
 from stablernn.training.evaluation.scorers import write_tables
 from stablernn.training.jobs import Job, JobLocks, run_jobs, unique_readings
 from stablernn.training.loop.device import environment
@@ -38,7 +39,6 @@ from stablernn.training.run_directory import RunDirectory
 from stablernn.training.settings.config import AUTO, Config
 from stablernn.training.settings.load import load_config
 from stablernn.training.tasks import task_for
-from stablernn.training.trackers import open_trackers
 
 _PROGRESS = logging.getLogger("stablernn.progress")
 
@@ -180,7 +180,7 @@ class Comparison:
         epochs: Passes of each run over the training data, instead of a time.
         baselines: Further models to score.
         track: Names of trackers that each run is logged to, as of
-            :func:`stablernn.training.trackers.open_trackers`.
+            :func:`stablernn.training.callbacks.open_trackers`.
     """
 
     problems: Sequence[Problem]

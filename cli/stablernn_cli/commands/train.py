@@ -111,9 +111,9 @@ def fit(
     # torch is imported below the spinner: it takes seconds.
     with output.status("Loading ..."):
         from stablernn.training import train as train_run
+        from stablernn.training.callbacks import open_trackers
         from stablernn.training.search.budget import Budget
         from stablernn.training.settings.config import AUTO
-        from stablernn.training.trackers import open_trackers
 
         # Options of a resumed run add to its own settings; alone they would be incomplete.
         if resume and run_dir is not None and config is None and (run_dir / "config.yaml").is_file():

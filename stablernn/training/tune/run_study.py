@@ -14,6 +14,7 @@ from optuna.exceptions import StorageInternalError
 
 from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError, InterruptedRun, TrainingError
+from stablernn.training.callbacks import open_trackers
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.jobs import Answer, Worker, Workers, open_workers
 from stablernn.training.loop.launch import refuse_several_processes, stop_signals
@@ -22,7 +23,6 @@ from stablernn.training.search.candidates import recipes
 from stablernn.training.search.trial import load_all
 from stablernn.training.settings.config import AUTO, Config
 from stablernn.training.tasks import task_for
-from stablernn.training.trackers import open_trackers
 from stablernn.training.tune.space import CELL, Space, build_space, combined
 from stablernn.training.tune.study import (
     HEARTBEAT_SECONDS,
@@ -59,7 +59,7 @@ class TuneOptions:
         storage: Database as SQLAlchemy names it; None for a journal in ``output``.
         require: Weakest kind of certificate that is accepted.
         track: Names of trackers that each trial is logged to, as of
-            :func:`stablernn.training.trackers.open_trackers`.
+            :func:`stablernn.training.callbacks.open_trackers`.
     """
 
     cells: tuple[str, ...]

@@ -17,12 +17,12 @@ import filelock
 
 from stablernn.certificates.certificate import KINDS, prove
 from stablernn.errors import CertificateError, ConfigError, InterruptedRun, StableRNNError, TrainingError
+from stablernn.training.callbacks import open_trackers
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.loaded_run import load_run
 from stablernn.training.loop.base_trainer import Progress
 from stablernn.training.run_directory import RunDirectory
 from stablernn.training.settings.config import Config
-from stablernn.training.trackers import open_trackers
 from stablernn.training.train_model import train
 
 Status = Literal["done", "pruned", "weaker", "refused", "failed", "interrupted"]

@@ -14,9 +14,8 @@ import pytest
 from cli_helpers import ALIKE, NO_PLOTS, Workplace
 from stablernn.errors import InterruptedRun
 from stablernn.training import load_config, train
-from stablernn.training.callbacks import Callback
+from stablernn.training.callbacks import Callback, open_trackers
 from stablernn.training.loop.base_trainer import Progress
-from stablernn.training.trackers import open_trackers
 
 OVERRIDES = (
     *("data.source=digits", "model.cell=gru", "model.hidden_size=5", "training.epochs=2", "training.batch_size=500"),
@@ -172,7 +171,7 @@ def test_wandb_keeps_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_missing_library_is_an_error_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stablernn.training.trackers.find_spec", lambda name: None)
+    monkeypatch.setattr("stablernn.training.callbacks.find_spec", lambda name: None)
     result = Workplace(tmp_path)(f"train {ALIKE} --cell gru", "--track", "mlflow")
     assert result.code == 2
     assert result.sentence == "The tracker 'mlflow' uses MLflow, which the extra 'stablernn[mlflow]' brings."
