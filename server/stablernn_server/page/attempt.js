@@ -2,7 +2,7 @@
 
 import { address, getJson, modelPath } from "./api.js";
 import { advance, areDays, firstOf2024, parseTime, stepsBetween, timeText } from "./calendar.js";
-import { choiceField, copyButton, count, el, Failure, field, fold, inputField, number, percent, Problem, table } from "./dom.js";
+import { choiceField, copyButton, count, el, Failure, field, fold, inputField, instead, number, percent, Problem, table } from "./dom.js";
 import { Bars } from "./figures.js";
 import { featureLines, Plot, Plots, withForecast } from "./plot.js";
 import { generator, observedFeatures, readSeries, scalesOf, seriesText, SHAPES } from "./series.js";
@@ -39,15 +39,9 @@ class Attempt {
       "form.attempt",
       {
         noValidate: true,
-        onsubmit: (event) => {
-          event.preventDefault();
-          this.answer();
-        },
-        ondragover: (event) => event.preventDefault(),
-        ondrop: (event) => {
-          event.preventDefault();
-          this.readFile(event.dataTransfer.files[0]);
-        },
+        onsubmit: instead(() => this.answer()),
+        ondragover: instead(() => {}),
+        ondrop: instead(({ dataTransfer }) => this.readFile(dataTransfer.files[0])),
       },
       el(
         "div",

@@ -40,6 +40,14 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
+/** Returns a handler that does `action` in place of what the browser would do. */
+export function instead(action) {
+  return (event) => {
+    event.preventDefault();
+    action(event);
+  };
+}
+
 /** Formats a number with `digits` significant digits or all of its whole part, with an exponent where that is more readable. */
 export function number(value, digits = 4, roundingMode = "halfExpand") {
   if (!Number.isFinite(value)) return { Infinity: "∞", "-Infinity": "−∞" }[value] ?? "–";

@@ -1,7 +1,7 @@
 // Assembly of the page: the list, the model in the address, and the current load of the server.
 
 import { getJson, modelPath, startToken } from "./api.js";
-import { byId, el, Problem } from "./dom.js";
+import { byId, el, instead, Problem } from "./dom.js";
 import { Load } from "./figures.js";
 import { hashOf, isServed, ModelList, ModelView, readModels, unloadedView } from "./models.js";
 
@@ -99,11 +99,8 @@ async function start() {
 
 startToken(start);
 byId("reload").onclick = start;
-byId("skip").onclick = (event) => {
-  // The address names the model that is shown: the link must not change it.
-  event.preventDefault();
-  byId("model").focus();
-};
+// The address names the model that is shown: the link must not change it.
+byId("skip").onclick = instead(() => byId("model").focus());
 // While the list is read for the first time, `readAll` will open what the address names by then.
 addEventListener("hashchange", () => models && open(true));
 start();

@@ -2,7 +2,7 @@
 
 import { address, getJson, modelPath, subprotocols } from "./api.js";
 import { advance, firstOf2024, timeText } from "./calendar.js";
-import { choiceField, count, el, Failure, fold, inputField, percent, Problem, table } from "./dom.js";
+import { choiceField, count, el, Failure, fold, inputField, instead, percent, Problem, table } from "./dom.js";
 import { Bars } from "./figures.js";
 import { featureLines, Plot, Plots, withForecast } from "./plot.js";
 import { generator, observedFeatures, scalesOf, SHAPES } from "./series.js";
@@ -31,14 +31,7 @@ export class Stream {
     this.figure = el("div.figure", { hidden: true }, plots, this.table);
     this.form = el(
       "form.fields",
-      {
-        noValidate: true,
-        onsubmit: (event) => {
-          event.preventDefault();
-          if (this.socket === null) this.start();
-          else this.stop("Stopped");
-        },
-      },
+      { noValidate: true, onsubmit: instead(() => (this.socket === null ? this.start() : this.stop("Stopped"))) },
       choiceField("Samples", "shape", SHAPES),
       inputField("Per second", "rate", { type: "number", value: 20, min: 1, max: 100 }),
       inputField("Period", "period", { type: "number", value: 24, min: 2 }),

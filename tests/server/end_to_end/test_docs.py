@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from page_helpers import copy_version
 from server_helpers import Published, Running, serve
 from stablernn_registry import Registry
 from stablernn_server import Settings, create_app
@@ -31,9 +32,7 @@ def documented(published: Published, tmp_path_factory: pytest.TempPathFactory) -
     """A server with the models that the page speaks of: the tests' own, under those names."""
     registry = Registry(tmp_path_factory.mktemp("documented"))
     for name, source in {"digits": "animals:1", "co2": "co2:1"}.items():
-        version = published.registry.get(source)
-        fields = version.manifest.model_dump(exclude={"schema_number", "name", "version", "created", "files"})
-        registry.publish(name, {file: version.path(file) for file in version.manifest.files}, fields)
+        copy_version(published, registry, source, name)
     registry.set_alias("digits", "production", 1)
     yield from serve(create_app(Settings(registry=registry.root, models=("digits@production", "co2"))))
 

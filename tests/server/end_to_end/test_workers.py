@@ -27,7 +27,7 @@ from published_models import copy_version
 from server_helpers import Published, json_tensor
 from serving_helpers import ServeProcess, failed_serve, is_alive, start_serve, until
 from stablernn_client import Client, ConnectionFailed
-from stablernn_registry import Registry, Version
+from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
 from stablernn_server.supervisor import WorkerSlot
 
@@ -41,14 +41,9 @@ def registry(published: Published, tmp_path_factory: pytest.TempPathFactory) -> 
     """``animals`` with versions 1, in production, and 2."""
     found = Registry(tmp_path_factory.mktemp("workers") / "registry")
     for number in (1, 2):
-        copy(found, published.registry.get(f"animals:{number}"))
+        copy_version(found, published.registry.get(f"animals:{number}"))
     found.set_alias("animals", "production", 1)
     return found
-
-
-def copy(registry: Registry, version: Version) -> Version:
-    fields = version.manifest.model_dump(exclude={"schema_number", "name", "version", "created", "files"})
-    return registry.publish(version.name, {name: version.path(name) for name in version.manifest.files}, fields)
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +234,7 @@ def test_sigterm_ends_all_and_hands_out_tokens(start: Start) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_cannot_be_served_ends_the_command(published: Published, tmp_path: Path, workers: int) -> None:
     own = Registry(tmp_path / "registry")
-    path = copy(own, published.registry.get("animals:1")).path("sequence.onnx")
+    path = copy_version(own, published.registry.get("animals:1")).path("sequence.onnx")
     path.chmod(0o644)
     path.write_bytes(b"nothing")
     words = ("--workers", workers)
@@ -336,7 +331,7 @@ def test_a_process_that_restarts_answers_with_the_version_of_the_others(
 ) -> None:
     own = Registry(tmp_path / "registry")
     for number in (1, 2):
-        copy(own, published.registry.get(f"animals:{number}"))
+        copy_version(own, published.registry.get(f"animals:{number}"))
     own.set_alias("animals", "production", 1)
     server = start("--workers", 2, "--model", "animals@production", root=own.root, **QUICK)
     own.set_alias("animals", "production", 2)
@@ -361,7 +356,7 @@ def test_a_process_that_cannot_take_the_place_of_another_says_why(
     published: Published, start: Start, tmp_path: Path
 ) -> None:
     own = Registry(tmp_path / "registry")
-    path = copy(own, published.registry.get("animals:1")).path("step.onnx")
+    path = copy_version(own, published.registry.get("animals:1")).path("step.onnx")
     server = start("--workers", 2, root=own.root)
     whole = path.read_bytes()
     path.chmod(0o644)
