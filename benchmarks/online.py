@@ -237,7 +237,7 @@ def measure_drift(streams: Array, facts: list[Row], quantiles: Array, block: int
 
 def measure(name: str, folder: Path) -> Row:
     """Return all figures of one dataset, by a model that is trained unless there is a run of it."""
-    from stablernn_cli.targets import compute_certificate, open_target
+    from stablernn_cli.targets import certify_target, open_target
 
     words = ["train", *DATASETS[name], *TRAIN, "--run-dir", name]
     if not (folder / name / "summary.json").exists():
@@ -245,7 +245,7 @@ def measure(name: str, folder: Path) -> Row:
     os.chdir(folder)
     target = open_target(name, "cpu", None)
     data = target.load_data(None, None)
-    certificate = compute_certificate(name)[1]
+    certificate = certify_target(name).document
     block = block_length(certificate, data.season, 1)
     values = data.series[0].values[:, data.target_indices[0]].astype(np.float64)
     start = int(data.windows("test").origins[0][1])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Union, cast, get_a
 import typer
 
 from stablernn_cli.errors import UsageError
-from stablernn_cli.options import DATA_PANEL, MODEL_PANEL, TRAINING_PANEL
+from stablernn_cli.options import DATA_PANEL, MODEL_PANEL, TRAINING_PANEL, option
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -46,15 +46,13 @@ class SettingOption(NamedTuple):
 
     def parameter(self, name: str, text: str | None = None) -> inspect.Parameter:
         """Return the parameter of a command, with another help text if one is given."""
-        option = typer.Option(
+        stated = option(
+            text or self.stated.help,
             *([self.stated.flags] if self.stated.flags else []),
-            help=text or self.stated.help,
             metavar=self.stated.metavar,
             rich_help_panel=_PANELS[self.key.partition(".")[0]],
-            # The text states the default: of most settings it depends on others.
-            show_default=False,
         )
-        annotation = Annotated[self.type | None, option]  # type: ignore[name-defined]
+        annotation = Annotated[self.type | None, stated]  # type: ignore[name-defined]
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
@@ -107,9 +105,9 @@ def takes_settings(
             if parameter.name != "options":
                 parameters.append(parameter)
                 continue
-            for name, option in setting_options().items():
-                if name not in own and (name in names or option.key.partition(".")[0] in sections):
-                    parameters += [option.parameter(name, texts.get(name)), *([moved[name]] if name in moved else [])]
+            for name, setting in setting_options().items():
+                if name not in own and (name in names or setting.key.partition(".")[0] in sections):
+                    parameters += [setting.parameter(name, texts.get(name)), *([moved[name]] if name in moved else [])]
 
         @wraps(command)
         def run(context: typer.Context, **arguments: Any) -> None:
@@ -124,31 +122,29 @@ def takes_settings(
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="YAML with the sections data, task, model, training.", show_default=False),
+    option("YAML with the sections data, task, model, training.", metavar="FILE"),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "Any key of the configuration, such as training.clip_norm=1 or data.channels=a,b; may be repeated. "
+        "Overrides --config.",
         "--set",
         metavar="KEY=VALUE",
-        help="Any key of the configuration, such as training.clip_norm=1 or data.channels=a,b; may be repeated. "
-        "Overrides --config.",
-        show_default=False,
     ),
 ]
 TrackOption = Annotated[
     list[str] | None,
-    typer.Option(
-        help="Also log each run to tensorboard, mlflow or wandb, may be repeated; each takes its settings from its "
+    option(
+        "Also log each run to tensorboard, mlflow or wandb, may be repeated; each takes its settings from its "
         "environment variables.",
         rich_help_panel=TRAINING_PANEL,
-        show_default=False,
     ),
 ]
 # Options of `train` and of `quickstart`.
 RunDirOption = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Directory of the run; default: a new one in runs/.", show_default=False),
+    option("Directory of the run; default: a new one in runs/.", metavar="DIR"),
 ]
 
 
@@ -160,12 +156,12 @@ def _options_in_use(context: typer.Context) -> dict[str, Any]:
     """
     flags = {parameter.name: parameter for parameter in context.command.params if parameter.secondary_opts}
     values: dict[str, Any] = {}
-    for name, option in setting_options().items():
+    for name, setting in setting_options().items():
         value = context.params.get(name)
         # Typer passes an empty list for a repeatable option that is absent.
         if value in (None, [], ()):
             continue
-        if option.is_comma_list:
+        if setting.is_comma_list:
             value = [part.strip() for text in value for part in text.split(",")]
         values[name] = _single_flag(flags[name], value) if name in flags else value
     return values
@@ -246,9 +242,9 @@ def read_settings(
     for name, value in options.items():
         section, key = setting_options()[name].key.split(".")
         if tree[section][key] != value:
-            option = " ".join(option_words(name, value))
+            words = " ".join(option_words(name, value))
             raise UsageError(
-                f"{option} contradicts --set, which makes {section}.{key} {tree[section][key]}. Give only one of them."
+                f"{words} contradicts --set, which makes {section}.{key} {tree[section][key]}. Give only one of them."
             )
     return settings
 

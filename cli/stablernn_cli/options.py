@@ -27,6 +27,11 @@ MODEL_PANEL = "Model"
 TRAINING_PANEL = "Training"
 
 
+def option(text: str, *flags: str, **details: Any) -> Any:
+    """Return an option whose default is not in the help, or is in its text."""
+    return typer.Option(*flags, help=text, show_default=False, **details)
+
+
 def parse_kind(text: str) -> Kind:
     """Return the kind of certificate for ``--require``; the withdrawn kind is replaced by the one it counts as.
 
@@ -80,13 +85,12 @@ def check_figure_path(path: Path, option: str) -> None:
 DeviceOption = Annotated[Device, typer.Option(help="Device to compute on; auto uses a GPU if one is available.")]
 EngineOption = Annotated[
     str | None,
-    typer.Option(
-        help="Engine: of a run that of its steps, such as loop, default: the fastest for the cell; of a version onnx, "
-        "the default, torch, native, or one of another installed package.",
-        show_default=False,
+    option(
+        "Engine: of a run that of its steps, such as loop, default: the fastest for the cell; of a version onnx, "
+        "the default, torch, native, or one of another installed package."
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
+JsonOption = Annotated[bool, option("Print one JSON document on stdout and nothing else there.", "--json")]
 
 TargetArgument = Annotated[
     str,
@@ -99,24 +103,19 @@ TargetArgument = Annotated[
 # Data on which a trained model is scored or drawn: `eval` and `plot`.
 ScoredDataOption = Annotated[
     str | None,
-    typer.Option("--data", help="Dataset name or file; default: the training data.", show_default=False),
+    option("Dataset name or file; default: the training data.", "--data"),
 ]
 ScoredStampsOption = Annotated[
     Stamps | None,
-    typer.Option(
-        "--stamps",
-        help="Meaning of whole numbers as times in --data; default: that of the training data.",
-        show_default=False,
-    ),
+    option("Meaning of whole numbers as times in --data; default: that of the training data.", "--stamps"),
 ]
 RepairsOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "A repair of the table, such as data.sort=true (see docs/data.md); default: those of the training data. "
+        "May be repeated.",
         "--set",
         metavar="KEY=VALUE",
-        help="A repair of the table, such as data.sort=true (see docs/data.md); default: those of the training data. "
-        "May be repeated.",
-        show_default=False,
     ),
 ]
 SplitOption = Annotated[Split, typer.Option("--split", help="Split of the data.")]

@@ -73,6 +73,13 @@ class Output:
         # JSON escapes the other control characters itself.
         print(strip_controls(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False)), flush=True)
 
+    def answer(self, document: Any, show: Callable[..., object], *facts: object) -> None:
+        """Print a document, as JSON or by a function that gets this output, the document and further facts."""
+        if self.as_json:
+            self.document(document)
+        else:
+            show(self, document, *facts)
+
     def text(self, text: str = "") -> None:
         """Print a line on stdout."""
         print(strip_controls(text), flush=True)
@@ -157,7 +164,7 @@ def library_stages(show: Callable[[str], object]) -> Iterator[None]:
     logger = logging.getLogger("stablernn.progress")
     before = logger.handlers, logger.level, logger.propagate
     # Alone: of two that are nested, the inner one shows the stage.
-    logger.handlers = [_StageHandler(show)]
+    logger.handlers = [TextHandler(lambda text, _: show(text))]
     logger.setLevel(logging.INFO)
     logger.propagate = False
     try:
@@ -168,15 +175,15 @@ def library_stages(show: Callable[[str], object]) -> Iterator[None]:
         logger.setLevel(level)
 
 
-class _StageHandler(logging.Handler):
-    """A handler that passes the text of log records on."""
+class TextHandler(logging.Handler):
+    """A handler that passes log records on as their text and whether they are warnings."""
 
-    def __init__(self, show: Callable[[str], object]) -> None:
+    def __init__(self, show: Callable[[str, bool], object]) -> None:
         super().__init__()
         self._show = show
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._show(record.getMessage())
+        self._show(record.getMessage(), record.levelno >= logging.WARNING)
 
 
 def plain(value: object) -> Any:

@@ -323,20 +323,17 @@ def explain_file(model: Target, source: str, options: FileOptions, folder: Path)
     # (samples, stretches + 1): the first step of each stretch, and the end of the last.
     bounds = np.arange(STRETCHES + 1) * inputs.lengths[:, None] // STRETCHES
     answers, contributions = _contributions(model, inputs, bounds, steps)
-    shape = contributions.shape
-    rows, stretches, channels = (index.ravel() for index in np.indices(shape))
+    rows, stretches, channels = (index.ravel() for index in np.indices(contributions.shape))
+    # A series of fewer steps than stretches has empty ones.
+    is_held = bounds[rows, stretches + 1] > bounds[rows, stretches]
+    rows, stretches, channels = rows[is_held], stretches[is_held], channels[is_held]
     table: dict[str, Any] = {
         "id": [inputs.ids[row] for row in rows],
         **({} if answers is None else {"label": [model.labels[answers[row]] for row in rows]}),
         "feature": [model.features[channel] for channel in channels],
         "first_step": bounds[rows, stretches] + 1,
         "last_step": bounds[rows, stretches + 1],
-        "contribution": contributions.ravel(),
-    }
-    # A series of fewer steps than stretches has empty ones.
-    held = table["last_step"] >= table["first_step"]
-    table = {
-        name: [value for value, is_held in zip(values, held, strict=True) if is_held] for name, values in table.items()
+        "contribution": contributions[rows, stretches, channels],
     }
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "explanation.csv", folder / "explanation.png"]

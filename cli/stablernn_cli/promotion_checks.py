@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from stablernn_registry import Check, CheckResult, PolicyRules, Registry, Version
@@ -22,137 +22,6 @@ if TYPE_CHECKING:
 
 SECONDS = "STABLERNN_CHECK_TIMEOUT_SECONDS"
 MEMORY = "STABLERNN_CHECK_MEMORY_BYTES"
-
-
-def promotion_checks(registry: Registry, alias: str) -> list[Check]:
-    """Return the checks of every move of an alias; the first to need certificate or parity computes both."""
-    from stablernn_registry import CheckResult, IntegrityError, check_score
-
-    results: dict[tuple[str, str], tuple[CheckResult, CheckResult]] = {}
-
-    def both(candidate: Version) -> tuple[CheckResult, CheckResult]:
-        # Read the rules each time: if the policy has changed in between, the registry runs the checks again.
-        rules = registry.policy().rules(alias)
-        key = candidate.digest, rules.model_dump_json()
-        # One process computes both results, which are two checks in the log.
-        if key not in results:
-            try:
-                results[key] = recompute(registry, candidate, rules)
-            except IntegrityError:
-                first, second = (CheckResult(name, False, "its files are damaged") for name in RECOMPUTED)
-                results[key] = first, second
-        return results[key]
-
-    # The registry also passes the version that the alias points to now, which no check of the files needs.
-    def certificate_recomputed(candidate: Version, current: Version | None) -> CheckResult:
-        del current
-        return both(candidate)[0]
-
-    def parity_recomputed(candidate: Version, current: Version | None) -> CheckResult:
-        del current
-        return both(candidate)[1]
-
-    def signature_of_the_graphs(candidate: Version, current: Version | None) -> CheckResult:
-        del current
-        try:
-            return check_signature(registry, candidate, registry.policy().rules(alias))
-        except IntegrityError:
-            return CheckResult(SIGNATURE, False, "its files are damaged")
-
-    return [check_score, files_intact, certificate_recomputed, parity_recomputed, signature_of_the_graphs]
-
-
-def files_intact(candidate: Version, current: Version | None) -> CheckResult:
-    """Check that every byte of the version is the one that was published."""
-    from stablernn_registry import CheckResult, IntegrityError
-
-    del current
-    try:
-        for filename in candidate.manifest.files:
-            candidate.check(filename)
-    except IntegrityError as error:
-        return CheckResult("files intact", ok=False, detail=str(error).rstrip("."))
-    return CheckResult("files intact", ok=True, detail=f"{len(candidate.manifest.files)} files")
-
-
-def check_signature(registry: Registry, version: Version, rules: PolicyRules | None = None) -> CheckResult:
-    """Check in another process that the graphs have the inputs, outputs, states and labels that the manifest says.
-
-    Args:
-        registry: The registry that holds the version.
-        version: Any version.
-        rules: Rules of the policy that apply to the version; None for none.
-
-    Raises:
-        stablernn_registry.IntegrityError: If a graph is damaged.
-    """
-    return _run_isolated("signature", registry, version, rules, (SIGNATURE,))[0]
-
-
-def recompute(
-    registry: Registry, version: Version, rules: PolicyRules | None = None
-) -> tuple[CheckResult, CheckResult]:
-    """Compute certificate and parity of a version again in another process; return one result for each.
-
-    Args:
-        registry: The registry that holds the version.
-        version: Any version.
-        rules: Rules of the policy that apply to the version; None for none.
-
-    Raises:
-        stablernn_registry.IntegrityError: If a file is damaged.
-    """
-    certificate, parity = _run_isolated("recomputed", registry, version, rules, RECOMPUTED)
-    return certificate, parity
-
-
-def _run_isolated(
-    checks: str, registry: Registry, version: Version, rules: PolicyRules | None, names: Sequence[str]
-) -> list[CheckResult]:
-    """Return the results of one kind of checks, run in another process.
-
-    Args:
-        checks: ``recomputed`` or ``signature``.
-        registry: The registry that holds the version.
-        version: The version.
-        rules: Rules of the policy that apply to the version; None for none.
-        names: Names of the results, which fail if the process exceeds its limits.
-
-    Raises:
-        stablernn_registry.IntegrityError: If a file is damaged.
-        stablernn_registry.StorageError: If a file cannot be read.
-        stablernn.errors.ConfigError: If a bound in the environment is not a number above 0.
-    """
-    from stablernn.environment_variables import read_positive_number
-    from stablernn_registry import CheckResult, IntegrityError, StorageError
-    from stablernn_runtime.isolation import IsolationError
-
-    seconds = read_positive_number(SECONDS, 600)
-    memory = read_positive_number(MEMORY, 8 * 2.0**30)
-    request = {
-        "what": checks,
-        "root": str(registry.root),
-        "ref": version.ref,
-        "digest": version.digest,
-        "rules": rules.model_dump(mode="json") if rules is not None else None,
-    }
-    try:
-        answer = _process().ask(request, seconds, int(memory))
-    except IsolationError as error:
-        return [CheckResult(name, False, str(error)) for name in names]
-    # Errors of the registry come back by the name of their class.
-    for error_class in (IntegrityError, StorageError):
-        if error_class.__name__ in answer:
-            raise error_class(str(answer[error_class.__name__]))
-    return [CheckResult(result["name"], result["ok"], result["detail"]) for result in answer["results"]]
-
-
-# It uses a process again that has no work, with the modules that this has imported.
-@functools.cache
-def _process() -> IsolatedProcess:
-    from stablernn_runtime.isolation import IsolatedProcess
-
-    return IsolatedProcess(__spec__.name)
 
 
 GRAPHS = ("step.onnx", "sequence.onnx")
@@ -166,8 +35,97 @@ RECOMPUTED = ("certificate recomputed", "parity recomputed")
 """Names of the checks that compute."""
 SIGNATURE = "signature of the graphs"
 """Name of the check that opens the graphs."""
+Kind = Literal["recomputed", "signature"]
+CHECKS: dict[Kind, tuple[str, ...]] = {"recomputed": RECOMPUTED, "signature": (SIGNATURE,)}
+"""Names of the results by the kind of the checks; all fail if their process exceeds its limits."""
 _COMPARED_IN_RANGE = ("kind", "holds", "norm", "contraction_rate", "states", "state_balls")
 _COMPARED = (*_COMPARED_IN_RANGE, "state_ball")
+
+
+def promotion_checks(registry: Registry, alias: str) -> list[Check]:
+    """Return the checks of every move of an alias; the first to need certificate or parity computes both."""
+    from stablernn_registry import CheckResult, IntegrityError, check_score
+
+    results: dict[tuple[str, str, str], list[CheckResult]] = {}
+
+    def run(kind: Kind, candidate: Version) -> list[CheckResult]:
+        # Read the rules each time: if the policy has changed in between, the registry runs the checks again.
+        rules = registry.policy().rules(alias)
+        key = kind, candidate.digest, rules.model_dump_json()
+        if key not in results:
+            try:
+                results[key] = run_checks(kind, registry, candidate, rules)
+            except IntegrityError:
+                results[key] = [CheckResult(name, False, "its files are damaged") for name in CHECKS[kind]]
+        return results[key]
+
+    # The registry also passes the version that the alias points to now, which no check of the files needs.
+    return [
+        check_score,
+        files_intact,
+        lambda candidate, current: run("recomputed", candidate)[0],
+        lambda candidate, current: run("recomputed", candidate)[1],
+        lambda candidate, current: run("signature", candidate)[0],
+    ]
+
+
+def files_intact(candidate: Version, current: Version | None) -> CheckResult:
+    """Check that every byte of the version is the one that was published."""
+    from stablernn_registry import CheckResult, IntegrityError
+
+    try:
+        for filename in candidate.manifest.files:
+            candidate.check(filename)
+    except IntegrityError as error:
+        return CheckResult("files intact", ok=False, detail=str(error).rstrip("."))
+    return CheckResult("files intact", ok=True, detail=f"{len(candidate.manifest.files)} files")
+
+
+def run_checks(kind: Kind, registry: Registry, version: Version, rules: PolicyRules | None = None) -> list[CheckResult]:
+    """Return the results of one kind of checks, computed in another process.
+
+    Args:
+        kind: ``recomputed``: certificate and parity are computed again; ``signature``: the graphs have the inputs,
+            outputs, states and labels of the manifest.
+        registry: The registry that holds the version.
+        version: Any version.
+        rules: Rules of the policy that apply to the version; None for none.
+
+    Raises:
+        stablernn_registry.IntegrityError: If a file is damaged.
+        stablernn_registry.StorageError: If a file cannot be read.
+        stablernn.errors.ConfigError: If a bound in the environment is not a number above 0.
+    """
+    from stablernn.environment_variables import read_positive_number
+    from stablernn_registry import CheckResult, IntegrityError, StorageError
+    from stablernn_runtime.isolation import IsolationError
+
+    seconds = read_positive_number(SECONDS, 600)
+    memory = read_positive_number(MEMORY, 8 * 2.0**30)
+    request = {
+        "what": kind,
+        "root": str(registry.root),
+        "ref": version.ref,
+        "digest": version.digest,
+        "rules": rules.model_dump(mode="json") if rules is not None else None,
+    }
+    try:
+        answer = _process().ask(request, seconds, int(memory))
+    except IsolationError as error:
+        return [CheckResult(name, False, str(error)) for name in CHECKS[kind]]
+    # Errors of the registry come back by the name of their class.
+    for error_class in (IntegrityError, StorageError):
+        if error_class.__name__ in answer:
+            raise error_class(str(answer[error_class.__name__]))
+    return [CheckResult(result["name"], result["ok"], result["detail"]) for result in answer["results"]]
+
+
+# It uses a process again that has no work, with the modules that this has imported.
+@functools.cache
+def _process() -> IsolatedProcess:
+    from stablernn_runtime.isolation import IsolatedProcess
+
+    return IsolatedProcess(__spec__.name)
 
 
 def check_graphs(version: Version, rules: PolicyRules | None = None) -> CheckResult:

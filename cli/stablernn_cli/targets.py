@@ -347,15 +347,6 @@ class CertifiedTarget:
     certificates: tuple[Certificate, ...]
 
 
-def compute_certificate(text: str, inputs_within: str | None = None) -> tuple[str, dict[str, Any]]:
-    """Return the name of a TARGET and its certificate, computed from its weights.
-
-    The arguments and errors are those of :func:`certify_target`.
-    """
-    target = certify_target(text, inputs_within)
-    return target.name, target.document
-
-
 def certify_target(text: str, inputs_within: str | None = None) -> CertifiedTarget:
     """Return a TARGET with its certificates, computed from its weights.
 
@@ -394,14 +385,13 @@ def certify_target(text: str, inputs_within: str | None = None) -> CertifiedTarg
     return CertifiedTarget(name, version, model, document, certificates)
 
 
-def open_weights(text: str) -> tuple[str, SequenceModel]:
-    """Return the name of a TARGET and its torch model, also for a registry version.
+def open_weights(text: str) -> SequenceModel:
+    """Return the torch model of a TARGET, also of a registry version.
 
     Raises:
         As :func:`open_target`.
     """
-    name, model, *_ = _open_with_range(text)
-    return name, model
+    return _open_with_range(text)[1]
 
 
 def _open_with_range(text: str) -> tuple[str, SequenceModel, InputRange | None, Version | None, dict[str, Any]]:

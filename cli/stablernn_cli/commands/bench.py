@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from stablernn_cli.options import JsonOption
+from stablernn_cli.options import JsonOption, option
 from stablernn_cli.output import Output
-
-if TYPE_CHECKING:
-    from stablernn_cli.bench import Run, Sizes
 
 Part = Literal["train", "sequence", "step"]
 
@@ -23,19 +20,14 @@ UNITS: dict[Part, str] = {"train": "ms", "sequence": "ms", "step": "us"}
 
 
 def parse_part(text: str) -> Part:
-    """Return a part for ``--part``.
+    """Return a part for ``--part``; typer takes no lists of literals.
 
     Raises:
         typer.BadParameter: If there is no such part.
     """
     if text not in TITLES:
-        raise typer.BadParameter(f"'{text}' is not one of {', '.join(repr(part) for part in TITLES)}.")
+        raise typer.BadParameter(f"'{text}' is not one of {', '.join(map(repr, TITLES))}.")
     return text
-
-
-def complete_part(incomplete: str) -> list[str]:
-    """Return the parts that start with the typed text, for shell completion."""
-    return [part for part in TITLES if part.startswith(incomplete)]
 
 
 def bench(
@@ -50,12 +42,11 @@ def bench(
     members: Annotated[int, typer.Option(min=1, help="Networks of an ensemble, of which peers get as many.")] = 1,
     part: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "What is timed; can be given several times; default: all.",
             parser=parse_part,
             metavar=f"[{'|'.join(TITLES)}]",
-            autocompletion=complete_part,
-            help="What is timed; can be given several times; default: all.",
-            show_default=False,
+            autocompletion=lambda incomplete: [part for part in TITLES if part.startswith(incomplete)],
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=2, help="How often each row is timed.")] = 7,
@@ -92,10 +83,7 @@ def bench(
     # In the order of the tables, each once.
     parts: list[Part] = [name for name in TITLES if not part or part.count(name)]
     document = time_parts(output, sizes, parts, rounds, threads)
-    if as_json:
-        output.document(document)
-    else:
-        _show(output, document)
+    output.answer(document, _show)
 
 
 def time_parts(output: Output, sizes: dict[str, Any], parts: list[Part], rounds: int, threads: int) -> dict[str, Any]:
@@ -114,12 +102,12 @@ def time_parts(output: Output, sizes: dict[str, Any], parts: list[Part], rounds:
     with output.status("Loading ..."):
         import torch
 
-        from stablernn_cli.bench import Clock, Sizes, conditions, measure, pinned
+        from stablernn_cli import bench as rows_of
 
-    clock: Clock = "cpu_ms" if threads == 1 else "wall_ms"
+    clock: rows_of.Clock = "cpu_ms" if threads == 1 else "wall_ms"
     tables = []
-    with pinned(threads) as is_flushed:
-        facts = {**conditions(is_flushed=is_flushed), "rounds": rounds, "clock": clock}
+    with rows_of.pinned(threads) as is_flushed:
+        facts = {**rows_of.conditions(is_flushed=is_flushed), "rounds": rounds, "clock": clock}
         if is_flushed and threads > 1:
             # Each session sets this for the threads that it starts.
             facts["denormals"] = "flushed, but not in the worker threads of ONNX Runtime"
@@ -131,20 +119,12 @@ def time_parts(output: Output, sizes: dict[str, Any], parts: list[Part], rounds:
         for name in parts:
             with output.status(f"Timing {name}, {rounds} rounds ..."):
                 torch.manual_seed(0)
-                rows = _rows(name, Sizes(**sizes), threads)
-                figures = measure(rows, rounds, is_warmed=name != "train", clock=clock)
+                network = rows_of.Sizes(**sizes)
+                make = {"sequence": rows_of.sequence_rows, "step": rows_of.step_rows}.get(name)
+                rows = rows_of.training_rows(network) if make is None else make(network, threads)
+                figures = rows_of.measure(rows, rounds, is_warmed=name != "train", clock=clock)
             tables.append(_table(name, figures))
     return {"sizes": sizes, "conditions": facts, "tables": tables}
-
-
-def _rows(part: Part, sizes: Sizes, threads: int) -> dict[str, Run]:
-    if part == "train":
-        from stablernn_cli.bench import training_rows
-
-        return training_rows(sizes)
-    from stablernn_cli.bench import sequence_rows, step_rows
-
-    return sequence_rows(sizes, threads) if part == "sequence" else step_rows(sizes, threads)
 
 
 def _table(part: Part, figures: dict[str, dict[str, float]]) -> dict[str, Any]:

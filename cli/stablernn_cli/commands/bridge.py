@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from stablernn_cli.errors import CommandError, UsageError
-from stablernn_cli.options import JsonOption
+from stablernn_cli.options import JsonOption, option
 from stablernn_cli.output import Output
 
 app = typer.Typer(help="Answer messages of a broker", no_args_is_help=True, add_completion=False)
@@ -26,26 +26,23 @@ def _group() -> None:
 def mqtt(
     context: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="NAME, NAME:VERSION or NAME@ALIAS.")],
-    topic: Annotated[str, typer.Option(help="Topics to read; what + and # stand for is the key.", show_default=False)],
-    answers: Annotated[str, typer.Option(help="Topic of answers, with {key}.", show_default=False)],
+    topic: Annotated[str, option("Topics to read; what + and # stand for is the key.")],
+    answers: Annotated[str, option("Topic of answers, with {key}.")],
     broker: Annotated[str, typer.Option(metavar="HOST:PORT", help="The broker.")] = "localhost:1883",
     checkpoint: Annotated[Path, typer.Option(help="File that keeps all streams.")] = Path("streams.ckpt"),
     every: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Seconds between checkpoints.")] = 5.0,
     lateness: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            help="Numbers by which a message may be ahead before those missing are skipped; default: that of the "
+        option(
+            "Numbers by which a message may be ahead before those missing are skipped; default: that of the "
             "checkpoint, 16 for a new one.",
-            show_default=False,
+            min=0,
         ),
     ] = None,
     client_id: Annotated[str, typer.Option(help="Name of the persistent session at the broker.")] = "stablernn-bridge",
-    username: Annotated[str | None, typer.Option(help="Name to log in with.", show_default=False)] = None,
-    password: Annotated[
-        str | None, typer.Option(envvar="STABLERNN_MQTT_PASSWORD", help="Password to log in with.", show_default=False)
-    ] = None,
-    tls: Annotated[bool, typer.Option("--tls", help="Connect by TLS, with the system's certificates.")] = False,
+    username: Annotated[str | None, option("Name to log in with.")] = None,
+    password: Annotated[str | None, option("Password to log in with.", envvar="STABLERNN_MQTT_PASSWORD")] = None,
+    tls: Annotated[bool, option("Connect by TLS, with the system's certificates.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Answer the messages of MQTT topics

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from stablernn_cli.errors import REFUSED, CommandError, UsageError
-from stablernn_cli.options import JsonOption, Kind, TargetArgument, require_option
+from stablernn_cli.options import JsonOption, Kind, TargetArgument, option, require_option
 from stablernn_cli.output import Output, count_of, drop_none
 from stablernn_cli.targets import certify_target, is_run
 
@@ -21,28 +21,25 @@ def certify(
     require: Annotated[Kind | None, require_option("Exit with code 3 unless at least this is proved.")] = None,
     inputs_within: Annotated[
         str | None,
-        typer.Option(
-            metavar="R",
-            help="Certify for raw inputs from -R to R, or LOW:HIGH, in the units of the data; one for all features, or "
+        option(
+            "Certify for raw inputs from -R to R, or LOW:HIGH, in the units of the data; one for all features, or "
             "one for each, separated by commas.",
-            show_default=False,
+            metavar="R",
         ),
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "Also write a certificate document, .html or .json: claims with hypotheses, observations, history.",
             metavar="FILE",
-            help="Also write a certificate document, .html or .json: claims with hypotheses, observations, history.",
-            show_default=False,
         ),
     ] = None,
     server: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
-            help="With --report: read the violations that the server at URL has counted for the version; a bearer "
+        option(
+            "With --report: read the violations that the server at URL has counted for the version; a bearer "
             "token comes from STABLERNN_CLIENT_TOKEN.",
-            show_default=False,
+            metavar="URL",
         ),
     ] = None,
     as_json: JsonOption = False,

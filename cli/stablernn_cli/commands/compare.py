@@ -10,7 +10,7 @@ import typer
 
 from stablernn_cli import config_options
 from stablernn_cli.errors import UsageError
-from stablernn_cli.options import DATA_PANEL, JsonOption
+from stablernn_cli.options import DATA_PANEL, JsonOption, option
 from stablernn_cli.output import Output
 
 
@@ -18,42 +18,32 @@ def compare(
     context: typer.Context,
     data: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Dataset name or file, as `train` takes it; may be repeated.",
-            rich_help_panel=DATA_PANEL,
-            show_default=False,
-        ),
+        option("Dataset name or file, as `train` takes it; may be repeated.", rich_help_panel=DATA_PANEL),
     ] = None,
-    cells: Annotated[
-        str | None, typer.Option(metavar="KEY,...", help="Keys of the cells to compare.", show_default=False)
-    ] = None,
+    cells: Annotated[str | None, option("Keys of the cells to compare.", metavar="KEY,...")] = None,
     recipe: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Settings to train each cell with, such as 'wide: model.hidden_size=128'; may be repeated.",
             metavar="NAME: KEY=VALUE ...",
-            help="Settings to train each cell with, such as 'wide: model.hidden_size=128'; may be repeated.",
-            show_default=False,
         ),
     ] = None,
     seeds: Annotated[str, typer.Option(metavar="N,...", help="Seeds of the trainings.")] = "0,1,2",
     budget: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Processor time of each run, such as 90s or 2m; default: that of the first cell's own training.",
             metavar="TIME",
-            help="Processor time of each run, such as 90s or 2m; default: that of the first cell's own training.",
-            show_default=False,
         ),
     ] = None,
     epochs: Annotated[
         int | None,
-        typer.Option(min=1, help="Passes over the training data, instead of --budget.", show_default=False),
+        option("Passes over the training data, instead of --budget.", min=1),
     ] = None,
     baselines: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME,...",
-            help="Models of other libraries: minirocket, multirocket-hydra, 1nn-dtw, autoets, autotheta.",
-            show_default=False,
+        option(
+            "Models of other libraries: minirocket, multirocket-hydra, 1nn-dtw, autoets, autotheta.", metavar="NAME,..."
         ),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each.")] = 1,
@@ -106,10 +96,7 @@ def compare(
 
     with out.status(f"Training and measuring {cells} on {', '.join(data)} ..."):
         results = run_comparison(comparison, output, jobs=jobs, progress=show_progress, report=out.note)
-    if as_json:
-        out.document(results)
-    else:
-        _show(out, results, output)
+    out.answer(results, _show, output)
 
 
 def _show(output: Output, results: Mapping[str, Any], folder: Path) -> None:

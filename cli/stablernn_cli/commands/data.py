@@ -12,7 +12,7 @@ import typer
 from stablernn_cli import config_options
 from stablernn_cli.config_options import check_cell, flag, read_settings, setting_options, takes_settings
 from stablernn_cli.errors import FAILED, CommandError, Reported, UsageError, exit_code_of
-from stablernn_cli.options import JsonOption
+from stablernn_cli.options import JsonOption, option
 from stablernn_cli.output import Output, count_of, figure, format_names
 
 if TYPE_CHECKING:
@@ -115,19 +115,13 @@ def check(
     options: dict[str, Any],
     config: config_options.ConfigOption = None,
     overrides: config_options.SetOption = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Also draw the data into a PNG file.", show_default=False)
-    ] = None,
+    plot: Annotated[Path | None, option("Also draw the data into a PNG file.", metavar="FILE.png")] = None,
     fix: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.yaml",
-            help="Write a configuration for `train --config` with the settings that mend the data.",
-            show_default=False,
-        ),
+        option("Write a configuration for `train --config` with the settings that mend the data.", metavar="FILE.yaml"),
     ] = None,
     no_plan: Annotated[
-        bool, typer.Option("--no-plan", help="Omit what `train` would do, which takes seconds: it needs torch.")
+        bool, option("Omit what `train` would do, which takes seconds: it needs torch.", "--no-plan")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -187,13 +181,19 @@ def _write_fixed(output: Output, path: Path, report: DataReport, stated: Config)
     Raises:
         CommandError: If no settings mend all problems, or the file cannot be written.
     """
+    from stablernn.data.check import merge_settings
     from stablernn.data.messages import data_counts, format_counts, repair_counts
     from stablernn.training.data_report import check_run_data
+    from stablernn.training.settings.load import validate
 
-    settings = _fixed_settings(stated, report)
+    tree = stated.model_dump(mode="json", exclude_unset=True)
+    settings = validate({**tree, "data": merge_settings(tree["data"], report.fixes)})
     with output.status("Checking with the settings that mend the data ..."):
         fixed = check_run_data(settings)
-    _check_fixed(path, report, fixed)
+    if fixed.problems:
+        raise CommandError(
+            f"'{path}' is not written: no option mends all of '{report.source}'. {fixed.problems[0].text}"
+        )
     _write_config(path, settings, report)
     output.note(f"Wrote {path}. Train with: stablernn train --config {shlex.quote(str(path))}")
     if fixed.data is not None and (repairs := repair_counts(data_counts(fixed.data.notes))):
@@ -419,50 +419,22 @@ def check_path(path: Path) -> None:
         raise UsageError(f"--fix '{path}' exists already. Remove it, or choose another name.")
 
 
-def _fixed_settings(settings: Config, report: DataReport) -> Config:
-    """Return the settings with those that mend the findings of a report.
-
-    Args:
-        settings: The settings that were made on the command line or in a file.
-        report: The report on their data.
-    """
-    from stablernn.data.check import merge_settings
-    from stablernn.training.settings.load import validate
-
-    tree = settings.model_dump(mode="json", exclude_unset=True)
-    return validate({**tree, "data": merge_settings(tree["data"], report.fixes)})
-
-
-def _check_fixed(path: Path, report: DataReport, fixed: DataReport) -> None:
-    """Refuse to write settings with which `train` would not accept the data.
-
-    Args:
-        path: The file to write.
-        report: The report on the data as they are.
-        fixed: The report on the data as they are with the settings.
-
-    Raises:
-        CommandError: With the first problem that remains.
-    """
-    if fixed.problems:
-        raise CommandError(
-            f"'{path}' is not written: no option mends all of '{report.source}'. {fixed.problems[0].text}"
-        )
-
-
 def _write_config(path: Path, settings: Config, report: DataReport) -> None:
     """Write settings as YAML, with the findings that they mend as comments.
 
     Raises:
         CommandError: If the file cannot be written.
     """
+    import yaml
+
+    findings = (*report.problems, *report.warnings)
     comments = [f"Written by `stablernn data check {report.source} --fix {path}`."]
     comments += [
         f"{', '.join(f'data.{name}' for name in finding.settings)}: {finding.text}"
-        for finding in (*report.problems, *report.warnings)
+        for finding in findings
         if finding.settings
     ]
-    explained = {name for finding in (*report.problems, *report.warnings) for name in finding.settings}
+    explained = {name for finding in findings for name in finding.settings}
     comments += [
         f"data.{name}: guessed, and `train` refuses the data without it. Replace it if you mean another."
         + (f" {_COLUMNS_AS_SERIES}" if name == "target" else "")
@@ -475,7 +447,7 @@ def _write_config(path: Path, settings: Config, report: DataReport) -> None:
     if categories and not any(categories.values()):
         # Names alone, as people write them; training finds the categories.
         tree["data"]["categories"] = list(categories)
-    text = "\n".join([*lines, _dump(tree)])
+    text = "\n".join([*lines, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=_LINE_WIDTH)])
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -489,9 +461,3 @@ def _format_value(value: object) -> str:
     import yaml
 
     return yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6).removesuffix("...\n").strip()
-
-
-def _dump(tree: Mapping[str, Any]) -> str:
-    import yaml
-
-    return yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True, width=_LINE_WIDTH)

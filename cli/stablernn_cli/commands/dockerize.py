@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from stablernn_cli.errors import CommandError, UsageError
-from stablernn_cli.options import JsonOption
+from stablernn_cli.options import JsonOption, option
 from stablernn_cli.output import Output
 from stablernn_cli.targets import is_run
 
@@ -48,7 +48,6 @@ ENVIRONMENT = {
     "STABLERNN_STATE_KEY_FILE": f"{SECRETS}/state_key",
 }
 HEALTHCHECK = ("python", "-m", "stablernn_cli.healthcheck")
-_NVIDIA = " \\\n    NVIDIA_VISIBLE_DEVICES=all \\\n    NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 HEALTH_TIMES = {"interval": "10s", "timeout": "5s", "start_period": "30s", "retries": 3}
 MARKER = ".stablernn-image.json"
 _MODELS = "registry"
@@ -113,16 +112,14 @@ def dockerize(
             "--output", metavar="DIR", help="Folder to write; files of an earlier run of this command are replaced."
         ),
     ] = Path("stablernn-image"),
-    gpu: Annotated[bool, typer.Option("--gpu", help="For NVIDIA GPUs: the CUDA build of ONNX Runtime.")] = False,
-    compose: Annotated[bool, typer.Option("--compose", help="Also write a compose.yaml.")] = False,
+    gpu: Annotated[bool, option("For NVIDIA GPUs: the CUDA build of ONNX Runtime.")] = False,
+    compose: Annotated[bool, option("Also write a compose.yaml.")] = False,
     base: Annotated[
         str, typer.Option(metavar="IMAGE", help="Base image, with Python 3.11 or newer, pip and venv.")
     ] = "python:3.11-slim",
     force: Annotated[
         bool,
-        typer.Option(
-            "--force", help="Write into a folder that this command did not create, or overwrite your changes."
-        ),
+        option("Write into a folder that this command did not create, or overwrite your changes."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -15,7 +15,7 @@ import typer
 
 from stablernn_cli import installed_version
 from stablernn_cli.errors import FAILED, Reported
-from stablernn_cli.options import JsonOption
+from stablernn_cli.options import JsonOption, option
 from stablernn_cli.output import Output
 
 # An ONNX graph of one Identity node, to try providers with; as bytes, since a serving image has no onnx.
@@ -49,12 +49,11 @@ def doctor(
     context: typer.Context,
     models: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Version to open as `serve` does, to see the engine and the devices that it gets and what was "
+            "measured for them; may be repeated.",
             "--model",
             metavar="REF",
-            help="Version to open as `serve` does, to see the engine and the devices that it gets and what was "
-            "measured for them; may be repeated.",
-            show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -68,10 +67,7 @@ def doctor(
     output = Output.of(context, as_json)
     with output.status("Checking the installation ..."):
         document = examine(models or ())
-    if as_json:
-        output.document(document)
-    else:
-        _show(output, document)
+    output.answer(document, _show)
     if not document["ok"]:
         raise Reported(FAILED)
 

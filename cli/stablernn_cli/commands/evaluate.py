@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,12 +25,13 @@ from stablernn_cli.options import (
     SplitOption,
     Stamps,
     TargetArgument,
+    option,
 )
 from stablernn_cli.output import Output, data_notes, drop_none, figure, plain, scalar_metrics, show_metrics
 from stablernn_cli.prediction import FileOptions, column_names, format_times, with_file_options
 from stablernn_cli.prediction_files import check_format, write_table
 from stablernn_cli.records import record_report
-from stablernn_cli.targets import Target, compute_certificate, is_run, open_target, open_weights
+from stablernn_cli.targets import Target, certify_target, is_run, open_target, open_weights
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -43,10 +45,10 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 By = Literal["series", "step", "both"]
-Table = Literal["series", "step"]
+TABLES: tuple[Literal["series", "step"], ...] = ("series", "step")
 
-PANEL = "More figures"
-ROBUSTNESS_PANEL = "Robustness"
+_figure = partial(option, rich_help_panel="More figures")
+_attack = partial(option, rich_help_panel="Robustness")
 _CURVE = ("levels", "accuracy", "standard_error")
 _ATTACK_NAMES = {"pgd": "PGD", "deepfool": "DeepFool"}
 _MAX_EXPONENTS = 5
@@ -54,53 +56,6 @@ FALSE_ALARM_RATE = 1e-4
 """Rate of false alarms a reading at which a split is tested for drift."""
 MOST_ALARMS_A_BLOCK = 0.1
 """Rate of false alarms a block that a test of long blocks does not exceed."""
-
-_TABLES: dict[By | None, tuple[Table, ...]] = {
-    None: (),
-    "series": ("series",),
-    "step": ("step",),
-    "both": ("series", "step"),
-}
-
-
-@dataclass(frozen=True)
-class RobustnessOptions:
-    """Values of the options, as they were typed."""
-
-    robustness: bool = False
-    budgets: str | None = None
-    budgets_l2: str | None = None
-    steps: int | None = None
-    sequences: int | None = None
-    clip: bool = False
-    random_start: bool = False
-
-    def settings(self, task: str, name: str) -> Settings | None:
-        """Return the settings of the measurement, or None without ``--robustness``.
-
-        Raises:
-            UsageError: If an option needs ``--robustness``, the model does not classify, or budgets are not numbers.
-            stablernn.errors.ConfigError: If a number is out of its range.
-        """
-        values: dict[str, Any] = {
-            "linf_budgets": _numbers("--attack-budgets", self.budgets),
-            "l2_budgets": _numbers("--attack-budgets-l2", self.budgets_l2),
-            "steps": self.steps,
-            "sequences": self.sequences,
-            # A flag that is off is left to the default, like an option that is absent.
-            "clip": self.clip or None,
-            "random_start": self.random_start or None,
-        }
-        options = drop_none(values)
-        if not self.robustness:
-            if options:
-                raise UsageError("The options --attack-... need --robustness. Add it, or leave them out.")
-            return None
-        if task != "classify":
-            raise UsageError(f"--robustness is for classification, and {name} is for '{task}'. Leave it out.")
-        from stablernn.robustness.settings import Settings
-
-        return Settings(**options)
 
 
 @dataclass(frozen=True)
@@ -114,7 +69,8 @@ class Extras:
         soak: True for a long free run of a forecast.
         early: True to score a classification on prefixes of the sequences.
         stability: True to certify and observe stability.
-        robustness: Options of the attacks on a classification.
+        robustness: True to attack a classification.
+        attacks: Settings of the attacks that were made.
         predictions: File to write what is predicted for each sample to.
     """
 
@@ -124,7 +80,8 @@ class Extras:
     soak: bool = False
     early: bool = False
     stability: bool = False
-    robustness: RobustnessOptions = RobustnessOptions()
+    robustness: bool = False
+    attacks: Mapping[str, Any] = field(default_factory=dict)
     predictions: Path | None = None
 
 
@@ -145,124 +102,86 @@ def evaluate(
     split: SplitOption = "test",
     predictions: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "Also write what is predicted for each sample, beside the truth: CSV, Parquet or JSON lines by the "
+            "suffix .csv, .parquet, .jsonl.",
             "--output",
             metavar="FILE",
-            help="Also write what is predicted for each sample, beside the truth: CSV, Parquet or JSON lines by the "
-            "suffix .csv, .parquet, .jsonl.",
-            show_default=False,
         ),
     ] = None,
     by: Annotated[
         By | None,
-        typer.Option(
-            help="Forecasts: scores of each series, of each step ahead, or both.",
-            show_default=False,
-            rich_help_panel=PANEL,
-        ),
+        _figure("Forecasts: scores of each series, of each step ahead, or both."),
     ] = None,
     tables: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Forecasts: write both tables there, by_series.csv and by_step.csv.",
-            show_default=False,
-            rich_help_panel=PANEL,
-        ),
+        _figure("Forecasts: write both tables there, by_series.csv and by_step.csv.", metavar="DIR"),
     ] = None,
     backtest: Annotated[
         str | None,
-        typer.Option(
-            metavar="windows=N,step=N",
-            help="Forecasts: N origins of each series up to the end of the split, N steps apart, once with the state "
+        _figure(
+            "Forecasts: N origins of each series up to the end of the split, N steps apart, once with the state "
             "carried from one to the next and once with the context read again at each.",
-            show_default=False,
-            rich_help_panel=PANEL,
+            metavar="windows=N,step=N",
         ),
     ] = None,
     soak: Annotated[
         bool,
-        typer.Option(
-            "--soak",
-            help="Forecasts: a free run of ten horizons, with forecasts fed back, and whether it stays bounded; and "
+        _figure(
+            "Forecasts: a free run of ten horizons, with forecasts fed back, and whether it stays bounded; and "
             "the split as a stream, with the coverage of fixed and adaptive intervals and alarms of drift.",
-            rich_help_panel=PANEL,
         ),
     ] = False,
     early: Annotated[
         bool,
-        typer.Option(
-            "--early", help="Classification: scores after each tenth of the sequences.", rich_help_panel=PANEL
-        ),
+        _figure("Classification: scores after each tenth of the sequences."),
     ] = False,
     robustness: Annotated[
         bool,
-        typer.Option(
-            "--robustness",
-            help="Classification: accuracy under attacks and noise, certified accuracy, curvature of the loss. The "
+        _attack(
+            "Classification: accuracy under attacks and noise, certified accuracy, curvature of the loss. The "
             "report is stored in the run, or as a record of the version.",
-            rich_help_panel=ROBUSTNESS_PANEL,
         ),
     ] = False,
     attack_budgets: Annotated[
         str | None,
-        typer.Option(
-            "--attack-budgets",
+        _attack(
+            "Largest change of a value, in standard deviations of its feature; default: .001,.003,.01,.03,.1,.3.",
             metavar="B,B,...",
-            help="Largest change of a value, in standard deviations of its feature; default: .001,.003,.01,.03,.1,.3.",
-            show_default=False,
-            rich_help_panel=ROBUSTNESS_PANEL,
         ),
     ] = None,
     attack_budgets_l2: Annotated[
         str | None,
-        typer.Option(
-            "--attack-budgets-l2",
+        _attack(
+            "Largest 2-norm of all changes of a sequence, in the same unit; default: .01,.03,.1,.3,1,3.",
             metavar="B,B,...",
-            help="Largest 2-norm of all changes of a sequence, in the same unit; default: .01,.03,.1,.3,1,3.",
-            show_default=False,
-            rich_help_panel=ROBUSTNESS_PANEL,
         ),
     ] = None,
     attack_steps: Annotated[
         int | None,
-        typer.Option(
-            "--attack-steps",
-            help="Gradient steps of an attack; default: 20.",
-            show_default=False,
-            rich_help_panel=ROBUSTNESS_PANEL,
-        ),
+        _attack("Gradient steps of an attack; default: 20."),
     ] = None,
     attack_sequences: Annotated[
         int | None,
-        typer.Option(
-            "--attack-sequences",
-            help="Number of sequences to measure, drawn at random; default: 200.",
-            show_default=False,
-            rich_help_panel=ROBUSTNESS_PANEL,
+        _attack(
+            "Number of sequences to measure, drawn at random; default: 200.",
         ),
     ] = None,
     attack_clip: Annotated[
         bool,
-        typer.Option(
-            "--attack-clip",
-            help="Keep attacked values within their feature's range in training.",
-            rich_help_panel=ROBUSTNESS_PANEL,
+        _attack(
+            "Keep attacked values within their feature's range in training.",
         ),
     ] = False,
     attack_random_start: Annotated[
         bool,
-        typer.Option(
-            "--attack-random-start", help="Start PGD at a random point of the ball.", rich_help_panel=ROBUSTNESS_PANEL
-        ),
+        _attack("Start PGD at a random point of the ball."),
     ] = False,
     stability: Annotated[
         bool,
-        typer.Option(
-            "--stability",
-            help="The model's stability certificate, and what is observed on the split: Jacobians, Lyapunov exponents, "
+        _figure(
+            "The model's stability certificate, and what is observed on the split: Jacobians, Lyapunov exponents, "
             "gradients. A run gets plots, a version a record.",
-            rich_help_panel=PANEL,
         ),
     ] = False,
     device: DeviceOption = "auto",
@@ -281,16 +200,16 @@ def evaluate(
     Example: stablernn eval digits@production --split test
     """
     output = Output.of(context, as_json)
-    attacks = RobustnessOptions(
-        robustness,
-        attack_budgets,
-        attack_budgets_l2,
-        attack_steps,
-        attack_sequences,
-        attack_clip,
-        attack_random_start,
-    )
-    extras = Extras(by, tables, backtest, soak, early, stability, attacks, predictions)
+    attacks = {
+        "linf_budgets": _numbers("--attack-budgets", attack_budgets),
+        "l2_budgets": _numbers("--attack-budgets-l2", attack_budgets_l2),
+        "steps": attack_steps,
+        "sequences": attack_sequences,
+        # A flag that is off is left to the default, like an option that is absent.
+        "clip": attack_clip or None,
+        "random_start": attack_random_start or None,
+    }
+    extras = Extras(by, tables, backtest, soak, early, stability, robustness, drop_none(attacks), predictions)
     options = ScoreOptions(data, stamps, tuple(repairs or ()), split, device, engine)
     if other is not None and extras != Extras():
         raise UsageError("More figures are those of one TARGET, got two. Leave the second one out, or the option.")
@@ -343,7 +262,7 @@ def score(
         # Options that do not fit the task are rejected before the data is read.
         _check(model, extras)
         score_extras = _score_extras(model, extras)
-        attack_settings = extras.robustness.settings(model.task, model.name)
+        attack_settings = _attack_settings(model, extras)
         loaded = options.load(model)
         scores = task_for(loaded).score(model.predictor, split, model.names, score_extras)
         results = {**scores.results, "warnings": _warn(model, loaded, split, scores.metrics)}
@@ -460,13 +379,31 @@ def _score_extras(model: Target, extras: Extras) -> ScoreExtras:
     from stablernn.training.tasks.task import ScoreExtras
 
     return ScoreExtras(
-        by=_TABLES[extras.by],
+        by=TABLES if extras.by == "both" else () if extras.by is None else (extras.by,),
         tables=extras.tables,
         backtest=None if extras.backtest is None else parse(extras.backtest),
-        free_run=(lambda: compute_certificate(model.name)[1]) if extras.soak else None,
+        free_run=(lambda: certify_target(model.name).document) if extras.soak else None,
         stream_monitor=ServedEstimates if extras.soak else None,
         early=extras.early,
     )
+
+
+def _attack_settings(model: Target, extras: Extras) -> Settings | None:
+    """Return the settings of the attacks, or None without ``--robustness``.
+
+    Raises:
+        UsageError: If an option needs ``--robustness``, or the model does not classify.
+        stablernn.errors.ConfigError: If a number is out of its range.
+    """
+    if not extras.robustness:
+        if extras.attacks:
+            raise UsageError("The options --attack-... need --robustness. Add it, or leave them out.")
+        return None
+    if model.task != "classify":
+        raise UsageError(f"--robustness is for classification, and {model.name} is for '{model.task}'. Leave it out.")
+    from stablernn.robustness.settings import Settings
+
+    return Settings(**extras.attacks)
 
 
 def _check(model: Target, extras: Extras) -> None:
@@ -477,17 +414,12 @@ def _check(model: Target, extras: Extras) -> None:
     """
     if extras.predictions is not None:
         _check_output(extras.predictions, model)
-    forecast = {
-        "--by": extras.by is not None,
-        "--tables": extras.tables is not None,
-        "--backtest": extras.backtest is not None,
-        "--soak": extras.soak,
-    }
-    early = {"--early": extras.early}
-    for options, task, noun in ((forecast, "forecast", "forecasts"), (early, "classify", "classification")):
-        in_use = [name for name, is_set in options.items() if is_set]
-        if in_use and model.task != task:
-            raise UsageError(f"{in_use[0]} is for {noun}, and {model.name} is for '{model.task}'. Leave it out.")
+    for name, task, noun in (
+        *((name, "forecast", "forecasts") for name in ("by", "tables", "backtest", "soak")),
+        ("early", "classify", "classification"),
+    ):
+        if getattr(extras, name) and model.task != task:
+            raise UsageError(f"--{name} is for {noun}, and {model.name} is for '{model.task}'. Leave it out.")
 
 
 def show(output: Output, document: Mapping[str, Any]) -> None:
@@ -738,40 +670,47 @@ def _forecast_table(model: Target, data: ForecastData, split: str, outputs: Mapp
     return table
 
 
-def _observe_stability(output: Output, text: str, target: Target, data: Data, split: Split) -> dict[str, Any]:
-    """Certify and observe a model; plots go into the run, or with the report into a record of the version.
+def _store_report(
+    output: Output, text: str, target: Target, kind: str, write: Callable[[Path], list[Path]]
+) -> dict[str, Any]:
+    """Write a report into the directory of a run, or beside a version, which never changes, as a record.
 
     Args:
-        output: Prints where the report is stored.
+        output: Prints where the record is.
         text: TARGET as it was typed.
         target: The same, opened.
-        data: Data to observe the model on.
-        split: Split of the data.
+        kind: Type of the record.
+        write: Writes the files below a folder, and returns those of a run.
 
     Returns:
-        ``stability``; for a run also ``plots``, for a version ``records``.
+        ``plots`` with the files of a run, or ``records``.
     """
+    if is_run(text):
+        return {"plots": [str(path) for path in write(Path(text))]}
+    with tempfile.TemporaryDirectory(prefix="stablernn-eval-") as folder:
+        write(Path(folder))
+        return {"records": record_report(output, target.name, kind, Path(folder))}
+
+
+def _observe_stability(output: Output, text: str, target: Target, data: Data, split: Split) -> dict[str, Any]:
+    """Return the certificate of a model and what is observed of it on a split, and where the report is stored."""
     from stablernn.dynamics.plots import draw_report
     from stablernn.dynamics.report import observe_dynamics
     from stablernn.export.step import weights_digest
 
     # The torch model, also for a version: Jacobians and gradients need it.
-    model = open_weights(target.name)[1]
+    model = open_weights(target.name)
     observation = observe_dynamics(model, data, split, labels=target.labels or None)
-    document: dict[str, Any] = {"stability": observation.document()}
-    title = f"{data.name}, {split}"
-    # A run's plots are part of it; a version never changes, so its report is attached to it.
-    if is_run(text):
-        document["plots"] = [str(path) for path in draw_report(Path(text) / "plots", observation, title)]
-        return document
-    with tempfile.TemporaryDirectory(prefix="stablernn-eval-") as name:
-        folder = Path(name)
-        # The digest ties the record to the weights that were observed.
-        report = {"weights": weights_digest(model), "data": data.name, "split": split, **document["stability"]}
-        (folder / "stability.json").write_text(json.dumps(plain(report), indent=2) + "\n", encoding="utf-8")
-        draw_report(folder / "plots", observation, title)
-        document["records"] = record_report(output, target.name, "stability", folder)
-    return document
+    stability = observation.document()
+
+    def write(folder: Path) -> list[Path]:
+        if not is_run(text):
+            # The digest ties the record to the weights that were observed.
+            report = {"weights": weights_digest(model), "data": data.name, "split": split, **stability}
+            (folder / "stability.json").write_text(json.dumps(plain(report), indent=2) + "\n", encoding="utf-8")
+        return draw_report(folder / "plots", observation, f"{data.name}, {split}")
+
+    return {"stability": stability, **_store_report(output, text, target, "stability", write)}
 
 
 def _show_stability(output: Output, document: Mapping[str, Any]) -> None:
@@ -786,13 +725,6 @@ def _show_stability(output: Output, document: Mapping[str, Any]) -> None:
     jacobian = _jacobian_facts(empirical["jacobian"], certificate)
     lyapunov, gradients = _lyapunov_facts(empirical["lyapunov"]), _gradient_facts(empirical["gradients"])
     output.facts(jacobian | lyapunov | gradients, title=title)
-
-
-def _upper_text(value: float | None) -> str:
-    """Return a proved bound rounded up; a dash for one that is not finite."""
-    from stablernn_registry.certificates import format_upper
-
-    return "-" if value is None else format_upper(value, 4)
 
 
 def _certificate_facts(certificate: Mapping[str, Any]) -> dict[str, object]:
@@ -811,6 +743,8 @@ def _certificate_facts(certificate: Mapping[str, Any]) -> dict[str, object]:
 def _jacobian_facts(spectrum: Mapping[str, Any] | None, certificate: Mapping[str, Any]) -> dict[str, object]:
     if spectrum is None:
         return {"Jacobian": "not decomposed, the state is too long"}
+    from stablernn_registry.certificates import format_upper
+
     # Hypotheses are named "layer 0 contraction rate", or without the layer if there is one only.
     proved_rates = {
         hypothesis["name"].removesuffix("contraction rate").strip(): hypothesis["value"]
@@ -821,7 +755,7 @@ def _jacobian_facts(spectrum: Mapping[str, Any] | None, certificate: Mapping[str
     )
     facts: dict[str, object] = {
         f"{row['layer']} largest factor of a step".strip(): f"{figure(row['factor'])} in {row['norm']} "
-        f"(proved: at most {_upper_text(proved_rates[row['layer']])})"
+        f"(proved: at most {_digits(proved_rates[row['layer']], format_upper)})"
         for row in spectrum["largest_factors"]
     }
     facts |= {
@@ -872,11 +806,7 @@ def _gradient_facts(gradients: Mapping[str, Any]) -> dict[str, object]:
 def _measure_robustness(
     output: Output, target: str, model: Target, data: Any, split: Split, settings: Settings
 ) -> dict[str, Any]:
-    """Measure robustness, and store the report with two plots in the run's directory or as a record of the version.
-
-    Returns:
-        ``robustness``, the report; for a version also ``records``.
-    """
+    """Return the report on a model under attacks, and its record if it is a version."""
     from stablernn.robustness.plots import write_report
     from stablernn.robustness.report import robustness
 
@@ -890,16 +820,10 @@ def _measure_robustness(
         features=model.features,
         stage=lambda name: output.status(f"Robustness of {target}: {name} ..."),
     )
-    document: dict[str, Any] = {"robustness": report}
-    # A run is a directory of the user; a version never changes, so its report is attached to it.
-    if is_run(target):
-        paths = write_report(Path(target), report)
-        output.note(f"Wrote {', '.join(str(path) for path in paths)}.")
-    else:
-        with tempfile.TemporaryDirectory(prefix="stablernn-eval-") as folder:
-            write_report(Path(folder), report)
-            document["records"] = record_report(output, model.name, "robustness", Path(folder))
-    return document
+    stored = _store_report(output, target, model, "robustness", lambda folder: write_report(folder, report))
+    if "plots" in stored:
+        output.note(f"Wrote {', '.join(stored.pop('plots'))}.")
+    return {"robustness": report, **stored}
 
 
 def _show_robustness(output: Output, report: Mapping[str, Any]) -> None:
@@ -927,20 +851,22 @@ def _show_robustness(output: Output, report: Mapping[str, Any]) -> None:
 
 
 def _robustness_facts(report: Mapping[str, Any]) -> dict[str, object]:
+    from stablernn_registry.certificates import format_lower
+
     # DeepFool searches the smallest change; PGD stays within a budget.
     deepfool = {attack["norm"]: attack for attack in report["attacks"] if attack["name"] == "deepfool"}
     certified, hessian = report["certified"], report["hessian"]
     facts: dict[str, object] = {
         "median change that flips a label": ", ".join(
-            f"{_four_digits(attack['median_perturbation'])} ({norm})" for norm, attack in deepfool.items()
+            f"{_digits(attack['median_perturbation'])} ({norm})" for norm, attack in deepfool.items()
         ),
-        "median certified radius": certified["reason"] or f"{_radius_text(certified['median_radius'])} (l2)",
+        "median certified radius": certified["reason"] or f"{_digits(certified['median_radius'], format_lower)} (l2)",
     }
     if hessian is not None:
         facts |= {
             "curvature, largest": hessian["largest"],
             "curvature, smallest": hessian["smallest"],
-            "curvature, trace": f"{_four_digits(hessian['trace'])} +- {_four_digits(hessian['trace_standard_error'])}",
+            "curvature, trace": f"{_digits(hessian['trace'])} +- {_digits(hessian['trace_standard_error'])}",
             "condition number": hessian["condition_number"],
         }
     return facts
@@ -962,7 +888,7 @@ def _classifier(model: Target) -> Classifier:
     from stablernn.training import TorchPredictor
 
     loaded = model.predictor.model if isinstance(model.predictor, TorchPredictor) else None
-    classifier = loaded or open_weights(model.name)[1]
+    classifier = loaded or open_weights(model.name)
     assert isinstance(classifier, Classifier)
     return classifier
 
@@ -976,12 +902,8 @@ def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
         raise UsageError(f"{option} must be a list of numbers such as 0.01,0.05,0.1, got '{text}'.") from None
 
 
-def _radius_text(radius: float | None) -> str:
-    """Return a certified radius, a lower bound, rounded down."""
-    from stablernn_registry.certificates import format_lower
-
-    return "-" if radius is None else format_lower(radius, 4)
-
-
-def _four_digits(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+def _digits(value: float | None, round_bound: Callable[[float, int], str] | None = None) -> str:
+    """Return a number with four digits, rounded to the side on which a bound holds; a dash for none."""
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if round_bound is None else round_bound(value, 4)

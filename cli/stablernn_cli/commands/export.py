@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stablernn_cli.errors import FAILED, CommandError, UsageError, exit_code_of
-from stablernn_cli.options import JsonOption
+from stablernn_cli.options import JsonOption, option
 from stablernn_cli.output import Output, figure, plain
 from stablernn_cli.promotion_checks import promotion_checks
 from stablernn_cli.targets import is_run
@@ -28,9 +28,7 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)],
     name: Annotated[
         str,
-        typer.Option(
-            metavar="NAME", help="Name in the registry; an existing one gets its next version.", show_default=False
-        ),
+        option("Name in the registry; an existing one gets its next version.", metavar="NAME"),
     ],
     formats: Annotated[
         list[str] | None,
@@ -41,14 +39,10 @@ def export(
             show_default="onnx",
         ),
     ] = None,
-    alias: Annotated[
-        str | None, typer.Option(metavar="ALIAS", help="Point this alias to the new version.", show_default=False)
-    ] = None,
+    alias: Annotated[str | None, option("Point this alias to the new version.", metavar="ALIAS")] = None,
     intended_use: Annotated[
         str | None,
-        typer.Option(
-            metavar="TEXT", help="Intended use, for the model card and certificate documents.", show_default=False
-        ),
+        option("Intended use, for the model card and certificate documents.", metavar="TEXT"),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -65,10 +59,8 @@ def export(
     if intended_use is not None and not intended_use.strip():
         raise UsageError("--intended-use takes a text, got an empty one. Leave it out if no use is intended yet.")
     document = publish(output, run, name, formats=formats or ("onnx",), alias=alias, intended_use=intended_use)
-    if as_json:
-        output.document(document)
-    else:
-        show(output, document)
+    output.answer(document, show)
+    if not as_json:
         output.note(f"Next: stablernn serve --model {document['ref']}")
 
 

@@ -19,6 +19,7 @@ from stablernn_cli.options import (
     Stamps,
     TargetArgument,
     check_figure_path,
+    option,
 )
 from stablernn_cli.output import Output
 from stablernn_cli.targets import is_run, open_target
@@ -35,32 +36,23 @@ CURVES: tuple[Kind, ...] = ("loss", "metric")
 def plot(
     context: typer.Context,
     target: TargetArgument,
-    destination: Annotated[
-        Path, typer.Option("--output", metavar="FILE", help="PNG file to write.", show_default=False)
-    ],
+    destination: Annotated[Path, option("PNG file to write.", "--output", metavar="FILE")],
     kind: Annotated[
         Kind | None,
-        typer.Option(
-            help="Kind of plot: a forecast; confusion matrix, reliability or early scores of a classification; loss or "
-            "metric of a run by epoch. Default: forecast or confusion.",
-            show_default=False,
+        option(
+            "Kind of plot: a forecast; confusion matrix, reliability or early scores of a classification; loss or "
+            "metric of a run by epoch. Default: forecast or confusion."
         ),
     ] = None,
     data: ScoredDataOption = None,
     stamps: ScoredStampsOption = None,
     split: SplitOption = "test",
-    series: Annotated[
-        str | None, typer.Option(help="Forecast: unique_id of a series; default: the last one.", show_default=False)
-    ] = None,
+    series: Annotated[str | None, option("Forecast: unique_id of a series; default: the last one.")] = None,
     window: Annotated[
         int | None,
-        typer.Option(
-            help="Forecast: number of the window in the series, from 1; default: the last one.", show_default=False
-        ),
+        option("Forecast: number of the window in the series, from 1; default: the last one."),
     ] = None,
-    channel: Annotated[
-        str | None, typer.Option(help="Forecast: name of the target; default: the first one.", show_default=False)
-    ] = None,
+    channel: Annotated[str | None, option("Forecast: name of the target; default: the first one.")] = None,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:

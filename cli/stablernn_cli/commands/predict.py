@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from multiprocessing import get_context, parent_process
@@ -29,7 +29,16 @@ import typer
 from filelock import FileLock, Timeout
 
 from stablernn_cli.errors import REFUSED, CommandError, Reported, UsageError
-from stablernn_cli.options import Device, DeviceOption, EngineOption, JsonOption, RepairsOption, Stamps, TargetArgument
+from stablernn_cli.options import (
+    Device,
+    DeviceOption,
+    EngineOption,
+    JsonOption,
+    RepairsOption,
+    Stamps,
+    TargetArgument,
+    option,
+)
 from stablernn_cli.output import Output
 from stablernn_cli.prediction import (
     MAX_STEPS,
@@ -59,12 +68,11 @@ def predict(
     target: TargetArgument,
     source: Annotated[
         str,
-        typer.Option(
+        option(
+            "Sequences (.npz, .ts, .tsv, .arff, a table, or a folder of recordings) to classify, series (.csv, "
+            ".parquet, .xlsx) to forecast, or steps (.npz, .txt); labels are not needed.",
             "--input",
             metavar="FILE|FOLDER",
-            help="Sequences (.npz, .ts, .tsv, .arff, a table, or a folder of recordings) to classify, series (.csv, "
-            ".parquet, .xlsx) to forecast, or steps (.npz, .txt); labels are not needed.",
-            show_default=False,
         ),
     ],
     destination: Annotated[
@@ -78,22 +86,19 @@ def predict(
     ] = "-",
     horizon: Annotated[
         int | None,
-        typer.Option(
-            help="Steps to forecast, at most those that the model was trained for; default: all of them.",
-            show_default=False,
-        ),
+        option("Steps to forecast, at most those that the model was trained for; default: all of them."),
     ] = None,
     id_column: Annotated[
         str | None,
-        typer.Option(help="Column that identifies the series; default: that of the training data.", show_default=False),
+        option("Column that identifies the series; default: that of the training data."),
     ] = None,
     time_column: Annotated[
         str | None,
-        typer.Option(help="Column of timestamps; default: that of the training data.", show_default=False),
+        option("Column of timestamps; default: that of the training data."),
     ] = None,
     stamps: Annotated[
         Stamps | None,
-        typer.Option(help="Meaning of whole numbers as times; default: that of the training data.", show_default=False),
+        option("Meaning of whole numbers as times; default: that of the training data."),
     ] = None,
     repairs: RepairsOption = None,
     workers: Annotated[
@@ -101,24 +106,18 @@ def predict(
     ] = None,
     shard: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Folders: every N-th file, from number I on, which is 0 to N - 1, for jobs on several machines.",
             metavar="I/N",
-            help="Folders: every N-th file, from number I on, which is 0 to N - 1, for jobs on several machines.",
-            show_default=False,
         ),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Folders: leave out files whose answers are there already.")
-    ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Folders: stop at the first file of which a series cannot be answered.")
-    ] = False,
+    resume: Annotated[bool, option("Folders: leave out files whose answers are there already.")] = False,
+    strict: Annotated[bool, option("Folders: stop at the first file of which a series cannot be answered.")] = False,
     explain: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "Write explanation.csv and explanation.png here: what each channel and tenth of the time contributes.",
             metavar="FOLDER",
-            help="Write explanation.csv and explanation.png here: what each channel and tenth of the time contributes.",
-            show_default=False,
         ),
     ] = None,
     device: DeviceOption = "auto",
@@ -153,23 +152,13 @@ def predict(
             raise UsageError(
                 "--explain is for one file, and --output names a folder of answers. Leave one of them out."
             )
-        _predict_folder(
-            output,
-            Path(source),
-            Path(destination),
-            target,
-            options,
-            device=device,
-            engine=engine,
-            workers=workers or 1,
-            shard=shard,
-            resume=resume,
-            strict=strict,
-        )
+        share = Shard() if shard is None else Shard.parse(shard)
+        job = Job(Path(source), Path(destination), Model(target, "", device, engine), options, share, strict)
+        _predict_folder(output, job, workers or 1, resume=resume)
         return
-    for option, value in {"workers": workers, "shard": shard, "resume": resume, "strict": strict}.items():
+    for name, value in {"workers": workers, "shard": shard, "resume": resume, "strict": strict}.items():
         if value:
-            raise UsageError(f"--{option} is for a folder of files whose answers go to a folder. Leave it out.")
+            raise UsageError(f"--{name} is for a folder of files whose answers go to a folder. Leave it out.")
     file = None if destination == "-" else Path(destination)
     if file is not None:
         # Two paths may name the same file.
@@ -216,51 +205,31 @@ def _is_job(source: str, destination: str) -> bool:
     return destination != "-" and Path(source).is_dir() and Path(destination).suffix.lower() not in FORMATS
 
 
-def _predict_folder(
-    output: Output,
-    source: Path,
-    destination: Path,
-    target: str,
-    options: FileOptions,
-    *,
-    device: Device,
-    engine: str | None,
-    workers: int,
-    shard: str | None,
-    resume: bool,
-    strict: bool,
-) -> None:
+def _predict_folder(output: Output, job: Job, workers: int, *, resume: bool) -> None:
     """Answer the files of a folder, and print what was done.
 
     Raises:
         UsageError: If an option does not fit the folder, or there is another job in the destination.
         Reported: If files could not be answered.
     """
+    source, destination, words = job.source, job.destination, job.model
     if destination.exists() and destination.samefile(source):
         raise UsageError(f"--output '{destination}' is the input itself. Choose another folder.")
-    job = Job(
-        source,
-        destination,
-        Model(target, "", device, engine),
-        options,
-        Shard() if shard is None else Shard.parse(shard),
-        strict,
-    )
     files = job.files()
     folders = sum(entry.is_dir() for entry in source.iterdir())
     if folders:
         output.warn(f"{folders} folders in '{source}' are left out: files are answered, not what folders hold.")
     with _one_thread(), _worker_pool(min(workers, len(files))) as pool:
-        with output.status(f"Opening {target} ..."):
-            model = open_target(target, device, engine)
+        with output.status(f"Opening {words.target} ..."):
+            model = open_target(words.target, words.device, words.engine)
         # What the words stand for here: an alias could move, and two processes could choose two devices.
-        job = replace(job, model=Model(model.name, model.digest, model.device or device, model.engine))
+        job = replace(job, model=Model(model.name, model.digest, model.device or words.device, model.engine))
         with job.open_destination(resume=resume) as entries:
             left = [file for file in files if not job.is_done(file, entries.get(file.name))]
             counts = _Counts(len(left), output)
             for entry in _run_job(job, model, left, pool):
                 counts.add(entry)
-                if counts.failed and strict:
+                if counts.failed and job.strict:
                     break
     done_before = len(files) - len(left)
     document: dict[str, Any] = {
@@ -327,21 +296,6 @@ class _Counts:
         self._output.note(f"{number} of {self._total}: {file}, {entry['rows']} rows{notes}")
 
 
-@dataclass(frozen=True)
-class FileSummary:
-    """The counts of a file whose predictions a writer has.
-
-    Attributes:
-        samples: Number of sequences or series with an answer.
-        notes: Counts of reading the file.
-        errors: Why a series has no answer, by its name.
-    """
-
-    samples: int
-    notes: Mapping[str, Any]
-    errors: Mapping[str, str] = field(default_factory=dict)
-
-
 def answer_file(
     model: Target,
     source: str,
@@ -350,8 +304,8 @@ def answer_file(
     *,
     has_errors: bool = False,
     strict: bool = False,
-) -> FileSummary:
-    """Write the predictions of a model for a file to a writer, which is not committed.
+) -> Predictions:
+    """Write the predictions of a model for a file to a writer, which is not committed, and return them without a table.
 
     Args:
         model: The model.
@@ -380,12 +334,12 @@ def answer_file(
         predictions = predict_file(model, source, options)
     writer.add(predictions.table)
     notes = {**predictions.notes, **({"read_whole": reason} if reason else {})}
-    return FileSummary(predictions.samples, notes, predictions.errors)
+    return replace(predictions, table={}, notes=notes)
 
 
 def _answer_in_pieces(
     model: Target, source: str, options: FileOptions, writer: PredictionWriter, *, has_errors: bool, strict: bool
-) -> FileSummary:
+) -> Predictions:
     """Answer a table in pieces, with the bits that it has when it is read whole.
 
     Raises:
@@ -418,7 +372,7 @@ def _answer_in_pieces(
         raise no_series_error(Path(source).name, faults)
     # Series without an answer stand at the end of the file.
     writer.add(with_errors(last, faults) if has_errors else last)
-    return FileSummary(samples, notes, faults)
+    return Predictions({}, samples, notes, faults)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from stablernn.training.loop.launch import refuse_several_processes
 from stablernn_cli import config_options
 from stablernn_cli.commands import evaluate, export, train
 from stablernn_cli.errors import CommandError
-from stablernn_cli.options import JsonOption
+from stablernn_cli.options import JsonOption, option
 from stablernn_cli.output import Output, figure
 
 DATA = "digits"
@@ -32,7 +32,7 @@ def quickstart(
     name: Annotated[str, typer.Option(metavar="NAME", help="Name in the registry.")] = "digits",
     epochs: Annotated[
         int | None,
-        typer.Option(help="Passes over the training data; default: recommended for the cell.", show_default=False),
+        option("Passes over the training data; default: recommended for the cell."),
     ] = None,
     run_dir: config_options.RunDirOption = None,
     as_json: JsonOption = False,
@@ -171,30 +171,26 @@ def _wait_until_ready(stdout: IO[str], log: Path) -> str:
 
 
 def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    import urllib.error
-    import urllib.request
+    import httpx
 
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    # Without the proxy of the environment: the server is on this machine.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=_TIMEOUT_SECONDS) as response:
-            return dict(json.load(response))
-    except urllib.error.HTTPError as error:
-        raise CommandError(f"The server answered {error.code}: {error.read().decode(errors='replace')}") from error
-    except urllib.error.URLError as error:
-        raise CommandError(f"The server does not answer at {url}: {error.reason}.") from error
+        # Without the proxy of the environment: the server is on this machine.
+        response = httpx.post(url, json=body, timeout=_TIMEOUT_SECONDS, trust_env=False)
+    except httpx.TransportError as error:
+        raise CommandError(f"The server does not answer at {url}: {error}.") from error
+    if response.is_error:
+        raise CommandError(f"The server answered {response.status_code}: {response.text}")
+    return dict(response.json())
 
 
 def _answers(response: dict[str, Any], ids: list[str], truth: list[str]) -> list[dict[str, Any]]:
     """Return the label and its probability for each digit, with the true label."""
-    answers = []
-    for digit, true_label, result in zip(ids, truth, response["outputs"], strict=True):
-        content = result["content"][0]
-        label = content["label"]
-        probability = content["probabilities"][label]
-        answers.append({"id": digit, "label": label, "probability": probability, "truth": true_label})
-    return answers
+    contents = [result["content"][0] for result in response["outputs"]]
+    return [
+        {"id": digit, "label": label, "probability": content["probabilities"][label], "truth": true_label}
+        for digit, true_label, content in zip(ids, truth, contents, strict=True)
+        for label in [content["label"]]
+    ]
 
 
 def _shorten(body: dict[str, Any]) -> str:

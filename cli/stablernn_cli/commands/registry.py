@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from stablernn_cli.errors import REFUSED, Reported, UsageError
-from stablernn_cli.options import JsonOption, Kind, Split, require_option
+from stablernn_cli.options import JsonOption, Kind, Split, option, require_option
 from stablernn_cli.output import Output, count_of, figure, format_names, show_metrics
 from stablernn_cli.records import record_document
 
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 RefArgument = Annotated[
     str, typer.Argument(metavar="REF", help="NAME (the highest version), NAME:VERSION or NAME@ALIAS.")
 ]
-WhyOption = Annotated[str | None, typer.Option(help="Reason, stored in the model's log.", show_default=False)]
-ForceOption = Annotated[bool, typer.Option("--force", help="Move the alias even if a check refuses; needs --why.")]
+WhyOption = Annotated[str | None, option("Reason, stored in the model's log.")]
+ForceOption = Annotated[bool, option("Move the alias even if a check refuses; needs --why.", "--force")]
 AliasArgument = Annotated[str, typer.Argument(metavar="NAME@ALIAS", help="The alias and its model.")]
 
 
@@ -39,16 +39,11 @@ AliasArgument = Annotated[str, typer.Argument(metavar="NAME@ALIAS", help="The al
 def copy(
     context: typer.Context,
     ref: RefArgument,
-    folder: Annotated[
-        Path, typer.Option("--output", metavar="FOLDER", help="New or empty folder.", show_default=False)
-    ],
+    folder: Annotated[Path, option("New or empty folder.", "--output", metavar="FOLDER")],
     files: Annotated[
         list[str] | None,
-        typer.Option(
-            "--file",
-            metavar="NAME",
-            help="A file of the version, or manifest.json, may be repeated; default: all of them.",
-            show_default=False,
+        option(
+            "A file of the version, or manifest.json, may be repeated; default: all of them.", "--file", metavar="NAME"
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -249,9 +244,7 @@ def verify(
         str | None,
         typer.Argument(metavar="[REF]", help="A version; default: every byte of the registry.", show_default=False),
     ] = None,
-    recompute: Annotated[
-        bool, typer.Option("--recompute", help="Also recompute certificate and parity, and compare.")
-    ] = False,
+    recompute: Annotated[bool, option("Also recompute certificate and parity, and compare.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check every byte against its hash
@@ -299,7 +292,7 @@ def verify(
 
 def _recompute(output: Output, registry: Registry, ref: str | None, document: dict[str, Any]) -> None:
     """Add to the document of ``verify`` what differs when it is recomputed."""
-    from stablernn_cli.promotion_checks import check_signature, recompute
+    from stablernn_cli.promotion_checks import run_checks
     from stablernn_registry import IntegrityError
 
     document["recomputed"] = []
@@ -313,7 +306,7 @@ def _recompute(output: Output, registry: Registry, ref: str | None, document: di
         try:
             version = registry.get(text)
             with output.status(f"Recomputing certificate and parity of {version.ref} ..."):
-                results = (*recompute(registry, version), check_signature(registry, version))
+                results = [*run_checks("recomputed", registry, version), *run_checks("signature", registry, version)]
         except IntegrityError:
             # The verification before has listed it as a problem.
             continue
@@ -464,57 +457,46 @@ def show_policy(context: typer.Context, as_json: JsonOption = False) -> None:
 @policy_app.command("set")
 def set_(
     context: typer.Context,
-    why: Annotated[str, typer.Option(help="Reason, stored with the rules.", show_default=False)],
+    why: Annotated[str, option("Reason, stored with the rules.")],
     alias: Annotated[
         str, typer.Option(metavar="ALIAS", help="The alias; * stands for all that have no rules of their own.")
     ] = "*",
     require: Annotated[Kind | None, require_option("Weakest accepted kind of certificate.")] = None,
     inputs_within: Annotated[
         str | None,
-        typer.Option(
-            metavar="R",
-            help="Require that kind only of raw inputs from -R to R, or LOW:HIGH, as certify takes them; the range "
+        option(
+            "Require that kind only of raw inputs from -R to R, or LOW:HIGH, as certify takes them; the range "
             "that the version is certified for must hold it.",
-            show_default=False,
+            metavar="R",
         ),
     ] = None,
     max_parity: Annotated[
         float | None,
-        typer.Option(min=0, help="Largest accepted max_rel_error of parity.", show_default=False),
+        option("Largest accepted max_rel_error of parity.", min=0),
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Metric that must not get worse, such as accuracy; needs --worse-by.",
-            show_default=False,
-        ),
+        option("Metric that must not get worse, such as accuracy; needs --worse-by.", metavar="NAME"),
     ] = None,
     worse_by: Annotated[
         float | None,
-        typer.Option(
-            min=0, help="Allowed loss compared with the version that the alias points to now.", show_default=False
-        ),
+        option("Allowed loss compared with the version that the alias points to now.", min=0),
     ] = None,
     split: Annotated[Split | None, typer.Option(help="Split of the metric.", show_default="test")] = None,
     better: Annotated[
         Literal["higher", "lower"] | None,
-        typer.Option(help="Direction of improvement; default: known for common metrics.", show_default=False),
+        option("Direction of improvement; default: known for common metrics."),
     ] = None,
     model_signature: Annotated[
         bool,
-        typer.Option(
-            "--model-signature",
-            help="The graphs must exist, with the inputs, outputs, states and labels of the manifest.",
-        ),
+        option("The graphs must exist, with the inputs, outputs, states and labels of the manifest."),
     ] = False,
     clear: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="RULE",
-            help="Drop kind, inputs-within, max-parity, metric or model-signature, may be repeated; all: the rules of "
+        option(
+            "Drop kind, inputs-within, max-parity, metric or model-signature, may be repeated; all: the rules of "
             "* apply again.",
-            show_default=False,
+            metavar="RULE",
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stablernn_cli.errors import UsageError
-from stablernn_cli.options import JsonOption, check_figure_path
+from stablernn_cli.options import JsonOption, check_figure_path, option
 from stablernn_cli.output import Output, count_of, drop_none, scalar_metrics, show_metrics
 from stablernn_cli.targets import is_run, missing_run_message
 
@@ -114,10 +114,9 @@ def show(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories: one, or several to compare.")],
     plot: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "PNG file to write: training loss and validation metric by epoch, all runs over one another.",
             metavar="FILE",
-            help="PNG file to write: training loss and validation metric by epoch, all runs over one another.",
-            show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from stablernn_cli.errors import CommandError
-from stablernn_cli.options import Device, JsonOption
+from stablernn_cli.options import Device, JsonOption, option
 from stablernn_cli.output import Output, drop_none
 
 if TYPE_CHECKING:
@@ -30,11 +30,10 @@ def serve(
     context: typer.Context,
     models: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Model to serve, may be repeated; default: the highest version of every model in the registry.",
             "--model",
             metavar="REF",
-            help="Model to serve, may be repeated; default: the highest version of every model in the registry.",
-            show_default=False,
         ),
     ] = None,
     host: Annotated[
@@ -52,23 +51,20 @@ def serve(
     ] = "auto",
     device_id: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "Number of the GPU; default: the first one, with several workers worker i takes GPU i modulo their number.",
             metavar="N",
             envvar="STABLERNN_DEVICE_ID",
             min=0,
-            help="Number of the GPU; default: the first one, with several workers worker i takes GPU i modulo their "
-            "number.",
-            show_default=False,
         ),
     ] = None,
     gpu_mem_limit: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "Bytes that each graph may take on the GPU; default: all of its memory.",
             metavar="BYTES",
             envvar="STABLERNN_GPU_MEM_LIMIT",
             min=2**20,
-            help="Bytes that each graph may take on the GPU; default: all of its memory.",
-            show_default=False,
         ),
     ] = None,
     engine: Annotated[
@@ -92,32 +88,28 @@ def serve(
     ] = 1,
     state_key_file: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "File with the key of state tokens, at least 32 bytes; default: a random one, lost when the server stops.",
             envvar="STABLERNN_STATE_KEY_FILE",
-            help="File with the key of state tokens, at least 32 bytes; default: a random one, lost when the "
-            "server stops.",
-            show_default=False,
         ),
     ] = None,
     adaptive_intervals: Annotated[
         bool,
-        typer.Option(
-            "--adaptive-intervals",
-            envvar="STABLERNN_ADAPTIVE_INTERVALS",
-            help="Forecasts of streams also have intervals that adapt to how often earlier ones missed "
+        option(
+            "Forecasts of streams also have intervals that adapt to how often earlier ones missed "
             "(docs/online.md); a model without quantiles of its own inputs is refused.",
+            envvar="STABLERNN_ADAPTIVE_INTERVALS",
             rich_help_panel=STREAMS_PANEL,
         ),
     ] = False,
     drift_false_alarms: Annotated[
         float | None,
-        typer.Option(
+        option(
+            "Test each stream of forecasts for drift, with at most RATE false alarms a reading on average, such "
+            "as 0.0001; a model without a certified forgetting time is refused.",
             metavar="RATE",
             envvar="STABLERNN_DRIFT_FALSE_ALARMS",
-            help="Test each stream of forecasts for drift, with at most RATE false alarms a reading on average, such "
-            "as 0.0001; a model without a certified forgetting time is refused.",
             rich_help_panel=STREAMS_PANEL,
-            show_default=False,
         ),
     ] = None,
     auth: Annotated[
@@ -131,30 +123,19 @@ def serve(
     ] = "auto",
     tokens_file: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "File with lines ROLE TOKEN, roles infer and admin, readable by its owner only.",
             envvar="STABLERNN_TOKENS_FILE",
-            help="File with lines ROLE TOKEN, roles infer and admin, readable by its owner only.",
             rich_help_panel=ACCESS_PANEL,
-            show_default=False,
         ),
     ] = None,
     tls_cert_file: Annotated[
         Path | None,
-        typer.Option(
-            envvar="STABLERNN_TLS_CERT_FILE",
-            help="Certificate chain (PEM) for https.",
-            rich_help_panel=ACCESS_PANEL,
-            show_default=False,
-        ),
+        option("Certificate chain (PEM) for https.", envvar="STABLERNN_TLS_CERT_FILE", rich_help_panel=ACCESS_PANEL),
     ] = None,
     tls_key_file: Annotated[
         Path | None,
-        typer.Option(
-            envvar="STABLERNN_TLS_KEY_FILE",
-            help="Private key (PEM) of the certificate.",
-            rich_help_panel=ACCESS_PANEL,
-            show_default=False,
-        ),
+        option("Private key (PEM) of the certificate.", envvar="STABLERNN_TLS_KEY_FILE", rich_help_panel=ACCESS_PANEL),
     ] = None,
     access_log: Annotated[
         Literal["text", "json", "off"],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from stablernn_cli.errors import UsageError
-from stablernn_cli.options import JsonOption
+from stablernn_cli.options import JsonOption, option
 from stablernn_cli.output import Output
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ app = typer.Typer(help="Move streams between checkpoints and servers", no_args_i
 CheckpointArgument = Annotated[
     Path, typer.Argument(metavar="CHECKPOINT", help="File that a shard or the bridge wrote.", show_default=False)
 ]
-KeyOption = Annotated[str, typer.Option("--key", metavar="ID", help="Key of the stream.", show_default=False)]
+KeyOption = Annotated[str, option("Key of the stream.", "--key", metavar="ID")]
 KeyTypeOption = Annotated[
     Literal["text", "int", "bytes"],
     typer.Option(help="Type of the key in the shard; bytes are those of the text in UTF-8."),
@@ -62,17 +62,11 @@ def import_(
     context: typer.Context,
     checkpoint: CheckpointArgument,
     key: KeyOption,
-    token: Annotated[
-        str | None, typer.Option(metavar="TOKEN", help="The state token; - reads it from stdin.", show_default=False)
-    ] = None,
-    token_file: Annotated[Path | None, typer.Option(help="File with the state token.", show_default=False)] = None,
+    token: Annotated[str | None, option("The state token; - reads it from stdin.", metavar="TOKEN")] = None,
+    token_file: Annotated[Path | None, option("File with the state token.")] = None,
     number: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            help="Number of the last event that the stream has taken; default: its samples less one.",
-            show_default=False,
-        ),
+        option("Number of the last event that the stream has taken; default: its samples less one.", metavar="N"),
     ] = None,
     key_type: KeyTypeOption = "text",
     as_json: JsonOption = False,

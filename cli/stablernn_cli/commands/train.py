@@ -16,8 +16,17 @@ from stablernn.training.loop.launch import read_launch
 from stablernn_cli import config_options
 from stablernn_cli.config_options import check_cell, check_options, option_words, read_settings, takes_settings
 from stablernn_cli.errors import UsageError
-from stablernn_cli.options import MODEL_PANEL, JsonOption
-from stablernn_cli.output import Output, count_of, data_notes, figure, library_stages, scalar_metrics, show_metrics
+from stablernn_cli.options import MODEL_PANEL, JsonOption, option
+from stablernn_cli.output import (
+    Output,
+    TextHandler,
+    count_of,
+    data_notes,
+    figure,
+    library_stages,
+    scalar_metrics,
+    show_metrics,
+)
 
 if TYPE_CHECKING:
     from stablernn.training import Progress
@@ -30,19 +39,16 @@ def train(
     options: dict[str, Any],
     budget: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Time, such as 90s, 2m or 1h, or 20000steps, for choosing a cell and training it; default: 2m.",
             metavar="TIME",
-            help="Time, such as 90s, 2m or 1h, or 20000steps, for choosing a cell and training it; default: 2m.",
             rich_help_panel=MODEL_PANEL,
-            show_default=False,
         ),
     ] = None,
     config: config_options.ConfigOption = None,
     overrides: config_options.SetOption = None,
     run_dir: config_options.RunDirOption = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --run-dir from where it stopped.")
-    ] = False,
+    resume: Annotated[bool, option("Continue the run in --run-dir from where it stopped.")] = False,
     track: config_options.TrackOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -83,10 +89,8 @@ def train(
     )
     if not is_main:
         return
-    if as_json:
-        output.document(summary)
-    else:
-        show(output, summary)
+    output.answer(summary, show)
+    if not as_json:
         if "choice" in summary:
             show_choice(output, summary["choice"], options, config=config, overrides=overrides or ())
         output.note(f"Next: stablernn export {summary['run']} --name NAME")
@@ -297,8 +301,16 @@ def _progress_report(output: Output) -> Iterator[Callable[[Progress], None] | No
 
 @contextmanager
 def library_messages(output: Output) -> Iterator[None]:
-    """Print what the library logs: values filled, cut or skipped, automatic choices, and warnings of a run."""
-    handler = _NoteHandler(output)
+    """Print what the library logs, each text once: values filled, cut or skipped, choices, and warnings of a run."""
+    printed: set[str] = set()
+
+    def show(text: str, is_warning: bool) -> None:
+        # A search and the training after it both load the data, and find the same in it.
+        if text not in printed:
+            printed.add(text)
+            (output.warn if is_warning else output.note)(text)
+
+    handler = TextHandler(show)
     loggers = [logging.getLogger(name) for name in ("stablernn.data", "stablernn.training")]
     before = [(logger.level, logger.propagate) for logger in loggers]
     for logger in loggers:
@@ -313,25 +325,6 @@ def library_messages(output: Output) -> Iterator[None]:
             logger.removeHandler(handler)
             logger.setLevel(level)
             logger.propagate = propagate
-
-
-class _NoteHandler(logging.Handler):
-    """A handler that prints log records as notes and warnings on stderr, each text once."""
-
-    def __init__(self, output: Output) -> None:
-        super().__init__()
-        self._output = output
-        self._printed: set[str] = set()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        # A search and the training after it both load the data, and find the same in it.
-        if record.getMessage() in self._printed:
-            return
-        self._printed.add(record.getMessage())
-        if record.levelno >= logging.WARNING:
-            self._output.warn(record.getMessage())
-        else:
-            self._output.note(record.getMessage())
 
 
 def _scores(progress: Progress) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from stablernn_cli import config_options
 from stablernn_cli.commands.train import explicit_command
 from stablernn_cli.config_options import check_cell, check_options, read_settings, takes_settings
 from stablernn_cli.errors import CommandError, UsageError
-from stablernn_cli.options import JsonOption, Kind, require_option
+from stablernn_cli.options import JsonOption, Kind, option, require_option
 from stablernn_cli.output import Output, count_of
 
 SEARCH_PANEL = "Search"
@@ -21,9 +22,7 @@ DEFAULT_TRIALS = 50
 SHOWN_TRIALS = 5
 
 
-def search_option(text: str, **options: Any) -> Any:
-    """Return an option in the panel of the search, without a default in the help: the text states it."""
-    return typer.Option(help=text, rich_help_panel=SEARCH_PANEL, show_default=False, **options)
+search_option = partial(option, rich_help_panel=SEARCH_PANEL)
 
 
 @takes_settings(
@@ -129,10 +128,7 @@ def tune(
     with output_.status(f"Searching; the trials are in {search_options.output} ..."):
         results = search(settings, search_options, output_.note)
     results["command"] = explicit_command(results["best"], options, config=config, overrides=overrides)
-    if as_json:
-        output_.document(results)
-    else:
-        _show(output_, results)
+    output_.answer(results, _show)
 
 
 def _show(output: Output, results: Mapping[str, Any]) -> None:
