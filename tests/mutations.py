@@ -311,6 +311,18 @@ FAULTS = """
 < tests/cli/commands/test_predict_folder.py::test_a_process_refuses_a_model_that_has_changed_since
 - if target.digest != self.digest:
 + if target.digest is None:
+# record-trusted-without-its-answers tests/cli/commands/test_predict_folder.py
+< tests/cli/commands/test_predict_folder.py::test_changed_files_are_answered_again
+- entry["input_sha256"] == _sha256(source) and entry["output_sha256"] == _sha256(self.output(source))
++ entry["input_sha256"] == _sha256(source)
+# piece-ignores-the-times-of-others tests/cli/test_predict_in_pieces.py
+< tests/cli/test_predict_in_pieces.py::test_only_all_times_tell_instants_from_local_days
+- self.check.add_times(inputs)
++ pass
+# figure-of-a-certificate-not-compared tests/cli/commands/registry_policy
+< tests/cli/commands/registry_policy/test_recomputed_checks.py::test_a_certificate_that_is_false_in_a_figure_is_found
+- if not _is_same(before, computed):
++ if key == "kind" and not _is_same(before, computed):
 # retry-before-the-server-asks tests/client
 < tests/client/test_client.py::test_an_attempt_that_the_deadline_would_cut_off_is_not_made
 - seconds = random.uniform(0.5, 1.0) * self._backoff if requested is None else requested

@@ -47,10 +47,11 @@ def test_a_run_has_the_files_of_any_other_and_repeats_itself(waves: Workplace) -
     assert refused.sentence.startswith("training.epochs is only used by training.method=gradient, got 3")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param("--budget 20steps --hidden-size 16", marks=pytest.mark.slow),
+        "--budget 20steps --hidden-size 16",
         "--cell lru --hidden-size 8 --max-steps 10 --set training.refit=true",
     ],
     ids=["closed form of a small budget", "refit"],

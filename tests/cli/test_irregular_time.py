@@ -108,6 +108,7 @@ def test_what_is_certified_of_regular_steps_alone_is_refused_before_training(emp
     assert not empty.path("refused").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cell", "kind"), [("lem", "bounded"), ("neural_ode_rnn", "non-expansive")])
 def test_other_certified_kinds_hold_for_irregular_time_too(cell: str, kind: str, empty: Workplace) -> None:
     write_irregular(empty.path("waves.npz"))

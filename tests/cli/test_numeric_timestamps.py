@@ -116,6 +116,7 @@ def dated(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["run", "digits:1"])
 def test_a_model_from_before_stamps_reads_days_as_it_did(dated: Workplace, target: str) -> None:
     said = dated.ok(f"-q predict {target} --input d.csv").out

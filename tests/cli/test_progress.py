@@ -70,6 +70,7 @@ def test_train_and_export_say_what_they_do(empty: Workplace) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_certify_says_which_layer_and_which_part_of_the_document_is_next(empty: Workplace) -> None:
     layers = "--cell lstm --num-layers 2 --set model.members=2"
     empty.ok(f"train {TINY} {layers} --run-dir run")

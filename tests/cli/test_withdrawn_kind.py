@@ -101,6 +101,7 @@ def test_a_stored_certificate_is_shown_as_withdrawn(made: Workplace) -> None:
     assert "stored_kind" not in fresh
 
 
+@pytest.mark.slow
 def test_recomputing_does_not_call_it_forged(made: Workplace) -> None:
     report = made.document("registry verify digits:2 --recompute")
     assert (report["ok"], report["problems"]) == (True, [])

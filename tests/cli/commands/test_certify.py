@@ -68,6 +68,7 @@ def test_a_version_has_a_second_certificate_for_the_range_of_training(trained_ce
     assert "everything is as it was published" in verified.out
 
 
+@pytest.mark.slow
 def test_a_certificate_of_schema_1_is_shown_as_one_and_recomputed(trained_cells: Workplace) -> None:
     trained_cells.ok("-q export lstm --name digits")
     stored = Registry(trained_cells.registry).get("digits:1").manifest.certificate or {}

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from certificate_page import TAGS, Page, read_document
 from cli_helpers import Workplace, copied, republish
 from stablernn_cli.report.document import intended_use
@@ -42,6 +44,7 @@ def test_a_promotion_is_stated_with_who_when_why_and_policy(
     assert "released as production (section C)" in page.text
 
 
+@pytest.mark.slow
 def test_an_intended_use_is_quoted_from_the_card(workplace: Workplace) -> None:
     workplace.ok("-q export digits-run --name digits --intended-use 'Digits of 8 x 8 pixels | [demo]'")
     page, document = read_document(workplace, "digits:2")
