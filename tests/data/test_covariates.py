@@ -263,6 +263,15 @@ def test_the_calendar_needs_no_rows(tmp_path: Path) -> None:
     assert inputs.static is None
 
 
+def test_irregular_rows_of_the_future_keep_their_stamps(tmp_path: Path) -> None:
+    rows = [f"{stamp}:00,{'' if i > 11 else i},{i}" for i, stamp in enumerate(IRREGULAR)]
+    path = write(tmp_path / "d.csv", rows, "ds,y,promo")
+    inputs = inputs_of(path, features=["y", "promo"], future=["promo"], static=(), time_step=7200.0)
+    assert inputs.dt is not None
+    assert inputs.dt.tolist() == [[1, 1, 2.5]]
+    assert [str(stamp)[:13] for stamp in inputs.future_ds(0, 2)] == ["2024-01-02T10", "2024-01-02T12"]
+
+
 @pytest.mark.parametrize(
     ("rows", "options", "kind", "sentence"),
     [

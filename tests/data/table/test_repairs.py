@@ -96,6 +96,11 @@ def test_rows_are_aggregated_and_missing_values_left_out(tmp_path: Path, aggrega
     assert table.notes.get("incomplete_sums") == (1 if aggregate == "sum" else None)
 
 
+def test_the_last_value_may_stand_in_the_first_row(tmp_path: Path) -> None:
+    table = read_resampling(tmp_path, [f"{QUARTERS[0]},7", f"{QUARTERS[1]},"], resample="h", aggregate="last")
+    assert table.series[0].values.tolist() == [[7]]
+
+
 def test_days_are_those_of_the_zone_and_whole_when_clocks_change(tmp_path: Path) -> None:
     hours = np.arange(np.datetime64("2024-03-29T23"), np.datetime64("2024-04-01T22"))
     offset = np.where(hours < np.datetime64("2024-03-31T01"), 1, 2)
