@@ -112,12 +112,10 @@ def exercise(server: Running, examples: int) -> Counter[int]:
     return statuses
 
 
-@pytest.mark.parametrize(("examples", "count"), [(2, 60), pytest.param(150, 3000, marks=pytest.mark.slow)])
-def test_made_up_requests_are_answered_as_documented(
-    open_server: Running, caplog: pytest.LogCaptureFixture, examples: int, count: int
-) -> None:
-    statuses = exercise(open_server, examples)
-    assert statuses.total() > count
+@pytest.mark.slow
+def test_made_up_requests_are_answered_as_documented(open_server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    statuses = exercise(open_server, 150)
+    assert statuses.total() > 3000
     assert statuses.keys() >= {200, 400, 404}
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
@@ -135,18 +133,3 @@ def test_every_path_answers_every_method_in_our_shape(open_server: Running) -> N
                 if answer.status_code >= 400 and method != "HEAD":
                     assert answer.headers["content-type"] == "application/json"
                     assert answer.json().keys() == {"error", "code"}
-
-
-def test_routes_that_read_their_body_document_it(open_server: Running) -> None:
-    paths = httpx.get(f"{open_server.url}/openapi.json").json()["paths"]
-    for path, item in paths.items():
-        if "post" in item:
-            assert "application/json" in item["post"]["requestBody"]["content"], path
-    infer = paths["/v2/models/{model}/infer"]["post"]
-    assert set(infer["requestBody"]["content"]) == {"application/json", "application/octet-stream"}
-    assert set(infer["responses"]["200"]["content"]) == {"application/json", "application/octet-stream"}
-    assert [parameter["name"] for parameter in infer["parameters"] if parameter["in"] == "header"] == [
-        "Inference-Header-Content-Length"
-    ]
-    assert not paths["/v2/repository/models/{model}/load"]["post"]["responses"]["200"].get("content")
-    assert "text/plain" in paths["/metrics"]["get"]["responses"]["200"]["content"]

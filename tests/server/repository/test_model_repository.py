@@ -6,10 +6,9 @@ import importlib
 import json
 import socket
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -298,46 +297,3 @@ def test_a_request_that_was_given_up_keeps_no_model(stock: Stock) -> None:
         assert cut_off(running, "/v2/models/animals/infer") == 408
         assert client.post("/v2/repository/models/animals/unload").status_code == 200
         until(lambda: model() is None)
-
-
-# Names that move, while others ask.
-
-
-def other_client(running: Running) -> httpx.Client:
-    """A client for another thread: httpcore may close a connection of a pool while another thread begins to use it."""
-    return httpx.Client(base_url=running.url, timeout=30)
-
-
-class Asking:
-    """Threads that ask without a pause, and what they were answered."""
-
-    def __init__(self, ask: Callable[[], int], count: int = 2) -> None:
-        self.answers: set[int] = set()
-        self._ask, self._stop = ask, threading.Event()
-        self._pool = ThreadPoolExecutor(count)
-        self._asking: list[Future[None]] = [self._pool.submit(self._run) for _ in range(count)]
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            self.answers.add(self._ask())
-
-    def __enter__(self) -> Asking:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        self._pool.shutdown()
-        for asking in self._asking:
-            asking.result()
-
-
-def test_an_alias_that_moves_between_served_versions_is_always_at_one_of_them(stock: Stock) -> None:
-    stock.registry.set_alias("animals", "staging", 1)
-    with stock.served("animals:1", "animals:2", **FAST) as (running, client), other_client(running) as other:
-        path = "/v2/models/animals@staging/ready"
-        with Asking(lambda: other.get(path).status_code) as asking:
-            for move in range(8):
-                number = 2 - move % 2
-                stock.registry.set_alias("animals", "staging", number)
-                until(lambda wanted=str(number): version(client, "animals@staging") == wanted)
-        assert asking.answers == {200}

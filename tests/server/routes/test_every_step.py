@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -14,7 +14,7 @@ from published_models import publish
 from server_helpers import Published, json_tensor, raw_request, served_client, torch_answer
 from stablernn_registry import ManifestFields, Registry
 from stablernn_runtime import ServedModel
-from stablernn_server import InputError, ModelLoadError
+from stablernn_server import ModelLoadError
 
 LETTERS = ["a", "b", "c", "d", "e"]
 
@@ -57,16 +57,6 @@ def test_int32_tokens_as_raw_bytes(client: httpx.Client, published: Published) -
     np.testing.assert_allclose(np.reshape(answer["outputs"][0]["data"], (2, 4, 5)), expected, atol=1e-5)
 
 
-def test_metadata_says_what_goes_in_and_what_is_said(client: httpx.Client) -> None:
-    metadata = client.get("/v2/models/text").json()
-    assert metadata["inputs"][0] == {"name": "tokens", "datatype": "INT64", "shape": [-1, -1], "parameters": {}}
-    assert metadata["outputs"][0]["shape"] == [-1, -1, 5]
-    facts = metadata["parameters"]
-    assert (facts["task"], facts["output"], facts["labels"]) == ("predict-next", "categorical", LETTERS)
-    config = client.get("/v2/models/text/config").json()
-    assert config["input"][0] == {"name": "tokens", "data_type": "TYPE_INT64", "dims": [-1, -1], "optional": False}
-
-
 @pytest.mark.parametrize(
     ("tokens", "words"),
     [
@@ -86,19 +76,6 @@ def test_a_bad_input_says_what_is_wrong(tokens: np.ndarray, words: str, client: 
 def test_the_outputs_of_all_steps_count_against_the_limit(client: httpx.Client) -> None:
     body = {"inputs": [json_tensor("tokens", np.zeros((1, 500), np.int64))]}
     assert client.post("/v2/models/text/infer", json=body).status_code == 413
-
-
-def test_stepping_gives_the_bits_of_every_step(text: ServedModel) -> None:
-    whole = text.run_sequence(TOKENS)
-    state: Mapping[str, np.ndarray] = {}
-    for time in range(4):
-        outputs = text.run_step(TOKENS[:, time], state)
-        state = text.next_state(outputs)
-        assert np.array_equal(outputs["logits"], whole["logits"][:, time])
-    assert text.run_numpy(TOKENS).keys() == {"logits"}
-    with pytest.raises(InputError) as caught:
-        text.run_step(TOKENS)
-    assert str(caught.value) == "tokens must have the shape (batch,) for model 'text:1', got (2, 4)."
 
 
 def test_a_manifest_with_other_classes_is_not_served(published: Published, tmp_path: Path) -> None:

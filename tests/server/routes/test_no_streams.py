@@ -16,8 +16,6 @@ from published_models import publish
 from server_helpers import json_tensor, served_client, torch_answer
 from stablernn.nn.models import Classifier
 from stablernn_registry import Registry
-from stablernn_runtime import ServedModel
-from stablernn_server.errors import NoStreamsError
 
 LABELS = ["wave", "circle", "swipe"]
 REFUSAL = "'gestures:1' cannot stream: it resamples each sequence to 20 samples over its whole length"
@@ -60,15 +58,6 @@ def test_whole_sequences_are_inferred_as_by_torch(client: httpx.Client, model: C
     np.testing.assert_allclose(np.reshape(outputs["probabilities"], (3, 3)), expected, atol=1e-5)
 
 
-def test_series_of_different_lengths_are_classified(client: httpx.Client, model: Classifier) -> None:
-    series = [draw(1, time)[0] for time in (4, 61, 30)]
-    body = {"model": "gestures", "inputs": [{"series": values.tolist()} for values in series]}
-    outputs = client.post("/v1/timeseries/classify", json=body).json()["outputs"]
-    for values, output in zip(series, outputs, strict=True):
-        label = LABELS[int(torch_answer(model, values[None])["probabilities"].argmax())]
-        assert output["content"][0]["label"] == label
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -99,10 +88,3 @@ def test_a_websocket_is_refused(client: httpx.Client) -> None:
         pass
     assert caught.value.response.status_code == 400
     assert REFUSAL.encode() in caught.value.response.body
-
-
-def test_a_step_of_the_runtime_is_refused(registry: Registry) -> None:
-    served = ServedModel.load(registry.get("gestures"), "cpu")
-    assert served.run_sequence(draw(2, 9))["logits"].shape == (2, 3)
-    with pytest.raises(NoStreamsError, match="cannot stream"):
-        served.run_step(np.zeros((1, 2), np.float32))

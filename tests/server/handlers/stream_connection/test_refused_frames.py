@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import struct
 
@@ -12,13 +11,12 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from server_helpers import Published, Running
+from server_helpers import Running
 from stream_helpers import (
     Wire,
     X,
     assert_same_bits,
     frame,
-    serving,
 )
 
 BINARY: dict[str, tuple[str, bytes, str, str]] = {
@@ -129,21 +127,6 @@ def test_a_token_of_another_model(running: Running) -> None:
         error = wire.say(state_token=token)
         assert (error["code"], error["status"]) == ("other_model", 409)
         assert "is of 'deep:1', this socket streams model 'classes:1'" in error["error"]
-
-
-def test_who_may_stream(stream_models: Published) -> None:
-    """Browsers name their token among the subprotocols."""
-    for running in serving(stream_models, models=("classes",), infer_tokens=("secret-of-the-test",)):
-        with pytest.raises(InvalidStatus) as caught, Wire(running.url, "classes"):
-            pass
-        assert caught.value.response.status_code == 401
-        headers = {"Authorization": "Bearer secret-of-the-test"}
-        with Wire(running.url, "classes", additional_headers=headers) as wire:
-            assert wire.say(values=X)["step"] == 1
-        encoded = base64.urlsafe_b64encode(b"secret-of-the-test").rstrip(b"=").decode()
-        with Wire(running.url, "classes", subprotocols=["stablernn", f"bearer.{encoded}"]) as wire:
-            assert wire.socket.subprotocol == "stablernn"
-            assert wire.say(values=X)["step"] == 1
 
 
 def test_frames_that_fail_leave_the_streams_alone(running: Running) -> None:
