@@ -6,7 +6,6 @@ states, which a contraction rate assumes to differ in the state tensors that it 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -124,22 +123,21 @@ def draw_trajectories(model: SequenceModel, certificate: Certificate, inputs: In
     # An invariant ball is of sequences that start at zero, and so are these.
     states = layers.trajectory()
     blocks = list(layers.blocks())
-    names = _state_names(model, blocks)
-    pair = _run_pair(layers, [_draw_start(layers, blocks, names, certificate, random) for _ in range(2)])
+    pair = _run_pair(layers, [_draw_start(layers, blocks, certificate, random) for _ in range(2)])
     distances, norm, bound = _distances(pair, blocks, certificate)
     jacobian_spectra = None
     if len(layers.directions) <= MAX_STATE_SIZE:
         jacobian_spectra = spectra(layers.jacobians(states, MAX_JACOBIANS), layers.step_size)
-    norms = _ball_norms(states.numpy(), blocks, names, certificate)
-    first_ball = certificate.balls[0]["state"] if certificate.balls else None
+    # Flat indices of every state tensor, those of no recurrence included.
+    columns = {name: index for block in blocks for name, index in zip(block.names, block.columns, strict=True)}
+    plane = columns[certificate.balls[0]["state"]] if certificate.balls else layers.directions.numpy()
     return DrawnTrajectories(
         inputs=description,
-        norms=norms,
-        plane=_plane(
-            states[:, :, layers.directions].numpy()
-            if first_ball is None
-            else states.numpy()[:, :, _columns(blocks, names)[first_ball]]
-        ),
+        norms={
+            ball["state"]: _tensor_norms(states.numpy()[:, :, columns[ball["state"]]], ball["norm"])
+            for ball in certificate.balls
+        },
+        plane=_plane(states.numpy()[:, :, plane]),
         distances=distances,
         norm=norm,
         bound=bound,
@@ -182,24 +180,17 @@ def _round_up(values: Array) -> Array:
     return np.where(rounded < values, np.nextafter(rounded, np.float32(np.inf)), rounded)
 
 
-def _state_names(model: SequenceModel, blocks: Sequence[Block]) -> list[list[str]]:
-    """Return the names of each layer's state tensors, as certificates and exported graphs have them."""
-    numbers = itertools.count(len(model.patches.state_roles()))
-    return [[f"state_{next(numbers)}" for _ in block.cell.state_names] for block in blocks]
-
-
 def _draw_start(
     layers: LayerDynamics,
     blocks: Sequence[Block],
-    names: Sequence[Sequence[str]],
     certificate: Certificate,
     random: np.random.Generator,
 ) -> Tensor:
     """Return states ``(batch, size)`` within the balls; tensors that the rate does not cover are zero."""
     balls = {ball["state"]: ball for ball in certificate.balls}
     start, directions = layers.start().numpy().copy(), layers.directions.numpy()
-    for block, block_names, bound in zip(blocks, names, certificate.bounds, strict=True):
-        for name, cell_name, indices in zip(block_names, block.cell.state_names, block.indices, strict=True):
+    for block, bound in zip(blocks, certificate.bounds, strict=True):
+        for name, cell_name, indices in zip(block.names, block.cell.state_names, block.indices, strict=True):
             is_covered = cell_name in bound.covers if bound.norm is not None else cell_name not in NOT_RECURRENT
             # A count, or a flag that the sequence has started, must be the same in both states.
             if not len(indices) or not is_covered:
@@ -273,9 +264,7 @@ def _stack_sizes(
         return np.linalg.norm(differences[:, :, indices], axis=2), None
     layer_sizes = []
     for block, bound in zip(blocks, stack.bounds, strict=True):
-        names = block.cell.state_names
-        indices = np.concatenate([block.indices[names.index(name)] for name in bound.covers])
-        layer_sizes.append(_size(differences[:, :, indices], bound))
+        layer_sizes.append(_size(differences[:, :, block.covered(bound)], bound))
     sizes: Array = np.max([size / weight for size, weight in zip(layer_sizes, weights, strict=True)], axis=0)
     return sizes, stack.step_rate()
 
@@ -303,27 +292,10 @@ def _largest_factor(distances: Array) -> float:
     return float(factors.max())
 
 
-def _ball_norms(
-    states: Array, blocks: Sequence[Block], names: Sequence[Sequence[str]], certificate: Certificate
-) -> dict[str, Array]:
-    """Return the norm of each state tensor that has a ball, ``(batch, steps + 1)`` by name."""
-    columns = _columns(blocks, names)
-    norms = {}
-    for ball in certificate.balls:
-        values = states[:, :, columns[ball["state"]]]
-        is_linf = ball["norm"] == "linf"
-        norms[ball["state"]] = np.abs(values).max(axis=2) if is_linf else np.linalg.norm(values, axis=2)
+def _tensor_norms(values: Array, norm: str) -> Array:
+    """Return the norms of a state tensor along the trajectories, ``(batch, steps + 1)``."""
+    norms: Array = np.abs(values).max(axis=2) if norm == "linf" else np.linalg.norm(values, axis=2)
     return norms
-
-
-def _columns(blocks: Sequence[Block], names: Sequence[Sequence[str]]) -> dict[str, Array]:
-    """Return the indices of every state tensor in the flat state, those of no recurrence included."""
-    columns, first = {}, 0
-    for block, block_names in zip(blocks, names, strict=True):
-        for name, size in zip(block_names, block.cell.state_sizes, strict=True):
-            columns[name] = np.arange(first, first + size)
-            first += size
-    return columns
 
 
 def _plane(values: Array) -> Array:

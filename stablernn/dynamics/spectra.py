@@ -7,6 +7,7 @@ makes of the sequences (scaled, in patches, embedded).
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -36,17 +37,26 @@ NOT_RECURRENT = ("output", "started", "count", "last", "elapsed")
 
 @dataclass(frozen=True)
 class Block:
-    """The rows and columns of one layer in a Jacobian.
+    """One layer: where its state tensors are in the flat state, and in a Jacobian.
 
     Attributes:
         label: The layer as a certificate names it: ``member 0 layer 1``; empty if there is one layer.
         cell: Of the layer.
+        names: Of its state tensors, as certificates and exported graphs have them.
+        columns: For each state tensor the indices of its entries in the flat state.
         indices: For each state tensor the indices of its directions; empty for those of :data:`NOT_RECURRENT`.
     """
 
     label: str
     cell: StableCell
+    names: tuple[str, ...]
+    columns: tuple[Array, ...]
     indices: tuple[Array, ...]
+
+    def covered(self, bound: StepBound) -> Array:
+        """Return the indices of the directions that a bound of the layer is of."""
+        places = [self.cell.state_names.index(name) for name in bound.covers]
+        return np.concatenate([self.indices[place] for place in places])
 
 
 class LayerDynamics:
@@ -160,16 +170,19 @@ class LayerDynamics:
     def blocks(self) -> Iterator[Block]:
         """Yield the layers, member after member, each from the input on."""
         stacks = [stack for stack in self.rnn.stacks if isinstance(stack, StableRNN)]
-        first = 0
+        numbers = itertools.count(len(self.preprocessing_state))
+        entry = direction = 0
         for number, stack in enumerate(stacks):
             for depth, cell in enumerate(stack.cells):
                 labels = [f"member {number}"] * (len(stacks) > 1) + [f"layer {depth}"] * (len(stack.cells) > 1)
-                indices = []
+                names, columns, indices = [], [], []
                 for name, size in zip(cell.state_names, cell.state_sizes, strict=True):
-                    size = 0 if name in NOT_RECURRENT else size
-                    indices.append(np.arange(first, first + size))
-                    first += size
-                yield Block(" ".join(labels), cell, tuple(indices))
+                    count = 0 if name in NOT_RECURRENT else size
+                    names.append(f"state_{next(numbers)}")
+                    columns.append(np.arange(entry, entry + size))
+                    indices.append(np.arange(direction, direction + count))
+                    entry, direction = entry + size, direction + count
+                yield Block(" ".join(labels), cell, tuple(names), tuple(columns), tuple(indices))
 
     def _advance(self, features: Tensor, dt: Tensor | None, state: Tensor) -> Tensor:
         """Return the flat state after one step."""
@@ -260,8 +273,7 @@ def largest_step_factors(jacobians: Tensor, layers: LayerDynamics, certificate: 
     rows = []
     for block, bound in zip(layers.blocks(), certificate.bounds, strict=True):
         if bound.norm is not None:
-            names = block.cell.state_names
-            indices = np.concatenate([block.indices[names.index(name)] for name in bound.covers])
+            indices = block.covered(bound)
             # The diagonal block of the layer alone.
             block_jacobians = jacobians[:, indices][:, :, indices].numpy()
             factor = float(_norms(block_jacobians, bound).max())

@@ -15,7 +15,14 @@ from bounds.box_search import drawn_box, largest_escape, state_limits, worst_out
 from bounds.specimens import DRAWS, EXTREMES, OPTIONS, drawn, extreme, sampled, trained
 from stablernn import create_cell, list_cells
 from stablernn.bounds.gated import largest_bend, largest_convex_step, largest_gated, largest_gated_tanh, largest_mix
-from stablernn.bounds.intervals import Box, accumulated_rounding, grow_invariant, shrink_invariant, sigmoid
+from stablernn.bounds.intervals import (
+    Box,
+    accumulated_range,
+    accumulated_rounding,
+    grow_invariant,
+    shrink_invariant,
+    sigmoid,
+)
 from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell, cell_info
 from stablernn.certificates.cascade import cascade
@@ -264,6 +271,9 @@ class TestIntervals:
         assert factors[0] == pytest.approx(1, abs=1e-5)
         assert (np.diff(factors[:3]) > 0).all()
         assert np.isinf(factors[3:]).all()
+        # Of what is hardly forgotten at all, a sum of float32 numbers ends where it no longer grows.
+        ends = accumulated_range(Box.around_zero(3, 1.0), np.array([1e-5, 1e-8, 0.0])).upper
+        assert (ends >= [1e5 * factors[2], 1e8, np.inf]).all()
 
 
 class TestLargestValues:

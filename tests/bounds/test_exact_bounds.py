@@ -11,7 +11,7 @@ import torch
 
 from bounds.box_search import worst_step
 from bounds.specimens import drawn
-from bounds.step_search import SLACK, exact, farthest, reached, worst_rate
+from bounds.step_search import SLACK, checked, exact, farthest, reached, violations, worst_rate
 from stablernn import create_cell, list_cells
 from stablernn.bounds.intervals import Box
 from stablernn.cells._base import float64
@@ -179,6 +179,13 @@ def test_the_largest_coordinate_is_kept_up_to_dominance_and_not_beyond() -> None
         bound = cell.step_bound()
         assert (bound.rate <= 1 + 1e-9) == is_kept
         assert worst_rate(cell, bound) <= bound.rate * (1 + SLACK)
+
+
+def test_no_gain_in_a_weighted_infinity_norm_is_exceeded() -> None:
+    cell = drawn("antisymmetric", 4, "small", features=3, step_size=2.5, damping=0.7)
+    bound = cell.step_bound()
+    assert (bound.norm, bound.weights is None) == ("linf", False)
+    assert not violations(checked(cell, bound))
 
 
 def test_many_neurons_are_bounded_step_by_step() -> None:
