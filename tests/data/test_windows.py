@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stablernn.data import ForecastData, Series
-from stablernn.data.arrays import SPLITS
+from stablernn.data.arrays import SPLITS, Samples, cut_samples
 
 
 def make(
@@ -150,3 +150,10 @@ def test_windows_are_gathered_without_a_table_of_indices() -> None:
         tracemalloc.stop()
     assert truth_bytes < x.nbytes / 20
     assert gather_bytes < 1.2 * x.nbytes
+
+
+def test_the_last_steps_of_samples_keep_their_time() -> None:
+    numbers = np.arange(8, dtype=np.float32).reshape(2, 4)
+    cut = cut_samples(Samples(numbers[..., None], np.array([4, 3]), np.zeros(2), numbers), 2, from_end=True)
+    assert cut.dt is not None
+    assert cut.dt.tolist() == cut.x[..., 0].tolist() == [[2, 3], [5, 6]]

@@ -85,6 +85,7 @@ def test_a_header_that_says_otherwise_of_lengths_and_gaps_is_noted(
             "@dimensions 3\n" + LABELS + "1:2:up\n",
             "'a.ts' line 4 has 2 channels, @dimensions says 3. Correct one of them.",
         ),
+        (LABELS + "1:up\n1:2:down\n", "'a.ts' line 4 has 2 channels, the rows before have 1."),
         (
             "@univariate true\n" + LABELS + "1:2:up\n",
             "'a.ts' line 4 has 2 channels, @univariate says true. Correct one of them.",
