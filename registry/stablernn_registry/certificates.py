@@ -94,11 +94,13 @@ def describe_certificate(certificate: Mapping[str, object] | None) -> str:
     kind, rate = certificate.get("kind"), certificate.get("contraction_rate")
     rate_text = format_upper(rate, 6) if isinstance(rate, float | int) else "-"
     # In a stack of layers, states may move apart for some steps before they approach.
-    is_stack = _has_layers(certificate) if _is_irregular(certificate) else certificate.get("step_rate") != rate
+    steps = certificate.get("time")
+    steps = steps if isinstance(steps, Mapping) else {}
+    time = "a step" if steps.get("resample_steps") is None else "a step of the resampled sequence"
+    is_stack = certificate.get("step_rate") != rate
+    if steps.get("steps") == "irregular":
+        is_stack, time = _has_layers(certificate), "over the time of a regular step"
     qualifier = "in the end " if is_stack else ""
-    time = "a step of the resampled sequence" if _is_resampled(certificate) else "a step"
-    if _is_irregular(certificate):
-        time = "over the time of a regular step"
     ball = _describe_balls(certificate)
     # Any JSON may stand in a manifest that another program wrote.
     meaning = _MEANINGS.get(str(kind), "a kind that this version does not know")
@@ -182,16 +184,6 @@ def _has_layers(certificate: Mapping[str, object]) -> bool:
     hypotheses = certificate.get("hypotheses")
     names = [row.get("name") for row in hypotheses if isinstance(row, Mapping)] if isinstance(hypotheses, list) else []
     return any("layer 1" in str(name) for name in names)
-
-
-def _is_resampled(certificate: Mapping[str, object]) -> bool:
-    time = certificate.get("time")
-    return isinstance(time, Mapping) and time.get("resample_steps") is not None
-
-
-def _is_irregular(certificate: Mapping[str, object]) -> bool:
-    time = certificate.get("time")
-    return isinstance(time, Mapping) and time.get("steps") == "irregular"
 
 
 def format_upper(value: float, digits: int) -> str:

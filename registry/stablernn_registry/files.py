@@ -189,12 +189,17 @@ def read_or_none(path: Path, root: Path, max_bytes: int) -> bytes | None:
         return None
 
 
-def hash_file(file: BinaryIO, length: int) -> FileEntry:
-    """Return the size and hash of the first ``length`` bytes of an open file, or of the whole file if it is shorter."""
+def hash_file(file: BinaryIO, length: int, copy: BinaryIO | None = None) -> FileEntry:
+    """Return the size and hash of the first ``length`` bytes of an open file, or of the whole file if it is shorter.
+
+    The bytes are written to ``copy`` on the way.
+    """
     sha256, count = hashlib.sha256(), 0
     while chunk := file.read(min(_CHUNK_BYTES, length - count)):
         sha256.update(chunk)
         count += len(chunk)
+        if copy is not None:
+            copy.write(chunk)
     return FileEntry(bytes=count, sha256=sha256.hexdigest())
 
 
@@ -270,16 +275,12 @@ def write_stream(reader: BinaryIO, path: Path, length: int) -> FileEntry:
     Returns:
         Size and hash of the written bytes.
     """
-    sha256, size = hashlib.sha256(), 0
     with os.fdopen(atomic_io.create_new(path), "wb") as file:
         # The limit makes the copy end even if another process keeps appending to the source.
-        while chunk := reader.read(min(_CHUNK_BYTES, length - size)):
-            sha256.update(chunk)
-            size += len(chunk)
-            file.write(chunk)
+        entry = hash_file(reader, length, file)
         file.flush()
         os.fsync(file.fileno())
-    return FileEntry(bytes=size, sha256=sha256.hexdigest())
+    return entry
 
 
 def check_entry(actual: FileEntry, expected: FileEntry, label: str) -> None:

@@ -59,7 +59,7 @@ def run_counting(
     def trace(frame: FrameType, event: str, argument: object) -> Any:
         code = frame.f_code
         if code.co_filename not in WRITING and (
-            code.co_filename != COPIES or code.co_name not in ("copy_new", "write_stream")
+            code.co_filename != COPIES or code.co_name not in ("copy_new", "hash_file", "write_stream")
         ):
             return None
         if event == "line":
