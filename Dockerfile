@@ -1,4 +1,4 @@
-# The serving image: registry, ONNX Runtime and HTTP; no torch, no compiler. docs/deployment.md says how to run it.
+# The serving image: registry, ONNX Runtime and HTTP; no torch, no compiler. docs/guides/serving.md says how to run it.
 #
 #   docker build --tag stablernn .                                  for the CPU
 #   docker build --tag stablernn:gpu --build-arg VARIANT=gpu .      for NVIDIA GPUs (brings CUDA 13 and cuDNN 9 itself)

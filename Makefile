@@ -53,9 +53,10 @@ types: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-# The parts of the documentation that are generated from the code; a test fails when they are out of date.
+# The catalogs that commands read, and the documentation as a site in build/site; PORT=8000 serves it.
 docs: $(VENV)/installed-dev
-	$(BIN)/python tools/generate_docs.py
+	$(BIN)/python tools/catalogs.py
+	$(BIN)/python tools/build_site.py $(if $(PORT),--serve $(PORT))
 
 # The wheels of all distributions; they require each other by version, so that pip finds them in this folder.
 wheel: $(VENV)/installed-dev

@@ -8,7 +8,7 @@ runs ``stablernn train --data FILE --budget 2m``, and MiniRocket by an interpret
 each pair ``NAME_TRAIN`` and ``NAME_TEST`` (``.ts``, ``.tsv`` or ``.arff``, plain or compressed) at any depth below
 ``$STABLERNN_DATA``, and writes ``benchmarks/results/archive.json``. Each row is stored after its run, so that the same
 command continues after a stop; runs that the file has, failed ones too, are repeated with ``--again`` only. ``--page``
-writes the tables of ``docs/accuracy.md``.
+writes the tables of ``benchmarks/accuracy.md``.
 """
 
 from __future__ import annotations
@@ -374,7 +374,7 @@ def _set_line(summary: Row) -> Iterator[object]:
 
 
 def page_tables(results: Row, archive: Row) -> dict[str, str]:
-    """Return the tables of docs/accuracy.md."""
+    """Return the tables of benchmarks/accuracy.md."""
     runs = list(results["runs"])
     known = {(row["data"], row["recipe"]) for row in runs}
     for row, recipe in product(archive["runs"], ("auto", "minirocket")):

@@ -8,7 +8,8 @@ and the programs for Dask and Spark in ``examples/engines``. ``--engines`` is th
 has ``dask[dataframe,distributed] pyspark pandas pyarrow``, and Spark needs Java; without it their rows are left out.
 Programs run in turn. Results are kept by size in ``benchmarks/results/batch_prediction.json``, so that ``--sizes
 10000`` replaces those of one size and of start-up, and ``--sizes`` alone those of start-up. ``--one-file`` measures
-``predict`` of the same sequences in one file alone. ``--page`` writes the tables of ``docs/scaling.md`` from it.
+``predict`` of the same sequences in one file alone. ``--page`` writes the tables of ``docs/guides/machines.md`` from
+it.
 """
 
 from __future__ import annotations
@@ -256,7 +257,7 @@ def measure_start(workplace: Workplace) -> Row:
 
 
 def page_tables(results: Row) -> dict[str, str]:
-    """Return the tables of docs/scaling.md."""
+    """Return the tables of docs/guides/machines.md."""
     rows: list[Any] = []
     for size, figures in results["sizes"].items():
         answers = {name: "yes" if is_equal else "no" for name, is_equal in figures["same_bits_as_loop"].items()}

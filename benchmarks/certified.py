@@ -4,11 +4,11 @@
     STABLERNN_DATA=... python benchmarks/certified.py --regions --seeds 0 --epochs 15
 
 trains through the command line, one thread a job, writes ``benchmarks/results/certified.json``, or with ``--regions``
-``certified_regions.json``, after each run and prints tables of docs/stability.md, which ``--table`` does alone. Runs
-that the file has are not repeated unless ``--again`` is given; ``--only`` takes some of the problems. ``--regions`` are
-the cells that are projected, on two sets; cells that are certified by construction train alike with and without.
-``--steps`` trains nothing, and times a streamed step of every cell instead; ``--timing`` a projection beside a training
-step at 128 units.
+``certified_regions.json``, after each run and prints tables of docs/background/stability.md, which ``--table`` does
+alone. Runs that the file has are not repeated unless ``--again`` is given; ``--only`` takes some of the problems.
+``--regions`` are the cells that are projected, on two sets; cells that are certified by construction train alike with
+and without. ``--steps`` trains nothing, and times a streamed step of every cell instead; ``--timing`` a projection
+beside a training step at 128 units.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     STABLERNN_DATA=... python benchmarks/gpu.py          # all of it, about five minutes on one H200
     python benchmarks/gpu.py --only checks --only steps
-    python benchmarks/gpu.py --page                      # writes the tables of docs/gpu.md, and measures nothing
+    python benchmarks/gpu.py --page                      # writes the tables of docs/guides/gpu.md, and measures nothing
 
-Results are ``benchmarks/results/gpu.json``, from which the tables of ``docs/gpu.md`` are written, or another FILE;
-without CUDA ``gpu.json`` in the current folder.
+Results are ``benchmarks/results/gpu.json``, from which the tables of ``docs/guides/gpu.md`` are written, or another
+FILE; without CUDA ``gpu.json`` in the current folder.
 
 Each part runs in a process of its own, so that a failure, even one that leaves the GPU unusable, is recorded with its
 message and the next part runs. What a part lacks, such as the package triton, a dataset or a provider of ONNX Runtime,
@@ -548,7 +548,7 @@ def environment() -> Row:
 
 
 def page_tables(results: Row) -> dict[str, str]:
-    """Return the tables of docs/gpu.md; a part that failed or was not measured has its reason in place of one."""
+    """Return the tables of a page; a part that failed or was not measured has its reason in place of one."""
     about = results["environment"]
     packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items())
     written = {"conditions": facts({**about, "packages": packages, "command": f"`{about['command']}`"}, ())}

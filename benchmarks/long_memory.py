@@ -4,7 +4,8 @@
     python benchmarks/long_memory.py --page
 
 The first line trains every row of ``SETTINGS`` with each seed, one thread a run, and writes
-``benchmarks/results/long_memory.json``; the second writes the tables and images of ``docs/long_memory.md`` from it.
+``benchmarks/results/long_memory.json``; the second writes the tables and images of ``benchmarks/long_memory.md`` from
+it.
 """
 
 from __future__ import annotations
@@ -239,7 +240,7 @@ def draw(name: str, rows: list[Row], path: Path) -> None:
 
 
 def write_page(runs: list[Row]) -> None:
-    """Write the tables of ``docs/long_memory.md`` and one image for each task."""
+    """Write the tables of ``benchmarks/long_memory.md`` and one image for each task."""
     tables = {}
     for task in TASKS:
         rows = [row for row in runs if row["task"] == task]

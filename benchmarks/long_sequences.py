@@ -3,7 +3,7 @@
     python benchmarks/long_sequences.py
 
 times them by ``stablernn bench``, writes ``benchmarks/results/long_sequences.json`` after each size and prints the
-tables of docs/long_sequences.md, as ``--table`` does alone. Sizes that the file has are not timed again.
+tables of benchmarks/long_sequences.md, as ``--table`` does alone. Sizes that the file has are not timed again.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     STABLERNN_DATA=... python benchmarks/online.py            # trains four models; some 15 minutes on one core
     STABLERNN_DATA=... python benchmarks/online.py --runs DIR # keeps the models in DIR and takes those that are there
-    python benchmarks/online.py --page                        # writes the tables of docs/online.md from the results
+    python benchmarks/online.py --page                        # writes the tables of docs/background/streams.md from the
+    results
 
 Needs ``pip install 'stablernn[bench]'``. Each stream is the test split of a dataset, or a simulated series, read one
 reading at a time with the state carried on. Copies of it have a shift from some reading on, in units of the standard
@@ -316,7 +317,7 @@ def measure_cost() -> list[Row]:
 
 
 def page_tables(results: Row) -> dict[str, str]:
-    """Return the tables of docs/online.md."""
+    """Return the tables of docs/background/streams.md."""
     datasets = results["datasets"]
     after, sizes, drift = [], [], []
     for (name, dataset), kind in product(datasets.items(), ("none", *SHIFTS)):

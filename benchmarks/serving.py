@@ -5,7 +5,7 @@
 installs the peers, one environment each under DIR (never in the repository), measures everything in one run and writes
 ``benchmarks/results/serving.json``; without ``--peers``, those that DIR holds already are measured. Sections named on
 the command line run alone, and the rest of the file is kept. ``--page`` writes the tables of
-``docs/performance.md`` from it.
+``benchmarks/serving.md`` from it.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@
     OMP_NUM_THREADS=1 python benchmarks/soundness.py --norm-search
     OMP_NUM_THREADS=1 python benchmarks/soundness.py --bounded-inputs
 
-Each stores its results in ``benchmarks/results`` and prints a table of docs/stability.md, which ``--table`` does alone.
-The searches are those of ``tests/bounds`` and ``tests/certificates``, which fail where more is found than is proved;
-here it is shown how much less. The second is how much of the gap between the rates that a few norms prove and the
-radius below which no norm can is closed by the search for one, for five seeds. The third has the kinds of certificates
-for all inputs and for inputs within the range of training, and what a search finds of each.
+Each stores its results in ``benchmarks/results`` and prints a table of docs/background/stability.md, which ``--table``
+does alone. The searches are those of ``tests/bounds`` and ``tests/certificates``, which fail where more is found than
+is proved; here it is shown how much less. The second is how much of the gap between the rates that a few norms prove
+and the radius below which no norm can is closed by the search for one, for five seeds. The third has the kinds of
+certificates for all inputs and for inputs within the range of training, and what a search finds of each.
 """
 
 from __future__ import annotations

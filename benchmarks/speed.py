@@ -4,12 +4,12 @@
     python benchmarks/speed.py --short           # one table of each kind, in minutes, printed and not stored
     python benchmarks/speed.py                   # all tables; continues where it was stopped
     python benchmarks/speed.py --only lengths    # only tables whose name begins with this; --again repeats them
-    python benchmarks/speed.py --page            # writes the tables of docs/speed.md from the stored results
+    python benchmarks/speed.py --page            # writes the tables of benchmarks/speed.md from the stored results
 
 ``stablernn bench`` prints the same rows for sizes of your choice.
 
-What is timed, and the limit, is in docs/speed.md. JAX runs in a process of its own; set ``STABLERNN_BENCH_JAX`` to its
-folder if it is installed elsewhere.
+What is timed, and the limit, is in benchmarks/speed.md. JAX runs in a process of its own; set ``STABLERNN_BENCH_JAX``
+to its folder if it is installed elsewhere.
 """
 
 from __future__ import annotations
@@ -525,7 +525,7 @@ Tables = dict[str, dict[str, Any]]
 
 
 def page_tables(tables: Tables) -> dict[str, str]:
-    """Return what stands between the markers of docs/speed.md."""
+    """Return what stands between the markers of benchmarks/speed.md."""
     kinds: dict[str, Tables] = {}
     for name, entry in sorted(tables.items(), key=_by_sizes):
         kinds.setdefault(name.split()[0], {})[name] = entry

@@ -4,7 +4,7 @@
 
 exports classifiers of 32 units with random weights to a registry of its own, measures each figure in a process of its
 own, and writes ``benchmarks/results/stream_shards.json`` and, as ``--page`` does alone, the tables of
-``docs/scaling.md``. Rates are those of processor time, and of wall-clock time.
+``docs/guides/machines.md``. Rates are those of processor time, and of wall-clock time.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def measure(keys: int, seconds: float, rounds: int) -> Row:
 
 
 def page_table(results: Row) -> str:
-    """Return the tables of docs/scaling.md, which stand between two markers."""
+    """Return the tables of docs/guides/machines.md, which stand between two markers."""
     rates = table(
         ("cell", "keys", "events of a call", "steps a processor second", "steps a second"),
         (

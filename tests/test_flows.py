@@ -1,4 +1,4 @@
-"""The walks of docs/architecture.md name the files that a tracer finds, in the order of their first calls."""
+"""The walks of docs/background/architecture.md name the files that a tracer finds, in the order of first calls."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def model(source: Path, config: Config) -> SequenceModel:
 
 def walk(title: str) -> list[str]:
     """The files that a walk of the tour names, in its order."""
-    text = (ROOT / "docs" / "architecture.md").read_text()
+    text = (ROOT / "docs" / "background" / "architecture.md").read_text()
     section = re.search(rf"^### {re.escape(title)}\n(.*?)(?=^##)", text, re.DOTALL | re.MULTILINE)
     assert section is not None, title
     steps = re.search(r"^1\. .*?(?=\n\n|\Z)", section[1], re.DOTALL | re.MULTILINE)

@@ -199,8 +199,8 @@ def _identity(run: RunDocument) -> tuple[str, str, int]:
 
 _HEAD = """# Results
 
-Written by `make docs` from the `results.json` of each table below `papers/stablernn_papers/results`; do not edit by
-hand. What each table measures, and how to run it, is in [reproduce.md](reproduce.md).
+Written from the `results.json` of each table below `papers/stablernn_papers/results` when the site is built.
+What each table measures, and how to run it, is in [results of the papers](../background/papers.md).
 
 `full`: all runs of the protocol; `partial`: a share of the training, of the data or of the seeds, so that nothing is
 compared with the paper but what the columns say; `not run`: no stored result. Where data sets differ, each has its own

@@ -51,7 +51,7 @@ def measure() -> dict[str, tuple[int, int]]:
         path = ROOT / name
         if path.is_symlink() or not path.exists():
             continue
-        if path.suffix == ".md" and (name.startswith("docs/") or "/" not in name):
+        if path.suffix == ".md" and (name.startswith(("docs/", "benchmarks/")) or "/" not in name):
             key, count = "words", len(path.read_text(encoding="utf-8").split())
         elif path.suffix in SUFFIXES and "/" in name and not name.startswith("."):
             text = path.read_text(encoding="utf-8")

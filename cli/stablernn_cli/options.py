@@ -112,7 +112,7 @@ ScoredStampsOption = Annotated[
 RepairsOption = Annotated[
     list[str] | None,
     option(
-        "A repair of the table, such as data.sort=true (see docs/data.md); default: those of the training data. "
+        "A repair of the table, such as data.sort=true (see docs/guides/data.md); default: those of the training data. "
         "May be repeated.",
         "--set",
         metavar="KEY=VALUE",

@@ -354,7 +354,7 @@ class AsyncClient(_BaseClient[AsyncStream, AsyncStreams]):
     async def statistics(self, model: str) -> list[dict[str, Any]]:
         """Return counts and times of a model since the server started, of every served version if it has no version.
 
-        The keys are those of Triton's statistics extension, see ``docs/http.md``.
+        The keys are those of Triton's statistics extension, see ``docs/reference/http.md``.
         """
 
         def decode(reply: httpx.Response) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Messages of ``/v1/stream``, binary frames and text, in the layout of ``docs/http.md``."""
+"""Messages of ``/v1/stream``, binary frames and text, in the layout of ``docs/reference/http.md``."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def encode_frame(
     """
     streams, steps = request.values.shape[:2]
     flags = _TOKENS * want_tokens | _LAST_ONLY * last_only
-    # The order of the sections is that of docs/http.md: stream numbers, sequence, dt, tokens, values.
+    # The order of the sections is that of docs/reference/http.md: stream numbers, sequence, dt, tokens, values.
     sections = [np.arange(streams, dtype="<u4").tobytes()]
     if sequence is not None:
         flags |= _SEQUENCE

@@ -183,7 +183,7 @@ def _command(table: Table) -> Callable[..., None]:
     Trains the models of the published table and models to compare them with, measures them, and prints the results next
     to the published figures. Data sets: {data_names}. Finished runs in the folder are reused, and stopped ones
     continue: press Ctrl-C and repeat the command. Started on several machines with one folder, it shares the runs
-    between them. docs/reproduce.md has the protocol, the gaps of the paper that were
+    between them. docs/background/papers.md has the protocol, the gaps of the paper that were
     filled, and the results.
 
     Example: stablernn reproduce {key} --short --jobs 2

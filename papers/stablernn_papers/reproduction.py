@@ -60,7 +60,7 @@ def reproduce(
         report: Function that is called with a sentence about each finished job.
 
     Returns:
-        The content of ``results.json`` and the ``output`` folder; docs/reproduce.md explains each key.
+        The content of ``results.json`` and the ``output`` folder; docs/background/papers.md explains each key.
 
     Raises:
         UnknownNameError: If there is no such table, or it has no such row or data set.

@@ -21,7 +21,7 @@ neither bounds the step that a model takes."""
 REQUIRED_INSTEAD: Kind = "bounded"
 """Kind that a rule with the withdrawn kind requires instead: the weakest kind that is proved."""
 WITHDRAWN_SENTENCE = (
-    f"The kind '{WITHDRAWN_KIND}' was withdrawn and now means '{REQUIRED_INSTEAD}' (docs/stability.md)."
+    f"The kind '{WITHDRAWN_KIND}' was withdrawn and now means '{REQUIRED_INSTEAD}' (docs/background/stability.md)."
 )
 
 _MEANINGS: dict[object, str] = {

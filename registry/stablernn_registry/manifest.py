@@ -293,7 +293,7 @@ class ManifestFields(FrozenModel):
     Attributes:
         task: ``classify``, ``forecast`` or ``predict-next``.
         cell: Key of the recurrent cell, e.g. ``lipschitz``.
-        signature: Inputs, outputs and states of the graphs, see ``docs/registry.md``.
+        signature: Inputs, outputs and states of the graphs, see ``docs/background/registry.md``.
         labels: Names of the classes or binary targets, in the order of the outputs; required for ``classify``, and for
             ``predict-next`` if the output is ``categorical`` or ``bernoulli``.
         features: Names of the input features, in order; if the input is ``tokens``, the vocabulary.

@@ -52,7 +52,7 @@ class Certified(_FrozenModel):
 
 
 class RobustnessReport(_FrozenModel):
-    """The main figures of a ``robustness.json``; docs/robustness.md has all of them.
+    """The main figures of a ``robustness.json``; docs/reference/reports.md has all of them.
 
     Attributes:
         weights: ``sha256:`` and the hash of the measured ``weights.safetensors``; None if the report has no hash.

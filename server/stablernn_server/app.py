@@ -177,7 +177,7 @@ def build_document(app: FastAPI, *, needs_token: bool) -> Node:
         title=app.title,
         version=app.version,
         summary=app.summary,
-        description="Streams over a WebSocket, GET /v1/stream, cannot be described here: docs/http.md does.",
+        description="Streams over a WebSocket, GET /v1/stream, cannot be described here: docs/reference/http.md does.",
         routes=[*app.routes, *v2.documented.routes],
     )
     _, bodies = models_json_schema(

@@ -1,8 +1,8 @@
 """The differential equation ``h' = A h + f(W h + U x + b)`` behind residual steps, slopes of ``f`` within 0 to 1.
 
 Theorem 1 is of Erichson and others, "Lipschitz recurrent neural networks" (ICLR 2021); the rates and the largest step
-are ours, docs/stability.md derives them. Nothing that holds of the equation alone holds of a step of any length: a step
-of length 0.5 along ``h' = -5 h`` multiplies the state by -1.5.
+are ours, docs/background/stability.md derives them. Nothing that holds of the equation alone holds of a step of any
+length: a step of length 0.5 along ``h' = -5 h`` multiplies the state by -1.5.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _MAX_LENGTH = 1e4
 def theorem_1_conditions(linear: Matrix, recurrent: Matrix) -> tuple[Hypothesis, ...]:
     """Return the conditions of theorem 1: the first two together with (a) or with all three lines of (b).
 
-    The paper's (b) has no condition on ``W - W^T`` and is false without it; docs/stability.md has a counterexample. It
-    is true of a symmetric ``W``: then ``-W`` is positive definite, and ``e^T (-W) e`` decreases along the difference
-    ``e`` of any two solutions.
+    The paper's (b) has no condition on ``W - W^T`` and is false without it; docs/background/stability.md has a
+    counterexample. It is true of a symmetric ``W``: then ``-W`` is positive definite, and ``e^T (-W) e`` decreases
+    along the difference ``e`` of any two solutions.
 
     Args:
         linear: A, ``(n, n)``.

@@ -1,7 +1,8 @@
 """Bounds of Lur'e systems: linear steps with nonlinearities of slopes within 0 to 1, as tanh, ReLU and shrinkage are.
 
-A quadratic form by which the step contracts is searched, and a matrix inequality is checked (docs/stability.md, "How a
-step is bounded"). Everything is computed in float64 on the matrices that the step uses, and rounded to the safe side.
+A quadratic form by which the step contracts is searched, and a matrix inequality is checked
+(docs/background/stability.md, "How a step is bounded"). Everything is computed in float64 on the matrices that the step
+uses, and rounded to the safe side.
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ class StableCell(nn.Module):
     def step_bound(self) -> StepBound:
         """Prove bounds of a regular step with the current weights, in float64 on the matrices that it uses.
 
-        docs/stability.md says what is proved of each cell, and how.
+        docs/background/stability.md says what is proved of each cell, and how.
         """
         step = self.lure_system()
         return StepBound() if step is None else lure_bound(step)

@@ -31,7 +31,7 @@ class CellInfo:
         paper: Authors, title and venue.
         year: Year of publication.
         guarantee: The guarantee in words; "none" if there is none.
-        family: The family of steps, which an engine may know (``docs/architecture.md``).
+        family: The family of steps, which an engine may know (``docs/background/architecture.md``).
         equation: Equation of one step, in plain text.
         cell: The class.
         paper_options: The paper's values, if they differ from the defaults of the class.
@@ -106,7 +106,7 @@ def register_cell(key: str, **facts: Any) -> Callable[[_Cell], _Cell]:
     """Register a cell class in the catalog, as a decorator.
 
     A package that names the class in the entry-point group ``stablernn.cells`` has its cell in every process of an
-    environment, the command line included; ``docs/python.md`` shows one.
+    environment, the command line included; ``docs/guides/cells.md`` shows one.
 
     Args:
         key: Key of the cell, lower-case letters, digits and underscores; it becomes the attribute ``key`` of the class.

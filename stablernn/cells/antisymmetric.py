@@ -214,7 +214,7 @@ class AntisymmetricRNNCell(StableCell):
     title="antisymmetric with a gate that shares the matrix",
     paper=_PAPER,
     year=2019,
-    guarantee="none: the gated Jacobian can have eigenvalues with positive real part (docs/stability.md)",
+    guarantee="none: the gated Jacobian can have eigenvalues with positive real part (docs/background/stability.md)",
     family="shared gate",
     equation=(
         "K = W - W^T - damping I; z = sigmoid(K h + V_z x + b_z); h <- h + step_size z .* tanh(K h + V_h x + b_h)"

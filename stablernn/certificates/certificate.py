@@ -282,7 +282,7 @@ class Certificate:
         return conditions
 
     def document(self) -> dict[str, Any]:
-        """Return the certificate as JSON types; docs/stability.md explains every key."""
+        """Return the certificate as JSON types; docs/reference/certificate.md explains every key."""
         return {
             "schema": SCHEMA,
             "kind": self.kind,

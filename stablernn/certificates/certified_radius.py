@@ -2,8 +2,9 @@
 
 The bound covers the whole classifier: every observed value reaches the layers as often as resampling, patches and held
 values repeat it, goes through convolutions, the embedding and the layers
-(:class:`~stablernn.certificates.cascade.Cascade`), and is weighted by the readout and the head. docs/robustness.md
-derives each factor. Rates below 1 are not needed: over finitely many steps any finite bound will do.
+(:class:`~stablernn.certificates.cascade.Cascade`), and is weighted by the readout and the head.
+docs/background/stability.md derives each factor. Rates below 1 are not needed: over finitely many steps any finite
+bound will do.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ tanh, 1/2: W is in one matrix with A there, and its negative part damps too.
 
 Each is convex, those of nnrnn at fixed phases and that of incremental at fixed inner steps, and the nearest point, in
 the Frobenius norm of the matrices that it bounds, keeps their singular vectors. Why the step contracts there:
-docs/stability.md. A matrix of low rank has both factors scaled alike, ``nnrnn`` is scaled where clipping does not
-suffice, and ``antisymmetric`` by rows and columns, which is inside but not nearest. Cells that are certified for all
-parameters have nothing to be projected but the bias of modReLU where it is positive, which makes a jump.
+docs/background/stability.md. A matrix of low rank has both factors scaled alike, ``nnrnn`` is scaled where clipping
+does not suffice, and ``antisymmetric`` by rows and columns, which is inside but not nearest. Cells that are certified
+for all parameters have nothing to be projected but the bias of modReLU where it is positive, which makes a jump.
 
 First the nearest points of sets of matrices, then the projection of each cell, then the tables and what uses them.
 """
@@ -488,7 +488,7 @@ def certified_kind(cell: StableCell) -> Kind:
         reason = f": {_REASONS[cell.key]}" if cell.key in _REASONS else ""
         raise ConfigError(
             f"The cell '{cell.key}' has no certified region that training could stay in{reason}. Take one that has, "
-            "such as lipschitz, rnn, lru or exprnn (all are in docs/stability.md), or leave "
+            "such as lipschitz, rnn, lru or exprnn (all are in docs/background/stability.md), or leave "
             f"{terms().key('training.certified')} out."
         )
     # All at once: whoever sets one of them would otherwise be refused again because of the next.

@@ -3,7 +3,7 @@
 With it come bounds on how far a wrong raw value moves the outputs of a model, and on when it is forgotten. They are
 composed like certified radii (:mod:`stablernn.certificates.certified_radius`): a value reaches the layers as often as
 patches and held values repeat it, goes through convolutions, the embedding and the layers, and is weighted by the
-readout and the head. docs/stability.md derives each factor.
+readout and the head. docs/background/stability.md derives each factor.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def wrong_sample_bounds(model: SequenceModel, certificate: Certificate) -> dict[
     """Return how far a wrong raw value moves later outputs, and when it is forgotten, as JSON types.
 
     An error of several channels is the 2-norm of all errors of a sample, each divided by the scale of its channel.
-    docs/stability.md explains the keys.
+    docs/reference/certificate.md explains the keys.
 
     Args:
         model: On any device; it is not changed.

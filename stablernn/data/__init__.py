@@ -1,6 +1,6 @@
 """Data in: named datasets, readers of files, splits and windows.
 
-All values are in raw units and NaN means missing. ``docs/data.md`` describes the formats.
+All values are in raw units and NaN means missing. ``docs/guides/data.md`` describes the formats.
 """
 
 from __future__ import annotations

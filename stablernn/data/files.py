@@ -76,7 +76,7 @@ def detect_format(path: Path) -> str:
     ending = Path(plain_name).suffix
     if ending == ".hea":
         raise errors.DataError(
-            f"'{path.name}' is a WFDB record, which is not read. docs/data.md shows how to convert it to .npz."
+            f"'{path.name}' is a WFDB record, which is not read. docs/guides/sequences.md says how to convert it."
         )
     if ending not in FORMAT_TASKS or (ending in _BINARY and plain_name != name):
         raise errors.DataError(

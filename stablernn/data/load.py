@@ -140,7 +140,7 @@ def load_data(
             the shortest series that validation and test get each.
         window_stride: Forecast: steps from a training window to the next.
         seed: Draws the validation sequences, and what a named dataset generates; 0 to 2**32 - 1.
-        variant: Named datasets: one of the forms in which the papers use it, see ``docs/datasets.md``.
+        variant: Named datasets: one of the forms in which the papers use it.
         partial: Named datasets: whether one that is here only in part will do.
         permutation: Named datasets: order of the pixels.
         length: Named datasets: steps of a sequence.

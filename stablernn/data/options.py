@@ -243,13 +243,13 @@ class _SourceOptions(_Options):
     seed: Seed = 0
     """Of the draw of the validation sequences, and of what a named dataset generates."""
     variant: str | None = None
-    """Form in which a named dataset is used, such as 'released'; None: its default, see docs/datasets.md."""
+    """Form in which a named dataset is used, such as 'released'; None: its default."""
     partial: bool = False
     """Accept a named dataset of which only a part is on disk."""
     permutation: str | None = None
     """Order of the pixels of 'pmnist', such as 'nnrnn' or 'torch-12008'; None: 'urnn'."""
     length: Count | None = None
-    """Steps of a sequence of a named dataset that has no fixed length; None: its default, see docs/datasets.md."""
+    """Steps of a sequence of a named dataset that has no fixed length; None: its default."""
 
 
 # The fields of the last base come first.

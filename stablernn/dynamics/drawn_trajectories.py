@@ -88,7 +88,7 @@ class DrawnTrajectories:
     radius: float | None
 
     def document(self) -> dict[str, Any]:
-        """Return the figures as JSON types; docs/certificate_document.md explains each."""
+        """Return the figures as JSON types; docs/reference/certificate.md explains each."""
         return {
             "note": None,
             "inputs": self.inputs,

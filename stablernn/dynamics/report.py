@@ -57,7 +57,7 @@ class Gradients:
         return np.array([_slope(row) for row in self.ratios])
 
     def document(self) -> dict[str, Any]:
-        """Return quantiles over the sequences as JSON types; docs/evaluation.md explains each."""
+        """Return quantiles over the sequences as JSON types; docs/reference/reports.md explains each."""
         # The last column that is not NaN is the first step of the sequence.
         firsts = np.array([row[~np.isnan(row)][-1] for row in self.ratios])
         with np.errstate(invalid="ignore"):
@@ -162,7 +162,7 @@ class DynamicsReport:
     steps: int
 
     def document(self) -> dict[str, Any]:
-        """Return the figures as JSON types, proved ones apart from observed ones; docs/evaluation.md explains each."""
+        """Return proved and observed figures apart, as JSON types; docs/reference/reports.md explains each."""
         jacobian = None if self.spectra is None else {**self.spectra.document(), "largest_factors": self.factors}
         return {
             "certificate": self.certificate.document(),

@@ -223,7 +223,7 @@ class Spectra:
         return radii
 
     def document(self) -> dict[str, Any]:
-        """Return the figures as JSON types; docs/evaluation.md explains each."""
+        """Return the figures as JSON types; docs/reference/reports.md explains each."""
         moduli = np.abs(self.eigenvalues)
         rounding = moduli.shape[1] * FLOAT32_EPSILON
         # Eigenvalues of the vector field behind an Euler step: (J - I) / step_size.

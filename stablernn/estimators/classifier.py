@@ -41,7 +41,7 @@ class StableClassifier(ClassifierMixin, RunEstimator):  # type: ignore[misc]
 
     Args:
         cell: Key of the recurrent cell, see :func:`stablernn.list_cells`; ``auto``: cell and other settings are chosen
-            by cross-validation on the training data within ``budget``, see ``docs/choosing.md``.
+            by cross-validation on the training data within ``budget``, see ``docs/guides/choosing.md``.
         hidden_size: Length of each layer's state.
         num_layers: Recurrent layers.
         members: Networks of an ensemble, whose probabilities are averaged.
@@ -57,7 +57,7 @@ class StableClassifier(ClassifierMixin, RunEstimator):  # type: ignore[misc]
         device: ``auto``, ``cpu`` or ``cuda``, for the training; predictions are computed on the CPU.
         random_state: Seed of the held-out sequences, initial weights and order of samples; None draws one.
         settings: Further settings by dotted key, as ``--set`` takes them: ``{"training.clip_norm": 1.0}``. See
-            ``docs/configuration.md``.
+            ``docs/reference/settings.md``.
         budget: Of ``cell="auto"``: time or number of steps of search and training, such as ``90s``; None: two minutes.
         runs_folder: Folder in which each fit leaves a run directory, with data and figures; None: none is left.
         callbacks: Objects that are told of the start, each epoch and the end, see
@@ -69,7 +69,7 @@ class StableClassifier(ClassifierMixin, RunEstimator):  # type: ignore[misc]
         run_: The run with all that follows from it.
         model_, config_, history_, summary_: Model, settings, epochs and summary of the run.
 
-    Example:
+    Examples:
         >>> X = np.random.default_rng(0).normal(size=(40, 30)).cumsum(axis=1)
         >>> classifier = StableClassifier(max_steps=20).fit(X, X[:, -1] > 0)
         >>> classifier.predict_proba(X[:3]).shape

@@ -47,7 +47,7 @@ class StableForecaster(RunEstimator):
 
     Args:
         cell: Key of the recurrent cell, see :func:`stablernn.list_cells`; ``auto``: cell and other settings are chosen
-            by forward chaining on the training data within ``budget``, see ``docs/choosing.md``.
+            by forward chaining on the training data within ``budget``, see ``docs/guides/choosing.md``.
         horizon: Steps to forecast; None: a season, at most 96.
         context_length: Steps seen before a forecast; None: from season and horizon, or chosen by validation.
         season: Steps of the main season; None: by the frequency.
@@ -72,7 +72,7 @@ class StableForecaster(RunEstimator):
             for all inputs and costs little.
         device: ``auto``, ``cpu`` or ``cuda``, for the training; forecasts are computed on the CPU.
         random_state: Seed of initial weights and order of windows; None draws one.
-        settings: Further settings by dotted key, as ``--set`` takes them, see ``docs/configuration.md``.
+        settings: Further settings by dotted key, as ``--set`` takes them, see ``docs/reference/settings.md``.
         budget: Of ``cell="auto"``: time or number of steps of search and training, such as ``90s``; None: two minutes.
         runs_folder: Folder in which each fit leaves a run directory, with data and figures; None: none is left.
         callbacks: Objects that are told of the start, each epoch and the end, see
@@ -83,7 +83,7 @@ class StableForecaster(RunEstimator):
         horizon_: Steps of a forecast.
         model_, config_, history_, summary_: Model, settings, epochs and summary of the run.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> series = np.sin(np.arange(300) / 5)
         >>> forecaster = StableForecaster(horizon=10, context_length=40, max_steps=20).fit(series)

@@ -32,7 +32,7 @@ class Stream:
     Raises:
         ConfigError: If the model resamples complete sequences, takes the time of each step, or covariates.
 
-    Example:
+    Examples:
         >>> from stablernn import Classifier
         >>> stream = Stream(Classifier("gru", input_size=1, num_classes=2, hidden_size=4))
         >>> outputs = [stream.push(sample) for sample in (20.5, float("nan"), 19.0)]

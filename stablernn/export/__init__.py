@@ -90,7 +90,7 @@ def export(
         ExportError: If the model has an operation that fixes the batch size, or the installed torch no longer has
             TorchScript.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     report = export(Classifier("lipschitz", input_size=1, num_classes=2, hidden_size=4), folder)

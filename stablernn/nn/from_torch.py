@@ -80,7 +80,7 @@ def from_torch(
         ConfigError: If the module is no such layer, is bidirectional, has projections, weights of another dtype or
             weights that are not finite, or an argument does not fit the module, the head or the task.
 
-    Example:
+    Examples:
         >>> lstm, head = nn.LSTM(3, 8, num_layers=2, batch_first=True), nn.Linear(8, 4)
         >>> model = from_torch(lstm, head, task="classify")
         >>> x = torch.zeros(5, 20, 3)

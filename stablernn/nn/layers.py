@@ -56,7 +56,7 @@ class StableRNN(nn.Module):
     which moves base points and sparsifies matrices; constraints hold without it. The ``orthogonal`` parameters of
     :meth:`parameter_groups` may need a smaller learning rate.
 
-    Example:
+    Examples:
         >>> rnn = StableRNN("lipschitz", input_size=3, hidden_size=8, num_layers=2)
         >>> output, state = rnn(torch.zeros(4, 10, 3), lengths=torch.tensor([10, 7, 3, 1]))
         >>> output.shape, state.shape

@@ -70,7 +70,7 @@ def robustness(
     features: Sequence[str] | None = None,
     stage: Stage | None = None,
 ) -> dict[str, Any]:
-    """Measure the robustness of a classifier; docs/robustness.md explains each key of the report.
+    """Measure the robustness of a classifier; docs/reference/reports.md explains each key of the report.
 
     Args:
         model: The classifier in evaluation mode; it is not changed.

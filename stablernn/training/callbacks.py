@@ -1,7 +1,7 @@
 """Callbacks of training: the start of a run, each epoch and the end, for programs and for trackers of experiments.
 
 The trackers are TensorBoard, MLflow and Weights & Biases. Each takes its settings from the environment variables of its
-library, which is imported when a tracker is opened. ``docs/tracking.md`` describes them.
+library, which is imported when a tracker is opened. ``docs/guides/tracking.md`` describes them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Callback:
     An exception in a callback ends the training, which can then be resumed like one that was interrupted. A search for
     settings (cell ``auto``) calls none: only the training after it does.
 
-    Example:
+    Examples:
         >>> class Losses(Callback):
         ...     def __init__(self):
         ...         self.values = []

@@ -642,7 +642,7 @@ def check_processes(processes: ProcessGroup, config: Config, data: Data, device:
     if device.type == "cuda" and config.model.engine in (_RECORDED, "auto"):
         raise ConfigError(
             f"The engine '{_RECORDED}' records what a GPU does, and was never run in several processes. Take "
-            "--engine loop, or another that runs the cell (see docs/gpu.md)."
+            "--engine loop, or another that runs the cell (see docs/guides/gpu.md)."
         )
     rows = config.training.batch_size or 1
     if rows < processes.world_size:

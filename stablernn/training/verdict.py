@@ -50,7 +50,7 @@ def describe_coverage(split: str, scores: Mapping[str, Any]) -> list[str]:
         if 1 - coverage > _MOST_MISSES * (1 - level):
             sentences.append(
                 f"Intervals that should hold {level:.0%} of the values hold {coverage:.0%} on {split} ({name}). Train "
-                "on newer data, or let intervals adapt (docs/online.md)."
+                "on newer data, or let intervals adapt (docs/background/streams.md)."
             )
     return sentences
 
@@ -104,7 +104,7 @@ def judge(
         if comparison is None or not comparison.is_useless:
             return Verdict(diverged=False)
         sentence = f"The model is no better than {comparison.trivial} ({comparison})."
-        return Verdict(diverged=False, warnings=(f"{sentence} Train it longer, or see docs/accuracy.md.",))
+        return Verdict(diverged=False, warnings=(f"{sentence} Train it longer, or see benchmarks/accuracy.md.",))
     # The loss diverged. Good weights may still be kept, from an epoch before that.
     position = trainer.position
     course = f"the training loss ended at {position.last_loss:.4g}, from {position.first_loss:.4g} at the first step"

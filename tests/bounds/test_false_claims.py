@@ -1,7 +1,7 @@
 """Claims of papers that are false, and what certificates say of the same weights: counterexamples in float64.
 
 Trajectories and eigenvalues are computed from the equations by numpy and scipy, apart from the library;
-docs/stability.md tells of each claim.
+docs/background/stability.md tells of each claim.
 """
 
 from __future__ import annotations

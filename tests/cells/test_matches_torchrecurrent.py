@@ -1,4 +1,5 @@
-"""Cells that ``torchrecurrent`` has too: same weights, same numbers; or where and why not (``docs/compared.md``).
+"""Cells that ``torchrecurrent`` has too: same weights, same numbers; or where and why not
+(``docs/background/implementations.md``).
 
 The package was written from the papers by other people. Its second (and third) bias vectors act as their sum.
 """

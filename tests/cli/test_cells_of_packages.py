@@ -1,4 +1,4 @@
-"""The cell of another distribution, which is that of docs/cells.md, and what is said where it is missing or broken."""
+"""The cell of another distribution, that of docs/guides/cells.md, and what is said where it is missing or broken."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cli_helpers import UNPLOTTED, Result, Workplace, command
 from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
 
-PAGE = (Path(__file__).parents[2] / "docs" / "cells.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "cells.md").read_text(encoding="utf-8")
 OPTIONS = f"--data digits --hidden-size 8 --max-steps 4 --batch-size 16 {UNPLOTTED}"
 
 
@@ -25,9 +25,8 @@ OPTIONS = f"--data digits --hidden-size 8 --max-steps 4 --batch-size 16 {UNPLOTT
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which the package of the page is installed."""
     source, target = tmp_path_factory.mktemp("leaky-cells"), tmp_path_factory.mktemp("site")
-    for language in ("toml", "python"):
-        (block,) = re.findall(rf"```{language}\n(# \S+\n.*?)```", PAGE, re.DOTALL)
-        (source / block.partition("\n")[0].removeprefix("# ")).write_text(block, encoding="utf-8")
+    for name, block in re.findall(r"```\w+ title=\"leaky-cells/(\S+)\"\n(.*?)```", PAGE, re.DOTALL):
+        (source / name).write_text(block, encoding="utf-8")
     words = ("install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--target", target, source)
     subprocess.run([sys.executable, "-m", "pip", *map(str, words)], check=True)
     return target

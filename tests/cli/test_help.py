@@ -13,7 +13,6 @@ import pytest
 import typer
 
 from cli_helpers import Workplace
-from generate_docs import FILLED, ROOT, WHOLE, generated
 from stablernn_cli.commands import ENTRIES
 from stablernn_cli.main import app
 from stablernn_papers.tables import TABLES
@@ -144,8 +143,3 @@ def test_no_pair_of_flags_takes_the_last_of_two_silently() -> None:
     ]
     assert [parameter.name for parameter in pairs] == ["certified"]
     assert all(parameter.multiple for parameter in pairs)
-
-
-@pytest.mark.parametrize("name", [*WHOLE, *FILLED])
-def test_the_documentation_is_current(name: str) -> None:
-    assert (ROOT / name).read_text(encoding="utf-8") == generated(name), "run `make docs`"

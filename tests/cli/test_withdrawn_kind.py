@@ -14,11 +14,12 @@ import pytest
 from cli_helpers import UNPLOTTED, Workplace, republish_certificate
 from stablernn_registry import Registry
 
-MEANT = "WARNING: The kind 'local' was withdrawn and now means 'bounded' (docs/stability.md)."
+MEANT = "WARNING: The kind 'local' was withdrawn and now means 'bounded' (docs/background/stability.md)."
 SHOWN = "none (stored as local; withdrawn)"
 RULE = (
     "WARNING: Line 1 of the policy asks for the kind 'local' for '*'. The kind 'local' was withdrawn and now means "
-    "'bounded' (docs/stability.md). Set the rule again: stablernn registry policy set --alias '*' --require bounded "
+    "'bounded' (docs/background/stability.md). Set the rule again: stablernn registry policy set --alias '*' "
+    "--require bounded "
     "--why '...'."
 )
 

@@ -9,7 +9,7 @@ import pytest
 
 from stablernn_registry import Registry, Version
 
-PAGE = (Path(__file__).parents[2] / "docs" / "registry.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "background" / "registry.md").read_text()
 EXAMPLE, READER = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 
 

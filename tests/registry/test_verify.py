@@ -104,7 +104,7 @@ def test_any_file_cut_lengthened_or_taken_away_is_found(filled: Registry, data: 
     if kind == "remove":
         path.unlink()
     elif kind == "cut":
-        # A log cut exactly between two lines is a shorter, sound log: see docs/registry.md.
+        # A log cut exactly between two lines is a shorter, sound log: see docs/background/registry.md.
         overwrite(path, before[: -data.draw(st.integers(1, min(len(before), 60)), label="bytes")])
     else:
         overwrite(path, before + data.draw(st.binary(min_size=1, max_size=5), label="bytes"))

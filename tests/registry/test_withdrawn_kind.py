@@ -22,7 +22,7 @@ STORED: dict[str, Any] = {
     "contraction_rate": 1.5,
     "conditions": [{"name": "theorem 1 (a): mu2(A) + norm(W)", "value": -4.0, "bound": 0.0, "holds": True}],
 }
-MEANT = "The kind 'local' was withdrawn and now means 'bounded' (docs/stability.md)."
+MEANT = "The kind 'local' was withdrawn and now means 'bounded' (docs/background/stability.md)."
 SHOWN = "none (stored as local; withdrawn)"
 
 

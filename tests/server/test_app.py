@@ -31,7 +31,7 @@ def test_a_served_model_brings_no_torch_either(published: Published) -> None:
 
 
 def test_the_codes_of_errors_are_documented() -> None:
-    rows = re.findall(r"^\| ([\d, ]+) \| (.*?) \|", (ROOT / "docs/http.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| ([\d, ]+) \| (.*?) \|", (ROOT / "docs/reference/http.md").read_text(), re.MULTILINE)
     documented = {
         (int(status), code)
         for statuses, codes in rows

@@ -52,7 +52,7 @@ def test_a_model_that_learned_nothing_is_a_warning(tmp_path: Path, caplog: pytes
     (sentence,) = summary["warnings"]
     assert re.fullmatch(
         rf"The model is no better than one answer for all sequences \(validation log_loss {NUMBER}, one answer for all "
-        rf"sequences 0\.6931\)\. Train it longer, or see docs/accuracy\.md\.",
+        rf"sequences 0\.6931\)\. Train it longer, or see benchmarks/accuracy\.md\.",
         sentence,
     )
     assert summary["diverged"] is False

@@ -49,7 +49,8 @@ def mqtt(
 
     Each key is a stream. A message is JSON: a number, an array of the features, or {"x": ..., "n": ...} with the number
     of the event within its key, from 0 on. Streams survive a restart with the same --checkpoint and --client-id. Ends
-    with SIGTERM or Ctrl-C; --json prints the counts then. Needs the extra 'mqtt'. docs/scaling.md says what holds.
+    with SIGTERM or Ctrl-C; --json prints the counts then. Needs the extra 'mqtt'. docs/guides/streams_by_key.md says
+    what holds.
 
     Example: stablernn bridge mqtt load@production --topic 'sensors/+/value' --answers 'answers/{key}'
     """

@@ -48,13 +48,13 @@ def certify(
 
     From the weights, in float64, for all states and inputs: the rate at which two states under one input approach each
     other, in which norm, and the set that states stay in. The kinds, from the strongest to the weakest, are
-    contracting, non-expansive, bounded and none. docs/stability.md defines them and shows the proofs. Exit code 3:
-    less is proved than --require demands.
+    contracting, non-expansive, bounded and none. docs/background/stability.md defines them and shows the proofs. Exit
+    code 3: less is proved than --require demands.
 
     With --inputs-within the certificate is only of inputs in that range, and proves more of cells with gates. Without,
     a second one is for the range seen in training, one and a half times as wide.
 
-    With --report a document for assessors is written, which docs/certificate_document.md describes; print the .html
+    With --report a document for assessors is written, which docs/reference/certificate.md describes; print the .html
     from a browser for a PDF.
 
     Example: stablernn certify digits@production --require contracting
@@ -81,7 +81,7 @@ def certify(
         # After the certificate is printed: it shows which condition fails.
         raise CommandError(
             f"'{require}' is required of {name}, but only '{certificate['kind']}' is proved. "
-            f"{_suggestion(certificate, require)} docs/stability.md lists the cells.",
+            f"{_suggestion(certificate, require)} docs/background/stability.md lists the cells.",
             REFUSED,
         )
 

@@ -257,7 +257,7 @@ def _open_model(ref: str, findings: Findings) -> dict[str, Any]:
     try:
         model = ServedModel.load(version, *options)
     except ServingError as error:
-        findings.add(str(error), "See docs/serving.md on engines and GPUs")
+        findings.add(str(error), "See docs/guides/gpu.md")
         return {"ref": version.ref, "error": str(error)}
     placement = model.placement
     return {

@@ -192,7 +192,7 @@ def evaluate(
 
     A run is scored by torch, a registry version by ONNX Runtime on the graph that is served. A forecast is compared
     with the seasonal naive, the naive and the drift forecast on the same windows, a classification with a ridge
-    classifier on the raw values and with the most frequent class. docs/evaluation.md has the formulas. Labeled
+    classifier on the raw values and with the most frequent class. docs/reference/metrics.md has the formulas. Labeled
     sequences of --data that have no test split are scored as a whole.
 
     With OTHER, differences between the errors of both are tested by Wilcoxon's signed-rank test.

@@ -97,7 +97,7 @@ def serve(
         bool,
         option(
             "Forecasts of streams also have intervals that adapt to how often earlier ones missed "
-            "(docs/online.md); a model without quantiles of its own inputs is refused.",
+            "(docs/background/streams.md); a model without quantiles of its own inputs is refused.",
             envvar="STABLERNN_ADAPTIVE_INTERVALS",
             rich_help_panel=STREAMS_PANEL,
         ),
@@ -147,7 +147,7 @@ def serve(
 
     Stops on Ctrl-C or SIGTERM after the requests in flight are answered, at most 8 s later. With --json, one document
     with url and models is printed when the server is ready. The registry is the folder STABLERNN_REGISTRY. Other
-    settings, such as limits and batch sizes, are environment variables; docs/serving.md lists them.
+    settings, such as limits and batch sizes, are environment variables; docs/reference/server.md lists them.
 
     Example: stablernn serve --model digits@production --port 8080
     """

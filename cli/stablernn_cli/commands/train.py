@@ -56,10 +56,10 @@ def train(
 
     Settings come from --config, then from the options here and from --set, which must not contradict each other. A
     setting that is left open gets the value recommended for the cell and the data; the run's config.yaml holds all of
-    them, docs/configuration.md describes them. `stablernn data check` shows what would be done with a file.
+    them, docs/reference/settings.md describes them. `stablernn data check` shows what would be done with a file.
 
     Without --cell, recipes of cell and settings are compared on parts of the training data within --budget, and the
-    best is trained; a setting that you give is kept. docs/choosing.md says how.
+    best is trained; a setting that you give is kept. docs/guides/choosing.md says how.
 
     Exit code 1: the loss was not finite, or training diverged and left useless weights. A model that is no better than
     a trivial answer gets a warning; both are in summary.json.
@@ -68,7 +68,7 @@ def train(
 
     Ctrl-C stops with exit code 130 and leaves a run that --resume continues to the same numbers.
 
-    Started by torchrun, several processes share each minibatch; docs/scaling.md describes it.
+    Started by torchrun, several processes share each minibatch; docs/guides/machines.md describes it.
 
     Example: stablernn train --data digits
     """

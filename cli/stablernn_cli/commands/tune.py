@@ -78,7 +78,7 @@ def tune(
 
     Optuna chooses settings by the validation split: learning rate, sizes, dropout, weight decay, patches or context,
     and the options of the cell. A setting that you give, here, in --config or by --set, is not searched.
-    docs/tuning.md has the ranges. The test split takes no part in the search.
+    docs/reference/settings.md has the ranges. The test split takes no part in the search.
 
     Each trial is a run like any other, in the folder trials of --output. Trials that fall behind are pruned, and with
     --require those of which less is proved.

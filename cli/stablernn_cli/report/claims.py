@@ -286,11 +286,11 @@ _METHODS = {
     "dominance": _Method(
         "Rate: each row of the Jacobian of the Lur'e system is longest at a slope of 0 or of 1; the largest weighted "
         "row sum of both is the rate in an infinity norm",
-        "ours: docs/stability.md, 'Why these regions', dominant diagonals",
+        "ours: docs/background/stability.md, 'Why these regions', dominant diagonals",
         "stablernn/bounds/lure.py",
     ),
     "rows": _Method(
-        _ROWS, "ours: docs/stability.md, 'How a step is bounded', method 'Rows'", "stablernn/bounds/gated.py"
+        _ROWS, "ours: docs/background/stability.md, 'How a step is bounded', method 'Rows'", "stablernn/bounds/gated.py"
     ),
     "gru rows": _Method(_ROWS, f"ours, after {_GRU_PAPER}, {_FINER}", "stablernn/bounds/gated.py"),
     "lstm rows": _Method(_ROWS, f"ours, after {_LSTM_PAPERS}, {_FINER}", "stablernn/bounds/gated.py"),
@@ -298,31 +298,31 @@ _METHODS = {
     "normalizer": _Method(
         "Bounds on the state: what each earlier step can still add to the normalizer is bounded by the largest forget "
         "gate and the range of the input gate, and the cell state is that many tanh",
-        "ours: docs/stability.md, 'Inputs of a bounded size'",
+        "ours: docs/background/stability.md, 'Inputs within a range'",
         "stablernn/cells/slstm.py",
     ),
     "box": _Method(
         "Bounds on the state: gates, candidates and states get an interval for each unit by interval arithmetic on the "
         "weights, and the box of the states is one that no step leaves",
-        "ours: docs/stability.md, 'Inputs of a bounded size'",
+        "ours: docs/background/stability.md, 'Inputs within a range'",
         "stablernn/bounds/intervals.py",
     ),
     "cube": _Method(
         "Bounds on the state: where the negative diagonal of the recurrent matrix outweighs the rest of its row, a "
         "step leads back from the faces of a cube, which is therefore invariant",
-        "ours: docs/stability.md, 'Inputs of a bounded size'",
+        "ours: docs/background/stability.md, 'Inputs within a range'",
         "stablernn/bounds/step_bound.py",
     ),
     "hand": _Method(
         "The bound is derived by hand from the equation of the cell",
-        "ours: docs/stability.md, 'How a step is bounded', method 'By hand'",
+        "ours: docs/background/stability.md, 'How a step is bounded', method 'By hand'",
         "stablernn/cells",
     ),
-    "nothing": _Method("nothing is proved of this layer", "docs/stability.md", "-"),
+    "nothing": _Method("nothing is proved of this layer", "docs/background/stability.md", "-"),
     "layers": _Method(
         "Several layers: a comparison system with the rate of each layer and the gains between them, whose weights "
         "make the largest layer's difference shrink",
-        "ours: docs/stability.md, 'How a step is bounded'",
+        "ours: docs/background/stability.md, 'How a step is bounded'",
         "stablernn/certificates/cascade.py",
     ),
 }

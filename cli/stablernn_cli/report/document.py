@@ -1,4 +1,4 @@
-"""The content of a certificate document as JSON types; docs/certificate_document.md explains every key."""
+"""The content of a certificate document as JSON types; docs/reference/certificate.md explains every key."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class BufferedGraph(EngineGraph, Protocol):
 
 
 class Engine(Protocol):
-    """The result of a factory ``(version folder, device)``; ``docs/serving.md`` lists what that may raise.
+    """The result of a factory ``(version folder, device)``; ``docs/reference/server.md`` lists what that may raise.
 
     Attributes:
         version: Name and version of the engine, for people.
@@ -216,7 +216,7 @@ def open_named(
     gpu_arguments = _gpu_arguments(factory, name, gpu)
     refusal = f"cannot be served by the engine '{name}'"
     with _unpacked(version, refusal) as folder:
-        # The exceptions of a factory and their meaning are documented in docs/serving.md.
+        # The exceptions of a factory and their meaning are documented in docs/reference/server.md.
         try:
             engine: Engine = factory(folder, device, **gpu_arguments)
         except RuntimeError as error:

@@ -33,7 +33,7 @@ class Classifier(SequenceModel):
         ConfigError: If an option is not among those listed.
         ValueError: If a size is out of range, or an input has another number of features.
 
-    Example:
+    Examples:
         >>> model = Classifier("lipschitz", input_size=1, num_classes=10)
         >>> model(torch.zeros(2, 64, 1)).shape
         torch.Size([2, 10])

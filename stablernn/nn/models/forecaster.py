@@ -56,7 +56,7 @@ class Forecaster(SequenceModel):
         ConfigError: If an option is not among those listed, or two are incompatible.
         ValueError: If a size is out of range, or an input has another number of features.
 
-    Example:
+    Examples:
         >>> model = Forecaster("gru", input_size=2, horizon=12)
         >>> model(torch.zeros(3, 48, 2)).shape
         torch.Size([3, 12, 1])

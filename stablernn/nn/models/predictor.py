@@ -95,7 +95,7 @@ class SequencePredictor(SequenceModel):
         ConfigError: If an option is not among those listed.
         ValueError: If a size is out of range, or an input has another shape or a token that is out of range.
 
-    Example:
+    Examples:
         >>> model = SequencePredictor("gru", input_size=50, num_outputs=50, tokens=True)
         >>> model(torch.zeros(2, 30, dtype=torch.int64)).shape
         torch.Size([2, 30, 50])

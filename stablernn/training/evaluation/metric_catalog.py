@@ -1,7 +1,7 @@
 """The catalog of metrics: the facts about each one that training, the command line and the documentation need.
 
-Selection of the best epoch, ``stablernn registry policy`` and the tables of ``docs/evaluation.md`` read it. It imports
-neither numpy nor torch, so that a command that needs a direction only does not wait for them.
+Selection of the best epoch, ``stablernn registry policy`` and the reference of metrics read it. It
+imports neither numpy nor torch, so that a command that needs a direction only does not wait for them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Metric:
     Attributes:
         name: Name in scores, ``metrics.json`` and printed tables.
         tasks: Tasks that are scored by it.
-        formula: Definition in Markdown, in the symbols of ``docs/evaluation.md``.
+        formula: Definition in Markdown, in the symbols of docs/reference/metrics.md.
         unit: Unit, and the range where it is bounded; "data" is the unit of the targets.
         better: Direction of improvement; None if neither direction is an improvement by itself.
         undefined: Values of 0/0 and x/0, or of an empty part.

@@ -189,9 +189,9 @@ def fit_forecast_head(model: Forecaster, windows: WindowSet) -> float:
     """Solve for what a forecaster with one member adds to its linear skip, and set its quantiles.
 
     With a skip, which has been solved for already, the layers add nothing to the mean: on states of random weights they
-    forecast no better (docs/choosing.md). Without one the head is solved for. The network on known values of the steps
-    ahead, if there is one, reads these and the static covariates alone, and is solved for on what remains. Quantiles
-    lie at those of the training errors.
+    forecast no better (docs/guides/choosing.md). Without one the head is solved for. The network on known values of the
+    steps ahead, if there is one, reads these and the static covariates alone, and is solved for on what remains.
+    Quantiles lie at those of the training errors.
 
     Args:
         model: In evaluation mode.

@@ -1,7 +1,8 @@
 """Recipes that a search tries, as candidates under the settings of the user, and which of them is best.
 
-The recipes were chosen on the nine classification sets and the forecasting tasks of docs/accuracy.md, their order and
-length for many classes on the training files of Adiac and Crop as well; docs/choosing.md says what each of them is for.
+The recipes were chosen on the nine classification sets and the forecasting tasks of benchmarks/accuracy.md, their order
+and length for many classes on the training files of Adiac and Crop as well; docs/guides/choosing.md says what each of
+them is for.
 """
 
 from __future__ import annotations

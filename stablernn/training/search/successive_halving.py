@@ -148,10 +148,10 @@ _MOST_WORKERS = 8
 LEAST_TRAINED = 0.5
 """Share of its optimizer steps below which the first network is not trained, and the baseline is taken; and share from
 which the two are compared. After a fifth of them the baseline is better on most sets, after half of them on some
-(docs/choosing.md)."""
+(docs/guides/choosing.md)."""
 ENOUGH_STEPS = 1000
 """Optimizer steps that make a network better than the baseline, however many it has in all: on MNIST the baseline gets
-93.3 % right, lru 93.0 % after 500 steps and 96.3 % after 1,500 (validation split; docs/choosing.md)."""
+93.3 % right, lru 93.0 % after 500 steps and 96.3 % after 1,500 (validation split; docs/guides/choosing.md)."""
 _MEASURED_STEPS = 25
 """Steps after which the speed of a training is known."""
 _TRIAL_SHARE = 0.2

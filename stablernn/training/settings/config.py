@@ -113,7 +113,7 @@ class ModelConfig(Section):
         ),
     ] = AUTO
     """Key of the catalog, such as 'lipschitz'; auto: chosen with other settings by cross-validation on the training
-    data, see docs/choosing.md."""
+    data, see docs/guides/choosing.md."""
     preset: Annotated[
         Literal["practical", "paper"], CommandOption("Source of the cell's defaults; default: practical.")
     ] = "practical"
@@ -312,7 +312,8 @@ class TrainingConfig(Section):
         ),
     ] = None
     """Keep the weights in the region in which the cell's step is proved to contract, or, of cells of which no more can
-    be kept, not to expand, or to stay bounded; see docs/stability.md. None: if the cell has such a region with these
+    be kept, not to expand, or to stay bounded; see docs/background/stability.md. None: if the cell has such a region
+    with these
     settings, for all inputs, the preset is practical, and the cell is not one that loses much by it."""
     certified_margin: Annotated[float, Field(ge=1e-5, le=0.5)] | None = None
     """Distance from 1 of the proved rate of a certified cell, at least, or of the forget gate of an LSTM, or of what a

@@ -622,7 +622,7 @@ def _describe_failure(trials: list[FrozenTrial], require: str) -> str:
     sentence = f"None of {len(trials)} trials was successful; most often: {most_frequent}."
     if any(trial.user_attrs.get("status") == "weaker" for trial in trials):
         sentence += (
-            f" Search cells that training keeps '{require}' (docs/stability.md names them), with "
+            f" Search cells that training keeps '{require}' (docs/background/stability.md names them), with "
             "--set training.certified=true where that is not the default, or require less."
         )
     return sentence

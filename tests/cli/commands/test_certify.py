@@ -40,7 +40,7 @@ def test_what_is_required_and_not_proved_is_refused(trained_cells: Workplace) ->
     assert trained_cells("certify rnn --require bounded").code == 0
     assert trained_cells.refusal("certify rnn --require non-expansive", code=3) == (
         "'non-expansive' is required of rnn, but only 'bounded' is proved. Train with training.certified=true "
-        "(--certified), which keeps 'rnn' contracting. docs/stability.md lists the cells."
+        "(--certified), which keeps 'rnn' contracting. docs/background/stability.md lists the cells."
     )
 
 

@@ -183,9 +183,9 @@ def test_tokens_that_do_not_fit_are_refused(shard: StreamShard, published: Publi
 
 @pytest.mark.slow
 def test_the_example_of_the_page_runs(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text(encoding="utf-8")
-    code = page.split("## Streams by key")[1].split("```python\n")[1].split("```")[0]
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "streams_by_key.md").read_text(encoding="utf-8")
+    code = page.split("```python\n")[1].split("```")[0].replace("machines@", "animals@")
     monkeypatch.setenv("STABLERNN_REGISTRY", str(published.root))
     names: dict[str, Any] = {}
-    exec(compile(code, "scaling.md", "exec"), names)
+    exec(compile(code, "streams_by_key.md", "exec"), names)
     assert names["again"].is_again.tolist() == [True, False]

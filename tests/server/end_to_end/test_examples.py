@@ -24,7 +24,6 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
-PAGE = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
 TOKEN = "a-token-of-the-examples"
 STRIDES = {"plain": 1, "patches": 3}
 """Samples after which each model has a label."""
@@ -114,21 +113,3 @@ def test_an_error_of_the_server_is_shown(served: tuple[str, str], name: str) -> 
     done = run(name, served[0], token=None)
     assert done.returncode != 0
     assert "token" in done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
-def test_the_programs_of_the_page(
-    served: tuple[str, str],
-    block: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    url = served[0]
-    monkeypatch.chdir(tmp_path)
-    weeks = [f"{date},{369 + week % 5}" for week, date in enumerate(np.arange("2024-01-06", "2024-06-01", 7, "M8[D]"))]
-    (tmp_path / "weeks.csv").write_text("\n".join(["ds,co2", *weeks]) + "\n")
-    program = re.sub(r'"http://localhost:8080"', f'"{url}", "{TOKEN}"', block)
-    assert program != block
-    exec(compile(program, "docs/client.md", "exec"), {})
-    assert capsys.readouterr().out

@@ -23,7 +23,7 @@ from stablernn_server import Settings, create_app
 
 pytestmark = pytest.mark.slow
 
-PAGE = Path(__file__).parents[3] / "docs" / "scaling.md"
+PAGE = Path(__file__).parents[3] / "examples" / "engines" / "README.md"
 TOKEN = "flink-token-0123456789"
 # TritonTypeMapper.toTritonDataType; an ARRAY has the datatype of its elements.
 DATATYPES = {"BIGINT": "INT64", "FLOAT": "FP32", "STRING": "BYTES"}
@@ -57,7 +57,7 @@ def text_server(stream_models: Published) -> Iterator[Running]:
 def test_the_documented_model_of_tokens_gets_the_bits_of_its_graph(
     stream_models: Published, text_server: Running
 ) -> None:
-    section = PAGE.read_text(encoding="utf-8").split("\n### In Flink SQL\n")[1].split("\n## ")[0]
+    section = PAGE.read_text(encoding="utf-8").split("\n## In Flink SQL\n")[1].split("\n## ")[0]
     statement = r"CREATE MODEL \w+\nINPUT \((\w+) ARRAY<(\w+)>\)\nOUTPUT \((\w+) ARRAY<FLOAT>\)\nWITH \((.*?)\n\);"
     match = re.search(statement, section, re.S)
     assert match is not None

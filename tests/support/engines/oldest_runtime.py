@@ -1,4 +1,5 @@
-"""Exported graphs in the oldest ONNX Runtime that runs them, which ``make oldest`` installs and docs/python.md names.
+"""Exported graphs in the oldest ONNX Runtime that runs them, which ``make oldest`` installs and docs/guides/python.md
+names.
 
 ``oldest_runtime.py write FOLDER`` exports models of every task and stores the outputs of the installed runtime.
 ``oldest_runtime.py run FOLDER``, in an environment of numpy and the old ``onnxruntime`` alone, compares its own.

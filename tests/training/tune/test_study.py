@@ -109,7 +109,7 @@ def test_a_search_in_which_nothing_is_proved_ends_with_what_to_do(tmp_path: Path
         TrainingError, match="None of 1 trials was successful; most often: proved 'none', less"
     ) as failed:
         write_results(study, StudyFolder(tmp_path), SPACE, "accuracy", "bounded")
-    assert "Search cells that training keeps 'bounded' (docs/stability.md names them)" in str(failed.value)
+    assert "Search cells that training keeps 'bounded' (docs/background/stability.md names them)" in str(failed.value)
 
 
 def test_a_resumed_study_suggests_what_one_that_was_never_stopped_does(tmp_path: Path) -> None:
