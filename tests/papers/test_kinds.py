@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from named_helpers import at_home, batches, lay, published
-from reproduce_helpers import little_images, little_table, on_digits
+from reproduce_helpers import on_digits
 from stablernn.engines import list_engines
 from stablernn.errors import CheckpointError, ConfigError, DataError, InterruptedRun, UnknownNameError
 from stablernn.training import Progress, load_config, train
@@ -296,14 +296,3 @@ def test_every_row_of_a_short_table(key: str, tmp_path: Path) -> None:
             figures = [value for value in measured["figures"].values() if value is not None]
             assert figures
             assert np.isfinite(figures).all()
-
-
-@pytest.mark.slow
-def test_every_row_of_robustness_on_little_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    little_images(monkeypatch, tmp_path)
-    table = little_table(monkeypatch)
-    results = reproduce("robustness", SHORT, tmp_path / "out")
-    assert (results["state"], results["missing"]) == ("short", [])
-    for rows in results["views"].values():
-        assert [row["row"] for row in rows] == [row.key for row in table.rows]
-        assert all(0 <= row["figures"]["pgd"]["mean"] <= 1 for row in rows)

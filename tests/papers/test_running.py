@@ -14,12 +14,11 @@ import pytest
 import torch
 
 from reproduce_helpers import EPOCHS, little_images, little_table, two_rows
-from stablernn.atomic_files import read_json
 from stablernn.data import ClassificationData, load_data
-from stablernn.errors import ConfigError, InterruptedRun
+from stablernn.errors import ConfigError
 from stablernn.nn.models import Classifier
 from stablernn.robustness.attacks import PerturbedClassifier, differentiable_copy
-from stablernn.training import Progress, load_config, load_run, train
+from stablernn.training import load_run
 from stablernn_papers.command import states
 from stablernn_papers.folder import default_folder
 from stablernn_papers.kinds.robustness import in_raw_units
@@ -185,35 +184,6 @@ def test_what_is_missing_is_done_and_joins_the_rest(full: Made, tmp_path: Path) 
     assert (part["state"], part["missing"]) == ("partial", ["lstm, seed 0", "lstm, seed 1"])
     page = (place / "table.md").read_text()
     assert "PARTIAL: not all of the protocol is done; missing: lstm, seed 0; lstm, seed 1." in page
-
-
-def without_times(views: dict[str, Any]) -> dict[str, Any]:
-    return {view: [{**row, "cpu_hours": None} for row in rows] for view, rows in views.items()}
-
-
-@pytest.mark.slow
-def test_a_stopped_run_goes_on_to_the_same_numbers(table: Table, short: Made, tmp_path: Path) -> None:
-    def stop(now: Progress) -> None:
-        if now.step == 3:
-            raise KeyboardInterrupt
-
-    place = copied(short, tmp_path)
-    run = place / "runs" / "lipschitz-0"
-    settings = load_config(run / "config.yaml")
-    shutil.rmtree(run)
-    shutil.rmtree(place / "measured")
-    with pytest.raises(InterruptedRun):
-        train(settings, run, progress=stop)
-    assert not (run / "summary.json").exists()
-    (state,) = (row for row in states(tmp_path / "reproductions") if row["table"] == "robustness")
-    assert state["finished_runs"] == {"full": 0, "short": 1}
-    results = reproduce("robustness", SHORT, place)
-    assert without_times(results["views"]) == without_times(short.results["views"])
-    assert read_json(run / "env.json")["resumed"]
-    for epoch in range(1, EPOCHS + 1):
-        once, resumed = weights(short.folder / "runs" / "lipschitz-0", epoch), weights(run, epoch)
-        assert once.keys() == resumed.keys()
-        assert all(torch.equal(value, resumed[name]) for name, value in once.items())
 
 
 @pytest.mark.slow
