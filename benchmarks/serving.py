@@ -44,11 +44,12 @@ from serving_load import (
     running,
     same,
 )
+from serving_peers.speed_model import CLASSES, Model
 
 STORED = stored("serving")
 SECTIONS = ("compare", "streams", "overload")
 VERSIONS = ("onnxruntime", "uvicorn", "starlette", "fastapi", "uvloop", "httptools", "websockets", "orjson", "numpy")
-NAME, CELL, HIDDEN, CLASSES = "speed", "antisymmetric", 128, 10
+NAME, CELL, HIDDEN = "speed", "antisymmetric", 128
 LONG, SHORT = 784, 64
 """Lengths of the sequences."""
 REQUESTS = 32
@@ -85,34 +86,20 @@ def publish(root: Path) -> None:
         Registry(root).publish(NAME, report.files, fields)
 
 
-class Offline:
-    """The ONNX file in ONNX Runtime, one thread: where the numbers come from that answers are held against."""
+class Offline(Model):
+    """A file of the published version in ONNX Runtime, one thread: where the right numbers come from.
+
+    Args:
+        root: The registry.
+        file: The file.
+        arena: Use the runtime's arena, as it comes: two threads in one session are slower with it than one.
+    """
 
     def __init__(self, root: Path, file: str = "sequence.onnx", *, arena: bool = False) -> None:
-        import onnxruntime as ort
-
         from stablernn_registry import Registry
 
         self.version = Registry(root).get(f"{NAME}:1")
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        # With its arena, as it comes, two threads in one session are slower than one.
-        options.enable_cpu_mem_arena = options.enable_mem_pattern = arena
-        content = self.version.read(file)
-        self.session: Any = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        inputs = self.session.get_inputs()
-        self.states = {state.name: state.shape[1:] for state in inputs if state.name.startswith("state")}
-
-    def feeds(self, x: np.ndarray) -> dict[str, np.ndarray]:
-        """Return all inputs for ``x`` (batch, time, 1), from zero states."""
-        rows, steps = x.shape[:2]
-        zeros = {name: np.zeros((rows, *shape), np.float32) for name, shape in self.states.items()}
-        return {"x": x, "lengths": np.full(rows, steps, np.int64), **zeros}
-
-    def run(self, x: np.ndarray) -> np.ndarray:
-        """Return probabilities (batch, classes)."""
-        return np.asarray(self.session.run(["probabilities"], self.feeds(x))[0])
+        super().__init__(self.version.read(file), arena=arena)
 
     def run_steps(self, x: np.ndarray) -> np.ndarray:
         """Return probabilities after each step (batch, time, classes), by ``step.onnx``."""

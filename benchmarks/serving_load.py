@@ -438,19 +438,15 @@ def open_socket(port: int, path: str) -> tuple[socket.socket, bytes]:
 
 
 def masked(kind: int, content: bytes) -> bytes:
-    """Return a whole WebSocket frame from a client."""
+    """Return a whole WebSocket frame from a client, with a mask of zeros."""
     size = len(content)
-    code, mark = next((code, mark) for code, mark, limit in _LENGTHS if size < limit)
-    return (
-        struct.pack("!BB", kind, 128 | (mark or size))
-        + struct.pack(f"!{code}", *[size][: bool(code)])
-        + _MASK
-        + content
-    )
-
-
-_LENGTHS = (("", 0, 126), ("H", 126, 1 << 16), ("Q", 127, 1 << 63))
-_MASK = bytes(4)
+    if size < 126:
+        head = struct.pack("!BB", kind, 128 | size)
+    elif size < 1 << 16:
+        head = struct.pack("!BBH", kind, 128 | 126, size)
+    else:
+        head = struct.pack("!BBQ", kind, 128 | 127, size)
+    return head + bytes(4) + content
 
 
 def unframed(data: bytes) -> tuple[int, bytes, bytes] | None:

@@ -18,24 +18,32 @@ MAX_BATCH = 16
 
 
 class Model:
-    """One session with one thread inside a run and no spinning, as ours has it."""
+    """One session with one thread inside a run and no spinning, as ours has it.
 
-    def __init__(self, path: str) -> None:
+    Args:
+        graph: The ONNX file, or its content.
+        arena: Use the runtime's arena.
+    """
+
+    def __init__(self, graph: str | bytes, *, arena: bool = True) -> None:
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self.session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        self.states = {
-            state.name: state.shape[1:] for state in self.session.get_inputs() if state.name.startswith("state")
-        }
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = arena
+        self.session: Any = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        inputs = self.session.get_inputs()
+        self.states = {state.name: state.shape[1:] for state in inputs if state.name.startswith("state")}
+
+    def feeds(self, x: np.ndarray, lengths: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """All inputs for sequences (batch, time, 1), from zero states."""
+        rows, steps = x.shape[:2]
+        zeros = {name: np.zeros((rows, *shape), np.float32) for name, shape in self.states.items()}
+        lengths = np.full(rows, steps, np.int64) if lengths is None else lengths
+        return {"x": np.ascontiguousarray(x, np.float32), "lengths": lengths, **zeros}
 
     def run(self, x: np.ndarray, lengths: np.ndarray | None = None) -> np.ndarray:
         """Probabilities (batch, classes) of sequences (batch, time, 1)."""
-        rows = len(x)
-        feeds = {"x": np.ascontiguousarray(x, np.float32)}
-        feeds["lengths"] = np.full(rows, x.shape[1], np.int64) if lengths is None else lengths
-        feeds |= {name: np.zeros((rows, *shape), np.float32) for name, shape in self.states.items()}
-        return self.session.run(["probabilities"], feeds)[0]
+        return np.asarray(self.session.run(["probabilities"], self.feeds(x, lengths))[0])
 
     def run_many(self, sequences: list[np.ndarray]) -> np.ndarray:
         """The same for sequences (time, 1) of any lengths."""
