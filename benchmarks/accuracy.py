@@ -493,7 +493,7 @@ def main() -> None:
         naive = read_results(path, {"naive": None})["naive"] or naive_rows()
         measure(calls, path, arguments.jobs, {"conditions": conditions, "naive": naive}, "data", "recipe", "seed")
     if path in (STORED, ARCHIVE):
-        harness.replace_tables("accuracy", page_tables(read_results(STORED), read_results(ARCHIVE)))
+        harness.print_tables(page_tables(read_results(STORED), read_results(ARCHIVE)))
 
 
 if __name__ == "__main__":

@@ -336,7 +336,7 @@ def main() -> None:
                 write_results(options.results, document)
             write_results(options.results, document)
     if options.results == STORED:
-        harness.replace_tables("scaling", page_tables(read_results(STORED)))
+        harness.print_tables(page_tables(read_results(STORED)))
 
 
 if __name__ == "__main__":

@@ -194,7 +194,7 @@ def main() -> None:
                 if not short:
                     write_results(arguments.results, results)
     if arguments.results == STORED and not short:
-        harness.replace_tables("end_to_end", page_tables(read_results(STORED)))
+        harness.print_tables(page_tables(read_results(STORED)))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import harness
 import numpy as np
-from harness import Row, facts, log, read_results, replace_tables, spread, stored, table, write_results
+from harness import Row, facts, log, read_results, spread, stored, table, write_results
 
 STORED = stored("gpu")
 WITHOUT_CUDA = Path("gpu.json")
@@ -638,7 +638,7 @@ def main() -> None:
             write_results(path, results)
             print(json.dumps(results["parts"][name], indent=1))
     if path == STORED:
-        replace_tables("gpu", page_tables(read_results(STORED)))
+        harness.print_tables(page_tables(read_results(STORED)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""What the benchmarks share: commands and what they use, conditions, stored results, and tables of pages.
-
-Pages are written by hand; their tables stand between markers, ``<!-- name -->`` to ``<!-- /name -->``.
-"""
+"""What the benchmarks share: commands and what they use, conditions, stored results, and their tables."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import ctypes
 import json
 import os
 import platform
-import re
 import resource
 import shlex
 import statistics
@@ -26,7 +22,6 @@ from types import MappingProxyType
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
 RESULTS = ROOT / "benchmarks" / "results"
 PR_SET_CHILD_SUBREAPER = 36
 ORPHAN_SECONDS = 30.0
@@ -42,10 +37,10 @@ def arguments_parser(documentation: str | None) -> argparse.ArgumentParser:
 
 
 def page_parser(documentation: str | None, default: Path | None) -> argparse.ArgumentParser:
-    """Return a parser with ``--results`` and ``--page``, for a script that writes tables of a page."""
+    """Return a parser with ``--results`` and ``--page``, for a script that prints the tables of its results."""
     parser = arguments_parser(documentation)
-    parser.add_argument("--results", type=Path, default=default, help="file to write; another one has no page")
-    parser.add_argument("--page", action="store_true", help="only write the tables of the page from the results")
+    parser.add_argument("--results", type=Path, default=default, help="file to write and to print the tables of")
+    parser.add_argument("--page", action="store_true", help="only print the tables of the results")
     return parser
 
 
@@ -261,20 +256,10 @@ def facts(section: Mapping[str, Any], left_out: Sequence[str] = ("conditions", "
     return table(("", ""), leaves(section, ""))
 
 
-def replace_tables(page: str, tables: Mapping[str, str]) -> None:
-    """Replace the tables of ``docs/PAGE.md`` between their markers.
-
-    Raises:
-        SystemExit: If the page does not have the markers of a table.
-    """
-    path = DOCS / f"{page}.md"
-    text = path.read_text(encoding="utf-8")
+def print_tables(tables: Mapping[str, str]) -> None:
+    """Print tables under their names, for the study beside a script."""
     for name, content in tables.items():
-        block = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)", re.DOTALL)
-        if not block.search(text):
-            raise SystemExit(f"{path} has no place for the table '{name}'.")
-        text = block.sub(lambda match, content=content: match[1] + content + "\n" + match[2], text)
-    path.write_text(text, encoding="utf-8")
+        print(f"## {name}\n\n{content}\n")
 
 
 def megabytes(size: float) -> str:

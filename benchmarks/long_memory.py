@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import harness
 import numpy as np
 import torch
-from harness import DOCS, Row, log, read_results, stored, table, write_results
+from harness import Row, log, read_results, stored, table, write_results
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -245,8 +245,8 @@ def write_page(runs: list[Row]) -> None:
     for task in TASKS:
         rows = [row for row in runs if row["task"] == task]
         tables[task] = results_table(rows)
-        draw(task, rows, DOCS / "images" / f"long_memory_{task}.svg")
-    harness.replace_tables("long_memory", tables)
+        draw(task, rows, harness.RESULTS / f"long_memory_{task}.svg")
+    harness.print_tables(tables)
 
 
 def main() -> None:

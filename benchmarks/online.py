@@ -377,7 +377,7 @@ def main() -> None:
         content = {"conditions": conditions, "cost": measure_cost(), "memory": measure_memory(), "datasets": datasets}
         write_results(path, content)
     if path == STORED:
-        harness.replace_tables("online", page_tables(read_results(STORED)))
+        harness.print_tables(page_tables(read_results(STORED)))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import harness
 import numpy as np
-from harness import Row, log, read_results, replace_tables, rounded, spread, stored, table, write_results
+from harness import Row, log, read_results, rounded, spread, stored, table, write_results
 from serving_load import (
     Load,
     Memory,
@@ -680,7 +680,7 @@ def main() -> None:
     if not arguments.page:
         run(arguments)
     if arguments.results == STORED:
-        replace_tables("performance", page_tables(read_results(STORED)))
+        harness.print_tables(page_tables(read_results(STORED)))
 
 
 if __name__ == "__main__":

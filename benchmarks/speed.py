@@ -32,7 +32,7 @@ from typing import Any
 import harness
 import numpy as np
 import torch
-from harness import log, read_results, replace_tables, stored, table, write_results
+from harness import log, read_results, stored, table, write_results
 from torch import Tensor, nn
 
 import stablernn as srn
@@ -588,7 +588,7 @@ def main() -> None:
     parser.add_argument("--alone", type=json.loads, help="a function to run: JSON of name, sizes and arguments")
     arguments = parser.parse_args()
     if arguments.page:
-        replace_tables("speed", page_tables(read_results(STORED)["tables"]))
+        harness.print_tables(page_tables(read_results(STORED)["tables"]))
         return
     with pinned(threads=1) as is_flushed:
         if not is_flushed:

@@ -180,7 +180,7 @@ def main() -> None:
     if not options.page:
         write_results(options.results, measure(options.keys, options.seconds, options.rounds))
     if options.results == STORED:
-        harness.replace_tables("scaling", {"streams": page_table(read_results(STORED))})
+        harness.print_tables({"streams": page_table(read_results(STORED))})
 
 
 if __name__ == "__main__":
