@@ -7,8 +7,8 @@ The first trains through the command line, one thread a job, and writes ``benchm
 runs ``stablernn train --data FILE --budget 2m``, and MiniRocket by an interpreter that has ``stablernn[compare]``, on
 each pair ``NAME_TRAIN`` and ``NAME_TEST`` (``.ts``, ``.tsv`` or ``.arff``, plain or compressed) at any depth below
 ``$STABLERNN_DATA``, and writes ``benchmarks/results/archive.json``. Each row is stored after its run, so that the same
-command continues after a stop; runs that the file has, failed ones too, are repeated with ``--again`` only. ``--page``
-writes the tables of ``benchmarks/accuracy.md``.
+command continues after a stop; runs that the file has, failed ones too, are repeated with ``--again`` only.
+``--page`` prints the tables.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ and the programs for Dask and Spark in ``examples/engines``. ``--engines`` is th
 has ``dask[dataframe,distributed] pyspark pandas pyarrow``, and Spark needs Java; without it their rows are left out.
 Programs run in turn. Results are kept by size in ``benchmarks/results/batch_prediction.json``, so that ``--sizes
 10000`` replaces those of one size and of start-up, and ``--sizes`` alone those of start-up. ``--one-file`` measures
-``predict`` of the same sequences in one file alone. ``--page`` writes the tables of ``docs/guides/machines.md`` from
-it.
+``predict`` of the same sequences in one file alone. ``--page`` prints the tables.
 """
 
 from __future__ import annotations

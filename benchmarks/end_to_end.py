@@ -3,7 +3,7 @@
     STABLERNN_DATA=... python benchmarks/end_to_end.py           # all of it, half an hour
     STABLERNN_DATA=... python benchmarks/end_to_end.py --short   # digits, fewer rounds, a smaller table; 4 minutes
     STABLERNN_DATA=... python benchmarks/end_to_end.py --only commands
-    python benchmarks/end_to_end.py --page                       # writes the tables of benchmarks/end_to_end.md
+    python benchmarks/end_to_end.py --page                       # prints the tables of the results
 
 Each command runs in a process of its own, one thread each; what is compared with each other runs in turn, round after
 round, and counts user and system time of the process and of those that it starts. ``stablernn train`` runs with

@@ -2,7 +2,7 @@
 
     STABLERNN_DATA=... python benchmarks/gpu.py          # all of it, about five minutes on one H200
     python benchmarks/gpu.py --only checks --only steps
-    python benchmarks/gpu.py --page                      # writes the tables of docs/guides/gpu.md, and measures nothing
+    python benchmarks/gpu.py --page                      # prints the tables of the results, and measures nothing
 
 Results are ``benchmarks/results/gpu.json``, from which the tables of ``docs/guides/gpu.md`` are written, or another
 FILE; without CUDA ``gpu.json`` in the current folder.

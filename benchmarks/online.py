@@ -2,8 +2,7 @@
 
     STABLERNN_DATA=... python benchmarks/online.py            # trains four models; some 15 minutes on one core
     STABLERNN_DATA=... python benchmarks/online.py --runs DIR # keeps the models in DIR and takes those that are there
-    python benchmarks/online.py --page                        # writes the tables of docs/background/streams.md from the
-    results
+    python benchmarks/online.py --page                        # prints the tables of the results
 
 Needs ``pip install 'stablernn[bench]'``. Each stream is the test split of a dataset, or a simulated series, read one
 reading at a time with the state carried on. Copies of it have a shift from some reading on, in units of the standard

@@ -4,8 +4,7 @@
 
 installs the peers, one environment each under DIR (never in the repository), measures everything in one run and writes
 ``benchmarks/results/serving.json``; without ``--peers``, those that DIR holds already are measured. Sections named on
-the command line run alone, and the rest of the file is kept. ``--page`` writes the tables of
-``benchmarks/serving.md`` from it.
+the command line run alone, and the rest of the file is kept. ``--page`` prints the tables.
 """
 
 from __future__ import annotations

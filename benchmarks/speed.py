@@ -4,7 +4,7 @@
     python benchmarks/speed.py --short           # one table of each kind, in minutes, printed and not stored
     python benchmarks/speed.py                   # all tables; continues where it was stopped
     python benchmarks/speed.py --only lengths    # only tables whose name begins with this; --again repeats them
-    python benchmarks/speed.py --page            # writes the tables of benchmarks/speed.md from the stored results
+    python benchmarks/speed.py --page            # prints the tables of the results
 
 ``stablernn bench`` prints the same rows for sizes of your choice.
 

@@ -3,8 +3,8 @@
     python benchmarks/stream_shards.py --keys 1000000
 
 exports classifiers of 32 units with random weights to a registry of its own, measures each figure in a process of its
-own, and writes ``benchmarks/results/stream_shards.json`` and, as ``--page`` does alone, the tables of
-``docs/guides/machines.md``. Rates are those of processor time, and of wall-clock time.
+own, and writes ``benchmarks/results/stream_shards.json``, which ``--page`` prints as tables.
+Rates are those of processor time, and of wall-clock time.
 """
 
 from __future__ import annotations
