@@ -93,8 +93,8 @@ class SeriesInput(_Request):
             with calendar features.
         dt: For models of irregular time: the time from the previous value to each value, in the model's regular steps;
             the first one is ignored. Default: all 1.
-        future: Values of the steps ahead; those that are left out are unknown.
-        static: Values that never change within the series; those that are left out are unknown.
+        future: For each covariate by its name, a value for each step ahead; those that are left out are unknown.
+        static: For each covariate by its name, its value in this series; those that are left out are unknown.
     """
 
     series: Series

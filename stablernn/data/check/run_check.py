@@ -410,6 +410,9 @@ def _guess_target(inspection: TableInspection, options: LoadOptions) -> Notes:
     # A single column is the target unasked, unless columns of words become channels beside it.
     has_categories = "categories" in inspection.guessed_settings or bool(options.repairs.categories)
     needs_target = len(candidates) > 1 or has_categories
+    # A flag, such as that of a holiday, is seldom what is forecast.
+    flags = {column.name for column in inspection.columns if (column.low, column.high) == (0, 1)}
+    may_be_target.sort(key=lambda name: name not in flags)
     return {"target": may_be_target[-1]} if needs_target and may_be_target else {}
 
 
