@@ -55,6 +55,11 @@ def test_a_target_is_guessed_and_said_to_be(tmp_path: Path) -> None:
     assert [code for code, _ in problems(report)] == ["refused"]
 
 
+def test_a_flag_is_not_guessed_as_the_target(tmp_path: Path) -> None:
+    report = check(tmp_path, [f"{row},{n % 2}" for n, row in enumerate(ROWS)], "ds,load,holiday")
+    assert report.assumed == {"target": "load"}
+
+
 def test_columns_that_differ_by_a_number_are_guessed_to_be_series(tmp_path: Path) -> None:
     meters = [f"{row},{n % 4},{n % 5}" for n, row in enumerate(ROWS)]
     report = check(tmp_path, meters, "ds,meter 1,meter 2,meter 10")
