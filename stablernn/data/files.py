@@ -81,7 +81,7 @@ def detect_format(path: Path) -> str:
     if ending not in FORMAT_TASKS or (ending in _BINARY and plain_name != name):
         raise errors.DataError(
             f"'{path.name}' has no ending that is read. Known are .npz, .parquet, .xlsx, .ts, .tsv, .txt, .arff and "
-            ".csv; the last five also with .gz or .xz behind them."
+            ".csv; the last five also with .gz or .xz behind them. Recordings such as .wav are read as a folder."
         )
     return ending
 

@@ -156,8 +156,8 @@ class ClassificationData:
         split = {"train": self.train, "validation": self.validation, "test": self.test}[check_split(name)]
         if split is None:
             raise errors.DataError(
-                f"{terms().file(self.name)} has no test split. Take the split 'validation', or name a file to test on "
-                "(train --test, eval --data)."
+                f"{terms().file(self.name)} has no test split. Take the split 'validation' (eval --split), or name a "
+                "file to test on (train --test, eval --data)."
             )
         return split
 
