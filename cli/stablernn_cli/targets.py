@@ -286,9 +286,14 @@ def _open_version(version: Version, device: Device, engine: str) -> Target:
 
     manifest = version.manifest
     lineage = manifest.lineage
+    if not lineage.get("config"):
+        # Another program published it, as a network that was trained elsewhere.
+        raise CommandError(
+            f"'{version.ref}' was published without the settings of a run, so no file can be read for it. Score it in "
+            "a program of your own and publish it with its metrics."
+        )
     try:
-        # Another program may have published the version, without our settings.
-        stored = validate(lineage.get("config") or {}).as_stored()
+        stored = validate(lineage["config"]).as_stored()
         config = with_stamps_of_training(stored, manifest.frequency)
     except ConfigError as error:
         raise CommandError(

@@ -226,8 +226,8 @@ class Scaling(nn.Module):
         for feature in np.flatnonzero((mean < inputs.lower) | (mean > inputs.upper)).tolist():
             raise ConfigError(
                 f"Feature {feature} is to stay within {inputs.lower[feature]:g} to {inputs.upper[feature]:g}, which "
-                f"leaves out its mean in training, {mean[feature]:g}. Give the range in the units of the data, not of "
-                "scaled values."
+                f"leaves out its mean in training, {mean[feature]:g}. Give a range for each feature in units of the "
+                "data, not of scaled values."
             )
 
     def _with_mask_range(self, scaled: Box) -> Box:

@@ -124,7 +124,7 @@ def test_a_policy_for_inputs_within_a_range(trained_cells: Workplace) -> None:
         ("1:0", "A range of inputs goes from one finite number to a larger one"),
         ("x", "separated by commas, got 'x'"),
         ("1,2", "The model reads 1 feature, got ranges of inputs for 2"),
-        ("1", "Give the range in the units of the data, not of scaled values"),
+        ("1", "Give a range for each feature in units of the data"),
     ],
 )
 def test_a_range_of_inputs_that_is_none(within: str, sentence: str, trained_cells: Workplace) -> None:
