@@ -40,7 +40,8 @@ from stablernn.training.tune.space import (
     STRIDE_FACTORS,
 )
 from stablernn_cli.main import app
-from stablernn_server.app import ERRORS, ROUTERS, build_document
+from stablernn_server.app import ROUTERS, build_document
+from stablernn_server.schemas.common import ERRORS
 
 if TYPE_CHECKING:
     from stablernn.cells import CellInfo

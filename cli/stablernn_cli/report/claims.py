@@ -327,16 +327,8 @@ _METHODS = {
     ),
 }
 
-_RATE_BY_ROWS = {
-    "gru": "gru rows",
-    "gru_d": "gru rows",
-    "lstm": "lstm rows",
-    "lem": "rows",
-    "cfc": "rows",
-    "fastgrnn": "rows",
-    "fastgrnn_lsq": "rows",
-}
-"""Gated cells whose rate in an infinity norm follows from the rows of the Jacobian."""
+_RATE_BY_ROWS = {"gru": "gru rows", "gru_d": "gru rows", "lstm": "lstm rows"}
+"""Gated cells whose rate from the rows of the Jacobian follows a published condition."""
 _BALLS_WITHIN_RANGE = {
     "lstm": "cell state",
     "momentum_lstm": "cell state",
@@ -383,14 +375,12 @@ def _rate_method(cell: StableCell, bound: StepBound) -> str | None:
     """Return the key of the method of a layer's rate; None if it has none."""
     if bound.norm is None:
         return None
-    if cell.key in _RATE_BY_ROWS:
-        # The rate of `cfc` in the 2-norm is the one by hand.
-        return _RATE_BY_ROWS[cell.key] if bound.norm == "linf" else "hand"
     # A rate that no multipliers prove is that of the product of norms over all inner steps.
     if cell.key in _RATE_BY_HAND or (cell.key == "incremental" and bound.multipliers is None):
         return "hand"
     if not _is_lure(cell):
-        return "hand"
+        # The rate of `cfc` in the 2-norm is one by hand.
+        return _RATE_BY_ROWS.get(cell.key, "rows") if bound.norm == "linf" else "hand"
     return "dominance" if bound.norm == "linf" else "lure"
 
 
