@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),
+]
 SCRIPT = Path(__file__).parents[1] / "support" / "engines" / "triton_compile.py"
 FAMILIES = [
     ("plain", False),
