@@ -483,7 +483,7 @@ def certified_kind(cell: StableCell) -> Kind:
     Raises:
         ConfigError: If the cell, or an option of it, has no certified region.
     """
-    kind = {**BY_CONSTRUCTION, **_PROJECTED_KINDS}.get(cell.key)
+    kind = BY_CONSTRUCTION.get(cell.key) or _PROJECTED_KINDS.get(cell.key)
     if kind is None:
         reason = f": {_REASONS[cell.key]}" if cell.key in _REASONS else ""
         raise ConfigError(

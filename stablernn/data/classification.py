@@ -189,7 +189,7 @@ def assemble(
 ) -> ClassificationData:
     """Build the dataset from its splits, with its counts and its fingerprint."""
     _check_channels_have_values(name, features, splits["train"])
-    missing = {name: int(np.isnan(split.x).sum()) for name, split in splits.items()}
+    missing: dict[SplitName, int] = {name: int(np.isnan(split.x).sum()) for name, split in splits.items()}
     notes = {**count_splits(splits, labels, missing), "validation": validation, **reader}
     if constant := _constant_features(features, splits["train"]):
         notes["constant_features"] = constant
