@@ -425,8 +425,15 @@ def _serve(connection: Connection, parent_terms: Terms, prepare: Callable[[Conne
     if hasattr(os, "setsid"):
         # A session of its own: Ctrl-C reaches every process of a terminal, and the parent ends this one itself.
         os.setsid()
+    is_ending = False
+
+    def end(number: int, frame: object) -> None:
+        nonlocal is_ending
+        is_ending = True
+        sys.exit(128 + number)
+
     # The parent may end this process by SIGTERM; the default would leave locks behind, as after a death.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, end)
     set_terms(parent_terms)
     if prepare is not None:
         prepare(connection)
@@ -434,7 +441,8 @@ def _serve(connection: Connection, parent_terms: Terms, prepare: Callable[[Conne
         connection.send(Ready())
     # The parent is gone: there is nobody to answer to.
     with suppress(EOFError, OSError):
-        while True:
+        # An exit that is raised in a callback of C code is lost, and the call goes on to its end.
+        while not is_ending:
             function, arguments = connection.recv()
             try:
                 answer = Answer(function(connection, *arguments))

@@ -35,6 +35,27 @@ def die(path: Path) -> None:
     signal.raise_signal(signal.SIGKILL)
 
 
+class Unwinding:
+    """Waits in its destructor, where an exception is ignored, until it is interrupted or half a minute is over."""
+
+    def __init__(self, begun: Path) -> None:
+        self.begun = begun
+
+    def __del__(self) -> None:
+        self.begun.write_text("begun", encoding="utf-8")
+        time.sleep(30)
+
+
+def lose_the_exit(path: Path) -> None:
+    Unwinding(path.with_name("begun"))
+    leave_a_file(path)
+
+
+def refuse_after(path: Path) -> None:
+    wait_for(path, path.with_name("begun"))
+    raise ConfigError(f"No {path.name} today.")
+
+
 def wait_long(path: Path) -> None:
     path.write_text("begun", encoding="utf-8")
     time.sleep(600)

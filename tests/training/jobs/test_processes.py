@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from process_jobs import ctrl_c, die, leave_a_file, log_a_stage, read_data, refuse, wait_long
+from process_jobs import (
+    ctrl_c,
+    die,
+    leave_a_file,
+    log_a_stage,
+    lose_the_exit,
+    read_data,
+    refuse,
+    refuse_after,
+    wait_long,
+)
 from stablernn.errors import ConfigError, InterruptedRun, TrainingError
 from stablernn.training.jobs import Job, JobLocks, Workers, _run_job, run_jobs, unique_readings
 
@@ -69,6 +79,15 @@ def test_an_error_of_a_job_is_the_error(tmp_path: Path, at_once: int) -> None:
         run_jobs(jobs[:at_once], at_once, locks_in(tmp_path), lambda one: told.append(one.name))
     assert "b" not in told
     assert not list((tmp_path / ".locks").iterdir())
+
+
+@pytest.mark.slow
+def test_a_process_that_loses_the_exit_it_was_told_ends_after_its_job(tmp_path: Path) -> None:
+    """As where the signal arrives in a callback of C code; the parent waits for the process, and it for a call."""
+    jobs = [job(lose_the_exit, tmp_path / "a"), job(refuse_after, tmp_path / "b")]
+    with pytest.raises(ConfigError, match=r"^No b today\.$"):
+        run_jobs(jobs, 2, locks_in(tmp_path), lambda one: None)
+    assert (tmp_path / "a").exists()
 
 
 def test_a_process_that_dies_is_said_to_have_died_and_the_others_are_ended(tmp_path: Path) -> None:
