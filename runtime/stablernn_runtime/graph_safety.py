@@ -302,7 +302,8 @@ def _check_node(node: memoryview, label: str, scope: _Scope, depth: int, in_scan
         )
     if operator == "Scan" and in_scan:
         raise ModelLoadError(f"{label} has a Scan inside a Scan; only one pass over the time steps is served.")
-    if operator in SIZE_OPERANDS and is_chosen:
+    # Graphs of cells whose state begins at a trained value expand it to the batch there.
+    if operator in SIZE_OPERANDS and operator != "Expand" and is_chosen:
         raise ModelLoadError(
             f"{label} has a node '{cut(operator)}' in a branch of an If that values of a request choose, so that no "
             "trial tells how much memory it takes; move it in front of the If."
