@@ -186,7 +186,7 @@ class Bridge:
     """
 
     def __init__(self, trained: Workplace, port: int, checkpoint: Path) -> None:
-        topics = "--topic sensors/+/value --answers answers/{key}"
+        topics = "--topic sensors/+/value --answers answers/{key} --json"
         self._words = f"bridge mqtt digits --broker 127.0.0.1:{port} {topics} --checkpoint {checkpoint} --every 0.2"
         self._place = trained
         self.start()
