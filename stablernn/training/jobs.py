@@ -448,6 +448,8 @@ def _serve(connection: Connection, parent_terms: Terms, prepare: Callable[[Conne
                 answer = Answer(function(connection, *arguments))
             except (StableRNNError, OSError) as error:
                 answer = Answer(error=error)
+                # A training takes the signal itself, and saves its state.
+                is_ending = is_ending or isinstance(error, InterruptedRun)
             connection.send(answer)
 
 
