@@ -44,7 +44,7 @@ class Cancellable(Protocol):
 
 
 class Sender(Protocol):
-    """What sends the response to a request, as far as the request is concerned."""
+    """The sender of the response to a request, as the request sees it."""
 
     @property
     def status(self) -> int:
