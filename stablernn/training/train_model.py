@@ -347,13 +347,13 @@ def finish(
 def _cross_validate(directory: RunDirectory, config: Config, task: Task, trainer: BaseTrainer) -> dict[str, Scores]:
     """Return scores on training samples by fits that left them out, for a run with no split that is held out.
 
-    They come from the closed form, from the search, or else from another training on four fifths of the sequences.
+    They come from the search, from the closed form, or else from another training on four fifths of the sequences.
     """
     choice = read_json(directory.choice) if directory.choice.is_file() else {}
-    if trainer.left_out is not None:
-        scores = task.baseline_scores("train") | logit_metrics(*trainer.left_out)
-    elif CROSS_VALIDATION in choice:
+    if CROSS_VALIDATION in choice:
         scores = task.baseline_scores("train") | choice[CROSS_VALIDATION]
+    elif trainer.left_out is not None:
+        scores = task.baseline_scores("train") | logit_metrics(*trainer.left_out)
     else:
         _PROGRESS.info("Training once more without a part of the data, to score on that ...")
         # A run may be resumed in another working directory than that of its files.

@@ -191,6 +191,10 @@ def show_choice(
 ) -> None:
     """Print what was compared, what was chosen and why, and the command that trains the same without a search."""
     rows = [
+        [name, "naive answer", figure(sum(scores) / len(scores)), "", f"{len(scores)} of {choice['parts']}", "", ""]
+        for name, scores in choice["baselines"].items()
+    ]
+    rows += [
         [
             recipe["name"],
             recipe["status"],
@@ -200,7 +204,8 @@ def show_choice(
             recipe["proof"],
             recipe["purpose"],
         ]
-        for recipe in choice["recipes"]
+        # From the first rung to the last.
+        for recipe in sorted(choice["recipes"], key=lambda recipe: "training.method" not in recipe["settings"])
     ]
     metric = choice.get("metric", "score")
     columns = ("recipe", "", metric, "standard error", "parts", "proved", "for")

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from stablernn.training.search.budget import Budget
-from stablernn.training.search.successive_halving import Choice, choose_settings
+from stablernn.training.search.ladder import Choice, choose_settings
 
 __all__ = ["Budget", "Choice", "choose_settings"]

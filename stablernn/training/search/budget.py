@@ -16,7 +16,7 @@ class Budget:
     """A limit on a search together with the training after it; one of both attributes is set.
 
     Attributes:
-        seconds: Wall-clock seconds.
+        seconds: Processor seconds of each core that the command is given, which an idle machine takes on the clock.
         steps: Optimizer steps of all models. The same number gives the same choice on every machine.
     """
 

@@ -8,6 +8,7 @@ them is for.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ from stablernn.training.settings.load import validate
 from stablernn.training.tasks import task_for
 from stablernn.training.tasks.classify import AUGMENTATION, PATCHES
 from stablernn.training.tasks.forecast import MAX_STEPS, MOST_WINDOWS_A_STEP
+
+_LOG = logging.getLogger("stablernn.training")
 
 SMALL = 1000
 """Training sequences below which a model is trained on all of them, with none held out to choose the epoch by."""
@@ -87,8 +90,8 @@ def recipes(data: Data) -> list[Recipe]:
     ]
 
 
-def baselines(data: Data) -> list[Recipe]:
-    """Return recipes that take no optimizer steps, of which the first that goes with the data is the baseline.
+def closed_forms(data: Data) -> list[Recipe]:
+    """Return recipes that take no optimizer steps.
 
     The layers are random and contracting by construction where samples have no times. More units than a trained network
     has make up for it, except in forecasts, where the linear skip does the work.
@@ -99,10 +102,9 @@ def baselines(data: Data) -> list[Recipe]:
         settings["training.refit"] = True
     if not isinstance(data, ForecastData):
         settings["model.hidden_size"] = BASELINE_UNITS
-    # Only the second one takes the time between steps.
     return [
-        Recipe(f"{cell}, closed form", {"model.cell": cell, **settings}, "a budget that is too small for a network")
-        for cell in ("lru", "lipschitz")
+        Recipe("lru, closed form", {"model.cell": "lru", **settings}, "an answer in seconds"),
+        Recipe("lipschitz, closed form", {"model.cell": "lipschitz", **settings}, "the same with times of samples"),
     ]
 
 
@@ -190,8 +192,6 @@ def _forecasting(data: ForecastData) -> list[Recipe]:
 MAX_EPOCH_FACTOR = 2
 """Largest multiple of the recommended epochs of a classifier with augmentation that is worth more than members (`python
 benchmarks/cross_validation.py longer-members`). Without augmentation it is too long."""
-LEAST_STEP_SECONDS = 1e-5
-"""Time of a step that is too short to be measured, or that no training measured."""
 _STRENGTH = {"none": 0, "bounded": 1, "non-expansive": 2, "contracting": 3}
 
 
@@ -228,6 +228,7 @@ class Candidate:
         status: ``chosen``, ``compared`` on all parts, ``stopped`` before the last ones, ``failed``, or ``skipped`` for
             want of time.
         reason: Why it failed.
+        step_seconds: Processor time of an optimizer step.
     """
 
     recipe: Recipe
@@ -237,6 +238,11 @@ class Candidate:
     results: dict[int, TrialResult] = field(default_factory=dict)
     status: str = "skipped"
     reason: str = ""
+    step_seconds: float = 0.0
+
+    @property
+    def is_closed_form(self) -> bool:
+        return self.config.training.method == CLOSED_FORM
 
     @property
     def rank(self) -> tuple[float, float]:
@@ -249,11 +255,6 @@ class Candidate:
     @property
     def scores(self) -> list[float]:
         return [float(result.score) for _, result in sorted(self.results.items()) if result.score is not None]
-
-    @property
-    def step_seconds(self) -> float:
-        """Seconds of an optimizer step in its trainings, the median; trainings of a few steps measure none."""
-        return max(float(np.median([result.step_seconds for result in self.results.values()])), LEAST_STEP_SECONDS)
 
     def document(self) -> dict[str, Any]:
         """Return the candidate as JSON types."""
@@ -320,6 +321,8 @@ def select(compared: Sequence[Candidate], stopped: Sequence[Candidate] = ()) -> 
     that are left, it is one that streams if any does, of these one of which most is proved, and among these
     the first recipe: what a few parts cannot tell apart is not worth streams, a weaker proof, or a larger model.
 
+    Of the models in closed form among these, one that is better goes before a network that is proved no more.
+
     Args:
         compared: Candidates with results on the same parts, in the order of the recipes.
         stopped: Those with results on fewer parts, of which the reason names any that might have kept the streams.
@@ -336,7 +339,8 @@ def select(compared: Sequence[Candidate], stopped: Sequence[Candidate] = ()) -> 
     if streaming := [candidate for candidate in close if candidate.recipe.streams]:
         close = streaming
     strongest = max(_STRENGTH[candidate.proof] for candidate in close)
-    selected = next(candidate for candidate in close if _STRENGTH[candidate.proof] == strongest)
+    equals = [candidate for candidate in close if _STRENGTH[candidate.proof] == strongest]
+    selected = min([equals[0], *(each for each in equals[1:] if each.is_closed_form)], key=lambda each: each.rank)
     if len(compared) == 1:
         return selected, "the only recipe that was compared"
     if selected is best:
@@ -379,7 +383,9 @@ def _loss_of_streams(selected: Candidate, stopped: Sequence[Candidate], distance
 def held_out_temperature(candidate: Candidate) -> float | None:
     """Return the temperature of the probabilities of all held-out sequences, as scikit-learn calibrates a model that is
     refitted to all data (``CalibratedClassifierCV`` with ``ensemble=False``); None where another way sets it."""
-    if candidate.config.training.temperature is not None or (held_out := _held_out(candidate)) is None:
+    # A closed form has its own, by leave-one-out.
+    is_given = candidate.config.training.temperature is not None or candidate.is_closed_form
+    if is_given or (held_out := _held_out(candidate)) is None:
         return None
     return round(best_temperature(*held_out)[0], 4)
 
@@ -404,11 +410,6 @@ def _held_out(candidate: Candidate) -> tuple[np.ndarray, np.ndarray] | None:
         return None
     logits, truth = (np.concatenate(arrays) for arrays in zip(*held_out, strict=True))
     return logits, truth
-
-
-def is_clearly_better(candidate: Candidate, other: Candidate) -> bool:
-    """Return True if a candidate is better than another by more than one standard error over the parts of both."""
-    return candidate.rank < other.rank and not _is_close(candidate, other, 1.0)
 
 
 def _is_close(best: Candidate, other: Candidate, errors: float) -> bool:
@@ -465,16 +466,42 @@ def _mcnemar_error(best: Candidate, other: Candidate, parts: Sequence[int]) -> f
     return math.sqrt(disagreements * draws) / sum(first.samples for first, _ in pairs)
 
 
-def find_candidates(config: Config, data: Data) -> list[Candidate]:
-    """Return the recipes under the settings of the user, each once.
+def find_networks(config: Config, data: Data) -> list[Candidate]:
+    """Return the recipes of networks under the settings of the user, each once.
 
     Raises:
         ConfigError: If none goes with these settings.
     """
+    candidates, refusal = _distinct(config, recipes(data), data)
+    if not candidates:
+        assert refusal is not None
+        raise refusal
+    return candidates
+
+
+def find_closed_forms(config: Config, data: Data) -> list[Candidate]:
+    """Return the recipes that take no optimizer steps under the settings of the user, each once; none may go with them.
+
+    Raises:
+        ConfigError: If ``training.method`` asks for one, and none goes with the other settings.
+    """
+    # A method of the user would win over that of the recipe, and leave a network with its name.
+    if "method" in config.training.model_fields_set and config.training.method != CLOSED_FORM:
+        return []
+    candidates, refusal = _distinct(config, closed_forms(data), data)
+    if refusal is not None and not candidates:
+        if config.training.method == CLOSED_FORM:
+            raise refusal
+        _LOG.info(f"No model in closed form is compared: {refusal}")
+    return candidates
+
+
+def _distinct(config: Config, recipes: Sequence[Recipe], data: Data) -> tuple[list[Candidate], ConfigError | None]:
+    """Return recipes under the settings of the user, each once, and the first refusal of one that does not go there."""
     candidates: list[Candidate] = []
     resolved_settings: list[Config] = []
     error: ConfigError | None = None
-    for recipe in recipes(data):
+    for recipe in recipes:
         try:
             candidate, resolved = _candidate(config, recipe, data)
         except ConfigError as refusal:
@@ -485,34 +512,7 @@ def find_candidates(config: Config, data: Data) -> list[Candidate]:
         if key not in resolved_settings:
             resolved_settings.append(key)
             candidates.append(candidate)
-    if not candidates:
-        assert error is not None
-        raise error
-    return candidates
-
-
-def find_baseline(config: Config, data: Data) -> Candidate:
-    """Return the recipe that takes no optimizer steps, under the settings of the user.
-
-    Raises:
-        ConfigError: If none goes with these settings.
-    """
-    # A method of the user would win over that of the recipe, and leave a network with the baseline's name.
-    if "method" in config.training.model_fields_set and config.training.method != CLOSED_FORM:
-        raise ConfigError(
-            f"The baseline takes training.method={CLOSED_FORM}, got training.method={config.training.method}; leave it "
-            "out."
-        )
-    error: ConfigError | None = None
-    for recipe in baselines(data):
-        try:
-            candidate, _ = _candidate(config, recipe, data)
-        except ConfigError as refusal:
-            error = error or refusal
-        else:
-            return candidate
-    assert error is not None
-    raise error
+    return candidates, error
 
 
 def _candidate(config: Config, recipe: Recipe, data: Data) -> tuple[Candidate, Config]:

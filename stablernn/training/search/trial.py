@@ -36,7 +36,6 @@ from stablernn.training.loop.device import pick_device, torch_settings
 from stablernn.training.resolve import resolve
 from stablernn.training.run_data import load_run_data, with_time
 from stablernn.training.settings.config import Config
-from stablernn.training.settings.defaults import CLOSED_FORM
 from stablernn.training.tasks import Task, task_for
 
 PARTS = 5
@@ -64,8 +63,8 @@ class Trial:
         parts: Number of parts that are asked for; the data may have fewer.
         share: Share of the optimizer steps of the whole training.
         most_steps: Optimizer steps after which the training is stopped to measure its speed; None: none.
-        seconds: Time after which it is given up; None: none.
         draw: Number of the draw of the folds. Those of another one are others, and so are the initial weights.
+        with_baselines: Whether baselines that take a fit of their own are scored, too.
     """
 
     recipe: int
@@ -74,8 +73,8 @@ class Trial:
     parts: int
     share: float = 1.0
     most_steps: int | None = None
-    seconds: float | None = None
     draw: int = 0
+    with_baselines: bool = False
 
     @property
     def seed(self) -> int:
@@ -89,15 +88,15 @@ class TrialResult:
 
     Attributes:
         trial: The training.
-        status: ``done``; ``out of time``, also where a signal stopped it; ``failed`` where the loss diverged or the
-            recipe does not go with the data.
+        status: ``done``; ``stopped``, after the steps that measure its speed or by a signal; ``failed`` where the loss
+            diverged or the recipe does not go with the data.
         score: Value of the metric by which models are chosen.
         metric: Its name.
         tie: Value of a second metric, lower is better, for equal scores; None where the first has no equal values.
-        seconds: Time of the training and of scoring.
+        seconds: Processor time of loading, training and scoring.
         steps: Optimizer steps done.
         whole_steps: Optimizer steps of the whole training on the part.
-        step_seconds: Time of an optimizer step, validation of the epochs included.
+        step_seconds: Processor time of an optimizer step, validation of the epochs included.
         reason: Why it failed.
         scores: All scores, those of the naive answers among them.
         samples: Sequences, windows or steps that were held out and scored; 0 where there is no score.
@@ -106,7 +105,7 @@ class TrialResult:
     """
 
     trial: Trial
-    status: Literal["done", "out of time", "failed"]
+    status: Literal["done", "stopped", "failed"]
     score: float | None = None
     metric: str = ""
     tie: float | None = None
@@ -128,13 +127,13 @@ class TrialResult:
         return sign * self.score, self.tie or 0.0
 
 
-class _OutOfTime(Exception):
+class _Stopped(Exception):
     pass
 
 
 def run_trial(trial: Trial) -> TrialResult:
     """Train a recipe on a part of the data, and score it on what the part holds out."""
-    began = time.monotonic()
+    began = time.process_time()
     try:
         part, scored = _part(trial)
         task = task_for(part)
@@ -147,16 +146,16 @@ def run_trial(trial: Trial) -> TrialResult:
             settings = with_engine(settings, model, device)
             reference = task.calibration_reference(model)
             trainer = create_trainer(NoRecorder(), settings, task, model.to(device), certify_epochs=False)
-            clock = _Clock(trial, began)
+            clock = _Clock(trial)
             try:
                 if not trainer.fit(clock):
                     # What a signal cut short has no score.
-                    raise _OutOfTime
-            except _OutOfTime:
-                seconds, steps = time.monotonic() - began, trainer.position.step
+                    raise _Stopped
+            except _Stopped:
+                seconds, steps = time.process_time() - began, trainer.position.step
                 return TrialResult(
                     trial,
-                    "out of time",
+                    "stopped",
                     seconds=seconds,
                     steps=steps,
                     whole_steps=whole_steps,
@@ -164,10 +163,12 @@ def run_trial(trial: Trial) -> TrialResult:
                 )
             scores, samples = _score(trainer, settings, reference, task, scored)
             held_out = _held_out(trainer.model, settings, part)
+        if trial.with_baselines:
+            scores = {**scores, **task_for(scored).baseline_scores("test")}
         metric = trainer.objective.headline
         if scores.get(metric) is None:
             reason = f"the metric '{metric}' is not defined on what was held out"
-            return TrialResult(trial, "failed", seconds=time.monotonic() - began, reason=reason)
+            return TrialResult(trial, "failed", seconds=time.process_time() - began, reason=reason)
         tie = _TIE_BREAKERS.get(metric)
         return TrialResult(
             trial,
@@ -176,7 +177,7 @@ def run_trial(trial: Trial) -> TrialResult:
             scores=scores,
             metric=metric,
             tie=None if tie is None else scores.get(tie),
-            seconds=time.monotonic() - began,
+            seconds=time.process_time() - began,
             steps=trainer.position.step,
             whole_steps=whole_steps,
             step_seconds=clock.step_seconds,
@@ -184,7 +185,7 @@ def run_trial(trial: Trial) -> TrialResult:
             held_out=held_out,
         )
     except (ConfigError, DataError, TrainingError) as error:
-        return TrialResult(trial, "failed", seconds=time.monotonic() - began, reason=str(error))
+        return TrialResult(trial, "failed", seconds=time.process_time() - began, reason=str(error))
 
 
 class TrialWorkers:
@@ -201,25 +202,17 @@ class TrialWorkers:
         self.count = count
         self._stop = stop
 
-    def run(
-        self, trials: Sequence[Trial], deadline: float | None, most_seconds: float | None = None
-    ) -> Iterator[TrialResult]:
-        """Yield the results of trials as they come, until a time of ``time.monotonic`` or until the user stops.
-
-        A trial that is still running then is left out, as is one that takes longer than ``most_seconds``. Trials begin
-        in order.
+    def run(self, trials: Sequence[Trial]) -> Iterator[TrialResult]:
+        """Yield the results of trials as they come, or until the user stops. Trials begin in order.
 
         Raises:
             TrainingError: If a process died.
         """
         waiting, running = list(trials), set[Worker]()
         while waiting or running:
-            while waiting and len(running) < self.count and (deadline is None or time.monotonic() < deadline):
-                left = math.inf if deadline is None else deadline - time.monotonic()
-                seconds = min(left, math.inf if most_seconds is None else most_seconds)
-                limited = replace(waiting.pop(0), seconds=None if math.isinf(seconds) else seconds)
-                running.add(self._workers.call(_answer_trial, limited))
-            if not running or self._stop.is_set():
+            while waiting and len(running) < self.count:
+                running.add(self._workers.call(_answer_trial, waiting.pop(0)))
+            if self._stop.is_set():
                 return
             for worker, message in self._workers.receive(_POLL_SECONDS):
                 if message is None:
@@ -252,7 +245,7 @@ def score_on_a_part(config: Config) -> Scores:
     """
     trial = Trial(0, config.updated("training", refit=True), 0, PARTS)
     result = run_trial(trial)
-    if result.status == "out of time":
+    if result.status == "stopped":
         raise KeyboardInterrupt
     if not result.scores:
         return {}
@@ -272,7 +265,7 @@ def _score(
 
 def _held_out(model: SequenceModel, settings: Config, part: Data) -> tuple[np.ndarray, np.ndarray] | None:
     """Return logits and true classes of what the part holds out, where a search scores and calibrates by them."""
-    if not settings.training.refit or settings.training.method == CLOSED_FORM:
+    if not settings.training.refit:
         return None
     if not isinstance(model, Classifier) or not isinstance(part, ClassificationData) or part.test is None:
         return None
@@ -280,25 +273,23 @@ def _held_out(model: SequenceModel, settings: Config, part: Data) -> tuple[np.nd
 
 
 class _Clock:
-    """A progress callback that measures the time of a step, and ends a training that takes too long."""
+    """A progress callback that measures the time of a step, and ends a training that only measures it."""
 
-    def __init__(self, trial: Trial, began: float) -> None:
+    def __init__(self, trial: Trial) -> None:
         self._trial = trial
-        self._began = began
         self._first: tuple[int, float] | None = None
         self.step_seconds = 0.0
 
     def __call__(self, progress: Progress) -> None:
-        trial, now = self._trial, time.monotonic()
+        now = time.process_time()
         if self._first is None:
             if progress.step >= WARM_UP_STEPS:
                 self._first = progress.step, now
         elif progress.step > self._first[0]:
             step, then = self._first
             self.step_seconds = (now - then) / (progress.step - step)
-        is_measured = trial.most_steps is not None and progress.step >= trial.most_steps
-        if is_measured or (trial.seconds is not None and now - self._began > trial.seconds):
-            raise _OutOfTime
+        if self._trial.most_steps is not None and progress.step >= self._trial.most_steps:
+            raise _Stopped
 
 
 def _seeded(trial: Trial) -> Config:

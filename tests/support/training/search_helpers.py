@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from threading import Event
 
 import numpy as np
 
@@ -27,9 +27,16 @@ def sequences(count: int = 30, test: int = 10, *, length: int = 12) -> Classific
 
 
 def candidate(
-    name: str, proof: str, scores: list[float], ties: list[float] | None = None, *, steps: int = 500
+    name: str,
+    proof: str,
+    scores: list[float],
+    ties: list[float] | None = None,
+    *,
+    steps: int = 500,
+    closed_form: bool = False,
 ) -> Candidate:
-    config = validate({"data": {"source": "toy"}, "model": {"cell": "lru"}})
+    training = {"method": "closed-form"} if closed_form else {}
+    config = validate({"data": {"source": "toy"}, "model": {"cell": "lru"}, "training": training})
     found = Candidate(Recipe(name, {}, ""), config, proof, RecommendedLength(steps, 0, 0))
     for part, score in enumerate(scores):
         trial, tie = Trial(0, config, part, len(scores)), None if ties is None else ties[part]
@@ -38,47 +45,53 @@ def candidate(
 
 
 class ScoringWorkers:
-    """Workers that train nothing: networks score .8 and the baseline .9, on every part.
+    """Workers that train nothing.
 
     Args:
-        whole_steps: Optimizer steps of a network.
+        scores: Score of each recipe on every part, by its number; .8 for others.
         step_seconds: Seconds of a step.
-        slowdown: Factor of these while recipes are compared, as where other work begins.
-        statuses: Statuses of trials that are not done, by the number of the recipe, the draw and the part.
+        failures: Trials that fail, by the number of the recipe, the draw and the part.
+        stop: Set when as many trials have been run as ``stop_after``.
+        stop_after: See ``stop``.
+
+    Attributes:
+        trials: Trials so far.
     """
 
     count = 1
 
     def __init__(
         self,
-        whole_steps: int,
+        scores: Mapping[int, float] | None = None,
         *,
         step_seconds: float = 0.0,
-        slowdown: float = 1.0,
-        statuses: Mapping[tuple[int, int, int], Literal["out of time", "failed"]] | None = None,
+        failures: Collection[tuple[int, int, int]] = (),
+        stop: Event | None = None,
+        stop_after: int = 0,
     ) -> None:
-        self._whole_steps = whole_steps
+        self.trials: list[Trial] = []
+        self._scores = scores or {}
         self._step_seconds = step_seconds
-        self._slowdown = slowdown
-        self._statuses = statuses or {}
+        self._failures = failures
+        self._stop, self._stop_after = stop, stop_after
 
-    def run(
-        self, trials: Sequence[Trial], deadline: float | None, most_seconds: float | None = None
-    ) -> Iterator[TrialResult]:
+    def run(self, trials: Sequence[Trial]) -> Iterator[TrialResult]:
         for trial in trials:
-            is_baseline = trial.config.training.method == "closed-form"
-            score, whole_steps = (0.9, 0) if is_baseline else (0.8, self._whole_steps)
-            if status := self._statuses.get((trial.recipe, trial.draw, trial.part)):
-                yield TrialResult(trial, status, reason="of the test")
+            if self._stop is not None and len(self.trials) == self._stop_after:
+                self._stop.set()
+                return
+            self.trials.append(trial)
+            if (trial.recipe, trial.draw, trial.part) in self._failures:
+                yield TrialResult(trial, "failed", reason="of the test")
                 continue
             yield TrialResult(
                 trial,
-                "done",
-                score=score,
+                "stopped" if trial.most_steps else "done",
+                score=self._scores.get(trial.recipe, 0.8),
                 metric="accuracy",
                 tie=0.5,
-                steps=round(whole_steps * trial.share),
-                whole_steps=whole_steps,
-                seconds=self._step_seconds * whole_steps * trial.share,
-                step_seconds=self._step_seconds * (1.0 if trial.most_steps else self._slowdown),
+                steps=0 if trial.config.training.method == "closed-form" else round(500 * trial.share),
+                seconds=0.1,
+                step_seconds=self._step_seconds,
+                scores={"accuracy": 0.8, "majority": {"accuracy": 0.4}},
             )

@@ -10,8 +10,8 @@ import pytest
 from stablernn.data import ClassificationData, SequenceSplit
 from stablernn.data.options import TaskName
 from stablernn.training.search.budget import Budget
-from stablernn.training.search.candidates import Candidate, Recipe, RecommendedLength, find_candidates
-from stablernn.training.search.successive_halving import RemainingBudget, final_settings
+from stablernn.training.search.candidates import Candidate, Recipe, RecommendedLength, find_networks
+from stablernn.training.search.ladder import RemainingBudget, final_settings
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import validate
 
@@ -108,7 +108,7 @@ def find_lengths(count: int, **training: Any) -> dict[str, RecommendedLength]:
 
     splits = split(0, count - count // 5), split(count - count // 5, count)
     data = ClassificationData("toy", ("a", "b"), ("x",), *splits, None, {}, "sha256:0")
-    candidates = find_candidates(validate({"data": {"source": "toy"}, "training": training}), data)
+    candidates = find_networks(validate({"data": {"source": "toy"}, "training": training}), data)
     return {candidate.recipe.name: candidate.recommended for candidate in candidates}
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from search_helpers import candidate
 from stablernn.errors import ConfigError
 from stablernn.training.search.budget import Budget
-from stablernn.training.search.successive_halving import (
-    LEAST_SHARE,
-    count_trainings,
-    halving_rounds,
-    make_plan,
-)
+from stablernn.training.search.ladder import LEAST_SHARE, make_plan
+from stablernn.training.search.speeds import Speeds
 
 
 @pytest.mark.parametrize(
@@ -34,15 +33,36 @@ def test_other_budgets_are_refused(text: str) -> None:
         Budget.parse(text)
 
 
-def test_a_plan_takes_fewer_recipes_where_the_budget_is_small() -> None:
-    whole = make_plan(8, 5, 3, affordable=1000, whole_steps=500)
-    assert whole is not None
-    assert (whole.recipes, whole.share) == (8, 1.0)
-    assert count_trainings(whole.rounds) == 8 * 3 + 4 * 2
-    smaller = make_plan(8, 5, 3, affordable=LEAST_SHARE * count_trainings(halving_rounds(4, 5, 3)), whole_steps=500)
-    assert smaller is not None
-    assert (smaller.recipes, smaller.share) == (4, pytest.approx(LEAST_SHARE))
-    assert make_plan(8, 5, 3, affordable=1, whole_steps=500) is None
-    # A training of a few steps says nothing, whatever share of the whole they are.
-    few = LEAST_SHARE * count_trainings(halving_rounds(2, 5, 3))
-    assert make_plan(8, 5, 3, affordable=few, whole_steps=10) is None
+@pytest.mark.parametrize(
+    ("affordable", "recipes", "share"),
+    [(1000, 8, 1.0), (32, 8, 1.0), (31, 8, 0.8), (8, 4, LEAST_SHARE), (2.5, 1, LEAST_SHARE), (2.4, None, None)],
+)
+def test_a_plan_takes_fewer_recipes_where_the_budget_is_small(
+    affordable: float, recipes: int | None, share: float | None
+) -> None:
+    """All on three parts, the better half on two more: 8 * 3 + 4 * 2 = 32 trainings."""
+    costs = [(candidate(f"number {number}", "none", []), 1.0) for number in range(8)]
+    plan = make_plan(costs, 5, 3, affordable)
+    assert (None if plan is None else (len(plan.recipes), plan.share)) == (
+        None if recipes is None else (recipes, share)
+    )
+
+
+def test_a_plan_counts_what_each_recipe_takes() -> None:
+    slow, fast = (candidate(name, "none", []) for name in ("slow", "fast"))
+    # The slow one may be the one that goes on: 3 * (10 + 1) + 2 * 10.
+    assert make_plan([(fast, 1.0), (slow, 10.0)], 5, 3, affordable=53) is not None
+    plan = make_plan([(fast, 1.0), (slow, 10.0)], 5, 3, affordable=26)
+    assert plan is not None
+    assert [each.recipe.name for each in plan.recipes] == ["fast"]
+
+
+def test_the_first_speed_stands_on_a_machine_and_a_damaged_file_is_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "speeds.json"
+    kept = Speeds(path).keep({"work": "step"}, 0.020)
+    assert kept == pytest.approx(0.020, rel=0.05)
+    # Beside other work the same step takes longer.
+    assert Speeds(path).keep({"work": "step"}, 0.035) == kept == Speeds(path).find({"work": "step"})
+    assert Speeds(path).keep({"work": "other"}, 0.035) != kept
+    path.write_text("[1, 2")
+    assert Speeds(path).find({"work": "step"}) is None

@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
 from forecast_helpers import many_series
-from search_helpers import ScoringWorkers, sequences
+from search_helpers import sequences
 from stablernn.data import ClassificationData
 from stablernn.errors import ConfigError
-from stablernn.training.search.budget import Budget
 from stablernn.training.search.candidates import (
-    Candidate,
-    RecommendedLength,
-    find_baseline,
-    find_candidates,
+    find_closed_forms,
+    find_networks,
     merged,
     open_settings,
     recipes,
 )
-from stablernn.training.search.successive_halving import LEAST_TRAINED, Search
-from stablernn.training.search.trial import TrialWorkers
 from stablernn.training.settings.load import validate
 
 
 def test_a_setting_of_the_user_wins_and_equal_recipes_are_tried_once() -> None:
     data = sequences()
     config = validate({"data": {"source": "toy"}, "model": {"hidden_size": 7}, "training": {"shift": 0.2}})
-    candidates = find_candidates(config, data)
+    candidates = find_networks(config, data)
     assert {candidate.config.model.hidden_size for candidate in candidates} == {7}
     assert {candidate.config.training.shift for candidate in candidates} == {0.2}
     names = [candidate.recipe.name for candidate in candidates]
@@ -47,21 +42,21 @@ def test_only_what_the_user_left_open_counts_as_chosen() -> None:
     assert merged(config, settings).training.refit is False
 
 
-def test_the_baseline_has_random_layers_that_are_proved_and_stays_below_settings_of_the_user() -> None:
-    baseline = find_baseline(validate({"data": {"source": "x"}}), sequences())
-    assert (baseline.recipe.name, baseline.proof) == ("lru, closed form", "contracting")
-    assert (baseline.config.model.hidden_size, baseline.config.training.refit) == (256, True)
-    own = find_baseline(
-        validate({"data": {"source": "x"}, "model": {"cell": "lipschitz", "hidden_size": 8}}), sequences()
-    )
+def test_closed_forms_have_random_layers_that_are_proved_and_stay_below_settings_of_the_user() -> None:
+    first = find_closed_forms(validate({"data": {"source": "x"}}), sequences())[0]
+    assert (first.recipe.name, first.proof) == ("lru, closed form", "contracting")
+    assert (first.config.model.hidden_size, first.config.training.refit) == (256, True)
+    model = {"cell": "lipschitz", "hidden_size": 8}
+    (own,) = find_closed_forms(validate({"data": {"source": "x"}, "model": model}), sequences())
     assert (own.config.model.cell, own.config.model.hidden_size, own.proof) == ("lipschitz", 8, "contracting")
+    for training in ({"lr": 0.1}, {"method": "gradient"}):
+        assert not find_closed_forms(validate({"data": {"source": "x"}, "training": training}), sequences())
+    asked_for = validate({"data": {"source": "x"}, "training": {"method": "closed-form", "lr": 0.1}})
     with pytest.raises(ConfigError, match=r"training\.lr is only used by training\.method=gradient"):
-        find_baseline(validate({"data": {"source": "x"}, "training": {"lr": 0.1}}), sequences())
-    with pytest.raises(ConfigError, match=r"takes training\.method=closed-form, got training\.method=gradient"):
-        find_baseline(validate({"data": {"source": "x"}, "training": {"method": "gradient"}}), sequences())
+        find_closed_forms(asked_for, sequences())
 
 
-def test_many_windows_begin_with_a_larger_network_and_a_fair_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_windows_begin_with_a_larger_network(monkeypatch: pytest.MonkeyPatch) -> None:
     data = many_series([np.arange(40.0)[:, None] for _ in range(3)])
     assert recipes(data)[0].name == "lipschitz"
     monkeypatch.setattr("stablernn.training.search.candidates.MANY_WINDOWS", len(data.windows("train")) - 1)
@@ -69,16 +64,6 @@ def test_many_windows_begin_with_a_larger_network_and_a_fair_comparison(monkeypa
     assert first.name == "lipschitz, many windows"
     assert first.settings == {"model.cell": "lipschitz", "model.hidden_size": 128, "training.lr": 0.01}
     assert {recipe.most_epochs for recipe in others if recipe.name != "lru"} == {first.most_epochs} == {20}
-    config = validate({"data": {"source": "toy"}, "model": {"cell": "lipschitz"}})
-    length = RecommendedLength(100, 1, 20)
-    networks = [Candidate(recipe, config, "contracting", length) for recipe in (first, *others)]
-    search = Search(config, "forecast", Budget(None, 1000), networks, None, (5, 3), 0.0)
-    workers = cast(TrialWorkers, ScoringWorkers(100))
-    # A fifth of the steps of two recipes would fit: 2 * 5 * 20 = 200.
-    assert search._plan(workers, 0.0, 200) is None
-    plan = search._plan(workers, 0.0, 100)
-    assert plan is not None
-    assert plan.share >= LEAST_TRAINED
 
 
 def varied(shortest: int, longest: int, **changes: Any) -> ClassificationData:

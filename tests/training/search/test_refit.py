@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stablernn.data import ClassificationData, ForecastData, SequenceSplit
-from stablernn.training.search.candidates import find_candidates, recipes
+from stablernn.training.search.candidates import find_networks, recipes
 from stablernn.training.search.trial import Trial, _part
 from stablernn.training.settings.load import load_config, validate
 from stablernn.training.tasks import task_for
@@ -27,8 +27,8 @@ def sequences() -> ClassificationData:
 )
 def test_a_validation_split_stays_where_a_setting_needs_it(training: dict[str, Any]) -> None:
     data, source = sequences(), {"data": {"source": "toy"}}
-    usual = find_candidates(validate(source), data)[0]
-    validated = find_candidates(validate({**source, "training": training}), data)[0]
+    usual = find_networks(validate(source), data)[0]
+    validated = find_networks(validate({**source, "training": training}), data)[0]
     assert usual.recipe == validated.recipe == recipes(data)[0]
     assert usual.config.training.refit
     assert not validated.config.training.refit

@@ -1,0 +1,697 @@
+"""Choice of settings by a ladder of models, all judged by the same parts of the training data.
+
+Models in closed form are always compared on all parts, beside the naive answers. As far as the budget goes, networks
+follow by successive halving: all on a few parts, the better half on more. What is left is for the training of what was
+chosen, with more epochs or members.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from threading import Event
+from typing import Any
+
+from stablernn.data.options import TaskName
+from stablernn.data.step_data import Data
+from stablernn.errors import ConfigError, DataError, InterruptedRun
+from stablernn.terms import terms
+from stablernn.training.evaluation.metric_catalog import direction
+from stablernn.training.jobs import open_workers
+from stablernn.training.loop.launch import stop_signals
+from stablernn.training.resolve import described_cell
+from stablernn.training.search.budget import Budget
+from stablernn.training.search.candidates import (
+    Candidate,
+    comparable,
+    find_closed_forms,
+    find_networks,
+    held_out_scores,
+    held_out_temperature,
+    keep_shared_parts,
+    leading,
+    merged,
+    open_settings,
+    select,
+)
+from stablernn.training.search.speeds import Speeds
+from stablernn.training.search.trial import (
+    CROSS_VALIDATION,
+    PARTS,
+    Trial,
+    TrialWorkers,
+    alike_sequences,
+    load_all,
+    resample,
+)
+from stablernn.training.settings.config import Config
+from stablernn.training.settings.defaults import CLOSED_FORM
+
+_LOG = logging.getLogger("stablernn.training")
+_PROGRESS = logging.getLogger("stablernn.progress")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Chosen settings, and how they were chosen.
+
+    Attributes:
+        config: The settings, not resolved, with a cell.
+        document: What was tried, with scores, and why one was chosen, as ``choice.json`` of a run holds it.
+    """
+
+    config: Config
+    document: dict[str, Any]
+
+
+def choose_settings(config: Config, budget: Budget | None = None) -> Choice:
+    """Choose the cell and other settings by cross-validation on the training data.
+
+    A setting of the user is never changed, and the test split is in no part. What is chosen depends on counts of work
+    and on speeds that were measured once (:mod:`stablernn.training.search.speeds`), not on how busy the machine is.
+
+    Args:
+        config: Settings, with the cell ``auto``.
+        budget: What the search and the training after it may take; None: two minutes.
+
+    Raises:
+        ConfigError: If no recipe goes with the settings, or a budget is set for a fit in closed form, which takes none.
+        DataError: If the data cannot be used.
+        TrainingError: If a process died, or every recipe failed.
+        InterruptedRun: If the user stopped the search before a model was compared.
+    """
+    if config.training.method == CLOSED_FORM and budget is not None:
+        raise ConfigError(
+            f"A budget is for comparing networks, and training.method={CLOSED_FORM} trains none, got a budget of "
+            f"{budget}. Leave one of them out."
+        )
+    data = load_all(config)
+    closed_forms = find_closed_forms(config, data)
+    networks = [] if config.training.method == CLOSED_FORM else find_networks(config, data)
+    with stop_signals() as stop, open_workers("stablernn-search") as workers:
+        ladder = Ladder(config, data.task, budget or Budget(), closed_forms, networks, count_parts(config, data))
+        ladder.start({"data": data.fingerprint}, time.process_time())
+        choice = ladder.climb(TrialWorkers(workers, worker_count(config), stop), stop)
+    return _with_score(config, choice, data)
+
+
+def _with_score(config: Config, choice: Choice, data: Data) -> Choice:
+    """Return a choice with a validation split, where a search that compared nothing leaves none to score the model."""
+    training = choice.config.training
+    is_scored = CROSS_VALIDATION in choice.document or training.method == CLOSED_FORM or "test" in data.splits()
+    if is_scored or not training.refit or "refit" in config.training.model_fields_set:
+        return choice
+    validated = choice.config.updated("training", refit=False)
+    settings = {**choice.document["settings"], "training.refit": False}
+    return Choice(validated, {**choice.document, "settings": settings})
+
+
+def count_parts(config: Config, data: Data) -> tuple[int, int]:
+    """Return the number of parts of the data, 0 if it is too small for any, and of those on which all are compared."""
+    try:
+        parts = len(resample(data, PARTS, seed=config.training.seed, refit=config.training.refit))
+    except DataError as refusal:
+        _LOG.info(f"Nothing is compared: {refusal}")
+        return 0, 0
+    return parts, first_parts(alike_sequences(data), parts)
+
+
+def worker_count(config: Config) -> int:
+    """Return the number of processes of a search."""
+    import torch
+
+    # A GPU is shared badly.
+    if config.training.device != "cpu" and torch.cuda.is_available():
+        return 1
+    return min(_MOST_WORKERS, available_cores())
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_MOST_WORKERS = 8
+"""Processes at most: each takes some 300 MB, and a small search has no use for more."""
+_MEASURED_STEPS = 25
+"""Steps after which the speed of a training is known."""
+_TRIAL_SHARE = 0.2
+"""Share of the search's time that one training may take: a recipe that needs more cannot be compared on five parts."""
+_USED_SHARE = 0.8
+"""Share of the processes' time that a search uses: the last trainings of a round leave processes idle."""
+_FINALISTS = 3
+"""Recipes that are compared on another draw of the folds."""
+_MOST_DRAWS = 3
+"""Draws of the folds; what a few dozen sequences tell about recipes is known by then."""
+_RESERVE = 0.9
+"""Share of the time that is left which the last training may take by its prediction."""
+_LEAST_SECONDS = 1e-5
+"""Time of a step that is too short to be measured, or that no training measured."""
+
+
+class _Stopped(Exception):
+    pass
+
+
+class Ladder:
+    """A comparison of recipes within a budget.
+
+    Times are predicted ones of a single core, so that they add up to what the command takes on an idle machine.
+
+    Args:
+        config: Settings of the user, with the cell ``auto``.
+        task: Task of the data.
+        budget: What the search and the training after it may take.
+        closed_forms: Recipes that take no optimizer steps.
+        networks: The others, the default first.
+        parts: Number of parts of the data, and of those on which all networks are compared.
+        speeds: Speeds of this machine.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        task: TaskName,
+        budget: Budget,
+        closed_forms: list[Candidate],
+        networks: list[Candidate],
+        parts: tuple[int, int],
+        speeds: Speeds | None = None,
+    ) -> None:
+        self._config = config
+        self._task: TaskName = task
+        self._budget = budget
+        self._closed_forms = closed_forms
+        self._networks = networks
+        # The closed forms come last: of equals, a network that is proved as much goes before them.
+        self._candidates = [*networks, *closed_forms]
+        self._parts, self._first_parts = parts
+        self._speeds = Speeds() if speeds is None else speeds
+        self._data: dict[str, Any] = {}
+        self._share = 1.0
+        self._steps = 0
+        self._seconds = 0.0
+        self._start_seconds = 0.0
+
+    def start(self, data: dict[str, Any], seconds: float) -> None:
+        """Count what came before the ladder.
+
+        Args:
+            data: JSON types that describe the data, by which speeds are kept.
+            seconds: Processor time of the imports and of loading the data.
+        """
+        self._data = data
+        # Processes import and load at the same time, and the training that follows loads once more.
+        self._start_seconds = self._speeds.keep({"start": data}, max(seconds, _LEAST_SECONDS))
+        self._seconds = 2 * self._start_seconds
+
+    def climb(self, workers: TrialWorkers, stop: Event) -> Choice:
+        """Compare the recipes and return the choice; raises as :func:`choose_settings`."""
+        _PROGRESS.info("Comparing recipes ...")
+        survivors: list[Candidate] = []
+        try:
+            if self._parts:
+                self._compare_closed_forms(workers, stop)
+                survivors = self._compare_networks(workers, stop)
+        except _Stopped:
+            return self._stopped()
+        compared = self._contenders(survivors)
+        if not compared:
+            return self._uncompared()
+        for candidate in compared:
+            candidate.status = "compared"
+        stopped = [candidate for candidate in self._networks if candidate not in survivors]
+        selected, reason = select(compared, stopped)
+        return self._choice(selected, reason)
+
+    def _compare_closed_forms(self, workers: TrialWorkers, stop: Event) -> None:
+        """Train all models in closed form on all parts, whatever the budget."""
+        self._run(workers, stop, [(candidate, 1.0) for candidate in self._closed_forms], range(self._parts))
+        for candidate in self._closed_forms:
+            measured = sum(result.seconds for result in candidate.results.values())
+            seconds = self._speeds.keep(self._work("all parts", candidate), max(measured, _LEAST_SECONDS))
+            self._seconds += seconds / workers.count
+        if self._budget.seconds is not None and self._closed_forms and self._seconds > self._budget.seconds:
+            _LOG.info(
+                f"Loading the data and comparing the models in closed form took more than the budget of {self._budget}."
+            )
+
+    def _compare_networks(self, workers: TrialWorkers, stop: Event) -> list[Candidate]:
+        """Compare as many networks as the budget pays for, and return those that are left, with equally many parts."""
+        self._measure(workers, stop)
+        plan = self._plan(workers)
+        if plan is None:
+            if self._networks:
+                _LOG.info(
+                    f"The budget of {self._budget} compares no networks on this data; that needs "
+                    f"{self._describe_least_budget(workers)}."
+                )
+            return []
+        self._share = plan.share
+        _LOG.info(
+            f"Comparing {len(plan.recipes)} networks on up to {plan.rounds[-1][1]} parts of the training data, "
+            + ("each trained in full" if plan.share == 1 else f"each for {plan.share:.0%} of its steps")
+            + f"; budget {self._budget}."
+        )
+        survivors, done = list(plan.recipes), 0
+        for count, upto in plan.rounds:
+            if done:
+                survivors = leading(survivors, count)
+            self._run(workers, stop, [(candidate, plan.share) for candidate in survivors], range(done, upto))
+            self._count(survivors, upto - done, workers.count)
+            survivors, done = comparable(survivors), upto
+            if not survivors:
+                return []
+        return self._run_further_draws(workers, stop, survivors)
+
+    def _run_further_draws(self, workers: TrialWorkers, stop: Event, survivors: list[Candidate]) -> list[Candidate]:
+        """Compare the best recipes on other draws of the folds, as far as the last training has no use for the budget.
+
+        On few sequences, which recipe is best depends on which of them are in a fold.
+        """
+        for done in range(self._parts, _MOST_DRAWS * self._parts, self._parts):
+            finalists = leading(survivors, _FINALISTS) if survivors else []
+            is_complete = all(len(candidate.results) == done for candidate in finalists)
+            if self._task != "classify" or not is_complete or len(finalists) < 2:
+                break
+            cost = sum(map(self._cost, finalists)) * self._share * self._parts
+            if cost / (1 if self._budget.seconds is None else _USED_SHARE * workers.count) > self._spare(finalists):
+                break
+            names = ", ".join(f"'{candidate.recipe.name}'" for candidate in finalists)
+            _LOG.info(f"Comparing {names} on another draw of {self._parts} parts.")
+            rivals = [candidate for candidate in self._closed_forms if len(candidate.results) == done]
+            contenders = [(candidate, self._share) for candidate in finalists] + [(rival, 1.0) for rival in rivals]
+            before = [(candidate, candidate.status, dict(candidate.results)) for candidate, _ in contenders]
+            self._run(workers, stop, contenders, range(done, done + self._parts))
+            self._count(finalists, self._parts, workers.count)
+            if not (left := keep_shared_parts(finalists)):
+                # As where groups leave no fold with two classes; the draws before stand.
+                for candidate, status, results in before:
+                    candidate.status, candidate.reason, candidate.results = status, "", results
+                break
+            survivors = left
+        return survivors
+
+    def _contenders(self, survivors: Sequence[Candidate]) -> list[Candidate]:
+        """Return networks and models in closed form with results on the same parts, in the order of the recipes."""
+        parts = set(survivors[0].results) if survivors else set(range(self._parts))
+        closed_forms = [
+            candidate
+            for candidate in self._closed_forms
+            if candidate.status != "failed" and parts and parts <= candidate.results.keys()
+        ]
+        for candidate in closed_forms:
+            candidate.results = {part: candidate.results[part] for part in sorted(parts)}
+        return sorted([*survivors, *closed_forms], key=self._candidates.index)
+
+    def _run(
+        self,
+        workers: TrialWorkers,
+        stop: Event,
+        contenders: Sequence[tuple[Candidate, float]],
+        parts: Sequence[int],
+    ) -> None:
+        """Train recipes for a share of their steps on parts of the data, which are numbered through all draws."""
+        trials = [
+            Trial(
+                self._candidates.index(candidate),
+                candidate.config,
+                part,
+                PARTS,
+                share,
+                draw=draw,
+                with_baselines=draw == 0 and candidate in self._closed_forms[:1],
+            )
+            for draw, part in (divmod(number, self._parts) for number in parts)
+            for candidate, share in contenders
+        ]
+        for result in workers.run(trials):
+            candidate = self._candidates[result.trial.recipe]
+            self._steps += result.steps
+            if result.status == "failed":
+                candidate.status, candidate.reason = "failed", result.reason
+            if result.status != "done" or candidate.status == "failed":
+                continue
+            candidate.status = "stopped"
+            number = result.trial.draw * self._parts + result.trial.part
+            candidate.results[number] = result
+            _LOG.info(
+                f"{candidate.recipe.name}, part {number + 1}: {result.metric} {result.score:.4g}, "
+                f"{result.seconds:.1f} s"
+            )
+        if stop.is_set():
+            raise _Stopped
+
+    def _measure(self, workers: TrialWorkers, stop: Event) -> None:
+        """Set the time of a step of each network, by a few steps of it where it was not measured before."""
+        if self._budget.seconds is None:
+            # The choice within a number of steps is the same on every machine.
+            return
+        for group in (self._networks[:1], self._networks[1:]):
+            unknown = [each for each in group if self._speeds.find(self._work("step", each)) is None]
+            trials = [
+                Trial(self._candidates.index(each), each.config, 0, PARTS, most_steps=_MEASURED_STEPS)
+                for each in unknown
+            ]
+            for result in workers.run(trials):
+                candidate = self._candidates[result.trial.recipe]
+                if result.status == "failed":
+                    candidate.status, candidate.reason = "failed", result.reason
+                else:
+                    self._speeds.keep(self._work("step", candidate), max(result.step_seconds, _LEAST_SECONDS))
+            if stop.is_set():
+                raise _Stopped
+            for candidate in group:
+                candidate.step_seconds = self._speeds.find(self._work("step", candidate)) or _LEAST_SECONDS
+                self._seconds += _MEASURED_STEPS * candidate.step_seconds / workers.count
+            if self._plan(workers) is None:
+                # Where the budget does not pay for the first one, the others are not measured.
+                break
+
+    def _plan(self, workers: TrialWorkers) -> Plan | None:
+        networks = [candidate for candidate in self._networks if candidate.status != "failed"]
+        if self._budget.seconds is None:
+            assert self._budget.steps is not None
+            affordable, most = SEARCH_SHARE * self._budget.steps, math.inf
+        else:
+            affordable = _USED_SHARE * workers.count * (SEARCH_SHARE * self._budget.seconds - self._seconds)
+            most = _TRIAL_SHARE * SEARCH_SHARE * self._budget.seconds / LEAST_SHARE
+        costs = [(candidate, self._cost(candidate)) for candidate in networks]
+        return make_plan([each for each in costs if each[1] <= most], self._parts, self._first_parts, affordable)
+
+    def _describe_least_budget(self, workers: TrialWorkers) -> str:
+        """Return the budget with which the first network can be compared."""
+        parts = halving_rounds(1, self._parts, self._first_parts)[-1][1]
+        work = LEAST_SHARE * self._cost(self._networks[0]) * parts
+        if self._budget.seconds is None:
+            return f"{math.ceil(work / SEARCH_SHARE):,} steps"
+        seconds = (self._seconds + work / (_USED_SHARE * workers.count)) / SEARCH_SHARE
+        return f"about {math.ceil(seconds / 10) * 10} s"
+
+    def _cost(self, candidate: Candidate) -> float:
+        """Return what the whole training of a network takes of the budget, in its unit."""
+        steps = candidate.recommended.steps
+        return steps if self._budget.seconds is None else steps * candidate.step_seconds
+
+    def _count(self, candidates: Sequence[Candidate], parts: int, processes: int) -> None:
+        """Count the predicted time of trainings."""
+        if self._budget.seconds is not None:
+            self._seconds += sum(map(self._cost, candidates)) * self._share * parts / (_USED_SHARE * processes)
+
+    def _spare(self, finalists: Sequence[Candidate]) -> float:
+        """Return what the budget has beyond the last training, in seconds or steps as the budget itself.
+
+        That is the longest training of the default, and the recommended one of any other finalist, which gets fewer
+        members if it is chosen.
+        """
+        spare = []
+        for candidate in finalists:
+            remaining = self._remaining(candidate)
+            if candidate is finalists[0]:
+                last_steps = most_useful_steps(self._config, self._task, candidate, remaining)
+            else:
+                last_steps = recommended_cost(candidate, remaining)
+            steps = remaining.affordable_steps - last_steps
+            spare.append(steps if self._budget.seconds is None else steps * remaining.step_seconds)
+        return min(spare)
+
+    def _remaining(self, candidate: Candidate) -> RemainingBudget:
+        if self._budget.steps is not None:
+            return RemainingBudget(max(1, self._budget.steps - self._steps), candidate.step_seconds, self._budget)
+        assert self._budget.seconds is not None
+        left = max(0.0, self._budget.seconds - self._seconds - self._start_seconds)
+        return RemainingBudget(_RESERVE * left / candidate.step_seconds, candidate.step_seconds, self._budget)
+
+    def _work(self, kind: str, candidate: Candidate) -> dict[str, Any]:
+        """Return a description of work on the data, by which its speed is kept."""
+        return {"work": kind, "settings": candidate.config.updated("training", seed=0).tree(), "data": self._data}
+
+    def _uncompared(self) -> Choice:
+        """Return the choice where there is nothing to compare on, or no recipe could be trained."""
+        usable = [candidate for candidate in self._candidates if candidate.status != "failed"]
+        if not usable:
+            failed = self._candidates[0]
+            raise ConfigError(f"No recipe can be trained on this data. '{failed.recipe.name}': {failed.reason}")
+        first = next((candidate for candidate in self._closed_forms if candidate in usable), usable[0])
+        reason = f"nothing was compared within the budget of {self._budget}"
+        if not self._parts:
+            reason = "the data is too small to compare recipes on"
+        _LOG.warning(f"Nothing was compared; '{first.recipe.name}' is trained.")
+        return self._choice(first, reason)
+
+    def _stopped(self) -> Choice:
+        """Return the best model in closed form, which takes little time, where the user stops the search."""
+        compared = comparable(self._closed_forms)
+        if not compared:
+            raise InterruptedRun("Stopped before any recipe was compared; nothing was kept.")
+        for candidate in compared:
+            candidate.status = "compared"
+        best, _ = select(compared)
+        _LOG.warning(f"Stopped: the best model so far, '{best.recipe.name}', is kept. Another Ctrl-C keeps none.")
+        return self._choice(best, "the best so far when the search was stopped")
+
+    def _choice(self, candidate: Candidate, reason: str) -> Choice:
+        """Return the choice of a candidate with its settings for the training that follows."""
+        candidate.status = "chosen"
+        config = candidate.config
+        added: dict[str, Any] = {}
+        if candidate in self._networks:
+            config, added = final_settings(self._config, self._task, candidate, self._remaining(candidate))
+        comparison: dict[str, Any] = {}
+        if candidate.results:
+            metric = next(iter(candidate.results.values())).metric
+            comparison = {"metric": metric, "better": direction(metric), "share_of_steps": round(self._share, 4)}
+        if (scores := held_out_scores(candidate)) is not None:
+            comparison[CROSS_VALIDATION] = scores
+        return Choice(
+            config,
+            {
+                "budget": None if self._config.training.method == CLOSED_FORM else str(self._budget),
+                "parts": max(self._parts, *(len(each.results) for each in self._candidates)),
+                "search_steps": self._steps,
+                "chosen": candidate.recipe.name,
+                "reason": reason,
+                "settings": {**open_settings(self._config, candidate.recipe.settings), **added},
+                "baselines": self._baselines(),
+                "recipes": [each.document() for each in self._candidates],
+                **comparison,
+            },
+        )
+
+    def _baselines(self) -> dict[str, list[float]]:
+        """Return the scores of the naive answers on the parts, by name."""
+        results = [candidate.results for candidate in self._candidates if candidate.results]
+        parts = max(results, key=len, default={})
+        baselines: dict[str, list[float]] = {}
+        # Further draws score the naive answers on the same sequences again.
+        for _, result in sorted(parts.items())[: self._parts]:
+            for name, scores in result.scores.items():
+                if isinstance(scores, Mapping) and isinstance(value := scores.get(result.metric), float):
+                    baselines.setdefault(name, []).append(value)
+        return baselines
+
+
+SEARCH_SHARE = 0.6
+"""Share of the budget for the comparison of all recipes; the rest is for the training that follows, and what that has
+no use for goes to further draws of the folds."""
+LEAST_SHARE = 0.5
+"""Least share of its steps that a network is compared after: after a fifth of them models in closed form are better on
+most sets, after half of them on some (docs/guides/choosing.md). Below it, fewer networks are compared instead."""
+_SHARES = (1.0, 0.8, 0.65, LEAST_SHARE)
+"""Shares that are planned: few, so that a small difference in speed leaves the plan as it is."""
+_MOST_FIRST_PARTS = 3
+"""Parts on which all networks are compared; on fewer, small data says too little."""
+_ENOUGH_SCORED = 1000
+"""Scored sequences on which all networks are compared if there are as many: the standard error of an accuracy of .75 is
+.014 then."""
+_MORE_PARTS = 2
+"""Further parts for the better half."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rounds of successive halving: all recipes on a few parts, the better half on more.
+
+    Attributes:
+        recipes: The recipes of the first round.
+        rounds: Number of recipes, and of parts, in each round; parts of an earlier round are not repeated.
+        share: Share of the whole training's optimizer steps in each training.
+    """
+
+    recipes: tuple[Candidate, ...]
+    rounds: tuple[tuple[int, int], ...]
+    share: float
+
+
+def first_parts(sequences: int | None, parts: int) -> int:
+    """Return the number of parts on which all networks are compared.
+
+    Args:
+        sequences: Sequences of all parts together; None where they differ too much for their number to count, as
+            groups do, or where the parts are ends of series.
+        parts: Number of parts.
+    """
+    if sequences is None:
+        return min(_MOST_FIRST_PARTS, parts)
+    return min(_MOST_FIRST_PARTS, math.ceil(_ENOUGH_SCORED * parts / sequences), parts)
+
+
+def make_plan(costs: Sequence[tuple[Candidate, float]], parts: int, first: int, affordable: float) -> Plan | None:
+    """Return the plan that a budget allows; None where not even one network can be compared.
+
+    Args:
+        costs: Recipes in their order, with what a whole training of each takes of the budget.
+        parts: Parts of the data, 1 or more.
+        first: Parts on which all recipes are compared.
+        affordable: What the comparison may take of the budget.
+    """
+    for count in range(len(costs), 0, -1):
+        kept = [cost for _, cost in costs[:count]]
+        rounds = halving_rounds(count, parts, first)
+        # Those that are left may be the slowest ones.
+        slowest = sorted(kept, reverse=True)[: rounds[-1][0]]
+        total = sum(kept) * first + sum(slowest) * (rounds[-1][1] - first)
+        for share in _SHARES:
+            if share * total <= affordable:
+                return Plan(tuple(candidate for candidate, _ in costs[:count]), rounds, share)
+    return None
+
+
+def halving_rounds(recipes: int, parts: int, first: int) -> tuple[tuple[int, int], ...]:
+    """Return how many recipes are compared on how many parts in each round, of which there are two at most."""
+    rounds = [(recipes, first)]
+    if parts > first:
+        rounds.append((math.ceil(recipes / 2), min(first + _MORE_PARTS, parts)))
+    return tuple(rounds)
+
+
+_MEMBERS = (8, 4, 2)
+"""Sizes of an ensemble that are tried, if the budget allows."""
+_SEARCHED_NORM_SECONDS = 8.0
+"""Time of the search for a norm that certifies a layer of 64 units."""
+_KEPT_NORM_SECONDS = 2.0
+"""Time of certifying a layer of up to 128 units in the norm in which its training kept it contracting."""
+
+
+@dataclass(frozen=True)
+class RemainingBudget:
+    """The rest of a budget, in optimizer steps of the training that it is for.
+
+    Attributes:
+        affordable_steps: Optimizer steps that the rest of the budget pays for.
+        step_seconds: Time of one.
+        budget: The budget of the search and this training together.
+    """
+
+    affordable_steps: float
+    step_seconds: float
+    budget: Budget
+
+    def describe_excess(self, recommended_steps: int) -> str:
+        """Return what the budget lacks for the recommended training."""
+        steps = recommended_steps - max(1, int(self.affordable_steps))
+        return f"{steps:,} steps" if self.budget.seconds is None else f"about {math.ceil(steps * self.step_seconds)} s"
+
+
+def final_settings(
+    config: Config, task: TaskName, candidate: Candidate, remaining: RemainingBudget
+) -> tuple[Config, dict[str, Any]]:
+    """Return the settings of the training that follows, and those of them that neither user nor recipe has set.
+
+    Where the budget does not pay for the recommended steps, the training is cut. What it pays for beyond them goes into
+    more epochs, where the recipe has a use for them, and then into members.
+
+    Args:
+        config: Settings of the user.
+        task: Task of the data.
+        candidate: The network to train.
+        remaining: What the training may take.
+    """
+    recommended, affordable_steps = candidate.recommended, remaining.affordable_steps
+    changes: dict[str, Any] = {}
+    if (temperature := held_out_temperature(candidate)) is not None:
+        changes["training.temperature"] = temperature
+    if affordable_steps < recommended.steps and not has_length(config):
+        steps = changes["training.max_steps"] = max(1, int(affordable_steps))
+        _LOG.warning(
+            f"The budget of {remaining.budget} leaves {steps:,} of the {recommended.steps:,} optimizer steps of "
+            f"'{candidate.recipe.name}', so that the model may be poor. Its whole training needs "
+            f"{remaining.describe_excess(recommended.steps)} more."
+        )
+        return merged(candidate.config, changes), changes
+    if affordable_steps < recommended.steps:
+        _LOG.warning(
+            f"The training takes {remaining.describe_excess(recommended.steps)} more than the budget of "
+            f"{remaining.budget} leaves. Leave {terms().key('training.epochs')} and "
+            f"{terms().key('training.max_steps')} out for one that fits."
+        )
+    # A step of an ensemble that the user sets trains all of its members, and each of them has a certificate.
+    certificate_steps = candidate.config.model.members * _certificate_steps(candidate, remaining)
+    steps = recommended.steps
+    additions: list[str] = []
+    if recommended.epochs and not has_length(config):
+        longer, steps = _longer(candidate, affordable_steps - certificate_steps)
+        changes |= longer
+        if "training.epochs" in longer:
+            additions.append(f"{longer['training.epochs']:,} epochs in place of the recommended {recommended.epochs:,}")
+        elif longer:
+            additions.append(f"{steps:,} steps in place of the recommended {recommended.steps:,}")
+    if not _has_fixed_members(config, task):
+        cost = steps + certificate_steps
+        members = next((count for count in _MEMBERS if count * cost <= affordable_steps), 1)
+        if members > 1:
+            changes["model.members"] = members
+            additions.insert(0, f"{members} members")
+    if additions:
+        _LOG.info(f"The rest of the budget pays for {' and '.join(additions)}.")
+    return merged(candidate.config, changes), changes
+
+
+def most_useful_steps(config: Config, task: TaskName, candidate: Candidate, remaining: RemainingBudget) -> float:
+    """Return the optimizer steps of the longest training that follows, certificates included, however much is left."""
+    recommended = candidate.recommended
+    steps = recommended.steps if has_length(config) else recommended.most_steps
+    cost = steps + candidate.config.model.members * _certificate_steps(candidate, remaining)
+    return cost if _has_fixed_members(config, task) else _MEMBERS[0] * cost
+
+
+def recommended_cost(candidate: Candidate, remaining: RemainingBudget) -> float:
+    """Return the optimizer steps of the recommended training, certificates included."""
+    return candidate.recommended.steps + candidate.config.model.members * _certificate_steps(candidate, remaining)
+
+
+def _has_fixed_members(config: Config, task: TaskName) -> bool:
+    return "members" in config.model.model_fields_set or task == "predict-next"
+
+
+def _longer(candidate: Candidate, affordable_steps: float) -> tuple[dict[str, int], int]:
+    """Return the settings of a training that is longer than recommended, and its steps; no settings if none is."""
+    recommended = candidate.recommended
+    epoch_steps = recommended.steps // recommended.epochs
+    # Of a few long epochs, a part of one is worth having.
+    if candidate.recipe.most_epochs is not None and recommended.steps < affordable_steps < recommended.most_steps:
+        steps = int(affordable_steps)
+        return {"training.max_steps": steps}, steps
+    epochs = min(recommended.most_epochs, int(affordable_steps / epoch_steps))
+    if epochs <= recommended.epochs:
+        return {}, recommended.steps
+    return {"training.epochs": epochs}, epochs * epoch_steps
+
+
+def has_length(config: Config) -> bool:
+    """Return True if the user sets a length of the training, which is kept, whatever it takes."""
+    return not config.training.model_fields_set.isdisjoint({"epochs", "max_steps"})
+
+
+def _certificate_steps(candidate: Candidate, remaining: RemainingBudget) -> float:
+    """Return the time of certifying a network at the end, in optimizer steps."""
+    cell = described_cell(candidate.config.model)
+    if remaining.budget.seconds is None or cell.lure_system() is None:
+        return 0.0
+    if candidate.proof != "none":
+        return _KEPT_NORM_SECONDS * max(1.0, cell.hidden_size / 128) ** 2 / remaining.step_seconds
+    return _SEARCHED_NORM_SECONDS * (cell.hidden_size / 64) ** 2 / remaining.step_seconds
