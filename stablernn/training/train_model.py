@@ -335,8 +335,10 @@ def finish(
         if (example := task.example()) is not None:
             write_json(directory.example, example)
     scores = task.final_scores(TorchPredictor(trainer.model), config, plots)
-    if not scores.metrics and not trainer.is_diverged:
-        scores = replace(scores, metrics=_cross_validate(directory, config, task, trainer))
+    if "validation" not in scores.metrics and not trainer.is_diverged:
+        scores = replace(
+            scores, metrics={**scores.metrics, **_cross_validate(directory, config, task, trainer, scores)}
+        )
     _PROGRESS.info("Computing what is proved ...")
     sentence = describe_proof(trainer, task.scorer("validation", config), inputs, task.describe())
     if sentence is not None:
@@ -344,16 +346,21 @@ def finish(
     return _summarize(directory, config, task, trainer, scores, calibration, inputs, improvement)
 
 
-def _cross_validate(directory: RunDirectory, config: Config, task: Task, trainer: BaseTrainer) -> dict[str, Scores]:
-    """Return scores on training samples by fits that left them out, for a run with no split that is held out.
+def _cross_validate(
+    directory: RunDirectory, config: Config, task: Task, trainer: BaseTrainer, final: FinalScores
+) -> dict[str, Scores]:
+    """Return scores on training samples by fits that left them out, for a run without a validation split.
 
-    They come from the search, from the closed form, or else from another training on four fifths of the sequences.
+    They come from the search, from the closed form, or else, where there is no test split either, from another training
+    on four fifths of the sequences.
     """
     choice = read_json(directory.choice) if directory.choice.is_file() else {}
     if CROSS_VALIDATION in choice:
         scores = task.baseline_scores("train") | choice[CROSS_VALIDATION]
     elif trainer.left_out is not None:
         scores = task.baseline_scores("train") | logit_metrics(*trainer.left_out)
+    elif final.metrics:
+        return {}
     else:
         _PROGRESS.info("Training once more without a part of the data, to score on that ...")
         # A run may be resumed in another working directory than that of its files.

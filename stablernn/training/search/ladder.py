@@ -484,15 +484,19 @@ class Ladder:
 
     def _baselines(self) -> dict[str, list[float]]:
         """Return the scores of the naive answers on the parts, by name."""
-        results = [candidate.results for candidate in self._candidates if candidate.results]
-        parts = max(results, key=len, default={})
-        baselines: dict[str, list[float]] = {}
-        # Further draws score the naive answers on the same sequences again.
-        for _, result in sorted(parts.items())[: self._parts]:
+        # Further draws would score them on the same sequences again.
+        results = [
+            candidate.results[part]
+            for part in range(self._parts)
+            for candidate in self._candidates
+            if part in candidate.results
+        ]
+        baselines: dict[str, dict[int, float]] = {}
+        for result in results:
             for name, scores in result.scores.items():
                 if isinstance(scores, Mapping) and isinstance(value := scores.get(result.metric), float):
-                    baselines.setdefault(name, []).append(value)
-        return baselines
+                    baselines.setdefault(name, {})[result.trial.part] = value
+        return {name: list(scores.values()) for name, scores in baselines.items()}
 
 
 SEARCH_SHARE = 0.6
