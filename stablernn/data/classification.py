@@ -103,15 +103,21 @@ def classification_data(
     if groups is not None:
         splits["train"] = replace(splits["train"], groups=groups[fitted])
         splits["validation"] = replace(splits["validation"], groups=groups[held_out])
+        names = np.array(train.groups)
         draw["how"] = "whole groups of the training file"
-        draw["groups"] = {"train": len(np.unique(groups[fitted])), "validation": len(np.unique(groups[held_out]))}
+        draw["groups"] = {"train": np.unique(names[fitted]).tolist(), "validation": np.unique(names[held_out]).tolist()}
+    in_both = set(train.groups or ()) & set(test.groups or () if test else ())
     return assemble(
         name,
         labels,
         train.features,
         splits,
         validation=draw,
-        reader={**_time_notes(train, step, splits), **add_notes(train.notes, test.notes if test else {})},
+        reader={
+            **_time_notes(train, step, splits),
+            **add_notes(train.notes, test.notes if test else {}),
+            **({"groups_in_both": sorted(in_both)} if in_both else {}),
+        },
         time_step=step,
     )
 

@@ -411,7 +411,13 @@ def _load_classification(source: _Source, options: LoadOptions) -> Classificatio
         test_path = find_test_file(path)
     if pool.categories:
         columns["repairs"] = options.repairs.model_copy(update={"categories": pool.categories})
-    test = None if test_path is None else _read_test_sequences(test_path, pool, columns)
+    test = None
+    if test_path is not None:
+        try:
+            test = _read_test_sequences(test_path, pool, {**columns, "group_column": options.group_column})
+        except (errors.UnknownNameError, errors.ConfigError):
+            # A test file needs no groups; they only tell whether one is on both sides.
+            test = _read_test_sequences(test_path, pool, columns)
     return classification_data(
         source.name, pool, test, validation_fraction=options.validation_fraction, seed=options.seed
     )
@@ -422,7 +428,7 @@ def _read_test_sequences(path: Path, train: Sequences, columns: dict[str, Any]) 
         return read_sequences(path, **columns)
     if detect_format(path) not in TABLE_FORMATS:
         # All features are read; they are put into the order of the training file later.
-        return read_sequences(path)
+        return read_sequences(path, group_column=columns.get("group_column"))
     # A feature without a name is the column that has no other role; one of groups would be taken for another feature.
     is_named = has_feature_names(train.features) or train.groups is not None
     channels = train.features if is_named else None

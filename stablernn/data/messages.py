@@ -101,6 +101,16 @@ def repair_counts(counts: Mapping[str, int]) -> dict[str, int]:
     return {key: count for key, count in counts.items() if key in _REPAIRS}
 
 
+def describe_shared_groups(notes: Mapping[str, Any]) -> list[str]:
+    """Return a sentence if groups are both in the training and in the test file."""
+    return [
+        f"Groups of the training file are in the test file, too: {format_names(names)}. The score on test will be too "
+        "good; take them out of one of the two."
+        for names in [notes.get("groups_in_both")]
+        if names
+    ]
+
+
 def describe_reading(notes: Mapping[str, Any]) -> str:
     """Return how a text was recognized to be written, such as ``semicolons, decimal commas``; empty if as usual."""
     marks = {"comma": "decimal commas", "mixed": "decimal commas and points"}

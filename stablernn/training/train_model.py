@@ -27,6 +27,7 @@ from stablernn.certificates.input_range import InputRange
 from stablernn.certificates.plain_words import describe_guarantee, format_size
 from stablernn.certificates.projection import is_within_range, suggest_proof
 from stablernn.certificates.stored_certificate import described_bounds, series_facts
+from stablernn.data.messages import describe_shared_groups, format_names
 from stablernn.data.step_data import Data
 from stablernn.data.types import score_notes
 from stablernn.errors import CertificateError, ConfigError, DataError, InterruptedRun, TrainingError
@@ -119,6 +120,8 @@ def train(
     # Before the data is read, which may take some processes longer than others.
     with open_group(launch, device) as processes:
         data = load_run_data(origin.locate_files(config))
+        if groups := data.notes.get("validation", {}).get("groups"):
+            _LOG.info(f"Groups held out for validation: {format_names(groups['validation'])}.")
         settings = resolve(config, task_for(data))
         data = with_time(data, settings)
         if origin.stored is not None:
@@ -384,7 +387,11 @@ def _summarize(
     comparison = None if judged is None else compare_with_trivial(judged, scores.metrics[judged], trainer.objective)
     verdict = judge(trainer, comparison, calibration.get("gate"), is_validated=judged == "validation")
     # Calibration has seen the validation split.
-    warnings = [*verdict.warnings, *describe_coverage("the test split", scores.metrics.get("test", {}))]
+    warnings = [
+        *verdict.warnings,
+        *describe_coverage("the test split", scores.metrics.get("test", {})),
+        *describe_shared_groups(data.notes),
+    ]
     summary: Summary = {
         "run": str(directory.path),
         "task": data.task,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sklearn.model_selection import StratifiedGroupKFold
 
 from stablernn.data import ClassificationData, load_data
+from stablernn.data.check import check_data
 from stablernn.data.classification import grouped_folds, grouped_validation, stratified_validation
 from stablernn.errors import ConfigError, DataError, UnknownNameError
 
@@ -23,7 +24,7 @@ def write_table(path: Path, groups: list[str], labels: list[str], *, steps: int 
     return path
 
 
-def write_arrays(path: Path, groups: list[int], **arrays: np.ndarray) -> Path:
+def write_arrays(path: Path, groups: list[int] | list[str], **arrays: np.ndarray) -> Path:
     x = np.arange(len(groups) * 4, dtype=np.float32).reshape(len(groups), 4)
     np.savez(path, x=x, y=np.arange(len(groups)) % 2, person=np.array(groups), **arrays)
     return path
@@ -52,7 +53,7 @@ def test_a_group_of_a_table_is_held_out_whole(tmp_path: Path) -> None:
     assert not splits["train"] & splits["validation"]
     assert data.features == ("value",)
     assert data.notes["validation"]["how"] == "whole groups of the training file"
-    assert data.notes["validation"]["groups"] == {"train": 4, "validation": 1}
+    assert data.notes["validation"]["groups"] == {split: sorted(splits[split]) for split in ("train", "validation")}
     # Without the column it would be a channel of words, which is refused.
     with pytest.raises(DataError, match="column 'person'"):
         load_data(path)
@@ -68,6 +69,21 @@ def test_groups_of_an_array(tmp_path: Path) -> None:
     assert not splits["train"] & splits["validation"]
     assert "ignored_arrays" not in data.notes
     assert loaded(path).notes["ignored_arrays"] == ["person"]
+
+
+@pytest.mark.parametrize("ending", [".csv", ".npz"])
+def test_groups_on_both_sides_of_the_test_file_are_named(tmp_path: Path, ending: str) -> None:
+    if ending == ".csv":
+        write_table(tmp_path / "gait_TEST.csv", ["eva", "fay", "ann", "fay"], ["a", "b"] * 2)
+        path = write_table(tmp_path / "gait_TRAIN.csv", GROUPS, LABELS)
+    else:
+        write_arrays(tmp_path / "gait_TEST.npz", ["eva", "fay", "ann", "fay"])
+        path = write_arrays(tmp_path / "gait_TRAIN.npz", GROUPS)
+    found = [each.text for each in check_data(path, group_column="person").warnings if each.code == "group_leakage"]
+    assert found == [
+        "Groups of the training file are in the test file, too: ann, eva. The score on test will be too good; take "
+        "them out of one of the two."
+    ]
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,8 @@ def _facts(report: DataReport) -> dict[str, object]:
     elif "sequences" in content:
         facts["sequences"] = ", ".join(f"{split} {count:,}" for split, count in content["sequences"].items())
         facts["lengths"] = f"{_spread(content['lengths'])} steps"
+    if groups := notes.get("validation", {}).get("groups"):
+        facts["validation"] = f"of {format_names(groups['validation'])}"
     if repairs := repair_counts(data_counts(notes)):
         facts["repaired"] = format_counts(repairs)
     if "short_series" in notes:

@@ -27,7 +27,7 @@ from stablernn.data.check.report import Column, DataReport, Finding, Findings, R
 from stablernn.data.check.table import TableInspection, infer_column_kinds, inspect_cells, warn_about_header
 from stablernn.data.files import TABLE_FORMATS, detect_format, find_test_file, open_file
 from stablernn.data.load import detect_task, load_source, read_sequences
-from stablernn.data.messages import format_timestamp, pluralize
+from stablernn.data.messages import describe_shared_groups, format_timestamp, pluralize
 from stablernn.data.options import TARGET_COLUMN, LoadOptions
 from stablernn.data.sequences import Sequences, reorder_features
 from stablernn.data.step_data import Data, StepData
@@ -181,6 +181,8 @@ def _warn_about_notes(notes: Notes, options: LoadOptions, findings: Findings) ->
     for key, code, noun, text in _WARNED_NOTES:
         if count := notes.get(key, 0):
             findings.warn(code, f"{pluralize(count, noun)} {text}")
+    for sentence in describe_shared_groups(notes):
+        findings.warn("group_leakage", sentence)
     if options.timezone is not None and not {"local_zone", "calendar_days"} & notes.keys():
         findings.warn(
             "timezone_unused",
