@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from calendar import monthrange
 from datetime import UTC, datetime, time, timedelta, tzinfo
-from typing import Literal
+from typing import Literal, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
@@ -86,30 +86,55 @@ def step_frequency(requested: str | None, trained: str | None) -> str | None:
     return re.sub(r"^([0-9]*[MQY])S(-[A-Z]{3})?$", r"\1", trained)
 
 
-def day_zone(manifest: ManifestFields) -> str | None:
-    """Return the zone whose days, or longer steps, a model was trained on; None where its times are of no zone."""
+class DataZone(NamedTuple):
+    """The zone of the times without one in the data of a model.
+
+    Attributes:
+        name: Such as ``Europe/Berlin``.
+        has_days: Whether steps are days there, or longer, which keep their local times; parts of a day lie in UTC.
+    """
+
+    name: str
+    has_days: bool
+
+
+def data_zone(manifest: ManifestFields) -> DataZone | None:
+    """Return the zone of the times without one in the data of a model; None where they are of no zone."""
     # Publishers may write anything there.
     repairs = manifest.preprocessing.get("repairs")
     zone = repairs.get("timezone") if isinstance(repairs, dict) else None
     frequency = calendar_frequency(manifest.frequency)
     seconds = None if frequency is None else step_seconds(frequency)
     is_part_of_day = frequency is None or (seconds is not None and seconds % _DAY_SECONDS != 0)
-    return None if is_part_of_day or not isinstance(zone, str) else zone
+    return DataZone(zone, not is_part_of_day) if isinstance(zone, str) else None
 
 
-def in_day_zone(text: str, zone: str | None) -> str:
-    """Return an instant as the local time in the zone of :func:`day_zone`, without a zone; any other text as it is.
+def as_in_data(text: str, zone: DataZone | None) -> str:
+    """Return a time as the data of a model have it: local days without a zone, or parts of a day in UTC.
+
+    Args:
+        text: Any text; what is no time is returned as it is.
+        zone: From :func:`data_zone`.
 
     Raises:
-        InputError: If this machine does not know the zone, or the year there is none.
+        InputError: If this machine does not know the zone, the year there is none, or a local time is no single
+            instant, as clocks change.
     """
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         return text
-    if zone is None or moment.tzinfo is None:
+    if zone is None or (moment.tzinfo is None) == zone.has_days:
         return text
-    local_zone = _zone_info(zone)
+    local_zone = _zone_info(zone.name)
+    if not zone.has_days:
+        instant, other = (_in_zone(moment.replace(tzinfo=local_zone, fold=fold), UTC) for fold in (0, 1))
+        if instant != other:
+            raise InputError(
+                f"The time '{text}' is no single instant in '{zone.name}', where clocks change then; give its offset "
+                f"from UTC, such as '{_in_zone(instant, local_zone).isoformat()}'."
+            )
+        return instant.isoformat().removesuffix("+00:00") + "Z"
     local = _in_zone(moment, local_zone).replace(tzinfo=None)
     midnight = datetime.combine(local, time())
     # A day whose midnight is skipped begins when clocks have gone forward.
@@ -117,7 +142,7 @@ def in_day_zone(text: str, zone: str | None) -> str:
     return (midnight if local == begins else local).isoformat()
 
 
-def advance(start: str, steps: int, frequency: str, zone: str | None = None) -> str:
+def advance(start: str, steps: int, frequency: str, zone: DataZone | None = None) -> str:
     """Return the timestamp ``steps`` steps after ``start``.
 
     Months, quarters and years without an edge keep the day of the month, and a start on the last day stays on the last.
@@ -127,21 +152,21 @@ def advance(start: str, steps: int, frequency: str, zone: str | None = None) -> 
         start: ISO 8601, such as ``2024-01-31`` or ``2024-01-31T06:00:00Z``.
         steps: 1 or more.
         frequency: As the module describes.
-        zone: Zone whose days the steps are, see :func:`day_zone`.
+        zone: Zone of a start without one, and of the days that steps are; see :func:`data_zone`.
 
     Returns:
-        ISO 8601 with a time of day, in the zone of ``start``.
+        ISO 8601 with a time of day, in the zone of ``start``; in UTC where that has none and steps lie in UTC.
 
     Raises:
         InputError: If ``start`` or ``frequency`` is not understood, or the result lies beyond the year 9999.
     """
-    local = in_day_zone(start, zone)
+    local = as_in_data(start, zone)
     moment = _add_steps(local, steps, frequency)
-    if zone is not None and local != start:
-        moment = _in_zone(moment.replace(tzinfo=_zone_info(zone)), datetime.fromisoformat(start).tzinfo)
+    if zone is not None and zone.has_days and local != start:
+        moment = _in_zone(moment.replace(tzinfo=_zone_info(zone.name)), datetime.fromisoformat(start).tzinfo)
     text = moment.isoformat()
     # In the notation of the start.
-    return text.removesuffix("+00:00") + "Z" if start.endswith("Z") else text
+    return text.removesuffix("+00:00") + "Z" if "Z" in (start[-1:], local[-1:]) else text
 
 
 def step_times(start: str, first: int, count: int, frequency: str) -> NDArray[np.float64]:
@@ -213,8 +238,7 @@ def _zone_info(zone: str) -> ZoneInfo:
         return ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise InputError(
-            f"The model's steps are days of '{zone}', a zone that this machine does not know. Give times without a "
-            "zone, or install tzdata."
+            f"The model's data have times of '{zone}', a zone that this machine does not know. Install tzdata."
         ) from error
 
 

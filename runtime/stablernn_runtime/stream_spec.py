@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stablernn_registry import GraphSignature, Manifest, Signature, StateSignature, Version
 from stablernn_registry.errors import did_you_mean
-from stablernn_runtime.calendar import calendar_frequency, day_zone
+from stablernn_runtime.calendar import calendar_frequency, data_zone
 from stablernn_runtime.covariates import Covariates, observed_features
 from stablernn_runtime.errors import BadTokenError, InputError, ModelLoadError, NoStreamsError, cut
 from stablernn_runtime.online_streams import (
@@ -265,7 +265,7 @@ class StreamSpec:
         patches: Collects samples to patches; None for models without patches.
         takes_dt: Whether the model takes the time between samples.
         frequency: Frequency of the calendar to count regular steps by; None without one.
-        day_zone: Zone whose days the regular steps are; None for other steps.
+        data_zone: Zone of times without one; None where they have none.
         static_size: Number of values that never change within a stream.
         state_shapes: Shapes and types of the states of one stream, by input name: those of the model, followed by the
             samples of an unfinished patch and the states of the estimates.
@@ -291,7 +291,7 @@ class StreamSpec:
             if self.takes_dt:
                 collected["dt"] = ((), np.dtype(np.float32))
             self.patches = PatchCollector(self.format.patch_stride, collected)
-        self.frequency, self.day_zone = calendar_frequency(manifest.frequency), day_zone(manifest)
+        self.frequency, self.data_zone = calendar_frequency(manifest.frequency), data_zone(manifest)
         self.static_size = len(manifest.static or ())
         self._step_shapes = {
             name: tuple(size for size in spec.shape[1:] if isinstance(size, int)) for name, spec in inputs.items()

@@ -194,7 +194,8 @@ def build_document(app: FastAPI, *, needs_token: bool) -> Node:
     for path, operations in document["paths"].items():
         for operation in operations.values():
             operation["responses"].pop("422", None)
-            operation["responses"]["503"]["headers"] = {"Retry-After": RETRY_AFTER}
+            for status in operation["responses"].keys() & {"429", "503"}:
+                operation["responses"][status]["headers"] = {"Retry-After": RETRY_AFTER}
             if needs_token and required_access(path) == "open":
                 # An empty list overrides the document's default.
                 operation["security"] = []

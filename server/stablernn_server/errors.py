@@ -123,7 +123,8 @@ class OneProcessError(ConflictError):
 
 
 class TooManyError(ServerError, RuntimeError):
-    pass
+    # Any answer to this client makes room.
+    headers: Mapping[str, str] = {"Retry-After": "1"}
 
 
 class DeadlineError(ServerError, TimeoutError):

@@ -165,7 +165,7 @@ def test_backtest_of_a_recursive_version_goes_over_the_whole_horizon(shops: Work
 def test_what_is_told_changes_the_answer(shops: Workplace) -> None:
     publish(shops, "known")
     item = request("known", "north", shops)
-    others = [{name: value for name, value in item.items() if name != key} for key in ("future", "static")]
+    others = [{**item, "future": {"promo": [None] * 4}}, {**item, "static": None}]
     others.append({**item, "start_timestamp": "2024-01-04T00:00:00Z"})
     with served(shops) as url:
         whole, *changed = (numbers(content) for content in ask(url, "known", item, *others))

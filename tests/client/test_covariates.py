@@ -49,9 +49,10 @@ def client(request: pytest.FixtureRequest, running: Running) -> Iterator[Both]:
 def test_a_forecast_with_covariates(client: Both) -> None:
     options = {"start": TIMES[0], "frequency": "h"}
     [informed] = client.forecast("shop", LOAD, future=PRICES, static=SIZE, **options)
-    [uninformed] = client.forecast("shop", LOAD, **options)
+    unknown = {"price": [None] * 3}
+    [uninformed] = client.forecast("shop", LOAD, future=unknown, **options)
     assert not np.array_equal(informed.mean, uninformed.mean)
-    both = client.forecast("shop", [LOAD, LOAD], future=[PRICES, {}], static=[SIZE, {}], **options)
+    both = client.forecast("shop", [LOAD, LOAD], future=[PRICES, unknown], static=[SIZE, {}], **options)
     np.testing.assert_array_equal(both[0].mean, informed.mean)
     np.testing.assert_array_equal(both[1].mean, uninformed.mean)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stablernn_runtime.calendar import advance, check_frequency, step_frequency
+from stablernn_runtime.calendar import DataZone, advance, check_frequency, step_frequency
 from stablernn_runtime.errors import InputError
 
 
@@ -106,7 +106,7 @@ def test_an_unknown_frequency_is_refused(frequency: str, sentence: str) -> None:
 )
 def test_days_of_a_zone_that_cannot_be_are_refused(start: str, zone: str) -> None:
     with pytest.raises(InputError):
-        advance(start, 1, "D", zone)
+        advance(start, 1, "D", DataZone(zone, True))
 
 
 @pytest.mark.parametrize(("asked", "trained"), [("60min", "h"), ("month", "MS"), ("3ME", "QE-JAN"), ("D", "1")])

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_registry import Registry, RegistryError, Version
-from stablernn_runtime.calendar import advance, calendar_frequency, day_zone, step_seconds
+from stablernn_runtime.calendar import advance, calendar_frequency, data_zone, step_seconds
 from stablernn_runtime.covariates import observed_features
 from stablernn_runtime.engines.session import Device
 from stablernn_runtime.errors import InputError, ModelLoadError
@@ -154,8 +154,9 @@ class Scorer:
         numbers, parts = [], []
         times: pl.Series | None = None
         if manifest.task == "forecast" and sequences.times is not None:
+            zone = data_zone(manifest)
             times, irregular = times_ahead(
-                sequences.times, manifest.horizon or 1, manifest.frequency, day_zone(manifest)
+                sequences.times, manifest.horizon or 1, manifest.frequency, zone.name if zone else None
             )
             sequences = replace(sequences, errors={**irregular, **sequences.errors})
         errors = dict(sequences.errors)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from stablernn_registry.errors import did_you_mean
-from stablernn_runtime.calendar import day_zone, in_day_zone, step_frequency, step_times
+from stablernn_runtime.calendar import as_in_data, data_zone, step_frequency, step_times
 from stablernn_runtime.covariates import Covariates
 from stablernn_server.batching.types import Array
 from stablernn_server.codecs.json_values import to_array
@@ -53,6 +53,13 @@ def add_covariates(
             for index, series in enumerate(inputs)
         ]
     )
+    for index, series in enumerate(inputs):
+        missing = [name for name in covariates.future_names if name not in (series.future or {})]
+        if missing:
+            raise InputError(
+                f"inputs.{index}.future.{missing[0]} is missing: the model '{covariates.model.name}' was trained with "
+                f"its values at the steps ahead. Give {horizon} numbers, null where one is not known."
+            )
     if covariates.static_names:
         other_inputs["static"] = static
     if covariates.calendar_features:
@@ -68,7 +75,7 @@ def _add_calendar(
 ) -> tuple[Array, Array]:
     """Return ``x`` with the features of the calendar, and these at the steps ahead, ``(batch, horizon, features)``."""
     manifest = covariates.model.manifest
-    horizon, features, zone = manifest.horizon or 0, manifest.features, day_zone(manifest)
+    horizon, features, zone = manifest.horizon or 0, manifest.features, data_zone(manifest)
     full_x = np.zeros((*x.shape[:2], len(features)), np.float32)
     full_x[:, :, [features.index(name) for name in covariates.observed]] = x
     columns = [features.index(name) for name in covariates.calendar_features]
@@ -83,7 +90,7 @@ def _add_calendar(
         frequency = step_frequency(series.frequency, manifest.frequency) or ""
         # The timestamp is that of the whole series, of which x has the last `length` steps.
         waves = covariates.calendar_waves(
-            step_times(in_day_zone(series.start_timestamp, zone), total - length, length + horizon, frequency)
+            step_times(as_in_data(series.start_timestamp, zone), total - length, length + horizon, frequency)
         )
         # Indexing by a row and a list of columns puts the columns first: (columns, length).
         full_x[row, :length, columns] = waves[:length].T

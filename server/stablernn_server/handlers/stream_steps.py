@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from stablernn_runtime.calendar import in_day_zone
+from stablernn_runtime.calendar import as_in_data
 from stablernn_runtime.online_streams import QUANTILES, OnlineUpdate
 from stablernn_runtime.stream_clock import Clock, Moment, as_moments, parse_moment
 from stablernn_runtime.stream_spec import StreamSpec, stream_spec
@@ -205,7 +205,7 @@ def _parse_times(
     """
     model, frequency = spec.model, spec.frequency
     moments = [] if request.time is None else as_moments(request.time, count)
-    moments = [in_day_zone(moment, spec.day_zone) if isinstance(moment, str) else moment for moment in moments]
+    moments = [as_in_data(moment, spec.data_zone) if isinstance(moment, str) else moment for moment in moments]
     is_first = stream.step == 0
     dt: Array | None = None
     if request.dt is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from stablernn_runtime.calendar import advance, check_frequency, day_zone, step_frequency
+from stablernn_runtime.calendar import advance, check_frequency, data_zone, step_frequency
 from stablernn_runtime.covariates import Covariates
 from stablernn_runtime.graph import CancellationToken
 from stablernn_runtime.run_batch import BatchResult
@@ -268,7 +268,7 @@ def _forecast_start(series: SeriesInput, steps: int, model: ServedModel) -> tupl
             "leave start_timestamp out."
         )
     unit = step_frequency(series.frequency, frequency) or frequency
-    return frequency, advance(series.start_timestamp, steps, unit, day_zone(model.manifest))
+    return frequency, advance(series.start_timestamp, steps, unit, data_zone(model.manifest))
 
 
 def _parse_horizon(model: ServedModel, options: ForecastOptions) -> int:

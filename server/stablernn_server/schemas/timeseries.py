@@ -90,10 +90,11 @@ class SeriesInput(_Request):
         name: Returned with the response; default: its position among the inputs.
         frequency: Spacing of the timestamps; default: that of the training data.
         start_timestamp: ISO 8601 time of the first value; without it the response has no timestamps. Required by models
-            with calendar features.
+            with calendar features. A time without a zone is in that of the training data, or in UTC.
         dt: For models of irregular time: the time from the previous value to each value, in the model's regular steps;
             the first one is ignored. Default: all 1.
-        future: For each covariate by its name, a value for each step ahead; those that are left out are unknown.
+        future: For each covariate that is known ahead, by its name, a value for each step ahead; null where one is
+            unknown.
         static: For each covariate by its name, its value in this series; those that are left out are unknown.
     """
 

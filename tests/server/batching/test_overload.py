@@ -109,6 +109,7 @@ async def test_one_client_has_a_share_and_others_have_theirs(published: Publishe
             for path, body in ((INFER, tensors()), ("/v1/timeseries/classify", SERIES)):
                 refused = await here.post(path, body)
                 assert (refused.status_code, refused.json()["code"]) == (429, "too_many")
+                assert refused.headers["retry-after"] == "1"
             waiting.append(here.post(INFER, tensors(), here.other_client("10.0.0.2")))
             await here.waiting(3)
         assert [(await answer).status_code for answer in waiting] == [200] * 3

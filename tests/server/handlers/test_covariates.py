@@ -41,7 +41,8 @@ def fitted() -> dict[str, tuple[SequenceModel, dict[str, Any]]]:
     models["timed"] = timed, {"features": ["load"], "context_length": 5}
     told, facts = models["told"]
     # The days of a place, which begin at 23:00 or 22:00 UTC.
-    models["days"] = told, {**facts, "frequency": "D", "preprocessing": {"repairs": {"timezone": "Europe/Berlin"}}}
+    berlin = {"preprocessing": {"repairs": {"timezone": "Europe/Berlin"}}}
+    models |= {"days": (told, {**facts, "frequency": "D", **berlin}), "local": (told, {**facts, **berlin})}
     torch.manual_seed(0)
     options: dict[str, Any] = {"hidden_size": 6, "quantiles": QUANTILES}
     single = Forecaster("lipschitz", 1, 3, head="recursive", patch_size=2, patch_stride=1, **options)
@@ -163,9 +164,11 @@ def test_infer_takes_null_for_what_is_not_known(client: httpx.Client, published:
 
 
 def asked(model: str = "told", options: dict[str, Any] | None = None, **item: Any) -> dict[str, Any]:
-    columns = {"told": 2, "days": 2, "fed": 3}.get(model, 1)
+    columns = {"told": 2, "days": 2, "local": 2, "fed": 3}.get(model, 1)
     series = np.arange(4 * columns, dtype=float).reshape(4, columns).tolist()
-    given = {"series": series, "start_timestamp": "2024-03-01T21:00:00Z", "frequency": "h", **item}
+    known = {"single": None, "timed": None, "fed": {"b": [1, 2, 3, 4]}}.get(model, {"price": [3, 4, 5]})
+    start = {"start_timestamp": "2024-03-01T21:00:00Z", "frequency": "h"}
+    given = {"series": series, **start, "future": known, **item}
     return {"model": model, "inputs": [given], "options": options or {}}
 
 
@@ -184,14 +187,18 @@ def test_the_server_makes_the_calendar_itself(client: httpx.Client, published: P
     future = np.concatenate([price, waves[4:]], axis=1)[None]
     static = np.array([[np.nan, 7.0]], np.float32)
     expected = by_torch(published.torch_models["told"], x, static=static, future=future)
-    body = asked(future={"price": [3, None, 5]}, static={"age": 7})
+    body = asked("local", future={"price": [3, None, 5]}, static={"age": 7})
     content = answer(client, body)
     np.testing.assert_allclose(content["mean_forecast"], expected["mean"][0, :, 0], atol=2e-5)
     np.testing.assert_allclose(content["quantiles"]["0.9"], expected["quantiles"][0, :, 0, 2], atol=2e-5)
     # The same instant in another zone, and the hourly grid that the model was trained on.
     body["inputs"][0] |= {"start_timestamp": "2024-03-01T22:30:00+01:30", "frequency": None}
-    body["inputs"][0]["start_timestamp"] = "2024-03-01T22:00:00+01:00"
     assert answer(client, body)["mean_forecast"] == content["mean_forecast"]
+    # And as the file that was trained on has it.
+    body["inputs"][0]["start_timestamp"] = "2024-03-01 22:00"
+    local = answer(client, body)
+    assert local["mean_forecast"] == content["mean_forecast"]
+    assert local["start_timestamp"] == "2024-03-02T01:00:00Z"
 
 
 def test_days_of_a_zone_begin_when_they_do_there(client: httpx.Client) -> None:
@@ -232,6 +239,8 @@ def test_fewer_steps_need_fewer_values(client: httpx.Client) -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     (asked(start_timestamp=None), "inputs.0.start_timestamp is missing"),
+    (asked("local", start_timestamp="2024-10-27T02:30:00"), "such as '2024-10-27T02:30:00+02:00'"),
+    (asked(future={}), "inputs.0.future.price is missing"),
     (asked(future={"calendar_day_sin": [0, 0, 0]}), "inputs.0.future.calendar_day_sin"),
     (asked(series=[[1, 2, 3, 4, 5, 6]]), "expects 2 (load, price)."),
     (asked(future={"prise": [1, 2, 3]}), "Did you mean 'price'?"),
