@@ -13,7 +13,7 @@ from stablernn.data.arrays import FingerprintPart, Float32Array, Timestamps, fin
 from stablernn.data.messages import format_names, format_timestamp, pluralize
 from stablernn.data.options import TARGET_COLUMN, LoadOptions
 from stablernn.data.table.frequency import align_to_grid, parse_frequency
-from stablernn.data.table.repairs import expand_names, suggest_min_length
+from stablernn.data.table.repairs import expand_names
 from stablernn.data.table.series import OpenTable, Table
 from stablernn.data.types import ForecastData, Notes, Series, add_notes, lengths_of_time
 from stablernn.terms import terms
@@ -175,7 +175,7 @@ def forecast_data(name: str, table: Table, options: LoadOptions, *, test: Table 
         table: The series.
         options: Used are those of the targets, covariates, grid, split and windows; ``channels`` gives the order of the
             channels, those of the calendar included. Steps of validation and test that are not given are a share of the
-            shortest series, at least one horizon.
+            shortest series that is at least half as long as the median, at least one horizon.
         test: Later rows of the same series. They are the test steps.
 
     Raises:
@@ -199,7 +199,7 @@ def forecast_data(name: str, table: Table, options: LoadOptions, *, test: Table 
     season = options.season if options.season is not None else (grid.season if grid else 1)
     horizon = options.horizon if options.horizon is not None else min(season, _MAX_DEFAULT_HORIZON)
     _check_settings(season, horizon, options)
-    steps, shortened = _fit_steps(table.name, series, options, season, horizon)
+    steps, short = _fit_steps(table.name, series, options, season, horizon)
     data = ForecastData(
         name=name,
         series=series,
@@ -225,8 +225,8 @@ def forecast_data(name: str, table: Table, options: LoadOptions, *, test: Table 
     if data.future:
         indices = list(data.future_indices)
         data.notes["future_values_missing"] = sum(int(np.isnan(each.values[:, indices]).sum()) for each in series)
-    if shortened:
-        data.notes["cut_for_the_shortest"] = shortened
+    if short:
+        data.notes["series_without_training"] = short
     _check_training_values(data)
     _note_constants(data)
     data.notes["windows"] = data.window_counts()
@@ -403,55 +403,38 @@ def _check_settings(season: int, horizon: int, options: LoadOptions) -> None:
 def _fit_steps(
     name: str, series: Sequence[Series], options: LoadOptions, season: int, horizon: int
 ) -> tuple[_WindowSteps, Notes]:
-    """Return steps of the context, validation and test that every series has room for.
+    """Return steps of the context, validation and test, and a note on the series without a training window.
 
-    Also returned is a note on those that the shortest series makes smaller than a series of median length would.
+    Of the series that are at least half as long as the median, the shortest sets the steps of validation and test, and
+    the median of these the context. Shorter ones use what they have.
     """
-    shortest = min(series, key=lambda each: len(each.ds))
-    steps = _default_steps(len(shortest.ds), options, season, horizon)
-    median_steps = _default_steps(int(np.median([len(each.ds) for each in series])), options, season, horizon)
-    # Of the steps that series of usual length allow, with the shortest context that may be taken.
-    usual_steps = median_steps._replace(context_length=options.context_length or 1)
-    _check_lengths(name, series, horizon, steps, usual_steps)
-    usual = median_steps._asdict()
-    shortened = {key: count for key, count in steps._asdict().items() if count < usual[key]}
-    return steps, {"series": shortest.unique_id, "steps": len(shortest.ds), **shortened} if shortened else {}
-
-
-def _default_steps(length: int, options: LoadOptions, season: int, horizon: int) -> _WindowSteps:
-    """Return the steps that are given, and for a series of that length those that are not."""
-    share = max(horizon, int(options.validation_fraction * length))
+    lengths = np.array([len(each.ds) for each in series])
+    usual = lengths[2 * lengths >= np.median(lengths)]
+    share = max(horizon, int(options.validation_fraction * usual.min()))
     validation_steps = share if options.validation_steps is None else options.validation_steps
     test_steps = share if options.test_steps is None else options.test_steps
+    held_out = horizon + validation_steps + test_steps
     context_length = options.context_length
     if context_length is None:
-        room = length - validation_steps - test_steps - horizon
-        context_length = max(1, min(2 * max(season, horizon), room))
-    return _WindowSteps(context_length, validation_steps, test_steps)
+        context_length = max(1, min(2 * max(season, horizon), int(np.median(usual)) - held_out))
+    steps = _WindowSteps(context_length, validation_steps, test_steps)
+    # A context that is asked for must fit somewhere; another one may begin before a series.
+    needed = held_out + (options.context_length or 1)
+    if lengths.max() < needed:
+        _refuse_short(name, series, horizon, needed, steps._replace(context_length=options.context_length or 1))
+    # One value to forecast from.
+    short = [each.unique_id for each in series if len(each.ds) < held_out + 1]
+    return steps, {"count": len(short), "first": short[:_MAX_NAMED_SERIES]} if short else {}
 
 
-def _check_lengths(
-    name: str, series: Sequence[Series], horizon: int, steps: _WindowSteps, usual_steps: _WindowSteps
-) -> None:
-    # One training window with its context and horizon, before both held-out splits.
-    needed = horizon + sum(steps)
-    short = [each for each in series if len(each.ds) < needed]
-    if not short:
-        return
-    first, *others = short
-    more = f" (too short as well: {format_names([each.unique_id for each in others])})" if others else ""
-    least = suggest_min_length([len(each.ds) for each in series], horizon + sum(usual_steps))
-    advice = (
-        "leave the series out"
-        if least is None
-        else f"set shorter series aside with {terms().setting('data.min_length', least)}"
-    )
-    settings = None if least is None else {"min_length": least}
+def _refuse_short(name: str, series: Sequence[Series], horizon: int, needed: int, steps: _WindowSteps) -> None:
+    """Refuse series of which none has a training window before both held-out splits."""
+    longest = max(series, key=lambda each: len(each.ds))
     raise errors.DataError(
-        f"{terms().series_of(name, first.unique_id)} has {pluralize(len(first.ds), 'step')}{more}, {needed} are "
-        f"needed: context_length {steps.context_length} + horizon {horizon} + validation {steps.validation_steps} + "
-        f"test {steps.test_steps}. Shorten these, or {advice}.",
-        settings=settings,
+        f"{terms().series_of(name, longest.unique_id)} has {pluralize(len(longest.ds), 'step')}"
+        f"{', no other has more' if len(series) > 1 else ''}, {needed} are needed: context_length "
+        f"{steps.context_length} + horizon {horizon} + validation {steps.validation_steps} + test {steps.test_steps}. "
+        "Shorten these."
     )
 
 
@@ -476,7 +459,7 @@ def _note_constants(data: ForecastData) -> None:
         if np.isnan(series.values[:, targets]).all():
             empty.append(series.unique_id)
         # Where all values are missing, minimum and maximum are NaN, which are not equal.
-        if (np.fmin.reduce(values) == np.fmax.reduce(values)).any():
+        if len(values) and (np.fmin.reduce(values) == np.fmax.reduce(values)).any():
             constant.append(series.unique_id)
     for key, names in (("constant_series", constant), ("empty_series", empty)):
         if names:

@@ -45,7 +45,7 @@ _DESCRIPTIONS = {
     "empty_series": ("series", " without a value"),
     "empty_sequences": ("sequence", " without a value"),
     "one_step_sequences": ("sequence", " of one step"),
-    "cut_for_the_shortest": ("setting", " cut for the shortest series"),
+    "series_without_training": ("series", " too short for a training window"),
     "windows_dropped": ("window", " dropped for want of a target"),
     "windows_without_context": ("window", " without any value in their context"),
     "header_contradicted": ("line", " of the header not borne out"),
@@ -132,8 +132,6 @@ def _describe(count: int, noun: str, description: str) -> str:
 
 def _count(key: str, value: Any) -> int:
     """Return the number that a note stands for: a count itself, counts of splits, or a list of names."""
-    if key == "cut_for_the_shortest":
-        return len(value) - len(("series", "steps"))
     if isinstance(value, Mapping):
         return int(value["count"]) if "count" in value else sum(value.values())
     return len(value) if isinstance(value, list) else int(value)

@@ -295,6 +295,8 @@ class ForecastData:
     def windows(self, split: str) -> WindowSet:
         """Return the windows whose whole target lies in the steps of a split; their context may reach back before it.
 
+        Series that are too short for a training window with a whole context have windows with what there is.
+
         Raises:
             UnknownNameError: If there is no split of that name.
         """
@@ -310,7 +312,13 @@ class ForecastData:
             future_indices=self.future_indices,
             static=np.stack([series.static for series in self.series]) if self.static else None,
             dt=[series.dt for series in self.series if series.dt is not None] if self.time_step is not None else None,
+            least_contexts=[1 if is_short else self.context_length for is_short in self._are_short()],
         )
+
+    def _are_short(self) -> list[bool]:
+        """Return which series are too short for a training window with a whole context."""
+        needed = self.context_length + self.horizon + self.validation_steps + self.test_steps
+        return [len(series.values) < needed for series in self.series]
 
     def split(self, name: str) -> WindowSet:
         """Return the windows of a split, see :meth:`windows`."""
@@ -339,11 +347,11 @@ class ForecastData:
     def training_values(self) -> list[Float32Array]:
         """Return the training part (time, channels) of each series, to fit the scaling on."""
         held_out = self.validation_steps + self.test_steps
-        return [series.values[: len(series.values) - held_out] for series in self.series]
+        return [series.values[: max(0, len(series.values) - held_out)] for series in self.series]
 
     def has_missing_inputs(self) -> bool:
-        """Return True if any value of the training part is missing."""
-        return any_missing(self.training_values())
+        """Return True if any value of the training part is missing, or a context may begin before its series."""
+        return any(self._are_short()) or any_missing(self.training_values())
 
     @property
     def longest_input(self) -> int:

@@ -24,7 +24,7 @@ class WindowSet:
     """All windows of one split over all series.
 
     A window is identified by its origin ``(series, end)``: its context is steps ``end - context_length .. end - 1`` of
-    that series, its targets are steps ``end .. end + horizon - 1``.
+    that series, its targets are steps ``end .. end + horizon - 1``. Steps before the start of a series are missing.
 
     Args:
         values: One float32 array (time, channels) per series.
@@ -85,10 +85,7 @@ class WindowSet:
         return int(series), int(end)
 
     def with_context(self, context_length: int) -> WindowSet:
-        """Return the same windows under the same numbers with contexts of another length.
-
-        A window with fewer steps before its targets must not be gathered from the result.
-        """
+        """Return the same windows under the same numbers with contexts of another length."""
         windows = copy(self)
         windows.context_length = context_length
         return windows
@@ -100,16 +97,9 @@ class WindowSet:
         (n, horizon, f).
         """
         series, end = self._select(indices)
-        # Positions of the first targets in the concatenated series.
-        first = self._starts[series] + end
-        x = _slice_windows(self._flat, first - self.context_length, self.context_length)
-        return Samples(
-            x,
-            np.full(len(x), self.context_length, dtype=np.int64),
-            self.truth(indices),
-            None if self._dt is None else self._context_dt(first - self.context_length),
-            *self._covariates(indices),
-        )
+        x, dt = self._contexts(self._starts[series] + end, end, self.context_length)
+        lengths = np.full(len(x), self.context_length, dtype=np.int64)
+        return Samples(x, lengths, self.truth(indices), dt, *self._covariates(indices))
 
     def gather_longer(self, indices: Sequence[int] | Int64Array, extra: int, multiple: int = 1) -> Samples:
         """Return :meth:`gather` with contexts that begin up to ``extra`` steps earlier, where the series reaches back.
@@ -123,17 +113,17 @@ class WindowSet:
             Samples of ``context_length + extra`` steps, of which the first ``lengths`` are real.
         """
         series, end = self._select(indices)
-        more = np.minimum(extra, (end - self.context_length) // multiple * multiple)
+        more = np.clip((end - self.context_length) // multiple * multiple, 0, extra)
         lengths = self.context_length + more
-        begin = self._starts[series] + end - lengths
+        first = self._starts[series] + end
         x = np.zeros((len(series), self.context_length + extra, self._flat.shape[1]), dtype=np.float32)
         dt = None if self._dt is None else np.ones(x.shape[:2], dtype=np.float32)
         # Contexts of one length are sliced together; there are at most extra / multiple + 1 lengths.
         for steps in np.unique(lengths):
             rows = np.flatnonzero(lengths == steps)
-            x[rows, :steps] = _slice_windows(self._flat, begin[rows], int(steps))
-            if dt is not None and self._dt is not None:
-                dt[rows, 1:steps] = _slice_windows(self._dt[:, None], begin[rows] + 1, int(steps) - 1)[..., 0]
+            x[rows, :steps], times = self._contexts(first[rows], end[rows], int(steps))
+            if dt is not None and times is not None:
+                dt[rows, :steps] = times
         return Samples(x, lengths, self.truth(indices), dt, *self._covariates(indices))
 
     def truth(self, indices: Sequence[int] | Int64Array) -> Float32Array:
@@ -149,12 +139,35 @@ class WindowSet:
             return static, None
         return static, _slice_windows(self._flat, self._starts[series] + end, self.horizon, self.future_indices)
 
-    def _context_dt(self, first: Int64Array) -> Float32Array:
-        assert self._dt is not None
-        dt = _slice_windows(self._dt[:, None], first, self.context_length)[:, :, 0]
+    def _contexts(self, first: Int64Array, end: Int64Array, steps: int) -> tuple[Float32Array, Float32Array | None]:
+        """Return the steps before targets, (n, steps, channels), and the time since the step before, (n, steps).
+
+        Args:
+            first: Positions of the first targets in the concatenated series.
+            end: The same in their series.
+            steps: Length of the contexts.
+        """
+        if (end >= steps).all():
+            return self._whole_contexts(first - steps, steps)
+        x = np.full((len(first), steps, self._flat.shape[1]), np.nan, dtype=np.float32)
+        dt = None if self._dt is None else np.ones(x.shape[:2], dtype=np.float32)
+        inside = np.minimum(end, steps)
+        for count in np.unique(inside).tolist():
+            rows = np.flatnonzero(inside == count)
+            x[rows, steps - count :], times = self._whole_contexts(first[rows] - count, count)
+            if dt is not None and times is not None:
+                dt[rows, steps - count :] = times
+        return x, dt
+
+    def _whole_contexts(self, begin: Int64Array, steps: int) -> tuple[Float32Array, Float32Array | None]:
+        """Return the steps from positions on in the concatenated series, and the time since the step before."""
+        x = _slice_windows(self._flat, begin, steps)
+        if self._dt is None:
+            return x, None
+        dt = _slice_windows(self._dt[:, None], begin, steps)[:, :, 0]
         # The step before the context is not seen, so the time since it is unknown: it counts as one step.
         dt[:, 0] = 1
-        return dt
+        return x, dt
 
     def history(self, indices: Sequence[int] | Int64Array, steps: int) -> Float32Array:
         """Return the last ``steps`` steps before each window's targets, also where that is more than the context.
@@ -236,8 +249,9 @@ def target_range(length: int, validation_steps: int, test_steps: int, split: Spl
     is later than any target of the next. Series that end at different times are split at different times, so a training
     target of one may be later than a test target of another.
     """
-    test_start = length - test_steps
-    validation_start = test_start - validation_steps
+    # A short series may have room for the last splits only.
+    test_start = max(0, length - test_steps)
+    validation_start = max(0, test_start - validation_steps)
     ranges: dict[SplitName, tuple[int, int]] = {
         "train": (0, validation_start),
         "validation": (validation_start, test_start),
@@ -257,8 +271,9 @@ def build_windows(
     future_indices: Sequence[int] = (),
     static: Float32Array | None = None,
     dt: Sequence[Float32Array] | None = None,
+    least_contexts: Sequence[int] | None = None,
 ) -> WindowSet:
-    """Return the windows whose whole target lies in each series' range and whose context lies in the series.
+    """Return the windows whose whole target lies in each series' range, with at least some steps of context.
 
     Windows without any target value are dropped and counted: there is nothing to score. So are those without any target
     value in their context: there is nothing to forecast from, and prediction refuses such a context.
@@ -273,18 +288,20 @@ def build_windows(
         future_indices: Channels that are known in advance.
         static: float32 (series, s).
         dt: One float32 array (time,) per series.
+        least_contexts: Steps of each series that there must be before a target, 1 or more; a whole context if omitted.
     """
+    least = [context_length] * len(values) if least_contexts is None else least_contexts
     origins: list[Int64Array] = []
     dropped = skipped = without_context = 0
     for number, (series, (start, stop)) in enumerate(zip(values, ranges, strict=True)):
-        candidates = np.arange(max(start, context_length), stop - horizon + 1, dtype=np.int64)
+        candidates = np.arange(max(start, least[number]), stop - horizon + 1, dtype=np.int64)
         # Counted back from the last one, so that the latest window is in the set at any stride.
         ends = candidates[(len(candidates) - 1) % stride :: stride] if len(candidates) else candidates
         skipped += len(candidates) - len(ends)
         # Cumulative counts of steps with a target value: any slice has one if the counts at its ends differ.
         present = np.concatenate(([0], np.cumsum(np.isfinite(series[:, list(target_indices)]).any(axis=1))))
         scored = ends[present[ends + horizon] > present[ends]]
-        usable = scored[present[scored] > present[scored - context_length]]
+        usable = scored[present[scored] > present[np.maximum(scored - context_length, 0)]]
         dropped += len(ends) - len(scored)
         without_context += len(scored) - len(usable)
         origins.append(np.stack([np.full_like(usable, number), usable], axis=1))

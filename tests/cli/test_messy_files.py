@@ -54,13 +54,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 def test_run_and_version_record_the_repairs_and_their_counts(place: Workplace) -> None:
     notes = json.loads(place.path("run/data.json").read_text())["notes"]
     assert (notes["local_times_converted"], notes["repeated_hour_rows"]) == (1929, 8)
-    assert notes["short_series"] == {"count": 1, "names": ["m9"]}
+    assert notes["series_without_training"] == {"count": 1, "first": ["m9"]}
     version = Registry(place.registry).get("meters")
     repairs = version.manifest.preprocessing["repairs"]
     assert repairs == {
         "timezone": "Europe/Berlin",
         "categories": {"region": ["north", "south"]},
-        "min_length": 240,
     }
     card = version.read("README.md").decode()
     for row in ("| repairs.timezone | Europe/Berlin |", "| data.notes.repeated_hour_rows | 8 |"):

@@ -164,8 +164,29 @@ def unequal(folder: Path, *lengths: int) -> Path:
     return write(folder / "d.csv", "unique_id,ds,y", rows)
 
 
-def test_all_series_that_are_too_short_are_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"'d\.csv': series 's1' has 8 steps \(too short as well: s3, s4\), 9.*context_length"
-    ):
-        load(unequal(tmp_path, 30, 8, 40, 5, 6), **SMALL)
+def test_short_series_use_what_they_have_and_none_sets_the_lengths_of_all(tmp_path: Path) -> None:
+    """Of 2 + 2 held-out steps and a horizon of 2, a series of 9 has room for a training window with 3 of 4 steps."""
+    data = load(unequal(tmp_path, 30, 9, 40, 4, 1, 30), **{**SMALL, "context_length": 4})
+    windows = data.windows("train")
+    short = [number for number, (series, _) in enumerate(windows.origins) if series == 1]
+    assert [windows.origin(number)[1] for number in short] == [1, 2, 3]
+    x = windows.gather(short).x[:, :, 0]
+    np.testing.assert_array_equal(x, [[np.nan] * 3 + [0], [np.nan] * 2 + [0, 1], [np.nan, 0, 1, 2]])
+    np.testing.assert_array_equal(windows.gather_longer(short, 4).x[:, :4, 0], x)
+    # Long series have whole contexts only.
+    assert min(end for series, end in windows.origins if series != 1) == 4
+    assert data.notes["series_without_training"] == {"count": 2, "first": ["s3", "s4"]}
+    assert [len(values) for values in data.training_values()] == [26, 5, 36, 0, 0, 26]
+    assert data.has_missing_inputs()
+
+
+def test_default_lengths_are_those_of_series_of_usual_length(tmp_path: Path) -> None:
+    data = load(unequal(tmp_path, 100, 100, 12), horizon=2)
+    same = load(unequal(tmp_path, 100, 100, 100), horizon=2)
+    for name in ("context_length", "validation_steps", "test_steps"):
+        assert getattr(data, name) == getattr(same, name)
+
+
+def test_series_of_which_none_is_long_enough_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"series 's1' has 8 steps, no other has more, 9.*context_length 3 \+"):
+        load(unequal(tmp_path, 3, 8, 5), **SMALL)

@@ -129,13 +129,6 @@ BAD_FILES = (
         "'d.csv' mixes frequencies: series 'b' is 'h', most are 'D'. Split the file by frequency, give the "
         "frequency that all of them share, or aggregate their rows to the longest step with data.resample=D, to "
         "their mean, or with data.aggregate=sum to their sum.",
-        more=(
-            (
-                "refused_next",
-                "With the settings so far: 'd.csv': series 'b' has 3 steps, 22 are needed: context_length 1 + horizon "
-                "7 + validation 7 + test 7. Shorten these, or set shorter series aside with data.min_length=22.",
-            ),
-        ),
     ),
     BadFile(
         "duplicate time stamps",
@@ -158,7 +151,7 @@ BAD_FILES = (
         "d.csv",
         table("d.csv", ROWS[:20]),
         "'d.csv': series 'd' has 20 steps, 91 are needed: context_length 1 + horizon 30 + validation 30 + test 30. "
-        "Shorten these, or leave the series out.",
+        "Shorten these.",
         {"horizon": 30},
     ),
     BadFile(

@@ -103,11 +103,6 @@ def _three_frequencies(folder: Path) -> None:
     (folder / "d.csv").write_text(csv_text(rows))
 
 
-def _one_short(folder: Path) -> None:
-    rows = [row for row in long_rows(6) if row[0] != "m5"] + long_rows(6)[5 * HOURS : 5 * HOURS + 10]
-    (folder / "d.csv").write_text(csv_text(rows))
-
-
 def _unix_seconds(folder: Path) -> None:
     stamps = [str(int(moment.timestamp())) for moment in times()]
     rows = [(name, stamps[n % HOURS], value) for n, (name, _, value) in enumerate(long_rows())]
@@ -238,9 +233,6 @@ MESSY_FILES = (
     ),
     MessyFile("unsorted rows", _unsorted, {"sort": True}),
     MessyFile("three frequencies", _three_frequencies, {"resample": "3h", "aggregate": "mean"}),
-    MessyFile(
-        "one short series", _one_short, {"min_length": 240}, facts={"short_series": {"count": 1, "names": ["m5"]}}
-    ),
     MessyFile("Unix seconds", _unix_seconds, {"stamps": "unix-s"}),
     MessyFile("codes for missing values", _codes, {"missing": [-9999]}),
     MessyFile("text for missing values", _text_codes, {"missing": ["--"]}),
@@ -270,8 +262,8 @@ MESSY_FILES = (
     MessyFile(
         "local times, a short series, text",
         _short_local_categories,
-        {"timezone": "Europe/Berlin", "min_length": 240, "categories": {"region": []}, "static": ["region"]},
-        facts={"short_series": {"count": 1, "names": ["m9"]}, "repeated_hour_rows": 8},
+        {"timezone": "Europe/Berlin", "categories": {"region": []}, "static": ["region"]},
+        facts={"series_without_training": {"count": 1, "first": ["m9"]}, "repeated_hour_rows": 8},
     ),
 )
 

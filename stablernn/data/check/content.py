@@ -21,7 +21,7 @@ from stablernn.data.forecasting import calendar_channels
 from stablernn.data.messages import format_names, format_timestamp, pluralize, quote
 from stablernn.data.sequences import NO_LABEL, Sequences, sort_labels
 from stablernn.data.step_data import NO_TARGET, StepData
-from stablernn.data.table.repairs import suggest_day_zone, suggest_min_length
+from stablernn.data.table.repairs import suggest_day_zone
 from stablernn.data.types import ClassificationData, ForecastData, Notes, Series
 
 #: A value further than so many robust deviations from the median is more likely an error than a measurement. Mean and
@@ -348,16 +348,12 @@ def _warn_about_days(instants: Timestamps, findings: Findings) -> None:
 
 
 def _warn_about_splits(data: ForecastData, findings: Findings) -> None:
-    shortest = data.notes.get("cut_for_the_shortest")
-    if shortest:
-        defaults = format_names([f"{name} {shortest[name]}" for name in shortest if name not in ("series", "steps")])
-        # Series of less than half the median length, if there are any.
-        least = suggest_min_length([len(series.ds) for series in data.series], 1)
+    if short := data.notes.get("series_without_training"):
         findings.warn(
-            "cut_for_the_shortest",
-            f"Series '{shortest['series']}' has {shortest['steps']} steps only, which shortens the defaults for all: "
-            f"{defaults}. Leave it out, or set them.",
-            {} if least is None else {"min_length": least},
+            "series_without_training",
+            f"Series too short for a training window beside validation and test: {short['count']}, "
+            f"{format_names(short['first'])}. They are forecast by what the others teach. Leave them out by "
+            "data.min_length, or set smaller data.validation_steps and data.test_steps.",
         )
     dropped = {split: count["dropped_without_target"] for split, count in data.notes["windows"].items()}
     if any(dropped.values()):
@@ -369,8 +365,8 @@ def _warn_about_splits(data: ForecastData, findings: Findings) -> None:
     if data.series[0].ds.dtype.kind != "M" or not data.test_steps:
         return
     held_out = data.validation_steps + data.test_steps
-    last_training = max(series.ds[len(series.ds) - held_out - 1] for series in data.series)
-    first_test = min(series.ds[len(series.ds) - data.test_steps] for series in data.series)
+    last_training = max(series.ds[len(series.ds) - held_out - 1] for series in data.series if len(series.ds) > held_out)
+    first_test = min(series.ds[max(0, len(series.ds) - data.test_steps)] for series in data.series)
     if last_training >= first_test:
         findings.warn(
             "ends_apart",

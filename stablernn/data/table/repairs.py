@@ -656,16 +656,6 @@ def keep_long_series(file: str, series: Sequence[Series], min_length: int) -> tu
     return positions, {"short_series": {"count": len(short), "names": short}} if short else {}
 
 
-def suggest_min_length(lengths: Sequence[int], needed: int) -> int | None:
-    """Return a length that sets aside series of less than half the median length, and those shorter than ``needed``.
-
-    None is returned unless half of the series or more would stay.
-    """
-    limit = max(needed, int(np.ceil(np.median(lengths) / 2)))
-    num_short = sum(length < limit for length in lengths)
-    return limit if 0 < num_short <= len(lengths) / 2 else None
-
-
 def check_repairs(repairs: Repairs) -> None:
     """Refuse options that cannot be used, or would have no effect.
 
