@@ -476,16 +476,17 @@ def _show_backtest(output: Output, report: Mapping[str, Any]) -> None:
     output.text(
         f"Backtest: {report['windows']} windows, {report['step']} steps apart; {report['origins']} origins{missing}"
     )
-    carried, fresh = report["carried"], report["fresh"]
-    columns = _metric_columns("state carried", carried["metrics"])
+    parts = {"state carried": report["carried"], "context reread": report["fresh"]}
+    if report["carried"] is None:
+        output.text("The step is no whole number of the model's patches, so that each origin reads its context.")
+        del parts["state carried"]
     # The two next to each other, then the baselines.
     columns = {
-        "state carried": columns.pop("state carried"),
-        "context reread": scalar_metrics(fresh["metrics"]),
-        **columns,
+        name: {**scalar_metrics(part["metrics"]), "steps read": part["steps_read"], "seconds": part["seconds"]}
+        for name, part in parts.items()
     }
-    for name, part in (("state carried", carried), ("context reread", fresh)):
-        columns[name] = {**columns[name], "steps read": part["steps_read"], "seconds": part["seconds"]}
+    columns = {**_metric_columns("context reread", report["fresh"]["metrics"]), **columns}
+    columns = {**{name: columns.pop(name) for name in parts}, **columns}
     show_metrics(output, columns)
     _show_table(output, report["by_window"], "By window, earliest first")
 

@@ -63,16 +63,17 @@ def backtest(
     Returns:
         ``windows`` and ``step`` as requested; ``origins``, the number of scored ones over all series;
         ``missing_origins``, the number of those that series were too short for; ``carried`` and ``fresh``, each with
-        ``metrics``, ``seconds`` and ``steps_read``;
-        ``by_window``, rows of ``window`` (from 1, the earliest), ``series``, ``mae_carried``, ``mae_fresh`` and
+        ``metrics``, ``seconds`` and ``steps_read``, of which ``carried`` is None where ``step`` is no whole number of
+        the model's patches, after which its state moves on; ``by_window``, rows of ``window`` (from 1, the earliest), ``series``, ``mae_carried``, ``mae_fresh`` and
         ``mae_seasonal_naive``.
 
     Raises:
-        ConfigError: If windows or step is below 1, step is no whole number of the model's patches, or no series has
-            as many origins.
+        ConfigError: If windows or step is below 1, or no series has as many origins.
         DataError: If the split is empty.
     """
-    _check_settings(predictor, windows, step)
+    for name, value in (("windows", windows), ("step", step)):
+        if value < 1:
+            raise ConfigError(f"{name} of a backtest must be 1 or more, got {value}.")
     window_set = data.windows(split)
     if not len(window_set):
         raise DataError(f"The split '{split}' of {terms().file(data.name)} is empty. Choose another split.")
@@ -89,8 +90,8 @@ def backtest(
     scorer = ForecastScorer(data, split, quantiles=quantiles, windows=numbers)
     origins = np.array(window_set.origins, dtype=np.int64)[numbers]
     outputs: dict[str, Outputs] = {}
-    reports: dict[str, Any] = {}
-    for kind in ("carried", "fresh"):
+    reports: dict[str, Any] = {"carried": None}
+    for kind in ("fresh",) if step % predictor.patch_stride else ("carried", "fresh"):
         rollout = RollingForecast(predictor, data, window_set, step if kind == "carried" else None)
         started = time.perf_counter()
         outputs[kind] = rollout.run(numbers, origins, order)
@@ -114,22 +115,6 @@ def backtest(
         **reports,
         "by_window": by_window,
     }
-
-
-def _check_settings(predictor: StatefulPredictor, windows: int, step: int) -> None:
-    """Refuse settings that no data would fit.
-
-    Raises:
-        ConfigError: If windows or step is below 1, or step is no whole number of the model's patches.
-    """
-    for name, value in (("windows", windows), ("step", step)):
-        if value < 1:
-            raise ConfigError(f"{name} of a backtest must be 1 or more, got {value}.")
-    if step % predictor.patch_stride:
-        raise ConfigError(
-            f"step of a backtest must be a multiple of {predictor.patch_stride}, the samples of a patch after which "
-            f"the model's state moves on, got {step}."
-        )
 
 
 def parse(text: str) -> BacktestSettings:

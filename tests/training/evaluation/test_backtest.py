@@ -55,6 +55,15 @@ def test_the_state_is_carried_over_the_new_steps_only() -> None:
     assert got["by_window"][2]["mae_carried"] == pytest.approx(np.abs(values[28:30, 0] - last).mean(), rel=1e-5)
 
 
+def test_origins_between_patches_read_their_context() -> None:
+    predictor = Sums()
+    predictor.patch_stride = 2
+    got = backtest(predictor, toy(30), windows=3, step=3)
+    assert got["carried"] is None
+    assert got["fresh"] == {**backtest(Sums(), toy(30), windows=3, step=3)["fresh"], "seconds": got["fresh"]["seconds"]}
+    assert "mae_carried" not in got["by_window"][0]
+
+
 @pytest.mark.parametrize("cell", ["gru", "lipschitz"])
 @pytest.mark.parametrize(
     "scaling", [{"scaling": "standard"}, {"scaling": "window", "window": 4}], ids=lambda s: s["scaling"]
