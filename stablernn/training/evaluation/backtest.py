@@ -64,7 +64,8 @@ def backtest(
         ``windows`` and ``step`` as requested; ``origins``, the number of scored ones over all series;
         ``missing_origins``, the number of those that series were too short for; ``carried`` and ``fresh``, each with
         ``metrics``, ``seconds`` and ``steps_read``, of which ``carried`` is None where ``step`` is no whole number of
-        the model's patches, after which its state moves on; ``by_window``, rows of ``window`` (from 1, the earliest), ``series``, ``mae_carried``, ``mae_fresh`` and
+        the model's patches, after which its state moves on; ``by_window``, rows of ``window`` (from 1, the earliest),
+        ``series``, ``mae_carried`` unless that is None, ``mae_fresh`` and
         ``mae_seasonal_naive``.
 
     Raises:

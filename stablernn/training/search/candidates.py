@@ -12,7 +12,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -313,10 +312,8 @@ def _first_parts(candidate: Candidate) -> int:
 
 
 def select(compared: Sequence[Candidate], stopped: Sequence[Candidate] = ()) -> tuple[Candidate, str]:
-    """Return the candidate to train, and why: the best one, or one that is as good within its standard errors.
+    """Return the candidate to train, and why: the best one, or one that is as good within a standard error.
 
-    The best of many is expected to lie above its equals by chance, so that the more were compared, the more standard
-    errors count as equal: those by which the best of as many normal variables exceeds their mean, and at least one.
     If the first recipe, the default, is not among those that are as good, they have to be better than it, too. Of those
     that are left, it is one that streams if any does, of these one of which most is proved, and among these
     the first recipe: what a few parts cannot tell apart is not worth streams, a weaker proof, or a larger model.
@@ -328,14 +325,11 @@ def select(compared: Sequence[Candidate], stopped: Sequence[Candidate] = ()) -> 
         stopped: Those with results on fewer parts, of which the reason names any that might have kept the streams.
     """
     best = min(compared, key=lambda candidate: candidate.rank)
-    errors = _equal_within(len(compared) + sum(bool(candidate.results) for candidate in stopped))
-    close = [candidate for candidate in compared if candidate is best or _is_close(best, candidate, errors)]
+    close = [candidate for candidate in compared if candidate is best or _is_close(best, candidate)]
     first = compared[0]
     if first not in close:
         # What is no better than the default is no reason to leave it.
-        close = [each for each in close if each is best or not _is_close(each, first, errors)]
-    # Four candidates are equal within 1.05 standard errors.
-    distance = "one standard error" if f"{errors:.1f}" == "1.0" else f"{errors:.1f} standard errors"
+        close = [each for each in close if each is best or not _is_close(each, first)]
     if streaming := [candidate for candidate in close if candidate.recipe.streams]:
         close = streaming
     strongest = max(_STRENGTH[candidate.proof] for candidate in close)
@@ -346,8 +340,8 @@ def select(compared: Sequence[Candidate], stopped: Sequence[Candidate] = ()) -> 
     if selected is best:
         parts = len(best.results)
         reason = "the best score" if parts == 1 else f"the best mean over {parts} parts"
-        return selected, reason if selected.recipe.streams else reason + _loss_of_streams(selected, stopped, distance)
-    reason = f"as good as '{best.recipe.name}' within {distance}, and "
+        return selected, reason if selected.recipe.streams else reason + _loss_of_streams(selected, stopped)
+    reason = f"as good as '{best.recipe.name}' within one standard error, and "
     if not best.recipe.streams:
         return selected, f"{reason}it streams, which that does not"
     if _STRENGTH[best.proof] < strongest:
@@ -355,17 +349,10 @@ def select(compared: Sequence[Candidate], stopped: Sequence[Candidate] = ()) -> 
     return selected, f"{reason}before it in the order of the recipes"
 
 
-def _equal_within(candidates: int) -> float:
-    """Return the standard errors within which the best of some candidates and another one are equal."""
-    # Blom's approximation of the expected largest of normal variables (Statistical Estimates and Transformed
-    # Beta-Variables, 1958).
-    return max(1.0, NormalDist().inv_cdf((candidates - 0.375) / (candidates + 0.25)))
-
-
-def _loss_of_streams(selected: Candidate, stopped: Sequence[Candidate], distance: str) -> str:
+def _loss_of_streams(selected: Candidate, stopped: Sequence[Candidate]) -> str:
     """Return the end of the reason for a recipe that cannot stream."""
     parts = len(selected.results)
-    lead = f", by more than {distance} from the recipes that stream and were compared" if parts > 1 else ""
+    lead = ", by more than one standard error from the recipes that stream and were compared" if parts > 1 else ""
     end = f"{lead}; it needs complete sequences and cannot stream"
     for candidate in stopped:
         shared = sorted(selected.results.keys() & candidate.results.keys())
@@ -412,8 +399,8 @@ def _held_out(candidate: Candidate) -> tuple[np.ndarray, np.ndarray] | None:
     return logits, truth
 
 
-def _is_close(best: Candidate, other: Candidate, errors: float) -> bool:
-    """Return True if a candidate is as good as the best one within some standard errors.
+def _is_close(best: Candidate, other: Candidate) -> bool:
+    """Return True if a candidate is as good as the best one within a standard error.
 
     Over several parts it is that of the mean difference. A few parts may agree by chance, so that the error of a
     difference of accuracies is at least that of McNemar's test, the square root of the number of sequences that one of
@@ -428,12 +415,12 @@ def _is_close(best: Candidate, other: Candidate, errors: float) -> bool:
         if result.score is None or score is None or not result.samples:
             return False
         share = (result.score * result.samples + 1) / (result.samples + 2)
-        return result.score - score <= errors * math.sqrt(share * (1 - share) / result.samples)
+        return result.score - score <= math.sqrt(share * (1 - share) / result.samples)
     if len(parts) < 2:
         return False
     differences = np.array([other.results[part].rank[0] - best.results[part].rank[0] for part in parts])
     standard_error = _standard_error(differences, _draws(best, parts))
-    return float(differences.mean()) <= errors * max(standard_error, _mcnemar_error(best, other, parts))
+    return float(differences.mean()) <= max(standard_error, _mcnemar_error(best, other, parts))
 
 
 def _draws(candidate: Candidate, parts: Sequence[int]) -> float:
