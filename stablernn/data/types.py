@@ -217,6 +217,32 @@ class Series:
     dt: Float32Array | None = None
 
 
+Prior = Literal["mean", "drift"] | int
+Weighting = Literal["series", "window"]
+
+
+@dataclass(frozen=True)
+class LinearForecast:
+    """A linear map of the distances of a context's values from their mean, and how its weights are solved for.
+
+    Attributes:
+        context_length: Steps that it reads.
+        log: Whether it is a map of logarithms.
+        weighting: Scale by whose square a training window is divided: that of its ``series``, or its own (``window``).
+        prior: Weights that the ridge penalty pulls to: those of the ``mean`` of the context, of a ``drift``, or of the
+            value so many steps before.
+        strength: The ridge penalty, as a share of the mean square of a value's distance from the mean.
+        seasons: Seasons around whose multiples it reads values beside the last ones; empty where it reads all.
+    """
+
+    context_length: int
+    log: bool = False
+    weighting: Weighting = "series"
+    prior: Prior = "mean"
+    strength: float = 0.01
+    seasons: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class ForecastData:
     """Series to forecast, split by time.
@@ -242,6 +268,7 @@ class ForecastData:
             grid, or the time between them is not used.
         window_stride: Steps from a training window to the next.
         has_default_context: Whether the context length is a default.
+        linear: The linear forecast that was chosen for the series; None before the choice.
     """
 
     name: str
@@ -262,6 +289,7 @@ class ForecastData:
     time_step: float | None = None
     window_stride: int = 1
     has_default_context: bool = False
+    linear: LinearForecast | None = None
     task: Literal["forecast"] = "forecast"
 
     @property

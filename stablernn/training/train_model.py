@@ -96,7 +96,7 @@ def train(
         ``test``, ``baselines``, notes on how those of a classification were fitted, ``data_notes``, which files of the
         data were missing (``partial``) or had no published checksum (``unchecked``), ``still_improving``, the gain of
         the last quarter of the epochs where it was large, ``diverged`` and ``warnings``, sentences; of a forecast with
-        a linear skip also ``gate``, and ``context_length`` where it was chosen, and ``choice`` of settings that were.
+        a linear skip also ``gate``, and ``linear_forecast`` where it was chosen, and ``choice`` of settings that were.
 
     Raises:
         ConfigError: If a setting is wrong, the model does not fit into memory, there is a run in ``run_dir`` already,
@@ -225,10 +225,10 @@ def _open_directory(
         first = read_json(directory.environment)
         machine = {**first, "resumed": [*first.get("resumed", []), machine]}
         description["files"] = before.get("files", {})
-        # The chosen length is among the settings of the run, so that it was not chosen again.
-        candidates = before.get("notes", {}).get("context_length")
-        if candidates is not None:
-            data.notes["context_length"] = candidates
+        # What was chosen is among the settings of the run, so that it was not chosen again.
+        comparison = before.get("notes", {}).get("linear_forecast")
+        if comparison is not None:
+            data.notes["linear_forecast"] = comparison
     else:
         description["files"] = {key: relative_path(file, path) for key, file in data_files(config).items()}
     write_json(directory.environment, machine)
@@ -412,8 +412,8 @@ def _summarize(
     }
     if "gate" in calibration:
         summary["gate"] = calibration["gate"]
-    if "context_length" in data.notes:
-        summary["context_length"] = data.notes["context_length"]
+    if "linear_forecast" in data.notes:
+        summary["linear_forecast"] = data.notes["linear_forecast"]
     if directory.choice.is_file():
         summary["choice"] = read_json(directory.choice)
     # A failed run leaves a summary too: its weights are scored, and the failure is among its warnings.

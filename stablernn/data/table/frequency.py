@@ -141,18 +141,24 @@ class Frequency:
     @property
     def season(self) -> int:
         """Steps of the most common season: a day, a working or whole week, a year; 1 when none fits."""
+        return next(iter(self.seasons), 1)
+
+    @property
+    def seasons(self) -> tuple[int, ...]:
+        """Steps of the seasons that such data usually have, the shortest first: a day, a week, a year."""
         if self.kind == "business":
-            return 5 if self.step == 1 else 1
+            return (5, 261) if self.step == 1 else ()
         if self.kind in _EDGES.values():
-            return 12 // self.step if 12 % self.step == 0 else 1
+            return (12 // self.step,) if 12 % self.step == 0 and self.step < 12 else ()
         if self.kind == "fixed":
             if self.step == 7 * _DAY_NS:
-                return 52
+                return (52,)
             if self.step == _DAY_NS:
-                return 7
+                return (7, 365)
             if _FIXED_NS["min"] <= self.step < _DAY_NS and _DAY_NS % self.step == 0:
-                return _DAY_NS // self.step
-        return 1
+                day = _DAY_NS // self.step
+                return (day, 7 * day)
+        return ()
 
 
 def parse_frequency(alias: str) -> Frequency:

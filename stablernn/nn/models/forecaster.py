@@ -212,42 +212,6 @@ class Forecaster(SequenceModel):
                 "fit_static(static) of the model with those of the training series before training."
             )
 
-    def fit_skip(self, contexts: Iterable[tuple[np.ndarray, np.ndarray]], strength: float) -> None:
-        """Set the linear skip to the ridge regression of the truth on the values in the window.
-
-        Args:
-            contexts: Batches of training windows: contexts ``(windows, time, input_size)`` and truths
-                ``(windows, horizon, targets)``, raw units, NaN where missing. Windows with a missing truth are
-                left out.
-            strength: Penalty, as a share of the mean square of a value in the window.
-        """
-        assert self.skip is not None
-        assert isinstance(self.scaling, ContextScaling)
-        window, steps = self.scaling.window, self.steps
-        # The normal equations are summed up batch by batch: gram @ solution = moments.
-        gram, moments = np.zeros((window, window)), np.zeros((window, steps))
-        for x, y in contexts:
-            with torch.no_grad():
-                raw = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
-                zeros = tuple(raw.new_zeros(len(raw), size) for _, size in self.patches.state_roles())
-                _, _, state = self.patches.sequence(raw, None, zeros)
-                state, _ = self.patches.split(state)
-                location, scale = self.scaling.anchor(state)
-                raw = torch.from_numpy(np.asarray(y[:, :steps], dtype=np.float32))
-                truth = self.scaling.transform(raw, self.target_indices)
-                change = (truth - location[:, None, self.target_indices]) / scale[:, None, self.target_indices]
-                values = self.scaling.context(state)[:, :, self.target_indices].transpose(1, 2)
-            # Every target of every window is a row.
-            features = values.double().numpy().reshape(-1, window)
-            changes = change.transpose(1, 2).double().numpy().reshape(-1, steps)
-            is_complete = ~np.isnan(changes).any(axis=1)
-            gram += features[is_complete].T @ features[is_complete]
-            moments += features[is_complete].T @ changes[is_complete]
-        penalty = strength * np.trace(gram) / window + 1e-9
-        solution = np.linalg.solve(gram + penalty * np.eye(window), moments)
-        with torch.no_grad():
-            self.skip.weight.copy_(torch.from_numpy(solution.T))
-
     def changes(self, state: States, **covariates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return each member's forecast change, location and scale: a forecast is ``location + scale * change``.
 

@@ -1,7 +1,12 @@
-"""The linear skip of a forecaster, solved for by ridge regression on the training windows.
+"""The linear skip of a forecaster: solved for from cross-products that all candidates share, chosen by rolling origins.
 
-The gate decides on validation windows between it and the trained layers. Where no season is known, a few context
-lengths are compared by their skips.
+A forecast is the mean of the context plus a linear map of the values' distances from it. It has no intercept, so that
+the scale of a window cancels in it: to divide a window by its scale before the regression only weights its row. After
+training, the gate decides on validation windows between the skip and the trained layers.
+
+Tashman, "Out-of-sample tests of forecasting accuracy", International Journal of Forecasting, 2000 (rolling origins).
+Hastie, Tibshirani and Friedman, "The Elements of Statistical Learning", 2009, section 7.10 (the simplest model within a
+standard error of the best).
 """
 
 from __future__ import annotations
@@ -9,8 +14,9 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,36 +24,667 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from stablernn.data.arrays import Float32Array, Samples
-from stablernn.data.types import ForecastData
+from stablernn.data.arrays import Samples
+from stablernn.data.table.frequency import parse_frequency
+from stablernn.data.types import ForecastData, LinearForecast, Prior, Weighting
 from stablernn.data.windows import WindowSet, batch_evenly_spaced
 from stablernn.nn.models import Forecaster
 from stablernn.training.evaluation.metrics import seasonal_scale
 from stablernn.training.loop.minibatches import model_inputs
-from stablernn.training.settings.defaults import takes_logarithms
+from stablernn.training.settings.config import ModelConfig
+from stablernn.training.settings.defaults import SKIP_SETTINGS
 
 _LOG = logging.getLogger("stablernn.training")
+Float64Array = npt.NDArray[np.float64]
+Int64Array = npt.NDArray[np.int64]
 
-MOST_WINDOWS = 60_000
-"""Training windows that the linear skip is fitted to at most, evenly spread over all of them."""
+LONGEST = 768
+"""Longest context that is tried, in steps: the regression solves for as many coefficients a step ahead."""
+MOST_ROWS = 60_000
+"""Training windows of a regression at most, evenly spread over all of them."""
+ROW_WORK = 2e10
+"""Rows times squared coefficients of a regression at most: half a second of a core."""
+SCORED_WINDOWS = 2_000
+"""Windows that candidates are compared on at most, evenly spread over those of all folds."""
+FOLDS = 4
+"""Times at which the origin of the comparison rolls on, and all candidates are fitted again."""
+SCORED_SHARE = 0.4
+"""Share of the training windows, the latest of each series, that candidates are compared on."""
+STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+"""Ridge penalties that are tried."""
+SCORED_WORK = 2e10
+"""Products of coefficients, steps, candidates and windows that a comparison takes at most, if the windows are no fewer
+than :data:`LEAST_WINDOWS`: two seconds of a core."""
+LEAST_WINDOWS = 300
+ALLOWED_ERRORS = 0.5
+"""Standard errors by which a shorter context may be worse than the best. A whole one takes contexts that are too short:
+of eleven small sets it was worse in six, by up to a half, and better in two."""
+FIXED = 1e6
+"""Penalty from which on the weights are those that the penalty pulls to."""
+_LEAST_SCALE = 0.05
+"""Least scale of a row, as a share of its series'."""
+_DIGITS = 6
+"""Digits of a score that count: the last ones depend on the machine."""
+
+
+class Rows:
+    """Training windows of all targets as rows of a regression.
+
+    Args:
+        data: The series, of which the training steps alone are read.
+        log: Whether values are replaced by their logarithms.
+
+    Attributes:
+        horizon: Steps of the truths.
+        positions: Place of the first step ahead of each row among the values of all series, one after another.
+        columns: Number of the column, a target of a series, of each row.
+        history: Steps of each row that can be its context: from the first observed value on.
+        back: Origins of the column after each row.
+        is_complete: Whether all truths of a row are observed.
+    """
+
+    def __init__(self, data: ForecastData, *, log: bool) -> None:
+        self.horizon = data.horizon
+        self.log = log
+        self._span = max(data.season, data.horizon)
+        targets = list(data.target_indices)
+        training = [values[:, targets].astype(np.float64) for values in data.training_values()]
+        # MASE of a series without a unit says nothing.
+        units = np.concatenate([seasonal_scale(values, data.season) for values in training])
+        self._units = np.where(units > 0, units, np.nan)
+        columns = [column for values in training for column in values.T]
+        filled = [_filled(column, log=log) for column in columns]
+        ends = np.cumsum([len(column) for column in columns])
+        first = np.array([int(np.isnan(column).sum()) for column in filled], dtype=np.int64)
+        self._truth = np.concatenate(columns)
+        self._non_negative = bool(np.nanmin(self._truth, initial=np.inf) >= 0)
+        self._values = np.concatenate(filled)
+        self._set_scales(filled, data.season)
+        starts = ends - [len(column) for column in columns] + first
+        count = int(np.maximum(ends - self.horizon - starts, 0).sum())
+        stride = max(1, math.ceil(count / (4 * MOST_ROWS)))
+        parts = [np.arange(end - self.horizon, start, -stride)[::-1] for start, end in zip(starts, ends, strict=True)]
+        self.positions = np.concatenate(parts)
+        self.columns = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        self.history = self.positions - starts[self.columns]
+        self.back = ends[self.columns] - self.horizon - self.positions
+        observed = np.concatenate([[0], np.cumsum(~np.isnan(self._truth))])
+        counts = observed[self.positions + self.horizon] - observed[self.positions]
+        self.is_complete, self.is_scored = counts == self.horizon, counts > 0
+
+    def _set_scales(self, filled: Sequence[Float64Array], season: int) -> None:
+        """Set the mean absolute seasonal change of each column, and the sums of changes up to each step."""
+        scales, sums = np.ones(len(filled)), [np.zeros(1)]
+        for number, column in enumerate(filled):
+            lag = season if len(column) > 2 * season else 1
+            change = np.zeros(len(column))
+            change[lag:] = np.nan_to_num(np.abs(column[lag:] - column[:-lag]))
+            mean = change[lag:].mean() if len(column) > lag else 0.0
+            scales[number] = mean if mean > 0 else 1.0
+            sums.append(change)
+        self._scales, self._changes = scales, np.cumsum(np.concatenate(sums))
+
+    def origins(self, rows: Int64Array) -> Int64Array:
+        """Return column and time of each row, (rows, 2), as :func:`standard_error` clusters them."""
+        return np.stack([self.columns[rows], self.positions[rows]], axis=1)
+
+    def weights(self, rows: Int64Array, weighting: Weighting) -> Float64Array:
+        """Return the weight of each row, (rows,): the inverse square of its scale.
+
+        Args:
+            rows: Numbers of the rows.
+            weighting: ``series``: the scale of a row is the mean absolute seasonal change of its series. ``window``: of
+                the last steps before its origin, one season or horizon of them.
+        """
+        scales = self._scales[self.columns[rows]]
+        if weighting == "window":
+            steps = np.minimum(self._span, self.history[rows])
+            position = self.positions[rows]
+            local = (self._changes[position] - self._changes[position - steps]) / np.maximum(steps, 1)
+            scales = local + _LEAST_SCALE * scales
+        return np.asarray(1 / scales**2)
+
+    def features(self, rows: Int64Array, context: int) -> Float64Array:
+        """Return the last ``context`` values before each origin, as distances from the last one, (rows, context)."""
+        # Rows with a shorter history read what lies before it, which their cross-products leave out.
+        index = np.maximum(self.positions[rows, None] + np.arange(-context, 0), 0)
+        return np.asarray(self._values[index] - self.last(rows)[:, None])
+
+    def last(self, rows: Int64Array) -> Float64Array:
+        """Return the last value before each origin, (rows,)."""
+        return np.asarray(self._values[self.positions[rows] - 1])
+
+    def changes(self, rows: Int64Array) -> Float64Array:
+        """Return the values ahead of each origin as distances from the last one before it, (rows, horizon)."""
+        return np.asarray(self._values[self._ahead(rows)] - self.last(rows)[:, None])
+
+    def errors(self, rows: Int64Array, changes: Float64Array) -> Float64Array:
+        """Return the mean absolute error of each row's forecast in units of its series, (rows,); NaN without a unit."""
+        forecast = self.last(rows)[:, None] + changes
+        if self.log:
+            # What overflows is an error of any size.
+            forecast = np.exp(np.minimum(forecast, 300.0))
+        if self._non_negative:
+            forecast = np.maximum(forecast, 0.0)
+        distance = np.abs(forecast - self._truth[self._ahead(rows)])
+        return np.asarray(np.nanmean(distance, axis=1) / self._units[self.columns[rows]])
+
+    def _ahead(self, rows: Int64Array) -> Int64Array:
+        return np.asarray(self.positions[rows, None] + np.arange(self.horizon))
+
+
+def _filled(column: Float64Array, *, log: bool) -> Float64Array:
+    """Return a column with its last observed value in place of a missing one; NaN before the first."""
+    if np.isnan(column).any():
+        latest = np.maximum.accumulate(np.where(np.isnan(column), -1, np.arange(len(column))))
+        column = np.where(latest >= 0, column[latest], np.nan)
+    return np.asarray(np.log(column)) if log else column
+
+
+@dataclass(frozen=True)
+class CrossProducts:
+    """Sums over rows of the products of their values with each other and with the truths.
+
+    All values are distances from the last one of a row, in any unit.
+
+    Attributes:
+        gram: ``(context, context)``.
+        moments: ``(context, horizon)``.
+    """
+
+    gram: Float64Array
+    moments: Float64Array
+
+    @classmethod
+    def of(cls, rows: Rows, numbers: Int64Array, weighting: Weighting, context: int) -> CrossProducts:
+        """Return those of rows with a context of so many steps."""
+        gram, moments = np.zeros((context, context)), np.zeros((context, rows.horizon))
+        for start in range(0, len(numbers), _BATCH):
+            part = numbers[start : start + _BATCH]
+            weights = np.sqrt(rows.weights(part, weighting))[:, None]
+            features = weights * rows.features(part, context)
+            gram += features.T @ features
+            moments += features.T @ (weights * rows.changes(part))
+        return cls(gram, moments)
+
+    def __add__(self, other: CrossProducts) -> CrossProducts:
+        return CrossProducts(self.gram + other.gram, self.moments + other.moments)
+
+    def shortened(self, context: int) -> CrossProducts:
+        """Return those of the last ``context`` values."""
+        return CrossProducts(self.gram[-context:, -context:], self.moments[-context:])
+
+    def solve(
+        self, strength: float, priors: Sequence[Float64Array], mask: npt.NDArray[np.bool_] | None = None
+    ) -> list[Float64Array]:
+        """Return the weights of the ridge regression that is pulled to each prior, (horizon, context) each.
+
+        Args:
+            strength: Penalty on the squared distance from the prior, as a share of the mean square of a value's
+                distance from the mean of its window.
+            priors: Weights, (horizon, context) each.
+            mask: Coefficients that may differ from the prior, (horizon, context); None for all.
+        """
+        context = len(self.gram)
+        # Values as distances from the mean of the window, and so the truths.
+        gram = self.gram - self.gram.mean(axis=0)
+        gram -= gram.mean(axis=1, keepdims=True)
+        moments = self.moments - self.gram.mean(axis=1, keepdims=True)
+        moments = moments - moments.mean(axis=0)
+        size = float(np.trace(gram)) / context
+        if strength >= FIXED or not size > 0:
+            return list(priors)
+        steps = moments.shape[1]
+        penalty = strength * size
+        # (context, priors * horizon)
+        rest = np.concatenate([moments - gram @ prior.T for prior in priors], axis=1)
+        if mask is None:
+            change = np.linalg.solve(gram + penalty * np.eye(context), rest)
+        else:
+            change = np.zeros_like(rest)
+            for step in range(steps):
+                index = np.flatnonzero(mask[step])
+                block = gram[np.ix_(index, index)] + penalty * np.eye(len(index))
+                change[index, step::steps] = np.linalg.solve(block, rest[index, step::steps])
+        return [prior + change[:, number * steps : (number + 1) * steps].T for number, prior in enumerate(priors)]
+
+
+_BATCH = 4096
+
+
+def prior_weights(prior: Prior, context: int, horizon: int) -> Float64Array:
+    """Return the weights of a forecast without parameters, (horizon, context).
+
+    Args:
+        prior: ``mean``: that of the window. A number of steps: the value so many steps before, of the latest such
+            season; 1 is the last value. ``drift``: the straight line through the first value and the last.
+        context: Steps of the window.
+        horizon: Steps ahead.
+    """
+    weights, steps = np.zeros((horizon, context)), np.arange(horizon)
+    if prior == "drift":
+        slope = (steps + 1) / (context - 1)
+        weights[:, -1] = 1 + slope
+        weights[:, 0] -= slope
+    elif prior != "mean":
+        weights[steps, context - int(prior) + steps % int(prior)] = 1.0
+    return weights
+
+
+def skip_weights(data: ForecastData, chosen: LinearForecast, horizon: int) -> Float64Array:
+    """Return the weights of a linear forecast by all training windows, (horizon, context).
+
+    Args:
+        data: The series; the context is its context length.
+        chosen: What the map reads, and how its weights are solved for.
+        horizon: Steps ahead, the first ones of the data's.
+    """
+    context = chosen.context_length
+    rows = Rows(data, log=chosen.log)
+    numbers = _evenly(np.flatnonzero(rows.is_complete & (rows.history >= context)), most_rows(context))
+    products = CrossProducts.of(rows, numbers, chosen.weighting, context)
+    prior = prior_weights(chosen.prior, context, data.horizon)
+    mask = seasonal_mask(chosen.seasons, context, data.horizon)
+    return products.solve(chosen.strength, [prior], mask)[0][:horizon]
+
+
+def most_rows(context: int) -> int:
+    """Return the number of rows that a regression on so many values takes at most."""
+    return int(min(MOST_ROWS, ROW_WORK / context**2))
+
+
+def _evenly(numbers: Int64Array, limit: int) -> Int64Array:
+    """Return at most ``limit`` of the numbers, evenly spread over all of them."""
+    if len(numbers) <= limit:
+        return numbers
+    return np.asarray(numbers[np.linspace(0, len(numbers) - 1, limit).round().astype(np.int64)])
+
+
+# Choice
+
+
+def choose_linear_forecast(data: ForecastData, model: ModelConfig) -> ForecastData:
+    """Return the data with the linear forecast, and so the context length, that forecasts its latest windows best.
+
+    Candidates are all combinations of what is left open: the context, logarithms, the weights of the rows, and the
+    penalty with what it pulls to, of which the strongest is a forecast without parameters. Each is fitted to the
+    windows before each fold of the training steps and scored on that fold, by the mean absolute error in units of each
+    series' mean absolute seasonal change (MASE). Of each context the candidate with the least error counts; of all
+    contexts whose error exceeds the least by no more than half its standard error the shortest is taken. The comparison
+    stands in ``notes["linear_forecast"]``.
+
+    Args:
+        data: The series; their validation and test steps are not read.
+        model: Settings, before they are resolved; those that are set narrow the candidates.
+
+    Returns:
+        The data with :attr:`~stablernn.data.types.ForecastData.linear` and its context length; as they are where the
+        settings leave nothing open, or the context is shorter than two steps.
+    """
+    if not _is_open(data, model):
+        return data
+    candidates = _Candidates(data, model)
+    if not candidates.contexts:
+        return data
+    table, chosen = _compare(data, candidates)
+    note = {"chosen": asdict(chosen), "by": "linear forecasts of the latest training windows", "tried": table}
+    context = data.context_length if model.window is not None else chosen.context_length
+    data = replace(data, context_length=context, linear=chosen, notes={**data.notes, "linear_forecast": note})
+    data.notes["windows"] = data.window_counts()
+    _LOG.info("%s", describe_choice(note))
+    return data
+
+
+def _compare(data: ForecastData, candidates: _Candidates) -> tuple[list[dict[str, Any]], LinearForecast]:
+    """Return a table of contexts with the best candidate of each, and the chosen candidate."""
+    rows = {log: Rows(data, log=log) for log in candidates.logs}
+    counts = [candidates.count(context) for context in candidates.contexts]
+    folds = Folds(rows[candidates.logs[0]], candidates.contexts, counts)
+    names: dict[int, list[LinearForecast]] = {context: [] for context in candidates.contexts}
+    errors: dict[int, list[Float64Array]] = {context: [] for context in candidates.contexts}
+    for log in candidates.logs:
+        for weighting in candidates.weightings:
+            products = folds.cross_products(rows[log], weighting)
+            for context in candidates.contexts:
+                group = list(candidates.of(context, weighting, log=log))
+                names[context] += group
+                errors[context].append(folds.errors(rows[log], group, products[context]))
+    best = [_best_of(names[context], np.concatenate(errors[context])) for context in candidates.contexts]
+    scored = [each for each in best if each is not None]
+    if not scored:
+        # Too short for a comparison.
+        return [], candidates.simplest()
+    return _shortest_of(scored, folds.origins(rows[candidates.logs[0]]), data.horizon)
+
+
+def describe_choice(note: Mapping[str, Any]) -> str:
+    """Return a sentence on ``notes["linear_forecast"]``."""
+    chosen = note["chosen"]
+    tried = ", ".join(f"{row['context_length']} ({row['mase']:.4g})" for row in note["tried"])
+    values = "logarithms of values" if chosen["log"] else "values"
+    return (
+        f"The linear forecast reads {chosen['context_length']} {values}, chosen by validation; MASE of the best of "
+        f"each context: {tried or 'not compared, too few windows'}."
+    )
+
+
+def _is_open(data: ForecastData, model: ModelConfig) -> bool:
+    """Return True if settings, before they are resolved or after it, leave something of the linear forecast open."""
+    if data.has_default_context and model.window is None:
+        return True
+    if model.scaling not in (None, "context"):
+        return False
+    keys = ["log"] if model.skip == "none" else ["log", *SKIP_SETTINGS]
+    return any(getattr(model, key) is None for key in keys)
+
+
+@dataclass(frozen=True)
+class _Best:
+    """The best candidate of a context.
+
+    Attributes:
+        candidate: The candidate.
+        errors: ``(windows,)``, NaN where it was not scored.
+    """
+
+    candidate: LinearForecast
+    errors: Float64Array
+
+    @property
+    def is_scored(self) -> npt.NDArray[np.bool_]:
+        return ~np.isnan(self.errors)
+
+
+def _best_of(candidates: Sequence[LinearForecast], errors: Float64Array) -> _Best | None:
+    """Return the candidate with the least error on the windows that all are scored on; None without such windows."""
+    is_scored = ~np.isnan(errors)
+    # Where no regression has rows to be fitted to, forecasts without parameters are compared alone.
+    numbers = np.flatnonzero(is_scored.any(axis=1))
+    if not len(numbers):
+        return None
+    shared = is_scored[numbers].all(axis=0)
+    means = [round(float(errors[number, shared].mean()), _DIGITS) for number in numbers]
+    number = numbers[int(np.argmin(means))]
+    return _Best(candidates[number], np.where(shared, errors[number], np.nan))
+
+
+def _shortest_of(
+    best: Sequence[_Best], origins: Int64Array, horizon: int
+) -> tuple[list[dict[str, Any]], LinearForecast]:
+    """Return a table of contexts, the shortest first, and of those as good as the best the shortest.
+
+    A longer context is scored on fewer windows; two are compared on those that both are scored on.
+    """
+
+    def means(first: _Best, second: _Best) -> tuple[float, float]:
+        shared = first.is_scored & second.is_scored
+        return float(first.errors[shared].mean()), float(second.errors[shared].mean())
+
+    least = best[0]
+    for other in best[1:]:
+        if (other.is_scored & least.is_scored).any():
+            error, reference = means(other, least)
+            least = other if error < reference * (1 - 10.0**-_DIGITS) else least
+    table, chosen = [], None
+    for each in best:
+        shared = each.is_scored & least.is_scored
+        row: dict[str, Any] = asdict(each.candidate) | {"windows": int(each.is_scored.sum())}
+        row |= {"mase": float(each.errors[each.is_scored].mean()), "best_mase": None, "standard_error": None}
+        if shared.any():
+            differences = (each.errors - least.errors)[shared]
+            noise = standard_error(differences, origins[shared], horizon)
+            row |= {"best_mase": float(least.errors[shared].mean()), "standard_error": noise}
+            if chosen is None and (noise is None or float(differences.mean()) <= ALLOWED_ERRORS * noise):
+                chosen = each.candidate
+        table.append(row)
+    return table, chosen or least.candidate
+
+
+class Folds:
+    """Folds of the latest training windows: each is scored by fits to the windows that end before it begins.
+
+    Args:
+        rows: The training windows.
+        contexts: Lengths of the context, the shortest first.
+        candidates: Number of candidates of each context.
+    """
+
+    def __init__(self, rows: Rows, contexts: Sequence[int], candidates: Sequence[int]) -> None:
+        self._contexts = contexts
+        usable = rows.history >= contexts[0]
+        per_column = np.zeros(int(rows.columns.max(initial=0)) + 1)
+        np.maximum.at(per_column, rows.columns[usable], rows.back[usable] + 1)
+        counts = per_column[per_column > 0]
+        self._zone = max(1, round(SCORED_SHARE * float(np.median(counts)))) if len(counts) else 1
+        scored = np.flatnonzero(usable & rows.is_scored & (rows.back < self._zone))
+        work = rows.horizon * sum(context * count for context, count in zip(contexts, candidates, strict=True))
+        limit = int(min(SCORED_WINDOWS, max(LEAST_WINDOWS, SCORED_WORK / work)))
+        self.scored = _evenly(scored, limit)
+        self._fold = rows.back[self.scored] * FOLDS // self._zone
+        # Origins after those that the fit for a fold reads: the oldest fold first.
+        last = [math.ceil((fold + 1) * self._zone / FOLDS) - 1 for fold in reversed(range(FOLDS))]
+        self._limits = np.array(last) + rows.horizon
+        fitted = np.flatnonzero(usable & rows.is_complete & (rows.back >= self._limits[-1]))
+        self._fitted = _evenly(fitted, most_rows(contexts[-1]))
+
+    def origins(self, rows: Rows) -> Int64Array:
+        """Return column and time of the scored windows, (windows, 2)."""
+        return rows.origins(self.scored)
+
+    def cross_products(self, rows: Rows, weighting: Weighting) -> dict[int, list[tuple[int, CrossProducts]]]:
+        """Return number and cross-products of the rows that the fit for each fold reads, by context."""
+        numbers, contexts = self._fitted, self._contexts
+        # The first fold whose fit reads a row, and the longest context that it has.
+        first = (rows.back[numbers, None] < self._limits).sum(axis=1)
+        longest = np.searchsorted(contexts, rows.history[numbers], side="right") - 1
+        totals: dict[int, list[tuple[int, CrossProducts]]] = {context: [] for context in contexts}
+        for fold in range(FOLDS):
+            count, total = 0, None
+            for position, context in reversed(list(enumerate(contexts))):
+                part = numbers[(first == fold) & (longest == position)]
+                products = CrossProducts.of(rows, part, weighting, context)
+                total = products if total is None else products + total.shortened(context)
+                count += len(part)
+                before = totals[context][-1:]
+                totals[context].append((count + before[0][0], total + before[0][1]) if before else (count, total))
+        return totals
+
+    def errors(
+        self, rows: Rows, candidates: Sequence[LinearForecast], products: Sequence[tuple[int, CrossProducts]]
+    ) -> Float64Array:
+        """Return the errors of candidates with the same context, (candidates, windows)."""
+        errors = np.full((len(candidates), len(self.scored)), np.nan)
+        context = candidates[0].context_length
+        for position, (count, sums) in enumerate(products):
+            inside = np.flatnonzero((self._fold == FOLDS - 1 - position) & (rows.history[self.scored] >= context))
+            if not len(inside):
+                continue
+            numbers = self.scored[inside]
+            features = rows.features(numbers, context)
+            for number, weights in _fits(candidates, sums, rows.horizon, is_fitted=count > 0):
+                linear = weights + (1 - weights.sum(axis=1, keepdims=True)) / context
+                errors[number, inside] = rows.errors(numbers, features @ linear.T)
+        return errors
+
+
+def _fits(
+    candidates: Sequence[LinearForecast], products: CrossProducts, horizon: int, *, is_fitted: bool
+) -> Iterator[tuple[int, Float64Array]]:
+    """Yield number and weights, (horizon, context), of the candidates that can be fitted."""
+    context = candidates[0].context_length
+    groups: dict[tuple[float, tuple[int, ...]], list[int]] = {}
+    for number, candidate in enumerate(candidates):
+        groups.setdefault((candidate.strength, candidate.seasons), []).append(number)
+    for (strength, seasons), numbers in groups.items():
+        if strength < FIXED and not is_fitted:
+            continue
+        priors = [prior_weights(candidates[number].prior, context, horizon) for number in numbers]
+        yield from zip(numbers, products.solve(strength, priors, seasonal_mask(seasons, context, horizon)), strict=True)
+
+
+class _Candidates:
+    """What the linear forecasts of some series are chosen from.
+
+    Attributes:
+        contexts: Lengths of the context, the shortest first.
+        seasons: Seasons in the training values, the shortest first.
+    """
+
+    def __init__(self, data: ForecastData, model: ModelConfig) -> None:
+        self.seasons = confirmed_seasons(data)
+        if model.window is not None:
+            self.contexts = [model.window]
+        elif data.has_default_context:
+            self.contexts = context_lengths(data, self.seasons)
+        else:
+            self.contexts = [data.context_length] if data.context_length > 1 else []
+        open_log = [False, True] if model.scaling in (None, "context") and can_take_logarithms(data) else [False]
+        self.logs = open_log if model.log is None else [model.log]
+        self.weightings: list[Weighting] = (
+            ["series", "window"] if model.skip_weighting is None else [model.skip_weighting]
+        )
+        lags = sorted({1, *self.seasons, *([data.season] if data.season > 1 else [])})
+        self.priors: list[Prior] = ["mean", *lags] if model.skip_prior is None else [model.skip_prior]
+        self.fixed: list[Prior] = [*self.priors, "drift"] if model.skip_prior is None else self.priors
+        self.strengths = STRENGTHS if model.skip_strength is None else (model.skip_strength,)
+        self._is_fixed_open = model.skip_strength is None
+        self._masks = model.skip_seasons
+
+    def of(self, context: int, weighting: Weighting, *, log: bool) -> Iterator[LinearForecast]:
+        """Yield the candidates of a context that share their cross-products."""
+        base = LinearForecast(context, log, weighting)
+        if self._is_fixed_open and weighting == self.weightings[0]:
+            for prior in self._reached(self.fixed, context):
+                yield replace(base, prior=prior, strength=FIXED)
+        for seasons in self._seasonal_maps(context):
+            for strength, prior in product(self.strengths, self._reached(self.priors, context)):
+                yield replace(base, prior=prior, strength=strength, seasons=seasons)
+
+    @staticmethod
+    def _reached(priors: Sequence[Prior], context: int) -> list[Prior]:
+        return [prior for prior in priors if isinstance(prior, str) or prior <= context]
+
+    def count(self, context: int) -> int:
+        """Return the number of candidates of a context."""
+        return len(self.logs) * sum(len(list(self.of(context, each, log=False))) for each in self.weightings)
+
+    def simplest(self) -> LinearForecast:
+        """Return the candidate of series that are too short for a comparison."""
+        context = self.contexts[0]
+        lags = [prior for prior in self._reached(self.fixed, context) if prior != "drift"]
+        strength = FIXED if self._is_fixed_open else self.strengths[0]
+        return LinearForecast(context, self.logs[0], self.weightings[0], lags[-1], strength)
+
+    def _seasonal_maps(self, context: int) -> list[tuple[int, ...]]:
+        if self._masks is not None:
+            return [tuple(self._masks)]
+        seasons = tuple(season for season in self.seasons if season <= context)
+        return [(), seasons] if seasons and seasons[-1] >= SPARSE_SEASON else [()]
+
+
+def context_lengths(data: ForecastData, seasons: Sequence[int]) -> list[int]:
+    """Return the contexts to try: a season, with the horizon, twice; doublings of the default, the shortest first."""
+    lengths = [len(values) for values in data.training_values()]
+    # Every series keeps its validation windows, and one of them a training window.
+    longest = min(LONGEST, min(lengths), max(lengths) - data.horizon)
+    horizon, found = data.horizon, {data.context_length}
+    for season in {data.season, *seasons}:
+        found |= {max(season, horizon), season + horizon, 2 * season}
+    length = max(2, 2 * max(data.season, horizon))
+    while length <= longest:
+        found.add(length)
+        length *= 2
+    return sorted(length for length in found if 2 <= length <= longest)
+
+
+def can_take_logarithms(data: ForecastData) -> bool:
+    """Return True if all training values are positive."""
+    lowest = min((float(np.nanmin(values, initial=np.inf)) for values in data.training_values()), default=0.0)
+    return 0 < lowest < np.inf
+
+
+def confirmed_seasons(data: ForecastData) -> tuple[int, ...]:
+    """Return the usual seasons of the data's frequency that the autocorrelation of its training values shows.
+
+    A season counts where the mean autocorrelation over series at its lag, of values without their linear trend, is
+    significant at the level of 90 % (Bartlett's formula, as in the M4 competition's benchmarks).
+    """
+    usual = parse_frequency(data.frequency).seasons if data.frequency is not None else ()
+    training = data.training_values()
+    series = [training[number] for number in _evenly(np.arange(len(training)), _TESTED_SERIES)]
+    columns = [values[:, index].astype(np.float64) for values in series for index in data.target_indices]
+    return tuple(season for season in sorted({*usual, data.season} - {1}) if _has_season(columns, season))
+
+
+def _has_season(columns: Sequence[Float64Array], season: int) -> bool:
+    ratios = []
+    for column in columns:
+        values = _filled(column, log=False)
+        values = values[~np.isnan(values)][-_TESTED_STEPS:]
+        if len(values) < 2 * season + 2 or not np.ptp(values) > 0:
+            continue
+        time = np.linspace(-1, 1, len(values))
+        values = values - values.mean()
+        values -= time * (time @ values) / (time @ time)
+        spectrum = np.abs(np.fft.rfft(values, 2 * len(values))) ** 2
+        autocorrelation = np.fft.irfft(spectrum)[: season + 1]
+        autocorrelation /= autocorrelation[0]
+        limit = 1.645 * math.sqrt((1 + 2 * float((autocorrelation[1:season] ** 2).sum())) / len(values))
+        ratios.append(autocorrelation[season] / limit)
+    return bool(ratios) and float(np.mean(ratios)) > 1
+
+
+_TESTED_SERIES, _TESTED_STEPS = 100, 20_000
+SPARSE_SEASON = 50
+"""Season from which on a map around its multiples is tried besides that of all values."""
+
+
+def seasonal_mask(seasons: Sequence[int], context: int, horizon: int) -> npt.NDArray[np.bool_] | None:
+    """Return the values that each step of a seasonal map reads, (horizon, context); None for all.
+
+    These are the last ones, and those around whole seasons before the step.
+    """
+    if not seasons:
+        return None
+    mask = np.zeros((horizon, context), dtype=bool)
+    recent = max(8, min(64, 2 * seasons[0])) if len(seasons) > 1 else 8
+    mask[:, -recent:] = True
+    steps = np.arange(horizon)
+    for season in seasons:
+        # The shortest of several seasons repeats too often to be read each time.
+        count = 3 if len(seasons) > 1 and season == seasons[0] else context // season
+        for multiple, shift in product(range(1, count + 1 + horizon // season), range(-_AROUND, _AROUND + 1)):
+            index = context - multiple * season + steps + shift
+            is_inside = (index >= 0) & (index < context)
+            mask[steps[is_inside], index[is_inside]] = True
+    return mask
+
+
+_AROUND = 3
+"""Steps before and after a whole season that a seasonal map reads."""
+
+
+# Gate
+
 GATE_WINDOWS = 3_000
 """Validation windows that the gate is chosen on at most."""
 _GATE_BATCH = 2048
 _SHARES = torch.linspace(0, 1, 21, dtype=torch.float64)
 
 
-def fit_forecaster(model: Forecaster, data: ForecastData, strength: float) -> None:
+def fit_forecaster(model: Forecaster, data: ForecastData, linear: LinearForecast | None) -> None:
     """Fit the scaling of static covariates and the linear skip to the training split.
 
     Args:
         model: With its scaling fitted, on the CPU.
         data: What it is trained on.
-        strength: Ridge penalty of the skip, as a share of the mean square of a scaled value.
+        linear: What the skip reads, and how its weights are solved for; None for a model without one.
     """
     if data.static:
         model.fit_static(np.stack([series.static for series in data.series]))
-    if model.skip is not None:
-        model.fit_skip(skip_samples(data.windows("train"), MOST_WINDOWS), strength)
+    if model.skip is not None and linear is not None:
+        with torch.no_grad():
+            model.skip.weight.copy_(torch.from_numpy(skip_weights(data, linear, model.steps)))
 
 
 @dataclass(frozen=True)
@@ -77,8 +714,8 @@ def gate(model: Forecaster, skip: Tensor, windows: WindowSet) -> Gate:
     Layers that have learned what does not carry over to later windows add nothing to a good linear map, and do harm.
     Candidates are shares of the way from the first skip to the trained model, of a recursive head the two ends
     alone. That with the least absolute error over all validation windows is kept if it is better than the skip by more
-    than one standard error, see :func:`stablernn.training.loop.linear_skip.standard_error`; else the skip alone. The
-    share is put into the weights; quantiles keep their distance from the mean.
+    than one standard error, see :func:`stablernn.training.loop.linear_skip.standard_error`; else the skip alone.
+    The share is put into the weights; quantiles keep their distance from the mean.
 
     Args:
         model: Trained, in evaluation mode, with a linear skip; it is changed.
@@ -168,134 +805,7 @@ def set_share(model: Forecaster, skip: Tensor, trained: Tensor, share: float) ->
     model.shrink_mean(share)
 
 
-def skip_samples(windows: WindowSet, limit: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield contexts and truths of at most so many windows, in batches, as :meth:`Forecaster.fit_skip` takes them."""
-    for numbers in batch_evenly_spaced(windows, limit, _GATE_BATCH):
-        samples = windows.gather(numbers)
-        yield samples.x, samples.y
-
-
-LONGEST = 512
-"""Longest context that is tried, in steps: the ridge regression solves for as many coefficients a step ahead."""
-LEAST_SHARE = 0.5
-"""Share of the training windows of the shortest context that a longer one must leave."""
-TRAINING_WINDOWS = 10_000
-VALIDATION_WINDOWS = 3_000
-"""Windows of each split that contexts are compared on at most, evenly spread."""
-_BATCH = 1024
-
-
-def choose_context(data: ForecastData, strength: float) -> ForecastData:
-    """Return the data with the context length that forecasts the validation windows best.
-
-    Candidates are the default length and its doubles. Each is judged by the linear forecast that ridge regression
-    solves for, which takes no training: mean absolute error in units of each series' mean absolute change (MASE). Of
-    all candidates whose error exceeds the least by no more than its standard error the shortest is taken. The
-    comparison stands in ``notes["context_length"]``.
-
-    Args:
-        data: With a default context length; data with a season, or with a given length, is returned as it is.
-        strength: Ridge penalty, as ``model.skip_strength``.
-    """
-    if not data.has_default_context or data.season != 1:
-        return data
-    candidates = list(_candidates(data))
-    if len(candidates) < 2:
-        return data
-    windows = data.windows("validation")
-    sample = np.concatenate(list(batch_evenly_spaced(windows, VALIDATION_WINDOWS, _BATCH)))
-    origins = np.array(windows.origins, dtype=np.int64)[sample]
-    errors = [_errors(replace(data, context_length=steps), windows, sample, strength) for steps in candidates]
-    # A window without any value in the unit of its series says nothing of any candidate.
-    usable = np.isfinite(errors).all(axis=0)
-    if not usable.any():
-        return data
-    scores = [float(error[usable].mean()) for error in errors]
-    best = int(np.argmin(scores))
-    rows: list[dict[str, Any]] = []
-    accepted: list[int] = []
-    for steps, score, error in zip(candidates, scores, errors, strict=True):
-        noise = standard_error((error - errors[best])[usable], origins[usable], data.horizon)
-        rows.append({"context_length": steps, "mase": score, "standard_error": noise})
-        if noise is None or score - scores[best] <= noise:
-            accepted.append(steps)
-    length = accepted[0]
-    comparison = {"chosen": length, "by": "linear forecasts of the validation windows", "tried": rows}
-    summary = ", ".join(f"{row['context_length']} ({row['mase']:.4g})" for row in rows)
-    _LOG.info(
-        "No season is known, so the context was chosen by validation: %d steps. MASE of each: %s.", length, summary
-    )
-    data = replace(data, context_length=length, notes={**data.notes, "context_length": comparison})
-    data.notes["windows"] = data.window_counts()
-    return data
-
-
-def _candidates(data: ForecastData) -> Iterator[int]:
-    """Yield the lengths that leave every series all of its validation windows, and enough training windows."""
-    held_out = data.validation_steps + data.test_steps
-    longest = min(len(series.values) for series in data.series) - held_out
-    length = data.context_length
-    least = LEAST_SHARE * len(data.windows("train"))
-    while 2 <= length <= min(longest, LONGEST):
-        if len(replace(data, context_length=length).windows("train")) < max(1, least):
-            return
-        yield length
-        length *= 2
-
-
-def _errors(data: ForecastData, windows: WindowSet, sample: np.ndarray, strength: float) -> Float64Array:
-    """Return the mean absolute error of the linear forecast in some validation windows, in units of their series.
-
-    Args:
-        data: With the context length to try.
-        windows: The validation windows of the shortest context.
-        sample: Numbers of the windows to forecast.
-        strength: Ridge penalty.
-    """
-    targets = list(data.target_indices)
-    # Drawing first weights must not change the random state of the run that follows.
-    with torch.random.fork_rng(devices=[]):
-        model = Forecaster(
-            "rnn",
-            len(data.channels),
-            data.horizon,
-            1,
-            target_indices=targets,
-            quantiles=(),
-            scaling="context",
-            window=data.context_length,
-            log=takes_logarithms(data),
-            skip="linear",
-        ).eval()
-    model.fit_scaling(data.training_values())
-    model.fit_skip(skip_samples(data.windows("train"), TRAINING_WINDOWS), strength)
-    units = np.stack([seasonal_scale(values[:, targets], data.season) for values in data.training_values()])
-    # A series that never changed has no unit.
-    units = np.where(units > 0, units, np.nan)
-    # The same windows for each candidate: those of the shortest context, under the numbers that they have there.
-    longer = windows.with_context(data.context_length)
-    series = np.array(windows.origins, dtype=np.int64)[:, 0]
-    parts = []
-    for start in range(0, len(sample), _BATCH):
-        numbers = sample[start : start + _BATCH]
-        samples = longer.gather(numbers)
-        distances = np.abs(_forecast(model, samples.x) - samples.y.astype(np.float64)) / units[series[numbers], None]
-        # (windows, horizon, targets)
-        is_observed = ~np.isnan(distances)
-        counts = is_observed.sum(axis=(1, 2))
-        total = np.where(is_observed, distances, 0.0).sum(axis=(1, 2))
-        parts.append(np.divide(total, counts, out=np.full(len(numbers), np.nan), where=counts > 0))
-    return np.concatenate(parts)
-
-
-def _forecast(model: Forecaster, x: Float32Array) -> Float64Array:
-    with torch.no_grad():
-        mean = model.run(torch.from_numpy(np.ascontiguousarray(x)))[0]["mean"]
-    return mean.double().numpy()
-
-
-Float64Array = npt.NDArray[np.float64]
-Int64Array = npt.NDArray[np.int64]
+# Noise
 
 
 def standard_error(differences: Float64Array, origins: Int64Array, horizon: int) -> float | None:

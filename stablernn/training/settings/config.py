@@ -80,11 +80,10 @@ class TaskConfig(Section):
     context_length: Annotated[
         Count | None,
         CommandOption(
-            "Steps before a forecast that the model sees; default: twice the season or the horizon; chosen by"
-            " validation if there is no season."
+            "Steps before a forecast that the model sees; default: chosen by validation with the linear forecast."
         ),
     ] = None
-    """Steps seen before a forecast; None: from the season, or chosen by validation where the season is 1."""
+    """Steps seen before a forecast; None: chosen by validation with the linear forecast."""
     season: Annotated[
         Count | None, CommandOption("Steps of the main season, 1 = none; default: from the frequency.")
     ] = None
@@ -162,8 +161,18 @@ class ModelConfig(Section):
     """Of a forecast: all steps at once, or one step, fed back as a value to forecast the next."""
     skip: Literal["none", "linear"] | None = None
     """Of a forecast: a linear map of the context in parallel with the layers; None: recommended."""
-    skip_strength: Positive = 0.01
-    """Ridge penalty of the linear skip's first weights, as a share of the mean square of a scaled value."""
+    skip_strength: Positive | None = None
+    """Ridge penalty of the linear skip's first weights, as a share of the mean square of a value's distance from the
+    mean of its window; from 1e6 on these are the weights of skip_prior. None: chosen by validation."""
+    skip_prior: Literal["mean", "drift"] | Count | None = None
+    """Forecast that the penalty pulls the skip to: the mean of the context, a drift, or the value so many steps before,
+    1 for the last one; None: chosen by validation."""
+    skip_weighting: Literal["series", "window"] | None = None
+    """Scale that a training window's error is divided by in the regression: that of its series, or its own; None:
+    chosen by validation."""
+    skip_seasons: Annotated[tuple[Count, ...], BeforeValidator(as_tuple)] | None = None
+    """Seasons around whose multiples the skip reads values beside the last ones; empty: it reads the whole context.
+    None: chosen by validation."""
     scaling: Literal["standard", "none", "window", "context"] | None = None
     """By mean and deviation of the training data (standard), also by those of the sequence so far (window) or of the
     last steps of the context (context), or not at all (none); None: recommended."""
@@ -172,7 +181,8 @@ class ModelConfig(Section):
     season: Count | None = None
     """Steps of a season for the scaling 'context'; None: the data's, where it fits twice into the window, else 1."""
     log: bool | None = None
-    """True if the scaling 'context' takes logarithms; None: if all values are positive, and some ten times others."""
+    """True if the scaling 'context' takes logarithms, so that a forecast is a median; None: chosen by validation, where
+    all values are positive."""
     mask_channel: Literal[True, False, "auto"] = "auto"
     """True to give the network a mask of missing values as inputs; auto: if any value is missing in training."""
     time: Literal["auto", "dt", "ignore"] = "auto"

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from stablernn.cells import StableCell, recommended_training
 from stablernn.data.step_data import Data, StepData
-from stablernn.data.types import ForecastData
 from stablernn.errors import ConfigError
 from stablernn.nn.convolutions import check_receptive_field, receptive_field
 from stablernn.terms import terms
@@ -31,9 +27,8 @@ FALLBACK: dict[str, int | float | str] = {
 FALLBACK_LR: dict[str, float] = {"adamw": 1e-3, "adam": 1e-3, "sgd": 1e-2, "rmsprop": 1e-3, "adagrad": 1e-2}
 """Learning rates where none is recommended, or where the recommended one belongs to another optimizer."""
 
-_DEFAULT_SKIP_STRENGTH = ModelConfig.model_fields["skip_strength"].default
-_LOG_RATIO = 10.0
-"""Largest over smallest value from which a positive series is taken by its logarithms."""
+SKIP_SETTINGS = ("skip_strength", "skip_prior", "skip_weighting", "skip_seasons")
+"""Settings of the section ``model`` by which the linear skip is solved for."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +115,12 @@ def fill_model_settings(
             f"model.patch_embedding mixes the samples of a patch, and '{model.cell}' takes a missing one as it is, so "
             "that all of its patch would be missing; set it to 0."
         )
-    if model.skip_strength != _DEFAULT_SKIP_STRENGTH and filled.skip != "linear":
-        raise ConfigError(
-            f"model.skip_strength is only used with model.skip='linear', got {model.skip_strength:g}; set it, or leave "
-            "the strength out."
-        )
+    for key in SKIP_SETTINGS:
+        if getattr(model, key) is not None and filled.skip != "linear":
+            raise ConfigError(
+                f"model.{key} is only used with model.skip='linear', got {getattr(model, key)!r} with "
+                f"model.skip='{filled.skip}'; leave one of them out."
+            )
     return filled.model_copy(update={"patch_size": size, "patch_stride": stride})
 
 
@@ -153,7 +149,7 @@ def _fill_embedding(model: ModelConfig, filled: ModelConfig, cell: StableCell) -
 
 
 def fill_scaling_settings(
-    model: ModelConfig, filled: ModelConfig, *, window: int, season: int, log: Callable[[], bool]
+    model: ModelConfig, filled: ModelConfig, *, window: int, season: int, log: bool
 ) -> ModelConfig:
     """Return the model's settings with ``window``, ``season`` and ``log`` of its scaling.
 
@@ -162,8 +158,7 @@ def fill_scaling_settings(
         filled: Those with a scaling.
         window: Recommended window, in steps.
         season: Recommended season.
-        log: Function that returns True if logarithms are recommended; it is only called where the answer is needed,
-            since it reads all training values.
+        log: Whether logarithms are recommended.
 
     Raises:
         ConfigError: If a setting is not used by the scaling.
@@ -180,20 +175,9 @@ def fill_scaling_settings(
         update={
             "window": (model.window or max(2, window)) if has_window else None,
             "season": (season if model.season is None else model.season) if has_season else None,
-            "log": (log() if model.log is None else model.log) if has_season else None,
+            "log": (log if model.log is None else model.log) if has_season else None,
         }
     )
-
-
-def takes_logarithms(data: ForecastData) -> bool:
-    """Return True if all training values are positive and differ by factors, which logarithms make comparable."""
-    # A value of 0 or below, or none at all, leaves the condition below false.
-    lowest, highest = np.inf, 0.0
-    for values in data.training_values():
-        observed = values[np.isfinite(values)]
-        if len(observed):
-            lowest, highest = min(lowest, float(observed.min())), max(highest, float(observed.max()))
-    return 0 < lowest < np.inf and highest >= _LOG_RATIO * lowest
 
 
 def calibrates(config: Config, data_name: str, missing: str | None) -> bool:

@@ -113,9 +113,9 @@ class ClassifyTask(Task):
         overlap = 1 if cell.takes_missing else PATCH_STEPS
         filled = fill_model_settings(model, defaults, cell, patches_of_a_sample=overlap)
         # Sequences have no season of their own.
-        return fill_scaling_settings(
-            model, filled, window=self.data.longest_input, season=1, log=lambda: False
-        ).model_copy(update={"skip": "none"})
+        return fill_scaling_settings(model, filled, window=self.data.longest_input, season=1, log=False).model_copy(
+            update={"skip": "none"}
+        )
 
     def _refuse_resampling(self, model: ModelConfig) -> None:
         """Refuse resampling where samples have times, or where the scaling leaves nothing of the length.

@@ -15,7 +15,7 @@ from stablernn.cells import StableCell
 from stablernn.data.arrays import Samples, SplitName, cut_samples
 from stablernn.data.forecasting import calendar_channels, calendar_periods
 from stablernn.data.options import LoadOptions
-from stablernn.data.types import ForecastData
+from stablernn.data.types import ForecastData, LinearForecast
 from stablernn.errors import ConfigError
 from stablernn.nn.models import Forecaster, SequenceModel
 from stablernn.terms import terms
@@ -35,20 +35,20 @@ from stablernn.training.evaluation.scorers import (
 )
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop.closed_form import Solution, fit_forecast_head
-from stablernn.training.loop.linear_skip import choose_context, fit_forecaster, gate, stretches_of_time
+from stablernn.training.loop.linear_skip import choose_linear_forecast, fit_forecaster, gate, stretches_of_time
 from stablernn.training.loop.losses import ForecastObjective, Objective
 from stablernn.training.loop.minibatches import Minibatches, SampleMinibatches
 from stablernn.training.plots import WindowChoice, draw_forecast, draw_last_window, select_window, series_figure
 from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
 from stablernn.training.settings.defaults import (
     CLOSED_FORM,
+    SKIP_SETTINGS,
     ModelDefaults,
     TrainingDefaults,
     calibrates,
     fill_model_settings,
     fill_scaling_settings,
     power_of_two,
-    takes_logarithms,
 )
 from stablernn.training.tasks.task import (
     MAX_EXAMPLE_VALUES,
@@ -137,13 +137,17 @@ class ForecastTask(Task):
         model = config.model
         defaults = ModelDefaults() if model.preset == "paper" else self._model_defaults(model)
         filled = fill_model_settings(model, defaults, cell)
-        return fill_scaling_settings(
-            model,
-            filled,
-            window=self.data.context_length,
-            season=self._season(model),
-            log=lambda: takes_logarithms(self.data),
+        # Data that nothing was chosen for are taken as they are.
+        linear = self.data.linear or LinearForecast(self.data.context_length)
+        filled = fill_scaling_settings(
+            model, filled, window=self.data.context_length, season=self._season(model), log=linear.log
         )
+        if filled.skip != "linear":
+            return filled
+        chosen = {f"skip_{key}": value for key, value in vars(linear).items()}
+        filled = filled.model_copy(update={key: chosen[key] for key in SKIP_SETTINGS if getattr(model, key) is None})
+        _check_skip_lags(filled)
+        return filled
 
     def _model_defaults(self, model: ModelConfig) -> ModelDefaults:
         # A recursive head makes one sample at a time; scaling by the context needs a season and one to compare it with.
@@ -220,7 +224,7 @@ class ForecastTask(Task):
         return calibrates(config, self.data.name, missing)
 
     def choose_inputs(self, config: Config) -> ForecastData:
-        return choose_context(self.data, config.model.skip_strength)
+        return choose_linear_forecast(self.data, config.model)
 
     @staticmethod
     def select_columns(
@@ -270,7 +274,7 @@ class ForecastTask(Task):
         assert isinstance(model, Forecaster)
         model.fit_scaling(self.data.training_values())
         # The linear skip is solved for in units of the scaling, so it comes second.
-        fit_forecaster(model, self.data, config.model.skip_strength)
+        fit_forecaster(model, self.data, linear_settings(config.model))
 
     def minibatches(self, model: SequenceModel, training: TrainingConfig) -> Minibatches:
         assert training.batch_size is not None
@@ -428,6 +432,43 @@ class ForecastTask(Task):
 
     def data_figure(self) -> Figure:
         return series_figure(self.data)
+
+
+def linear_settings(model: ModelConfig) -> LinearForecast | None:
+    """Return how the linear skip of resolved settings is solved for; None if there is none."""
+    if model.skip != "linear":
+        return None
+    assert model.window is not None
+    assert model.skip_weighting is not None
+    assert model.skip_prior is not None
+    assert model.skip_strength is not None
+    assert model.skip_seasons is not None
+    return LinearForecast(
+        model.window,
+        model.log is True,
+        model.skip_weighting,
+        model.skip_prior,
+        model.skip_strength,
+        model.skip_seasons,
+    )
+
+
+def _check_skip_lags(model: ModelConfig) -> None:
+    """Refuse values before a step that the scaling of a skip does not remember.
+
+    Raises:
+        ConfigError: If there are any.
+    """
+    assert model.window is not None
+    lags = {"skip_seasons": model.skip_seasons or ()}
+    if isinstance(model.skip_prior, int):
+        lags["skip_prior"] = (model.skip_prior,)
+    for key, steps in lags.items():
+        if max(steps, default=1) > model.window:
+            raise ConfigError(
+                f"model.{key} is at most the {model.window} steps that the scaling 'context' remembers, got "
+                f"{max(steps)}; set a longer {terms().key('task.context_length')}, or leave it out."
+            )
 
 
 def _patch_size(context: int) -> int:

@@ -31,7 +31,7 @@ from stablernn.training.loop.losses import Objective
 from stablernn.training.loop.minibatches import Minibatches
 from stablernn.training.plots import WindowChoice
 from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
-from stablernn.training.settings.defaults import TrainingDefaults
+from stablernn.training.settings.defaults import SKIP_SETTINGS, TrainingDefaults
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -432,7 +432,7 @@ _SETTINGS_OF_ONE_TASK: tuple[tuple[Any, ...], ...] = (
     ("model.head", "forecast", "direct"),
     # Resolved settings say "none" for a classification.
     ("model.skip", "forecast", None, "none"),
-    ("model.skip_strength", "forecast", 0.01),
+    *((f"model.{key}", "forecast") for key in SKIP_SETTINGS),
     ("model.resample_steps", "classify"),
     ("training.bptt_steps", "predict-next"),
     ("training.class_weights", "classify", "none"),

@@ -11,41 +11,8 @@ import torch
 import stablernn as srn
 from models.forecaster.forecasters import CONTEXT, random_values, shake_weights, with_scaling
 from stablernn.nn.models import SequenceModel, build_model
-from stablernn.nn.preprocessing import ContextScaling
 
 # Linear skip
-
-
-@pytest.mark.parametrize("log", [False, True], ids=["linear", "log"])
-def test_the_linear_skip_is_the_ridge_regression_on_the_remembered_values(log: bool) -> None:
-    model = srn.Forecaster("gru", 2, 3, 4, **CONTEXT, log=log, target_indices=[1, 0], skip="linear", patch_size=2)
-    model.fit_scaling([np.random.default_rng(0).uniform(20, 60, (60, 2))])
-    generator = np.random.default_rng(1)
-    x, y = generator.uniform(20, 60, (30, 9, 2)), generator.uniform(20, 60, (30, 3, 2))
-    y[4, 1, 0] = np.nan
-    x = x.astype(np.float32)
-    model.fit_skip([(x[:20], y[:20]), (x[20:], y[20:])], 0.1)
-
-    assert isinstance(model.scaling, ContextScaling)
-    last = x[:, 4:].astype(np.float64)
-    last, truth = (np.log(last), np.log(y)) if log else (last, y)
-    unit = model.scaling.scale.double().numpy()
-    mean = last.mean(axis=1)
-    scale = np.abs(last[:, 2:] - last[:, :-2]).mean(axis=1) + 0.05 * unit
-    rows, answers = [], []
-    for window in range(30):
-        for place, channel in enumerate((1, 0)):
-            answer = (truth[window, :, place] - mean[window, channel]) / scale[window, channel]
-            if not np.isnan(answer).any():
-                rows.append((last[window, :, channel] - mean[window, channel]) / scale[window, channel])
-                answers.append(answer)
-    assert len(rows) == 59
-    features, wanted = np.stack(rows), np.stack(answers)
-    gram = features.T @ features
-    expected = np.linalg.solve(gram + 0.1 * np.trace(gram) / 5 * np.eye(5), features.T @ wanted)
-    assert model.skip is not None
-    weights = model.skip.weight.detach().numpy().T
-    assert weights == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
 def test_heads_of_zeros_say_what_the_skip_says() -> None:

@@ -10,6 +10,7 @@ import torch
 
 from forecast_helpers import many_series
 from stablernn.data import ForecastData
+from stablernn.data.types import LinearForecast
 from stablernn.nn.models import Forecaster
 from stablernn.training.loop.linear_skip import fit_forecaster, gate, set_share
 
@@ -67,29 +68,9 @@ def moved(model: Forecaster, seed: int, *, head: float = 0.0, skip: float = 0.0)
         model.skip.weight += skip * torch.randn(model.skip.weight.shape, generator=random)
 
 
-def test_the_skip_begins_as_the_ridge_regression_of_the_windows() -> None:
-    data = recurrence()
-    model = built(data)
-    fit_forecaster(model, data, 1e-3)
-    assert model.skip is not None
-    windows = data.windows("train")
-    samples = windows.gather(range(len(windows)))
-    with torch.no_grad():
-        state = model.final_state(torch.from_numpy(samples.x))
-        scaling_state = model.patches.split(state[: len(model.patches.state_roles())])[0]
-        features = model.scaling.context(scaling_state)[..., 0].double().numpy()  # type: ignore[operator]
-        location, scale = (part.double().numpy() for part in model.scaling.anchor(scaling_state))
-    wanted = (samples.y[..., 0] - location) / scale
-    penalty = 1e-3 * np.sum(features**2) / CONTEXT
-    # The penalty as further rows makes it an ordinary least squares.
-    rows = np.concatenate([features, np.sqrt(penalty) * np.eye(CONTEXT)])
-    solution = np.linalg.lstsq(rows, np.concatenate([wanted, np.zeros((CONTEXT, HORIZON))]), rcond=None)[0]
-    np.testing.assert_allclose(model.skip.weight.detach().numpy(), solution.T, rtol=1e-3, atol=1e-4)
-
-
 def fitted(data: ForecastData, **options: Any) -> tuple[Forecaster, torch.Tensor]:
     model = built(data, **options)
-    fit_forecaster(model, data, 1e-4)
+    fit_forecaster(model, data, LinearForecast(CONTEXT, strength=1e-7))
     assert model.skip is not None
     return model, model.skip.weight.detach().clone()
 

@@ -100,12 +100,6 @@ def test_a_context_without_two_seasons_has_the_scaling_without_a_season() -> Non
     assert chosen(settings("model.season=7"), wave(context=14), ("scaling", "season")) == ("context", 7)
 
 
-@pytest.mark.parametrize(("lowest", "log"), [(0.001, True), (1.0, False), (-0.1, False), (-3.0, False)])
-def test_positive_series_that_differ_by_factors_are_taken_by_their_logarithms(lowest: float, log: bool) -> None:
-    assert resolve(settings(), task_for(wave(lowest=lowest))).model.log is log
-    assert resolve(settings("model.log=false"), task_for(wave(lowest=lowest))).model.log is False
-
-
 CONVOLUTIONS = ("conv_layers", "conv_channels", "patch_size", "patch_stride", "patch_embedding")
 
 
@@ -133,6 +127,12 @@ def test_convolutions_get_a_patch_and_an_embedding(given: list[str], data: Any, 
         ("model.conv_layers=1 model.cell=gru_d", classes(), "model.conv_layers .* 'gru_d'"),
         ("model.patch_embedding=8 model.cell=gru_d", classes(), "model.patch_embedding .* 'gru_d'"),
         ("model.skip_strength=0.1 model.skip=none", wave(), "model.skip_strength .* model.skip='linear', got 0.1"),
+        (
+            "model.skip_prior=30 model.skip=linear",
+            wave(context=13),
+            "model.skip_prior is at most the 13 steps .* got 30",
+        ),
+        ("model.skip_seasons=[7,30]", wave(context=13), "model.skip_seasons is at most the 13 steps .* got 30"),
         ("model.window=9", classes(), "model.window .* 'standard'; set model.scaling=context"),
         ("model.season=30", wave(), "model.season .* 'standard'; set model.scaling=context"),
         ("model.log=true model.preset=paper", wave(), "model.log .* 'standard'; set model.scaling=context"),
@@ -157,6 +157,7 @@ OF_ONE_TASK = {
     "model.head=recursive": "forecast",
     "model.skip=linear": "forecast",
     "model.skip_strength=0.1": "forecast",
+    "model.skip_prior=1": "forecast",
     "training.warm_up=8": "forecast",
     "training.label_smoothing=0.1": "classify",
     "training.class_weights=balanced": "classify",
