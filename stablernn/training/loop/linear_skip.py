@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from scipy.linalg import cho_factor, cho_solve
 from torch import Tensor
 
 from stablernn.data.arrays import Samples
@@ -52,9 +54,9 @@ SCORED_SHARE = 0.4
 """Share of the training windows, the latest of each series, that candidates are compared on."""
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Ridge penalties that are tried."""
-SCORED_WORK = 2e10
+SCORED_WORK = 1e10
 """Products of coefficients, steps, candidates and windows that a comparison takes at most, if the windows are no fewer
-than :data:`LEAST_WINDOWS`: two seconds of a core."""
+than :data:`LEAST_WINDOWS`: a second of a core."""
 LEAST_WINDOWS = 300
 ALLOWED_ERRORS = 0.5
 """Standard errors by which a shorter context may be worse than the best. A whole one takes contexts that are too short:
@@ -147,8 +149,8 @@ class Rows:
     def features(self, rows: Int64Array, context: int) -> Float64Array:
         """Return the last ``context`` values before each origin, as distances from the last one, (rows, context)."""
         # Rows with a shorter history read what lies before it, which their cross-products leave out.
-        index = np.maximum(self.positions[rows, None] + np.arange(-context, 0), 0)
-        return np.asarray(self._values[index] - self.last(rows)[:, None])
+        first = np.maximum(self.positions[rows] - context, 0)
+        return np.asarray(sliding_window_view(self._values, context)[first] - self.last(rows)[:, None])
 
     def last(self, rows: Int64Array) -> Float64Array:
         """Return the last value before each origin, (rows,)."""
@@ -156,7 +158,8 @@ class Rows:
 
     def changes(self, rows: Int64Array) -> Float64Array:
         """Return the values ahead of each origin as distances from the last one before it, (rows, horizon)."""
-        return np.asarray(self._values[self._ahead(rows)] - self.last(rows)[:, None])
+        ahead = sliding_window_view(self._values, self.horizon)[self.positions[rows]]
+        return np.asarray(ahead - self.last(rows)[:, None])
 
     def errors(self, rows: Int64Array, changes: Float64Array) -> Float64Array:
         """Return the mean absolute error of each row's forecast in units of its series, (rows,); NaN without a unit."""
@@ -166,11 +169,8 @@ class Rows:
             forecast = np.exp(np.minimum(forecast, 300.0))
         if self._non_negative:
             forecast = np.maximum(forecast, 0.0)
-        distance = np.abs(forecast - self._truth[self._ahead(rows)])
+        distance = np.abs(forecast - sliding_window_view(self._truth, self.horizon)[self.positions[rows]])
         return np.asarray(np.nanmean(distance, axis=1) / self._units[self.columns[rows]])
-
-    def _ahead(self, rows: Int64Array) -> Int64Array:
-        return np.asarray(self.positions[rows, None] + np.arange(self.horizon))
 
 
 def _filled(column: Float64Array, *, log: bool) -> Float64Array:
@@ -214,39 +214,63 @@ class CrossProducts:
         """Return those of the last ``context`` values."""
         return CrossProducts(self.gram[-context:, -context:], self.moments[-context:])
 
-    def solve(
-        self, strength: float, priors: Sequence[Float64Array], mask: npt.NDArray[np.bool_] | None = None
-    ) -> list[Float64Array]:
-        """Return the weights of the ridge regression that is pulled to each prior, (horizon, context) each.
+
+class Regression:
+    """Ridge regressions of the truths on the values of a window, as distances from the mean of the window.
+
+    Args:
+        products: Cross-products of distances from any value of the window.
+    """
+
+    def __init__(self, products: CrossProducts) -> None:
+        self._context, self._horizon = products.moments.shape
+        column = products.gram.mean(axis=1, keepdims=True)
+        gram = products.gram - column
+        self._gram = gram - gram.mean(axis=0)
+        moments = products.moments - column
+        self._moments = moments - moments.mean(axis=0)
+        self._size = float(np.trace(self._gram)) / self._context
+        self._rests: dict[Prior, tuple[Float64Array, Float64Array]] = {}
+
+    def weights(self, strength: float, priors: Sequence[Prior], seasons: Sequence[int] = ()) -> list[Float64Array]:
+        """Return the weights of the regression that is pulled to each prior, (horizon, context) each.
 
         Args:
             strength: Penalty on the squared distance from the prior, as a share of the mean square of a value's
                 distance from the mean of its window.
-            priors: Weights, (horizon, context) each.
-            mask: Coefficients that may differ from the prior, (horizon, context); None for all.
+            priors: Forecasts without parameters, see :func:`prior_weights`.
+            seasons: Seasons around whose multiples values are read; all of the window are, if there are none.
         """
-        context = len(self.gram)
-        # Values as distances from the mean of the window, and so the truths.
-        gram = self.gram - self.gram.mean(axis=0)
-        gram -= gram.mean(axis=1, keepdims=True)
-        moments = self.moments - self.gram.mean(axis=1, keepdims=True)
-        moments = moments - moments.mean(axis=0)
-        size = float(np.trace(gram)) / context
-        if strength >= FIXED or not size > 0:
-            return list(priors)
-        steps = moments.shape[1]
-        penalty = strength * size
+        weights, rests = zip(*map(self._prior, priors), strict=True)
+        if strength >= FIXED or not self._size > 0:
+            return list(weights)
+        penalty, steps = strength * self._size, self._horizon
         # (context, priors * horizon)
-        rest = np.concatenate([moments - gram @ prior.T for prior in priors], axis=1)
+        rest = np.concatenate(rests, axis=1)
+        mask = seasonal_mask(seasons, self._context, steps)
         if mask is None:
-            change = np.linalg.solve(gram + penalty * np.eye(context), rest)
+            change = cho_solve(self._factor(np.arange(self._context), penalty), rest, check_finite=False)
         else:
             change = np.zeros_like(rest)
             for step in range(steps):
                 index = np.flatnonzero(mask[step])
-                block = gram[np.ix_(index, index)] + penalty * np.eye(len(index))
-                change[index, step::steps] = np.linalg.solve(block, rest[index, step::steps])
-        return [prior + change[:, number * steps : (number + 1) * steps].T for number, prior in enumerate(priors)]
+                factor = self._factor(index, penalty)
+                change[index, step::steps] = cho_solve(factor, rest[index, step::steps], check_finite=False)
+        return [prior + change[:, number * steps :][:, :steps].T for number, prior in enumerate(weights)]
+
+    def _factor(self, index: Int64Array, penalty: float) -> tuple[Float64Array, bool]:
+        block = self._gram[np.ix_(index, index)]
+        block[np.diag_indices(len(index))] += penalty
+        factor: tuple[Float64Array, bool] = cho_factor(block, overwrite_a=True, check_finite=False)
+        return factor
+
+    def _prior(self, prior: Prior) -> tuple[Float64Array, Float64Array]:
+        """Return the weights of a prior, and the products of values with what it leaves of the truths."""
+        if prior not in self._rests:
+            weights = prior_weights(prior, self._context, self._horizon)
+            used = np.flatnonzero(weights.any(axis=0))
+            self._rests[prior] = weights, self._moments - self._gram[:, used] @ weights[:, used].T
+        return self._rests[prior]
 
 
 _BATCH = 4096
@@ -282,10 +306,8 @@ def skip_weights(data: ForecastData, chosen: LinearForecast, horizon: int) -> Fl
     context = chosen.context_length
     rows = Rows(data, log=chosen.log)
     numbers = _evenly(np.flatnonzero(rows.is_complete & (rows.history >= context)), most_rows(context))
-    products = CrossProducts.of(rows, numbers, chosen.weighting, context)
-    prior = prior_weights(chosen.prior, context, data.horizon)
-    mask = seasonal_mask(chosen.seasons, context, data.horizon)
-    return products.solve(chosen.strength, [prior], mask)[0][:horizon]
+    regression = Regression(CrossProducts.of(rows, numbers, chosen.weighting, context))
+    return regression.weights(chosen.strength, [chosen.prior], chosen.seasons)[0][:horizon]
 
 
 def most_rows(context: int) -> int:
@@ -321,12 +343,16 @@ def choose_linear_forecast(data: ForecastData, model: ModelConfig) -> ForecastDa
         The data with :attr:`~stablernn.data.types.ForecastData.linear` and its context length; as they are where the
         settings leave nothing open, or the context is shorter than two steps.
     """
-    if not _is_open(data, model):
+    # Logarithms of what has none are refused with the scaling.
+    if not _is_open(data, model) or (model.log and not can_take_logarithms(data)):
         return data
     candidates = _Candidates(data, model)
     if not candidates.contexts:
         return data
     table, chosen = _compare(data, candidates)
+    if candidates.later_weightings and chosen.strength < FIXED:
+        rows, chosen = _compare(data, candidates.weighted(chosen))
+        table = [rows[0] if row["context_length"] == chosen.context_length else row for row in table]
     note = {"chosen": asdict(chosen), "by": "linear forecasts of the latest training windows", "tried": table}
     context = data.context_length if model.window is not None else chosen.context_length
     data = replace(data, context_length=context, linear=chosen, notes={**data.notes, "linear_forecast": note})
@@ -501,25 +527,24 @@ class Folds:
                 continue
             numbers = self.scored[inside]
             features = rows.features(numbers, context)
-            for number, weights in _fits(candidates, sums, rows.horizon, is_fitted=count > 0):
+            for number, weights in _fits(candidates, sums, is_fitted=count > 0):
                 linear = weights + (1 - weights.sum(axis=1, keepdims=True)) / context
                 errors[number, inside] = rows.errors(numbers, features @ linear.T)
         return errors
 
 
 def _fits(
-    candidates: Sequence[LinearForecast], products: CrossProducts, horizon: int, *, is_fitted: bool
+    candidates: Sequence[LinearForecast], products: CrossProducts, *, is_fitted: bool
 ) -> Iterator[tuple[int, Float64Array]]:
     """Yield number and weights, (horizon, context), of the candidates that can be fitted."""
-    context = candidates[0].context_length
+    regression = Regression(products)
     groups: dict[tuple[float, tuple[int, ...]], list[int]] = {}
     for number, candidate in enumerate(candidates):
         groups.setdefault((candidate.strength, candidate.seasons), []).append(number)
     for (strength, seasons), numbers in groups.items():
-        if strength < FIXED and not is_fitted:
-            continue
-        priors = [prior_weights(candidates[number].prior, context, horizon) for number in numbers]
-        yield from zip(numbers, products.solve(strength, priors, seasonal_mask(seasons, context, horizon)), strict=True)
+        if is_fitted or strength >= FIXED:
+            priors = [candidates[number].prior for number in numbers]
+            yield from zip(numbers, regression.weights(strength, priors, seasons), strict=True)
 
 
 class _Candidates:
@@ -527,7 +552,12 @@ class _Candidates:
 
     Attributes:
         contexts: Lengths of the context, the shortest first.
-        seasons: Seasons in the training values, the shortest first.
+        weightings: Weights of the windows that are compared at all contexts.
+        later_weightings: Those that are compared at the chosen one.
+
+    Args:
+        data: The series.
+        model: Settings, before they are resolved.
     """
 
     def __init__(self, data: ForecastData, model: ModelConfig) -> None:
@@ -538,11 +568,15 @@ class _Candidates:
             self.contexts = context_lengths(data, self.seasons)
         else:
             self.contexts = [data.context_length] if data.context_length > 1 else []
+        # Seasons that the user names need a context that holds them.
+        needed = max([*(model.skip_seasons or ()), model.skip_prior if isinstance(model.skip_prior, int) else 1])
+        self.contexts = [context for context in self.contexts if context >= needed]
+        self._is_given = len(self.contexts) == 1
         open_log = [False, True] if model.scaling in (None, "context") and can_take_logarithms(data) else [False]
         self.logs = open_log if model.log is None else [model.log]
-        self.weightings: list[Weighting] = (
-            ["series", "window"] if model.skip_weighting is None else [model.skip_weighting]
-        )
+        # All contexts are compared by the first; the others at the chosen context alone.
+        weightings: list[Weighting] = ["series", "window"] if model.skip_weighting is None else [model.skip_weighting]
+        self.weightings, self.later_weightings = weightings[:1], weightings[1:]
         lags = sorted({1, *self.seasons, *([data.season] if data.season > 1 else [])})
         self.priors: list[Prior] = ["mean", *lags] if model.skip_prior is None else [model.skip_prior]
         self.fixed: list[Prior] = [*self.priors, "drift"] if model.skip_prior is None else self.priors
@@ -564,6 +598,13 @@ class _Candidates:
     def _reached(priors: Sequence[Prior], context: int) -> list[Prior]:
         return [prior for prior in priors if isinstance(prior, str) or prior <= context]
 
+    def weighted(self, chosen: LinearForecast) -> _Candidates:
+        """Return the candidates of a chosen context with all weights of the windows."""
+        candidates = copy.copy(self)
+        candidates.contexts, candidates.logs = [chosen.context_length], [chosen.log]
+        candidates.weightings, candidates.later_weightings = [*self.weightings, *self.later_weightings], []
+        return candidates
+
     def count(self, context: int) -> int:
         """Return the number of candidates of a context."""
         return len(self.logs) * sum(len(list(self.of(context, each, log=False))) for each in self.weightings)
@@ -579,7 +620,9 @@ class _Candidates:
         if self._masks is not None:
             return [tuple(self._masks)]
         seasons = tuple(season for season in self.seasons if season <= context)
-        return [(), seasons] if seasons and seasons[-1] >= SPARSE_SEASON else [()]
+        # Of many contexts those of whole seasons are enough.
+        is_tried = seasons and seasons[-1] >= SPARSE_SEASON and (self._is_given or context % seasons[-1] == 0)
+        return [(), seasons] if is_tried else [()]
 
 
 def context_lengths(data: ForecastData, seasons: Sequence[int]) -> list[int]:
