@@ -627,9 +627,10 @@ class _Candidates:
 
 def context_lengths(data: ForecastData, seasons: Sequence[int]) -> list[int]:
     """Return the contexts to try: a season, with the horizon, twice; doublings of the default, the shortest first."""
-    lengths = [len(values) for values in data.training_values()]
-    # Every series keeps its validation windows, and one of them a training window.
-    longest = min(LONGEST, min(lengths), max(lengths) - data.horizon)
+    lengths = np.array([len(values) for values in data.training_values()])
+    # Series of usual length have whole contexts for all of their validation windows; shorter ones use what they have.
+    usual = lengths[2 * lengths >= np.median(lengths)]
+    longest = min(LONGEST, int(usual.min()), int(usual.max()) - data.horizon)
     horizon, found = data.horizon, {data.context_length}
     for season in {data.season, *seasons}:
         found |= {max(season, horizon), season + horizon, 2 * season}
