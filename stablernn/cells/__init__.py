@@ -41,6 +41,7 @@ from stablernn.cells.noisy_rnn import NoisyRNNCell
 from stablernn.cells.ode_lstm import ODELSTMCell
 from stablernn.cells.ren import RENCell
 from stablernn.cells.rnn_orth import OrthogonalStartRNNCell
+from stablernn.cells.rocket import RocketCell
 from stablernn.cells.scornn import ScaledCayleyRNNCell
 from stablernn.cells.slstm import SLSTMCell
 from stablernn.cells.soft_orth import SoftOrthogonalRNNCell
@@ -88,6 +89,7 @@ __all__ = [
     "ODERNNCell",
     "OrthogonalStartRNNCell",
     "RENCell",
+    "RocketCell",
     "SLSTMCell",
     "ScaledCayleyRNNCell",
     "ScheduledRestartLSTMCell",

@@ -110,6 +110,9 @@ class StableCell(nn.Module):
     the identity."""
     takes_missing: bool = False
     """True if NaN in the input means that a value is missing. Other cells never get a NaN."""
+    is_fixed: bool = False
+    """True if no gradient reaches the parameters, which are fitted to inputs (:meth:`fit_inputs`): the head alone is
+    solved for. Such a cell pools over time by itself and reads single samples."""
     plans_ahead: bool = False
     """True if :meth:`after_step` depends on the length of the whole run."""
     orthogonal: tuple[str, ...] = ()
@@ -162,6 +165,23 @@ class StableCell(nn.Module):
         weights = build()
         self._count_backward(weights)
         return weights
+
+    def recommended_options(self, steps: int, channels: int) -> dict[str, Any]:
+        """Return the options that go with the data, by default none.
+
+        Args:
+            steps: Steps of the longest training sequence.
+            channels: Channels of a step.
+        """
+        return {}
+
+    def fit_inputs(self, x: Tensor, lengths: Tensor) -> None:
+        """Fit what a cell takes from its inputs before training, in place; by default nothing.
+
+        Args:
+            x: ``(batch, time, input_size)`` of training sequences.
+            lengths: ``(batch,)``; steps from there on are padding.
+        """
 
     def drive(self, x: Tensor) -> Tensor:
         """Project inputs ``(..., input_size)`` to what a step adds to its recurrent products, ``(..., d)``.

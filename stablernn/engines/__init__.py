@@ -9,6 +9,7 @@ from stablernn.engines.cuda_graph import CUDAGraphEngine  # isort: skip
 from stablernn.engines.torch_rnn import TorchRNNEngine  # isort: skip
 from stablernn.engines.base import check_engine, list_engines, register_engine, select_engine
 from stablernn.engines.fused import FusedEngine
+from stablernn.engines.pooled import PooledEngine
 from stablernn.engines.scan import ScanEngine
 from stablernn.engines.shooting import ShootingEngine
 from stablernn.engines.structured import StructuredEngine
@@ -21,6 +22,7 @@ __all__ = [
     "EnsembleEngine",
     "FusedEngine",
     "InputEngine",
+    "PooledEngine",
     "ScanEngine",
     "ShootingEngine",
     "TorchRNNEngine",

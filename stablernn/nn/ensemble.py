@@ -197,6 +197,11 @@ class Ensemble(nn.Module):
             concatenated = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
         return concatenated, tuple(tensor for _, member_state in results for tensor in member_state)
 
+    def fit_inputs(self, x: Tensor, lengths: Tensor) -> None:
+        """Fit the first layers to their inputs, see :meth:`stablernn.cells.StableCell.fit_inputs`."""
+        for number, stack in enumerate(self._members()):
+            stack.cells[0].fit_inputs(self._embedded(x, number), lengths)
+
     def advance(self, weights: Sequence[Weights], x: Tensor, state: State, dt: Tensor | None = None) -> State:
         """Return the flat state after one step; arguments as for :meth:`stablernn.StableRNN.advance`."""
         depth = self.first.num_layers

@@ -92,6 +92,11 @@ class StableRNN(nn.Module):
         if max_dt is not None and not 1 <= max_dt < float("inf"):
             raise ValueError(f"max_dt must be a finite number of 1, the regular step, or more, got {max_dt}.")
         info = cell_info(cell)
+        if num_layers > 1 and info.cell.is_fixed:
+            raise ConfigError(
+                f"The cell '{cell}' has no layer above it, which would read shares of steps in place of samples, got "
+                f"num_layers={num_layers}. Take 1."
+            )
         self.cell = info.key
         self.input_size = input_size
         self.hidden_size = hidden_size

@@ -55,6 +55,8 @@ def resolve(config: Config, task: Task) -> Config:
         ConfigError: If a setting does not go with the task of the data, or with one that was recommended.
     """
     cell = described_cell(config.model)
+    if cell.is_fixed:
+        config = _solved(config)
     is_closed_form = config.training.method == CLOSED_FORM
     if is_closed_form:
         refuse_gradient_settings(config, cell, task.data)
@@ -67,6 +69,7 @@ def resolve(config: Config, task: Task) -> Config:
         model = model.model_copy(update={"mask_channel": has_mask})
     if is_closed_form:
         model = model.model_copy(update={"head_dropout": 0.0})
+    model = _with_cell_options(model, task)
     model = _with_time(config, model, task)
     config = config.updated("training", certified=_is_certified(config, model, cell))
     training = _resolve_training(config, task, model)
@@ -81,6 +84,33 @@ def resolve(config: Config, task: Task) -> Config:
             "training": training.model_dump(mode="json"),
         }
     )
+
+
+def _solved(config: Config) -> Config:
+    """Return the settings of a cell that no gradient trains, whose head is solved for unless another way is set.
+
+    Raises:
+        ConfigError: If the method is set to ``gradient``.
+    """
+    if config.training.method == CLOSED_FORM:
+        return config
+    if "method" in config.training.model_fields_set:
+        raise ConfigError(
+            f"No gradient reaches the kernels of '{config.model.cell}', got training.method={config.training.method}; "
+            f"leave it out for {CLOSED_FORM}, which solves for the head."
+        )
+    return config.updated("training", method=CLOSED_FORM)
+
+
+def _with_cell_options(model: ModelConfig, task: Task) -> ModelConfig:
+    """Return the model's settings with the options of the cell that the data decides, unless they are set."""
+    data = task.data
+    if isinstance(data, StepData):
+        return model
+    samples = model.resample_steps or data.longest_input
+    channels = len(data.features) * (2 if model.mask_channel is True else 1) * (model.patch_size or 1)
+    recommended = described_cell(model).recommended_options(-(-samples // (model.patch_stride or 1)), channels)
+    return model.model_copy(update={"cell_options": {**recommended, **model.cell_options}})
 
 
 def _decimal_mark(config: Config, task: Task) -> str | None:

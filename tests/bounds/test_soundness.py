@@ -29,6 +29,7 @@ from bounds.specimens import (
 )
 from bounds.step_search import SLACK, Seen, checked, violations
 from certificates.trajectory_search import checked_module
+from model_helpers import TRAINED
 from stablernn import create_cell, list_cells
 from stablernn.cells import StableCell
 from stablernn.certificates.certificate import KINDS, certify
@@ -132,7 +133,7 @@ class TestTrained:
             check(cell, searches=15)
         assert not violations(checked_module(model, searches=8))
 
-    @every_cell
+    @pytest.mark.parametrize("key", TRAINED)
     def test_deep_members_after_steps_of_training(self, key: str) -> None:
         assert not violations(checked_module(trained(key, 5, steps=15, num_layers=2, members=2)))
 

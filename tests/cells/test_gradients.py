@@ -14,13 +14,14 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
-from stablernn import StableRNN, create_cell, list_cells
+from model_helpers import TRAINED
+from stablernn import StableRNN, create_cell
 
 FEW: dict[str, dict[str, Any]] = {"ren": {"num_neurons": 2}, "ode_rnn": {"flow_size": 4}}
 """Options that leave fewer parameters to differentiate by, of cells that have many at any size."""
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    *((key, FEW.get(key, {})) for key in list_cells()),
-    *((key, {**FEW.get(key, {}), "max_dt": 2.5}) for key in list_cells() if create_cell(key, 2, 3).takes_dt),
+    *((key, FEW.get(key, {})) for key in TRAINED),
+    *((key, {**FEW.get(key, {}), "max_dt": 2.5}) for key in TRAINED if create_cell(key, 2, 3).takes_dt),
     ("lvf", {"nonlinearity": "modrelu", "constraint": "none"}),
     ("lvf", {"nonlinearity": "tanh", "constraint": "hard"}),
     ("lvf_mid", {"nonlinearity": "modrelu", "constraint": "hard"}),
@@ -105,7 +106,7 @@ def test_first_derivatives_equal_finite_differences(key: str, options: dict[str,
     ("key", "options"),
     # Autograd differentiates its own derivatives alike under all options of a cell.
     [
-        pytest.param(*variant, marks=[] if number < len(list_cells()) or "max_dt" in variant[1] else pytest.mark.slow)
+        pytest.param(*variant, marks=[] if number < len(TRAINED) or "max_dt" in variant[1] else pytest.mark.slow)
         for number, variant in enumerate(VARIANTS)
     ],
     ids=IDS,

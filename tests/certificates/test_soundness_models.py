@@ -15,8 +15,8 @@ import torch
 from bounds.specimens import OPTIONS, extreme, sampled, trained
 from bounds.step_search import Seen, violations
 from certificates.trajectory_search import checked_module
-from model_helpers import mark_fitted
-from stablernn import Classifier, Forecaster, StableRNN, list_cells
+from model_helpers import TRAINED, mark_fitted
+from stablernn import Classifier, Forecaster, StableRNN
 from stablernn.cells import cell_info
 from stablernn.certificates.certificate import certify
 from stablernn.errors import ConfigError
@@ -33,10 +33,10 @@ MODELS: dict[str, dict[str, Any]] = {
 CONTRACTING = ("rnn", "indrnn", "nnrnn", "kru", "cfc", "cornn", "fastrnn", "incremental", "lru", "ren", "soft_orth")
 """Cells that contract where their weights are small, one of each way to prove it."""
 
-TIMED = [key for key in list_cells() if cell_info(key).cell.takes_dt]
+TIMED = [key for key in TRAINED if cell_info(key).cell.takes_dt]
 QUICK = ("rnn", "cornn", "lru", "gru", "lipschitz", "lem", "exprnn", "minlstm", "incremental")
 
-every_cell = pytest.mark.parametrize("key", list_cells())
+trained_cell = pytest.mark.parametrize("key", TRAINED)
 
 
 def layers(key: str, depth: int, *, share: float = 0.3, hidden: int = 5, **options: Any) -> StableRNN:
@@ -61,7 +61,7 @@ def check(module: Any, **search: int) -> dict[str, Seen]:
     return {one.claim: one for one in seen}
 
 
-@pytest.mark.parametrize("key", sampled(list_cells(), *QUICK))
+@pytest.mark.parametrize("key", sampled(TRAINED, *QUICK))
 def test_of_layers(key: str) -> None:
     check(layers(key, 2))
 
@@ -126,17 +126,17 @@ class TestWidely:
 
     @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
     @pytest.mark.parametrize("depth", [1, 2, 3])
-    @every_cell
+    @trained_cell
     def test_of_layers(self, key: str, depth: int, share: float) -> None:
         check(layers(key, depth, share=share), steps=30, searches=8)
 
     @pytest.mark.parametrize("hidden", [33, 128])
-    @every_cell
+    @trained_cell
     def test_of_large_layers(self, key: str, hidden: int) -> None:
         check(layers(key, 2, hidden=hidden), steps=12)
 
     @pytest.mark.parametrize("options", MODELS)
-    @every_cell
+    @trained_cell
     def test_of_models(self, key: str, options: str) -> None:
         for share in (0.2, 1.0):
             torch.manual_seed(1)
@@ -153,7 +153,7 @@ class TestWidely:
             check(built)
 
     @pytest.mark.parametrize("kind", ["zero", "orthogonal", "nilpotent", "repeated", "uneven"])
-    @every_cell
+    @trained_cell
     def test_of_rare_matrices(self, key: str, kind: str) -> None:
         cell = extreme(key, 4, kind)
         with torch.no_grad():
@@ -165,7 +165,7 @@ class TestWidely:
     @pytest.mark.parametrize("seed", range(100))
     def test_of_layers_drawn_at_random(self, seed: int) -> None:
         generator = np.random.default_rng(seed)
-        key = list_cells()[int(generator.integers(len(list_cells())))]
+        key = TRAINED[int(generator.integers(len(TRAINED)))]
         torch.manual_seed(seed)
         built = StableRNN(key, 3, int(2 ** generator.uniform(0, 4)), num_layers=int(generator.integers(1, 4)))
         for parameter in built.parameters():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from stablernn.cells import list_cells
+from model_helpers import TRAINED
 from stablernn.data import load_data
 from stablernn.errors import (
     CheckpointError,
@@ -183,7 +183,7 @@ def test_runs_that_cannot_be_loaded(tmp_path: Path, runs: Runs) -> None:
     ("cell", "source"),
     [
         pytest.param(cell, source, marks=[] if (cell, source) in QUICK else pytest.mark.slow)
-        for cell in list_cells()
+        for cell in TRAINED
         for source in ("digits", "co2")
     ],
 )

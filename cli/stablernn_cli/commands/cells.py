@@ -56,7 +56,7 @@ def show(
 
     output = Output.of(context, as_json)
     cell = get_cell_facts(name)
-    command = f"stablernn train --data digits --cell {name} --hidden-size 64 --run-dir runs/{name}"
+    command = f"stablernn train --data digits --cell {name} --run-dir runs/{name}"
     document = {**cell, "train": command}
     if as_json:
         output.document(document)

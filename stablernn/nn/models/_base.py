@@ -328,6 +328,18 @@ class SequenceModel(nn.Module):
         """
         self.scaling.fit(sequences if self.resampling is None else self.resampling.fit(sequences))
 
+    def fit_layers(self, x: Tensor, lengths: Tensor) -> None:
+        """Fit what the first layers take from their inputs, once the scaling is fitted; most cells take nothing.
+
+        Args:
+            x: ``(batch, time, input_size)`` of training sequences, raw units.
+            lengths: ``(batch,)``; steps from there on are padding.
+        """
+        with torch.no_grad():
+            features, counts, *_ = self.layer_inputs(x, lengths)
+        steps = torch.full((len(x),), features.shape[1]) if counts is None else counts
+        self.rnn.fit_inputs(features, steps)
+
     def mark_fitted(self) -> None:
         """Count every scaling as fitted: for weights of a training run, which may equal those of a new model."""
         self.scaling.mark_fitted()

@@ -31,7 +31,7 @@ from stablernn.training.settings.config import AUTO, Config
 from stablernn.training.settings.defaults import CLOSED_FORM
 from stablernn.training.settings.load import validate
 from stablernn.training.tasks import task_for
-from stablernn.training.tasks.classify import AUGMENTATION, PATCHES
+from stablernn.training.tasks.classify import AUGMENTATION, FIXED_UNITS, PATCHES
 from stablernn.training.tasks.forecast import MAX_STEPS, MOST_WINDOWS_A_STEP
 
 _LOG = logging.getLogger("stablernn.training")
@@ -92,8 +92,9 @@ def recipes(data: Data) -> list[Recipe]:
 def closed_forms(data: Data) -> list[Recipe]:
     """Return recipes that take no optimizer steps.
 
-    The layers are random and contracting by construction where samples have no times. More units than a trained network
-    has make up for it, except in forecasts, where the linear skip does the work and the layers add nothing.
+    Sequences are classified by fixed kernels. Other layers are random, and contracting by construction where samples
+    have no times. More units than a trained network has make up for it, except in forecasts, where the linear skip does
+    the work and the layers add nothing.
     """
     settings: dict[str, Any] = {"training.method": CLOSED_FORM}
     if isinstance(data, ForecastData):
@@ -102,10 +103,14 @@ def closed_forms(data: Data) -> list[Recipe]:
         # The penalty and the temperature come from leave-one-out, so that a validation split would be idle.
         settings["training.refit"] = True
     settings["model.hidden_size"] = BASELINE_UNITS
-    return [
+    solved = [
         Recipe("lru, closed form", {"model.cell": "lru", **settings}, "an answer in seconds"),
         Recipe("lipschitz, closed form", {"model.cell": "lipschitz", **settings}, "the same with times of samples"),
     ]
+    if not isinstance(data, ClassificationData):
+        return solved
+    kernels = {**settings, "model.cell": "rocket", "model.hidden_size": FIXED_UNITS}
+    return [Recipe("rocket, closed form", kernels, "shapes of any length at any place"), *solved]
 
 
 def _classification(data: ClassificationData) -> list[Recipe]:

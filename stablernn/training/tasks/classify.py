@@ -36,9 +36,9 @@ from stablernn.training.evaluation.scorers import (
 )
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop.augmentation import Augmentation, Mixup
-from stablernn.training.loop.closed_form import Solution, fit_class_head
+from stablernn.training.loop.closed_form import Solution, evenly_spaced, fit_class_head
 from stablernn.training.loop.losses import ClassifyObjective, Objective
-from stablernn.training.loop.minibatches import Minibatches, SampleMinibatches
+from stablernn.training.loop.minibatches import Minibatches, SampleMinibatches, model_inputs
 from stablernn.training.plots import WindowChoice, classes_figure, draw_confusion, draw_reliability
 from stablernn.training.settings.config import Config, ModelConfig, TrainingConfig
 from stablernn.training.settings.defaults import (
@@ -76,6 +76,11 @@ LEAST_STEPS = 500
 """Optimizer steps of a training, at least."""
 STEPS_OF_A_CLASS = 50
 """Optimizer steps for each class, at least (`python benchmarks/cross_validation.py many-classes`)."""
+FIXED_UNITS = 2520
+"""Features of a cell that no gradient trains: 30 for each of 84 kernels. MiniRocket has 9,996, of which a stream would
+keep four times the numbers."""
+FIT_SEQUENCES = 256
+"""Training sequences, evenly spaced, that such a cell is fitted to."""
 _LEAST_BATCH = 8
 
 
@@ -107,8 +112,11 @@ class ClassifyTask(Task):
     def model_settings(self, config: Config, cell: StableCell) -> ModelConfig:
         self._refuse_resampling(config.model)
         model = config.model
-        is_paper = model.preset == "paper"
-        defaults = ModelDefaults() if is_paper else self._model_defaults(model, cell)
+        if cell.is_fixed and "hidden_size" not in model.model_fields_set:
+            model = model.model_copy(update={"hidden_size": FIXED_UNITS})
+        # A fixed cell pools over time by itself, and its kernels are of single samples.
+        is_plain = model.preset == "paper" or cell.is_fixed
+        defaults = ModelDefaults() if is_plain else self._model_defaults(model, cell)
         # A cell that takes missing values as they are would meet each of them in every patch that holds it.
         overlap = 1 if cell.takes_missing else PATCH_STEPS
         filled = fill_model_settings(model, defaults, cell, patches_of_a_sample=overlap)
@@ -234,6 +242,10 @@ class ClassifyTask(Task):
 
     def fit_inputs(self, model: SequenceModel, config: Config) -> None:
         model.fit_scaling(self.data.training_values())
+        if model.rnn.cells[0].is_fixed:
+            numbers = evenly_spaced(len(self.data.train), FIT_SEQUENCES)
+            x, lengths, *_ = model_inputs(self.data.train.gather(numbers), model)
+            model.fit_layers(x, lengths)
 
     def minibatches(self, model: SequenceModel, training: TrainingConfig) -> Minibatches:
         assert training.batch_size is not None

@@ -11,6 +11,7 @@ import copy
 import pytest
 import torch
 
+from model_helpers import TRAINED
 from reference.dynamics import (
     TRAINED_STEPS,
     cell_at,
@@ -20,10 +21,10 @@ from reference.dynamics import (
     train,
     trajectory,
 )
-from stablernn import StableRNN, create_cell, list_cells
+from stablernn import StableRNN, create_cell
 
 
-@pytest.mark.parametrize("key", list_cells())
+@pytest.mark.parametrize("key", TRAINED)
 def test_the_trained_stage_is_not_the_fresh_one(key: str) -> None:
     layer = StableRNN(key, 1, 7).double()
     before = copy.deepcopy(layer.state_dict())
