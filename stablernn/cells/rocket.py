@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.step_bound import Ball, StepBound
-from stablernn.cells._base import StableCell, State, Weights, check_at_least, empty_parameter
+from stablernn.cells._base import StableCell, State, Weights, check_at_least, check_whole_number, empty_parameter
 from stablernn.cells._catalog import register_cell
 
 GRID = 2**8
@@ -28,6 +28,7 @@ MOST_STEPS = 2**22
 is off by less than half, so that the number of hits comes back exactly."""
 MOST_STATES = 2**14
 """Numbers in the state of a stream up to which the recommended memory grows: 64 kB."""
+DEFAULT_MEMORY = 129
 TAPS = 9
 KERNELS = 84
 """Ways to choose three of nine taps."""
@@ -67,10 +68,9 @@ class RocketCell(StableCell):
         a_f(t) = \sum_{j=0}^{8} w_{k(f), j} \sum_{c \in C(f)} x_c(t - d(f) (8 - j)), \quad
         p_f(t) = \frac{1}{t} \sum_{s \le t} \mathbf{1}[a_f(s) > b_f]
 
-    The weights of the 84 kernels are three times 2 and six times -1. All kernels stand in groups: a group has a distance
-    of taps d (dilation) and a random set of channels. Distances are spread exponentially from 1 to what ``memory``
-    allows. Feature f is kernel ``f mod 84`` of group ``f // 84``. Samples before the first are zeros, the mean of
-    scaled data.
+    The weights of the 84 kernels are three times 2 and six times -1. Each group of kernels has a distance of taps d
+    (dilation) and a random set of channels. Distances are spread exponentially from 1 to what ``memory`` allows.
+    Feature f is kernel ``f mod 84`` of group ``f // 84``. Samples before the first are zeros, the mean of scaled data.
 
     Samples are rounded to multiples of 1/256 and cut off at 64, and thresholds lie half way between such numbers.
     Sums are then exact in float32: a step, a whole sequence and any runtime agree to the last bit.
@@ -86,7 +86,8 @@ class RocketCell(StableCell):
     Args:
         input_size: Channels.
         hidden_size: Features; 2,520 are 30 groups of all kernels.
-        memory: Samples that the longest kernel spans at most, 9 or more.
+        memory: Samples that the longest kernel spans at most, 9 or more; None: 129. A run takes the length of the
+            longest training sequence, if the state then has at most 16,384 numbers.
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
@@ -95,7 +96,7 @@ class RocketCell(StableCell):
         - output: the next share, steps and history
 
     Raises:
-        ValueError: If ``memory`` is less than 9.
+        ValueError: If ``memory`` is no whole number of 9 or more.
 
     Example:
         >>> share, steps, history = RocketCell(input_size=1, hidden_size=168, memory=20)(torch.zeros(2, 1))
@@ -115,11 +116,12 @@ class RocketCell(StableCell):
     """Index in the window of each tap of each group, int64 (groups * TAPS,), the latest last."""
     channels: Tensor
 
-    def __init__(self, input_size: int, hidden_size: int, *, memory: int = 129) -> None:
+    def __init__(self, input_size: int, hidden_size: int, *, memory: int | None = None) -> None:
         super().__init__(input_size, hidden_size)
-        check_at_least(self, TAPS, memory=memory)
-        self.memory = memory
-        self.distances = tap_distances(self.groups, memory)
+        check_whole_number(self, "memory", memory)
+        self.memory = DEFAULT_MEMORY if memory is None else int(memory)
+        check_at_least(self, TAPS, memory=self.memory)
+        self.distances = tap_distances(self.groups, self.memory)
         self.threshold = empty_parameter(hidden_size)
         kernels = torch.full((TAPS, KERNELS), -1.0)
         for kernel, taps in enumerate(itertools.combinations(range(TAPS), 3)):
@@ -127,7 +129,7 @@ class RocketCell(StableCell):
         before = torch.tensor(self.distances)[:, None] * torch.arange(TAPS - 1, -1, -1)
         # These follow from sizes and options; the channels are drawn.
         self.register_buffer("kernels", kernels, persistent=False)
-        self.register_buffer("taps", (memory - 1 - before).flatten(), persistent=False)
+        self.register_buffer("taps", (self.memory - 1 - before).flatten(), persistent=False)
         self.register_buffer("channels", torch.empty(self.groups, 1, input_size))
         self.reset_parameters()
 
@@ -169,7 +171,7 @@ class RocketCell(StableCell):
         # Multiples of the golden ratio less whole numbers, which fill the range of 0 to 1 evenly.
         levels = torch.frac((1 + torch.arange(self.hidden_size, dtype=torch.float64)) * (math.sqrt(5) - 1) / 2)
         ranks = (levels * FIT_STEPS).long().to(x.device)
-        for group, features in enumerate(torch.arange(self.hidden_size, device=x.device).split(KERNELS)):
+        for group, features in enumerate(torch.split(torch.arange(self.hidden_size, device=x.device), KERNELS)):
             row, time = steps[torch.randint(len(steps), (FIT_STEPS,)).to(x.device)].T
             taps = self.taps[group * TAPS : (group + 1) * TAPS]
             # (FIT_STEPS, TAPS, input_size)

@@ -59,7 +59,7 @@ def test_the_main_job(empty: Workplace, cell: str, task: str) -> None:
 def test_a_text_is_followed(empty: Workplace, cell: str) -> None:
     empty.path("text.txt").write_text("abcacb" * 80)
     small = ("--hidden-size", 16, *steps(cell, 60), *(("--set", "training.bptt_steps=15") if cell in TRAINED else ()))
-    empty.ok(f"-q train {UNPLOTTED} --data text.txt --cell {cell}", *small, "--run-dir run")
+    empty.ok(f"-q train {UNPLOTTED} --data text.txt --cell {cell}", *small, "--run-dir", "run")
     formats = "--format onnx --format torchscript"
     document = empty.document(f"export run --name model {formats}")
     assert document["parity"]["stream_equals_sequence"] is True

@@ -237,7 +237,8 @@ class TrainingConfig(Section):
     method: Literal["gradient", "closed-form"] = "gradient"
     """gradient: minibatches and an optimizer. closed-form: recurrent weights stay as they are drawn, or as
     they are moved once into the certified region, and ridge regression solves for the head in one pass over the data,
-    as in an echo state network; no setting of optimizer, schedule, length or augmentation goes with it."""
+    as in an echo state network; no setting of optimizer, schedule, length or augmentation goes with it. The cell
+    'rocket' takes closed-form unless another method is set, which it refuses."""
     epochs: Annotated[
         Count | None,
         CommandOption("Passes over the training data; default: depends on the cell and the amount of data."),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stablernn.catalog import get_cell_facts
+from stablernn.cells import cell_info
 from stablernn.certificates.certificate import KINDS
 from stablernn.certificates.projection import certified_kind
 from stablernn.data.step_data import Data
@@ -343,8 +344,12 @@ def build_space(config: Config, cells: Sequence[str], data: Data, require: str) 
         require: Weakest kind of certificate that is accepted.
 
     Raises:
-        ConfigError: If no parameter is left open.
+        ConfigError: If no parameter is left open, or a cell has none.
     """
+    if solved := [cell for cell in cells if cell_info(cell).cell.is_fixed]:
+        raise ConfigError(
+            f"Nothing is searched for the cell '{solved[0]}', whose head is solved for; use `stablernn train`."
+        )
     fixed = _keys_in_use(config)
     if LAYERS in fixed and config.model.num_layers == 1:
         fixed.add(DROPOUT)

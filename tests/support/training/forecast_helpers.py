@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from model_helpers import TRAINED
 from stablernn.cells import list_cells
 from stablernn.data import ForecastData, Series
 
 QUICK_CELLS = {"lipschitz", "lstm", "lru", "exprnn", "gru_d", "scornn"}
 EACH_CELL = [pytest.param(cell, marks=[] if cell in QUICK_CELLS else pytest.mark.slow) for cell in list_cells()]
+EACH_TRAINED = [pytest.param(cell, marks=[] if cell in QUICK_CELLS else pytest.mark.slow) for cell in TRAINED]
 """All cells, of which the quick tests have one of each form of settings."""
 
 

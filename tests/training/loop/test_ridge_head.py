@@ -70,6 +70,24 @@ def score(model: SequenceModel, data: Data, split: Any, metric: str) -> float:
     return float(task_for(data).scorer(split, settings(data)).score_of(TorchPredictor(model))[metric])
 
 
+def test_fixed_kernels_take_method_and_memory_from_the_data_and_refuse_gradients() -> None:
+    data = classes(60)
+    cell = ["data.source=x", "model.cell=rocket"]
+    config = resolve(load_config(overrides=cell), task_for(data))
+    assert (config.training.method, config.training.certified) == ("closed-form", False)
+    assert (config.model.hidden_size, config.model.readout, config.model.patch_size) == (2520, "last", 1)
+    assert config.model.cell_options == {"memory": 20}
+    own = ["model.hidden_size=168", "model.cell_options.memory=12"]
+    model, loss = solved(data, "model.cell=rocket", *own)
+    assert model.state_roles()[1:] == [("layer 0 share", 168), ("layer 0 steps", 1), ("layer 0 history", 11)]
+    assert score(model, data, "validation", "accuracy") > 0.9
+    assert loss < 0.5
+    with pytest.raises(
+        ConfigError, match=r"No gradient reaches the kernels of 'rocket', got training\.method=gradient"
+    ):
+        resolve(load_config(overrides=[*cell, "training.method=gradient"]), task_for(data))
+
+
 def test_layers_stay_as_they_were_drawn_and_only_the_head_is_solved_for() -> None:
     data = classes(60)
     torch.manual_seed(0)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forecast_helpers import EACH_CELL
+from forecast_helpers import EACH_TRAINED
 from stablernn.cells import create_cell, recommended_training
 from stablernn.data import ClassificationData, ForecastData, load_data
 from stablernn.errors import ConfigError
@@ -35,7 +35,7 @@ def settings(*overrides: str, cell: str = "lipschitz") -> Config:
 
 
 @pytest.mark.parametrize("preset", ["practical", "paper"])
-@pytest.mark.parametrize("cell", EACH_CELL)
+@pytest.mark.parametrize("cell", EACH_TRAINED)
 def test_takes_what_the_catalog_recommends(cell: str, preset: str, digits: ClassificationData) -> None:
     training = resolve(settings(f"model.preset={preset}", cell=cell), task_for(digits)).training
     recommended = recommended_training(cell, preset)
@@ -95,7 +95,7 @@ def test_what_does_not_go_with_the_data_or_the_cell_is_refused(digits: Classific
         resolve(settings(*overrides.split()), task_for(digits))
 
 
-@pytest.mark.parametrize("cell", EACH_CELL)
+@pytest.mark.parametrize("cell", EACH_TRAINED)
 def test_resolving_again_changes_nothing(cell: str, co2: ForecastData) -> None:
     once = resolve(settings("training.optimizer=rmsprop", cell=cell), task_for(co2))
     assert resolve(once, task_for(co2)) == once

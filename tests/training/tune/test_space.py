@@ -5,8 +5,9 @@ from __future__ import annotations
 import optuna
 import pytest
 
-from forecast_helpers import EACH_CELL
-from stablernn.catalog import get_cell_facts, list_cell_facts
+from forecast_helpers import EACH_TRAINED
+from model_helpers import TRAINED
+from stablernn.catalog import get_cell_facts
 from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError
 from stablernn.training.resolve import resolve
@@ -17,7 +18,7 @@ from stablernn.training.tasks import task_for
 from stablernn.training.tune.space import CELL, CELL_OPTIONS, Space, build_space
 from tune_helpers import write_waves
 
-CELLS = [facts["key"] for facts in list_cell_facts()]
+CELLS = TRAINED
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def test_the_options_that_are_searched_are_options_of_the_cell(cell: str) -> Non
     assert {parameter.name for parameter in CELL_OPTIONS[cell]} <= options.keys()
 
 
-@pytest.mark.parametrize("cell", EACH_CELL)
+@pytest.mark.parametrize("cell", EACH_TRAINED)
 def test_the_first_trial_has_the_recommended_settings(data: tuple[Config, Data], cell: str) -> None:
     space, task = space_of(data, cell), task_for(data[1])
     recommended = resolve(space.run_config({CELL: cell}), task)
@@ -78,3 +79,5 @@ def test_a_search_of_nothing_is_refused(data: tuple[Config, Data]) -> None:
     model = {"hidden_size": 8, "patch_stride": 2, "num_layers": 1}
     with pytest.raises(ConfigError, match="Every setting that could be searched is fixed"):
         space_of(data, "lru", model=model, training={"lr": 0.01, "weight_decay": 0.0})
+    with pytest.raises(ConfigError, match="Nothing is searched for the cell 'rocket'"):
+        space_of(data, "lru", "rocket")
