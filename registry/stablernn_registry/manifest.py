@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -25,6 +25,8 @@ from stablernn_registry.errors import (
 )
 
 SCHEMA: Literal[1] = 1
+_NAMES_OF_TENSORS = {"x": "features", "logits": "labels", "probabilities": "labels", "mean": "targets"}
+"""Fields that name the last axis of a tensor of the graphs."""
 _FILENAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 Size = Annotated[int, Field(ge=1)] | Annotated[str, Field(min_length=1)]
 
@@ -370,6 +372,9 @@ class ManifestFields(FrozenModel):
     def parse(cls, fields: ManifestFields | Mapping[str, object]) -> ManifestFields:
         """Validate the publisher's fields; from a whole manifest, only these fields are used.
 
+        Manifests that were written before these checks stay readable: names must be as many as the graphs have, and
+        metrics be those of splits.
+
         Raises:
             ManifestError: If a field is wrong; the message is one sentence about the first.
         """
@@ -377,11 +382,30 @@ class ManifestFields(FrozenModel):
         publisher_fields = set(ManifestFields.model_fields)
         raw_fields = fields.model_dump(include=publisher_fields) if isinstance(fields, ManifestFields) else dict(fields)
         try:
-            return ManifestFields.model_validate(raw_fields)
+            parsed = ManifestFields.model_validate(raw_fields)
         except ValidationError as error:
             raise ManifestError(
                 f"The manifest cannot be written: {format_validation_error(error, ManifestFields)}."
             ) from error
+        problem = next(parsed._find_mismatches(), None)
+        if problem is not None:
+            raise ManifestError(f"The manifest cannot be written: {problem}.")
+        return parsed
+
+    def _find_mismatches(self) -> Iterator[str]:
+        for split, figures in self.metrics.items():
+            if not isinstance(figures, dict):
+                yield (
+                    f"field 'metrics': figures stand below the split that they are of, such as 'test', got "
+                    f"{figures!r:.100} at '{split}'"
+                )
+        signature = Signature.model_validate(self.signature)
+        graphs = [graph for graph in (signature.sequence, signature.step) if graph is not None]
+        for tensor in (tensor for graph in graphs for tensor in (*graph.inputs, *graph.outputs)):
+            field = _NAMES_OF_TENSORS.get(tensor.name, "")
+            names, size = getattr(self, field, None), tensor.shape[-1]
+            if names is not None and isinstance(size, int) and size != len(names):
+                yield f"field '{field}': '{tensor.name}' of the graphs has {size} of them, got {len(names)} names"
 
 
 class Manifest(ManifestFields):

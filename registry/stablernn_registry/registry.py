@@ -13,6 +13,7 @@ Readers take no lock: a log is always complete, and the files that it names alre
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -116,6 +117,7 @@ class Registry:
         who, why = _resolve_authorship(who, why)
         manifest_fields = ManifestFields.parse(fields)
         sources = check_sources(files, f"A version needs at least one file, got none for '{name}'.")
+        _check_cell(manifest_fields.cell, sources.get("config.json"))
         target = self._storage.write_target(name)
         with self._storage.writer.lock(target), self._storage.writer.stage(target, f"publish '{name}'") as staging:
             history = self._storage.history(name) or History()
@@ -444,6 +446,23 @@ class Registry:
             if history is not None:
                 verifier.check_version_blobs(f"{ref.name}:{self._storage.resolve(ref, history)}")
         return VerifyReport(str(ref or self.root), verifier.checked, tuple(verifier.problems), tuple(verifier.notes))
+
+
+def _check_cell(cell: str, path: Path | None) -> None:
+    """Refuse another cell than that of the network in ``config.json``, as stablernn writes it; others may write more.
+
+    Raises:
+        ManifestError: If there is one.
+    """
+    try:
+        stored = None if path is None else json.loads(path.read_bytes())["model"]["cell"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if isinstance(stored, str) and stored != cell:
+        raise ManifestError(
+            f"The manifest cannot be written: field 'cell': config.json is that of a network of '{stored}' cells, got "
+            f"'{cell}'."
+        )
 
 
 def _resolve_authorship(who: str | None, why: str | None) -> tuple[str, str | None]:

@@ -33,7 +33,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     models = {"shop": shared["told"], "timed": (timed, {"features": ["load"]}), "patched": shared["patched"]}
     for name, (model, fields) in models.items():
         report = exported(model.eval(), tmp_path_factory.mktemp("export"))
-        facts: dict[str, Any] = {"task": "forecast", "cell": "lipschitz", "signature": report.signature}
+        facts: dict[str, Any] = {"task": "forecast", "cell": model.rnn.first.cell, "signature": report.signature}
         if isinstance(model, Forecaster):
             facts |= {"targets": ["load"], "horizon": model.horizon, "quantiles": stream_helpers.QUANTILES}
         Registry(root).publish(name, report.files, facts | fields)

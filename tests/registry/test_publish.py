@@ -111,12 +111,21 @@ def test_unknown_version(registry: Registry, publish: Publish) -> None:
         ),
         ({"lineage": {"run": "\udcff"}}, "field 'lineage': the text '\\udcff' is not Unicode at 'run'"),
         ({"horizon": "3"}, "field 'horizon': input should be a valid integer, got '3'"),
+        ({"features": ["a", "b"]}, "field 'features': 'x' of the graphs has 1 of them, got 2 names"),
+        ({"labels": ["a"]}, "field 'labels': 'logits' of the graphs has 2 of them, got 1 names"),
+        ({"metrics": {"accuracy": 0.9}}, "below the split that they are of, such as 'test', got 0.9 at 'accuracy'"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_bad_fields(registry: Registry, publish: Publish, change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ManifestError, match=re.escape(sentence)):
         publish(**change)
+    assert not registry.root.exists()
+
+
+def test_a_cell_that_is_not_that_of_the_network(registry: Registry, publish: Publish) -> None:
+    with pytest.raises(ManifestError, match="a network of 'lstm' cells, got 'lipschitz'"):
+        publish(content={"config.json": b'{"model": {"cell": "lstm"}}'})
     assert not registry.root.exists()
 
 
@@ -258,7 +267,7 @@ def test_text_of_a_publisher_cannot_steer_a_terminal(
 ) -> None:
     evil = "\x1b]0;x\x07\x9b2J\u202ea\nb"
     (tmp_path / "model.bin").write_bytes(b"x")
-    labels, metrics = [evil, "other"], {evil: 1.0, "note": evil}
+    labels, metrics = [evil, "other"], {"test": {evil: 1.0, "note": evil}}
     version = registry.publish(
         "text",
         {"model.bin": tmp_path / "model.bin"},
@@ -270,7 +279,7 @@ def test_text_of_a_publisher_cannot_steer_a_terminal(
     assert (entry.who, entry.why) == ("]0;x2Ja b", "]0;x2Ja b")
     clean = "]0;x2Ja\nb"
     assert version.manifest.labels == [clean, "other"]
-    assert version.manifest.metrics == {clean: 1.0, "note": clean}
+    assert version.manifest.metrics == {"test": {clean: 1.0, "note": clean}}
     output = Output()
     output.text(evil)
     output.table((evil,), [[evil]], title=evil)

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from exports import scan_bodies
 from published_models import Published, flip_byte, republished, torch_answer
-from stablernn_registry import IntegrityError, Registry
+from stablernn_registry import IntegrityError, ManifestFields, Registry
 from stablernn_runtime import ServedModel
 from stablernn_runtime.errors import ModelLoadError
 from stablernn_runtime.graph_safety import check_graph
@@ -118,6 +118,15 @@ def test_a_graph_that_differs_from_the_signature_is_refused(published: Published
     assert refusal(republished(published, tmp_path, change)).startswith(
         "sequence.onnx of 'animals:1' has the outputs {'logits': ('tensor(float)', (-1, 4)), 'probabilities'"
     )
+
+
+def test_a_horizon_that_is_not_that_of_the_graphs_is_refused(published: Published, tmp_path: Path) -> None:
+    version = published.registry.get("co2:1")
+    fields = {**version.manifest.model_dump(include=set(ManifestFields.model_fields)), "horizon": 99}
+    files = {name: version.path(name) for name in version.manifest.files}
+    wrong = Registry(tmp_path / "registry").publish("wrong", files, fields)
+    with pytest.raises(ModelLoadError, match=r"promises the output 'mean' in the shape \(1, 99, 1\)"):
+        ServedModel.load(wrong, "cpu")
 
 
 UNUSABLE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {

@@ -117,7 +117,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
         version = registry.publish(
             name,
             report.files,
-            {"cell": "lipschitz", "signature": report.signature, "parity": report.parity, **fields},
+            {"cell": model.rnn.first.cell, "signature": report.signature, "parity": report.parity, **fields},
         )
         models[version.ref] = model
 

@@ -79,7 +79,7 @@ def scored(accuracy: object) -> dict[str, Any]:
         ({"model_signature": True}, {"signature": BOTH}, None),
         (WITHIN_ONE, {"certificate": {"kind": "bounded", "holds": True}}, None),
         # Ranges of other features are a mistake, however much is proved; one range stands for all features.
-        (WITHIN_ONE, {"certificate": CONTRACTING, "features": ["pressure", "flow"]}, None),
+        (WITHIN_ONE, {"certificate": CONTRACTING, "features": ["pressure", "flow"], "signature": {}}, None),
         (
             WITHIN_TWO,
             {"certificate": CONTRACTING},

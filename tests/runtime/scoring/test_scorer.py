@@ -221,7 +221,7 @@ def test_an_alias_that_moves_moves_nothing_and_other_files_are_refused(published
     registry.set_alias("animals", "production", 2)
     assert scorer.model == "animals:1"
     assert scorer.open().ref == "animals:1"
-    other = republished(published, tmp_path / "other", lambda fields, _: fields.update(cell="gru"))
+    other = republished(published, tmp_path / "other", lambda fields, _: fields.update(lineage={"run": "2"}))
     with pytest.raises(ModelLoadError, match="and the job began with sha256:"):
         Scorer(str(other.root), scorer.model, scorer.digest).open()
 

@@ -164,7 +164,7 @@ def test_tokens_that_do_not_fit_are_refused(shard: StreamShard, published: Publi
         shard.put("a", token, StateTokens(bytes(32), 600))
     with pytest.raises(BadTokenError, match="^The state token is of 'animals:1' .*, and this shard runs 'animals:2'"):
         StreamShard(Scorer.find("animals:2", registry=published.root)).put("a", token, TOKENS)
-    other: Registry = republished(published, tmp_path / "other", lambda fields, _: fields.update(cell="gru"))
+    other: Registry = republished(published, tmp_path / "other", lambda fields, _: fields.update(lineage={"run": "2"}))
     with pytest.raises(BadTokenError, match="and this shard runs 'animals:1'"):
         StreamShard(Scorer.find("animals:1", registry=other.root)).put("a", token, TOKENS)
     with pytest.raises(ExpiredTokenError):

@@ -58,7 +58,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
         folder = tmp_path_factory.mktemp("export")
         report = exported(model.eval(), folder)
         files = dict(report.files)
-        facts: dict[str, Any] = {"task": "forecast", "cell": "lipschitz", "signature": report.signature, **fields}
+        facts: dict[str, Any] = {"task": "forecast", "cell": model.rnn.first.cell, **fields}
+        facts["signature"] = report.signature
         if isinstance(model, Forecaster):
             facts = {"targets": ["load"], "horizon": model.horizon, "quantiles": QUANTILES, **facts}
             if name == "fed":

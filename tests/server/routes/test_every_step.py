@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -12,9 +11,8 @@ import pytest
 import stream_helpers
 from published_models import publish
 from server_helpers import Published, json_tensor, raw_request, served_client, torch_answer
-from stablernn_registry import ManifestFields, Registry
+from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
-from stablernn_server import ModelLoadError
 
 LETTERS = ["a", "b", "c", "d", "e"]
 
@@ -76,12 +74,3 @@ def test_a_bad_input_says_what_is_wrong(tokens: np.ndarray, words: str, client: 
 def test_the_outputs_of_all_steps_count_against_the_limit(client: httpx.Client) -> None:
     body = {"inputs": [json_tensor("tokens", np.zeros((1, 500), np.int64))]}
     assert client.post("/v2/models/text/infer", json=body).status_code == 413
-
-
-def test_a_manifest_with_other_classes_is_not_served(published: Published, tmp_path: Path) -> None:
-    version = published.registry.get("text:1")
-    files = {name: version.path(name) for name in ("step.onnx", "sequence.onnx")}
-    fields = {**version.manifest.model_dump(include=set(ManifestFields.model_fields)), "labels": LETTERS[:4]}
-    wrong = Registry(tmp_path / "registry").publish("wrong", files, fields)
-    with pytest.raises(ModelLoadError, match=r"promises the output 'logits' in the shape \(1, 2, 4\)"):
-        ServedModel.load(wrong, "cpu")

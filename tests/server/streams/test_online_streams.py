@@ -48,7 +48,12 @@ def forecasters(tmp_path_factory: pytest.TempPathFactory) -> Published:
     for name, (model, fields) in models.items():
         model.fit_scaling([noise.normal(5.0, 3.0, (200, model.input_size)).astype(np.float32)])
         report = exported(model.eval(), folder / name)
-        facts = {"cell": "ren", "signature": report.signature, "certificate": report.certificate, **fields}
+        facts = {
+            "cell": model.rnn.first.cell,
+            "signature": report.signature,
+            "certificate": report.certificate,
+            **fields,
+        }
         Registry(root).publish(name, report.files, facts)
     return Published(root, {name: model for name, (model, _) in models.items()})
 
