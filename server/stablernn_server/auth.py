@@ -12,16 +12,15 @@ import hashlib
 import hmac
 import ipaddress
 import logging
-import os
 import re
 import socket
-import stat
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from stablernn_server.errors import ForbiddenError, SettingsError, UnauthorizedError, cut
+from stablernn_server.key_files import read_secret
 from stablernn_server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -43,7 +42,6 @@ BAD_TOKEN = "This server does not know the token; ask its operator for one."
 # RFC 6750, section 3.1: the error is named only to a client that sent a token.
 BAD_TOKEN_HEADERS = {"WWW-Authenticate": 'Bearer realm="stablernn", error="invalid_token"'}
 MIN_LENGTH = 16
-MAX_BYTES = 2**20
 Role = Literal["infer", "admin"]
 ROLES: dict[str, Role] = {"infer": "infer", "admin": "admin"}
 _SENDABLE = re.compile(r"[\x21-\x7e]+")
@@ -236,17 +234,7 @@ def read_tokens(path: Path) -> list[Token]:
     Raises:
         SettingsError: If it cannot be read, others can read it too, or a line is not valid.
     """
-    try:
-        with open(path, "rb", opener=_open_without_waiting) as file:
-            # Of the open file: the path could be replaced between a check and the reading.
-            _check_mode(path, os.fstat(file.fileno()))
-            text = file.read(MAX_BYTES + 1).decode("utf-8")
-    except UnicodeDecodeError:
-        raise SettingsError(f"The tokens file {path} is not UTF-8; write lines of 'ROLE TOKEN'.") from None
-    except OSError as error:
-        raise SettingsError(f"The tokens file {path} cannot be read: {error.strerror}.") from error
-    if len(text) > MAX_BYTES:
-        raise SettingsError(f"The tokens file {path} has more than {MAX_BYTES} bytes; is it the right file?")
+    text = read_secret(path, "tokens file")
     tokens: list[Token] = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -282,18 +270,3 @@ def check_token(role: str, text: str, source: str) -> Token:
     if _SENDABLE.fullmatch(text) is None:
         raise SettingsError(f"{source} has characters that a header cannot carry; use visible ASCII. {_HINT}")
     return Token(known_role, text, source)
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    # Without O_NONBLOCK, opening a named pipe would wait for a writer.
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-
-
-def _check_mode(path: Path, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise SettingsError(f"The tokens file {path} is not a regular file.")
-    if os.name == "posix" and status.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
-        mode = stat.S_IMODE(status.st_mode)
-        raise SettingsError(
-            f"The tokens file {path} can be used by others, got mode {mode:04o}; run: chmod o-rwx,g-w '{path}'"
-        )

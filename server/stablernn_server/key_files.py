@@ -1,10 +1,12 @@
-"""Keys that the settings name: that for https with its certificate, and that of state tokens."""
+"""Secrets in files that the settings name: the key for https with its certificate, that of state tokens, tokens."""
 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import ssl
+import stat
 from pathlib import Path
 
 from stablernn_runtime.state_token import KEY_BYTES, StateTokens, key_from_text
@@ -13,7 +15,7 @@ from stablernn_server.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-_MAX_KEY_FILE_BYTES = 2**20
+_MAX_SECRET_BYTES = 2**20
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
@@ -63,7 +65,9 @@ def create_state_tokens(settings: Settings) -> StateTokens:
             raise SettingsError("Settings: state_key and state_key_file are both set; leave one of them out.")
         return StateTokens(key_from_text(settings.state_key.get_secret_value(), "STABLERNN_STATE_KEY"), ttl_seconds)
     if path is not None:
-        return StateTokens(key_from_text(_read_key(path), f"The state key file {path}"), ttl_seconds)
+        return StateTokens(
+            key_from_text(read_secret(path, "state key file"), f"The state key file {path}"), ttl_seconds
+        )
     logger.warning(
         "No state key is set, so a random one is used: state tokens expire with this process. Give --state-key-file "
         "or STABLERNN_STATE_KEY to continue streams after a restart or on another server."
@@ -71,16 +75,41 @@ def create_state_tokens(settings: Settings) -> StateTokens:
     return StateTokens(secrets.token_bytes(KEY_BYTES), ttl_seconds)
 
 
-def _read_key(path: Path) -> str:
+def read_secret(path: Path, noun: str) -> str:
+    """Return the text of a file that only its owner and group may use.
+
+    Args:
+        path: The file.
+        noun: What it is, for errors.
+
+    Raises:
+        SettingsError: If it cannot be read, others can use it too, or it is no text of at most 1 MiB.
+    """
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open_without_waiting) as file:
+            # Of the open file: the path could be replaced between a check and the reading.
+            _check_mode(path, noun, os.fstat(file.fileno()))
             # One byte beyond the limit is enough to tell that there is more.
-            content = file.read(_MAX_KEY_FILE_BYTES + 1)
-        if len(content) > _MAX_KEY_FILE_BYTES:
-            raise SettingsError(
-                f"The state key file {path} has more than {_MAX_KEY_FILE_BYTES} bytes; is it the right file?"
-            )
-        return content.decode()
+            content = file.read(_MAX_SECRET_BYTES + 1)
+        text = content.decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise SettingsError(f"The state key file {path} cannot be read: {reason}.") from error
+        raise SettingsError(f"The {noun} {path} cannot be read: {reason}.") from None
+    if len(content) > _MAX_SECRET_BYTES:
+        raise SettingsError(f"The {noun} {path} has more than {_MAX_SECRET_BYTES} bytes; is it the right file?")
+    return text
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    # Without O_NONBLOCK, opening a named pipe would wait for a writer.
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _check_mode(path: Path, noun: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise SettingsError(f"The {noun} {path} is not a regular file.")
+    if os.name == "posix" and status.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
+        mode = stat.S_IMODE(status.st_mode)
+        raise SettingsError(
+            f"The {noun} {path} can be used by others, got mode {mode:04o}; run: chmod o-rwx,g-w '{path}'"
+        )

@@ -449,7 +449,8 @@ class ModelRepository(ServedVersions):
         """Open a version of the registry, again if it is open, and serve it; until then, the open one answers.
 
         Args:
-            reference: As on the command line; a bare name is what is served by alias under it, else the highest.
+            reference: As on the command line; a bare name is that of the alias by which it is served, or was at start,
+                else the highest version.
 
         Raises:
             UnknownModelError: If the registry has no such version.
@@ -459,7 +460,8 @@ class ModelRepository(ServedVersions):
         self._check_one_process()
         ref = parse_reference(reference)
         if ref.alias is None and ref.version is None:
-            ref = next((target for target in self._targets if target.name == ref.name), ref)
+            followed = (*self._targets, *map(parse_ref, self._settings.models))
+            ref = next((each for each in followed if each.name == ref.name and each.alias is not None), ref)
         return await self._loader.run_with_trials(lambda refusals: self._load(ref, refusals))
 
     async def _load(self, ref: Ref, refusals: Refusals) -> ServedModel:

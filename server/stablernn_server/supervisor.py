@@ -373,10 +373,11 @@ def run_worker(
     # Ctrl-C reaches every process of the terminal; the supervisor stops this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_stop_with_parent, name="parent", daemon=True).start()
+    from stablernn_server.http.access_log import log_to_stderr
     from stablernn_server.log_writer import queued_stderr
 
     with queued_stderr():
-        log_to_stderr(quiet)
+        log_to_stderr(settings.access_log, quiet=quiet)
         from stablernn_server.app import create_app
         from stablernn_server.server import Server
 
@@ -403,14 +404,3 @@ def _stop_with_parent() -> None:
     if parent is not None:
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-def log_to_stderr(quiet: bool) -> None:
-    """Log to standard error, as the parent process does."""
-    from stablernn_server.http.access_log import write_to_stderr
-
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    for package in ("stablernn_server", "stablernn_runtime"):
-        logging.getLogger(package).setLevel(logging.WARNING if quiet else logging.INFO)
-    if not quiet:
-        write_to_stderr()

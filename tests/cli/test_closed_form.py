@@ -69,7 +69,7 @@ def test_a_model_that_is_trained_on_all_sequences_is_scored_and_no_alias_leads_t
         "export run --name same --alias live", code=3
     )
     assert place.document("registry list") == [{"name": "same", "versions": [1], "aliases": {}}]
-    place.ok("registry alias same@live 1 --force --why 'a drill'")
+    assert "(new) (forced past: score)." in place.ok("registry alias same@live 1 --force --why 'a drill'").out
     entry = place.document("registry log same")[-1]
     assert (entry["forced"], entry["why"]) == (True, "a drill")
     assert [check["name"] for check in entry["checks"] if not check["ok"]] == ["score"]

@@ -92,10 +92,11 @@ def test_a_tokens_file_that_cannot_be_taken(tmp_path: Path, content: str, words:
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o644, 0o602, 0o620])
-def test_a_tokens_file_that_others_can_use_is_refused(tokens_file: Path, mode: int) -> None:
+def test_a_secret_that_others_can_use_is_refused(tokens_file: Path, mode: int) -> None:
     tokens_file.chmod(mode)
-    with pytest.raises(SettingsError, match=f"can be used by others, got mode 0{mode:o}; run: chmod"):
-        read_tokens(tokens_file)
+    for read in (read_tokens, lambda path: create_state_tokens(Settings(state_key_file=path))):
+        with pytest.raises(SettingsError, match=f"can be used by others, got mode 0{mode:o}; run: chmod"):
+            read(tokens_file)
     tokens_file.chmod(0o640)
     assert [token.role for token in read_tokens(tokens_file)] == ["infer", "admin"]
 
@@ -448,6 +449,9 @@ def test_a_tokens_file_that_is_a_pipe_is_refused_at_once(tmp_path: Path) -> None
     assert f"{tmp_path / 'tokens'} is not a regular file" in str(caught.value)
 
 
-def test_a_state_key_file_that_never_ends_is_refused() -> None:
-    with pytest.raises(SettingsError, match="/dev/zero has more than 1048576 bytes"):
-        create_state_tokens(Settings(state_key_file=Path("/dev/zero")))
+def test_a_state_key_file_that_is_far_too_large_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "key").open("wb") as file:
+        file.truncate(2**40)
+    (tmp_path / "key").chmod(0o600)
+    with pytest.raises(SettingsError, match="key has more than 1048576 bytes"):
+        create_state_tokens(Settings(state_key_file=tmp_path / "key"))

@@ -22,6 +22,7 @@ SNAPSHOT = StreamSnapshot("m:1", "sha256:" + "00" * 32, 1, Clock(), np.empty(0, 
 def test_a_short_key_is_refused_and_not_repeated(given: str, size: int, tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text(given)
+    path.chmod(0o600)
     with pytest.raises(SettingsError) as caught:
         create_state_tokens(Settings(state_key_file=path))
     assert str(caught.value) == (

@@ -61,7 +61,8 @@ def export(
     document = publish(output, run, name, formats=formats or ("onnx",), alias=alias, intended_use=intended_use)
     output.answer(document, show)
     if not as_json:
-        output.note(f"Next: stablernn serve --model {document['ref']}")
+        # An alias is followed when it moves; a number is not.
+        output.note(f"Next: stablernn serve --model {f'{name}@{alias}' if alias else document['ref']}")
 
 
 def publish(

@@ -405,7 +405,7 @@ def _report_move(output: Output, name: str, entry: AliasEntry) -> None:
     else:
         previous = document["from"]
         change = "new" if previous is None else f"was {previous}"
-        output.text(f"{name}@{document['alias']} -> version {document['to']} ({change}).")
+        output.text(f"{name}@{document['alias']} -> version {document['to']} ({change}){_format_refusals(entry)}.")
 
 
 def _format_event(entry: LogEntry) -> str:
@@ -415,9 +415,13 @@ def _format_event(entry: LogEntry) -> str:
         return f"record {entry.kind} of version {entry.version}"
     # The other entries are moves of an alias.
     previous = "nothing" if entry.from_version is None else entry.from_version
+    return f"{entry.action} {entry.alias}: {previous} -> {entry.to_version}{_format_refusals(entry)}"
+
+
+def _format_refusals(entry: AliasEntry) -> str:
+    """Return the checks that a forced move went past, as the end of a sentence."""
     refused = ", ".join(check.name for check in entry.checks if not check.ok)
-    forced = f" (forced past: {refused})" if entry.forced else ""
-    return f"{entry.action} {entry.alias}: {previous} -> {entry.to_version}{forced}"
+    return f" (forced past: {refused})" if entry.forced else ""
 
 
 # Values of --clear: the rules by their option, and all of them.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import logging
 import os
 import signal
 import socket
@@ -157,7 +159,7 @@ def serve(
     settings = drop_none(fields | {"models": tuple(models) if models else None})
 
     def exit_now() -> NoReturn:
-        output.note("Stopped.")
+        _note(output, access_log, "Stopped.")
         # Once queued_stderr is active, messages are in its queue.
         getattr(sys.stderr, "drain", sys.stderr.flush)()
         os._exit(0)
@@ -170,23 +172,18 @@ def serve(
         # A slow reader of the log must not block the server, its start or its shutdown.
         with queued_stderr():
             _run(settings, output)
-            output.note("Stopped.")
+            _note(output, access_log, "Stopped.")
 
 
 def _run(fields: Mapping[str, Any], output: Output) -> None:
     """Check the settings, bind the port, and serve until a signal arrives."""
-    import logging
-
     from stablernn_server import Settings
     from stablernn_server.auth import Auth
-    from stablernn_server.http.access_log import write_to_stderr
+    from stablernn_server.http.access_log import log_to_stderr
     from stablernn_server.key_files import tls_context
 
-    for package in ("stablernn_server", "stablernn_runtime"):
-        logging.getLogger(package).setLevel(logging.WARNING if output.quiet else logging.INFO)
-    if not output.quiet:
-        write_to_stderr()
     settings = Settings(**fields)
+    log_to_stderr(settings.access_log, quiet=output.quiet)
     # Tokens and certificates are checked here, in one process, before workers start.
     Auth.from_settings(settings).check_address(settings.host, settings)
     tls_context(settings)
@@ -211,7 +208,8 @@ def _serve_one(settings: Settings, listener: socket.socket, output: Output) -> N
         listener.listen(1024)
     served = app.state.context.models.served_refs()
     url = _url(settings, listener)
-    server = Server(app, settings, quiet=output.quiet, on_ready=lambda: _announce(output, url, served, [os.getpid()]))
+    announce = functools.partial(_announce, output, settings, url)
+    server = Server(app, settings, quiet=output.quiet, on_ready=lambda: announce(served, [os.getpid()]))
     # uvicorn raises the signal again after the last request is answered.
     with _on_stop_signal(_interrupt), contextlib.suppress(KeyboardInterrupt):
         server.serve_on(listener)
@@ -224,7 +222,7 @@ def _serve_many(settings: Settings, listener: socket.socket, output: Output) -> 
 
     url = _url(settings, listener)
     supervisor = Supervisor(settings, listener, quiet=output.quiet)
-    supervisor.run(lambda served, pids: _announce(output, url, served, pids))
+    supervisor.run(functools.partial(_announce, output, settings, url))
 
 
 def _url(settings: Settings, listener: socket.socket) -> str:
@@ -264,10 +262,18 @@ def _port_errors(host: str, port: int) -> Iterator[None]:
         raise CommandError(f"Port {port} on {host} {reason}. Choose another --port, or 0 for a free one.") from error
 
 
-def _announce(output: Output, url: str, served: list[str], pids: list[int]) -> None:
+def _announce(output: Output, settings: Settings, url: str, served: list[str], pids: list[int]) -> None:
     if output.as_json:
         output.document({"url": url, "models": served, "pid": os.getpid(), "workers": pids})
-    output.note(f"Serving {', '.join(served)} at {url}. Stop with Ctrl-C.")
+    _note(output, settings.access_log, f"Serving {', '.join(served)} at {url}. Stop with Ctrl-C.")
+
+
+def _note(output: Output, access_log: str, text: str) -> None:
+    """Print a line on stderr, in the form of the log."""
+    if access_log == "json":
+        logging.getLogger("stablernn_server").info("%s", text)
+    else:
+        output.note(text)
 
 
 @contextlib.contextmanager

@@ -300,7 +300,7 @@ def _front_rows(document: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
         "cell": f"{model['cell']}: {model['cell_title']}. {model['paper']}",
         "size": size + (f", {model['members']} members of an ensemble" if model["members"] > 1 else ""),
         "training data": _joined(training["name"], training["fingerprint"]),
-        "trained by": _joined("stablernn", training_code["stablernn"], training_code["commit"]),
+        "trained by": _joined(training_code["stablernn"] and "stablernn", *training_code.values()) or "not stated",
         "published" if is_version else "trained": model["created"],
         "released as": _released(document["history"]),
         "counted in operation": _counted(document["violations"]),

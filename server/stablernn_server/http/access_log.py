@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -97,10 +98,13 @@ class AccessLog:
             "bytes_out": bytes_out,
         }
         if self._form == "json":
-            now = datetime.now(UTC).isoformat(timespec="milliseconds")
-            _log(orjson.dumps({"time": now, **fields}).decode())
+            _log(orjson.dumps({"time": _format_time(time.time()), **fields}).decode())
         else:
             _log(_text_line(fields))
+
+
+def _format_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 class LineHandler(logging.StreamHandler[Any]):
@@ -134,11 +138,39 @@ def _create_record(line: str) -> logging.LogRecord:
     return logger.makeRecord(logger.name, logging.INFO, __file__, 0, line, (), None)
 
 
-def write_to_stderr() -> None:
-    """Write the lines to standard error without a prefix, whatever other loggers do with theirs."""
-    logger.handlers[:] = [LineHandler(sys.stderr)]
-    logger.propagate = False
-    logger.setLevel(logging.INFO)
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one JSON object, with the time first as in a line of the access log."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": _format_time(record.created),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return orjson.dumps(fields).decode()
+
+
+def log_to_stderr(form: Form, *, quiet: bool) -> None:
+    """Write the access log, and the records of the server at the level INFO, to standard error.
+
+    Args:
+        form: Form of the access log; with ``json``, all other records are objects, too.
+        quiet: Whether only warnings are written.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    if form == "json":
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonFormatter())
+    for package in ("stablernn_server", "stablernn_runtime"):
+        logging.getLogger(package).setLevel(logging.WARNING if quiet else logging.INFO)
+    if not quiet:
+        # Without a prefix, whatever other loggers do with theirs.
+        logger.handlers[:] = [LineHandler(sys.stderr)]
+        logger.propagate = False
+        logger.setLevel(logging.INFO)
 
 
 def quieten_uvicorn() -> None:

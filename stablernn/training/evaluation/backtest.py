@@ -250,6 +250,20 @@ GROWN = 2.0
 """Largest ratio of the last tenth's envelope to the first one's at which a run still counts as bounded."""
 
 
+def check_soak(data: ForecastData) -> None:
+    """Refuse a free run of a model that needs columns that are known in advance.
+
+    Raises:
+        ConfigError: If there are any.
+    """
+    columns = [name for name in data.future if name not in calendar_channels(data.calendar)]
+    if columns:
+        raise ConfigError(
+            f"A soak goes beyond the data, where the columns of '{data.name}' that are known in advance "
+            f"({', '.join(columns)}) have no values. Train without them to soak."
+        )
+
+
 def soak(
     predictor: StatefulPredictor, data: ForecastData, split: str = "test", certificate: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -281,7 +295,6 @@ def soak(
         no state has one; ``bound_reason``, the reason why it is None.
 
     Raises:
-        ConfigError: If the model needs columns that are known in advance.
         DataError: If the split is empty.
     """
     windows = data.windows(split)
@@ -292,12 +305,6 @@ def soak(
     last = np.flatnonzero(np.append(origins[1:, 0] != origins[:-1, 0], True))
     if len(last) > MOST_SERIES:
         last = last[np.linspace(0, len(last) - 1, MOST_SERIES).round().astype(np.int64)]
-    columns = [name for name in data.future if name not in calendar_channels(data.calendar)]
-    if columns:
-        raise ConfigError(
-            f"A soak goes beyond the data, where the columns of '{data.name}' that are known in advance "
-            f"({', '.join(columns)}) have no values. Train without them to soak."
-        )
     batches = [last[i : i + BATCH_SIZE] for i in range(0, len(last), BATCH_SIZE)]
     parts = [_run(predictor, data, windows.gather(numbers), origins[numbers]) for numbers in batches]
     values = np.concatenate([part[0] for part in parts])  # (series, steps, targets)

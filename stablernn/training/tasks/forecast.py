@@ -20,7 +20,7 @@ from stablernn.errors import ConfigError
 from stablernn.nn.models import Forecaster, SequenceModel
 from stablernn.terms import terms
 from stablernn.training.calibration import fit_offsets
-from stablernn.training.evaluation.backtest import backtest, soak, stream_report
+from stablernn.training.evaluation.backtest import backtest, check_soak, soak, stream_report
 from stablernn.training.evaluation.metrics import symmetric_levels
 from stablernn.training.evaluation.predictors import BATCH_SIZE, Outputs, predict
 from stablernn.training.evaluation.scorers import (
@@ -345,6 +345,9 @@ class ForecastTask(Task):
         *,
         batch_size: int = BATCH_SIZE,
     ) -> SplitScores:
+        if extras is not None and extras.free_run is not None:
+            # Before what takes time.
+            check_soak(self.data)
         scorer = open_forecast(self.data, split, names)
         outputs = predict(predictor, scorer.source, batch_size=batch_size)
         metrics = scorer.score(outputs)

@@ -99,17 +99,21 @@ def test_no_torch_in_the_process(server: Server) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_it_stops_when_asked(trained: Workplace, tmp_path: Path, number: signal.Signals) -> None:
-    running = start(trained, tmp_path / "log", "--model", "digits:1")
+@pytest.mark.parametrize(("number", "form"), [(signal.SIGTERM, "text"), (signal.SIGINT, "json")])
+def test_it_stops_when_asked(trained: Workplace, tmp_path: Path, number: signal.Signals, form: str) -> None:
+    running = start(trained, tmp_path / "log", "--model", "digits:1", "--access-log", form)
     assert running.ready["models"] == ["digits:1"]
     running.process.send_signal(number)
     out, _ = running.process.communicate(timeout=30)
     assert running.process.returncode == 0
     assert out == ""
     lines = [line for line in running.log.read_text().splitlines() if not line.startswith("import time:")]
-    assert lines[-1] == "Stopped."
     assert not any("Traceback" in line for line in lines)
+    if form == "json":
+        # All lines, that of the missing state key among them.
+        lines = [json.loads(line)["message"] for line in lines]
+        assert lines[0].startswith("No state key is set")
+    assert lines[-1] == "Stopped."
 
 
 @pytest.mark.slow

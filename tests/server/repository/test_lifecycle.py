@@ -179,6 +179,15 @@ def test_a_hundred_reloads_and_failed_loads_take_no_memory(
     assert np.mean(sizes[-20:]) - np.mean(sizes[20:40]) < 8, sizes
 
 
+def test_a_bare_name_is_loaded_as_it_was_served_at_start(stock: Stock) -> None:
+    with stock.served("animals@production") as (_, client):
+        for word in ("load", "unload", "load"):
+            assert client.post(f"/v2/repository/models/animals/{word}").status_code == 200
+        assert (version(client), version(client, "animals@production")) == ("1", "1")
+        stock.point(2)
+        until(lambda: version(client) == "2")
+
+
 def test_loading_and_unloading_by_every_kind_of_reference(stock: Stock) -> None:
     with stock.served("animals:1") as (_, client):
 
