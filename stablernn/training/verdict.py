@@ -11,6 +11,7 @@ from stablernn.data.options import TaskName
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.loop.base_trainer import BaseTrainer
 from stablernn.training.loop.losses import Objective
+from stablernn.training.settings.defaults import CLOSED_FORM
 
 _MOST_MISSES = 1.5
 """Share of values outside an interval, in multiples of what its level allows, above which its coverage is far off."""
@@ -104,7 +105,9 @@ def judge(
         if comparison is None or not comparison.is_useless:
             return Verdict(diverged=False)
         sentence = f"The model is no better than {comparison.trivial} ({comparison})."
-        return Verdict(diverged=False, warnings=(f"{sentence} Train it longer, or see benchmarks/accuracy.md.",))
+        is_solved = trainer.settings.method == CLOSED_FORM
+        advice = "Compare it with networks in a larger budget" if is_solved else "Train it longer"
+        return Verdict(diverged=False, warnings=(f"{sentence} {advice}, or see benchmarks/accuracy.md.",))
     # The loss diverged. Good weights may still be kept, from an epoch before that.
     position = trainer.position
     course = f"the training loss ended at {position.last_loss:.4g}, from {position.first_loss:.4g} at the first step"

@@ -116,7 +116,7 @@ def test_a_model_that_does_much_worse_than_at_training_is_named_with_both_figure
 @pytest.mark.parametrize(("headline", "is_warned"), [("mase", False), ("mae", True)])
 def test_a_forecast_is_judged_by_the_figure_that_its_epochs_are_chosen_by(headline: str, is_warned: bool) -> None:
     """Of many series it is MASE: errors in the unit of the data are those of the largest series alone."""
-    trainer = SimpleNamespace(is_diverged=False)
+    trainer = SimpleNamespace(is_diverged=False, settings=SimpleNamespace(method="gradient"))
     scores = {"mase": 0.9, "mae": 457.0, "seasonal_naive": {"mase": 1.2, "mae": 335.0}}
     comparison = compare_with_trivial("validation", scores, ForecastObjective(headline))
     verdict = judge(cast(Trainer, trainer), comparison, None, is_validated=True)

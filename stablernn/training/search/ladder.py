@@ -424,7 +424,8 @@ class Ladder:
             return RemainingBudget(max(1, self._budget.steps - self._steps), candidate.step_seconds, self._budget)
         assert self._budget.seconds is not None
         left = max(0.0, self._budget.seconds - self._seconds - self._start_seconds)
-        return RemainingBudget(_RESERVE * left / candidate.step_seconds, candidate.step_seconds, self._budget)
+        step_seconds = max(candidate.step_seconds, _LEAST_SECONDS)
+        return RemainingBudget(_RESERVE * left / step_seconds, step_seconds, self._budget)
 
     def _work(self, kind: str, candidate: Candidate) -> dict[str, Any]:
         """Return a description of work on the data, by which its speed is kept."""
@@ -433,9 +434,8 @@ class Ladder:
     def _uncompared(self) -> Choice:
         """Return the choice where there is nothing to compare on, or no recipe could be trained."""
         usable = [candidate for candidate in self._candidates if candidate.status != "failed"]
-        if not usable:
-            failed = self._candidates[0]
-            raise ConfigError(f"No recipe can be trained on this data. '{failed.recipe.name}': {failed.reason}")
+        if failed := [candidate for candidate in self._candidates if candidate.status == "failed"]:
+            raise ConfigError(f"No recipe can be trained on this data. '{failed[0].recipe.name}': {failed[0].reason}")
         first = next((candidate for candidate in self._closed_forms if candidate in usable), usable[0])
         reason = f"nothing was compared within the budget of {self._budget}"
         if not self._parts:

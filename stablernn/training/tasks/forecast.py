@@ -21,7 +21,7 @@ from stablernn.nn.models import Forecaster, SequenceModel
 from stablernn.terms import terms
 from stablernn.training.calibration import fit_offsets
 from stablernn.training.evaluation.backtest import backtest, check_soak, soak, stream_report
-from stablernn.training.evaluation.metrics import symmetric_levels
+from stablernn.training.evaluation.metrics import seasonal_scale, symmetric_levels
 from stablernn.training.evaluation.predictors import BATCH_SIZE, Outputs, predict
 from stablernn.training.evaluation.scorers import (
     ForecastScorer,
@@ -287,8 +287,12 @@ class ForecastTask(Task):
         )
 
     def objective(self, training: TrainingConfig) -> Objective:
-        # Errors of series that differ in size are only comparable in units of each series.
-        return ForecastObjective("mase" if len(self.data.series) > 1 else "mae")
+        # Errors of series that differ in size are only comparable in units of each series, which one that repeats its
+        # seasons exactly has not.
+        targets = list(self.data.target_indices)
+        parts = self.data.training_values() if len(self.data.series) > 1 else []
+        has_unit = any((seasonal_scale(values[:, targets], self.data.season) > 0).any() for values in parts)
+        return ForecastObjective("mase" if has_unit else "mae")
 
     def solve(self, model: SequenceModel) -> Solution:
         assert isinstance(model, Forecaster)
