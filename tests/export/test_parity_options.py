@@ -81,7 +81,16 @@ VARIANTS: dict[str, Any] = {
         "cfc", 2, 3, 9, **CONVOLUTIONS, max_dt=4.0, patch_size=8, patch_stride=3
     ),
     "convolutions-context-skip": lambda: srn.Forecaster(
-        "lipschitz", 2, 5, 9, **CONVOLUTIONS, **CONTEXT, skip="linear", patch_size=9, patch_stride=4
+        "lipschitz",
+        2,
+        5,
+        9,
+        **CONVOLUTIONS,
+        **CONTEXT,
+        skip="linear",
+        non_negative=True,
+        patch_size=9,
+        patch_stride=4,
     ),
     "patches-longer-than-the-window": lambda: srn.Forecaster("rnn", 1, 4, 9, scaling="context", window=5, patch_size=8),
 }

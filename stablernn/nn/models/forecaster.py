@@ -39,6 +39,7 @@ class Forecaster(SequenceModel):
         anchor: Value from which the head predicts a change: ``last``, that of :meth:`Scaling.anchor`; ``mean``, the
             mean of the training data, for heads that forecast the value itself; only with the scalings ``standard``
             and ``none``.
+        non_negative: Whether mean and quantiles are cut off at zero; only with the head ``direct``.
         future_indices: Channels whose values at the steps ahead are known.
         static_size: Number of static covariates of each series.
         head_dropout: Share of the head's input zeroed in training, 0 to 1.
@@ -84,6 +85,7 @@ class Forecaster(SequenceModel):
         head: str = "direct",
         skip: str = "none",
         anchor: str = "last",
+        non_negative: bool = False,
         future_indices: Sequence[int] = (),
         static_size: int = 0,
         head_dropout: float = 0.0,
@@ -101,6 +103,9 @@ class Forecaster(SequenceModel):
         check_choices(head=head, skip=skip, anchor=anchor)
         if head == "recursive":
             check_recursive([*targets, *future], input_size, self.patches.stride)
+            if non_negative:
+                # The server adds the offsets of a recursive head after the graph.
+                raise ConfigError("non_negative=True goes with head='direct', got head='recursive'; take one of them.")
         if anchor == "mean" and self.scaling.kind not in ("standard", "none"):
             raise ConfigError(
                 "anchor='mean' starts from the mean of the training data, which only the scalings 'standard' and "
@@ -112,6 +117,7 @@ class Forecaster(SequenceModel):
         self.quantiles = levels
         self.head_kind = head
         self.anchor = anchor
+        self.non_negative = non_negative
         self.static_size = static_size
         self.steps = horizon if head == "direct" else 1
         if not levels:
@@ -263,7 +269,7 @@ class Forecaster(SequenceModel):
         change, location, scale = self.changes(state, **covariates)
         # A sum: the exporter would name a node of mean() like the output, and names in a graph are unique.
         average = change[:, 0] if len(self.rnn) == 1 else change.sum(dim=1) / len(self.rnn)
-        mean = self.scaling.inverse(location + scale * average[..., 0])
+        mean = self._raw(location + scale * average[..., 0])
         if not self.quantiles:
             return (mean,)
         # Sorting keeps quantiles from crossing; it never raises the pinball loss.
@@ -271,7 +277,12 @@ class Forecaster(SequenceModel):
         if self.head_kind == "direct":
             # An offset was fitted to the quantile of its rank, and may move it beyond its neighbor.
             levels = (levels + self.offsets).sort(dim=-1).values
-        return mean, self.scaling.inverse(location[..., None] + scale[..., None] * levels)
+        return mean, self._raw(location[..., None] + scale[..., None] * levels)
+
+    def _raw(self, forecast: Tensor) -> Tensor:
+        """Return forecasts in units of the scaling in raw units; no cut at zero makes their differences larger."""
+        raw = self.scaling.inverse(forecast)
+        return raw.clamp_min(0.0) if self.non_negative else raw
 
     def output_loss(self, state: States, truth: Tensor, **covariates: Tensor) -> Tensor:
         # A recursive head answers one step at a time.
@@ -294,6 +305,7 @@ class Forecaster(SequenceModel):
             "skip": "none" if self.skip is None else "linear",
             # Older releases do not know the key.
             **({} if self.anchor == "last" else {"anchor": self.anchor}),
+            **({"non_negative": True} if self.non_negative else {}),
             "future_indices": self.future_indices,
             "static_size": self.static_size,
             "head_dropout": self.head.dropout,

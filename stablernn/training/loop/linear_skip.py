@@ -99,7 +99,7 @@ class Rows:
         ends = np.cumsum([len(column) for column in columns])
         first = np.array([int(np.isnan(column).sum()) for column in filled], dtype=np.int64)
         self._truth = np.concatenate(columns)
-        self._non_negative = bool(np.nanmin(self._truth, initial=np.inf) >= 0)
+        self._non_negative = is_non_negative(data)
         self._values = np.concatenate(filled)
         self._set_scales(filled, data.season)
         starts = ends - [len(column) for column in columns] + first
@@ -386,11 +386,15 @@ def _compare(data: ForecastData, candidates: _Candidates) -> tuple[list[dict[str
 def describe_choice(note: Mapping[str, Any]) -> str:
     """Return a sentence on ``notes["linear_forecast"]``."""
     chosen = note["chosen"]
-    tried = ", ".join(f"{row['context_length']} ({row['mase']:.4g})" for row in note["tried"])
+    tried = ", ".join(
+        f"{row['context_length']} ({row['mase']:.4g} to {row['best_mase']:.4g})"
+        for row in note["tried"]
+        if row["mase"] is not None
+    )
     values = "logarithms of values" if chosen["log"] else "values"
     return (
-        f"The linear forecast reads {chosen['context_length']} {values}, chosen by validation; MASE of the best of "
-        f"each context: {tried or 'not compared, too few windows'}."
+        f"The linear forecast reads {chosen['context_length']} {values}, chosen by validation; MASE of each context to "
+        f"that of the best on the same windows: {tried or 'not compared, too few windows'}."
     )
 
 
@@ -439,7 +443,8 @@ def _shortest_of(
 ) -> tuple[list[dict[str, Any]], LinearForecast]:
     """Return a table of contexts, the shortest first, and of those as good as the best the shortest.
 
-    A longer context is scored on fewer windows; two are compared on those that both are scored on.
+    A longer context is scored on fewer windows; two are compared on those that both are scored on. ``mase`` in the
+    table is that of the context, and ``best_mase`` that of the best one, on such windows.
     """
 
     def means(first: _Best, second: _Best) -> tuple[float, float]:
@@ -451,16 +456,17 @@ def _shortest_of(
         if (other.is_scored & least.is_scored).any():
             error, reference = means(other, least)
             least = other if error < reference * (1 - 10.0**-_DIGITS) else least
-    table, chosen = [], None
+    table: list[dict[str, Any]] = []
+    chosen: LinearForecast | None = None
     for each in best:
         shared = each.is_scored & least.is_scored
-        row: dict[str, Any] = asdict(each.candidate) | {"windows": int(each.is_scored.sum())}
-        row |= {"mase": float(each.errors[each.is_scored].mean()), "best_mase": None, "standard_error": None}
+        row: dict[str, Any] = asdict(each.candidate) | {"windows": int(shared.sum())}
+        row |= {"mase": None, "best_mase": None, "standard_error": None}
         if shared.any():
-            differences = (each.errors - least.errors)[shared]
-            noise = standard_error(differences, origins[shared], horizon)
-            row |= {"best_mase": float(least.errors[shared].mean()), "standard_error": noise}
-            if chosen is None and (noise is None or float(differences.mean()) <= ALLOWED_ERRORS * noise):
+            error, reference = means(each, least)
+            noise = standard_error((each.errors - least.errors)[shared], origins[shared], horizon)
+            row |= {"mase": error, "best_mase": reference, "standard_error": noise}
+            if chosen is None and (noise is None or error - reference <= ALLOWED_ERRORS * noise):
                 chosen = each.candidate
         table.append(row)
     return table, chosen or least.candidate
@@ -645,6 +651,12 @@ def can_take_logarithms(data: ForecastData) -> bool:
     """Return True if all training values are positive."""
     lowest = min((float(np.nanmin(values, initial=np.inf)) for values in data.training_values()), default=0.0)
     return 0 < lowest < np.inf
+
+
+def is_non_negative(data: ForecastData) -> bool:
+    """Return True if no training value of a target is negative."""
+    targets = list(data.target_indices)
+    return all(float(np.nanmin(values[:, targets], initial=0.0)) >= 0 for values in data.training_values())
 
 
 def confirmed_seasons(data: ForecastData) -> tuple[int, ...]:

@@ -161,6 +161,9 @@ class ModelConfig(Section):
     """Of a forecast: all steps at once, or one step, fed back as a value to forecast the next."""
     skip: Literal["none", "linear"] | None = None
     """Of a forecast: a linear map of the context in parallel with the layers; None: recommended."""
+    non_negative: bool | None = None
+    """Of a forecast with a direct head: cut mean and quantiles off at zero; None: if no training value of a target is
+    negative."""
     skip_strength: Positive | None = None
     """Ridge penalty of the linear skip's first weights, as a share of the mean square of a value's distance from the
     mean of its window; from 1e6 on these are the weights of skip_prior. None: chosen by validation."""

@@ -35,7 +35,13 @@ from stablernn.training.evaluation.scorers import (
 )
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop.closed_form import Solution, fit_forecast_head
-from stablernn.training.loop.linear_skip import choose_linear_forecast, fit_forecaster, gate, stretches_of_time
+from stablernn.training.loop.linear_skip import (
+    choose_linear_forecast,
+    fit_forecaster,
+    gate,
+    is_non_negative,
+    stretches_of_time,
+)
 from stablernn.training.loop.losses import ForecastObjective, Objective
 from stablernn.training.loop.minibatches import Minibatches, SampleMinibatches
 from stablernn.training.plots import WindowChoice, draw_forecast, draw_last_window, select_window, series_figure
@@ -142,6 +148,10 @@ class ForecastTask(Task):
         filled = fill_scaling_settings(
             model, filled, window=self.data.context_length, season=self._season(model), log=linear.log
         )
+        if filled.non_negative is None:
+            # Forecasts by logarithms are positive anyway.
+            is_cut = model.preset == "practical" and filled.head == "direct" and not filled.log
+            filled = filled.model_copy(update={"non_negative": is_cut and is_non_negative(self.data)})
         if filled.skip != "linear":
             return filled
         chosen = {f"skip_{key}": value for key, value in vars(linear).items()}
@@ -264,6 +274,7 @@ class ForecastTask(Task):
             quantiles=config.task.quantiles or (),
             head=model.head,
             skip=model.skip or "none",
+            non_negative=model.non_negative is True,
             future_indices=data.future_indices,
             static_size=len(data.static),
             head_dropout=model.head_dropout or 0.0,

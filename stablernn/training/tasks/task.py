@@ -432,6 +432,7 @@ _SETTINGS_OF_ONE_TASK: tuple[tuple[Any, ...], ...] = (
     ("model.head", "forecast", "direct"),
     # Resolved settings say "none" for a classification.
     ("model.skip", "forecast", None, "none"),
+    ("model.non_negative", "forecast"),
     *((f"model.{key}", "forecast") for key in SKIP_SETTINGS),
     ("model.resample_steps", "classify"),
     ("training.bptt_steps", "predict-next"),

@@ -15,6 +15,18 @@ from stablernn.nn.models import SequenceModel, build_model
 # Linear skip
 
 
+def test_a_non_negative_forecast_is_cut_off_at_zero_and_no_longer_elsewhere() -> None:
+    plain, cut = (srn.Forecaster("rnn", 1, 3, 4, non_negative=is_cut).eval() for is_cut in (False, True))
+    cut.load_state_dict(plain.state_dict())
+    shake_weights(plain)
+    cut.load_state_dict(plain.state_dict())
+    x = torch.randn(20, 9, 1)
+    (wanted, _), (got, _) = plain.run(x), cut.run(x)
+    assert any(bool((values < 0).any()) and bool((values > 0).any()) for values in wanted.values())
+    for name, values in wanted.items():
+        torch.testing.assert_close(got[name], values.clamp_min(0), rtol=0, atol=0)
+
+
 def test_heads_of_zeros_say_what_the_skip_says() -> None:
     model = srn.Forecaster(
         "gru", 3, 2, 4, **CONTEXT, target_indices=[2, 0], skip="linear", future_indices=[1], members=2
