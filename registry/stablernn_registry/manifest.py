@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -372,9 +372,6 @@ class ManifestFields(FrozenModel):
     def parse(cls, fields: ManifestFields | Mapping[str, object]) -> ManifestFields:
         """Validate the publisher's fields; from a whole manifest, only these fields are used.
 
-        Manifests that were written before these checks stay readable: names must be as many as the graphs have, and
-        metrics be those of splits.
-
         Raises:
             ManifestError: If a field is wrong; the message is one sentence about the first.
         """
@@ -382,30 +379,28 @@ class ManifestFields(FrozenModel):
         publisher_fields = set(ManifestFields.model_fields)
         raw_fields = fields.model_dump(include=publisher_fields) if isinstance(fields, ManifestFields) else dict(fields)
         try:
-            parsed = ManifestFields.model_validate(raw_fields)
+            return _NewFields.model_validate(raw_fields)
         except ValidationError as error:
             raise ManifestError(
                 f"The manifest cannot be written: {format_validation_error(error, ManifestFields)}."
             ) from error
-        problem = next(parsed._find_mismatches(), None)
-        if problem is not None:
-            raise ManifestError(f"The manifest cannot be written: {problem}.")
-        return parsed
 
-    def _find_mismatches(self) -> Iterator[str]:
+
+class _NewFields(ManifestFields):
+    """Fields of a manifest that is to be written, which has to keep rules that earlier ones may break."""
+
+    @model_validator(mode="after")
+    def _check_splits_and_names(self) -> _NewFields:
         for split, figures in self.metrics.items():
             if not isinstance(figures, dict):
-                yield (
-                    f"field 'metrics': figures stand below the split that they are of, such as 'test', got "
-                    f"{figures!r:.100} at '{split}'"
-                )
-        signature = Signature.model_validate(self.signature)
-        graphs = [graph for graph in (signature.sequence, signature.step) if graph is not None]
-        for tensor in (tensor for graph in graphs for tensor in (*graph.inputs, *graph.outputs)):
-            field = _NAMES_OF_TENSORS.get(tensor.name, "")
-            names, size = getattr(self, field, None), tensor.shape[-1]
+                raise ValueError(f"metrics are those of a split such as 'test', got {figures!r:.100} at '{split}'")
+        graphs = [self.signature.get(name) or {} for name in ("sequence", "step")]
+        for tensor in (tensor for graph in graphs for side in graph.values() for tensor in side):
+            field, size = _NAMES_OF_TENSORS.get(tensor["name"], ""), tensor["shape"][-1]
+            names = getattr(self, field, None)
             if names is not None and isinstance(size, int) and size != len(names):
-                yield f"field '{field}': '{tensor.name}' of the graphs has {size} of them, got {len(names)} names"
+                raise ValueError(f"'{tensor['name']}' of the graphs has {size} {field}, got {len(names)}")
+        return self
 
 
 class Manifest(ManifestFields):

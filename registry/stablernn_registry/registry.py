@@ -458,11 +458,8 @@ def _check_cell(cell: str, path: Path | None) -> None:
         stored = None if path is None else json.loads(path.read_bytes())["model"]["cell"]
     except (OSError, ValueError, KeyError, TypeError):
         return
-    if isinstance(stored, str) and stored != cell:
-        raise ManifestError(
-            f"The manifest cannot be written: field 'cell': config.json is that of a network of '{stored}' cells, got "
-            f"'{cell}'."
-        )
+    if stored not in (None, cell):
+        raise ManifestError(f"The manifest cannot be written: config.json has the cell '{stored}', got '{cell}'.")
 
 
 def _resolve_authorship(who: str | None, why: str | None) -> tuple[str, str | None]:

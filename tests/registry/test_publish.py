@@ -111,9 +111,9 @@ def test_unknown_version(registry: Registry, publish: Publish) -> None:
         ),
         ({"lineage": {"run": "\udcff"}}, "field 'lineage': the text '\\udcff' is not Unicode at 'run'"),
         ({"horizon": "3"}, "field 'horizon': input should be a valid integer, got '3'"),
-        ({"features": ["a", "b"]}, "field 'features': 'x' of the graphs has 1 of them, got 2 names"),
-        ({"labels": ["a"]}, "field 'labels': 'logits' of the graphs has 2 of them, got 1 names"),
-        ({"metrics": {"accuracy": 0.9}}, "below the split that they are of, such as 'test', got 0.9 at 'accuracy'"),
+        ({"features": ["a", "b"]}, "'x' of the graphs has 1 features, got 2"),
+        ({"labels": ["a"]}, "'logits' of the graphs has 2 labels, got 1"),
+        ({"metrics": {"accuracy": 0.9}}, "metrics are those of a split such as 'test', got 0.9 at 'accuracy'"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -124,7 +124,7 @@ def test_bad_fields(registry: Registry, publish: Publish, change: dict[str, Any]
 
 
 def test_a_cell_that_is_not_that_of_the_network(registry: Registry, publish: Publish) -> None:
-    with pytest.raises(ManifestError, match="a network of 'lstm' cells, got 'lipschitz'"):
+    with pytest.raises(ManifestError, match="has the cell 'lstm', got 'lipschitz'"):
         publish(content={"config.json": b'{"model": {"cell": "lstm"}}'})
     assert not registry.root.exists()
 
