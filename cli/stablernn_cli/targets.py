@@ -289,8 +289,8 @@ def _open_version(version: Version, device: Device, engine: str) -> Target:
     if not lineage.get("config"):
         # Another program published it, as a network that was trained elsewhere.
         raise CommandError(
-            f"'{version.ref}' was published without the settings of a run, so no file can be read for it. Score it in "
-            "a program of your own and publish it with its metrics."
+            f"'{version.ref}' was published without the settings of a run, so no file can be read for it. For answers, "
+            "serve it, or load it by stablernn_runtime.ServedModel; publish it with the metrics that you measured."
         )
     try:
         stored = validate(lineage["config"]).as_stored()

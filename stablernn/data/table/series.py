@@ -309,7 +309,8 @@ def _find_time_column(path: Path, names: Sequence[str], name: str, repairs: Repa
         advice = f"For InfluxDB's annotated CSV {terms().set('data.time_column', _INFLUX_TIME)}."
     raise errors.DataError(
         f"{terms().file(path.name)} has no column '{TIME_COLUMN}' and its first column '{first}' does not hold "
-        f"dates. {advice or f'Name the time column; there are {format_names([*filter(None, names)])}.'}",
+        f"dates. {advice or f'Name the time column; there are {format_names([*filter(None, names)])}. '}"
+        f"{'' if advice else 'A recording without times is read from a folder.'}",
         settings=settings,
     )
 
