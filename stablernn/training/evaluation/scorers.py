@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from stablernn.atomic_files import write_bytes
 from stablernn.data.arrays import Samples
 from stablernn.data.messages import pluralize
 from stablernn.data.sequences import has_feature_names
+from stablernn.data.table.frequency import parse_frequency
 from stablernn.data.types import ClassificationData, ForecastData
 from stablernn.data.windows import SampleSource
 from stablernn.errors import DataError
@@ -32,6 +34,8 @@ from stablernn.training.evaluation.metrics import (
 )
 from stablernn.training.evaluation.predictors import BATCH_SIZE, Array, Outputs, Predictor, predict
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
+
+_LOG = logging.getLogger("stablernn.training")
 
 Scores = dict[str, Any]
 """Scores by name, and those of baselines below the baseline's name, as JSON types."""
@@ -167,6 +171,7 @@ class ForecastScorer(SampleScorer):
         targets = list(data.target_indices)
         # The unit of MASE, (series, targets), is of the training steps alone.
         self._scale = np.stack([seasonal_scale(values[:, targets], data.season) for values in data.training_values()])
+        self._naive_season = naive_season(data)
         self.naive = {}
         # training.refit leaves no validation window, so that there is nothing to score.
         for name in ("seasonal_naive", "naive", "drift") if len(numbers) else ():
@@ -193,7 +198,7 @@ class ForecastScorer(SampleScorer):
             if name == "drift":
                 mean[rows] = drift(values, ends, horizon=horizon)
             else:
-                season = self._data.season if name == "seasonal_naive" else 1
+                season = self._naive_season if name == "seasonal_naive" else 1
                 mean[rows] = seasonal_naive(values, ends, season=season, horizon=horizon)
         return mean
 
@@ -233,6 +238,29 @@ class ForecastScorer(SampleScorer):
         if self._quantiles and "quantiles" in outputs:
             scores |= quantile_metrics(outputs["quantiles"][windows, steps, targets], truth, self._quantiles)
         return scores
+
+
+def naive_season(data: ForecastData) -> int:
+    """Return the season of the data, or a longer usual one of its frequency whose naive forecast errs less in training.
+
+    Of hourly values, those of a week before may be nearer than those of the day before.
+    """
+    usual = parse_frequency(data.frequency).seasons if data.frequency is not None else ()
+    training = [values[:, list(data.target_indices)] for values in data.training_values()]
+    # A season counts where every series of usual length has two of it.
+    longest = float(np.median([len(values) for values in training])) / 2
+    seasons = [data.season, *(season for season in usual if data.season < season <= longest)]
+    if len(seasons) == 1:
+        return data.season
+    scales = np.array([np.concatenate([seasonal_scale(values, season) for values in training]) for season in seasons])
+    # Series differ in size: each counts by its error in units of that of the first season.
+    usable = np.isfinite(scales).all(axis=0) & (scales[0] > 0)
+    if not usable.any():
+        return data.season
+    season = seasons[int((scales[:, usable] / scales[0, usable]).mean(axis=1).argmin())]
+    if season != data.season:
+        _LOG.info(f"The seasonal naive forecast repeats the values {season} steps before, which err less in training.")
+    return season
 
 
 class Subset:

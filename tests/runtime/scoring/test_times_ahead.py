@@ -12,7 +12,7 @@ import pytest
 
 from cli_helpers import NO_PLOTS, Workplace
 from published_models import Published
-from stablernn_runtime.calendar import advance
+from stablernn_runtime.calendar import DataZone, advance
 from stablernn_runtime.scoring import Scorer
 from stablernn_runtime.scoring.scorer import times_ahead
 
@@ -113,7 +113,7 @@ def test_days_of_a_zone_go_on_when_they_begin_there(zone: str, last: str, ahead:
     assert ([f"{time:%Y-%m-%dT%H:%M}" for time in after.to_list()[0]], errors) == (ahead, {})
     local = utc.list.eval(pl.element().dt.convert_time_zone(zone))
     assert times_ahead(local, 3, "D")[0].to_list()[0] == after.to_list()[0]
-    assert advance(f"{last}Z", 3, "D", zone) == f"{ahead[-1]}:00Z"
+    assert advance(f"{last}Z", 3, "D", DataZone(zone, has_days=True)) == f"{ahead[-1]}:00Z"
 
 
 @pytest.mark.slow

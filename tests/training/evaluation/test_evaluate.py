@@ -163,6 +163,18 @@ def test_the_scale_of_mase_is_of_the_training_steps_alone(tmp_path: Path) -> Non
         assert got["mae"] == pytest.approx(25)
 
 
+def test_the_seasonal_naive_forecast_repeats_the_season_that_errs_least_in_training() -> None:
+    hours = np.arange(24 * 28)
+    daily = np.sin(2 * np.pi * hours / 24)[:, None]
+    weekly = daily + (hours // 24 % 7 >= 5)[:, None]
+    for values, season in ((daily, 24), (weekly, 168), (weekly[:300], 24)):
+        data = many_series([values], frequency="h", season=24)
+        scorer = ForecastScorer(data, "test")
+        ends = scorer.origins[:, 1]
+        expected = data.series[0].values[ends[:, None] - season + np.arange(2)]
+        np.testing.assert_array_equal(scorer.naive_forecast("seasonal_naive"), expected)
+
+
 def test_windows_without_a_value_in_their_context_are_scored_for_nobody() -> None:
     random = np.random.default_rng(0)
     values = random.normal(size=(40, 1)).astype(np.float32)
