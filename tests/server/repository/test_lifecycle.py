@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import onnx
 import pytest
 
 from server_helpers import Published, Running
@@ -70,6 +71,21 @@ def test_a_failed_load_leaves_the_old_version_serving(
         stock.point(2)
         until(lambda: version(client) == "2")
         assert index(client)["animals", bad] == ("UNAVAILABLE", reason)
+
+
+def test_a_version_is_tried_again_after_a_while(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stablernn_server.version_loader.RETRY_SECONDS", 2 * SECONDS)
+    graph = onnx.load_model_from_string(stock.published.registry.get("animals:1").read("sequence.onnx"))
+    graph.doc_string = "of a file of its own"
+    copied = stock.copy(stock.published.registry.get("animals:1"), sequence_onnx=graph.SerializeToString())
+    content, path = copied.read("sequence.onnx"), copied.path("sequence.onnx")
+    path.chmod(0o644)
+    path.write_bytes(bytes(len(content)))
+    with stock.served("animals@production") as (_, client):
+        stock.point(copied.version)
+        until(lambda: loads(client, "animals", copied.version, "failed") > 1)
+        path.write_bytes(content)
+        until(lambda: version(client) == str(copied.version))
 
 
 def test_aliases_are_followed_beside_one_whose_version_cannot_be_served(stock: Stock) -> None:
