@@ -243,8 +243,11 @@ def read_settings(
         section, key = setting_options()[name].key.split(".")
         if tree[section][key] != value:
             words = " ".join(option_words(name, value))
+            # Either length of training clears the other.
+            rival = {"epochs": "max_steps", "max_steps": "epochs"}.get(key, key)
+            named = rival if tree[section][key] is None else key
             raise UsageError(
-                f"{words} contradicts --set, which makes {section}.{key} {tree[section][key]}. Give only one of them."
+                f"{words} contradicts --set {section}.{named}={tree[section][named]}. Give only one of them."
             )
     return settings
 

@@ -94,19 +94,19 @@ ROWS = {
     ),
     "flag against --set": (
         "train --data digits --cell gru --free --set training.certified=true",
-        "--free contradicts --set, which makes training.certified True. Give only one of them.",
+        "--free contradicts --set training.certified=True. Give only one of them.",
     ),
     "two values": (
         "train --data digits --cell gru --lr 0.1 --set training.lr=0.2",
-        "--lr 0.1 contradicts --set, which makes training.lr 0.2. Give only one of them.",
+        "--lr 0.1 contradicts --set training.lr=0.2. Give only one of them.",
     ),
     "length against --set": (
         "train --data digits --cell gru --epochs 3 --set training.max_steps=2",
-        "--epochs 3 contradicts --set, which makes training.epochs None. Give only one of them.",
+        "--epochs 3 contradicts --set training.max_steps=2. Give only one of them.",
     ),
     "section against option": (
         "train --data digits --cell gru --set 'model={cell: lstm}'",
-        "--cell gru contradicts --set, which makes model.cell lstm. Give only one of them.",
+        "--cell gru contradicts --set model.cell=lstm. Give only one of them.",
     ),
     "value out of range": (
         "train --data digits --cell gru --lr -1",

@@ -170,7 +170,7 @@ def check(
     if as_json:
         output.document({**planned.as_json(), "train": plan, "plot": plot, "fix": fix})
     else:
-        _show_plan(output, planned, plan, new_problems=planned.problems[len(report.problems) :])
+        _show_plan(output, planned, plan, fix, planned.problems[len(report.problems) :])
     if not planned.ok:
         raise Reported(FAILED if planned.refusal is None else exit_code_of(planned.refusal) or FAILED)
 
@@ -252,7 +252,11 @@ def _show_report(output: Output, report: DataReport) -> None:
 
 
 def _show_plan(
-    output: Output, report: DataReport, plan: Mapping[str, Any] | None, *, new_problems: Sequence[Finding]
+    output: Output,
+    report: DataReport,
+    plan: Mapping[str, Any] | None,
+    fix: Path | None,
+    new_problems: Sequence[Finding],
 ) -> None:
     """Print what `train` would do, the problems that only the plan revealed, and the verdict on all of them."""
     if plan is not None:
@@ -261,7 +265,7 @@ def _show_plan(
     output.text()
     for finding in new_problems:
         output.text(f"problem: {finding.text} [{finding.code}]")
-    output.text(_verdict(report))
+    output.text(_verdict(report) if fix is None else f"With {fix}: {_verdict(report)}")
 
 
 def _facts(report: DataReport) -> dict[str, object]:

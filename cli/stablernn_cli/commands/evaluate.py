@@ -104,7 +104,7 @@ def evaluate(
         Path | None,
         option(
             "Also write what is predicted for each sample, beside the truth: CSV, Parquet or JSON lines by the "
-            "suffix .csv, .parquet, .jsonl.",
+            "suffix .csv, .parquet, .jsonl. A sequence has its position in the file as id, from 0.",
             "--output",
             metavar="FILE",
         ),

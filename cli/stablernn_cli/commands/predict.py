@@ -126,13 +126,13 @@ def predict(
 ) -> None:
     """Classify or forecast a file, or a folder of files
 
-    Classification writes a row for each sequence: id (its name in a table, else its position in the file), label, and
-    a column probability_LABEL for each class. Forecasting writes a row for each series and future timestamp: unique_id,
-    ds (in UTC, with a Z, if the file's times have a zone), target (if there are several), mean, and a column q0.1,
-    q0.5 ... for each quantile. The predictions are those that `eval` scores. A model of the task predict-next writes a
-    row for each step: id, step, and label, probability, target and nll (the actual class and its negative
-    log-likelihood), or a column probability_LABEL or mean_TARGET for each output. Columns of series and times that have
-    other names in a table (--id-column, --time-column) keep them.
+    Classification writes a row for each sequence: id (its name in a table, its file in a folder, else its position in
+    the file, from 0), label, and a column probability_LABEL for each class. Forecasting writes a row for each series
+    and future timestamp: unique_id, ds (in UTC, with a Z, if the file's times have a zone), target (if there are
+    several), mean, and a column q0.1, q0.5 ... for each quantile. The predictions are those that `eval` scores. A model
+    of the task predict-next writes a row for each step: id, step, and label, probability, target and nll (the actual
+    class and its negative log-likelihood), or a column probability_LABEL or mean_TARGET for each output. Columns of
+    series and times that have other names in a table (--id-column, --time-column) keep them.
 
     With --explain, each tenth of each channel is left out as missing values are, and its contribution is what the
     probability of the answer loses, or the mean absolute change of the mean forecast.

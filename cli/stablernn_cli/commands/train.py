@@ -257,10 +257,12 @@ def _certificate_fact(certificate: Mapping[str, Any] | None) -> dict[str, str]:
     from stablernn_registry.certificates import format_kind_and_radius, format_upper
 
     text, rate = format_kind_and_radius(certificate), certificate["contraction_rate"]
-    if certificate["kind"] == "none":
-        # More may hold for inputs within the range of training, which the note at the end of training says.
-        return {"proved": "none for all inputs"}
-    return {"proved": text if rate is None else f"{text}, at a rate of {format_upper(rate, 5)}"}
+    if rate is not None:
+        text += f", at a rate of {format_upper(rate, 5)}"
+    within = certificate.get("bounded_inputs")
+    if within is not None and within["kind"] != "none":
+        text += f" for all inputs; {format_kind_and_radius(within)} in the range of training, half as wide again"
+    return {"proved": text}
 
 
 _LONG_EPOCH_SECONDS = 10.0
