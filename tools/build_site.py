@@ -56,6 +56,7 @@ PYTHON = {
         "StableClassifier StableForecaster Classifier Forecaster SequencePredictor StableRNN",
     ),
     "Functions": ("stablernn", "certify export from_torch create_cell list_cells register_cell"),
+    "Certificates": ("stablernn.certificates.certificate", "Certificate"),
     "Cells": ("stablernn", "StableCell"),
     "Registry": ("stablernn_registry", "Registry Version"),
     "Runtime": ("stablernn_runtime", "ServedModel"),

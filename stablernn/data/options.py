@@ -218,18 +218,19 @@ class _SourceOptions(_Options):
     future: Annotated[
         Names, CommandOption("Columns that are known in advance, such as prices.", metavar="COLUMN,...")
     ] = ()
-    """Columns that are known in advance; their past is seen, too."""
+    """Columns that are known in advance; trained layers see their past, too."""
     static: Annotated[Names, CommandOption("Columns with one value for each series.", metavar="COLUMN,...")] = ()
     """Columns of numbers with one value for each series."""
     group_column: Annotated[
         str | None,
         CommandOption(
-            "Column, or array of an .npz file, with the group of each sequence, such as a person: held out whole.",
+            "Column of a table or a folder's manifest, or array of an .npz file, with the group of each sequence, such "
+            "as a person: held out whole.",
             name="group",
         ),
     ] = None
-    """Column of a table, or array of an .npz file, with the group of each sequence, such as a person or a machine:
-    sequences of one group are all trained on or all held out."""
+    """Column of a table or of a folder's ``manifest.csv``, or array of an .npz file, with the group of each sequence,
+    such as a person or a machine: sequences of one group are all trained on or all held out."""
     validation_steps: Count | None = None
     """Steps of each series that validate a forecast; None: by validation_fraction."""
     test_steps: Annotated[int, Field(ge=0)] | None = None

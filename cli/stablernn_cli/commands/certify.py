@@ -52,7 +52,8 @@ def certify(
     code 3: less is proved than --require demands.
 
     With --inputs-within the certificate is only of inputs in that range, and proves more of cells with gates. Without,
-    a second one is for the range seen in training, one and a half times as wide.
+    a second one is for the range seen in training, one and a half times as wide; of networks trained elsewhere, for the
+    range of their export.
 
     With --report a document for assessors is written, which docs/reference/certificate.md describes; print the .html
     from a browser for a PDF.
@@ -156,12 +157,15 @@ def _suggestion(certificate: Mapping[str, Any], require: Kind) -> str:
 def _proof_option(certificate: Mapping[str, Any]) -> str | None:
     """Return which option would give a proof; None if one holds for inputs within a range."""
     from stablernn.cells import create_cell
-    from stablernn.certificates.projection import suggest_proof
+    from stablernn.certificates.projection import is_within_range, suggest_proof
 
-    bounded = certificate.get("bounded_inputs") or {"kind": "none"}
-    if certificate["kind"] != "none" or bounded["kind"] != "none":
+    bounded, cell = certificate.get("bounded_inputs"), create_cell(certificate["cell"], 1, 2)
+    if certificate["kind"] != "none" or (bounded is not None and bounded["kind"] != "none"):
         return None
-    return suggest_proof(create_cell(certificate["cell"], 1, 2))
+    # A network from elsewhere may have been exported without a range.
+    if bounded is None and certificate["inputs"] is None and is_within_range(cell):
+        return f"Within a range of inputs, '{cell.key}' may be bounded: name it by --inputs-within."
+    return suggest_proof(cell)
 
 
 def show(output: Output, name: str, certificate: Mapping[str, Any]) -> None:
