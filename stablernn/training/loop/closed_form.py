@@ -126,6 +126,8 @@ class ClosedFormTrainer(BaseTrainer):
 MOST_ROWS = 20_000
 """Rows of a regression at most, evenly spread over the training samples: 20,000 rows of 768 columns take 120 MB and, on
 a core, 3 s to solve."""
+_MOST_NUMBERS = 2**25
+"""Numbers in the rows of a regression at most, 268 MB: 13,315 rows of 2,520 columns, which take 10 s to solve."""
 _BATCH = 256
 _CONSTANT = 1e-6
 """Deviation of a column, as a share of its largest value, below which it is constant but for rounding in float32."""
@@ -152,7 +154,8 @@ def fit_class_head(model: Classifier, split: SequenceSplit) -> Solution:
 
     Args:
         model: In evaluation mode.
-        split: Training sequences; of more than :data:`MOST_ROWS` evenly spaced ones are used.
+        split: Training sequences; of more than :data:`MOST_ROWS`, or of fewer with many features, evenly spaced ones
+            are used.
 
     Returns:
         The loss is the mean log loss of the sequences, of each by the fit to all others.
@@ -160,7 +163,7 @@ def fit_class_head(model: Classifier, split: SequenceSplit) -> Solution:
     Raises:
         TrainingError: If all sequences are of one class, or a feature is not finite.
     """
-    numbers = evenly_spaced(len(split), MOST_ROWS)
+    numbers = evenly_spaced(len(split), _most_rows(model.feature_size))
     weights = None if split.weights is None else split.weights[numbers].astype(np.float64)
     if weights is not None:
         numbers, weights = numbers[weights > 0], weights[weights > 0]
@@ -238,7 +241,11 @@ def regression_bytes(model: SequenceModel) -> int:
     """Return the memory of the largest regression of a model at its peak: the rows in float64, three times."""
     columns = model.feature_size + (model.static_size if isinstance(model, Forecaster) else 0)
     # As the layers give them, standardized, and as left singular vectors.
-    return 3 * 8 * MOST_ROWS * columns
+    return 3 * 8 * _most_rows(columns) * columns
+
+
+def _most_rows(columns: int) -> int:
+    return min(MOST_ROWS, _MOST_NUMBERS // columns)
 
 
 NO_ROWS = (
