@@ -40,7 +40,7 @@ class RocketWeights(NamedTuple):
     kernels: Tensor
     """The weights of the kernels, -1 and 2, (TAPS, KERNELS)."""
     channels: Tensor
-    """1 for the channels that a group reads, else 0, (groups, 1, input_size)."""
+    """1 for what a group reads of a remembered sample, else 0, (groups, 1, width)."""
     threshold: Tensor
     """Half way between two numbers of the grid, (hidden,)."""
 
@@ -72,16 +72,17 @@ class RocketCell(StableCell):
     (dilation) and a random set of channels. Distances are spread exponentially from 1 to what ``memory`` allows.
     Feature f is kernel ``f mod 84`` of group ``f // 84``. Samples before the first are zeros, the mean of scaled data.
 
-    Samples are rounded to multiples of 1/256 and cut off at 64, and thresholds lie half way between such numbers.
+    With more channels than groups, the sum of each group's channels is remembered in place of the channels. Samples
+    are rounded to multiples of 1/256 and cut off at 64, and thresholds lie half way between such numbers.
     Sums are then exact in float32: a step, a whole sequence and any runtime agree to the last bit.
 
     Nothing is trained by gradients. Thresholds are quantiles of the kernels' outputs on training sequences
     (:meth:`fit_inputs`), and ridge regression solves for the head.
 
     Guarantee:
-        By construction all states are bounded: shares within 0 to 1, samples by 64, the count by 2^22, at which it is
-        halved. Nothing contracts: after t steps a sample has the weight 1/t in every share, and an arbitrarily small
-        change of a sample can change whether a threshold is exceeded. No rate is proved.
+        By construction all states are bounded: shares within 0 to 1, samples by 64 and sums of them by 576, the count
+        by 2^22, at which it is halved. Nothing contracts: after t steps a sample has the weight 1/t in every share, and
+        an arbitrarily small change of a sample can change whether a threshold is exceeded. No rate is proved.
 
     Args:
         input_size: Channels.
@@ -91,8 +92,9 @@ class RocketCell(StableCell):
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
-        - state: share ``(batch, hidden_size)``, steps ``(batch, 1)`` and history
-          ``(batch, (memory - 1) * input_size)``, the last samples; without ``batch`` for one; zeros when omitted
+        - state: share ``(batch, hidden_size)``, steps ``(batch, 1)`` and history ``(batch, (memory - 1) * width)``, the
+          last samples, with a width of ``input_size`` or of the number of groups, whichever is less; without ``batch``
+          for one; zeros when omitted
         - output: the next share, steps and history
 
     Raises:
@@ -130,7 +132,7 @@ class RocketCell(StableCell):
         # These follow from sizes and options; the channels are drawn.
         self.register_buffer("kernels", kernels, persistent=False)
         self.register_buffer("taps", (self.memory - 1 - before).flatten(), persistent=False)
-        self.register_buffer("channels", torch.empty(self.groups, 1, input_size))
+        self.register_buffer("channels", torch.empty(self.groups, input_size))
         self.reset_parameters()
 
     @property
@@ -139,12 +141,17 @@ class RocketCell(StableCell):
         return math.ceil(self.hidden_size / KERNELS)
 
     @property
+    def width(self) -> int:
+        """Numbers of a remembered sample."""
+        return min(self.input_size, self.groups)
+
+    @property
     def state_sizes(self) -> tuple[int, ...]:
-        return (self.hidden_size, 1, (self.memory - 1) * self.input_size)
+        return (self.hidden_size, 1, (self.memory - 1) * self.width)
 
     def recommended_options(self, steps: int, channels: int) -> dict[str, int]:
         # All of the longest sequence, if the state of a stream stays small.
-        most = (MOST_STATES - self.hidden_size) // channels
+        most = (MOST_STATES - self.hidden_size) // min(channels, self.groups)
         return {"memory": max(TAPS, min(steps, most))}
 
     def reset_parameters(self) -> None:
@@ -153,9 +160,9 @@ class RocketCell(StableCell):
         counts = (2 ** (limit * torch.rand(self.groups))).long()
         ranks = torch.rand(self.groups, self.input_size).argsort(dim=1).argsort(dim=1)
         with torch.no_grad():
-            self.channels.copy_((ranks < counts[:, None])[:, None])
+            self.channels.copy_(ranks < counts[:, None])
             # Until they are fitted: the distribution of a kernel's outputs on white noise of variance 1.
-            deviation = (18 * self.channels.sum(dim=(1, 2))).sqrt().repeat_interleave(KERNELS)[: self.hidden_size]
+            deviation = (18 * self.channels.sum(dim=1)).sqrt().repeat_interleave(KERNELS)[: self.hidden_size]
             self.threshold.copy_(deviation * torch.randn(self.hidden_size))
 
     @torch.no_grad()
@@ -174,51 +181,58 @@ class RocketCell(StableCell):
         for group, features in enumerate(torch.split(torch.arange(self.hidden_size, device=x.device), KERNELS)):
             row, time = steps[torch.randint(len(steps), (FIT_STEPS,)).to(x.device)].T
             taps = self.taps[group * TAPS : (group + 1) * TAPS]
-            # (FIT_STEPS, TAPS, input_size)
+            # (FIT_STEPS, TAPS, width)
             tapped = samples[row[:, None], time[:, None] + taps]
-            outputs = ((tapped * self.channels[group]).sum(dim=-1) @ self.kernels).sort(dim=0).values
+            outputs = (tapped @ self.read_channels()[group, 0] @ self.kernels).sort(dim=0).values
             # Numbers of the grid, which materialize() takes half a step up.
             self.threshold[features] = outputs[ranks[features], features % KERNELS]
 
-    def group_taps(self, samples: Tensor, group: int) -> Tensor:
+    def read_channels(self) -> Tensor:
+        """Return 1 for what a group reads of a remembered sample, else 0, ``(groups, 1, width)``."""
+        is_summed = self.input_size > self.groups
+        return (torch.eye(self.groups).to(self.channels) if is_summed else self.channels)[:, None]
+
+    def group_taps(self, samples: Tensor, channels: Tensor, group: int) -> Tensor:
         """Return the taps of a group at every step, ``(TAPS, batch, time)``.
 
         Args:
-            samples: ``(batch, memory - 1 + time, input_size)``, the history first.
+            samples: ``(batch, memory - 1 + time, width)``, the history first.
+            channels: As :meth:`read_channels` returns them.
             group: Number of the group.
         """
-        mixed = samples @ self.channels[group, 0]
+        mixed = samples @ channels[group, 0]
         steps = samples.shape[1] - (self.memory - 1)
         starts = self.taps[group * TAPS : (group + 1) * TAPS].tolist()
         return torch.stack([mixed[:, start : start + steps] for start in starts])
 
     def materialize(self) -> RocketWeights:
         threshold = (torch.floor(self.threshold * GRID) + 0.5) / GRID
-        return RocketWeights(self.kernels, self.channels, threshold)
+        return RocketWeights(self.kernels, self.read_channels(), threshold)
 
     def step_bound(self) -> StepBound:
         return StepBound(
             balls=(
                 Ball("share", "linf", 1.0),
                 Ball("steps", "linf", float(MOST_STEPS)),
-                Ball("history", "linf", LARGEST_SAMPLE),
+                Ball("history", "linf", LARGEST_SAMPLE * (1 if self.width == self.input_size else MOST_CHANNELS)),
             )
         )
 
     def drive(self, x: Tensor) -> Tensor:
-        return torch.clamp(torch.round(x * GRID) / GRID, -LARGEST_SAMPLE, LARGEST_SAMPLE)
+        samples = torch.clamp(torch.round(x * GRID) / GRID, -LARGEST_SAMPLE, LARGEST_SAMPLE)
+        return samples if self.width == self.input_size else nn.functional.linear(samples, self.channels)
 
     def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         share, steps, history = state
         kernels, channels, threshold = weights
         window = torch.cat([history, drive], dim=-1)
-        # (batch, groups, TAPS, input_size), of which a group reads some channels.
+        # (batch, groups, TAPS, width), of which a group reads a part.
         tapped = torch.unflatten(torch.unflatten(window, -1, (self.memory, -1))[:, self.taps], 1, (-1, TAPS))
         outputs = torch.matmul((tapped * channels).sum(dim=-1), kernels).flatten(1)[:, : self.hidden_size]
         # The sign, unlike a comparison, has a gradient: zero.
         hits = torch.round(share * steps) + torch.relu(torch.sign(outputs - threshold))
         count = steps + 1
-        return hits / count, torch.where(count < MOST_STEPS, count, count / 2), window[:, self.input_size :]
+        return hits / count, torch.where(count < MOST_STEPS, count, count / 2), window[:, self.width :]
 
 
 def tap_distances(groups: int, memory: int) -> list[int]:

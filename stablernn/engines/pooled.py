@@ -49,7 +49,7 @@ class PooledEngine:
         if every_output or torch.is_grad_enabled() or float(steps.max()) + drive.shape[1] >= MOST_STEPS:
             return run_steps(cell, weights, drive, state, valid, dt, substeps, every_output=every_output)
         lengths = torch.full_like(steps, drive.shape[1]) if valid is None else valid.sum(dim=1, keepdim=True).to(steps)
-        # (batch, memory - 1 + time, channels)
+        # (batch, memory - 1 + time, width)
         samples = torch.cat([torch.unflatten(history, 1, (cell.memory - 1, -1)), drive], dim=1)
         hits = torch.round(share * steps) + count_hits(cell, weights, samples, valid)
         counts = steps + lengths
@@ -66,7 +66,7 @@ def count_hits(cell: RocketCell, weights: Weights, samples: Tensor, valid: Tenso
     Args:
         cell: The cell.
         weights: Its matrices.
-        samples: ``(batch, memory - 1 + time, channels)``, the history first.
+        samples: ``(batch, memory - 1 + time, width)``, the history first.
         valid: ``(batch, time)``, or None if all steps count.
     """
     kernels, channels, threshold = weights
@@ -86,7 +86,7 @@ def count_hits(cell: RocketCell, weights: Weights, samples: Tensor, valid: Tenso
         for group, levels in enumerate(thresholds):
             if not group or taps[group] != taps[group - 1]:
                 # (KERNELS, rows, steps): sums over time are then over neighbors in memory.
-                tapped = cell.group_taps(tile, group)
+                tapped = cell.group_taps(tile, channels, group)
                 outputs = torch.unflatten(kernels.T @ tapped.flatten(1), 1, tapped.shape[1:])
                 exceeded = torch.empty_like(outputs)
             torch.gt(outputs, levels, out=exceeded)

@@ -35,10 +35,13 @@ def sequence(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Shares (B, T, F), steps (B, T, 1) and the last memory - 1 samples (B, T, (memory - 1) m) of x (B, T, m).
 
-    With b (F) and the channels of each group, C (G, m) of 0 and 1.
+    With b (F) and the channels of each group, C (G, m) of 0 and 1. With more channels than groups the sums of each
+    group's channels are kept, G in place of m.
     """
-    channels = x.shape[2]
-    samples = torch.cat([history0.view(len(x), -1, channels), (256 * x).round().clamp(-(2**14), 2**14) / 256], dim=1)
+    Q, sets = (256 * x).round().clamp(-(2**14), 2**14) / 256, params["C"]
+    if x.shape[2] > len(sets):
+        Q, sets = Q @ sets.T, torch.eye(len(sets), dtype=x.dtype)
+    samples = torch.cat([history0.view(len(x), -1, Q.shape[2]), Q], dim=1)
     thresholds = ((256 * params["b"].detach()).floor() + 0.5) / 256
     hits, steps = (share0 * steps0).round(), steps0
     shares, counts, histories = [], [], []
@@ -46,7 +49,7 @@ def sequence(
         hits_now = []
         for feature, threshold in enumerate(thresholds):
             group = feature // 84
-            d, C = distance(group, len(params["C"]), memory), params["C"][group]
+            d, C = distance(group, len(sets), memory), sets[group]
             taps = [samples[:, t + memory - 1 - d * (8 - j)] @ C for j in range(9)]
             a = sum(weight * tap for weight, tap in zip(kernel(feature % 84), taps, strict=True))
             hits_now.append((a > threshold).to(x.dtype))
