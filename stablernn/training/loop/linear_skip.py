@@ -466,7 +466,8 @@ def _shortest_of(
             error, reference = means(each, least)
             noise = standard_error((each.errors - least.errors)[shared], origins[shared], horizon)
             row |= {"mase": error, "best_mase": reference, "standard_error": noise}
-            if chosen is None and (noise is None or error - reference <= ALLOWED_ERRORS * noise):
+            # Too few windows to know their noise are no reason for a shorter one.
+            if chosen is None and error - reference <= ALLOWED_ERRORS * (noise or 0.0):
                 chosen = each.candidate
         table.append(row)
     return table, chosen or least.candidate
@@ -632,19 +633,21 @@ class _Candidates:
 
 
 def context_lengths(data: ForecastData, seasons: Sequence[int]) -> list[int]:
-    """Return the contexts to try: a season, with the horizon, twice; doublings of the default, the shortest first."""
+    """Return the contexts to try, the shortest first: a season, with the horizon, twice; two of them and doublings."""
     lengths = np.array([len(values) for values in data.training_values()])
     # Series of usual length have whole contexts for all of their validation windows; shorter ones use what they have.
     usual = lengths[2 * lengths >= np.median(lengths)]
     longest = min(LONGEST, int(usual.min()), int(usual.max()) - data.horizon)
-    horizon, found = data.horizon, {data.context_length}
+    horizon, found = data.horizon, set[int]()
     for season in {data.season, *seasons}:
         found |= {max(season, horizon), season + horizon, 2 * season}
-    length = max(2, 2 * max(data.season, horizon))
+    length = 2 * max(data.season, horizon)
+    # A season that is too long counts for nothing.
+    length = length if length <= longest else 2 * horizon
     while length <= longest:
         found.add(length)
         length *= 2
-    return sorted(length for length in found if 2 <= length <= longest)
+    return sorted(length for length in found if 2 <= length <= longest) or ([longest] if longest > 1 else [])
 
 
 def can_take_logarithms(data: ForecastData) -> bool:
