@@ -73,9 +73,9 @@ def _load(options: LoadOptions) -> Data:
 
 
 def prepare_data(data: Data, config: Config) -> Data:
-    """Return loaded data as it is trained on: with a context length, and without validation where ``refit`` is set."""
-    data = task_for(data).choose_inputs(config)
-    return data.without_validation() if config.training.refit else data
+    """Return loaded data as it is trained on: without validation where ``refit`` is set, and with chosen inputs."""
+    data = data.without_validation() if config.training.refit else data
+    return task_for(data).choose_inputs(config)
 
 
 def with_time(data: Data, config: Config) -> Data:

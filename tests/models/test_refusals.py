@@ -80,6 +80,11 @@ REFUSED: dict[str, Case] = {
         lambda: forecaster(3, target_indices=[0], future_indices=[2], head="recursive"),
         "channel 1 is neither",
     ),
+    "recursive cut at zero": (
+        ConfigError,
+        lambda: forecaster(head="recursive", non_negative=True),
+        "non_negative=True goes with head='direct'",
+    ),
     "recursive patches": (ConfigError, lambda: forecaster(head="recursive", patch_size=4), "got patch_stride=4"),
     "static size": (ValueError, lambda: forecaster(static_size=-1), "static_size .* got -1"),
     "head dropout": (ValueError, lambda: forecaster(head_dropout=1.5), "head_dropout .* got 1.5"),

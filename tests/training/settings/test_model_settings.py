@@ -158,6 +158,7 @@ OF_ONE_TASK = {
     "model.skip=linear": "forecast",
     "model.skip_strength=0.1": "forecast",
     "model.skip_prior=1": "forecast",
+    "model.non_negative=true": "forecast",
     "training.warm_up=8": "forecast",
     "training.label_smoothing=0.1": "classify",
     "training.class_weights=balanced": "classify",
