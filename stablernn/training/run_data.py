@@ -27,6 +27,7 @@ def load_run_data(
     *,
     features: Sequence[str] | None = None,
     targets: Sequence[str] | None = None,
+    choose: bool = True,
 ) -> Data:
     """Load the data that settings name, or another source in the same way.
 
@@ -36,6 +37,7 @@ def load_run_data(
         features: Features of a trained model, in its order. Columns are found by these names, wherever they stand in
             the file; so are the features of sequences, where both have names.
         targets: Targets that it forecasts, in its order.
+        choose: Whether inputs that the settings leave open are chosen by the training split.
 
     Raises:
         UnknownNameError: If the source is neither a dataset nor a file, or a column is missing.
@@ -55,7 +57,7 @@ def load_run_data(
         task = Task if config.task.name is None else task_type(config.task.name)
         options = task.select_columns(options, features, targets)
     _PROGRESS.info("Reading %s ...", options.source, extra={"source": str(options.source)})
-    data = prepare_data(_load(options), config)
+    data = prepare_data(_load(options), config, choose=choose)
     model = config.model
     # Before a run has begun, its settings do not say yet whether the times are used.
     is_time_resolved = model.time == "ignore" or (model.time == "dt" and bool(model.max_dt))
@@ -72,10 +74,10 @@ def _load(options: LoadOptions) -> Data:
         raise DataError(check_source(options).problems[0].text) from error
 
 
-def prepare_data(data: Data, config: Config) -> Data:
+def prepare_data(data: Data, config: Config, *, choose: bool = True) -> Data:
     """Return loaded data as it is trained on: without validation where ``refit`` is set, and with chosen inputs."""
     data = data.without_validation() if config.training.refit else data
-    return task_for(data).choose_inputs(config)
+    return task_for(data).choose_inputs(config) if choose else data
 
 
 def with_time(data: Data, config: Config) -> Data:

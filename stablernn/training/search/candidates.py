@@ -172,17 +172,6 @@ def _forecasting(data: ForecastData) -> list[Recipe]:
             Recipe("lipschitz, many windows", lipschitz, "the default of many windows", most_epochs=most_epochs)
         ]
     portfolio.append(Recipe("lru", {"model.cell": "lru"}, "long memory"))
-    # A context of whole seasons, as the default is.
-    for factor in (2, 4):
-        length = factor * data.context_length
-        portfolio.append(
-            Recipe(
-                f"lipschitz, context of {length}",
-                {**lipschitz, "task.context_length": length},
-                "slow changes, and more seasons to average over",
-                most_epochs=most_epochs,
-            )
-        )
     portfolio.append(
         Recipe(
             "lipschitz, without a skip",

@@ -35,7 +35,8 @@ from stablernn.training.loop.base_trainer import BaseTrainer, NoRecorder, Progre
 from stablernn.training.loop.device import pick_device, torch_settings
 from stablernn.training.resolve import resolve
 from stablernn.training.run_data import load_run_data, with_time
-from stablernn.training.settings.config import Config
+from stablernn.training.settings.config import Config, ModelConfig
+from stablernn.training.settings.load import validate
 from stablernn.training.tasks import Task, task_for
 
 PARTS = 5
@@ -303,8 +304,11 @@ def _shortened(trial: Trial, whole_steps: int) -> Config:
 
 
 def load_all(config: Config) -> Data:
-    """Load the data of settings with its validation split, for the recipes of a search to share."""
-    return _load(_without_refit(config).model_dump_json())
+    """Load the data of settings with its validation split, for the recipes of a search to share.
+
+    Inputs that the settings leave open are not chosen yet: each part chooses them by its own training split.
+    """
+    return _load(_settings_of_data(config.updated("training", refit=False)))
 
 
 def _part(trial: Trial) -> tuple[Data, Data]:
@@ -314,26 +318,49 @@ def _part(trial: Trial) -> tuple[Data, Data]:
     of a model that is trained on the validation steps.
     """
     config = trial.config
-    data = load_all(config)
-    parts = resample(data, trial.parts, seed=trial.seed, refit=config.training.refit)
-    if trial.part >= len(parts):
-        # A longer context leaves fewer ends of the series that training comes before.
-        raise ConfigError(f"the data has only {len(parts)} of {trial.parts} parts with these settings")
-    scored = parts[trial.part]
-    part = scored.without_validation() if config.training.refit else scored
+    part, scored = _chosen_part(_settings_of_data(config), trial.part, trial.parts, trial.seed)
     resolved = resolve(config, task_for(part))
     return with_time(part, resolved), with_time(scored, resolved)
 
 
-def _without_refit(config: Config) -> Config:
-    """Return settings that load the data with its validation split, and that all recipes with the same data share."""
-    return config.updated("model", cell="lru", cell_options={}).updated("training", refit=False)
+def _settings_of_data(config: Config) -> str:
+    """Return the settings on which the data and its inputs depend, which many recipes share, as JSON."""
+    model = config.model.model_dump(include=set(_MODEL_KEYS), exclude_unset=True)
+    tree = config.model_dump(mode="json", include={"data", "task"}, exclude_unset=True)
+    training = {"seed": config.training.seed, "refit": config.training.refit}
+    return validate({**tree, "model": {"cell": "lru", **model}, "training": training}).model_dump_json()
+
+
+_MODEL_KEYS = (
+    "scaling",
+    "window",
+    "season",
+    "log",
+    "head",
+    *(key for key in ModelConfig.model_fields if "skip" in key),
+)
+"""Settings of the section ``model`` that a choice of inputs reads."""
 
 
 @lru_cache(maxsize=4)
 def _load(settings: str) -> Data:
     """Load data once in a process; recipes may differ in the length of a context."""
-    return load_run_data(Config.model_validate_json(settings))
+    return load_run_data(Config.model_validate_json(settings), choose=False)
+
+
+@lru_cache(maxsize=4)
+def _chosen_part(settings: str, number: int, count: int, seed: int) -> tuple[Data, Data]:
+    """Return what :func:`_part` does, before the time of a model's steps is known."""
+    config = Config.model_validate_json(settings)
+    parts = resample(load_all(config), count, seed=seed, refit=config.training.refit)
+    if number >= len(parts):
+        # A longer context leaves fewer ends of the series that training comes before.
+        raise ConfigError(f"the data has only {len(parts)} of {count} parts with these settings")
+    scored = parts[number]
+    part = task_for(scored.without_validation() if config.training.refit else scored).choose_inputs(config)
+    if isinstance(part, ForecastData) and isinstance(scored, ForecastData):
+        scored = replace(scored, context_length=part.context_length, linear=part.linear)
+    return part, scored
 
 
 _INNER_VALIDATION = 0.2

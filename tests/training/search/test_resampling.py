@@ -72,6 +72,26 @@ def test_no_test_step_is_in_any_part_of_a_series() -> None:
         assert len(part.split("test"))
 
 
+def test_a_part_chooses_its_inputs_by_its_own_training_steps(tmp_path: Path) -> None:
+    """What is held out, and all that comes later, repeats every 7 steps in one file and every 12 in the other."""
+    steps = np.arange(240)
+    random = np.random.default_rng(0).normal(size=240)
+    chosen = []
+    for season in (7, 12):
+        later = np.sin(2 * np.pi * steps / season)
+        values = np.where(steps < 100, np.sin(2 * np.pi * steps / 7), later) + 0.1 * random
+        rows = [f"{step},{value:.6f}" for step, value in zip(steps, values, strict=True)]
+        (tmp_path / f"{season}.csv").write_text("\n".join(["ds,y", *rows]))
+        data = {"source": str(tmp_path / f"{season}.csv"), "validation_steps": 20, "test_steps": 20}
+        config = validate({"data": data, "task": {"horizon": 4}, "model": {"cell": "lru"}})
+        parts = [_part(Trial(0, config, number, 6)) for number in (0, 5)]
+        chosen.append([(part.linear, scored.linear) for part, scored in parts])  # type: ignore[union-attr]
+    (first, last), (other_first, same_last) = chosen
+    assert last == same_last
+    assert last[0] == last[1]
+    assert first != other_first
+
+
 def test_another_draw_has_other_folds_of_the_same_sequences_and_another_seed(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(30, 12, 1)).astype(np.float32)
     np.savez(tmp_path / "toy_TRAIN.npz", x=x, y=np.arange(30) % 2)
