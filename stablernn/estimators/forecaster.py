@@ -49,7 +49,7 @@ class StableForecaster(RunEstimator):
         cell: Key of the recurrent cell, see :func:`stablernn.list_cells`; ``auto``: cell and other settings are chosen
             by forward chaining on the training data within ``budget``, see ``docs/guides/choosing.md``.
         horizon: Steps to forecast; None: a season, at most 96.
-        context_length: Steps seen before a forecast; None: from season and horizon, or chosen by validation.
+        context_length: Steps seen before a forecast; None: chosen by validation.
         season: Steps of the main season; None: by the frequency.
         frequency: Frequency alias of the times, such as ``h``; None: inferred.
         target: Column or columns to forecast; None: ``y``, or the only one, and of arrays all channels.

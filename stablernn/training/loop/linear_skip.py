@@ -64,7 +64,7 @@ of eleven small sets it was worse in six, by up to a half, and better in two."""
 FIXED = 1e6
 """Penalty from which on the weights are those that the penalty pulls to."""
 _LEAST_SCALE = 0.05
-"""Least scale of a row, as a share of its series'."""
+"""Least scale of a row, as a share of its series', and of a series, as a share of its deviation."""
 _DIGITS = 6
 """Digits of a score that count: the last ones depend on the machine."""
 
@@ -91,9 +91,7 @@ class Rows:
         self._span = max(data.season, data.horizon)
         targets = list(data.target_indices)
         training = [values[:, targets].astype(np.float64) for values in data.training_values()]
-        # MASE of a series without a unit says nothing.
         units = np.concatenate([seasonal_scale(values, data.season) for values in training])
-        self._units = np.where(units > 0, units, np.nan)
         columns = [column for values in training for column in values.T]
         filled = [_filled(column, log=log) for column in columns]
         ends = np.cumsum([len(column) for column in columns])
@@ -102,6 +100,9 @@ class Rows:
         self._non_negative = is_non_negative(data)
         self._values = np.concatenate(filled)
         self._set_scales(filled, data.season)
+        # MASE of a series without a unit says nothing, and one that repeats itself would count for all others.
+        deviations = np.array([np.nanstd(column) if np.isfinite(column).any() else 0.0 for column in columns])
+        self._units = np.where(units > 0, np.maximum(units, _LEAST_SCALE * deviations), np.nan)
         starts = ends - [len(column) for column in columns] + first
         count = int(np.maximum(ends - self.horizon - starts, 0).sum())
         stride = max(1, math.ceil(count / (4 * MOST_ROWS)))
@@ -121,8 +122,8 @@ class Rows:
             lag = season if len(column) > 2 * season else 1
             change = np.zeros(len(column))
             change[lag:] = np.nan_to_num(np.abs(column[lag:] - column[:-lag]))
-            mean = change[lag:].mean() if len(column) > lag else 0.0
-            scales[number] = mean if mean > 0 else 1.0
+            if len(column) > lag and change[lag:].any():
+                scales[number] = max(float(change[lag:].mean()), _LEAST_SCALE * float(np.nanstd(column)))
             sums.append(change)
         self._scales, self._changes = scales, np.cumsum(np.concatenate(sums))
 
