@@ -40,7 +40,7 @@ from stablernn.training.evaluation.scorers import ClassificationScorer, Scorer, 
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loaded_run import Summary
 from stablernn.training.loop.base_trainer import BaseTrainer, NoRecorder, Progress
-from stablernn.training.loop.certificate_log import LARGEST, check_certified
+from stablernn.training.loop.certificate_log import check_certified, takes_long
 from stablernn.training.loop.checkpoint import decode_checkpoint, read_checkpoint
 from stablernn.training.loop.device import environment, pick_device, torch_settings
 from stablernn.training.loop.launch import read_launch, refuse_several_processes
@@ -505,7 +505,7 @@ def describe_proof(
         data: The description of the data.
     """
     model = trainer.model
-    if model.rnn.cells[0].hidden_size > LARGEST:
+    if takes_long(model):
         return None
     try:
         certificate = trainer.stability.prove()

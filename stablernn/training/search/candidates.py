@@ -546,6 +546,8 @@ def open_settings(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _proof(settings: Config) -> str:
-    if not settings.training.certified:
-        return "none"
-    return certified_kind(described_cell(settings.model))
+    cell = described_cell(settings.model)
+    if settings.training.certified:
+        return certified_kind(cell)
+    # The states of fixed layers have their bound by the form of the step.
+    return "bounded" if cell.is_fixed else "none"
