@@ -44,7 +44,7 @@ def test_only_what_the_user_left_open_counts_as_chosen() -> None:
 
 def test_closed_forms_have_random_layers_that_are_proved_and_stay_below_settings_of_the_user() -> None:
     kernels, first, *_ = find_closed_forms(validate({"data": {"source": "x"}}), sequences())
-    assert (kernels.recipe.name, kernels.proof) == ("rocket, closed form", "none")
+    assert (kernels.recipe.name, kernels.proof) == ("rocket, closed form", "bounded")
     assert (first.recipe.name, first.proof) == ("lru, closed form", "contracting")
     assert (first.config.model.hidden_size, first.config.training.refit) == (256, True)
     certified = validate({"data": {"source": "x"}, "training": {"certified": True}})
