@@ -257,6 +257,7 @@ COMPARISONS = {
             "half of its steps": {**LRU, "share": 0.5},
             "a fifth": {**LRU, "share": 0.2},
             "closed form, lru, 256 units": {**SOLVED, **LRU, "model.hidden_size": 256},
+            "rocket": SOLVED | {"model.cell": "rocket"},
             "64 units": {**SOLVED, **LRU},
             "lipschitz, 256 units": {**SOLVED, **LIPSCHITZ, "model.hidden_size": 256},
             "gru, 256 units": {**SOLVED, "model.cell": "gru", "model.hidden_size": 256},

@@ -226,13 +226,13 @@ def measure_speed(config: Config, *, steps: int = 25) -> Speed:
         DataError: If the data cannot be used.
         TrainingError: If the loss is not finite.
     """
-    if config.training.method == CLOSED_FORM:
-        raise ConfigError(
-            f"training.method={CLOSED_FORM} takes no optimizer steps, so that it has no speed to give a time by; leave "
-            "it out, or train it by itself."
-        )
     data = load_run_data(config)
     settings = resolve(config, task_for(data))
+    if settings.training.method == CLOSED_FORM:
+        raise ConfigError(
+            f"The cell '{settings.model.cell}' with training.method={CLOSED_FORM} takes no optimizer steps, so that it "
+            "has no speed to give a time by; leave one of them out, or train it by itself."
+        )
     data = with_time(data, settings)
     task = task_for(data)
     device = pick_device(settings.training.device)

@@ -631,7 +631,7 @@ def refuse_settings_of_one_process(config: Config) -> None:
             "The search for a cell (--cell auto)",
             "Run it without torchrun, and train the command that it prints with torchrun; or name a cell by --cell.",
         )
-    if config.training.method == CLOSED_FORM:
+    elif config.training.method == CLOSED_FORM or described_cell(config.model).is_fixed:
         refuse_several_processes(
             f"training.method={CLOSED_FORM}", "It solves for the head in one pass; run it without torchrun."
         )

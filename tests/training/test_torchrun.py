@@ -82,6 +82,7 @@ def as_second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
             "training.method=closed-form",
             r"training\.method=closed-form takes one process, .* run it without torchrun\.",
         ),
+        ("model.cell=rocket", r"training\.method=closed-form takes one process"),
     ],
 )
 def test_settings_of_one_process_are_refused_before_anything_is_written(

@@ -14,7 +14,7 @@ from stablernn.data import ClassificationData, ForecastData, SequenceSplit
 from stablernn.data.step_data import StepData, StoredSteps
 from stablernn.errors import ConfigError
 from stablernn.nn.models import Forecaster, SequenceModel
-from stablernn.training.build import create_model, create_trainer
+from stablernn.training.build import create_model, create_trainer, measure_speed
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop.base_trainer import NoRecorder
 from stablernn.training.resolve import resolve
@@ -86,6 +86,8 @@ def test_fixed_kernels_take_method_and_memory_from_the_data_and_refuse_gradients
         ConfigError, match=r"No gradient reaches the kernels of 'rocket', got training\.method=gradient"
     ):
         resolve(load_config(overrides=[*cell, "training.method=gradient"]), task_for(data))
+    with pytest.raises(ConfigError, match="'rocket' .* has no speed to give a time by"):
+        measure_speed(load_config(overrides=["data.source=digits", "model.cell=rocket"]))
 
 
 def test_layers_stay_as_they_were_drawn_and_only_the_head_is_solved_for() -> None:
