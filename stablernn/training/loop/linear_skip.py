@@ -666,34 +666,58 @@ def is_non_negative(data: ForecastData) -> bool:
 def confirmed_seasons(data: ForecastData) -> tuple[int, ...]:
     """Return the usual seasons of the data's frequency that the autocorrelation of its training values shows.
 
-    A season counts where the mean autocorrelation over series at its lag, of values without their linear trend, is
-    significant at the level of 90 % (Bartlett's formula, as in the M4 competition's benchmarks).
+    A season counts where in more than a quarter of the series the autocorrelation at its lag, of values without their
+    linear trend and shorter seasons, is significant at the level of 90 % (Bartlett's formula, as in the benchmarks of
+    the M4 competition).
     """
     usual = parse_frequency(data.frequency).seasons if data.frequency is not None else ()
     training = data.training_values()
     series = [training[number] for number in _evenly(np.arange(len(training)), _TESTED_SERIES)]
-    columns = [values[:, index].astype(np.float64) for values in series for index in data.target_indices]
-    return tuple(season for season in sorted({*usual, data.season} - {1}) if _has_season(columns, season))
+    columns = [_detrended(values[:, index]) for values in series for index in data.target_indices]
+    seasons: tuple[int, ...] = ()
+    for season in sorted({*usual, data.season} - {1}):
+        if _has_season(columns, season):
+            seasons = (*seasons, season)
+            # What repeats every day repeats every week.
+            columns = [_deseasonalized(column, season) for column in columns]
+    return seasons
+
+
+def _detrended(column: npt.NDArray[np.floating]) -> Float64Array:
+    """Return the latest values from the first observed one on, without their linear trend."""
+    values = _filled(column.astype(np.float64), log=False)
+    values = values[~np.isnan(values)][-_TESTED_STEPS:]
+    if len(values) < _LEAST_TESTED:
+        return np.zeros(0)
+    time = np.linspace(-1, 1, len(values))
+    values = values - values.mean()
+    return np.asarray(values - time * (time @ values) / (time @ time))
+
+
+def _deseasonalized(column: Float64Array, season: int) -> Float64Array:
+    """Return the values without the mean of each step of the season."""
+    phases = np.arange(len(column)) % season
+    sums, counts = (np.bincount(phases, weights, minlength=season) for weights in (column, None))
+    return np.asarray(column - (sums / np.maximum(counts, 1))[phases])
 
 
 def _has_season(columns: Sequence[Float64Array], season: int) -> bool:
     ratios = []
     for column in columns:
-        values = _filled(column, log=False)
-        values = values[~np.isnan(values)][-_TESTED_STEPS:]
-        if len(values) < 2 * season + 2 or not np.ptp(values) > 0:
+        if len(column) < 2 * season + 2 or not np.ptp(column) > 0:
             continue
-        time = np.linspace(-1, 1, len(values))
-        values = values - values.mean()
-        values -= time * (time @ values) / (time @ time)
-        spectrum = np.abs(np.fft.rfft(values, 2 * len(values))) ** 2
+        spectrum = np.abs(np.fft.rfft(column, 2 * len(column))) ** 2
         autocorrelation = np.fft.irfft(spectrum)[: season + 1]
         autocorrelation /= autocorrelation[0]
-        limit = 1.645 * math.sqrt((1 + 2 * float((autocorrelation[1:season] ** 2).sum())) / len(values))
+        limit = 1.645 * math.sqrt((1 + 2 * float((autocorrelation[1:season] ** 2).sum())) / len(column))
         ratios.append(autocorrelation[season] / limit)
-    return bool(ratios) and float(np.mean(ratios)) > 1
+    return bool(ratios) and float(np.mean(np.array(ratios) > 1)) > _SEASONAL_SHARE
 
 
+_SEASONAL_SHARE = 0.25
+"""Share of the series that a season must be found in: five times what noise alone brings about."""
+_LEAST_TESTED = 4
+"""Values of which an autocorrelation says anything."""
 _TESTED_SERIES, _TESTED_STEPS = 100, 20_000
 SPARSE_SEASON = 50
 """Season from which on a map around its multiples is tried besides that of all values."""

@@ -24,6 +24,7 @@ from stablernn.training.loop.linear_skip import (
     Regression,
     Rows,
     choose_linear_forecast,
+    confirmed_seasons,
     fit_forecaster,
     seasonal_mask,
     skip_weights,
@@ -63,6 +64,21 @@ def test_a_context_that_holds_the_period_is_chosen() -> None:
         word: len(got.windows(word)) for word in ("train", "validation", "test")
     }
     assert len(got.windows("validation")) == len(data.windows("validation"))
+
+
+@pytest.mark.parametrize(
+    ("frequency", "periods", "seasons"),
+    [("h", (24, 168), (24, 168)), ("h", (24,), (24,)), ("D", (7,), (7,)), ("D", (), ()), ("MS", (12,), (12,))],
+)
+def test_seasons_are_those_of_the_frequency_that_the_values_have(
+    frequency: str, periods: tuple[int, ...], seasons: tuple[int, ...]
+) -> None:
+    time, random = np.arange(1200), np.random.default_rng(0)
+    # A pulse once a period has a significant autocorrelation at no shorter lag.
+    pulses = [np.where(time % period < max(1, period // 12), 6.0, 0.0) for period in periods]
+    values = 0.1 * time + random.normal(size=1200) + sum(pulses)
+    data = replace(many_series([values[:, None]], season=1, horizon=2, context_length=4), frequency=frequency)
+    assert confirmed_seasons(data) == seasons
 
 
 def walks(**changes: Any) -> ForecastData:
