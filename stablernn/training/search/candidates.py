@@ -403,8 +403,13 @@ def _is_close(best: Candidate, other: Candidate) -> bool:
     sequences (with one more right and one more wrong, so that 1 has an error, too); other metrics have none there, and
     nothing is close. Further draws of the folds hold out the same sequences again: the difference is their mean, and
     its error remains that of one draw.
+
+    Of classifiers the log loss must be as good, too: two of a few dozen sequences can be right by chance, and by how
+    much they are says more.
     """
     parts = sorted(best.results.keys() & other.results.keys())
+    if not _is_close_in_log_loss(best, other, parts):
+        return False
     if len(parts) == 1 and best.results[parts[0]].metric == "accuracy":
         result, score = best.results[parts[0]], other.results[parts[0]].score
         if result.score is None or score is None or not result.samples:
@@ -416,6 +421,26 @@ def _is_close(best: Candidate, other: Candidate) -> bool:
     differences = np.array([other.results[part].rank[0] - best.results[part].rank[0] for part in parts])
     standard_error = _standard_error(differences, _draws(best, parts))
     return float(differences.mean()) <= max(standard_error, _mcnemar_error(best, other, parts))
+
+
+def _is_close_in_log_loss(best: Candidate, other: Candidate, parts: Sequence[int]) -> bool:
+    """Return True if the log loss of the held-out sequences is as good within a standard error, or is not known."""
+    losses = [_log_losses(candidate, parts) for candidate in (best, other)]
+    if losses[0] is None or losses[1] is None or len(losses[0]) < 2:
+        return True
+    differences = losses[1] - losses[0]
+    return float(differences.mean()) <= _standard_error(differences, _draws(best, parts))
+
+
+def _log_losses(candidate: Candidate, parts: Sequence[int]) -> np.ndarray | None:
+    """Return the log loss of each held-out sequence with calibrated probabilities; None where they are not known."""
+    held_out = [candidate.results[part].held_out for part in parts]
+    known = [each for each in held_out if each is not None]
+    if not known or len(known) < len(held_out):
+        return None
+    logits, truth = (np.concatenate(arrays).astype(np.float64) for arrays in zip(*known, strict=True))
+    logits /= held_out_temperature(candidate) or candidate.config.training.temperature or 1.0
+    return np.asarray(np.logaddexp.reduce(logits, axis=1) - logits[np.arange(len(logits)), truth.astype(np.int64)])
 
 
 def _draws(candidate: Candidate, parts: Sequence[int]) -> float:

@@ -63,6 +63,21 @@ def test_recipes_that_err_on_different_sequences_differ_by_chance(shared: int, c
     assert select(rows)[0].recipe.name == chosen
 
 
+@pytest.mark.parametrize(("margin", "chosen"), [(5.0, "strong"), (0.5, "sure")])
+def test_a_stronger_proof_wins_only_where_the_log_loss_is_as_good(margin: float, chosen: str) -> None:
+    """Both are right on 19 of 20 sequences of each part, by logits that exceed the others by 5 or by less."""
+    rows = [candidate("sure", "none", [0.95] * 2), candidate("strong", "contracting", [0.95] * 2, [1.0] * 2)]
+    for each, size in zip(rows, (5.0, margin), strict=True):
+        logits, truth = np.zeros((20, 2)), np.zeros(20, dtype=np.int64)
+        logits[:, 0] = size
+        logits[0] = (0.0, size)
+        each.config = each.config.updated("training", temperature=1.0)
+        each.results = {
+            part: replace(result, samples=20, held_out=(logits, truth)) for part, result in each.results.items()
+        }
+    assert select(rows)[0].recipe.name == chosen
+
+
 @pytest.mark.parametrize(("draws", "chosen", "error"), [(2, "first", 0.025), (1, "second", 0.025 / 2**0.5)])
 def test_a_second_draw_of_the_same_sequences_makes_no_difference_more_certain(
     draws: int, chosen: str, error: float
