@@ -16,7 +16,7 @@ from torch import Tensor
 from stablernn.cells import cached_weights
 from stablernn.certificates.certified_radius import certified_radii
 from stablernn.data import ClassificationData
-from stablernn.errors import CertificateError
+from stablernn.errors import CertificateError, ConfigError
 from stablernn.export.step import weights_digest
 from stablernn.nn.models import Classifier
 from stablernn.robustness.attacks import (
@@ -83,7 +83,13 @@ def robustness(
 
     Raises:
         DataError: If the split is empty, or the model was trained on another kind of data.
+        ConfigError: If no gradient passes the cell.
     """
+    if model.rnn.first.cells[0].is_fixed:
+        raise ConfigError(
+            f"Attacks follow gradients, and none passes the cell '{model.rnn.first.cell}', so that they would find "
+            "nothing. Leave the report on robustness out, or take another cell."
+        )
     settings, enter_stage = settings or Settings(), stage or (lambda title: nullcontext())
     scorer = open_classification(data, split, PredictorNames(features=features, outputs=labels))
     sample = _draw_sample(model, data, scorer, settings)

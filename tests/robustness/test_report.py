@@ -112,6 +112,13 @@ def test_a_model_without_radii_says_why() -> None:
     assert found["hessian"] is None
 
 
+def test_a_cell_that_no_gradient_passes_is_not_called_robust() -> None:
+    model = Classifier("rocket", 1, 2, 84).eval()
+    model.mark_fitted()
+    with pytest.raises(ConfigError, match="none passes the cell 'rocket'"):
+        robustness(model, data(), "test", QUICK)
+
+
 def test_classes_in_another_order_are_the_models() -> None:
     used = replace(QUICK, hessian=False)
     turned = robustness(trained(), data(), "test", used, labels=("low", "high"))
