@@ -60,7 +60,7 @@ def test_the_summary(task: str, runs: Runs) -> None:
     assert set(summary) == {
         "run", "task", "cell", "engine", "parameters", "epochs", "steps", "seconds", "best_epoch", "metrics",
         "baselines", "certificate", "data_notes", "still_improving", "diverged", "warnings",
-        *(["gate"] if task == "forecast" else []),
+        *(["gate", "linear_forecast"] if task == "forecast" else []),
     }  # fmt: skip
     assert (summary["run"], summary["task"], summary["epochs"], summary["steps"]) == (str(run), task, 1, 2)
     assert summary["parameters"] == sum(parameter.numel() for parameter in load_run(run).model.parameters())
