@@ -218,8 +218,10 @@ def fit_forecast_head(model: Forecaster, windows: WindowSet) -> float:
         # The mean and all quantiles move together: (steps * targets) to (steps * targets * levels) rows.
         set_linear(head, np.repeat(weight, levels, axis=0), np.repeat(bias, levels))
     if known_map is not None:
-        # (windows, steps, hidden): every step ahead of every window is a row.
-        hidden, errors = _forecast_errors(model, windows, known_map)
+        # (windows, steps, hidden): every step ahead of every window is a row, and once more with some values left out:
+        # the forecast without one is fitted, too.
+        parts = [_forecast_errors(model, windows, known_map, unknown=share) for share in (0.0, _UNKNOWN)]
+        hidden, errors = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         rows, targets = hidden.reshape(-1, hidden.shape[-1]), errors.reshape(-1, errors.shape[-1])
         is_complete = ~np.isnan(targets).any(axis=1)
         numbers = np.flatnonzero(is_complete)[evenly_spaced(int(is_complete.sum()), MOST_ROWS)]
@@ -254,17 +256,33 @@ NO_ROWS = (
 )
 
 
-def _forecast_errors(model: Forecaster, windows: WindowSet, module: nn.Module) -> tuple[Float64Array, Float64Array]:
+_UNKNOWN = 0.2
+"""Share of the known values that are left out of the rows by which the forecast without them is fitted."""
+
+
+def _forecast_errors(
+    model: Forecaster, windows: WindowSet, module: nn.Module, *, unknown: float = 0.0
+) -> tuple[Float64Array, Float64Array]:
     """Return the inputs of a module and the errors of the mean forecast, truth minus forecast in units of the scaling.
+
+    Args:
+        model: The forecaster.
+        windows: The windows.
+        module: The module.
+        unknown: Share of the known values of the steps ahead that are taken for unknown, at random.
 
     Returns:
         ``(windows, ...)`` and ``(windows, steps, targets)``, the latter NaN where a truth is missing.
     """
     parts: list[Tensor] = []
     errors: list[Float64Array] = []
+    generator = np.random.default_rng(0)
     with torch.no_grad(), cached_weights(model), inputs_of(module) as inputs:
         for numbers in batch_evenly_spaced(windows, MOST_ROWS, _BATCH):
             samples = windows.gather(numbers)
+            if unknown and samples.future is not None:
+                is_unknown = generator.random(samples.future.shape) < unknown
+                samples = samples._replace(future=np.where(is_unknown, np.float32(np.nan), samples.future))
             x, lengths, dt, covariates = model_inputs(samples, model)
             if "future" in covariates:
                 # A recursive head reads the known values of one step at a time.

@@ -144,6 +144,33 @@ def test_a_forecast_is_that_of_the_linear_skip_with_quantiles_of_its_errors() ->
     assert loss == pytest.approx(scaled, rel=1e-4)
 
 
+def test_an_unknown_covariate_gives_a_forecast_between_those_of_its_values() -> None:
+    """A flag that rarely changes has a small unit: its mean, which stands for unknown, is far from its values."""
+    random = np.random.default_rng(0)
+    flag = np.repeat(random.random(150) < 0.1, 8).astype(np.float64)
+    angle = 2 * np.pi * np.arange(1200) / 24
+    target = 10 + np.sin(angle) - 3 * flag + 0.1 * random.normal(size=1200)
+    values = np.stack([target, flag, np.sin(angle), np.cos(angle)], axis=1)
+    names = ("target", "flag", "sin", "cos")
+    roles = {"channels": names, "targets": names[:1], "future": names[1:], "season": 24}
+    lengths = {"context_length": 24, "horizon": 12, "validation_steps": 80, "test_steps": 40}
+    data = many_series([values], **roles, **lengths)
+    model, _ = solved(data)
+    samples = data.windows("train").gather(range(0, 900, 7))
+    forecasts = []
+    for value in (1.0, 0.0, np.nan):
+        assert samples.future is not None
+        future = samples.future.copy()
+        future[..., 0] = value
+        with torch.no_grad():
+            forecasts.append(model.run(torch.from_numpy(samples.x), future=torch.from_numpy(future))[0]["mean"])
+    on, off, unknown = forecasts
+    effect = float((off - on).mean())
+    assert effect > 1
+    assert (unknown < off + 0.25 * effect).all()
+    assert (unknown > on - 0.25 * effect).all()
+
+
 @pytest.mark.parametrize("change", [False, True], ids=["value", "change"])
 def test_numbers_of_the_next_step_are_solved_for(change: bool) -> None:
     random = np.random.default_rng(0)
