@@ -348,7 +348,7 @@ def _load(settings: str) -> Data:
     return load_run_data(Config.model_validate_json(settings), choose=False)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=PARTS)
 def _chosen_part(settings: str, number: int, count: int, seed: int) -> tuple[Data, Data]:
     """Return what :func:`_part` does, before the time of a model's steps is known."""
     config = Config.model_validate_json(settings)
