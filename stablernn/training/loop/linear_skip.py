@@ -551,7 +551,7 @@ def _fits(
         groups.setdefault((candidate.strength, candidate.seasons), []).append(number)
     for (strength, seasons), numbers in groups.items():
         if is_fitted or strength >= FIXED:
-            priors = [candidates[number].prior for number in numbers]
+            priors: list[Prior] = [candidates[number].prior for number in numbers]
             yield from zip(numbers, regression.weights(strength, priors, seasons), strict=True)
 
 
@@ -585,7 +585,7 @@ class _Candidates:
         # All contexts are compared by the first; the others at the chosen context alone.
         weightings: list[Weighting] = ["series", "window"] if model.skip_weighting is None else [model.skip_weighting]
         self.weightings, self.later_weightings = weightings[:1], weightings[1:]
-        lags = sorted({1, *self.seasons, *([data.season] if data.season > 1 else [])})
+        lags: list[Prior] = [*sorted({1, *self.seasons, *([data.season] if data.season > 1 else [])})]
         self.priors: list[Prior] = ["mean", *lags] if model.skip_prior is None else [model.skip_prior]
         self.fixed: list[Prior] = [*self.priors, "drift"] if model.skip_prior is None else self.priors
         self.strengths = STRENGTHS if model.skip_strength is None else (model.skip_strength,)
@@ -604,7 +604,7 @@ class _Candidates:
 
     @staticmethod
     def _reached(priors: Sequence[Prior], context: int) -> list[Prior]:
-        return [prior for prior in priors if isinstance(prior, str) or prior <= context]
+        return [prior for prior in priors if not isinstance(prior, int) or prior <= context]
 
     def weighted(self, chosen: LinearForecast) -> _Candidates:
         """Return the candidates of a chosen context with all weights of the windows."""
@@ -620,7 +620,7 @@ class _Candidates:
     def simplest(self) -> LinearForecast:
         """Return the candidate of series that are too short for a comparison."""
         context = self.contexts[0]
-        lags = [prior for prior in self._reached(self.fixed, context) if prior != "drift"]
+        lags: list[Prior] = [prior for prior in self._reached(self.fixed, context) if prior != "drift"]
         strength = FIXED if self._is_fixed_open else self.strengths[0]
         return LinearForecast(context, self.logs[0], self.weightings[0], lags[-1], strength)
 
