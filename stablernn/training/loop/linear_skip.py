@@ -23,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
-from scipy.linalg import cho_factor, cho_solve
 from torch import Tensor
 
 from stablernn.data.arrays import Samples
@@ -250,20 +249,18 @@ class Regression:
         rest = np.concatenate(rests, axis=1)
         mask = seasonal_mask(seasons, self._context, steps)
         if mask is None:
-            change = cho_solve(self._factor(np.arange(self._context), penalty), rest, check_finite=False)
+            change = self._solve(np.arange(self._context), penalty, rest)
         else:
             change = np.zeros_like(rest)
             for step in range(steps):
                 index = np.flatnonzero(mask[step])
-                factor = self._factor(index, penalty)
-                change[index, step::steps] = cho_solve(factor, rest[index, step::steps], check_finite=False)
+                change[index, step::steps] = self._solve(index, penalty, rest[index, step::steps])
         return [prior + change[:, number * steps :][:, :steps].T for number, prior in enumerate(weights)]
 
-    def _factor(self, index: Int64Array, penalty: float) -> tuple[Float64Array, bool]:
+    def _solve(self, index: Int64Array, penalty: float, right: Float64Array) -> Float64Array:
         block = self._gram[np.ix_(index, index)]
         block[np.diag_indices(len(index))] += penalty
-        factor: tuple[Float64Array, bool] = cho_factor(block, overwrite_a=True, check_finite=False)
-        return factor
+        return np.asarray(np.linalg.solve(block, right))
 
     def _prior(self, prior: Prior) -> tuple[Float64Array, Float64Array]:
         """Return the weights of a prior, and the products of values with what it leaves of the truths."""
