@@ -63,7 +63,7 @@ def test_each_part_is_a_table_with_its_rows_and_conditions(empty: Workplace) -> 
         ("sequence", "ms"),
         ("step", "us"),
     ]
-    others = ("cuda-graph", "scan", "shooting", "structured", "torch-rnn")
+    others = ("cuda-graph", "pooled", "scan", "shooting", "structured", "torch-rnn")
     # Triton's interpreter runs in processes of tests alone.
     names_here = [name for name in list_engines() if not name.startswith("triton")]
     engines = [f"engine {name}" for name in names_here if name not in others]
