@@ -226,5 +226,5 @@ def test_an_error_in_a_process_of_the_search_names_parameters() -> None:
     forecaster = srn.StableForecaster(
         horizon=4, context_length=16, cell="auto", budget="300steps", settings={"model.log": True}
     )
-    with pytest.raises(DataError, match=re.escape("pass settings={'model.log': False}.")):
+    with pytest.raises(ConfigError, match=re.escape("pass settings={'model.log': False}.")):
         forecaster.fit(np.sin(np.arange(300) / 5))
