@@ -28,7 +28,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing.connection import Connection, wait
@@ -218,16 +218,12 @@ def _run_claimed(job: Job, locks: JobLocks, report: Report) -> bool:
         AbandonedJob: If its owners died too often.
     """
     try:
-        lock = locks.claim(job.key, job.checkpoint, report)
-    except AbandonedJob:
-        # The last owner may have died after it wrote the result.
-        if job.is_done():
-            return True
-        raise
-    if lock is None:
-        return False
-    try:
-        with lock.held():
+        with ExitStack() as held:
+            with _late_end():
+                lock = locks.claim(job.key, job.checkpoint, report)
+                if lock is None:
+                    return False
+                held.enter_context(lock.held())
             # Looked at under the lock, since another process may just have finished it.
             if not job.is_done():
                 try:
@@ -237,10 +233,28 @@ def _run_claimed(job: Job, locks: JobLocks, report: Report) -> bool:
                 except (StableRNNError, OSError):
                     lock.check()
                     raise
+    except AbandonedJob:
+        # The last owner may have died after it wrote the result.
+        if job.is_done():
+            return True
+        raise
     except LostLock:
         report(f"Dropping {job.name}: another process has taken it over, since this one gave no sign for too long.")
         return False
     return True
+
+
+@contextmanager
+def _late_end() -> Iterator[None]:
+    """Let signals that end the process wait for the end of the block: a lock that is taken must be given back."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _run_job(connection: Connection, job: Job, locks: JobLocks) -> bool:
