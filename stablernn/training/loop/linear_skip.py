@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from stablernn.data.arrays import Samples
@@ -347,10 +348,12 @@ def choose_linear_forecast(data: ForecastData, model: ModelConfig) -> ForecastDa
     candidates = _Candidates(data, model)
     if not candidates.contexts:
         return data
-    table, chosen = _compare(data, candidates)
-    if candidates.later_weightings and chosen.strength < FIXED:
-        rows, chosen = _compare(data, candidates.weighted(chosen))
-        table = [rows[0] if row["context_length"] == chosen.context_length else row for row in table]
+    # The same sums on every machine; and processes of a search with as many threads as cores each wait for each other.
+    with threadpool_limits(1, user_api="blas"):
+        table, chosen = _compare(data, candidates)
+        if candidates.later_weightings and chosen.strength < FIXED:
+            rows, chosen = _compare(data, candidates.weighted(chosen))
+            table = [rows[0] if row["context_length"] == chosen.context_length else row for row in table]
     note = {"chosen": asdict(chosen), "by": "linear forecasts of the latest training windows", "tried": table}
     context = data.context_length if model.window is not None else chosen.context_length
     data = replace(data, context_length=context, linear=chosen, notes={**data.notes, "linear_forecast": note})

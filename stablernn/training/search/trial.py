@@ -164,8 +164,8 @@ def run_trial(trial: Trial) -> TrialResult:
                 )
             scores, samples = _score(trainer, settings, reference, task, scored)
             held_out = _held_out(trainer.model, settings, part)
-        if trial.with_baselines:
-            scores = {**scores, **task_for(scored).baseline_scores("test")}
+            if trial.with_baselines:
+                scores = {**scores, **task_for(scored).baseline_scores("test")}
         metric = trainer.objective.headline
         if scores.get(metric) is None:
             reason = f"the metric '{metric}' is not defined on what was held out"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from forecast_helpers import many_series
 from stablernn.data import ForecastData
@@ -19,6 +20,7 @@ from stablernn.nn.models import Forecaster
 from stablernn.training import Progress, load_config, train
 from stablernn.training.data_report import check_run_data
 from stablernn.training.dry_run import add_plan
+from stablernn.training.loop import linear_skip
 from stablernn.training.loop.linear_skip import (
     Folds,
     Regression,
@@ -64,6 +66,21 @@ def test_a_context_that_holds_the_period_is_chosen() -> None:
         word: len(got.windows(word)) for word in ("train", "validation", "test")
     }
     assert len(got.windows("validation")) == len(data.windows("validation"))
+
+
+def test_a_choice_takes_one_thread_whatever_the_caller_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As processes of a search have, which would wait for each other: six seconds in place of .2."""
+    numbers: set[int] = set()
+    compare = linear_skip._compare
+
+    def spy(*arguments: Any) -> Any:
+        numbers.update(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas")
+        return compare(*arguments)
+
+    monkeypatch.setattr(linear_skip, "_compare", spy)
+    with threadpool_limits(2, user_api="blas"):
+        choose(weekly())
+    assert numbers == {1}
 
 
 @pytest.mark.parametrize(
