@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 from stablernn.data.options import TaskName
 from stablernn.data.step_data import Data
@@ -93,8 +93,10 @@ def choose_settings(config: Config, budget: Budget | None = None) -> Choice:
     closed_forms = find_closed_forms(config, data)
     networks = [] if config.training.method == CLOSED_FORM else find_networks(config, data)
     with stop_signals() as stop, open_workers("stablernn-search") as workers:
-        ladder = Ladder(config, data.task, budget or Budget(), closed_forms, networks, count_parts(config, data))
-        ladder.start({"data": data.fingerprint}, time.process_time())
+        before = Preparation(data.fingerprint, time.process_time())
+        ladder = Ladder(
+            config, data.task, budget or Budget(), closed_forms, networks, count_parts(config, data), before
+        )
         choice = ladder.climb(TrialWorkers(workers, worker_count(config), stop), stop)
     return _with_score(config, choice, data)
 
@@ -157,6 +159,18 @@ class _Stopped(Exception):
     pass
 
 
+class Preparation(NamedTuple):
+    """What comes before a ladder.
+
+    Attributes:
+        fingerprint: That of the data, by which speeds are kept.
+        seconds: Processor time of the imports and of loading the data.
+    """
+
+    fingerprint: str
+    seconds: float
+
+
 class Ladder:
     """A comparison of recipes within a budget.
 
@@ -169,6 +183,7 @@ class Ladder:
         closed_forms: Recipes that take no optimizer steps.
         networks: The others, the default first.
         parts: Number of parts of the data, and of those on which all networks are compared.
+        preparation: What came before, which counts in the budget.
         speeds: Speeds of this machine.
     """
 
@@ -180,6 +195,7 @@ class Ladder:
         closed_forms: list[Candidate],
         networks: list[Candidate],
         parts: tuple[int, int],
+        preparation: Preparation,
         speeds: Speeds | None = None,
     ) -> None:
         self._config = config
@@ -191,22 +207,12 @@ class Ladder:
         self._candidates = [*networks, *closed_forms]
         self._parts, self._first_parts = parts
         self._speeds = Speeds() if speeds is None else speeds
-        self._data: dict[str, Any] = {}
+        self._fingerprint = preparation.fingerprint
         self._share = 1.0
         self._steps = 0
-        self._seconds = 0.0
-        self._start_seconds = 0.0
-
-    def start(self, data: dict[str, Any], seconds: float) -> None:
-        """Count what came before the ladder.
-
-        Args:
-            data: JSON types that describe the data, by which speeds are kept.
-            seconds: Processor time of the imports and of loading the data.
-        """
-        self._data = data
+        start = {"work": "start", "data": self._fingerprint}
         # Processes import and load at the same time, and the training that follows loads once more.
-        self._start_seconds = self._speeds.keep({"start": data}, max(seconds, _LEAST_SECONDS))
+        self._start_seconds = self._speeds.keep(start, max(preparation.seconds, _LEAST_SECONDS))
         self._seconds = 2 * self._start_seconds
 
     def climb(self, workers: TrialWorkers, stop: Event) -> Choice:
@@ -386,7 +392,8 @@ class Ladder:
     def _describe_least_budget(self, workers: TrialWorkers) -> str:
         """Return the budget with which the first network can be compared."""
         parts = halving_rounds(1, self._parts, self._first_parts)[-1][1]
-        work = LEAST_SHARE * self._cost(self._networks[0]) * parts
+        first = next((each for each in self._networks if each.status != "failed"), self._networks[0])
+        work = LEAST_SHARE * self._cost(first) * parts
         if self._budget.seconds is None:
             return f"{math.ceil(work / SEARCH_SHARE):,} steps"
         seconds = (self._seconds + work / (_USED_SHARE * workers.count)) / SEARCH_SHARE
@@ -429,14 +436,17 @@ class Ladder:
 
     def _work(self, kind: str, candidate: Candidate) -> dict[str, Any]:
         """Return a description of work on the data, by which its speed is kept."""
-        return {"work": kind, "settings": candidate.config.updated("training", seed=0).tree(), "data": self._data}
+        return {
+            "work": kind,
+            "settings": candidate.config.updated("training", seed=0).tree(),
+            "data": self._fingerprint,
+        }
 
     def _uncompared(self) -> Choice:
         """Return the choice where there is nothing to compare on, or no recipe could be trained."""
-        usable = [candidate for candidate in self._candidates if candidate.status != "failed"]
         if failed := [candidate for candidate in self._candidates if candidate.status == "failed"]:
             raise ConfigError(f"No recipe can be trained on this data. '{failed[0].recipe.name}': {failed[0].reason}")
-        first = next((candidate for candidate in self._closed_forms if candidate in usable), usable[0])
+        first = [*self._closed_forms, *self._networks][0]
         reason = f"nothing was compared within the budget of {self._budget}"
         if not self._parts:
             reason = "the data is too small to compare recipes on"
@@ -447,7 +457,7 @@ class Ladder:
         """Return the best model in closed form, which takes little time, where the user stops the search."""
         compared = comparable(self._closed_forms)
         if not compared:
-            raise InterruptedRun("Stopped before any recipe was compared; nothing was kept.")
+            raise InterruptedRun("Stopped before a model in closed form was compared, so that there is none to keep.")
         for candidate in compared:
             candidate.status = "compared"
         best, _ = select(compared)
@@ -503,8 +513,8 @@ SEARCH_SHARE = 0.6
 """Share of the budget for the comparison of all recipes; the rest is for the training that follows, and what that has
 no use for goes to further draws of the folds."""
 LEAST_SHARE = 0.5
-"""Least share of its steps that a network is compared after: after a fifth of them models in closed form are better on
-most sets, after half of them on some (docs/guides/choosing.md). Below it, fewer networks are compared instead."""
+"""Least share of its steps that a network is compared after, for one that learns longest is behind at the beginning.
+Below it, fewer networks are compared instead."""
 _SHARES = (1.0, 0.8, 0.65, LEAST_SHARE)
 """Shares that are planned: few, so that a small difference in speed leaves the plan as it is."""
 _MOST_FIRST_PARTS = 3

@@ -14,7 +14,7 @@ from stablernn.data.options import TaskName
 from stablernn.errors import ConfigError, InterruptedRun
 from stablernn.training.search.budget import Budget
 from stablernn.training.search.candidates import Candidate
-from stablernn.training.search.ladder import Choice, Ladder
+from stablernn.training.search.ladder import Choice, Ladder, Preparation
 from stablernn.training.search.speeds import Speeds
 from stablernn.training.search.trial import TrialWorkers
 from stablernn.training.settings.load import validate
@@ -43,8 +43,8 @@ def climb(
 ) -> Choice:
     closed_forms = [each for each in contenders if each.is_closed_form]
     others = [each for each in contenders if not each.is_closed_form]
-    ladder = Ladder(USER, task, budget, closed_forms, others, parts, Speeds(folder / "speeds.json"))
-    ladder.start({"data": "toy"}, seconds)
+    speeds = Speeds(folder / "speeds.json")
+    ladder = Ladder(USER, task, budget, closed_forms, others, parts, Preparation("toy", seconds), speeds)
     return ladder.climb(cast(TrialWorkers, workers), stop or Event())
 
 
@@ -130,7 +130,7 @@ def test_a_stop_keeps_the_best_model_in_closed_form(tmp_path: Path) -> None:
     choice = climb(workers, tmp_path, Budget(None, 20_000), [*networks(2), closed_form()], stop=stop)
     assert (choice.document["chosen"], choice.config.training.method) == ("closed form", "closed-form")
     stop = Event()
-    with pytest.raises(InterruptedRun, match=r"^Stopped before any recipe was compared"):
+    with pytest.raises(InterruptedRun, match=r"^Stopped before a model in closed form"):
         climb(ScoringWorkers(stop=stop), tmp_path, Budget(None, 20_000), [*networks(2), closed_form()], stop=stop)
 
 
