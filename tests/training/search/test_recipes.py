@@ -43,14 +43,16 @@ def test_only_what_the_user_left_open_counts_as_chosen() -> None:
 
 
 def test_closed_forms_have_random_layers_that_are_proved_and_stay_below_settings_of_the_user() -> None:
-    kernels, first, *_ = find_closed_forms(validate({"data": {"source": "x"}}), sequences())
+    kernels, first = find_closed_forms(validate({"data": {"source": "x"}}), sequences())
     assert (kernels.recipe.name, kernels.proof) == ("rocket, closed form", "bounded")
     assert (first.recipe.name, first.proof) == ("lru, closed form", "contracting")
     assert (first.config.model.hidden_size, first.config.training.refit) == (256, True)
     certified = validate({"data": {"source": "x"}, "training": {"certified": True}})
     assert "rocket" not in {candidate.config.model.cell for candidate in find_closed_forms(certified, sequences())}
-    model = {"cell": "lipschitz", "hidden_size": 8}
-    (own,) = find_closed_forms(validate({"data": {"source": "x"}, "model": model}), sequences())
+    data = sequences()
+    splits = {name: replace(split, dt=np.ones(split.x.shape[:2], np.float32)) for name, split in data.splits().items()}
+    timed = replace(data, time_step=1.0, **splits)
+    *_, own = find_closed_forms(validate({"data": {"source": "x"}, "model": {"hidden_size": 8}}), timed)
     assert (own.config.model.cell, own.config.model.hidden_size, own.proof) == ("lipschitz", 8, "contracting")
     for training in ({"lr": 0.1}, {"method": "gradient"}):
         assert not find_closed_forms(validate({"data": {"source": "x"}, "training": training}), sequences())
