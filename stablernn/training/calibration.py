@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +20,9 @@ from stablernn.training.evaluation.metrics import symmetric_levels
 from stablernn.training.loop.minibatches import model_inputs
 
 _BATCH = 256
-MOST_NUMBERS = 50_000_000
-"""Most quantiles, over all validation windows, from which offsets are computed."""
-_LEAST_WINDOWS = 1_000
+MOST_NUMBERS = 2_000_000
+"""Most quantiles, over all windows of a split, from which offsets are computed."""
+_LEAST_WINDOWS = 200
 """Fewest windows from which offsets are computed, however many quantiles each has."""
 _MAX_TEMPERATURE = 20.0
 """Upper end of the search for a temperature; the lower end is 1 over it."""
@@ -96,35 +96,60 @@ def _log_loss(logits: np.ndarray, truth: np.ndarray, temperature: float) -> floa
     return float(torch.nn.functional.cross_entropy(torch.from_numpy(logits / temperature), torch.from_numpy(truth)))
 
 
-def fit_offsets(model: Forecaster, windows: WindowSet) -> dict[str, Any]:
-    """Compute the conformal offsets of the quantiles from the validation windows and set them.
+Array = npt.NDArray[Any]
+
+
+class ConformityScores(NamedTuple):
+    """How far truths lie outside the intervals of forecasts by a model that was not trained on them.
+
+    Distances are in units in which all windows share an offset, and negative inside.
+
+    Attributes:
+        below: float32 (windows, horizon, targets, intervals), of truths from the lower ends; NaN where they are
+            missing.
+        above: The same from the upper ends; minus infinity for a zero that a cut at zero always holds.
+        half_widths: float64 (horizon, targets, intervals), half the mean width of the intervals.
+        origins: Number of forecasts whose truths do not overlap, at most that of windows.
+        levels: Levels of the quantiles, of which :func:`symmetric_levels` are intervals.
+    """
+
+    below: npt.NDArray[np.float32]
+    above: npt.NDArray[np.float32]
+    half_widths: npt.NDArray[np.float64]
+    origins: int
+    levels: tuple[float, ...]
+
+
+def conformity_scores(model: Forecaster, windows: WindowSet) -> ConformityScores:
+    """Return the scores of a model's uncalibrated quantiles on windows that it was not trained on.
 
     Args:
-        model: Trained model with quantiles, in evaluation mode; its ``offsets`` are set.
-        windows: Windows of the validation split; if their quantiles exceed :data:`MOST_NUMBERS`, evenly spaced ones.
-
-    Returns:
-        The report of :func:`conformal_offsets`, with the ``unit`` and the ``offsets`` themselves, as JSON types.
+        model: Trained model with quantiles, in evaluation mode; its ``offsets`` are set to 0.
+        windows: The windows; if their quantiles exceed :data:`MOST_NUMBERS`, evenly spaced ones.
     """
     # Scores are those of the uncalibrated quantiles, whatever an earlier calibration left behind.
     model.offsets.zero_()
     max_windows = max(_LEAST_WINDOWS, MOST_NUMBERS // model.offsets.numel())
-    truths, quantiles, scales = [], [], []
+    batches = list(batch_evenly_spaced(windows, max_windows, _BATCH))
+    parts = []
     with torch.no_grad(), cached_weights(model):
-        for numbers in batch_evenly_spaced(windows, max_windows, _BATCH):
-            truth, window_quantiles, scale = _in_offset_units(model, windows.gather(numbers))
-            truths.append(truth)
-            quantiles.append(window_quantiles)
-            scales.append(scale)
-    conformal = conformal_offsets(
-        np.concatenate(truths), np.concatenate(quantiles), np.concatenate(scales), model.quantiles
-    )
-    model.offsets.copy_(torch.from_numpy(conformal.offsets))
-    unit = "the data's" if model.head_kind == "recursive" else "the scaling of each window"
-    return {**conformal.report, "levels": list(model.quantiles), "unit": unit, "offsets": conformal.offsets.tolist()}
+        for numbers in batches:
+            samples = windows.gather(numbers)
+            is_zero = (samples.y <= 0) if model.non_negative else np.zeros(samples.y.shape, dtype=np.bool_)
+            parts.append((*_in_offset_units(model, samples), is_zero))
+    truth, quantiles, scale, zeros = (np.concatenate(each) for each in zip(*parts, strict=True))
+    origins = np.array(windows.origins, dtype=np.int64)[np.concatenate(batches)]
+    return scores_of(truth, quantiles, scale, zeros, model.quantiles, _independent(origins, model.horizon))
 
 
-def _in_offset_units(model: Forecaster, samples: Samples) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _independent(origins: npt.NDArray[np.int64], horizon: int) -> int:
+    """Return the number of forecasts whose truths do not overlap, of (series, first step) of windows."""
+    series, first = origins.T
+    back = first.max() - first
+    return len({(int(one), int(step)) for one, step in zip(series, back // horizon, strict=True)})
+
+
+def _in_offset_units(model: Forecaster, samples: Samples) -> tuple[Array, Array, Array]:
     """Return true values, quantiles and scale of windows, in units in which all windows share an offset.
 
     Returns:
@@ -142,7 +167,34 @@ def _in_offset_units(model: Forecaster, samples: Samples) -> tuple[np.ndarray, n
     return truth.cpu().numpy(), quantiles.cpu().numpy(), scale.cpu().numpy()
 
 
-Array = npt.NDArray[Any]
+def scores_of(
+    truth: Array, quantiles: Array, scale: Array, is_zero: Array, levels: Sequence[float], origins: int
+) -> ConformityScores:
+    """Return the scores of forecasts.
+
+    Args:
+        truth: (n, horizon, targets), NaN = missing.
+        quantiles: (n, horizon, targets, levels), rising along the levels.
+        scale: (n, 1, targets), the unit of each sample, above 0.
+        is_zero: (n, horizon, targets), truths that are zero where quantiles are cut off at zero.
+        levels: Between 0 and 1, increasing.
+        origins: Number of forecasts whose truths do not overlap.
+
+    Raises:
+        DataError: If there is no sample, or a quantile is not finite.
+    """
+    if not len(truth):
+        raise DataError("Conformal intervals need a calibration split, and it is empty. Hold out more for validation.")
+    if not np.isfinite(quantiles).all():
+        raise DataError("A quantile forecast of the calibration split is not finite, so that nothing can be measured.")
+    y, q = truth.astype(np.float64)[..., None], quantiles.astype(np.float64)
+    s = scale.astype(np.float64)[..., None]
+    pairs = symmetric_levels(levels)
+    lower, upper = (q[..., [pair[side] for pair in pairs]] for side in (0, 1))
+    above = np.where(is_zero[..., None], -math.inf, (y - upper) / s)
+    half_widths = ((upper - lower) / (2 * s)).mean(axis=0)
+    below = ((lower - y) / s).astype(np.float32)
+    return ConformityScores(below, above.astype(np.float32), half_widths, origins, tuple(levels))
 
 
 class Conformal(NamedTuple):
@@ -150,24 +202,41 @@ class Conformal(NamedTuple):
 
     Attributes:
         offsets: float32 (horizon, targets, levels), to be added to each quantile in units of the anchor's scale.
-        report: As JSON types: ``samples``; ``short``, the number of intervals, by step and target, with too few
+        report: As JSON types: ``by``, :data:`HELD_OUT` or the validation split; ``samples``; ``origins``, those whose
+            truths do not overlap; ``widening``; ``short``, the number of intervals, by step and target, with too few
             samples; ``levels_left``, levels without a mirror image, which are not shifted; ``coverage``, by the nominal
-            coverage that on the calibration set ``before`` and ``after``.
+            coverage that of these samples ``before`` and ``after``.
     """
 
     offsets: npt.NDArray[np.float32]
     report: dict[str, Any]
 
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Conformal:
+        """Return that of a :meth:`document`."""
+        report = {key: value for key, value in document.items() if key != "offsets"}
+        return cls(np.array(document["offsets"], dtype=np.float32), report)
 
-def conformal_offsets(truth: Array, quantiles: Array, scale: Array, levels: Sequence[float]) -> Conformal:
+    def document(self) -> dict[str, Any]:
+        """Return the report with the ``offsets``, as JSON types."""
+        return {**self.report, "offsets": self.offsets.tolist()}
+
+
+HELD_OUT = "fits to earlier steps, on the steps after these"
+"""What calibrated the intervals of a model that was chosen by parts of the data, or fitted to them in closed form."""
+
+
+def conformal_offsets(blocks: Sequence[ConformityScores], widening: float = 1.0, by: str = HELD_OUT) -> Conformal:
     r"""Return offsets of conformalized quantile regression (Romano, Patterson, Candes, NeurIPS 2019).
 
-    Offsets are computed for each step and target. For two symmetric levels, :math:`a/2` and :math:`1 - a/2`, the score
-    of a sample is the distance of the true value from the interval,
-    :math:`E_i = \max(q_{a/2} - y_i,\ y_i - q_{1-a/2}) / s_i`, negative inside. The offset is the
+    For two symmetric levels, :math:`a/2` and :math:`1 - a/2`, the score of a sample is the distance of the true value
+    from the interval, :math:`E_i = \max(q_{a/2} - y_i,\ y_i - q_{1-a/2}) / s_i`, negative inside. The offset is the
     :math:`\lceil (n + 1)(1 - a) \rceil`-th smallest score, subtracted from the lower quantile and added to the upper
     one. If the n samples and a new one are exchangeable, the interval covers the new value with a probability of at
     least :math:`1 - a`, for any model; without ties at most :math:`1 - a + 1/(n + 1)`.
+
+    Each step and target has its own offset. Where origins are few, those of neighboring steps are pooled, so that
+    origins times steps come to :data:`ENOUGH_ORIGINS`.
 
     Windows of a series that overlap or follow each other are not exchangeable: neighbors have nearly the same error, so
     that n of them are worth far fewer, and later values may differ from all of them. The guarantee is then an
@@ -177,59 +246,90 @@ def conformal_offsets(truth: Array, quantiles: Array, scale: Array, levels: Sequ
     If n is too small for that rank (:math:`(n + 1)(1 - a) > n`), the largest score is used, which covers a new value
     with a probability of n/(n + 1) only; such steps are counted. A step without any true value is not shifted.
 
+    Where the interval would leave out more than :math:`a/2` of the truths because they are zero, the lower quantile
+    is zero: it is shifted below all of these, and the upper one by the rank of its own distances. Where more truths
+    are zero than the interval is to hold, it holds more than it says.
+
     The median is not shifted, nor is a level without a mirror image. A large negative offset can shift a lower quantile
     beyond its neighbor: sort quantiles after applying offsets.
 
     Args:
-        truth: (n, horizon, targets), raw units, NaN = missing.
-        quantiles: (n, horizon, targets, levels), raw units, rising along the levels.
-        scale: (n, 1, targets), the unit of each sample, above 0.
-        levels: Between 0 and 1, increasing.
-
-    Raises:
-        DataError: If there is no sample, or a quantile is not finite.
+        blocks: Scores of one or more splits; further ones may be by other fits of the same model.
+        widening: Factor of the calibrated intervals, at least 1.
+        by: What the scores are of, for the report.
     """
-    if not len(truth):
-        raise DataError("Conformal intervals need a calibration split, and it is empty. Hold out more for validation.")
-    if not np.isfinite(quantiles).all():
-        raise DataError("A quantile forecast of the calibration split is not finite, so that nothing can be measured.")
-    y, q = truth.astype(np.float64), quantiles.astype(np.float64)
-    s = scale.astype(np.float64)
-    is_observed = ~np.isnan(y)
-    count = is_observed.sum(axis=0)  # (horizon, targets)
-    offsets = np.zeros(q.shape[1:])
+    levels = blocks[0].levels
+    below, above = (np.concatenate([block[side] for block in blocks]).astype(np.float64) for side in (0, 1))
+    half_widths = np.mean([block.half_widths for block in blocks], axis=0)
+    origins = sum(block.origins for block in blocks)
+    horizon, targets = below.shape[1:3]
+    offsets = np.zeros((horizon, targets, len(levels)), dtype=np.float64)
+    short, coverage = 0, {}
     pairs = symmetric_levels(levels)
-    short = 0
-    for lower, upper in pairs:
+    for number, (lower, upper) in enumerate(pairs):
         nominal = levels[upper] - levels[lower]
-        scores = np.maximum(q[..., lower] - y, y - q[..., upper]) / s
-        # Missing values sort behind all scores, beyond the ranks up to count.
-        ordered = np.sort(np.where(is_observed, scores, math.inf), axis=0)
-        # Rounding must not lift (n + 1)(1 - a) above the whole number that it is.
-        rank = np.ceil((count + 1) * nominal - 1e-9).astype(np.int64)
-        short += int((rank > count).sum())
-        index = np.clip(np.minimum(rank, count) - 1, 0, None)
-        # (horizon, targets)
-        shift = np.take_along_axis(ordered, index[None], axis=0)[0]
-        shift = np.where(count > 0, shift, 0.0)
-        offsets[..., lower], offsets[..., upper] = -shift, shift
-    # The model stores float32; coverage is measured with the offsets as stored.
-    rounded = offsets.astype(np.float32)
-    shifted = np.sort(q + s[..., None] * rounded, axis=-1)
-    coverage = {
-        f"{round(levels[upper] - levels[lower], 6):g}": {
-            "before": _coverage(q[..., lower], y, q[..., upper], is_observed),
-            "after": _coverage(shifted[..., lower], y, shifted[..., upper], is_observed),
+        down, up = below[..., number], above[..., number]
+        for step, target in np.ndindex(horizon, targets):
+            steps = _neighbors(step, horizon, origins)
+            pool = down[:, steps, target].ravel(), up[:, steps, target].ravel()
+            shifts, is_short = _shifts(*pool, nominal)
+            short += is_short
+            half = half_widths[step, target, number]
+            # A shift of minus half the width leaves nothing of the interval.
+            wider = [max(-half, shift) + (widening - 1) * max(0.0, half + shift) for shift in shifts]
+            offsets[step, target, lower], offsets[step, target, upper] = -wider[0], wider[1]
+        is_observed = ~np.isnan(down)
+        coverage[f"{round(nominal, 6):g}"] = {
+            "before": _coverage(down, up, is_observed),
+            "after": _coverage(down + offsets[..., lower], up - offsets[..., upper], is_observed),
         }
-        for lower, upper in pairs
-    }
     paired = {number for pair in pairs for number in pair}
     unpaired = [level for number, level in enumerate(levels) if number not in paired and not math.isclose(level, 0.5)]
-    report = {"samples": len(truth), "short": short, "levels_left": unpaired, "coverage": coverage}
-    return Conformal(rounded, report)
+    report = {"by": by, "samples": len(below), "origins": origins, "widening": round(widening, 4), "short": short}
+    return Conformal(offsets.astype(np.float32), {**report, "levels_left": unpaired, "coverage": coverage})
 
 
-def _coverage(lower: Array, y: Array, upper: Array, is_observed: Array) -> float | None:
+ENOUGH_ORIGINS = 30
+"""Origins whose truths do not overlap from which on a step's own scores say how wide its interval is; fewer ones are
+pooled with those of neighboring steps. Of 55 small sets, pooled offsets have an interval score that is 4 % lower."""
+
+
+def _neighbors(step: int, horizon: int, origins: int) -> slice:
+    """Return the steps whose scores are pooled for one: as many as few origins need, around it."""
+    count = min(horizon, math.ceil(ENOUGH_ORIGINS / origins))
+    first = min(max(0, step - count // 2), horizon - count)
+    return slice(first, first + count)
+
+
+def _shifts(below: Array, above: Array, nominal: float) -> tuple[tuple[float, float], bool]:
+    """Return how far the ends of an interval are to be moved outwards, and whether samples are too few for the rank."""
+    is_observed = ~np.isnan(below)
+    below, above = below[is_observed], above[is_observed]
+    if not len(below):
+        return (0.0, 0.0), True
+    shift, is_short = _ranked(np.maximum(below, above), nominal)
+    is_zero = np.isneginf(above)
+    if np.mean(is_zero & (below > shift)) > (1 - nominal) / 2:
+        return (float(below[is_zero].max()), _ranked(above, nominal)[0]), is_short
+    return (shift, shift), is_short
+
+
+def _ranked(scores: Array, level: float) -> tuple[float, bool]:
+    """Return the ceil((n + 1) level)-th smallest score, or the largest, and whether the rank is beyond it."""
+    # Rounding must not lift (n + 1) level above the whole number that it is.
+    rank = math.ceil((len(scores) + 1) * level - 1e-9)
+    place = min(rank, len(scores)) - 1
+    return float(np.partition(scores, place)[place]), rank > len(scores)
+
+
+def _coverage(below: Array, above: Array, is_observed: npt.NDArray[np.bool_]) -> float | None:
     """Return the share of observed values within the interval; None without any."""
-    is_inside = (lower <= y) & (y <= upper)
+    is_inside = np.maximum(below, above) <= 0
     return float(is_inside[is_observed].mean()) if is_observed.any() else None
+
+
+def fit_offsets(model: Forecaster, conformal: Conformal) -> dict[str, Any]:
+    """Set the offsets of a model, and return the report with the ``unit`` and the ``offsets``, as JSON types."""
+    model.offsets.copy_(torch.from_numpy(conformal.offsets))
+    unit = "the data's" if model.head_kind == "recursive" else "the scaling of each window"
+    return {**conformal.document(), "levels": list(model.quantiles), "unit": unit}

@@ -33,6 +33,7 @@ from stablernn.data.types import score_notes
 from stablernn.errors import CertificateError, ConfigError, DataError, InterruptedRun, TrainingError
 from stablernn.nn.models import Classifier, SequenceModel
 from stablernn.training.build import certified_range, create_model, create_trainer, describe_data, with_engine
+from stablernn.training.calibration import HELD_OUT, Conformal
 from stablernn.training.callbacks import Callback, CallbackRecorder
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.evaluation.metrics import logit_metrics
@@ -49,7 +50,7 @@ from stablernn.training.plots import draw_curves
 from stablernn.training.resolve import described_cell, resolve
 from stablernn.training.run_data import data_files, load_run_data, locate_files, relative_path, with_time
 from stablernn.training.run_directory import RunDirectory, mark_running, new_directory
-from stablernn.training.search.trial import CROSS_VALIDATION, score_on_a_part
+from stablernn.training.search.trial import CROSS_VALIDATION, intervals_on_parts, score_on_a_part
 from stablernn.training.settings.config import AUTO, Config
 from stablernn.training.settings.defaults import CLOSED_FORM
 from stablernn.training.settings.load import merge_settings, stored_settings
@@ -139,6 +140,8 @@ def train(
             directory = RunDirectory(Path(path))
             if choice is not None:
                 write_json(directory.choice, choice.document)
+                if choice.intervals is not None:
+                    write_json(directory.calibration, {"intervals": choice.intervals.document()})
             if not processes.is_main:
                 progress, callbacks = None, ()
             with mark_running(directory.path) if processes.is_main else nullcontext():
@@ -318,7 +321,7 @@ def finish(
     # Scores, certificate and figures are of the weights that are kept, not of the last ones.
     trainer.load_best()
     _PROGRESS.info("Scoring the best weights ...")
-    calibration = task.calibrate(trainer.model, config, reference)
+    calibration = task.calibrate(trainer.model, config, reference, _held_out_intervals(directory, config, task))
     if calibration:
         write_json(directory.calibration, calibration)
     # Calibration has changed the best weights, so they are stored again.
@@ -347,6 +350,21 @@ def finish(
     if sentence is not None:
         _LOG.info(sentence)
     return _summarize(directory, config, task, trainer, scores, calibration, inputs, improvement)
+
+
+def _held_out_intervals(directory: RunDirectory, config: Config, task: Task) -> Conformal | None:
+    """Return the offsets of a forecast's quantiles by earlier fits: those of the search, or more in closed form.
+
+    None where there are none, and the validation split calibrates.
+    """
+    if directory.calibration.is_file():
+        intervals = read_json(directory.calibration).get("intervals", {})
+        return Conformal.of(intervals) if intervals.get("by") == HELD_OUT else None
+    is_fitted_again = task.data.task == "forecast" and config.training.method == CLOSED_FORM
+    if not is_fitted_again or not config.training.calibrate:
+        return None
+    # A run may be resumed in another working directory than that of its files.
+    return intervals_on_parts(locate_files(config, directory.path, read_json(directory.data)))
 
 
 def _cross_validate(

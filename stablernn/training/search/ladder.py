@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from stablernn.data.options import TaskName
 from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError, DataError, InterruptedRun
 from stablernn.terms import terms
+from stablernn.training.calibration import Conformal
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.jobs import open_workers
 from stablernn.training.loop.launch import stop_signals
@@ -30,6 +31,7 @@ from stablernn.training.search.candidates import (
     comparable,
     find_closed_forms,
     find_networks,
+    held_out_intervals,
     held_out_scores,
     held_out_temperature,
     keep_shared_parts,
@@ -62,10 +64,12 @@ class Choice:
     Attributes:
         config: The settings, not resolved, with a cell.
         document: What was tried, with scores, and why one was chosen, as ``choice.json`` of a run holds it.
+        intervals: Offsets of a forecast's quantiles by what the parts held out; None where there are none.
     """
 
     config: Config
     document: dict[str, Any]
+    intervals: Conformal | None = None
 
 
 def choose_settings(config: Config, budget: Budget | None = None) -> Choice:
@@ -109,7 +113,7 @@ def _with_score(config: Config, choice: Choice, data: Data) -> Choice:
         return choice
     validated = choice.config.updated("training", refit=False)
     settings = {**choice.document["settings"], "training.refit": False}
-    return Choice(validated, {**choice.document, "settings": settings})
+    return replace(choice, config=validated, document={**choice.document, "settings": settings})
 
 
 def count_parts(config: Config, data: Data) -> tuple[int, int]:
@@ -477,6 +481,7 @@ class Ladder:
             comparison = {"metric": metric, "better": direction(metric), "share_of_steps": round(self._share, 4)}
         if (scores := held_out_scores(candidate)) is not None:
             comparison[CROSS_VALIDATION] = scores
+        rivals = [each for each in self._candidates if each.status in ("chosen", "compared")]
         return Choice(
             config,
             {
@@ -490,6 +495,7 @@ class Ladder:
                 "recipes": [each.document() for each in self._candidates],
                 **comparison,
             },
+            held_out_intervals(candidate, rivals),
         )
 
     def _baselines(self) -> dict[str, list[float]]:

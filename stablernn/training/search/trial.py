@@ -5,6 +5,7 @@ The test split is in none of the parts.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +24,16 @@ from stablernn.data.options import LARGEST_SEED
 from stablernn.data.step_data import Data, StepData
 from stablernn.data.types import ClassificationData, ForecastData, SequenceSplit
 from stablernn.errors import ConfigError, DataError, TrainingError
-from stablernn.nn.models import Classifier, SequenceModel
+from stablernn.nn.models import Classifier, Forecaster, SequenceModel
 from stablernn.terms import terms
 from stablernn.training.build import WARM_UP_STEPS, create_model, create_trainer, training_steps, with_engine
-from stablernn.training.calibration import uncalibrated_logits
+from stablernn.training.calibration import (
+    Conformal,
+    ConformityScores,
+    conformal_offsets,
+    conformity_scores,
+    uncalibrated_logits,
+)
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.evaluation.scorers import Scores
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
@@ -103,6 +110,7 @@ class TrialResult:
         samples: Sequences, windows or steps that were held out and scored; 0 where there is no score.
         held_out: Logits and true classes of what was held out, of a classifier that has no validation split: they score
             the model that is trained in the end, and set its temperature; else None.
+        intervals: Scores of a forecast's intervals on what was held out, where they are calibrated; else None.
     """
 
     trial: Trial
@@ -118,6 +126,7 @@ class TrialResult:
     scores: Mapping[str, Any] = field(default_factory=dict)
     samples: int = 0
     held_out: tuple[np.ndarray, np.ndarray] | None = None
+    intervals: ConformityScores | None = None
 
     @property
     def rank(self) -> tuple[float, float]:
@@ -164,6 +173,7 @@ def run_trial(trial: Trial) -> TrialResult:
                 )
             scores, samples = _score(trainer, settings, reference, task, scored)
             held_out = _held_out(trainer.model, settings, part)
+            intervals = _interval_scores(trainer.model, settings, part)
             if trial.with_baselines:
                 scores = {**scores, **task_for(scored).baseline_scores("test")}
         metric = trainer.objective.headline
@@ -184,6 +194,7 @@ def run_trial(trial: Trial) -> TrialResult:
             step_seconds=clock.step_seconds,
             samples=samples,
             held_out=held_out,
+            intervals=intervals,
         )
     except (ConfigError, DataError, TrainingError) as error:
         return TrialResult(trial, "failed", seconds=time.process_time() - began, reason=str(error))
@@ -254,6 +265,19 @@ def score_on_a_part(config: Config) -> Scores:
     return {**result.scores, **task_for(part).baseline_scores("test")}
 
 
+def intervals_on_parts(config: Config) -> Conformal | None:
+    """Return offsets of a forecast's quantiles by fits to earlier and earlier steps; None where they have no parts.
+
+    Args:
+        config: Resolved settings of a fit in closed form, of which a few more take seconds.
+    """
+    results = itertools.takewhile(
+        lambda result: result.status == "done", (run_trial(Trial(0, config, part, PARTS)) for part in range(PARTS))
+    )
+    blocks = [result.intervals for result in results if result.intervals is not None]
+    return conformal_offsets(blocks) if blocks else None
+
+
 def _score(
     trainer: BaseTrainer, settings: Config, reference: Tensor | None, task: Task, scored: Data
 ) -> tuple[Mapping[str, Any], int]:
@@ -271,6 +295,13 @@ def _held_out(model: SequenceModel, settings: Config, part: Data) -> tuple[np.nd
     if not isinstance(model, Classifier) or not isinstance(part, ClassificationData) or part.test is None:
         return None
     return uncalibrated_logits(model, part.test)
+
+
+def _interval_scores(model: SequenceModel, settings: Config, part: Data) -> ConformityScores | None:
+    """Return the scores of a forecast's intervals on what the part holds out, where they are calibrated."""
+    if not isinstance(model, Forecaster) or not isinstance(part, ForecastData) or not settings.training.calibrate:
+        return None
+    return conformity_scores(model, part.windows("test"))
 
 
 class _Clock:

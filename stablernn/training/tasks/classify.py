@@ -23,7 +23,7 @@ from stablernn.errors import ConfigError, DataError
 from stablernn.nn.models import Classifier, SequenceModel
 from stablernn.plotting import plot_early
 from stablernn.terms import terms
-from stablernn.training.calibration import fit_temperature, set_temperature
+from stablernn.training.calibration import Conformal, fit_temperature, set_temperature
 from stablernn.training.evaluation.baselines import Baselines
 from stablernn.training.evaluation.metrics import label_metrics
 from stablernn.training.evaluation.predictors import BATCH_SIZE, Predictor, predict
@@ -272,7 +272,9 @@ class ClassifyTask(Task):
     def scorer(self, split: SplitName, config: Config) -> Scorer:
         return ClassificationScorer(self.data, split)
 
-    def calibrate(self, model: SequenceModel, config: Config, reference: Tensor | None) -> dict[str, Any]:
+    def calibrate(
+        self, model: SequenceModel, config: Config, reference: Tensor | None, intervals: Conformal | None = None
+    ) -> dict[str, Any]:
         assert isinstance(model, Classifier)
         model.eval()
         if config.training.temperature is not None:

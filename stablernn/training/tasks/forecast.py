@@ -19,7 +19,7 @@ from stablernn.data.types import ForecastData, LinearForecast
 from stablernn.errors import ConfigError
 from stablernn.nn.models import Forecaster, SequenceModel
 from stablernn.terms import terms
-from stablernn.training.calibration import fit_offsets
+from stablernn.training.calibration import Conformal, conformal_offsets, conformity_scores, fit_offsets
 from stablernn.training.evaluation.backtest import backtest, check_soak, soak, stream_report
 from stablernn.training.evaluation.metrics import seasonal_scale, symmetric_levels
 from stablernn.training.evaluation.predictors import BATCH_SIZE, Outputs, predict
@@ -321,7 +321,9 @@ class ForecastTask(Task):
         assert isinstance(model, Forecaster)
         return None if model.skip is None else model.skip.weight.detach().clone()
 
-    def calibrate(self, model: SequenceModel, config: Config, reference: Tensor | None) -> dict[str, Any]:
+    def calibrate(
+        self, model: SequenceModel, config: Config, reference: Tensor | None, intervals: Conformal | None = None
+    ) -> dict[str, Any]:
         assert isinstance(model, Forecaster)
         model.eval()
         windows = self.data.windows("validation")
@@ -334,7 +336,8 @@ class ForecastTask(Task):
         if reference is not None and not is_skip_alone:
             calibration["gate"] = asdict(gate(model, reference, windows))
         if config.training.calibrate:
-            calibration["intervals"] = fit_offsets(model, windows)
+            conformal = intervals or conformal_offsets([conformity_scores(model, windows)], by="the validation split")
+            calibration["intervals"] = fit_offsets(model, conformal)
         return calibration
 
     def final_scores(self, predictor: TorchPredictor, config: Config, plots: Path | None) -> FinalScores:

@@ -22,6 +22,7 @@ from stablernn.errors import ConfigError, DataError
 from stablernn.nn.models import NetworkOptions, SequenceModel
 from stablernn.plotting import _save
 from stablernn.terms import terms
+from stablernn.training.calibration import Conformal
 from stablernn.training.evaluation.backtest import BacktestSettings, StreamMonitor
 from stablernn.training.evaluation.predictors import BATCH_SIZE
 from stablernn.training.evaluation.scorers import PredictorNames, Scorer, Scores
@@ -250,13 +251,21 @@ class Task(ABC):
         """Return a copy of the weights before training that :meth:`calibrate` compares with; None if it needs none."""
         return None
 
-    def calibrate(self, model: SequenceModel, config: Config, reference: Tensor | None) -> dict[str, Any]:
+    def calibrate(
+        self,
+        model: SequenceModel,
+        config: Config,
+        reference: Tensor | None,
+        intervals: Conformal | None = None,
+    ) -> dict[str, Any]:
         """Fit to the validation split what is fitted after training, in place.
 
         Args:
             model: With its best weights; it is left in evaluation mode.
             config: The resolved settings.
             reference: Weights of :meth:`calibration_reference`.
+            intervals: Offsets of a forecast's quantiles by fits to earlier steps, in place of those of the validation
+                split.
 
         Returns:
             What was fitted, as ``calibration.json`` holds it.

@@ -5,9 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stablernn.training.calibration import conformal_offsets
+from stablernn.training.calibration import Conformal, conformal_offsets, scores_of
 
 LEVELS = (0.1, 0.5, 0.9)
+
+
+def offsets_of(truth: np.ndarray, quantiles: np.ndarray, scale: np.ndarray, levels: tuple[float, ...]) -> Conformal:
+    return conformal_offsets([scores_of(truth, quantiles, scale, np.zeros(truth.shape), levels, len(truth))])
 
 
 def calibrated(errors: np.ndarray, levels: tuple[float, ...] = LEVELS, half: float = 1.0, scale: float = 1.0) -> Any:
@@ -15,7 +19,7 @@ def calibrated(errors: np.ndarray, levels: tuple[float, ...] = LEVELS, half: flo
     truth = errors if errors.ndim == 3 else errors[:, None, None]
     around = half * np.linspace(-1, 1, len(levels))
     quantiles = np.broadcast_to(around, (*truth.shape, len(levels)))
-    return conformal_offsets(truth, quantiles, np.full((len(truth), 1, truth.shape[2]), scale), levels)
+    return offsets_of(truth, quantiles, np.full((len(truth), 1, truth.shape[2]), scale), levels)
 
 
 @pytest.mark.parametrize("n", [4, 9, 10, 39, 100])
@@ -35,7 +39,7 @@ def test_the_greater_side_counts() -> None:
     truth = np.array([-5.0, 4.0, 0.0, 2.0])[:, None, None]
     quantiles = np.broadcast_to([-1.0, 0.0, 3.0], (4, 1, 1, 3))
     # Scores: 4, 1, -1, -1; the fourth of four is the largest.
-    got = conformal_offsets(truth, quantiles, np.ones((4, 1, 1)), LEVELS)
+    got = offsets_of(truth, quantiles, np.ones((4, 1, 1)), LEVELS)
     np.testing.assert_array_equal(got.offsets[0, 0], [-4, 0, 4])
     assert got.report["coverage"] == {"0.8": {"before": 0.5, "after": 1.0}}
 
@@ -45,7 +49,7 @@ def test_each_sample_has_its_own_unit() -> None:
     units = np.random.default_rng(1).uniform(0.1, 50, 60)
     quantiles = np.broadcast_to([-1.0, 0.0, 1.0], (60, 1, 1, 3)) * units[:, None, None, None]
     truth = (errors * units)[:, None, None]
-    got = conformal_offsets(truth, quantiles, units[:, None, None], LEVELS)
+    got = offsets_of(truth, quantiles, units[:, None, None], LEVELS)
     np.testing.assert_allclose(got.offsets, calibrated(errors).offsets, rtol=1e-5)
 
 
@@ -79,6 +83,37 @@ def test_missing_truths_are_left_out_by_step() -> None:
     got = calibrated(errors)
     np.testing.assert_array_equal(got.offsets[1, 0], [0, 0, 0])
     assert got.report["short"] == 1
+
+
+def test_few_origins_share_the_scores_of_neighboring_steps() -> None:
+    """Six origins of seven steps: five steps around each are pooled, and their 30 scores have one rank."""
+    errors = np.random.default_rng(0).normal(size=(6, 7, 1)) * 4
+    got = calibrated(errors).offsets[:, 0, 2]
+    for step, first in enumerate((0, 0, 0, 1, 2, 2, 2)):
+        scores = np.sort(np.abs(errors[:, first : first + 5]).ravel() - 1)
+        # ceil(31 * 0.8) is 25.
+        assert got[step] == pytest.approx(scores[24], rel=1e-6)
+
+
+def test_a_lower_quantile_is_zero_where_more_than_its_share_of_truths_is() -> None:
+    # Of 100 truths 60 are zero, of which quantiles hold none; a shift of both ends would leave 20 of them out.
+    truth = np.concatenate([np.zeros(60), np.linspace(1, 2, 40)])[:, None, None]
+    lower = np.linspace(0.01, 0.6, 100)[:, None, None]
+    quantiles = np.stack([lower, lower + 0.5, lower + 1], axis=-1)
+    scores = scores_of(truth, quantiles, np.ones((100, 1, 1)), truth == 0, LEVELS, 100)
+    got = conformal_offsets([scores])
+    cut = np.maximum(quantiles + got.offsets, 0)
+    assert (cut[:60, ..., 0] == 0).all()
+    # The upper one holds ceil(101 * .8) = 81 of 100.
+    assert int((truth <= cut[..., 2] + 1e-6).sum()) == 81
+
+
+def test_an_interval_is_widened_by_a_factor() -> None:
+    errors = np.random.default_rng(0).normal(size=100)
+    block = scores_of(
+        errors[:, None, None], np.zeros((100, 1, 1, 3)), np.ones((100, 1, 1)), np.zeros((100, 1, 1)), LEVELS, 100
+    )
+    np.testing.assert_allclose(conformal_offsets([block], 1.5).offsets, 1.5 * conformal_offsets([block]).offsets)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from forecast_helpers import many_series
 from stablernn.data import ForecastData, SequenceSplit
 from stablernn.nn.models import Classifier, Forecaster
 from stablernn.training import load_config, load_run, train
-from stablernn.training.calibration import fit_offsets, fit_temperature
+from stablernn.training.calibration import conformal_offsets, conformity_scores, fit_offsets, fit_temperature
 from stablernn.training.tasks import task_for
 
 
@@ -146,7 +146,7 @@ def coverage(model: Forecaster, data: ForecastData, split: str, lower: int, uppe
 def test_quantiles_cover_what_they_say(options: dict[str, Any]) -> None:
     data = walk(600)
     model = forecaster(data, **options)
-    found = fit_offsets(model, data.windows("validation"))
+    found = fit_offsets(model, conformal_offsets([conformity_scores(model, data.windows("validation"))]))
     assert found["samples"] == 600
     assert found["short"] == 0
     assert found["levels"] == list(model.quantiles)
@@ -169,7 +169,7 @@ def test_the_mean_and_the_median_stay() -> None:
     windows = data.windows("test")
     x = torch.from_numpy(windows.gather(range(len(windows))).x)
     before = model.run(x)[0]
-    fit_offsets(model, data.windows("validation"))
+    fit_offsets(model, conformal_offsets([conformity_scores(model, data.windows("validation"))]))
     after = model.run(x)[0]
     assert torch.equal(before["mean"], after["mean"])
     assert float(model.offsets[..., 2].abs().max()) == 0
