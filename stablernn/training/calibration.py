@@ -246,9 +246,8 @@ def conformal_offsets(blocks: Sequence[ConformityScores], widening: float = 1.0,
     If n is too small for that rank (:math:`(n + 1)(1 - a) > n`), the largest score is used, which covers a new value
     with a probability of n/(n + 1) only; such steps are counted. A step without any true value is not shifted.
 
-    Where the interval would leave out more than :math:`a/2` of the truths because they are zero, the lower quantile
-    is zero: it is shifted below all of these, and the upper one by the rank of its own distances. Where more truths
-    are zero than the interval is to hold, it holds more than it says.
+    Where most truths are zero, the lower quantile is shifted below all of these, and the upper one by the rank of its
+    own distances. Where even more of them are zero than the interval is to hold, it holds more than it says.
 
     The median is not shifted, nor is a level without a mirror image. A large negative offset can shift a lower quantile
     beyond its neighbor: sort quantiles after applying offsets.
@@ -309,9 +308,14 @@ def _shifts(below: Array, above: Array, nominal: float) -> tuple[tuple[float, fl
         return (0.0, 0.0), True
     shift, is_short = _ranked(np.maximum(below, above), nominal)
     is_zero = np.isneginf(above)
-    if np.mean(is_zero & (below > shift)) > (1 - nominal) / 2:
+    if is_zero.mean() > _MOSTLY:
         return (float(below[is_zero].max()), _ranked(above, nominal)[0]), is_short
     return (shift, shift), is_short
+
+
+_MOSTLY = 0.5
+"""Share of zeros above which an interval holds zero: by a common shift of its ends it would miss many as soon as
+the mean moves a little."""
 
 
 def _ranked(scores: Array, level: float) -> tuple[float, bool]:

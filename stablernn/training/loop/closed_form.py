@@ -194,7 +194,7 @@ def fit_forecast_head(model: Forecaster, windows: WindowSet) -> float:
     With a skip, which has been solved for already, the layers add nothing to the mean: on states of random weights they
     forecast no better (docs/guides/choosing.md). Without one the head is solved for. The network on known values of the
     steps ahead, if there is one, reads these and the static covariates alone, and is solved for on what remains.
-    Quantiles lie at those of the training errors.
+    Quantiles lie at those of the training errors, and a forecast of data with many zeros below the regression's.
 
     Args:
         model: In evaluation mode.
@@ -212,7 +212,7 @@ def fit_forecast_head(model: Forecaster, windows: WindowSet) -> float:
     known_map = _known_map(model)
     levels = 1 + len(model.quantiles)
     if model.skip is None:
-        features, errors = _forecast_errors(model, windows, model.head)
+        features, errors, _ = _forecast_errors(model, windows, model.head)
         is_complete = ~np.isnan(errors).any(axis=(1, 2))
         weight, bias = _solve(features[is_complete], errors[is_complete].reshape(int(is_complete.sum()), -1))
         # The mean and all quantiles move together: (steps * targets) to (steps * targets * levels) rows.
@@ -221,22 +221,53 @@ def fit_forecast_head(model: Forecaster, windows: WindowSet) -> float:
         # (windows, steps, hidden): every step ahead of every window is a row, and once more with some values left out:
         # the forecast without one is fitted, too.
         parts = [_forecast_errors(model, windows, known_map, unknown=share) for share in (0.0, _UNKNOWN)]
-        hidden, errors = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        hidden, errors, _ = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         rows, targets = hidden.reshape(-1, hidden.shape[-1]), errors.reshape(-1, errors.shape[-1])
         is_complete = ~np.isnan(targets).any(axis=1)
         numbers = np.flatnonzero(is_complete)[evenly_spaced(int(is_complete.sum()), MOST_ROWS)]
         weight, bias = _solve(rows[numbers], targets[numbers])
         set_linear(known_map, np.repeat(weight, levels, axis=0), np.repeat(bias, levels))
-    _, errors = _forecast_errors(model, windows, model.head)
+    _, errors, heights = _forecast_errors(model, windows, model.head)
     if np.isnan(errors).all():
         raise TrainingError(NO_ROWS)
     with torch.no_grad():
         # Rows of the head are (steps, targets, mean and quantiles); a view writes to the parameter.
         biases = head.bias.view(*errors.shape[1:], levels)
+        if model.non_negative:
+            biases[..., 0] -= median_shift(errors, heights)
         for number, level in enumerate(model.quantiles, start=1):
             quantile = np.nan_to_num(np.nanquantile(errors, level, axis=0))
             biases[..., number] += torch.from_numpy(quantile).to(biases)
     return float(np.nanmean(np.abs(errors)))
+
+
+def median_shift(errors: Float64Array, heights: Float64Array) -> float:
+    """Return by how much forecasts that are cut off at zero are to be lowered for the least mean absolute error.
+
+    A regression forecasts a mean, which lies above the median of data with many zeros: where most values are zero, the
+    forecast with the least absolute error is zero, too.
+
+    Args:
+        errors: Truth minus forecast, NaN where missing, in units of the scaling.
+        heights: Forecasts above zero in these units, of the same shape.
+
+    Returns:
+        The shift; 0 where fewer than a tenth of the truths are zero.
+    """
+    is_observed = ~np.isnan(errors)
+    errors, heights = errors[is_observed], heights[is_observed]
+    is_zero = errors + heights <= _ZERO * np.abs(heights).max(initial=0.0)
+    if not len(errors) or is_zero.mean() < _FREQUENT_ZEROS:
+        return 0.0
+    shifts = np.quantile(heights.clip(0.0), np.linspace(0, 1, 21))
+    losses = [float(np.abs(errors + np.minimum(shift, heights)).mean()) for shift in (0.0, *shifts)]
+    return float((0.0, *shifts)[int(np.argmin(losses))])
+
+
+_FREQUENT_ZEROS = 0.1
+"""Share of zeros from which on a forecast is lowered to the median."""
+_ZERO = 1e-5
+"""What counts as zero after the rounding of float32, as a share of the highest forecast."""
 
 
 def regression_bytes(model: SequenceModel) -> int:
@@ -262,8 +293,8 @@ _UNKNOWN = 0.2
 
 def _forecast_errors(
     model: Forecaster, windows: WindowSet, module: nn.Module, *, unknown: float = 0.0
-) -> tuple[Float64Array, Float64Array]:
-    """Return the inputs of a module and the errors of the mean forecast, truth minus forecast in units of the scaling.
+) -> tuple[Float64Array, Float64Array, Float64Array]:
+    """Return the inputs of a module, the errors of the mean forecast, truth minus forecast, and its heights above zero.
 
     Args:
         model: The forecaster.
@@ -272,10 +303,12 @@ def _forecast_errors(
         unknown: Share of the known values of the steps ahead that are taken for unknown, at random.
 
     Returns:
-        ``(windows, ...)`` and ``(windows, steps, targets)``, the latter NaN where a truth is missing.
+        ``(windows, ...)`` and twice ``(windows, steps, targets)``, in units of the scaling; errors are NaN where a
+        truth is missing.
     """
     parts: list[Tensor] = []
     errors: list[Float64Array] = []
+    heights: list[Float64Array] = []
     generator = np.random.default_rng(0)
     with torch.no_grad(), cached_weights(model), inputs_of(module) as inputs:
         for numbers in batch_evenly_spaced(windows, MOST_ROWS, _BATCH):
@@ -290,11 +323,14 @@ def _forecast_errors(
             change, location, scale = model.changes(model.final_state(x, lengths, dt=dt), **covariates)
             truth = torch.from_numpy(samples.y[:, : model.steps]).to(x)
             target = (model.scaling.transform(truth, model.target_indices) - location) / scale
-            errors.append((target - change[:, 0, ..., 0]).double().numpy(force=True))
+            forecast = change[:, 0, ..., 0]
+            zero = (model.scaling.transform(torch.zeros_like(truth), model.target_indices) - location) / scale
+            errors.append((target - forecast).double().numpy(force=True))
+            heights.append((forecast - zero).double().numpy(force=True))
             parts.append(inputs.pop())
     if not parts:
         raise TrainingError(NO_ROWS)
-    return design_matrix(parts), np.concatenate(errors)
+    return design_matrix(parts), np.concatenate(errors), np.concatenate(heights)
 
 
 def _known_map(model: Forecaster) -> nn.Linear | None:

@@ -95,7 +95,7 @@ def test_few_origins_share_the_scores_of_neighboring_steps() -> None:
         assert got[step] == pytest.approx(scores[24], rel=1e-6)
 
 
-def test_a_lower_quantile_is_zero_where_more_than_its_share_of_truths_is() -> None:
+def test_a_lower_quantile_is_zero_where_most_truths_are() -> None:
     # Of 100 truths 60 are zero, of which quantiles hold none; a shift of both ends would leave 20 of them out.
     truth = np.concatenate([np.zeros(60), np.linspace(1, 2, 40)])[:, None, None]
     lower = np.linspace(0.01, 0.6, 100)[:, None, None]

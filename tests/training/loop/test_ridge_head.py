@@ -17,6 +17,7 @@ from stablernn.nn.models import Forecaster, SequenceModel
 from stablernn.training.build import create_model, create_trainer, measure_speed
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop.base_trainer import NoRecorder
+from stablernn.training.loop.closed_form import median_shift
 from stablernn.training.resolve import resolve
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import load_config
@@ -216,3 +217,14 @@ def test_resolved_settings_resolve_to_themselves() -> None:
     once = settings(data)
     assert resolve(once, task_for(data)) == once
     assert (once.training.epochs, once.training.lr, once.training.certified) == (None, None, True)
+
+
+@pytest.mark.parametrize("zeros", [0.95, 0.6, 0.05])
+def test_a_forecast_of_many_zeros_is_lowered_to_the_least_absolute_error(zeros: float) -> None:
+    random = np.random.default_rng(0)
+    truth = np.where(random.random((400, 2, 1)) < zeros, 0.0, random.gamma(2.0, 2.0, (400, 2, 1)))
+    forecast = random.uniform(0.5, 1.5, truth.shape)
+    shift = median_shift(truth - forecast, forecast)
+    losses = [np.abs(truth - np.maximum(forecast - each, 0)).mean() for each in np.linspace(0, 1.5, 151)]
+    assert np.abs(truth - np.maximum(forecast - shift, 0)).mean() <= min(losses) + 0.01 or zeros < 0.1
+    assert {0.95: shift > 1.4, 0.6: shift > 0, 0.05: shift == 0}[zeros]
