@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from stablernn import errors
 from stablernn.data.arrays import FingerprintPart, Float32Array, Timestamps, fingerprint
@@ -25,6 +26,8 @@ PERIODS = tuple(_PERIODS)
 
 # A day in minutes or more is not a horizon that anybody means without naming it.
 _MAX_DEFAULT_HORIZON = 96
+# One step each of context, training, validation and test.
+_LEAST_STEPS = 4
 _MAX_NAMED_SERIES = 12
 # A table with more columns than these may be one of many meters.
 _FEW_CHANNELS = 2
@@ -197,7 +200,7 @@ def forecast_data(name: str, table: Table, options: LoadOptions, *, test: Table 
         options = options.with_options(test_steps=_count_test_steps(table, series, test.name))
     # Without a grid no season follows from the frequency: 1 means none.
     season = options.season if options.season is not None else (grid.season if grid else 1)
-    horizon = options.horizon if options.horizon is not None else min(season, _MAX_DEFAULT_HORIZON)
+    horizon = _default_horizon(series, options, season) if options.horizon is None else options.horizon
     _check_settings(season, horizon, options)
     steps, short = _fit_steps(table.name, series, options, season, horizon)
     data = ForecastData(
@@ -400,6 +403,18 @@ def _check_settings(season: int, horizon: int, options: LoadOptions) -> None:
             )
 
 
+def _default_horizon(series: Sequence[Series], options: LoadOptions, season: int) -> int:
+    """Return one season, as far as training, validation and test have room for one horizon each after a context."""
+    room = [max(1, int(_usual_lengths(series).min()) // _LEAST_STEPS), options.validation_steps, options.test_steps]
+    return min(season, _MAX_DEFAULT_HORIZON, *filter(None, room))
+
+
+def _usual_lengths(series: Sequence[Series]) -> npt.NDArray[np.int64]:
+    """Return the steps of the series that are at least half as long as the median."""
+    lengths = np.array([len(each.ds) for each in series])
+    return np.asarray(lengths[2 * lengths >= np.median(lengths)])
+
+
 def _fit_steps(
     name: str, series: Sequence[Series], options: LoadOptions, season: int, horizon: int
 ) -> tuple[_WindowSteps, Notes]:
@@ -408,8 +423,7 @@ def _fit_steps(
     Of the series that are at least half as long as the median, the shortest sets the steps of validation and test, and
     the median of these the context. Shorter ones use what they have.
     """
-    lengths = np.array([len(each.ds) for each in series])
-    usual = lengths[2 * lengths >= np.median(lengths)]
+    usual = _usual_lengths(series)
     share = max(horizon, int(options.validation_fraction * usual.min()))
     validation_steps = share if options.validation_steps is None else options.validation_steps
     test_steps = share if options.test_steps is None else options.test_steps
@@ -420,7 +434,7 @@ def _fit_steps(
     steps = _WindowSteps(context_length, validation_steps, test_steps)
     # A context that is asked for must fit somewhere; another one may begin before a series.
     needed = held_out + (options.context_length or 1)
-    if lengths.max() < needed:
+    if max(len(each.ds) for each in series) < needed:
         _refuse_short(name, series, horizon, needed, steps._replace(context_length=options.context_length or 1))
     # One value to forecast from.
     short = [each.unique_id for each in series if len(each.ds) < held_out + 1]
@@ -434,7 +448,7 @@ def _refuse_short(name: str, series: Sequence[Series], horizon: int, needed: int
         f"{terms().series_of(name, longest.unique_id)} has {pluralize(len(longest.ds), 'step')}"
         f"{', no other has more' if len(series) > 1 else ''}, {needed} are needed: context_length "
         f"{steps.context_length} + horizon {horizon} + validation {steps.validation_steps} + test {steps.test_steps}. "
-        "Shorten these."
+        f"{'Add rows' if needed == _LEAST_STEPS else 'Shorten these'}."
     )
 
 

@@ -130,7 +130,7 @@ def load_data(
         future: Forecast: columns that are known in advance; their past is seen, too.
         static: Forecast: columns of numbers with one value for each series.
         calendar: Forecast: periods for which the model gets the position of each step: ``day``, ``week``, ``year``.
-        horizon: Forecast: steps to forecast. Default: the season, at most 96.
+        horizon: Forecast: steps to forecast. Default: the season, at most 96 or a quarter of the series.
         context_length: Forecast: steps before them. Default: twice the season or the horizon, as far as it fits.
         season: Forecast: steps of a season. Default: what the frequency suggests.
         frequency: Forecast: frequency alias of the time grid. Default: inferred.

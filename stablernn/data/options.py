@@ -279,7 +279,7 @@ class LoadOptions(DataOptions):
     task: str | None = None
     """classify, forecast or predict-next; None: what the data is for."""
     horizon: Count | None = None
-    """Steps to forecast; None: the dataset's, else the season, at most 96."""
+    """Steps to forecast; None: the dataset's, else the season, at most 96 or a quarter of the series."""
     context_length: Count | None = None
     """Steps before them; None: the dataset's, else twice the season or the horizon, as far as it fits."""
     season: Count | None = None

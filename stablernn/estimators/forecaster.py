@@ -48,7 +48,7 @@ class StableForecaster(RunEstimator):
     Args:
         cell: Key of the recurrent cell, see :func:`stablernn.list_cells`; ``auto``: cell and other settings are chosen
             by forward chaining on the training data within ``budget``, see ``docs/guides/choosing.md``.
-        horizon: Steps to forecast; None: a season, at most 96.
+        horizon: Steps to forecast; None: a season, at most 96 or a quarter of the series.
         context_length: Steps seen before a forecast; None: chosen by validation.
         season: Steps of the main season; None: by the frequency.
         frequency: Frequency alias of the times, such as ``h``; None: inferred.

@@ -187,6 +187,13 @@ def test_default_lengths_are_those_of_series_of_usual_length(tmp_path: Path) -> 
         assert getattr(data, name) == getattr(same, name)
 
 
+@pytest.mark.parametrize(("steps", "horizon"), [(4, 1), (20, 5), (28, 7), (400, 7)])
+def test_a_default_horizon_leaves_room_for_training(tmp_path: Path, steps: int, horizon: int) -> None:
+    data = load(daily(tmp_path, steps))
+    assert data.horizon == horizon
+    assert len(data.windows("train"))
+
+
 def test_series_of_which_none_is_long_enough_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"series 's1' has 8 steps, no other has more, 9.*context_length 3 \+"):
         load(unequal(tmp_path, 3, 8, 5), **SMALL)
