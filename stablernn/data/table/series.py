@@ -271,7 +271,7 @@ def open_table(
     if detect_format(path) not in TABLE_FORMATS:
         raise errors.DataError(f"{terms().file(path.name)} is not a table; tables are {', '.join(TABLE_FORMATS)}.")
     names = read_column_names(path, repairs)
-    time_name = _find_time_column(path, names, time_column, repairs)
+    time_name = _find_time_column(path, [name for name in names if name != id_column], time_column, repairs)
     if id_column not in names and id_column != ID_COLUMN:
         raise unknown_column_error(path, id_column, names)
     id_name = id_column if id_column in names else None
@@ -307,9 +307,10 @@ def _find_time_column(path: Path, names: Sequence[str], name: str, repairs: Repa
     if _INFLUX_TIME in names:
         settings = {"time_column": _INFLUX_TIME}
         advice = f"For InfluxDB's annotated CSV {terms().set('data.time_column', _INFLUX_TIME)}."
+    key = terms().key("data.time_column")
     raise errors.DataError(
         f"{terms().file(path.name)} has no column '{TIME_COLUMN}' and its first column '{first}' does not hold "
-        f"dates. {advice or f'Name the time column; there are {format_names([*filter(None, names)])}. '}"
+        f"dates. {advice or f'Name the time column by {key}; there are {format_names([*filter(None, names)])}. '}"
         f"{'' if advice else 'A recording without times is read from a folder.'}",
         settings=settings,
     )
