@@ -168,10 +168,9 @@ def averaged_growth(members: Sequence[Matrix]) -> Matrix:
 
 def pair_norms(weight: Matrix, readout: str) -> list[Matrix]:
     """Return the norms of differences of classes' weights, ``(classes, classes)`` for each part of the readout."""
-    differences = weight[:, None] - weight[None]
-    classes = len(weight)
-    parts = np.split(differences, len(READOUT_PARTS.get(readout, (readout,))), axis=-1)
-    return [row_norms(part.reshape(classes * classes, -1)).reshape(classes, classes) for part in parts]
+    parts = np.split(weight, len(READOUT_PARTS.get(readout, (readout,))), axis=-1)
+    # Class by class: the differences of a thousand classes at once would fill the memory.
+    return [np.stack([row_norms(part - row) for row in part]) for part in parts]
 
 
 def _margins(model: Classifier, x: Tensor, lengths: Tensor | None) -> Matrix:
