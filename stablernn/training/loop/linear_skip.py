@@ -620,9 +620,10 @@ class _Candidates:
     def simplest(self) -> LinearForecast:
         """Return the candidate of series that are too short for a comparison."""
         context = self.contexts[0]
-        lags: list[Prior] = [prior for prior in self._reached(self.fixed, context) if prior != "drift"]
+        priors = self._reached(self.fixed, context)
+        prior = ([prior for prior in priors if prior != "drift"] or priors)[-1]
         strength = FIXED if self._is_fixed_open else self.strengths[0]
-        return LinearForecast(context, self.logs[0], self.weightings[0], lags[-1], strength)
+        return LinearForecast(context, self.logs[0], self.weightings[0], prior, strength)
 
     def _seasonal_maps(self, context: int) -> list[tuple[int, ...]]:
         if self._masks is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,14 +151,16 @@ def test_settings_of_the_user_stay(changes: Any, settings: Any, expected: dict[s
         assert got.context_length == data.context_length
 
 
-@pytest.mark.parametrize("steps", [5, 6, 8, 12])
-def test_series_that_are_too_short_to_compare_get_a_forecast_without_parameters(steps: int) -> None:
-    settings: dict[str, Any] = {"horizon": 2, "context_length": 1, "has_default_context": True}
-    data = many_series([np.arange(steps)[:, None]], **settings, season=1, validation_steps=0, test_steps=0)
-    got = choose(data)
+@pytest.mark.parametrize("prior", ["mean", 1, "drift"])
+@pytest.mark.parametrize("values", [[1, 2], [3] * 9, [0] * 9, [math.nan] * 4 + [7, math.nan], range(12)])
+def test_series_that_say_nothing_get_a_forecast_without_parameters(values: Sequence[float], prior: Any) -> None:
+    settings: dict[str, Any] = {"horizon": 1, "context_length": 1, "has_default_context": True}
+    series = np.array(values, dtype=np.float64)[:, None]
+    data = many_series([series], **settings, season=1, validation_steps=0, test_steps=0)
+    got = choose(data, skip_prior=prior)
     assert got.linear is not None
-    weights = skip_weights(got, got.linear, 2)
-    assert weights.shape == (2, got.context_length)
+    weights = skip_weights(got, got.linear, 1)
+    assert weights.shape == (1, got.context_length)
     assert np.isfinite(weights).all()
 
 
