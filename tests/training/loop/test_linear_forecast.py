@@ -152,7 +152,7 @@ def test_settings_of_the_user_stay(changes: Any, settings: Any, expected: dict[s
 
 
 @pytest.mark.parametrize("prior", ["mean", 1, "drift"])
-@pytest.mark.parametrize("values", [[1, 2], [3] * 9, [0] * 9, [math.nan] * 4 + [7, math.nan], range(12)])
+@pytest.mark.parametrize("values", [[1, 2, 4], [3] * 9, [0] * 9, [math.nan] * 4 + [7, math.nan], range(12)])
 def test_series_that_say_nothing_get_a_forecast_without_parameters(values: Sequence[float], prior: Any) -> None:
     settings: dict[str, Any] = {"horizon": 1, "context_length": 1, "has_default_context": True}
     series = np.array(values, dtype=np.float64)[:, None]
