@@ -247,7 +247,8 @@ def conformal_offsets(blocks: Sequence[ConformityScores], widening: float = 1.0,
     with a probability of n/(n + 1) only; such steps are counted. A step without any true value is not shifted.
 
     Where most truths are zero, the lower quantile is shifted below all of these, and the upper one by the rank of its
-    own distances. Where even more of them are zero than the interval is to hold, it holds more than it says.
+    own distances. Where more of them are zero than the interval is to hold, it holds more than it says whatever its
+    upper quantile is, which then has its own level, :math:`1 - a/2`.
 
     The median is not shifted, nor is a level without a mirror image. A large negative offset can shift a lower quantile
     beyond its neighbor: sort quantiles after applying offsets.
@@ -309,7 +310,8 @@ def _shifts(below: Array, above: Array, nominal: float) -> tuple[tuple[float, fl
     shift, is_short = _ranked(np.maximum(below, above), nominal)
     is_zero = np.isneginf(above)
     if is_zero.mean() > _MOSTLY:
-        return (float(below[is_zero].max()), _ranked(above, nominal)[0]), is_short
+        level = nominal if is_zero.mean() < nominal else (1 + nominal) / 2
+        return (float(below[is_zero].max()), _ranked(above, level)[0]), is_short
     return (shift, shift), is_short
 
 

@@ -233,10 +233,13 @@ def fit_forecast_head(model: Forecaster, windows: WindowSet) -> float:
     with torch.no_grad():
         # Rows of the head are (steps, targets, mean and quantiles); a view writes to the parameter.
         biases = head.bias.view(*errors.shape[1:], levels)
-        if model.non_negative:
-            biases[..., 0] -= median_shift(errors, heights)
+        shift = median_shift(errors, heights) if model.non_negative else 0.0
+        biases[..., 0] -= shift
         for number, level in enumerate(model.quantiles, start=1):
             quantile = np.nan_to_num(np.nanquantile(errors, level, axis=0))
+            if shift > 0 and level <= 0.5:
+                # None up to the median is above it.
+                quantile = np.minimum(quantile, -shift)
             biases[..., number] += torch.from_numpy(quantile).to(biases)
     return float(np.nanmean(np.abs(errors)))
 
