@@ -2,8 +2,8 @@
 
 ``config.yaml`` (resolved settings), ``env.json``, ``data.json``, ``metrics.jsonl`` (a line an epoch), ``checkpoints/``
 (``best`` and ``last``, and one of each epoch where they are kept), ``plots/``, ``example.json`` (where there are
-figures: a sample that the model was not fitted on), ``choice.json`` (how the settings were chosen, where they were)
-and, when the run is done, ``calibration.json`` (what was fitted to the validation split, where anything was) and
+figures: a sample that the model was not fitted on), ``choice.json`` (how the settings were chosen, where they were),
+``calibration.json`` (what was fitted after training or by a search, where anything was) and, when the run is done,
 ``summary.json``.
 """
 
