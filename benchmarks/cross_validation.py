@@ -408,11 +408,11 @@ def score(comparison: str, data: str, variant: str, seed: int, part: int) -> lis
     chosen = COMPARISONS[comparison]
     with tempfile.TemporaryDirectory() as folder:
         config, began = settings_of(comparison, data, variant, seed, folder), time.process_time()
-        result = run_trial(Trial(0, config, part, chosen.parts, chosen.variants[variant].get("share", 1.0)))
+        result = run_trial(Trial(0, config, part, chosen.variants[variant].get("share", 1.0), parts=chosen.parts))
     row = {"comparison": comparison, "data": data, "variant": variant, "seed": seed, "part": part}
     row |= {"metric": result.metric, "score": result.score, "log_loss": result.tie, "seconds": round(result.seconds, 1)}
-    cpu_seconds = round(time.process_time() - began, 2)
-    return [{**row, "cpu_seconds": cpu_seconds, "reason": result.reason, "commit": code_commit()}]
+    row["cpu_seconds"] = round(time.process_time() - began, 2)
+    return [row | {"reason": result.reason, "commit": code_commit()}]
 
 
 def score_ensembles(comparison: str, data: str) -> list[Row]:

@@ -24,6 +24,7 @@ from stablernn.errors import ConfigError
 from stablernn.training.build import training_steps
 from stablernn.training.calibration import Conformal, best_temperature, conformal_offsets
 from stablernn.training.evaluation.baselines import majority_scores
+from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.evaluation.metrics import logit_metrics
 from stablernn.training.resolve import described_cell, resolve
 from stablernn.training.search.trial import TrialResult
@@ -223,7 +224,7 @@ class Candidate:
         results: Results of its finished trainings, by the number of the part.
         status: ``chosen``, ``compared`` on all parts, ``stopped`` before the last ones, ``failed``, or ``skipped`` for
             want of time.
-        reason: Why it failed.
+        reason: Why it failed, or why a further draw of the parts was left out.
         step_seconds: Processor time of an optimizer step.
     """
 
@@ -271,56 +272,78 @@ class Candidate:
         }
 
 
-def comparable(candidates: Sequence[Candidate]) -> list[Candidate]:
+def keep_comparable(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the candidates with results on the same first parts, and take their results on further parts away.
 
     Where time ran out, some have results on more parts than others, and means over different parts cannot be compared.
     As many parts are taken as more than half of the candidates with any result have: on more, few recipes would be
     left, and these for no better reason than that they came first.
     """
-    scored = [candidate for candidate in candidates if candidate.status != "failed" and _first_parts(candidate)]
+    scored = [candidate for candidate in candidates if candidate.status != "failed" and _finished_parts(candidate)]
     if not scored:
         return []
-    parts = sorted(map(_first_parts, scored), reverse=True)[len(scored) // 2]
-    compared = [candidate for candidate in scored if _first_parts(candidate) >= parts]
+    parts = sorted(map(_finished_parts, scored), reverse=True)[len(scored) // 2]
+    compared = [candidate for candidate in scored if _finished_parts(candidate) >= parts]
     for candidate in compared:
         candidate.results = {part: candidate.results[part] for part in range(parts)}
     return compared
 
 
-def keep_shared_parts(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates that did not fail, with results on the first parts that all of them have."""
-    finalists = [candidate for candidate in candidates if candidate.status != "failed"]
-    parts = min(map(_first_parts, finalists), default=0)
-    for candidate in finalists:
-        candidate.results = {part: candidate.results[part] for part in range(parts)}
-    return finalists
-
-
-def leading(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
+def keep_leading(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     """Return the best candidates and the first, the default, against which they have to hold their own."""
+    if not candidates:
+        return []
     first, *others = candidates
     return [first, *sorted(others, key=lambda candidate: candidate.rank)[: max(1, count - 1)]]
 
 
-def _first_parts(candidate: Candidate) -> int:
+def _finished_parts(candidate: Candidate) -> int:
     """Return the number of parts, from the first one on, that a candidate has results on."""
     return next(part for part in itertools.count() if part not in candidate.results)
 
 
-def select(compared: Sequence[Candidate], stopped: Sequence[Candidate] = ()) -> tuple[Candidate, str]:
-    """Return the candidate to train, and why: the best one, or one that is as good within a standard error.
+def select(
+    compared: Sequence[Candidate],
+    stopped: Sequence[Candidate] = (),
+    baselines: Mapping[str, Mapping[int, float]] | None = None,
+) -> tuple[Candidate, str]:
+    """Return the candidate to train, and why.
 
-    If the first recipe, the default, is not among those that are as good, they have to be better than it, too. Of those
-    that are left, it is one that streams if any does, of these one of which most is proved, and among these
-    the first recipe: what a few parts cannot tell apart is not worth streams, a weaker proof, or a larger model.
+    What a few parts cannot tell apart is not worth streams, a weaker proof, or a larger model. The rules, each for
+    those that the one before has left:
 
-    Of the models in closed form among these, one that is better goes before a network that is proved no more.
+    1. Those that no baseline beats, if there are any.
+    2. The best mean, and those as good within a standard error.
+    3. If the first, the default, is not among these: those that are better than it, too.
+    4. Those that stream, if any does.
+    5. Those of which most is proved.
+    6. The first of them, or the best of the models in closed form among them if that is better than the first.
 
     Args:
         compared: Candidates with results on the same parts, in the order of the recipes.
         stopped: Those with results on fewer parts, of which the reason names any that might have kept the streams.
+        baselines: Scores of baselines by name and part.
     """
+    better = {id(each): _better_baseline(each, baselines or {}) for each in compared}
+    unbeaten = [candidate for candidate in compared if better[id(candidate)] is None]
+    selected, reason = _select(unbeaten or compared, stopped)
+    if len(compared) == 1:
+        reason = "the only recipe that was compared"
+    return selected, reason if unbeaten else f"{reason}; the baseline '{better[id(selected)]}' is better"
+
+
+def _better_baseline(candidate: Candidate, baselines: Mapping[str, Mapping[int, float]]) -> str | None:
+    """Return the first baseline with a better mean on the parts that both have; None if there is none."""
+    for name, scores in baselines.items():
+        results = [(candidate.results[part], score) for part, score in scores.items() if part in candidate.results]
+        signs = [-1.0 if direction(result.metric) == "higher" else 1.0 for result, _ in results]
+        if sum(sign * score - result.rank[0] for sign, (result, score) in zip(signs, results, strict=True)) < 0:
+            return name
+    return None
+
+
+def _select(compared: Sequence[Candidate], stopped: Sequence[Candidate]) -> tuple[Candidate, str]:
+    """Return the candidate by the rules 2 to 6 of :func:`select`, and why."""
     best = min(compared, key=lambda candidate: candidate.rank)
     close = [candidate for candidate in compared if candidate is best or _is_close(best, candidate)]
     first = compared[0]
@@ -332,8 +355,6 @@ def select(compared: Sequence[Candidate], stopped: Sequence[Candidate] = ()) -> 
     strongest = max(_STRENGTH[candidate.proof] for candidate in close)
     equals = [candidate for candidate in close if _STRENGTH[candidate.proof] == strongest]
     selected = min([equals[0], *(each for each in equals[1:] if each.is_closed_form)], key=lambda each: each.rank)
-    if len(compared) == 1:
-        return selected, "the only recipe that was compared"
     if selected is best:
         parts = len(best.results)
         reason = "the best score" if parts == 1 else f"the best mean over {parts} parts"
@@ -512,7 +533,7 @@ def find_networks(config: Config, data: Data) -> list[Candidate]:
     Raises:
         ConfigError: If none goes with these settings.
     """
-    candidates, refusal = _distinct(config, recipes(data), data)
+    candidates, refusal = _distinct_candidates(config, recipes(data), data)
     if not candidates:
         assert refusal is not None
         raise refusal
@@ -528,7 +549,7 @@ def find_closed_forms(config: Config, data: Data) -> list[Candidate]:
     # A method of the user would win over that of the recipe, and leave a network with its name.
     if "method" in config.training.model_fields_set and config.training.method != CLOSED_FORM:
         return []
-    candidates, refusal = _distinct(config, closed_forms(data), data)
+    candidates, refusal = _distinct_candidates(config, closed_forms(data), data)
     if refusal is not None and not candidates:
         if config.training.method == CLOSED_FORM:
             raise refusal
@@ -536,7 +557,9 @@ def find_closed_forms(config: Config, data: Data) -> list[Candidate]:
     return candidates
 
 
-def _distinct(config: Config, recipes: Sequence[Recipe], data: Data) -> tuple[list[Candidate], ConfigError | None]:
+def _distinct_candidates(
+    config: Config, recipes: Sequence[Recipe], data: Data
+) -> tuple[list[Candidate], ConfigError | None]:
     """Return recipes under the settings of the user, each once, and the first refusal of one that does not go there."""
     candidates: list[Candidate] = []
     resolved_settings: list[Config] = []
@@ -561,7 +584,7 @@ def _candidate(config: Config, recipe: Recipe, data: Data) -> tuple[Candidate, C
     The data has the context of the user or the default one: a recipe with a longer one has fewer windows, and a
     training that is shorter than its recommended length.
     """
-    combined = merged(config, recipe.settings)
+    combined = merge(config, recipe.settings)
     task = task_for(data.without_validation() if combined.training.refit else data)
     resolved = resolve(combined, task)
     epochs = resolved.training.epochs or 0
@@ -577,7 +600,7 @@ def _is_augmented(settings: Config) -> bool:
     return any(getattr(settings.training, name) for name in AUGMENTATION)
 
 
-def merged(config: Config, settings: Mapping[str, Any]) -> Config:
+def merge(config: Config, settings: Mapping[str, Any]) -> Config:
     """Return the settings of the user with those of a recipe where the user left them open."""
     tree = config.model_dump(mode="json", exclude_unset=True)
     for key, value in open_settings(config, settings).items():

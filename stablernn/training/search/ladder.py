@@ -11,10 +11,10 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Event
-from typing import Any, NamedTuple
+from typing import Any
 
 from stablernn.data.options import TaskName
 from stablernn.data.step_data import Data
@@ -28,15 +28,14 @@ from stablernn.training.resolve import described_cell
 from stablernn.training.search.budget import Budget
 from stablernn.training.search.candidates import (
     Candidate,
-    comparable,
     find_closed_forms,
     find_networks,
     held_out_intervals,
     held_out_scores,
     held_out_temperature,
-    keep_shared_parts,
-    leading,
-    merged,
+    keep_comparable,
+    keep_leading,
+    merge,
     open_settings,
     select,
 )
@@ -45,6 +44,7 @@ from stablernn.training.search.trial import (
     CROSS_VALIDATION,
     PARTS,
     Trial,
+    TrialResult,
     TrialWorkers,
     alike_sequences,
     load_all,
@@ -52,6 +52,7 @@ from stablernn.training.search.trial import (
 )
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.defaults import CLOSED_FORM
+from stablernn.training.tasks import task_for
 
 _LOG = logging.getLogger("stablernn.training")
 _PROGRESS = logging.getLogger("stablernn.progress")
@@ -93,14 +94,11 @@ def choose_settings(config: Config, budget: Budget | None = None) -> Choice:
             f"A budget is for comparing networks, and training.method={CLOSED_FORM} trains none, got a budget of "
             f"{budget}. Leave one of them out."
         )
-    data = load_all(config)
+    data, searched = load_searched(config)
     closed_forms = find_closed_forms(config, data)
     networks = [] if config.training.method == CLOSED_FORM else find_networks(config, data)
     with stop_signals() as stop, open_workers("stablernn-search") as workers:
-        before = Preparation(data.fingerprint, time.process_time())
-        ladder = Ladder(
-            config, data.task, budget or Budget(), closed_forms, networks, count_parts(config, data), before
-        )
+        ladder = Ladder(config, searched, budget or Budget(), closed_forms, networks)
         choice = ladder.climb(TrialWorkers(workers, worker_count(config), stop), stop)
     return _with_score(config, choice, data)
 
@@ -116,14 +114,20 @@ def _with_score(config: Config, choice: Choice, data: Data) -> Choice:
     return replace(choice, config=validated, document={**choice.document, "settings": settings})
 
 
-def count_parts(config: Config, data: Data) -> tuple[int, int]:
-    """Return the number of parts of the data, 0 if it is too small for any, and of those on which all are compared."""
+def load_searched(config: Config) -> tuple[Data, SearchedData]:
+    """Return the data of a search, and what its ladder has to know of it."""
+    # What this process did before, such as a notebook, is no part of the search.
+    began = time.process_time()
+    data = load_all(config)
+    seconds = time.process_time() - began
+    parts = first = 0
     try:
         parts = len(resample(data, PARTS, seed=config.training.seed, refit=config.training.refit))
+        first = count_first_parts(alike_sequences(data), parts)
     except DataError as refusal:
         _LOG.info(f"Nothing is compared: {refusal}")
-        return 0, 0
-    return parts, first_parts(alike_sequences(data), parts)
+    metric = task_for(data).objective(config.training).headline
+    return data, SearchedData(data.task, data.fingerprint, metric, parts, first, seconds)
 
 
 def worker_count(config: Config) -> int:
@@ -159,19 +163,28 @@ _LEAST_SECONDS = 1e-5
 """Time of a step that is too short to be measured, or that no training measured."""
 
 
-class _Stopped(Exception):
+class _SearchStopped(Exception):
     pass
 
 
-class Preparation(NamedTuple):
-    """What comes before a ladder.
+@dataclass(frozen=True)
+class SearchedData:
+    """What a ladder has to know of the data.
 
     Attributes:
-        fingerprint: That of the data, by which speeds are kept.
-        seconds: Processor time of the imports and of loading the data.
+        task: Their task.
+        fingerprint: By which speeds are kept.
+        metric: By which recipes are compared. A part with fewer series might have another one.
+        parts: Number of parts, 0 if the data is too small for any.
+        first_parts: Number of parts on which all networks are compared.
+        seconds: Processor time of loading them.
     """
 
+    task: TaskName
     fingerprint: str
+    metric: str
+    parts: int
+    first_parts: int
     seconds: float
 
 
@@ -182,73 +195,87 @@ class Ladder:
 
     Args:
         config: Settings of the user, with the cell ``auto``.
-        task: Task of the data.
+        data: What is known of the data.
         budget: What the search and the training after it may take.
         closed_forms: Recipes that take no optimizer steps.
         networks: The others, the default first.
-        parts: Number of parts of the data, and of those on which all networks are compared.
-        preparation: What came before, which counts in the budget.
         speeds: Speeds of this machine.
     """
 
     def __init__(
         self,
         config: Config,
-        task: TaskName,
+        data: SearchedData,
         budget: Budget,
         closed_forms: list[Candidate],
         networks: list[Candidate],
-        parts: tuple[int, int],
-        preparation: Preparation,
         speeds: Speeds | None = None,
     ) -> None:
         self._config = config
-        self._task: TaskName = task
+        self._data = data
         self._budget = budget
         self._closed_forms = closed_forms
         self._networks = networks
         # The closed forms come last: of equals, a network that is proved as much goes before them.
         self._candidates = [*networks, *closed_forms]
-        self._parts, self._first_parts = parts
+        self._baseline_results: dict[int, TrialResult] = {}
         self._speeds = Speeds() if speeds is None else speeds
-        self._fingerprint = preparation.fingerprint
         self._share = 1.0
         self._steps = 0
-        start = {"work": "start", "data": self._fingerprint}
-        # Processes import and load at the same time, and the training that follows loads once more.
-        self._start_seconds = self._speeds.keep(start, max(preparation.seconds, _LEAST_SECONDS))
-        self._seconds = 2 * self._start_seconds
+        self._start_seconds = self._seconds = 0.0
 
     def climb(self, workers: TrialWorkers, stop: Event) -> Choice:
         """Compare the recipes and return the choice; raises as :func:`choose_settings`."""
         _PROGRESS.info("Comparing recipes ...")
         survivors: list[Candidate] = []
         try:
-            if self._parts:
+            self._count_start(workers)
+            if self._data.parts:
                 self._compare_closed_forms(workers, stop)
                 survivors = self._compare_networks(workers, stop)
-        except _Stopped:
-            return self._stopped()
-        compared = self._contenders(survivors)
-        if not compared:
-            return self._uncompared()
-        for candidate in compared:
-            candidate.status = "compared"
-        stopped = [candidate for candidate in self._networks if candidate not in survivors]
-        selected, reason = select(compared, stopped)
-        return self._choice(selected, reason)
+        except _SearchStopped:
+            return self._choose_stopped()
+        finally:
+            self._speeds.store()
+        compared = self._comparable(survivors)
+        return self._choice_of(*self._select(compared)) if compared else self._choose_uncompared()
+
+    def _count_start(self, workers: TrialWorkers) -> None:
+        """Count what comes before the comparison."""
+        if self._budget.seconds is None:
+            return
+        work = {"work": "start"}
+        seconds = self._speeds.find(work)
+        if seconds is None and (measured := workers.start_seconds()) is not None:
+            seconds = self._speeds.keep(work, max(measured, _LEAST_SECONDS))
+        load = {"work": "load", "data": self._data.fingerprint}
+        self._start_seconds = (seconds or 0.0) + self._speeds.keep(load, max(self._data.seconds, _LEAST_SECONDS))
+        # Processes import and load at the same time, and the training that follows loads once more.
+        self._seconds = 2 * self._start_seconds
 
     def _compare_closed_forms(self, workers: TrialWorkers, stop: Event) -> None:
-        """Train all models in closed form on all parts, whatever the budget."""
-        self._run(workers, stop, [(candidate, 1.0) for candidate in self._closed_forms], range(self._parts))
+        """Score the baselines and train all models in closed form on all parts, whatever the budget."""
+        parts = range(self._data.parts)
+        config = [*self._closed_forms, *self._networks][0].config
+        trials = [Trial(None, config, part) for part in parts] if self._data.task == "classify" else []
+        self._run(workers, stop, trials + self._trials([(each, 1.0) for each in self._closed_forms], parts))
+        baselines = list(self._baseline_results.values())
+        if trials and len(baselines) == len(trials):
+            work = {"work": "baselines", "data": self._data.fingerprint}
+            self._count_parts(work, baselines, workers.count)
         for candidate in self._closed_forms:
-            measured = sum(result.seconds for result in candidate.results.values())
-            seconds = self._speeds.keep(self._work("all parts", candidate), max(measured, _LEAST_SECONDS))
-            self._seconds += seconds / workers.count
+            # What failed on a part has the time of too few.
+            if candidate.status != "failed":
+                self._count_parts(self._work("all parts", candidate), candidate.results.values(), workers.count)
         if self._budget.seconds is not None and self._closed_forms and self._seconds > self._budget.seconds:
             _LOG.info(
                 f"Loading the data and comparing the models in closed form took more than the budget of {self._budget}."
             )
+
+    def _count_parts(self, work: Mapping[str, Any], results: Iterable[TrialResult], processes: int) -> None:
+        """Count the time of trainings on all parts, as it was when they were first done."""
+        measured = sum(result.seconds for result in results)
+        self._seconds += self._speeds.keep(work, max(measured, _LEAST_SECONDS)) / processes
 
     def _compare_networks(self, workers: TrialWorkers, stop: Event) -> list[Candidate]:
         """Compare as many networks as the budget pays for, and return those that are left, with equally many parts."""
@@ -270,10 +297,11 @@ class Ladder:
         survivors, done = list(plan.recipes), 0
         for count, upto in plan.rounds:
             if done:
-                survivors = leading(survivors, count)
-            self._run(workers, stop, [(candidate, plan.share) for candidate in survivors], range(done, upto))
+                survivors = keep_leading(survivors, count)
+            contenders = [(candidate, plan.share) for candidate in survivors]
+            self._run(workers, stop, self._trials(contenders, range(done, upto)))
             self._count(survivors, upto - done, workers.count)
-            survivors, done = comparable(survivors), upto
+            survivors, done = keep_comparable(survivors), upto
             if not survivors:
                 return []
         return self._run_further_draws(workers, stop, survivors)
@@ -283,78 +311,78 @@ class Ladder:
 
         On few sequences, which recipe is best depends on which of them are in a fold.
         """
-        for done in range(self._parts, _MOST_DRAWS * self._parts, self._parts):
-            finalists = leading(survivors, _FINALISTS) if survivors else []
+        parts = self._data.parts
+        for done in range(parts, _MOST_DRAWS * parts, parts):
+            finalists = keep_leading(survivors, _FINALISTS)
             is_complete = all(len(candidate.results) == done for candidate in finalists)
-            if self._task != "classify" or not is_complete or len(finalists) < 2:
+            if self._data.task != "classify" or not is_complete or len(finalists) < 2:
                 break
-            cost = sum(map(self._cost, finalists)) * self._share * self._parts
-            if cost / (1 if self._budget.seconds is None else _USED_SHARE * workers.count) > self._spare(finalists):
+            cost = sum(map(self._cost, finalists)) * self._share * parts
+            if cost / (1 if self._budget.seconds is None else _USED_SHARE * workers.count) > self._unused(finalists):
                 break
             names = ", ".join(f"'{candidate.recipe.name}'" for candidate in finalists)
-            _LOG.info(f"Comparing {names} on another draw of {self._parts} parts.")
+            _LOG.info(f"Comparing {names} on another draw of {parts} parts.")
             rivals = [candidate for candidate in self._closed_forms if len(candidate.results) == done]
             contenders = [(candidate, self._share) for candidate in finalists] + [(rival, 1.0) for rival in rivals]
-            before = [(candidate, candidate.status, dict(candidate.results)) for candidate, _ in contenders]
-            self._run(workers, stop, contenders, range(done, done + self._parts))
-            self._count(finalists, self._parts, workers.count)
-            if not (left := keep_shared_parts(finalists)):
-                # As where groups leave no fold with two classes; the draws before stand.
-                for candidate, status, results in before:
-                    candidate.status, candidate.reason, candidate.results = status, "", results
+            self._run(workers, stop, self._trials(contenders, range(done, done + parts)))
+            self._count(finalists, parts, workers.count)
+            if not all(len(candidate.results) == done + parts for candidate, _ in contenders):
+                # As where groups leave no fold with two classes. Without the draw nobody is left out for it.
+                _LOG.info("That draw is left out, for it cannot be compared on all of its parts.")
+                for candidate, _ in contenders:
+                    candidate.status = "stopped"
+                    candidate.results = {part: candidate.results[part] for part in range(done)}
                 break
-            survivors = left
+            survivors = finalists
         return survivors
 
-    def _contenders(self, survivors: Sequence[Candidate]) -> list[Candidate]:
-        """Return networks and models in closed form with results on the same parts, in the order of the recipes."""
-        parts = set(survivors[0].results) if survivors else set(range(self._parts))
-        closed_forms = [
-            candidate
-            for candidate in self._closed_forms
-            if candidate.status != "failed" and parts and parts <= candidate.results.keys()
-        ]
+    def _comparable(self, survivors: Sequence[Candidate]) -> list[Candidate]:
+        """Return networks and models in closed form with results on the same parts, in the order of the recipes.
+
+        Where only models in closed form are left and all have failed on a part, it is the one that got farthest.
+        """
+        closed_forms = [each for each in self._closed_forms if each.status != "failed"]
+        if not survivors and not closed_forms:
+            # The candidates keep what they finished.
+            farthest = max(self._closed_forms, key=lambda each: len(each.results), default=None)
+            return [farthest] if farthest is not None and farthest.results else []
+        parts = set(survivors[0].results) if survivors else set(range(self._data.parts))
+        closed_forms = [each for each in closed_forms if parts and parts <= each.results.keys()]
         for candidate in closed_forms:
             candidate.results = {part: candidate.results[part] for part in sorted(parts)}
         return sorted([*survivors, *closed_forms], key=self._candidates.index)
 
-    def _run(
-        self,
-        workers: TrialWorkers,
-        stop: Event,
-        contenders: Sequence[tuple[Candidate, float]],
-        parts: Sequence[int],
-    ) -> None:
-        """Train recipes for a share of their steps on parts of the data, which are numbered through all draws."""
-        trials = [
-            Trial(
-                self._candidates.index(candidate),
-                candidate.config,
-                part,
-                PARTS,
-                share,
-                draw=draw,
-                with_baselines=draw == 0 and candidate in self._closed_forms[:1],
-            )
-            for draw, part in (divmod(number, self._parts) for number in parts)
+    def _trials(self, contenders: Sequence[tuple[Candidate, float]], parts: Sequence[int]) -> list[Trial]:
+        """Return the trainings of recipes for a share of their steps, on parts that are numbered through all draws."""
+        return [
+            Trial(self._candidates.index(candidate), candidate.config, part, share, self._data.metric, draw=draw)
+            for draw, part in (divmod(number, self._data.parts) for number in parts)
             for candidate, share in contenders
         ]
+
+    def _run(self, workers: TrialWorkers, stop: Event, trials: Sequence[Trial]) -> None:
+        """Run trials and give their results to the candidates."""
         for result in workers.run(trials):
+            if result.trial.recipe is None:
+                if result.status == "done":
+                    self._baseline_results[result.trial.part] = result
+                continue
             candidate = self._candidates[result.trial.recipe]
             self._steps += result.steps
             if result.status == "failed":
                 candidate.status, candidate.reason = "failed", result.reason
-            if result.status != "done" or candidate.status == "failed":
+            if result.status != "done":
                 continue
-            candidate.status = "stopped"
-            number = result.trial.draw * self._parts + result.trial.part
+            if candidate.status != "failed":
+                candidate.status = "stopped"
+            number = result.trial.draw * self._data.parts + result.trial.part
             candidate.results[number] = result
             _LOG.info(
                 f"{candidate.recipe.name}, part {number + 1}: {result.metric} {result.score:.4g}, "
                 f"{result.seconds:.1f} s"
             )
         if stop.is_set():
-            raise _Stopped
+            raise _SearchStopped
 
     def _measure(self, workers: TrialWorkers, stop: Event) -> None:
         """Set the time of a step of each network, by a few steps of it where it was not measured before."""
@@ -364,17 +392,18 @@ class Ladder:
         for group in (self._networks[:1], self._networks[1:]):
             unknown = [each for each in group if self._speeds.find(self._work("step", each)) is None]
             trials = [
-                Trial(self._candidates.index(each), each.config, 0, PARTS, most_steps=_MEASURED_STEPS)
-                for each in unknown
+                Trial(self._candidates.index(each), each.config, 0, most_steps=_MEASURED_STEPS) for each in unknown
             ]
             for result in workers.run(trials):
+                assert result.trial.recipe is not None
                 candidate = self._candidates[result.trial.recipe]
                 if result.status == "failed":
                     candidate.status, candidate.reason = "failed", result.reason
-                else:
-                    self._speeds.keep(self._work("step", candidate), max(result.step_seconds, _LEAST_SECONDS))
+                elif result.step_seconds > 0 and not stop.is_set():
+                    # What a signal ended, or is too short to be measured, has no speed.
+                    self._speeds.keep(self._work("step", candidate), result.step_seconds)
             if stop.is_set():
-                raise _Stopped
+                raise _SearchStopped
             for candidate in group:
                 candidate.step_seconds = self._speeds.find(self._work("step", candidate)) or _LEAST_SECONDS
                 self._seconds += _MEASURED_STEPS * candidate.step_seconds / workers.count
@@ -391,11 +420,13 @@ class Ladder:
             affordable = _USED_SHARE * workers.count * (SEARCH_SHARE * self._budget.seconds - self._seconds)
             most = _TRIAL_SHARE * SEARCH_SHARE * self._budget.seconds / LEAST_SHARE
         costs = [(candidate, self._cost(candidate)) for candidate in networks]
-        return make_plan([each for each in costs if each[1] <= most], self._parts, self._first_parts, affordable)
+        return make_plan(
+            [each for each in costs if each[1] <= most], self._data.parts, self._data.first_parts, affordable
+        )
 
     def _describe_least_budget(self, workers: TrialWorkers) -> str:
         """Return the budget with which the first network can be compared."""
-        parts = halving_rounds(1, self._parts, self._first_parts)[-1][1]
+        parts = halving_rounds(1, self._data.parts, self._data.first_parts)[-1][1]
         first = next((each for each in self._networks if each.status != "failed"), self._networks[0])
         work = LEAST_SHARE * self._cost(first) * parts
         if self._budget.seconds is None:
@@ -413,7 +444,7 @@ class Ladder:
         if self._budget.seconds is not None:
             self._seconds += sum(map(self._cost, candidates)) * self._share * parts / (_USED_SHARE * processes)
 
-    def _spare(self, finalists: Sequence[Candidate]) -> float:
+    def _unused(self, finalists: Sequence[Candidate]) -> float:
         """Return what the budget has beyond the last training, in seconds or steps as the budget itself.
 
         That is the longest training of the default, and the recommended one of any other finalist, which gets fewer
@@ -423,7 +454,7 @@ class Ladder:
         for candidate in finalists:
             remaining = self._remaining(candidate)
             if candidate is finalists[0]:
-                last_steps = most_useful_steps(self._config, self._task, candidate, remaining)
+                last_steps = most_useful_steps(self._config, self._data.task, candidate, remaining)
             else:
                 last_steps = recommended_cost(candidate, remaining)
             steps = remaining.affordable_steps - last_steps
@@ -443,41 +474,54 @@ class Ladder:
         return {
             "work": kind,
             "settings": candidate.config.updated("training", seed=0).tree(),
-            "data": self._fingerprint,
+            "data": self._data.fingerprint,
         }
 
-    def _uncompared(self) -> Choice:
-        """Return the choice where there is nothing to compare on, or no recipe could be trained."""
-        if failed := [candidate for candidate in self._candidates if candidate.status == "failed"]:
-            raise ConfigError(f"No recipe can be trained on this data. '{failed[0].recipe.name}': {failed[0].reason}")
-        first = [*self._closed_forms, *self._networks][0]
+    def _choose_uncompared(self) -> Choice:
+        """Return the first recipe that did not fail, where there is nothing to compare on or nobody finished a part."""
+        left = [each for each in (*self._closed_forms, *self._networks) if each.status != "failed"]
+        if not left:
+            failed = self._candidates[0]
+            raise ConfigError(f"No recipe can be trained on this data. '{failed.recipe.name}': {failed.reason}")
         reason = f"nothing was compared within the budget of {self._budget}"
-        if not self._parts:
+        if not self._data.parts:
             reason = "the data is too small to compare recipes on"
-        _LOG.warning(f"Nothing was compared; '{first.recipe.name}' is trained.")
-        return self._choice(first, reason)
+        _LOG.warning(f"Nothing was compared; '{left[0].recipe.name}' is trained.")
+        return self._choice_of(left[0], reason)
 
-    def _stopped(self) -> Choice:
-        """Return the best model in closed form, which takes little time, where the user stops the search."""
-        compared = comparable(self._closed_forms)
-        if not compared:
-            raise InterruptedRun("Stopped before a model in closed form was compared, so that there is none to keep.")
+    def _select(self, compared: list[Candidate]) -> tuple[Candidate, str]:
+        """Return the one to train of candidates with results on the same parts, and why."""
         for candidate in compared:
             candidate.status = "compared"
-        best, _ = select(compared)
-        _LOG.warning(f"Stopped: the best model so far, '{best.recipe.name}', is kept. Another Ctrl-C keeps none.")
-        return self._choice(best, "the best so far when the search was stopped")
+        stopped = [candidate for candidate in self._networks if candidate not in compared]
+        return select(compared, stopped, self._baselines())
 
-    def _choice(self, candidate: Candidate, reason: str) -> Choice:
-        """Return the choice of a candidate with its settings for the training that follows."""
+    def _choose_stopped(self) -> Choice:
+        """Return the best of what was compared when the user stopped the search, to be trained without additions."""
+        compared = keep_comparable(self._candidates)
+        if not compared:
+            raise InterruptedRun("Stopped before a model was compared, so that there is none to keep.")
+        best, reason = self._select(compared)
+        _LOG.warning(f"Stopped: the best model so far, '{best.recipe.name}', is trained. Another Ctrl-C keeps none.")
+        return self._choice_of(best, f"{reason}; the search was stopped", is_short=True)
+
+    def _choice_of(self, candidate: Candidate, reason: str, *, is_short: bool = False) -> Choice:
+        """Return the choice of a candidate with its settings for the training that follows.
+
+        A short training has no more epochs and members than recommended.
+        """
         candidate.status = "chosen"
         config = candidate.config
         added: dict[str, Any] = {}
         if candidate in self._networks:
-            config, added = final_settings(self._config, self._task, candidate, self._remaining(candidate))
+            remaining = self._remaining(candidate)
+            if is_short:
+                steps = min(remaining.affordable_steps, candidate.recommended.steps)
+                remaining = replace(remaining, affordable_steps=steps)
+            config, added = final_settings(self._config, self._data.task, candidate, remaining)
         comparison: dict[str, Any] = {}
         if candidate.results:
-            metric = next(iter(candidate.results.values())).metric
+            metric = self._data.metric
             comparison = {"metric": metric, "better": direction(metric), "share_of_steps": round(self._share, 4)}
         if (scores := held_out_scores(candidate)) is not None:
             comparison[CROSS_VALIDATION] = scores
@@ -486,33 +530,32 @@ class Ladder:
             config,
             {
                 "budget": None if self._config.training.method == CLOSED_FORM else str(self._budget),
-                "parts": max(self._parts, *(len(each.results) for each in self._candidates)),
+                "parts": max(self._data.parts, *(len(each.results) for each in self._candidates)),
                 "search_steps": self._steps,
                 "chosen": candidate.recipe.name,
                 "reason": reason,
                 "settings": {**open_settings(self._config, candidate.recipe.settings), **added},
-                "baselines": self._baselines(),
+                "baselines": {name: list(scores.values()) for name, scores in self._baselines().items()},
                 "recipes": [each.document() for each in self._candidates],
                 **comparison,
             },
             held_out_intervals(candidate, rivals),
         )
 
-    def _baselines(self) -> dict[str, list[float]]:
-        """Return the scores of the naive answers on the parts, by name."""
+    def _baselines(self) -> dict[str, dict[int, float]]:
+        """Return the scores of the baselines by name and part."""
+        metric = self._data.metric
+        results = list(self._baseline_results.values())
         # Further draws would score them on the same sequences again.
-        results = [
-            candidate.results[part]
-            for part in range(self._parts)
-            for candidate in self._candidates
-            if part in candidate.results
+        results += [
+            each for candidate in self._candidates for each in candidate.results.values() if not each.trial.draw
         ]
         baselines: dict[str, dict[int, float]] = {}
-        for result in results:
+        for result in sorted(results, key=lambda result: result.trial.part):
             for name, scores in result.scores.items():
-                if isinstance(scores, Mapping) and isinstance(value := scores.get(result.metric), float):
+                if isinstance(scores, Mapping) and isinstance(value := scores.get(metric), float):
                     baselines.setdefault(name, {})[result.trial.part] = value
-        return {name: list(scores.values()) for name, scores in baselines.items()}
+        return baselines
 
 
 SEARCH_SHARE = 0.6
@@ -547,7 +590,7 @@ class Plan:
     share: float
 
 
-def first_parts(sequences: int | None, parts: int) -> int:
+def count_first_parts(sequences: int | None, parts: int) -> int:
     """Return the number of parts on which all networks are compared.
 
     Args:
@@ -642,7 +685,7 @@ def final_settings(
             f"'{candidate.recipe.name}', so that the model may be poor. Its whole training needs "
             f"{remaining.describe_excess(recommended.steps)} more."
         )
-        return merged(candidate.config, changes), changes
+        return merge(candidate.config, changes), changes
     if affordable_steps < recommended.steps:
         _LOG.warning(
             f"The training takes {remaining.describe_excess(recommended.steps)} more than the budget of "
@@ -668,7 +711,7 @@ def final_settings(
             additions.insert(0, f"{members} members")
     if additions:
         _LOG.info(f"The rest of the budget pays for {' and '.join(additions)}.")
-    return merged(candidate.config, changes), changes
+    return merge(candidate.config, changes), changes
 
 
 def most_useful_steps(config: Config, task: TaskName, candidate: Candidate, remaining: RemainingBudget) -> float:

@@ -9,11 +9,13 @@ import math
 import os
 import platform
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from stablernn._version import __version__
 from stablernn.atomic_files import write_json
 from stablernn.data.named.places import cache_folder
 from stablernn.errors import CheckpointError
@@ -29,7 +31,8 @@ class Speeds:
     """Seconds of processor time by a description of the work.
 
     The first figure for a description stands, rounded to a power of 1.1, so that every later search plans with the same
-    one. The file is ``STABLERNN_CACHE/speeds.json``; figures of another machine or torch are others.
+    one. It depends on what the machine did then: the processes of a search work side by side. The file is
+    ``STABLERNN_CACHE/speeds.json``; figures of another machine, torch or stablernn are others.
 
     Args:
         path: Another file.
@@ -53,6 +56,8 @@ class Speeds:
     def keep(self, work: Mapping[str, Any], seconds: float) -> float:
         """Return the seconds that stand for a piece of work, which are those of now if it was never measured.
 
+        The file has them after :meth:`store`.
+
         Args:
             work: JSON types that describe it.
             seconds: Measured processor time, above 0.
@@ -60,25 +65,25 @@ class Speeds:
         key = _key(work)
         if key not in self._entries:
             self._entries[key] = _STEP ** round(math.log(seconds, _STEP))
-            self._store()
         return self._entries[key]
 
-    def _store(self) -> None:
+    def store(self) -> None:
+        """Write the file, unless it cannot be written: a search without a cache measures each time."""
         newest = dict(list(self._entries.items())[-_MOST_ENTRIES:])
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self._path, newest)
         except (OSError, CheckpointError) as error:
-            # A search without a cache measures each time.
             _LOG.debug(f"The speeds are not kept: {error}")
 
 
 def _key(work: Mapping[str, Any]) -> str:
-    machine = [platform.machine(), _processor(), os.cpu_count(), torch.__version__]
+    machine = [platform.machine(), _processor(), os.cpu_count(), torch.__version__, __version__]
     text = json.dumps([machine, work], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
+@cache
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from multiprocessing.connection import Connection
@@ -65,24 +65,24 @@ class Trial:
     """A training to do.
 
     Attributes:
-        recipe: Number of the recipe.
+        recipe: Number of the recipe; None: nothing is trained, and baselines that take a fit of their own are scored.
         config: Its settings, before they are resolved, with the cell.
         part: Number of the part of the data, see :func:`~stablernn.training.search.trial.resample`.
-        parts: Number of parts that are asked for; the data may have fewer.
         share: Share of the optimizer steps of the whole training.
+        metric: Metric by which recipes are compared, the same on all parts; None: the one that chooses an epoch.
         most_steps: Optimizer steps after which the training is stopped to measure its speed; None: none.
         draw: Number of the draw of the folds. Those of another one are others, and so are the initial weights.
-        with_baselines: Whether baselines that take a fit of their own are scored, too.
+        parts: Number of parts that are asked for; the data may have fewer.
     """
 
-    recipe: int
+    recipe: int | None
     config: Config
     part: int
-    parts: int
     share: float = 1.0
+    metric: str | None = None
     most_steps: int | None = None
     draw: int = 0
-    with_baselines: bool = False
+    parts: int = PARTS
 
     @property
     def seed(self) -> int:
@@ -137,7 +137,7 @@ class TrialResult:
         return sign * self.score, self.tie or 0.0
 
 
-class _Stopped(Exception):
+class _EndOfTraining(Exception):
     pass
 
 
@@ -146,10 +146,13 @@ def run_trial(trial: Trial) -> TrialResult:
     began = time.process_time()
     try:
         part, scored = _part(trial)
+        if trial.recipe is None:
+            baselines = task_for(scored).baseline_scores("test")
+            return TrialResult(trial, "done", scores=baselines, seconds=time.process_time() - began)
         task = task_for(part)
-        whole = resolve(_seeded(trial), task)
+        whole = resolve(_settings_of(trial), task)
         whole_steps = training_steps(whole, task)
-        settings = whole if trial.share >= 1 else resolve(_shortened(trial, whole_steps), task)
+        settings = whole if trial.share >= 1 else resolve(_settings_of(trial, whole_steps), task)
         device = pick_device(settings.training.device)
         with torch_settings(device, seed=settings.training.seed, threads=1):
             model = create_model(settings, part)
@@ -160,8 +163,8 @@ def run_trial(trial: Trial) -> TrialResult:
             try:
                 if not trainer.fit(clock):
                     # What a signal cut short has no score.
-                    raise _Stopped
-            except _Stopped:
+                    raise _EndOfTraining
+            except _EndOfTraining:
                 seconds, steps = time.process_time() - began, trainer.position.step
                 return TrialResult(
                     trial,
@@ -174,9 +177,7 @@ def run_trial(trial: Trial) -> TrialResult:
             scores, samples = _score(trainer, settings, reference, task, scored)
             held_out = _held_out(trainer.model, settings, part)
             intervals = _interval_scores(trainer.model, settings, part)
-            if trial.with_baselines:
-                scores = {**scores, **task_for(scored).baseline_scores("test")}
-        metric = trainer.objective.headline
+        metric = trial.metric or trainer.objective.headline
         if scores.get(metric) is None:
             reason = f"the metric '{metric}' is not defined on what was held out"
             return TrialResult(trial, "failed", seconds=time.process_time() - began, reason=reason)
@@ -184,7 +185,7 @@ def run_trial(trial: Trial) -> TrialResult:
         return TrialResult(
             trial,
             "done",
-            score=scores.get(metric),
+            score=scores[metric],
             scores=scores,
             metric=metric,
             tie=None if tie is None else scores.get(tie),
@@ -214,16 +215,23 @@ class TrialWorkers:
         self.count = count
         self._stop = stop
 
+    def start_seconds(self) -> float | None:
+        """Return the processor time in which a new process imports, while no other works; None if the user stops."""
+        return next(self._answers(_answer_start, [()]), None)
+
     def run(self, trials: Sequence[Trial]) -> Iterator[TrialResult]:
         """Yield the results of trials as they come, or until the user stops. Trials begin in order.
 
         Raises:
             TrainingError: If a process died.
         """
-        waiting, running = list(trials), set[Worker]()
+        return self._answers(_answer_trial, [(trial,) for trial in trials])
+
+    def _answers(self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        waiting, running = list(arguments), set[Worker]()
         while waiting or running:
             while waiting and len(running) < self.count:
-                running.add(self._workers.call(_answer_trial, waiting.pop(0)))
+                running.add(self._workers.call(function, *waiting.pop(0)))
             if self._stop.is_set():
                 return
             for worker, message in self._workers.receive(_POLL_SECONDS):
@@ -242,6 +250,10 @@ class TrialWorkers:
                     yield message.value
 
 
+def _answer_start(connection: Connection) -> float:
+    return time.process_time()
+
+
 def _answer_trial(connection: Connection, trial: Trial) -> TrialResult:
     return run_trial(trial)
 
@@ -255,7 +267,7 @@ def score_on_a_part(config: Config) -> Scores:
     Raises:
         KeyboardInterrupt: If the user stopped it.
     """
-    trial = Trial(0, config.updated("training", refit=True), 0, PARTS)
+    trial = Trial(0, config.updated("training", refit=True), 0)
     result = run_trial(trial)
     if result.status == "stopped":
         raise KeyboardInterrupt
@@ -272,7 +284,7 @@ def intervals_on_parts(config: Config) -> Conformal | None:
         config: Resolved settings of a fit in closed form, of which a few more take seconds.
     """
     results = itertools.takewhile(
-        lambda result: result.status == "done", (run_trial(Trial(0, config, part, PARTS)) for part in range(PARTS))
+        lambda result: result.status == "done", (run_trial(Trial(0, config, part)) for part in range(PARTS))
     )
     blocks = [result.intervals for result in results if result.intervals is not None]
     return conformal_offsets(blocks) if blocks else None
@@ -321,17 +333,15 @@ class _Clock:
             step, then = self._first
             self.step_seconds = (now - then) / (progress.step - step)
         if self._trial.most_steps is not None and progress.step >= self._trial.most_steps:
-            raise _Stopped
+            raise _EndOfTraining
 
 
-def _seeded(trial: Trial) -> Config:
-    return trial.config.updated("training", seed=trial.seed)
-
-
-def _shortened(trial: Trial, whole_steps: int) -> Config:
-    """Return the settings of a training with a share of the steps."""
-    steps = max(1, round(trial.share * whole_steps))
-    return _seeded(trial).updated("training", epochs=None, max_steps=steps)
+def _settings_of(trial: Trial, whole_steps: int | None = None) -> Config:
+    """Return the settings of a training, and with a number of steps, those of its share of them."""
+    config = trial.config.updated("training", seed=trial.seed)
+    if whole_steps is None:
+        return config
+    return config.updated("training", epochs=None, max_steps=max(1, round(trial.share * whole_steps)))
 
 
 def load_all(config: Config) -> Data:

@@ -164,7 +164,7 @@ def test_a_stop_keeps_the_best_so_far_and_leaves_no_process(place: Workplace) ->
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-    assert re.search(r"Stopped: the best model so far, '\w+, closed form', is kept\.", rest)
+    assert re.search(r"Stopped: the best model so far, '\w+, closed form', is trained\.", rest)
     assert json.loads(place.path("stopped/summary.json").read_text())["metrics"]["test"]["accuracy"] > 0.9
     for _ in range(100):
         try:

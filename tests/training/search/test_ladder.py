@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Event
 from typing import cast
 
+import numpy as np
 import pytest
 
 from search_helpers import ScoringWorkers, candidate
@@ -14,9 +17,9 @@ from stablernn.data.options import TaskName
 from stablernn.errors import ConfigError, InterruptedRun
 from stablernn.training.search.budget import Budget
 from stablernn.training.search.candidates import Candidate
-from stablernn.training.search.ladder import Choice, Ladder, Preparation
+from stablernn.training.search.ladder import Choice, Ladder, SearchedData, load_searched
 from stablernn.training.search.speeds import Speeds
-from stablernn.training.search.trial import TrialWorkers
+from stablernn.training.search.trial import Trial, TrialWorkers, resample, run_trial
 from stablernn.training.settings.load import validate
 
 USER = validate({"data": {"source": "toy"}})
@@ -44,7 +47,7 @@ def climb(
     closed_forms = [each for each in contenders if each.is_closed_form]
     others = [each for each in contenders if not each.is_closed_form]
     speeds = Speeds(folder / "speeds.json")
-    ladder = Ladder(USER, task, budget, closed_forms, others, parts, Preparation("toy", seconds), speeds)
+    ladder = Ladder(USER, SearchedData(task, "toy", "accuracy", *parts, seconds), budget, closed_forms, others, speeds)
     return ladder.climb(cast(TrialWorkers, workers), stop or Event())
 
 
@@ -89,30 +92,84 @@ def test_what_the_last_training_has_no_use_for_pays_for_further_draws(
 
 
 @pytest.mark.parametrize(
-    ("failures", "parts"),
-    [([(1, 1, 4)], [10, 9]), ([(0, 1, 1), (1, 1, 1)], [5, 5])],
-    ids=["one fails", "all fail"],
+    ("scores", "failures", "chosen"),
+    [({1: 0.99}, [(1, 1, 4)], "number 1"), ({2: 0.99}, [(2, 1, 0)], "closed form"), ({}, [(0, 1, 1), (1, 1, 1)], "0")],
+    ids=["best network", "best closed form", "all networks"],
 )
-def test_a_draw_in_which_recipes_fail_leaves_what_all_finalists_have(
-    tmp_path: Path, failures: list[tuple[int, int, int]], parts: list[int]
+def test_a_draw_in_which_a_recipe_fails_is_left_out_for_all(
+    tmp_path: Path, scores: Mapping[int, float], failures: list[tuple[int, int, int]], chosen: str
 ) -> None:
-    document = climb(ScoringWorkers(failures=failures), tmp_path, Budget(None, 14_000), networks(2)).document
-    assert document["chosen"] == "number 0"
-    assert [len(recipe["scores"]) for recipe in document["recipes"]] == parts
-    assert document["recipes"][1]["status"] == ("failed" if parts == [10, 9] else "compared")
+    contenders = [*networks(2), closed_form()]
+    document = climb(ScoringWorkers(scores, failures=failures), tmp_path, Budget(None, 15_000), contenders).document
+    assert document["chosen"].endswith(chosen)
+    assert [len(recipe["scores"]) for recipe in document["recipes"]] == [5, 5, 5]
+    failed = document["recipes"][failures[0][0]]
+    assert failed["reason"] == "of the test"
+    assert failed["status"] in ("chosen", "compared")
 
 
-def test_a_busy_machine_gets_the_choice_of_an_idle_one(tmp_path: Path) -> None:
-    """What was measured alone stands: beside other work the same steps and the same start take longer."""
+def test_what_was_measured_once_plans_for_a_busy_and_an_idle_machine(tmp_path: Path) -> None:
+    """The first of them is the busy one, so that a plan by what is measured now would be another one."""
     documents = []
-    for slowness in (1.0, 4.0):
-        workers = ScoringWorkers({1: 0.9}, step_seconds=0.002 * slowness)
-        choice = climb(workers, tmp_path, Budget(22.0), [*networks(6), closed_form()], seconds=2.0 * slowness)
+    for slowness in (1.0, 0.25):
+        workers = ScoringWorkers({1: 0.9}, step_seconds=0.002 * slowness, start=slowness)
+        choice = climb(workers, tmp_path, Budget(22.0), [*networks(6), closed_form()], seconds=slowness)
         documents.append(choice.document)
     assert documents[0] == documents[1]
     statuses = [recipe["status"] for recipe in documents[0]["recipes"]]
     # Not all of them in 22 s.
     assert (statuses[1], statuses[-2:]) == ("chosen", ["skipped", "compared"])
+
+
+def test_only_the_time_of_loading_counts_for_a_process_that_has_worked_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.process_time
+    monkeypatch.setattr(time, "process_time", lambda: 300 + now())
+    np.savez(tmp_path / "toy_TRAIN.npz", x=np.ones((30, 4, 1), np.float32), y=np.arange(30) % 2)
+    _, searched = load_searched(validate({"data": {"source": str(tmp_path / "toy_TRAIN.npz")}}))
+    assert searched.seconds < 100
+    assert (searched.parts, searched.metric) == (5, "accuracy")
+
+
+def test_all_parts_of_series_of_unequal_length_have_one_metric(tmp_path: Path) -> None:
+    """Only the longer series is in the last parts, and one series alone is scored by another metric."""
+    values = np.random.default_rng(0).normal(size=120)
+    rows = [f"{name},{step},{values[step]:.4f}" for name, count in (("a", 120), ("b", 60)) for step in range(count)]
+    (tmp_path / "two.csv").write_text("\n".join(["unique_id,ds,y", *rows]))
+    data = {"source": str(tmp_path / "two.csv"), "validation_steps": 12, "test_steps": 12}
+    task, training = {"horizon": 2, "context_length": 4}, {"method": "closed-form"}
+    config = validate({"data": data, "task": task, "model": {"cell": "lru"}, "training": training})
+    loaded, searched = load_searched(config)
+    parts = resample(loaded, searched.parts, seed=0, refit=False)
+    assert [len(part.series) for part in parts] == [2, 2, 1, 1, 1]  # type: ignore[union-attr]
+    results = [run_trial(Trial(0, config, part, metric=searched.metric)) for part in (0, 4)]
+    assert [(result.status, result.metric) for result in results] == [("done", "mase")] * 2
+
+
+@pytest.mark.parametrize("step_seconds", [0.0, 0.002], ids=["too short", "failed"])
+def test_no_speed_is_kept_of_what_was_not_measured(tmp_path: Path, step_seconds: float) -> None:
+    failures = [(1, 0, 4)] if step_seconds else [(0, 0, 0), (1, 0, 4)]
+    climb(ScoringWorkers(step_seconds=step_seconds, failures=failures), tmp_path, Budget(60.0),
+          [*networks(1), closed_form()])  # fmt: skip
+    # Those of start, loading and baselines, and of a step.
+    assert len(json.loads((tmp_path / "speeds.json").read_text())) == (4 if step_seconds else 3)
+
+
+@pytest.mark.parametrize(
+    ("scores", "contenders", "chosen", "reason"),
+    [
+        ({0: 0.3, 1: 0.1}, networks(2), "number 0", "the best mean over 5 parts; the baseline 'majority' is better"),
+        ({0: 0.3, 1: 0.6}, [*networks(1), closed_form()], "closed form", "the best mean over 5 parts"),
+    ],
+    ids=["no recipe reaches it", "one recipe does"],
+)
+def test_a_baseline_is_a_floor_with_and_without_a_closed_form(
+    tmp_path: Path, scores: Mapping[int, float], contenders: list[Candidate], chosen: str, reason: str
+) -> None:
+    document = climb(ScoringWorkers(scores, baseline=0.5), tmp_path, Budget(None, 9000), contenders).document
+    assert (document["chosen"], document["reason"]) == (chosen, reason)
+    assert document["baselines"] == {"majority": [0.5] * 5}
 
 
 def test_time_before_the_comparison_counts_in_a_budget(tmp_path: Path) -> None:
@@ -124,14 +181,42 @@ def test_time_before_the_comparison_counts_in_a_budget(tmp_path: Path) -> None:
         assert bool(document["recipes"][0]["scores"]) is has_network
 
 
-def test_a_stop_keeps_the_best_model_in_closed_form(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("contenders", "trials", "chosen"),
+    [
+        ([*networks(2), closed_form()], 8, "closed form"),
+        ([*networks(2), closed_form()], 16, "number 0"),
+        (networks(2), 8, "number 0"),
+    ],
+    ids=["closed forms alone", "networks too", "no closed form"],
+)
+def test_a_stop_keeps_the_best_of_what_was_compared(
+    tmp_path: Path, contenders: list[Candidate], trials: int, chosen: str
+) -> None:
     stop = Event()
-    workers = ScoringWorkers({0: 0.99}, stop=stop, stop_after=7)
-    choice = climb(workers, tmp_path, Budget(None, 20_000), [*networks(2), closed_form()], stop=stop)
-    assert (choice.document["chosen"], choice.config.training.method) == ("closed form", "closed-form")
+    workers = ScoringWorkers({0: 0.99}, stop=stop, stop_after=trials)
+    document = climb(workers, tmp_path, Budget(None, 100_000), contenders, stop=stop).document
+    assert document["chosen"] == chosen
+    assert document["reason"].endswith("; the search was stopped")
+    # The last training takes no more than it must.
+    assert not document["settings"].keys() & {"model.members", "training.epochs"}
+
+
+def test_a_stop_before_any_model_keeps_none(tmp_path: Path) -> None:
     stop = Event()
-    with pytest.raises(InterruptedRun, match=r"^Stopped before a model in closed form"):
+    with pytest.raises(InterruptedRun, match=r"^Stopped before a model was compared"):
         climb(ScoringWorkers(stop=stop), tmp_path, Budget(None, 20_000), [*networks(2), closed_form()], stop=stop)
+
+
+@pytest.mark.parametrize(("failed", "chosen"), [(3, "closed form"), (0, "number 0")], ids=["fourth part", "all parts"])
+def test_a_closed_form_that_fails_leaves_what_it_finished_or_a_network(
+    tmp_path: Path, failed: int, chosen: str
+) -> None:
+    failures = [(1, 0, part) for part in range(5) if part == failed or not failed]
+    workers = ScoringWorkers(failures=failures)
+    document = climb(workers, tmp_path, Budget(None, 100), [*networks(1), closed_form()]).document
+    assert document["chosen"] == chosen
+    assert document["recipes"][1]["reason"] == "of the test"
 
 
 def test_data_without_parts_gets_the_first_closed_form_and_no_usable_recipe_is_an_error(tmp_path: Path) -> None:

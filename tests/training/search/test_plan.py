@@ -57,12 +57,19 @@ def test_a_plan_counts_what_each_recipe_takes() -> None:
     assert [each.recipe.name for each in plan.recipes] == ["fast"]
 
 
-def test_the_first_speed_stands_on_a_machine_and_a_damaged_file_is_measured_again(tmp_path: Path) -> None:
+def test_the_first_speed_stands_on_a_machine_and_a_damaged_file_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "speeds.json"
-    kept = Speeds(path).keep({"work": "step"}, 0.020)
+    speeds = Speeds(path)
+    kept = speeds.keep({"work": "step"}, 0.020)
+    speeds.store()
     assert kept == pytest.approx(0.020, rel=0.05)
     # Beside other work the same step takes longer.
     assert Speeds(path).keep({"work": "step"}, 0.035) == kept == Speeds(path).find({"work": "step"})
     assert Speeds(path).keep({"work": "other"}, 0.035) != kept
+    monkeypatch.setattr("stablernn.training.search.speeds.__version__", "of another step")
+    assert Speeds(path).find({"work": "step"}) is None
+    monkeypatch.undo()
     path.write_text("[1, 2")
     assert Speeds(path).find({"work": "step"}) is None

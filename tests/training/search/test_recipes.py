@@ -15,7 +15,7 @@ from stablernn.errors import ConfigError
 from stablernn.training.search.candidates import (
     find_closed_forms,
     find_networks,
-    merged,
+    merge,
     open_settings,
     recipes,
 )
@@ -39,7 +39,7 @@ def test_only_what_the_user_left_open_counts_as_chosen() -> None:
     config = validate({"data": {"source": "toy"}, "model": {"cell": "auto"}, "training": {"refit": False}})
     settings = {"model.cell": "lru", "model.hidden_size": 128, "training.refit": True}
     assert open_settings(config, settings) == {"model.cell": "lru", "model.hidden_size": 128}
-    assert merged(config, settings).training.refit is False
+    assert merge(config, settings).training.refit is False
 
 
 def test_closed_forms_have_random_layers_that_are_proved_and_stay_below_settings_of_the_user() -> None:

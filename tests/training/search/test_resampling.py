@@ -84,7 +84,7 @@ def test_a_part_chooses_its_inputs_by_its_own_training_steps(tmp_path: Path) -> 
         (tmp_path / f"{season}.csv").write_text("\n".join(["ds,y", *rows]))
         data = {"source": str(tmp_path / f"{season}.csv"), "validation_steps": 20, "test_steps": 20}
         config = validate({"data": data, "task": {"horizon": 4}, "model": {"cell": "lru"}})
-        parts = [_part(Trial(0, config, number, 6)) for number in (0, 5)]
+        parts = [_part(Trial(0, config, number, parts=6)) for number in (0, 5)]
         chosen.append([(part.linear, scored.linear) for part, scored in parts])  # type: ignore[union-attr]
     (first, last), (other_first, same_last) = chosen
     assert last == same_last
@@ -99,13 +99,13 @@ def test_another_draw_has_other_folds_of_the_same_sequences_and_another_seed(tmp
     config = validate({"data": data, "model": model, "training": {"refit": True, "max_steps": 1, "seed": 3}})
     draws = []
     for draw in (0, 1):
-        trials = [Trial(0, config, part, 5, draw=draw) for part in range(5)]
+        trials = [Trial(0, config, part, draw=draw) for part in range(5)]
         held_out = [part.test for part, _ in map(_part, trials) if isinstance(part, ClassificationData)]
         assert sorted(number for split in held_out if split is not None for number in split.ids) == sorted(
             map(str, range(30))
         )
         draws.append([split.ids for split in held_out if split is not None])
     assert draws[0] != draws[1]
-    assert [Trial(0, config, 2, 5, draw=draw).seed for draw in (0, 1)] == [3, 1_000_003]
+    assert [Trial(0, config, 2, draw=draw).seed for draw in (0, 1)] == [3, 1_000_003]
     last = config.model_copy(update={"training": config.training.model_copy(update={"seed": LARGEST_SEED})})
-    assert Trial(0, last, 2, 5, draw=1).seed == 999_999
+    assert Trial(0, last, 2, draw=1).seed == 999_999

@@ -11,9 +11,9 @@ from search_helpers import candidate
 from stablernn.training.calibration import conformal_offsets, scores_of
 from stablernn.training.search.candidates import (
     Candidate,
-    comparable,
     held_out_intervals,
     held_out_temperature,
+    keep_comparable,
     select,
 )
 
@@ -118,7 +118,7 @@ def test_recipes_are_compared_on_parts_that_more_than_half_of_them_have() -> Non
     """Time ran out while the second part was trained."""
     first = candidate("first", "none", [0.8, 0.7])
     others = [candidate("best", "none", [0.9]), candidate("third", "none", [0.7]), candidate("skipped", "none", [])]
-    chosen = comparable([first, *others])
+    chosen = keep_comparable([first, *others])
     assert [each.recipe.name for each in chosen] == ["first", "best", "third"]
     assert [each.scores for each in chosen] == [[0.8], [0.9], [0.7]]
     assert select(chosen)[0].recipe.name == "best"
