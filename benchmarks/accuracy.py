@@ -1,499 +1,518 @@
-"""How accurate the shipped recipes are: nine classification problems, three forecasting tasks, UCR and UEA archives.
+"""Accuracy of ``train`` with default settings beside other methods, on forecasts and on classification problems.
 
-    STABLERNN_DATA=... python benchmarks/accuracy.py --jobs 2
-    STABLERNN_DATA=... python benchmarks/accuracy.py --archive --seeds 0 1 2 --minirocket PYTHON
+    STABLERNN_DATA=... python benchmarks/accuracy.py --budgets 10s 2m --seeds 0 1 2 \
+        --statsforecast PYTHON --mlforecast PYTHON --aeon PYTHON
 
-The first trains through the command line, one thread a job, and writes ``benchmarks/results/accuracy.json``. The second
-runs ``stablernn train --data FILE --budget 2m``, and MiniRocket by an interpreter that has ``stablernn[compare]``, on
-each pair ``NAME_TRAIN`` and ``NAME_TEST`` (``.ts``, ``.tsv`` or ``.arff``, plain or compressed) at any depth below
-``$STABLERNN_DATA``, and writes ``benchmarks/results/archive.json``. Each row is stored after its run, so that the same
-command continues after a stop; runs that the file has, failed ones too, are repeated with ``--again`` only.
-``--page`` prints the tables.
+Each peer runs on the same origins or splits, right after ``train`` on the same set, by an interpreter that has its
+library; without one it is left out. Rows are stored in ``benchmarks/results/accuracy.json`` one by one, and a run
+continues after a stop. ``--page`` prints the tables.
 """
 
 from __future__ import annotations
 
-import json
-import re
-import subprocess
+import csv
+import gzip
+import resource
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any
+from statistics import fmean, geometric_mean
+from typing import Any, NamedTuple
 
 import harness
 import numpy as np
-from harness import (
-    Row,
-    data_folder,
-    log,
-    mean_spread,
-    read_results,
-    run_json,
-    shown,
-    stored,
-    table,
-    write_results,
-)
+from harness import Row, data_folder, log, measure_use, read_results, shown, stablernn, stored, table, write_results
 
-STORED, ARCHIVE = stored("accuracy"), stored("archive")
-SEEDS = (0, 1, 2)
-PROBLEMS = {
-    "digits": None,
-    "ItalyPowerDemand": "ts",
-    "GunPoint": "ts",
-    "ECG200": "tsv",
-    "Coffee": "tsv",
-    "JapaneseVowels": "ts",
-    "BasicMotions": "ts",
-    "ECG5000": "tsv",
-    "FordA": "tsv.gz",
-}
-"""Classification problems and the ending of their training file."""
-LARGE = ("digits", "FordA")
-"""Problems of more than a thousand training sequences, where four members are as many as three minutes allow."""
+STORED = stored("accuracy")
+
+
+class Series(NamedTuple):
+    """A forecasting problem: what ``train`` takes, and seasons in steps; that of MASE is the first."""
+
+    source: str
+    seasons: tuple[int, ...]
+    options: tuple[str, ...] = ()
+
+
+_EACH = ("data.channels_as_series=true",)
 FORECASTS = {
-    "m4-hourly": ["--data", "m4-hourly"],
-    "etth1": ["--data", "etth1", "--set", "data.channels_as_series=true"],
-    "etth1-ot": ["--data", "etth1", "--set", "data.channels=OT"],
+    **{name: Series(f"forecasting/small/{name}.csv", (4,)) for name in ("ausbeer", "austres", "woolyrnq")},
+    "lynx": Series("forecasting/small/lynx.csv", (1,)),
+    "stock": Series("forecasting/small/stock.csv", (1, 5)),
+    "airline": Series("forecasting/univariate/airline-passengers.csv", (12,)),
+    "sunspots": Series("forecasting/univariate/monthly-sunspots.csv", (12,)),
+    "temperatures": Series("forecasting/univariate/daily-min-temperatures.csv", (7, 365)),
+    "exchange": Series("forecasting/exchange_rate/exchange_rate.csv.gz", (1, 7), _EACH),
+    "pm25": Series("forecasting/beijing_pm25/pollution.csv.gz", (24, 168)),
+    "etth1": Series("etth1", (24, 168), _EACH),
+    "etth1-ot": Series("etth1", (24, 168), ("data.channels=OT",)),
+    "m4-hourly": Series("m4-hourly", (24, 168)),
 }
-RECIPES = ("tuned", "defaults", "auto", "minirocket")
-"""``auto`` of files, and MiniRocket of all, are runs of the archives."""
-GOALS = {
-    **{"digits": 0.985, "ItalyPowerDemand": 0.965, "GunPoint": 0.980, "ECG200": 0.890, "Coffee": 0.970},
-    **{"JapaneseVowels": 0.975, "BasicMotions": 0.990, "ECG5000": 0.942, "FordA": 0.943, "mean": 0.965},
+CLASSES = {
+    "digits": "digits",
+    **{name: f"ucr-uea/{name}/{name}_TRAIN.ts" for name in ("ArrowHead", "BasicMotions", "GunPoint")},
+    **{name: f"ucr-uea/{name}/{name}_TRAIN.ts" for name in ("ItalyPowerDemand", "JapaneseVowels")},
+    **{name: f"ucr-uea/{name}/{name}_TRAIN.tsv" for name in ("Adiac", "Coffee", "ECG200", "ECG5000")},
+    **{name: f"ucr-uea/{name}/{name}_TRAIN.tsv.gz" for name in ("Crop", "FordA")},
 }
-"""Goals for the mean test accuracy."""
-FORECAST_GOALS = {
-    "m4-hourly": {"smape": None, "mase": None, "owa": 0.45},
-    "etth1": {"mse": 0.365, "mae": 0.387},
-    "etth1-ot": {"mse": 0.0541, "mae": None},
+PEERS = {
+    "statsforecast": ("AutoETS", "AutoTheta"),
+    "mlforecast": ("LightGBM",),
+    "aeon": ("MiniRocket", "MultiRocket-Hydra", "1-NN DTW"),
 }
+"""Methods by library; those of aeon classify."""
+DRAWN = ("MiniRocket", "MultiRocket-Hydra")
+"""Peers that draw random numbers, and are run with each seed."""
+PEER_SECONDS = 900
+"""Processor seconds after which a peer is stopped."""
+FITTED_VALUES = 1000
+"""Last values of a series before the first origin that AutoETS and AutoTheta choose their constants by."""
+ORIGINS = 20
+"""Origins of a series, spread evenly over the test split."""
+PARTS = 20
+"""Groups of neighboring origins, or of series, whose mean errors are stored and give standard errors."""
+DRAW = 0.01
+"""Largest relative difference of MASE that is a draw."""
 PUBLISHED_NAIVE2 = {"smape": 18.383, "mase": 2.395}
 """Averages of Naive2 over the 414 hourly series, as the competition gives them."""
+NAIVE = ("naive", "drift", "seasonal naive")
 
 
-def problem_file(name: str) -> str:
-    """Return what ``--data`` takes for a classification problem."""
-    ending = PROBLEMS[name]
-    return name if ending is None else str(data_folder() / "ucr-uea" / name / f"{name}_TRAIN.{ending}")
+# What is run on a set.
 
 
-def classify(row: Row) -> Row:
-    """Train by a recipe, and return its accuracy."""
-    members = "4" if row["data"] in LARGE else "8"
-    tuned = ["--cell", "lru", "--members", members, "--set", "training.refit=true"]
-    recipe = {"tuned": tuned, "defaults": ["--cell", "lru"], "auto": []}[row["recipe"]]
-    words = ["train", "--data", problem_file(row["data"]), *recipe, "--seed", str(row["seed"])]
-    summary = run_json(words)
-    test = summary["metrics"]["test"]
-    return {**row, "accuracy": test["accuracy"], "ridge": test["ridge"]["accuracy"], **_facts(words, summary)}
+def source(name: str, folder: Path) -> str:
+    """Return what ``--data`` takes for a set; the file without a column of times is rewritten."""
+    given = CLASSES[name] if name in CLASSES else FORECASTS[name].source
+    if name == "pm25":
+        with gzip.open(data_folder() / given, "rt") as stream:
+            times = "{year}-{month:0>2}-{day:0>2} {hour:0>2}:00"
+            lines = [f"{times.format(**row)},{row['pm2.5'].replace('NA', '')}" for row in csv.DictReader(stream)]
+        (folder / "pm25.csv").write_text("\n".join(["ds,y", *lines]))
+        return str(folder / "pm25.csv")
+    return str(data_folder() / given) if "/" in given else given
 
 
-def forecast(row: Row) -> Row:
-    """Train a forecaster by a recipe, and return the measures of the literature."""
-    from stablernn.training import TorchPredictor, load_run, predict
-    from stablernn.training.build import create_model
-
-    recipe = {"defaults": ["--cell", "lipschitz"], "auto": []}[row["recipe"]]
-    words = ["train", *FORECASTS[row["data"]], *recipe, "--seed", str(row["seed"])]
-    with tempfile.TemporaryDirectory() as folder:
-        summary = run_json(words, folder)
-        loaded = load_run(Path(folder) / summary["run"])
-        data: Any = loaded.load_data()
-        # Before training a model with a linear skip is that skip: ridge regression on the scaled context.
-        predictors = loaded.predictor(), TorchPredictor(create_model(loaded.config, data))
-        windows = data.windows("test")
-        scores, ridge = (score(row["data"], data, predict(one, windows)["mean"][:, :, 0]) for one in predictors)
-    return {**row, **scores, "ridge": ridge, **_facts(words, summary)}
-
-
-def _facts(words: list[str], summary: Row) -> Row:
-    return {"command": shown(words), "parameters": summary["parameters"], "seconds": round(summary["seconds"], 1)}
-
-
-def score(name: str, data: Any, mean: np.ndarray) -> dict[str, float]:
-    """Return errors in the units of the literature: of M4 those of the competition, otherwise standardized ones.
-
-    ``smape`` is in percent, 0 to 200; ``mase`` in units of the seasonal naive forecast's error within the history;
-    ``owa`` their mean, each over that of Naive2. ``mse`` and ``mae`` are in units of each series' standard deviation in
-    training.
-
-    Args:
-        name: Name of the task.
-        data: Its data.
-        mean: Forecasts of the test windows, ``(windows, horizon)``.
-    """
-    windows = data.windows("test")
-    truth = windows.truth(np.arange(len(windows)))[:, :, 0].astype(np.float64)
-    error = np.abs(mean.astype(np.float64) - truth)
-    if name == "m4-hourly":
-        histories = [data.series[series].values[:end, 0].astype(np.float64) for series, end in windows.origins]
-        scales = np.array([np.abs(one[data.season :] - one[: -data.season]).mean() for one in histories])
-        size = np.abs(truth) + np.abs(mean)
-        scores = {"smape": (200 * error / size).mean(), "mase": (error.mean(axis=1) / scales).mean()}
-        scores["owa"] = np.mean([scores[key] / value for key, value in PUBLISHED_NAIVE2.items()])
+def train(name: str, budget: str, seed: int, folder: Path) -> Row:
+    """Run ``train`` as a user would, and score what it wrote."""
+    options = FORECASTS[name].options if name in FORECASTS else ()
+    words = ["train", "--data", source(name, folder), "--budget", budget, "--seed", str(seed), "--run-dir", "run"]
+    words += [word for option in options for word in ("--set", option)]
+    use = measure_use(stablernn(*words), folder)
+    summary, env = read_results(folder / "run" / "summary.json"), read_results(folder / "run" / "env.json")
+    choice = read_results(folder / "run" / "choice.json")
+    if name in CLASSES:
+        scores: Row = {"accuracy": summary["metrics"]["test"]["accuracy"]}
     else:
-        held_out = data.validation_steps + data.test_steps
-        deviation = np.array([one.values[: len(one.values) - held_out, 0].std(dtype=np.float64) for one in data.series])
-        error /= deviation[[series for series, _ in windows.origins]][:, None]
-        scores = {"mse": (error**2).mean(), "mae": error.mean()}
-    return {key: float(value) for key, value in scores.items()}
-
-
-def naive_rows() -> list[Row]:
-    """Return the same measures of the seasonal naive forecasts."""
-    from stablernn.data import load_data
-    from stablernn.training.evaluation.metrics import seasonal_naive
-
-    rows = []
-    options: dict[str, Row] = {"m4-hourly": {}, "etth1": {"channels_as_series": True}, "etth1-ot": {"channels": ["OT"]}}
-    for name, given in options.items():
-        data: Any = load_data(name.removesuffix("-ot"), **given)
-        lengths = {"season": data.season, "horizon": data.horizon}
-        means = [
-            seasonal_naive(data.series[series].values[:, :1], np.array([end]), **lengths)[0, :, 0]
-            for series, end in data.windows("test").origins
-        ]
-        rows.append({"data": name, "method": "seasonal naive", **score(name, data, np.stack(means))})
-    return rows
-
-
-# The archives.
-
-METHODS = ("auto", "minirocket", "ridge")
-PROOFS = ("contracting", "non-expansive", "bounded", "none")
-"""Classes of certificates, the strongest first."""
-DRAW = 0.5 + 1e-6
-"""Largest difference of a draw, in test sequences, with its rounding."""
-_TRAIN_FILE = re.compile(r"(?P<name>\w[\w-]*)_TRAIN(?P<ending>\.ts|\.tsv|\.arff)(\.gz|\.xz)?")
-_ENDINGS = (".ts", ".tsv", ".arff")
-"""Formats of the archives, the preferred one first: ``.ts`` states lengths and missing values exactly."""
-_CHANNEL = re.compile(r"Dimension\d+$")
-MINIROCKET = """
-import json, sys
-from stablernn.compare.baselines import score_baseline
-from stablernn.training.settings.load import validate
-config = validate({"data": {"source": sys.argv[1]}})
-print(json.dumps(score_baseline("minirocket", config, [int(sys.argv[2])])["scores"]))
-"""
-
-
-def find_sets(root: Path) -> dict[str, Path]:
-    """Return the training files of the sets below a folder, by their names.
-
-    Of several files of a set, one with a test file is preferred, then by ending, then the one fewer folders down: the
-    UCR archive has a second copy of some sets, without missing values, in a folder of its own.
-    """
-    from stablernn.data.files import find_test_file
-
-    candidates: dict[str, list[tuple[Any, ...]]] = {}
-    for path in root.rglob("*_TRAIN.*"):
-        if (match := _TRAIN_FILE.fullmatch(path.name)) and path.is_file():
-            preference = (find_test_file(path) is None, _ENDINGS.index(match["ending"]), len(path.parts), path)
-            candidates.setdefault(match["name"], []).append(preference)
-    # In .arff each channel of a multivariate set has a file of its own, too.
-    names = [name for name in candidates if not _CHANNEL.search(name) or _CHANNEL.sub("", name) not in candidates]
-    return {name: min(candidates[name])[-1] for name in sorted(names, key=str.lower)}
-
-
-def measure_set(path: Path, row: Row, methods: Sequence[str], budget: str, interpreter: str) -> Row:
-    """Run methods on a set, and return their part of its row. A failure is a result, with its reason."""
-    from stablernn.data import load_data
-
-    row |= {"is_development_set": row["data"] in PROBLEMS}
-    runs: dict[str, Callable[[], Row]] = {
-        "auto": lambda: run_auto(path, row["seed"], budget),
-        "minirocket": lambda: run_minirocket(path, row["seed"], interpreter),
+        scores = score_run(name, folder)
+    return {
+        "command": shown(words).replace(str(folder), "."),
+        "commit": env["commit"],
+        **scores,
+        "chosen": choice["chosen"],
+        "reason": choice["reason"],
+        "folds": {one["name"]: one["mean"] for one in choice["recipes"] if one["mean"] is not None},
+        "fold_baselines": {key: fmean(values) for key, values in choice.get("baselines", {}).items()},
+        "proof": (summary.get("certificate") or {"kind": "none"})["kind"],
+        **use,
     }
-    try:
-        data: Any = load_data(path)
-        lengths = np.concatenate([split.lengths for split in (data.train, data.validation, data.test)])
-        row["set"] = {
-            "train": len(data.train) + len(data.validation),
-            "test": len(data.test),
-            "length": [int(lengths.min()), int(lengths.max())],
-            "channels": len(data.features),
-            "classes": len(data.labels),
-        }
-    # Any error: a file that cannot be read, whatever is wrong with it, must not end a run over a hundred sets.
-    except Exception as error:
-        return row | {method: {"failed": f"{type(error).__name__}: {error}"} for method in methods}
-    for method in methods:
-        try:
-            row[method] = runs[method]()
-        except SystemExit as error:
-            row[method] = {"failed": str(error).strip().splitlines()[-1]}
-        except subprocess.CalledProcessError as error:
-            row[method] = {"failed": error.stderr.strip().splitlines()[-1]}
+
+
+def score_run(name: str, folder: Path) -> Row:
+    """Return the errors of a run at the origins of its set."""
+    from stablernn.training import load_run, predict
+
+    problem = read_problem(folder / "problem.npz")
+    loaded = load_run(folder / "run")
+    data: Any = loaded.load_data()
+    windows = data.windows("test")
+    rows = {origin: row for row, origin in enumerate(windows.origins)}
+    chosen = [rows[series, end] for series, end in problem.origins]
+    return score(name, problem, predict(loaded.predictor(), windows)["mean"][chosen, :, 0])
+
+
+class Problem(NamedTuple):
+    """Series with missing values filled, ``(series, end)`` of the origins, and the first end of each series."""
+
+    series: list[np.ndarray]
+    truth: np.ndarray
+    origins: list[tuple[int, int]]
+    first: list[int]
+    seasons: list[int]
+
+    @property
+    def horizon(self) -> int:
+        """Steps of a forecast."""
+        return int(self.truth.shape[1])
+
+
+def write_problem(name: str, folder: Path) -> None:
+    """Write the arrays of a set for peers, which know nothing of stablernn."""
+    from stablernn.compare.baselines import cases, fill_forward
+    from stablernn.data import load_data
+
+    path = folder / "problem.npz"
+    if name in CLASSES:
+        data: Any = load_data(source(name, folder))
+        fitted, test = data.train.merged(data.validation), data.split("test")
+        longest = int(max(fitted.lengths.max(), test.lengths.max()))
+        arrays = {"x": cases(fitted.gather(np.arange(len(fitted))), longest), "y": fitted.y, "truth": test.y}
+        np.savez(path, **arrays, test=cases(test.gather(np.arange(len(test))), longest))
+        return
+    given = dict(option.removeprefix("data.").split("=") for option in FORECASTS[name].options)
+    kinds: Row = {"channels_as_series": True} if "channels_as_series" in given else {}
+    kinds |= {"channels": [given["channels"]]} if "channels" in given else {}
+    data = load_data(source(name, folder), **kinds)
+    windows = data.windows("test")
+    rows: list[int] = []
+    owners = np.array([series for series, _ in windows.origins])
+    for number in range(len(data.series)):
+        own = np.flatnonzero(owners == number)
+        rows += own[np.unique(np.linspace(0, len(own) - 1, ORIGINS).round().astype(int))].tolist()
+    np.savez(
+        path,
+        values=np.concatenate(
+            [fill_forward(one.values[:, data.target_indices[0]].astype(float)) for one in data.series]
+        ),
+        lengths=[len(one.values) for one in data.series],
+        truth=windows.truth(np.array(rows))[:, :, 0],
+        origins=np.array(windows.origins)[rows],
+        first=[min(end for series, end in windows.origins if series == number) for number in range(len(data.series))],
+        seasons=FORECASTS[name].seasons,
+    )
+
+
+def read_problem(path: Path) -> Problem:
+    """Read what :func:`write_problem` wrote of forecasts."""
+    found = np.load(path)
+    series = np.split(found["values"], np.cumsum(found["lengths"])[:-1])
+    origins = [(int(number), int(end)) for number, end in found["origins"]]
+    return Problem(series, found["truth"], origins, found["first"].tolist(), found["seasons"].tolist())
+
+
+def score(name: str, problem: Problem, mean: np.ndarray) -> Row:
+    """Return the MASE of forecasts, ``(origins, horizon)``, by parts of the origins too, and the OWA of M4.
+
+    The scale is the mean seasonal difference of each series before its first origin.
+    """
+    season = problem.seasons[0]
+    known = [values[:end] for values, end in zip(problem.series, problem.first, strict=True)]
+    scales = np.array([np.abs(one[season:] - one[:-season]).mean() for one in known])
+    error = np.abs(mean.astype(float) - problem.truth)
+    owners = np.array([number for number, _ in problem.origins])
+    scaled = np.nanmean(error, axis=1) / scales[owners]
+    # Neighbors in time share errors, and belong to one part.
+    order = np.argsort([end for _, end in problem.origins], kind="stable")
+    parts = [float(np.nanmean(part)) for part in np.array_split(scaled[order], min(PARTS, len(scaled)))]
+    row: Row = {"mase": float(np.nanmean(scaled)), "parts": harness.rounded(parts)}
+    if name == "m4-hourly":
+        smape = np.mean(200 * error / (np.abs(problem.truth) + np.abs(mean)))
+        row["owa"] = float(np.mean([smape / PUBLISHED_NAIVE2["smape"], row["mase"] / PUBLISHED_NAIVE2["mase"]]))
     return row
 
 
-def run_auto(path: Path, seed: int, budget: str) -> Row:
-    """Train by the command line without naming a cell."""
-    words = ["train", "--data", str(path), "--budget", budget, "--seed", str(seed)]
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        summary = run_json([*words, "--run-dir", "run"], folder)
-        commit = read_results(Path(folder) / "run" / "env.json")["commit"]
-    scores, choice = summary["metrics"]["test"], summary["choice"]
-    certificate = summary.get("certificate") or {"kind": "none", "contraction_rate": None}
-    return {
-        "command": shown(words),
-        "commit": commit,
-        "seconds": round(time.perf_counter() - began, 1),
-        "accuracy": scores["accuracy"],
-        # Missing if the training file has a single class.
-        "ridge": scores.get("ridge", {}).get("accuracy"),
-        "recipe": choice["chosen"],
-        "compared": sum(bool(recipe["scores"]) for recipe in choice["recipes"]),
-        "reason": choice["reason"],
-        "settings": choice["settings"],
-        "certificate": certificate["kind"],
-        "contraction_rate": certificate["contraction_rate"],
-        "parameters": summary["parameters"],
-        # Few where the budget cut the training.
-        "steps": summary["steps"],
-    }
+def naive(name: str, problem: Problem, method: str) -> Row:
+    """Score a baseline; the seasonal one with the season that is best on these origins, which favors it."""
+    steps = np.arange(1, problem.horizon + 1)
+    histories = [problem.series[number][:end] for number, end in problem.origins]
+    if method == "drift":
+        return score(
+            name, problem, np.array([one[-1] + steps * (one[-1] - one[0]) / (len(one) - 1) for one in histories])
+        )
+    seasons = [1] if method == "naive" else problem.seasons
+    means = [np.array([one[-season:][(steps - 1) % season] for one in histories]) for season in seasons]
+    return min((score(name, problem, mean) for mean in means), key=lambda row: row["mase"])
 
 
-def run_minirocket(path: Path, seed: int, interpreter: str) -> Row:
-    """Run the baseline of ``stablernn compare``, by an interpreter that has aeon."""
-    began = time.perf_counter()
-    command = [interpreter, "-c", MINIROCKET, str(path), str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return {**json.loads(done.stdout), "seconds": round(time.perf_counter() - began, 1)}
+def run_peer(name: str, method: str, seed: int, interpreter: str, folder: Path) -> Row:
+    """Run a peer by its interpreter on the problem of the folder, and score it."""
+    use = measure_use([interpreter, __file__, "--peer", method, str(seed), str(folder)], folder)
+    answers = np.load(folder / "answers.npy")
+    if name in CLASSES:
+        return {"accuracy": float(np.mean(answers == np.load(folder / "problem.npz")["truth"])), **use}
+    return {**score(name, read_problem(folder / "problem.npz"), answers), **use}
 
 
-def summarize(rows: list[Row]) -> Row:
-    """Return what the runs on one set give over all seeds.
+# Peers, in environments of their own.
 
-    ``accuracies`` are means by method, without the methods that have none; ``proof`` is the weakest certificate.
-    """
-    runs = {method: [row[method] for row in rows if method in row] for method in ("auto", "minirocket")}
-    values = {method: [run["accuracy"] for run in found if "accuracy" in run] for method, found in runs.items()}
-    values["ridge"] = [run["ridge"] for run in runs["auto"] if run.get("ridge") is not None]
-    recipes = Counter(run["recipe"] for run in runs["auto"] if "recipe" in run)
-    return {
-        "name": rows[0]["data"],
-        "is_development_set": rows[0]["is_development_set"],
-        "facts": next((row["set"] for row in rows if row.get("set")), {}),
-        "accuracies": {method: fmean(figures) for method, figures in values.items() if figures},
-        "failures": [
-            (method, row["seed"], row[method]["failed"])
-            for method in runs
-            for row in rows
-            if "failed" in row.get(method, {})
-        ],
-        "recipes": [recipe for recipe, _ in recipes.most_common()],
-        "proof": max(
-            (run["certificate"] for run in runs["auto"] if "certificate" in run), key=PROOFS.index, default="-"
+
+def answer_as_peer(method: str, seed: int, folder: Path) -> None:
+    """Fit a peer to the problem of a folder, and write its forecasts or classes."""
+    resource.setrlimit(resource.RLIMIT_CPU, (PEER_SECONDS, PEER_SECONDS))
+    path = folder / "problem.npz"
+    if method in PEERS["aeon"]:
+        answers = _classes(method, seed, np.load(path))
+    elif method in PEERS["mlforecast"]:
+        answers = _boosted(read_problem(path), seed)
+    else:
+        answers = _smoothed(method, read_problem(path))
+    np.save(folder / "answers.npy", answers)
+
+
+def _smoothed(method: str, problem: Problem) -> np.ndarray:
+    """Return forecasts of models chosen once a series before its first origin, whose states go on with its values."""
+    from statsforecast import models  # pyright: ignore[reportMissingImports]
+
+    means: dict[tuple[int, int], np.ndarray] = {}
+    for number, (values, first) in enumerate(zip(problem.series, problem.first, strict=True)):
+        begin = max(0, first - FITTED_VALUES)
+        model = getattr(models, method)(season_length=problem.seasons[0])
+        model.fit(values[begin:first])
+        for end in (end for owner, end in problem.origins if owner == number):
+            means[number, end] = model.forward(values[begin:end], h=problem.horizon)["mean"]
+    return np.array([means[origin] for origin in problem.origins])
+
+
+def _boosted(problem: Problem, seed: int) -> np.ndarray:
+    """Return forecasts of one model of all series on two seasons of lags, step by step."""
+    import pandas as pd  # pyright: ignore[reportMissingImports]
+    from lightgbm import LGBMRegressor  # pyright: ignore[reportMissingImports]
+    from mlforecast import MLForecast  # pyright: ignore[reportMissingImports]
+    from mlforecast.target_transforms import LocalStandardScaler  # pyright: ignore[reportMissingImports]
+
+    season, shortest = problem.seasons[0], min(problem.first)
+    lags = {*range(1, max(2 * season, 7) + 1), *(lag for lag in problem.seasons if 3 * lag < shortest)}
+    learner = LGBMRegressor(n_jobs=1, random_state=seed, verbose=-1)
+    model = MLForecast({"mean": learner}, freq=1, lags=sorted(lags), target_transforms=[LocalStandardScaler()])
+
+    def frame(ends: dict[int, int]) -> Any:
+        parts = [{"unique_id": key, "ds": np.arange(end), "y": problem.series[key][:end]} for key, end in ends.items()]
+        return pd.concat(map(pd.DataFrame, parts), ignore_index=True)
+
+    model.fit(frame(dict(enumerate(problem.first))), static_features=[])
+    means: dict[tuple[int, int], np.ndarray] = {}
+    owned: dict[int, list[int]] = {}
+    for number, end in problem.origins:
+        owned.setdefault(number, []).append(end)
+    for place in range(max(map(len, owned.values()))):
+        ends = {number: own[place] for number, own in owned.items() if place < len(own)}
+        found = model.predict(problem.horizon, new_df=frame(ends))
+        for number, group in found.groupby("unique_id"):
+            means[int(number), ends[int(number)]] = group["mean"].to_numpy()
+    return np.array([means[origin] for origin in problem.origins])
+
+
+def _classes(method: str, seed: int, arrays: Any) -> np.ndarray:
+    from aeon.classification.convolution_based import (  # pyright: ignore[reportMissingImports]
+        MiniRocketClassifier,
+        MultiRocketHydraClassifier,
+    )
+    from aeon.classification.distance_based import (  # pyright: ignore[reportMissingImports]
+        KNeighborsTimeSeriesClassifier,
+    )
+
+    makers: dict[str, Callable[[], Any]] = {
+        "MiniRocket": lambda: MiniRocketClassifier(random_state=seed, n_jobs=1),
+        "MultiRocket-Hydra": lambda: MultiRocketHydraClassifier(random_state=seed, n_jobs=1),
+        "1-NN DTW": lambda: KNeighborsTimeSeriesClassifier(
+            n_neighbors=1, distance="dtw", distance_params={"window": 0.1}, n_jobs=1
         ),
     }
-
-
-def is_draw(summary: Row, method: str, other: str) -> bool:
-    """Compare two methods to within half a test sequence."""
-    difference = abs(summary["accuracies"][method] - summary["accuracies"][other])
-    return bool(difference * summary["facts"]["test"] <= DRAW)
-
-
-def outcome(summary: Row) -> str:
-    """Return the outcome of ``auto`` against MiniRocket; ``-`` if they cannot be compared.
-
-    A set on which ``auto`` failed while MiniRocket did not is lost. The reverse is not won.
-    """
-    accuracies = summary["accuracies"]
-    if "minirocket" not in accuracies or "auto" not in accuracies:
-        has_failed = any(method == "auto" for method, *_ in summary["failures"])
-        return "loss" if "minirocket" in accuracies and has_failed else "-"
-    if is_draw(summary, "auto", "minirocket"):
-        return "draw"
-    return "win" if accuracies["auto"] > accuracies["minirocket"] else "loss"
-
-
-def rank(summary: Row, method: str) -> float:
-    """Return the rank of a method among all, 1 for the most accurate one; a draw shares the ranks."""
-    places = 1.0
-    for other in METHODS:
-        if other != method and is_draw(summary, method, other):
-            places += 0.5
-        elif summary["accuracies"][other] > summary["accuracies"][method]:
-            places += 1
-    return places
-
-
-def archive_tables(results: Row) -> str:
-    """Return the section of the archives."""
-    groups: dict[str, list[Row]] = {}
-    for row in sorted(results["runs"], key=lambda row: row["data"].lower()):
-        groups.setdefault(row["data"], []).append(row)
-    summaries = [summarize(rows) for rows in groups.values()]
-    parts = {
-        f"are {'' if flag else 'not '}among the nine": [one for one in summaries if one["is_development_set"] is flag]
-        for flag in (False, True)
-    }
-    columns = [f"{figure} {method}" for figure in ("mean", "rank") for method in METHODS]
-    counts = []
-    for title, part in parts.items():
-        outcomes = Counter(map(outcome, part))
-        complete = [one for one in part if len(one["accuracies"]) == len(METHODS)]
-        means = [f"{fmean(one['accuracies'][method] for one in complete):.4f}" for method in METHODS if complete]
-        ranks = [f"{fmean(rank(one, method) for one in complete):.2f}" for method in METHODS if complete]
-        counts.append([title, len(part), *(outcomes[one] for one in ("win", "draw", "loss")), *means, *ranks])
-    lines = [table(("sets that", "sets", "wins", "draws", "losses", *columns), counts)]
-    for title, part in parts.items():
-        header = ("set", "train", "test", "length", "channels", "classes", *METHODS, "outcome", "recipe", "proved")
-        lines += [f"### Sets that {title}", table(header, map(_set_line, part))]
-    failures = [
-        f"- {one['name']}, {method}, seed {seed}: {reason}"
-        for one in summaries
-        for method, seed, reason in one["failures"]
-    ]
-    if failures:
-        lines += ["Runs that failed:", "\n".join(failures)]
-    return "\n\n".join(lines)
-
-
-def _set_line(summary: Row) -> Iterator[object]:
-    facts, accuracies = summary["facts"], summary["accuracies"]
-    yield summary["name"]
-    yield from (f"{facts[key]:,}" if facts else "-" for key in ("train", "test"))
-    yield " to ".join(dict.fromkeys(f"{length:,}" for length in facts["length"])) if facts else "-"
-    yield from (facts.get(key, "-") for key in ("channels", "classes"))
-    yield from (f"{accuracies[method]:.4f}" if method in accuracies else "-" for method in METHODS)
-    yield from (outcome(summary), "; ".join(summary["recipes"]) or "-", summary["proof"])
+    return np.asarray(makers[method]().fit(arrays["x"], arrays["y"]).predict(arrays["test"]))
 
 
 # The page.
 
 
-def page_tables(results: Row, archive: Row) -> dict[str, str]:
+def tables(results: Row) -> dict[str, str]:
     """Return the tables of benchmarks/accuracy.md."""
-    runs = list(results["runs"])
-    known = {(row["data"], row["recipe"]) for row in runs}
-    for row, recipe in product(archive["runs"], ("auto", "minirocket")):
-        if row["data"] in PROBLEMS and (row["data"], recipe) not in known and "accuracy" in row.get(recipe, {}):
-            runs.append({**row[recipe], "data": row["data"], "recipe": recipe})
-    about = _conditions(archive["conditions"])
-    commands = sorted({row["command"].rpartition(" --seed")[0] for row in runs if "command" in row})
+    runs: dict[tuple[str, str], list[Row]] = {}
+    for row in results["runs"]:
+        runs.setdefault((row["data"], row["method"]), []).append(row)
+    for name in FORECASTS:
+        runs[name, "best baseline"] = runs.get((name, best_baseline(runs, name)), [])
+    about = "{cores} cores, {machine}, Python {python}, {date}, commit {commit}.".format(**results["conditions"])
+    own = sorted({method for _, method in runs if method.startswith("train")})
     return {
-        "conditions": _conditions(results["conditions"]),
-        "classification": _classification_table(runs),
-        "archive": "\n\n".join([f"Budget {archive['budget']} a run.", about, archive_tables(archive)]),
-        "forecasting": _forecasting_table(runs, results["naive"]),
-        "commands": "\n".join(["```", *commands, "```"]),
+        "conditions": about,
+        "forecasts": _metric_table(
+            runs, FORECASTS, "mase", ["best baseline", *PEERS["statsforecast"], *PEERS["mlforecast"], *own]
+        ),
+        "forecast goals": _goals(runs, own),
+        "classes": _metric_table(runs, CLASSES, "accuracy", [*PEERS["aeon"], *own]),
+        "class goals": _class_goals(runs, own),
+        "processor seconds": table(("method", "sets", "median", "most"), _seconds(runs)),
+        "choices": table(("set", "chosen", "proved", "folds"), _choices(runs, own)),
+        "failures": "\n".join(
+            f"- {row['data']}, {row['method']}, seed {row['seed']}: {row['failed']}"
+            for row in results["runs"]
+            if "failed" in row
+        ),
     }
 
 
-def _conditions(found: Row) -> str:
-    return "{cores} cores, {machine}, torch {torch}, Python {python}, {date}.".format(**found)
+Runs = dict[tuple[str, str], list[Row]]
 
 
-def _classification_table(runs: list[Row]) -> str:
-    rows: list[list[object]] = []
-    means: dict[str, list[float]] = {name: [] for name in (*RECIPES, "ridge")}
-    for name in PROBLEMS:
-        found = {recipe: [row for row in runs if (row["data"], row["recipe"]) == (name, recipe)] for recipe in RECIPES}
-        accuracies = {recipe: [row["accuracy"] for row in part] for recipe, part in found.items()}
-        tuned = found["tuned"]
-        accuracies["ridge"] = [row["ridge"] for row in tuned[:1]]
-        seconds = f"{median(row['seconds'] for row in tuned):.0f}" if tuned else "-"
-        rows.append([name, f"{GOALS[name]:.3f}", *map(mean_spread, accuracies.values()), seconds])
-        for key, values in accuracies.items():
-            means[key] += [fmean(values)] if values else []
-    whole = [f"{fmean(values):.4f}" if len(values) == len(PROBLEMS) else "-" for values in means.values()]
-    rows.append(["mean", f"{GOALS['mean']:.3f}", *whole, ""])
-    return table(("data set", "goal", *RECIPES, "ridge", "seconds, tuned"), rows)
+def mean(runs: Runs, data: str, method: str, metric: str) -> float | None:
+    """Return the mean of a metric over the seeds; None where no run has it."""
+    values = [row[metric] for row in runs.get((data, method), []) if metric in row]
+    return fmean(values) if values else None
 
 
-def _forecasting_table(runs: list[Row], naive: list[Row]) -> str:
-    rows: list[list[object]] = []
-    recipes = ("defaults", "auto")
-    for name, goals in FORECAST_GOALS.items():
-        found = {recipe: [row for row in runs if (row["data"], row["recipe"]) == (name, recipe)] for recipe in recipes}
-        seasonal = next(row for row in naive if (row["data"], row["method"]) == (name, "seasonal naive"))
-        seconds = f"{median(row['seconds'] for row in found['defaults']):.0f}"
-        ridge = found["defaults"][0]["ridge"]
-        for measure, goal in goals.items():
-            cells = [mean_spread([row[measure] for row in part], ".4f") for part in found.values()]
-            others = [f"{ridge[measure]:.4f}", f"{seasonal[measure]:.4f}", seconds]
-            rows.append([name, measure, f"{goal:.4g}" if goal else "", *cells, *others])
-    return table(
-        ("task", "measure", "goal", *recipes, "linear skip alone", "seasonal naive", "seconds, defaults"), rows
-    )
+def _metric_table(runs: Runs, names: Collection[str], metric: str, methods: Sequence[str]) -> str:
+    cells = {(name, method): mean(runs, name, method, metric) for name, method in product(names, methods)}
+    measured = [name for name in names if any(cells[name, method] is not None for method in methods)]
+    lines = [[name, *(_shown(cells[name, method]) for method in methods)] for name in measured]
+    if metric == "accuracy":
+        complete = [name for name in names if all(cells[name, method] is not None for method in methods)]
+        whole = [fmean(cells[name, method] or 0 for name in complete) if complete else None for method in methods]
+        lines.append([f"mean of {len(complete)}", *map(_shown, whole)])
+    return table(("set", *methods), lines)
 
 
-def measure(calls: dict[tuple[Any, ...], Callable[[], Row]], path: Path, jobs: int, document: Row, *keys: str) -> None:
-    """Call what makes the row of each key, and store all rows after each.
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
-    Args:
-        calls: What makes a row, by its key.
-        path: The results.
-        jobs: Calls at a time.
-        document: What stands beside the rows.
-        keys: Entries of a row that make its key.
-    """
-    rows = {tuple(row.get(key, "") for key in keys): row for row in read_results(path, {"runs": []})["runs"]}
-    with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(call) for call in calls.values()]
-        try:
-            for future in as_completed(futures):
-                row = future.result()
-                key = tuple(row[name] for name in keys)
-                rows[key] = rows.get(key, {}) | row
-                write_results(path, {**document, "runs": [rows[one] for one in sorted(rows)]})
-                log({name: value for name, value in row.items() if name != "command"})
-        except BaseException:
-            # Otherwise leaving the pool would wait for all runs that have not begun.
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+
+def _goals(runs: Runs, own: Sequence[str]) -> str:
+    lines: list[list[object]] = []
+    for method in own:
+        ratios: dict[str, dict[str, float]] = {}
+        for other in (*PEERS["statsforecast"], *PEERS["mlforecast"], "best baseline"):
+            found = {}
+            for name in FORECASTS:
+                reference = mean(runs, name, other, "mase")
+                value = mean(runs, name, method, "mase")
+                if value is not None and reference is not None:
+                    found[name] = value / reference
+            ratios[other] = found
+        for other, found in ratios.items():
+            outcomes = Counter(
+                "draw" if abs(ratio - 1) <= DRAW else "win" if ratio < 1 else "loss" for ratio in found.values()
+            )
+            middle = _shown(geometric_mean(found.values()) if found else None)
+            lines.append([method, other, middle, *(outcomes[one] for one in ("win", "draw", "loss"))])
+        owa = _shown(mean(runs, "m4-hourly", method, "owa"))
+        lines.append([method, "M4 Hourly, overall weighted average, goal .43", owa, "", "", ""])
+        worse = ", ".join(name for name in FORECASTS if is_worse(runs, name, method)) or "none"
+        lines.append([method, f"worse than the best baseline by 3 % and two standard errors: {worse}", "", "", "", ""])
+    return table(("method", "beside", "geometric mean of MASE", "wins", "draws", "losses"), lines)
+
+
+def best_baseline(runs: Runs, name: str) -> str:
+    """Return the naive method with the least error on a set."""
+    return min(NAIVE, key=lambda method: mean(runs, name, method, "mase") or np.inf)
+
+
+def is_worse(runs: Runs, name: str, method: str) -> bool:
+    """Return True where a method is worse than the best baseline by more than 3 % and two standard errors."""
+    reference = runs[name, "best baseline"]
+    rows = [row for row in runs.get((name, method), []) if "parts" in row]
+    if not reference or not rows:
+        return False
+    difference = np.mean([row["parts"] for row in rows], axis=0) - reference[0]["parts"]
+    least = 0.03 * reference[0]["mase"]
+    return bool(difference.mean() > max(least, 2 * difference.std(ddof=1) / len(difference) ** 0.5))
+
+
+def _class_goals(runs: Runs, own: Sequence[str]) -> str:
+    lines = []
+    for method, other in product(own, PEERS["aeon"]):
+        differences: dict[str, float] = {}
+        for name in CLASSES:
+            own_value, reference = (mean(runs, name, each, "accuracy") for each in (method, other))
+            if own_value is not None and reference is not None:
+                differences[name] = own_value - reference
+        if not differences:
+            continue
+        outcomes = Counter("draw" if abs(one) < 1e-3 else "win" if one > 0 else "loss" for one in differences.values())
+        worst = min(differences, key=lambda name: differences[name])
+        counts = [outcomes[one] for one in ("win", "draw", "loss")]
+        lines.append(
+            [method, other, f"{fmean(differences.values()):+.4f}", *counts, f"{worst} {differences[worst]:+.3f}"]
+        )
+    return table(("method", "beside", "mean difference", "wins", "draws", "losses", "worst set"), lines)
+
+
+def _seconds(runs: Runs) -> Iterator[list[object]]:
+    for method in sorted({method for _, method in runs} - {*NAIVE, "best baseline"}):
+        rows = [
+            row for (_, each), found in runs.items() if each == method for row in found if "processor_seconds" in row
+        ]
+        if rows:
+            seconds = [row["processor_seconds"] for row in rows]
+            worst = max(rows, key=lambda row: row["processor_seconds"])
+            most = f"{max(seconds):.0f} ({worst['data']})"
+            yield [method, len({row["data"] for row in rows}), f"{np.median(seconds):.0f}", most]
+
+
+def _choices(runs: Runs, own: Sequence[str]) -> Iterator[list[object]]:
+    for name, method in product((*FORECASTS, *CLASSES), own):
+        rows = [row for row in runs.get((name, method), []) if "chosen" in row]
+        if rows:
+            chosen = "; ".join(dict.fromkeys(row["chosen"] for row in rows))
+            folds = ", ".join(
+                f"{key} {value:.4g}" for key, value in (rows[0]["folds"] | rows[0]["fold_baselines"]).items()
+            )
+            yield [f"{name}, {method}", chosen, "; ".join(dict.fromkeys(row["proof"] for row in rows)), folds]
+
+
+# The command.
+
+
+def cells(arguments: Any) -> Iterator[tuple[str, int, str]]:
+    """Yield the set, the seed and the method of each run in their order: set by set, seed by seed."""
+    libraries = {library: getattr(arguments, library) for library in PEERS}
+    for seed, name in product(arguments.seeds, [*FORECASTS, *CLASSES]):
+        if name not in (arguments.only or [name]):
+            continue
+        is_first = seed == arguments.seeds[0]
+        methods = [*NAIVE] if name in FORECASTS and is_first else []
+        methods += [f"train {budget}" for budget in arguments.budgets]
+        for library, found in PEERS.items():
+            if libraries[library] and (library == "aeon") == (name in CLASSES):
+                methods += [method for method in found if is_first or method in DRAWN]
+        yield from ((name, seed, method) for method in methods)
+
+
+def measure(name: str, seed: int, method: str, interpreters: dict[str, str], folder: Path) -> Row:
+    """Return the row of a run in a folder of its own; a failure is a result, with its reason."""
+    try:
+        write_problem(name, folder)
+        if method.startswith("train"):
+            return train(name, method.split()[1], seed, folder)
+        if method in NAIVE:
+            return naive(name, read_problem(folder / "problem.npz"), method)
+        return run_peer(name, method, seed, interpreters[method], folder)
+    except SystemExit as error:
+        return {"failed": str(error).replace(str(folder), ".").strip().splitlines()[-1][-300:]}
 
 
 def main() -> None:
-    parser = harness.page_parser(__doc__, None)
-    parser.add_argument("--archive", action="store_true", help="run all sets of the archives")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
-    parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
-    parser.add_argument("--only", nargs="*", help="data sets to run; default: all")
-    parser.add_argument("--recipes", nargs="*", default=["tuned", "defaults", "auto"], help="recipes to run")
-    parser.add_argument("--budget", default="2m", help="that of each search with its training; default: 2m")
-    parser.add_argument("--minirocket", metavar="PYTHON", help="also run MiniRocket, by an interpreter with aeon")
-    parser.add_argument("--again", action="store_true", help="repeat runs that the results have")
+    parser = harness.page_parser(__doc__, STORED)
+    parser.add_argument("--budgets", nargs="*", default=["10s", "2m"], help="budgets of train")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="*", help="sets to run; default: all")
+    for library, methods in PEERS.items():
+        parser.add_argument(f"--{library}", metavar="PYTHON", help=f"run {', '.join(methods)} by this interpreter")
+    parser.add_argument("--peer", nargs=3, help="what a peer's interpreter is given; not for users")
     arguments = parser.parse_args()
-    path: Path = arguments.results or (ARCHIVE if arguments.archive else STORED)
-    known = [] if arguments.again else read_results(path, {"runs": []})["runs"]
-    conditions = harness.conditions("torch", placeholders={"minirocket": "PYTHON"})
-    calls: dict[tuple[Any, ...], Callable[[], Row]] = {}
-    if arguments.archive and not arguments.page:
-        methods = {"auto", "minirocket"} if arguments.minirocket else {"auto"}
-        stored_rows = {(row["data"], row["seed"]): row for row in known}
-        # Seed by seed: a stop leaves all sets with one seed rather than some sets with all.
-        for seed, (name, file) in product(arguments.seeds, find_sets(data_folder()).items()):
-            missing = sorted(methods - stored_rows.get((name, seed), {}).keys())
-            if missing and name in (arguments.only or [name]):
-                words = (file, {"data": name, "seed": seed}, missing, arguments.budget, arguments.minirocket)
-                calls[name, seed] = lambda words=words: measure_set(*words)
-        document = {"budget": arguments.budget, "conditions": conditions}
-        measure(calls, path, arguments.jobs, document, "data", "seed")
-    elif not arguments.page:
-        done = {(row["data"], row["recipe"], row["seed"]) for row in known}
-        for name, recipe, seed in product((*PROBLEMS, *FORECASTS), arguments.recipes, arguments.seeds):
-            # Those of the archives are runs of theirs.
-            is_run = name in FORECASTS if recipe == "auto" else name in PROBLEMS or recipe == "defaults"
-            is_run |= (name, recipe) == ("digits", "auto")
-            if is_run and name in (arguments.only or [name]) and (name, recipe, seed) not in done:
-                work, row = forecast if name in FORECASTS else classify, {"data": name, "recipe": recipe, "seed": seed}
-                calls[name, recipe, seed] = lambda work=work, row=row: work(row)
-        naive = read_results(path, {"naive": None})["naive"] or naive_rows()
-        measure(calls, path, arguments.jobs, {"conditions": conditions, "naive": naive}, "data", "recipe", "seed")
-    if path in (STORED, ARCHIVE):
-        harness.print_tables(page_tables(read_results(STORED), read_results(ARCHIVE)))
+    if arguments.peer:
+        method, seed, folder = arguments.peer
+        answer_as_peer(method, int(seed), Path(folder))
+        return
+    runs = read_results(arguments.results, {"runs": []})["runs"]
+    known = {(row["data"], row["seed"], row["method"]) for row in runs}
+    interpreters = {method: getattr(arguments, library) for library, found in PEERS.items() for method in found}
+    conditions = harness.conditions("torch", placeholders=dict.fromkeys(PEERS, "PYTHON"))
+    for name, seed, method in [] if arguments.page else cells(arguments):
+        if (name, seed, method) in known:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            found = measure(name, seed, method, interpreters, Path(folder))
+        runs.append({"data": name, "seed": seed, "method": method, **harness.rounded(found)})
+        write_results(arguments.results, {"conditions": conditions, "runs": runs})
+        log(
+            {
+                key: value
+                for key, value in runs[-1].items()
+                if key not in ("command", "parts", "folds", "fold_baselines")
+            }
+        )
+    harness.print_tables(tables(read_results(arguments.results)))
 
 
 if __name__ == "__main__":

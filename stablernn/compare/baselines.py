@@ -118,12 +118,12 @@ _CLASSIFIERS: Mapping[str, Callable[[int], Any]] = {
 def _accuracy(classifier: Any, data: ClassificationData) -> float:
     train, test = data.train.merged(data.validation), data.split("test")
     longest = int(max(train.lengths.max(), test.lengths.max()))
-    classifier.fit(_cases(train.gather(np.arange(len(train))), longest), train.y)
-    predictions = classifier.predict(_cases(test.gather(np.arange(len(test))), longest))
+    classifier.fit(cases(train.gather(np.arange(len(train))), longest), train.y)
+    predictions = classifier.predict(cases(test.gather(np.arange(len(test))), longest))
     return float(np.mean(predictions == test.y))
 
 
-def _cases(samples: Samples, longest: int) -> Array:
+def cases(samples: Samples, longest: int) -> Array:
     """Return sequences with zeros for missing values and after their ends, in aeon's axes (cases, channels, time)."""
     x = np.nan_to_num(samples.x)
     padding = longest - x.shape[1]
@@ -153,13 +153,13 @@ def _forecaster(baseline: Baseline, season: int) -> Any:
 
 def _forecasts(model: Any, values: Array, ends: npt.NDArray[np.int64], horizon: int) -> Iterator[Array]:
     """Yield the forecast at each end, by a model that is selected once, on what comes before the first end."""
-    observed = _fill_forward(values.astype(np.float64))
+    observed = fill_forward(values.astype(np.float64))
     model.fit(observed[: int(ends.min())])
     for end in ends:
         yield model.forward(observed[: int(end)], h=horizon)["mean"]
 
 
-def _fill_forward(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def fill_forward(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Fill missing values by those before, which a forecast may know; the first ones by the first that is there."""
     is_missing = np.isnan(values)
     if is_missing.all():

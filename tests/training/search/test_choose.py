@@ -177,6 +177,26 @@ def test_a_stop_keeps_the_best_so_far_and_leaves_no_process(place: Workplace) ->
 
 
 @pytest.mark.slow
+def test_four_busy_processes_change_neither_the_choice_nor_the_model(place: Workplace) -> None:
+    """Each command measures its speeds itself, in a cache of its own, as on a new machine."""
+    runs = []
+    for busy in (0, 4):
+        name = f"beside-{busy}"
+        words = [sys.executable, "-m", "stablernn_cli", "train", "--data", "right/waves_TRAIN.npz", "--budget", "10s"]
+        others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+        try:
+            environment = {**os.environ, "STABLERNN_CACHE": str(place.path(f"{name}-cache"))}
+            subprocess.run([*words, "--run-dir", name], cwd=place.path("."), env=environment, check=True)
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
+        choice = json.loads(place.path(f"{name}/choice.json").read_text())
+        runs.append((without_times(choice), place.path(f"{name}/checkpoints/best.safetensors").read_bytes()))
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.slow
 def test_series_are_compared_on_earlier_and_earlier_ends(place: Workplace) -> None:
     time_of = np.arange(260)
     rows = ["unique_id,ds,y", *(f"a,{step},{np.sin(step / 4) + 0.01 * step:.4f}" for step in time_of)]
