@@ -56,7 +56,7 @@ def resolve(config: Config, task: Task) -> Config:
     """
     cell = described_cell(config.model)
     if cell.is_fixed:
-        config = _solved(config)
+        config = _with_closed_form(config)
     is_closed_form = config.training.method == CLOSED_FORM
     if is_closed_form:
         refuse_gradient_settings(config, cell, task.data)
@@ -86,7 +86,7 @@ def resolve(config: Config, task: Task) -> Config:
     )
 
 
-def _solved(config: Config) -> Config:
+def _with_closed_form(config: Config) -> Config:
     """Return the settings of a cell that no gradient trains, whose head is solved for unless another way is set.
 
     Raises:

@@ -266,7 +266,9 @@ class Ladder:
         for candidate in self._closed_forms:
             # What failed on a part has the time of too few.
             if candidate.status != "failed":
-                self._count_parts(self._work("all parts", candidate), candidate.results.values(), workers.count)
+                self._count_parts(
+                    self._describe_work("all parts", candidate), candidate.results.values(), workers.count
+                )
         if self._budget.seconds is not None and self._closed_forms and self._seconds > self._budget.seconds:
             _LOG.info(
                 f"Loading the data and comparing the models in closed form took more than the budget of {self._budget}."
@@ -318,7 +320,9 @@ class Ladder:
             if self._data.task != "classify" or not is_complete or len(finalists) < 2:
                 break
             cost = sum(map(self._cost, finalists)) * self._share * parts
-            if cost / (1 if self._budget.seconds is None else _USED_SHARE * workers.count) > self._unused(finalists):
+            if cost / (1 if self._budget.seconds is None else _USED_SHARE * workers.count) > self._excess_budget(
+                finalists
+            ):
                 break
             names = ", ".join(f"'{candidate.recipe.name}'" for candidate in finalists)
             _LOG.info(f"Comparing {names} on another draw of {parts} parts.")
@@ -390,7 +394,7 @@ class Ladder:
             # The choice within a number of steps is the same on every machine.
             return
         for group in (self._networks[:1], self._networks[1:]):
-            unknown = [each for each in group if self._speeds.find(self._work("step", each)) is None]
+            unknown = [each for each in group if self._speeds.find(self._describe_work("step", each)) is None]
             trials = [
                 Trial(self._candidates.index(each), each.config, 0, most_steps=_MEASURED_STEPS) for each in unknown
             ]
@@ -401,11 +405,11 @@ class Ladder:
                     candidate.status, candidate.reason = "failed", result.reason
                 elif result.step_seconds > 0 and not stop.is_set():
                     # What a signal ended, or is too short to be measured, has no speed.
-                    self._speeds.keep(self._work("step", candidate), result.step_seconds)
+                    self._speeds.keep(self._describe_work("step", candidate), result.step_seconds)
             if stop.is_set():
                 raise _SearchStopped
             for candidate in group:
-                candidate.step_seconds = self._speeds.find(self._work("step", candidate)) or _LEAST_SECONDS
+                candidate.step_seconds = self._speeds.find(self._describe_work("step", candidate)) or _LEAST_SECONDS
                 self._seconds += _MEASURED_STEPS * candidate.step_seconds / workers.count
             if self._plan(workers) is None:
                 # Where the budget does not pay for the first one, the others are not measured.
@@ -444,7 +448,7 @@ class Ladder:
         if self._budget.seconds is not None:
             self._seconds += sum(map(self._cost, candidates)) * self._share * parts / (_USED_SHARE * processes)
 
-    def _unused(self, finalists: Sequence[Candidate]) -> float:
+    def _excess_budget(self, finalists: Sequence[Candidate]) -> float:
         """Return what the budget has beyond the last training, in seconds or steps as the budget itself.
 
         That is the longest training of the default, and the recommended one of any other finalist, which gets fewer
@@ -469,7 +473,7 @@ class Ladder:
         step_seconds = max(candidate.step_seconds, _LEAST_SECONDS)
         return RemainingBudget(_RESERVE * left / step_seconds, step_seconds, self._budget)
 
-    def _work(self, kind: str, candidate: Candidate) -> dict[str, Any]:
+    def _describe_work(self, kind: str, candidate: Candidate) -> dict[str, Any]:
         """Return a description of work on the data, by which its speed is kept."""
         return {
             "work": kind,
@@ -613,11 +617,11 @@ def make_plan(costs: Sequence[tuple[Candidate, float]], parts: int, first: int, 
         affordable: What the comparison may take of the budget.
     """
     for count in range(len(costs), 0, -1):
-        kept = [cost for _, cost in costs[:count]]
+        first_costs = [cost for _, cost in costs[:count]]
         rounds = halving_rounds(count, parts, first)
         # Those that are left may be the slowest ones.
-        slowest = sorted(kept, reverse=True)[: rounds[-1][0]]
-        total = sum(kept) * first + sum(slowest) * (rounds[-1][1] - first)
+        slowest = sorted(first_costs, reverse=True)[: rounds[-1][0]]
+        total = sum(first_costs) * first + sum(slowest) * (rounds[-1][1] - first)
         for share in _SHARES:
             if share * total <= affordable:
                 return Plan(tuple(candidate for candidate, _ in costs[:count]), rounds, share)
@@ -697,7 +701,7 @@ def final_settings(
     steps = recommended.steps
     additions: list[str] = []
     if recommended.epochs and not has_length(config):
-        longer, steps = _longer(candidate, affordable_steps - certificate_steps)
+        longer, steps = _add_epochs(candidate, affordable_steps - certificate_steps)
         changes |= longer
         if "training.epochs" in longer:
             additions.append(f"{longer['training.epochs']:,} epochs in place of the recommended {recommended.epochs:,}")
@@ -731,7 +735,7 @@ def _has_fixed_members(config: Config, task: TaskName) -> bool:
     return "members" in config.model.model_fields_set or task == "predict-next"
 
 
-def _longer(candidate: Candidate, affordable_steps: float) -> tuple[dict[str, int], int]:
+def _add_epochs(candidate: Candidate, affordable_steps: float) -> tuple[dict[str, int], int]:
     """Return the settings of a training that is longer than recommended, and its steps; no settings if none is."""
     recommended = candidate.recommended
     epoch_steps = recommended.steps // recommended.epochs

@@ -37,11 +37,11 @@ def candidate(
 ) -> Candidate:
     training = {"method": "closed-form"} if closed_form else {}
     config = validate({"data": {"source": "toy"}, "model": {"cell": "lru"}, "training": training})
-    found = Candidate(Recipe(name, {}, ""), config, proof, RecommendedLength(steps, 0, 0))
+    made = Candidate(Recipe(name, {}, ""), config, proof, RecommendedLength(steps, 0, 0))
     for part, score in enumerate(scores):
         trial, tie = Trial(0, config, part), None if ties is None else ties[part]
-        found.results[part] = TrialResult(trial, "done", score=score, metric="accuracy", tie=tie)
-    return found
+        made.results[part] = TrialResult(trial, "done", score=score, metric="accuracy", tie=tie)
+    return made
 
 
 class ScoringWorkers:
@@ -99,7 +99,7 @@ class ScoringWorkers:
                 trial,
                 "stopped" if trial.most_steps else "done",
                 score=self._scores.get(trial.recipe, 0.8),
-                metric="accuracy",
+                metric=trial.metric or "",
                 tie=0.5,
                 steps=0 if trial.config.training.method == "closed-form" else round(500 * trial.share),
                 seconds=0.1,

@@ -71,6 +71,12 @@ def test_what_is_as_good_within_one_standard_error_is_chosen_by_proof_and_order(
     assert (selected.recipe.name, why) == (chosen, reason)
 
 
+def test_what_a_baseline_beats_is_not_chosen_for_being_as_good_within_one_standard_error() -> None:
+    rows = [candidate("first", "contracting", [0.4, 0.6, 0.4]), candidate("second", "none", [0.6, 0.5, 0.5])]
+    assert select(rows)[0].recipe.name == "first"
+    assert select(rows, baselines={"majority": dict.fromkeys(range(3), 0.5)})[0].recipe.name == "second"
+
+
 @pytest.mark.parametrize(("shared", "chosen"), [(17, "second"), (0, "first")])
 def test_recipes_that_err_on_different_sequences_differ_by_chance(shared: int, chosen: str) -> None:
     """In each of three parts the first errs on 20 of 100 sequences and the second on 17, of which some are the same."""
