@@ -524,9 +524,11 @@ class Ladder:
                 remaining = replace(remaining, affordable_steps=steps)
             config, added = final_settings(self._config, self._data.task, candidate, remaining)
         comparison: dict[str, Any] = {}
+        if self._data.parts:
+            # The baselines have it even where no recipe was compared.
+            comparison = {"metric": self._data.metric, "better": direction(self._data.metric)}
         if candidate.results:
-            metric = self._data.metric
-            comparison = {"metric": metric, "better": direction(metric), "share_of_steps": round(self._share, 4)}
+            comparison["share_of_steps"] = round(self._share, 4)
         if (scores := held_out_scores(candidate)) is not None:
             comparison[CROSS_VALIDATION] = scores
         rivals = [each for each in self._candidates if each.status in ("chosen", "compared")]

@@ -218,6 +218,7 @@ def test_a_closed_form_that_fails_leaves_what_it_finished_or_a_network(
     document = climb(workers, tmp_path, Budget(None, 100), [*networks(1), closed_form()]).document
     assert document["chosen"] == chosen
     assert document["recipes"][1]["reason"] == "of the test"
+    assert document["metric"] == "accuracy"
 
 
 def test_data_without_parts_gets_the_first_closed_form_and_no_usable_recipe_is_an_error(tmp_path: Path) -> None:
