@@ -11,7 +11,7 @@ import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from stablernn.errors import ConfigError
 from stablernn.training.build import training_steps
 from stablernn.training.calibration import Conformal, best_temperature, conformal_offsets
 from stablernn.training.evaluation.baselines import majority_scores
-from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.evaluation.metrics import logit_metrics
 from stablernn.training.resolve import described_cell, resolve
 from stablernn.training.search.trial import TrialResult
@@ -324,20 +323,19 @@ def select(
         stopped: Those with results on fewer parts, of which the reason names any that might have kept the streams.
         baselines: Scores of baselines by name and part.
     """
-    better = {id(each): _better_baseline(each, baselines or {}) for each in compared}
-    unbeaten = [candidate for candidate in compared if better[id(candidate)] is None]
+    floors = baselines or {}
+    unbeaten = [candidate for candidate in compared if _better_baseline(candidate, floors) is None]
     selected, reason = _select(unbeaten or compared, stopped)
     if len(compared) == 1:
         reason = "the only recipe that was compared"
-    return selected, reason if unbeaten else f"{reason}; the baseline '{better[id(selected)]}' is better"
+    return selected, reason if unbeaten else f"{reason}; the baseline '{_better_baseline(selected, floors)}' is better"
 
 
 def _better_baseline(candidate: Candidate, baselines: Mapping[str, Mapping[int, float]]) -> str | None:
     """Return the first baseline with a better mean on the parts that both have; None if there is none."""
     for name, scores in baselines.items():
         results = [(candidate.results[part], score) for part, score in scores.items() if part in candidate.results]
-        signs = [-1.0 if direction(result.metric) == "higher" else 1.0 for result, _ in results]
-        if sum(sign * score - result.rank[0] for sign, (result, score) in zip(signs, results, strict=True)) < 0:
+        if sum(replace(result, score=score).rank[0] - result.rank[0] for result, score in results) < 0:
             return name
     return None
 

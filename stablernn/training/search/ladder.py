@@ -246,8 +246,8 @@ class Ladder:
             return
         work = {"work": "start"}
         seconds = self._speeds.find(work)
-        if seconds is None and (measured := workers.start_seconds()) is not None:
-            seconds = self._speeds.keep(work, max(measured, _LEAST_SECONDS))
+        if seconds is None and (measured := workers.start_seconds()):
+            seconds = self._speeds.keep(work, measured)
         load = {"work": "load", "data": self._data.fingerprint}
         self._start_seconds = (seconds or 0.0) + self._speeds.keep(load, max(self._data.seconds, _LEAST_SECONDS))
         # Processes import and load at the same time, and the training that follows loads once more.
@@ -259,10 +259,9 @@ class Ladder:
         config = [*self._closed_forms, *self._networks][0].config
         trials = [Trial(None, config, part) for part in parts] if self._data.task == "classify" else []
         self._run(workers, stop, trials + self._trials([(each, 1.0) for each in self._closed_forms], parts))
-        baselines = list(self._baseline_results.values())
-        if trials and len(baselines) == len(trials):
+        if trials and len(self._baseline_results) == len(trials):
             work = {"work": "baselines", "data": self._data.fingerprint}
-            self._count_parts(work, baselines, workers.count)
+            self._count_parts(work, self._baseline_results.values(), workers.count)
         for candidate in self._closed_forms:
             # What failed on a part has the time of too few.
             if candidate.status != "failed":
