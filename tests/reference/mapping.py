@@ -397,7 +397,7 @@ MAPPING: dict[str, Row] = {
     "sr_lstm": Row(sr_lstm, _momentum_lstm, _by(s="input_scale", F="restart")),
     "slstm": Row(slstm, _slstm),
     "indrnn": Row(indrnn, _by(u="weight_hh", W="weight_ih", b="bias_ih")),
-    "rocket": Row(rocket, lambda c: {"b": c.threshold, "C": c.channels, "W": c.rivals}, _by(memory="memory")),
+    "rocket": Row(rocket, lambda c: {"b": c.threshold, "C": c.channels}, _by(memory="memory")),
     "identity_rnn": Row(identity_rnn, _by(W="weight_hh", U="weight_ih", b="bias")),
 }
 

@@ -76,9 +76,9 @@ LEAST_STEPS = 500
 """Optimizer steps of a training, at least."""
 STEPS_OF_A_CLASS = 50
 """Optimizer steps for each class, at least (`python benchmarks/cross_validation.py many-classes`)."""
-FIXED_UNITS = 2940
-"""Features of a cell that no gradient trains: 18 groups of 84 kernels and 102 contests. MiniRocket has 9,996, of which
-a stream would keep three times the numbers."""
+FIXED_UNITS = 2520
+"""Features of a cell that no gradient trains: 30 for each of 84 kernels. MiniRocket has 9,996, of which a stream would
+keep four times the numbers."""
 FIT_SEQUENCES = 256
 """Training sequences, evenly spaced, that such a cell is fitted to."""
 _LEAST_BATCH = 8

@@ -76,11 +76,11 @@ def test_fixed_kernels_take_method_and_memory_from_the_data_and_refuse_gradients
     cell = ["data.source=x", "model.cell=rocket"]
     config = resolve(load_config(overrides=cell), task_for(data))
     assert (config.training.method, config.training.certified) == ("closed-form", False)
-    assert (config.model.hidden_size, config.model.readout, config.model.patch_size) == (2940, "last", 1)
+    assert (config.model.hidden_size, config.model.readout, config.model.patch_size) == (2520, "last", 1)
     assert config.model.cell_options == {"memory": 20}
     own = ["model.hidden_size=168", "model.cell_options.memory=12"]
     model, loss = solved(data, "model.cell=rocket", *own)
-    assert model.state_roles()[1:] == [("layer 0 share", 168), ("layer 0 steps", 1), ("layer 0 history", 22)]
+    assert model.state_roles()[1:] == [("layer 0 share", 168), ("layer 0 steps", 1), ("layer 0 history", 11)]
     assert score(model, data, "validation", "accuracy") > 0.9
     assert loss < 0.5
     with pytest.raises(
