@@ -316,7 +316,7 @@ def select(
     3. If the first, the default, is not among these: those that are better than it, too.
     4. Those that stream, if any does.
     5. Those of which most is proved.
-    6. The first of them, or the best of the models in closed form among them if that is better than the first.
+    6. The first of them, or the best of the models in closed form among them if that is no worse than the first.
 
     Args:
         compared: Candidates with results on the same parts, in the order of the recipes.
@@ -342,7 +342,7 @@ def _better_baseline(candidate: Candidate, baselines: Mapping[str, Mapping[int, 
 
 def _select(compared: Sequence[Candidate], stopped: Sequence[Candidate]) -> tuple[Candidate, str]:
     """Return the candidate by the rules 2 to 6 of :func:`select`, and why."""
-    best = min(compared, key=lambda candidate: candidate.rank)
+    best = min(compared, key=_by_rank)
     close = [candidate for candidate in compared if candidate is best or _is_close(best, candidate)]
     first = compared[0]
     if first not in close:
@@ -352,7 +352,7 @@ def _select(compared: Sequence[Candidate], stopped: Sequence[Candidate]) -> tupl
         close = streaming
     strongest = max(_STRENGTH[candidate.proof] for candidate in close)
     equals = [candidate for candidate in close if _STRENGTH[candidate.proof] == strongest]
-    selected = min([equals[0], *(each for each in equals[1:] if each.is_closed_form)], key=lambda each: each.rank)
+    selected = min([equals[0], *(each for each in equals[1:] if each.is_closed_form)], key=_by_rank)
     if selected is best:
         parts = len(best.results)
         reason = "the best score" if parts == 1 else f"the best mean over {parts} parts"
@@ -363,6 +363,10 @@ def _select(compared: Sequence[Candidate], stopped: Sequence[Candidate]) -> tupl
     if _STRENGTH[best.proof] < strongest:
         return selected, f"{reason}proved to be {selected.proof} where that is {best.proof}"
     return selected, f"{reason}before it in the order of the recipes"
+
+
+def _by_rank(candidate: Candidate) -> tuple[tuple[float, float], bool]:
+    return candidate.rank, not candidate.is_closed_form
 
 
 def _loss_of_streams(selected: Candidate, stopped: Sequence[Candidate]) -> str:

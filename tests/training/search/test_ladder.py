@@ -60,8 +60,9 @@ def climb(
         (20_000, {1: 0.9, 2: 0.91}, ("contracting", "contracting"), "closed form"),
         (20_000, {1: 0.9, 2: 0.95}, ("contracting", "bounded"), "closed form"),
         (20_000, {}, ("contracting", "bounded"), "number 0"),
+        (20_000, {}, ("contracting", "contracting"), "closed form"),
     ],
-    ids=["too little for a network", "better network", "better closed form", "much better", "equal, proved less"],
+    ids=["too little for a network", "better network", "better closed form", "much better", "proved less", "equal"],
 )
 def test_a_network_is_chosen_where_no_closed_form_with_as_much_proof_is_better(
     tmp_path: Path, steps: int, scores: Mapping[int, float], proofs: tuple[str, str], chosen: str
@@ -93,7 +94,11 @@ def test_what_the_last_training_has_no_use_for_pays_for_further_draws(
 
 @pytest.mark.parametrize(
     ("scores", "failures", "chosen"),
-    [({1: 0.99}, [(1, 1, 4)], "number 1"), ({2: 0.99}, [(2, 1, 0)], "closed form"), ({}, [(0, 1, 1), (1, 1, 1)], "0")],
+    [
+        ({1: 0.99}, [(1, 1, 4)], "number 1"),
+        ({2: 0.99}, [(2, 1, 0)], "closed form"),
+        ({0: 0.9}, [(0, 1, 1), (1, 1, 1)], "0"),
+    ],
     ids=["best network", "best closed form", "all networks"],
 )
 def test_a_draw_in_which_a_recipe_fails_is_left_out_for_all(
