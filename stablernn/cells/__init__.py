@@ -44,6 +44,7 @@ from stablernn.cells.rnn_orth import OrthogonalStartRNNCell
 from stablernn.cells.rocket import RocketCell
 from stablernn.cells.scornn import ScaledCayleyRNNCell
 from stablernn.cells.slstm import SLSTMCell
+from stablernn.cells.smoothing import SmoothingCell
 from stablernn.cells.soft_orth import SoftOrthogonalRNNCell
 from stablernn.cells.spectral_rnn import SpectralRNNCell
 from stablernn.cells.unicornn import UnICORNNCell
@@ -91,6 +92,7 @@ __all__ = [
     "RENCell",
     "RocketCell",
     "SLSTMCell",
+    "SmoothingCell",
     "ScaledCayleyRNNCell",
     "ScheduledRestartLSTMCell",
     "SoftOrthogonalRNNCell",

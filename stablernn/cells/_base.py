@@ -113,6 +113,8 @@ class StableCell(nn.Module):
     is_fixed: bool = False
     """True if no gradient reaches the parameters, which are fitted to inputs (:meth:`fit_inputs`): the head alone is
     solved for. Such a cell pools over time by itself and reads single samples."""
+    is_forecast: bool = False
+    """True if the output is a forecast of the next ``hidden_size`` values of each channel, in units of the input."""
     plans_ahead: bool = False
     """True if :meth:`after_step` depends on the length of the whole run."""
     orthogonal: tuple[str, ...] = ()

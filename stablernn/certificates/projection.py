@@ -471,6 +471,7 @@ _PROJECTED_KINDS: dict[str, Kind] = {
 _REASONS = {
     "unicornn": "its step loses no energy, so that an input in resonance makes the state grow without end",
     "ode_rnn": "a gate at one keeps what the flow adds at every step, and the state itself can open it",
+    "smoothing": "its forecasts are mixed by weights that depend on its errors, without a limit on how much",
     "rocket": "no weight of it is trained, its states are bounded in any case, and a sample is never forgotten",
 }
 """Why a cell has no region, as the rest of a sentence."""

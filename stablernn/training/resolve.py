@@ -96,7 +96,7 @@ def _with_closed_form(config: Config) -> Config:
         return config
     if "method" in config.training.model_fields_set:
         raise ConfigError(
-            f"No gradient reaches the kernels of '{config.model.cell}', got training.method={config.training.method}; "
+            f"No gradient reaches the weights of '{config.model.cell}', got training.method={config.training.method}; "
             f"leave it out for {CLOSED_FORM}, which solves for the head."
         )
     return config.updated("training", method=CLOSED_FORM)

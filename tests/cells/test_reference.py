@@ -74,6 +74,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("incremental", {"recurrent_rank": 3, "inner_steps": 2}),
     ("rocket", {"memory": 20}),
+    ("smoothing", {"season": 3}),
     ("nais_net", {"margin": 0.3, "step_size": 0.5}),
     ("neural_ode_rnn", {"step_size": 0.2}),
     ("noisy_rnn", {"skew_weight": 0.5, "linear_damping": 0.7, "recurrent_damping": 0.3}),

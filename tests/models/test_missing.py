@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 import stablernn as srn
+from model_helpers import TRAINED
 from stablernn.cells import cell_info
 from stablernn.nn.models import SequenceModel
 
-TAKING = [key for key in srn.list_cells() if cell_info(key).cell.takes_missing]
+TAKING = [key for key in TRAINED if cell_info(key).cell.takes_missing]
 taking = pytest.mark.parametrize("cell", TAKING)
 every_scaling = pytest.mark.parametrize("options", [{}, {"scaling": "window", "window": 6}], ids=["standard", "window"])
 

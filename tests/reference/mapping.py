@@ -54,6 +54,7 @@ from reference import (
     rocket,
     scornn,
     slstm,
+    smoothing,
     soft_orth,
     spectral_rnn,
     sr_lstm,
@@ -398,6 +399,7 @@ MAPPING: dict[str, Row] = {
     "slstm": Row(slstm, _slstm),
     "indrnn": Row(indrnn, _by(u="weight_hh", W="weight_ih", b="bias_ih")),
     "rocket": Row(rocket, lambda c: {"b": c.threshold, "C": c.channels}, _by(memory="memory")),
+    "smoothing": Row(smoothing, lambda c: {"c": c.constants}, _by(season="season", hidden="hidden_size")),
     "identity_rnn": Row(identity_rnn, _by(W="weight_hh", U="weight_ih", b="bias")),
 }
 

@@ -211,7 +211,9 @@ def fit_forecast_head(model: Forecaster, windows: WindowSet) -> float:
     set_linear(head, np.zeros(tuple(head.weight.shape)), np.zeros(len(head.bias)))
     known_map = _known_map(model)
     levels = 1 + len(model.quantiles)
-    if model.skip is None:
+    if model.rnn.cells[0].is_forecast:
+        _pick_targets(model, head)
+    elif model.skip is None:
         features, errors, _ = _forecast_errors(model, windows, model.head)
         is_complete = ~np.isnan(errors).any(axis=(1, 2))
         weight, bias = _solve(features[is_complete], errors[is_complete].reshape(int(is_complete.sum()), -1))
@@ -271,6 +273,16 @@ _FREQUENT_ZEROS = 0.1
 """Share of zeros from which on a forecast is lowered to the median."""
 _ZERO = 1e-5
 """What counts as zero after the rounding of float32, as a share of the highest forecast."""
+
+
+def _pick_targets(model: Forecaster, head: nn.Linear) -> None:
+    """Let the head return the forecasts of the targets that the cell makes of all channels."""
+    levels = 1 + len(model.quantiles)
+    weight = np.zeros((model.horizon, len(model.target_indices), levels, head.in_features))
+    for number, index in enumerate(model.target_indices):
+        for step in range(model.horizon):
+            weight[step, number, :, index * model.horizon + step] = 1.0
+    set_linear(head, weight.reshape(-1, head.in_features), np.zeros(len(head.bias)))
 
 
 def regression_bytes(model: SequenceModel) -> int:

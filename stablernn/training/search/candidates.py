@@ -32,7 +32,7 @@ from stablernn.training.settings.defaults import CLOSED_FORM
 from stablernn.training.settings.load import validate
 from stablernn.training.tasks import task_for
 from stablernn.training.tasks.classify import AUGMENTATION, FIXED_UNITS, PATCHES
-from stablernn.training.tasks.forecast import MAX_STEPS, MOST_WINDOWS_A_STEP
+from stablernn.training.tasks.forecast import MAX_STEPS, MOST_WINDOWS_A_STEP, smoothing_context
 
 _LOG = logging.getLogger("stablernn.training")
 
@@ -50,6 +50,10 @@ MOST_EPOCHS = 20
 BASELINE_UNITS = 256
 """Units of a layer that is not trained: in five folds of digits 64 get 97.4 % right and 256 get 98.4 %
 (`python benchmarks/cross_validation.py closed-form`)."""
+MOST_SMOOTHED_VALUES = 150_000
+"""Values of all scored windows together that exponential smoothing reads at most: two seconds of a core."""
+MOST_FORECASTS = 2_000
+"""Numbers of a forecast that it makes at every step at most."""
 RESAMPLE_STEPS = 100
 """Samples of a resampled sequence: four for each of the recurrent steps of the default."""
 
@@ -98,7 +102,8 @@ def closed_forms(data: Data) -> list[Recipe]:
     """
     settings: dict[str, Any] = {"training.method": CLOSED_FORM}
     if isinstance(data, ForecastData):
-        return [Recipe("linear", {"model.cell": "lru", **settings}, "a linear map of the context, in seconds")]
+        linear = Recipe("linear", {"model.cell": "lru", **settings}, "a linear map of the context, in seconds")
+        return [linear, *_smoothing(data, settings)]
     if isinstance(data, ClassificationData):
         # The penalty and the temperature come from leave-one-out, so that a validation split would be idle.
         settings["training.refit"] = True
@@ -113,6 +118,16 @@ def closed_forms(data: Data) -> list[Recipe]:
     # Without times one kind of random layers is enough.
     others = solved if data.time_step is not None else solved[:1]
     return [Recipe("rocket, closed form", kernels, "shapes of any length at any place"), *others]
+
+
+def _smoothing(data: ForecastData, settings: Mapping[str, Any]) -> list[Recipe]:
+    """Return the recipe of exponential smoothing; none where three seasons before all scored windows take long."""
+    windows = len(data.windows("validation")) * len(data.channels)
+    context = min(smoothing_context(data), MOST_SMOOTHED_VALUES // max(1, windows))
+    if data.horizon * len(data.channels) > MOST_FORECASTS or context < min(smoothing_context(data), 3 * data.season):
+        return []
+    fixed = {"model.cell": "smoothing", "model.scaling": "standard", "task.context_length": context}
+    return [Recipe("smoothing", {**fixed, "model.skip": "none", **settings}, "short series, changing levels")]
 
 
 def _classification(data: ClassificationData) -> list[Recipe]:
@@ -632,5 +647,5 @@ def _proof(settings: Config) -> str:
     cell = described_cell(settings.model)
     if settings.training.certified:
         return certified_kind(cell)
-    # The states of fixed layers have their bound by the form of the step.
-    return "bounded" if cell.is_fixed else "none"
+    # The states of fixed kernels have their bound by the form of the step.
+    return "bounded" if cell.is_fixed and not cell.is_forecast else "none"

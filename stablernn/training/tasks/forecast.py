@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from stablernn.cells import StableCell
+from stablernn.cells import StableCell, cell_info
 from stablernn.data.arrays import Samples, SplitName, cut_samples
 from stablernn.data.forecasting import calendar_channels, calendar_periods
 from stablernn.data.options import LoadOptions
@@ -37,6 +37,7 @@ from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop.closed_form import Solution, fit_forecast_head
 from stablernn.training.loop.linear_skip import (
     choose_linear_forecast,
+    confirmed_seasons,
     fit_forecaster,
     gate,
     is_non_negative,
@@ -140,7 +141,7 @@ class ForecastTask(Task):
         )
 
     def model_settings(self, config: Config, cell: StableCell) -> ModelConfig:
-        model = config.model
+        model = config.model if not cell.is_forecast else self._forecasting_cell(config.model)
         defaults = ModelDefaults() if model.preset == "paper" else self._model_defaults(model)
         filled = fill_model_settings(model, defaults, cell)
         # Data that nothing was chosen for are taken as they are.
@@ -158,6 +159,25 @@ class ForecastTask(Task):
         filled = filled.model_copy(update={key: chosen[key] for key in SKIP_SETTINGS if getattr(model, key) is None})
         _check_skip_lags(filled)
         return filled
+
+    def _forecasting_cell(self, model: ModelConfig) -> ModelConfig:
+        """Return the settings of a cell whose output is the forecast.
+
+        Raises:
+            ConfigError: If others are set.
+        """
+        fixed: dict[str, Any] = {"hidden_size": self.data.horizon, "patch_size": 1, "patch_embedding": 0}
+        fixed |= {"patch_stride": 1, "head": "direct", "skip": "none", "readout": "last", "num_layers": 1}
+        if model.scaling != "none":
+            fixed["scaling"] = "standard"
+        for key, value in fixed.items():
+            if key in model.model_fields_set and getattr(model, key) not in (None, value):
+                raise ConfigError(
+                    f"The output of the cell '{model.cell}' is a forecast, so that model.{key} is {value!r}, "
+                    f"got {getattr(model, key)!r}; leave it out."
+                )
+        options = {"season": smoothing_season(self.data), **model.cell_options}
+        return model.model_copy(update={**fixed, "cell_options": options})
 
     def _model_defaults(self, model: ModelConfig) -> ModelDefaults:
         # A recursive head makes one sample at a time; scaling by the context needs a season and one to compare it with.
@@ -234,6 +254,10 @@ class ForecastTask(Task):
         return calibrates(config, self.data.name, missing)
 
     def choose_inputs(self, config: Config) -> ForecastData:
+        if cell_info(config.model.cell).cell.is_forecast:
+            if not self.data.has_default_context:
+                return self.data
+            return replace(self.data, context_length=smoothing_context(self.data))
         return choose_linear_forecast(self.data, config.model)
 
     @staticmethod
@@ -274,6 +298,7 @@ class ForecastTask(Task):
             quantiles=config.task.quantiles or (),
             head=model.head,
             skip=model.skip or "none",
+            anchor="mean" if cell_info(model.cell).cell.is_forecast else "last",
             non_negative=model.non_negative is True,
             future_indices=data.future_indices,
             static_size=len(data.static),
@@ -453,6 +478,25 @@ class ForecastTask(Task):
 
     def data_figure(self) -> Figure:
         return series_figure(self.data)
+
+
+MOST_SMOOTHED = 800
+"""Steps that a smoothing cell is run over before a forecast at most."""
+
+
+def smoothing_context(data: ForecastData) -> int:
+    """Return the steps that a smoothing cell reads before a forecast: the longest training series, up to a limit."""
+    # One training window of the longest series has all of it.
+    longest = max(map(len, data.training_values())) - data.horizon
+    return max(1, min(longest, max(MOST_SMOOTHED, 3 * data.season)))
+
+
+def smoothing_season(data: ForecastData) -> int:
+    """Return the season of a smoothing cell: the longest that the data shows and the context holds three times."""
+    longest = min(data.context_length, max(map(len, data.training_values())))
+    # Whether there is a season at all is decided in the cell.
+    held = [season for season in confirmed_seasons(data) if 3 * season <= longest]
+    return max(held, default=data.season if data.season <= longest else 1)
 
 
 def linear_settings(model: ModelConfig) -> LinearForecast | None:
