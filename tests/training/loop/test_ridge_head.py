@@ -84,7 +84,7 @@ def test_fixed_kernels_take_method_and_memory_from_the_data_and_refuse_gradients
     assert score(model, data, "validation", "accuracy") > 0.9
     assert loss < 0.5
     with pytest.raises(
-        ConfigError, match=r"No gradient reaches the kernels of 'rocket', got training\.method=gradient"
+        ConfigError, match=r"No gradient reaches the weights of 'rocket', got training\.method=gradient"
     ):
         resolve(load_config(overrides=[*cell, "training.method=gradient"]), task_for(data))
     with pytest.raises(ConfigError, match="'rocket' .* has no speed to give a time by"):
