@@ -83,9 +83,16 @@ NAIVE = ("naive", "drift", "seasonal naive")
 # What is run on a set.
 
 
+def problem_file(name: str) -> str:
+    """Return what ``--data`` takes for a set of classes."""
+    return CLASSES[name] if name == "digits" else str(data_folder() / CLASSES[name])
+
+
 def source(name: str, folder: Path) -> str:
     """Return what ``--data`` takes for a set; the file without a column of times is rewritten."""
-    given = CLASSES[name] if name in CLASSES else FORECASTS[name].source
+    if name in CLASSES:
+        return problem_file(name)
+    given = FORECASTS[name].source
     if name == "pm25":
         with gzip.open(data_folder() / given, "rt") as stream:
             times = "{year}-{month:0>2}-{day:0>2} {hour:0>2}:00"

@@ -23,8 +23,8 @@ from typing import Any
 import harness
 import numpy as np
 import numpy.typing as npt
-from accuracy import PROBLEMS, problem_file
-from certified import FORECASTS
+from accuracy import problem_file
+from certified import FORECASTS, PROBLEMS
 from harness import Row, data_folder, read_results, stored, write_results
 from scipy.special import log_softmax, logsumexp
 
