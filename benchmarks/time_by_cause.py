@@ -51,7 +51,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
         f"{TRAINING}.run_directory:RunDirectory.record",
     ),
     "figures": (
-        f"{TRAINING}.finish:draw_curves",
+        f"{TRAINING}.train_model:draw_curves",
         f"{TRAINING}.tasks.classify:draw_confusion",
         f"{TRAINING}.tasks.classify:draw_reliability",
         f"{TRAINING}.tasks.forecast:draw_last_window",
