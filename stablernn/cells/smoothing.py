@@ -179,10 +179,10 @@ class SmoothingCell(StableCell):
     def _terms(self, seasonal: Tensor, seen: Tensor) -> Tensor:
         """Return centered seasonal terms, those of no season first, ``(batch, channels, 1 + gains, season)``."""
         weight = seen[..., 1:, :]
-        known = torch.sign(weight)
+        is_observed = torch.sign(weight)
         terms = seasonal / torch.where(weight > 0, weight, 1.0)
-        center = terms.sum(dim=-1, keepdim=True) / known.sum(dim=-1, keepdim=True).clamp_min(1.0)
-        return torch.cat([torch.zeros_like(seen[..., :1, :]), (terms - center) * known], dim=-2)
+        center = terms.sum(dim=-1, keepdim=True) / is_observed.sum(dim=-1, keepdim=True).clamp_min(1.0)
+        return torch.cat([torch.zeros_like(seen[..., :1, :]), (terms - center) * is_observed], dim=-2)
 
     def _members(self, moments: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
         """Return level and slope of the members, ``(batch, channels, trends, 1 + gains, levels)``, the latter not of
@@ -221,15 +221,16 @@ class SmoothingCell(StableCell):
     ) -> tuple[Tensor, Tensor]:
         discount = weights[0]
         # What a missing value leaves keeps its weight: a discount of almost 0 would lose the level.
-        kept = torch.where(observed > 0, discount, 1.0)
+        retention = torch.where(observed > 0, discount, 1.0)
         weight, first, second = (moments[..., index, :] for index in range(3))
         moments = torch.stack(
-            [kept * weight + observed, kept * (first + weight), kept * (second + 2 * first + weight)], dim=-2
+            [retention * weight + observed, retention * (first + weight), retention * (second + 2 * first + weight)],
+            dim=-2,
         )
-        rest = observed[..., None] * (value[..., None] - terms[..., :1])
+        deviation = observed[..., None] * (value[..., None] - terms[..., :1])
         plain, aged = sums[..., 0, :, :], sums[..., 1, :, :]
-        kept = kept[..., None, :]
-        return moments, torch.stack([kept * plain + rest, kept * (aged + plain)], dim=-3)
+        retention = retention[..., None, :]
+        return moments, torch.stack([retention * plain + deviation, retention * (aged + plain)], dim=-3)
 
     def _seasons(
         self, weights: Weights, history: Tensor, observed: Tensor, seasonal: Tensor, seen: Tensor, count: Tensor
@@ -243,13 +244,13 @@ class SmoothingCell(StableCell):
         is_later = (count[..., None] > self.season).to(gain) * observed[..., None]
         last = (1 - gain * is_later) * seasonal[..., :1] + gain * is_later * distance[..., -1:]
         weight = (1 - gain * is_later) * seen[..., 1:, :1] + gain * is_later
-        turned = torch.cat([seasonal[..., 1:], last], dim=-1)
-        turned_weight = torch.cat([seen[..., 1:, 1:], weight], dim=-1)
+        rotated_terms = torch.cat([seasonal[..., 1:], last], dim=-1)
+        rotated_weights = torch.cat([seen[..., 1:, 1:], weight], dim=-1)
         # All terms of the first season at once, when it is complete.
         start = FIRST_SEASON * gain
-        turned = torch.where(is_first, start * distance, turned)
-        turned_weight = torch.where(is_first, start * flags, turned_weight)
-        return turned, torch.cat([flags, turned_weight], dim=-2)
+        rotated_terms = torch.where(is_first, start * distance, rotated_terms)
+        rotated_weights = torch.where(is_first, start * flags, rotated_weights)
+        return rotated_terms, torch.cat([flags, rotated_weights], dim=-2)
 
     def _forecast(self, weights: Weights, terms: Tensor, moments: Tensor, sums: Tensor, errors: Tensor) -> Tensor:
         """Return the mixed forecast, ``(batch, channels, hidden)``."""

@@ -100,7 +100,7 @@ Array = npt.NDArray[Any]
 
 
 class ConformityScores(NamedTuple):
-    """How far truths lie outside the intervals of forecasts by a model that was not trained on them.
+    """Distances of truths from the intervals of forecasts by a model that was not trained on them.
 
     Distances are in units in which all windows share an offset, and negative inside.
 

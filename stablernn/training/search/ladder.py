@@ -169,7 +169,7 @@ class _SearchStopped(Exception):
 
 @dataclass(frozen=True)
 class SearchedData:
-    """What a ladder has to know of the data.
+    """Facts of the data that a ladder plans by.
 
     Attributes:
         task: Their task.
