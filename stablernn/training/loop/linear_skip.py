@@ -621,7 +621,8 @@ class _Candidates:
         """Return the candidate of series that are too short for a comparison."""
         context = self.contexts[0]
         priors = self._reached(self.fixed, context)
-        prior = ([prior for prior in priors if prior != "drift"] or priors)[-1]
+        without_drift: list[Prior] = [prior for prior in priors if prior != "drift"]
+        prior = (without_drift or priors)[-1]
         strength = FIXED if self._is_fixed_open else self.strengths[0]
         return LinearForecast(context, self.logs[0], self.weightings[0], prior, strength)
 
