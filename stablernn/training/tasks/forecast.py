@@ -35,7 +35,7 @@ from stablernn.training.evaluation.scorers import (
 )
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop.closed_form import Solution, fit_forecast_head
-from stablernn.training.loop.linear_skip import (
+from stablernn.training.loop.linear_forecast import (
     choose_linear_forecast,
     confirmed_seasons,
     fit_forecaster,
@@ -155,8 +155,8 @@ class ForecastTask(Task):
             filled = filled.model_copy(update={"non_negative": is_cut and is_non_negative(self.data)})
         if filled.skip != "linear":
             return filled
-        chosen = {f"skip_{key}": value for key, value in vars(linear).items()}
-        filled = filled.model_copy(update={key: chosen[key] for key in SKIP_SETTINGS if getattr(model, key) is None})
+        settings = {f"skip_{key}": value for key, value in vars(linear).items()}
+        filled = filled.model_copy(update={key: settings[key] for key in SKIP_SETTINGS if getattr(model, key) is None})
         _check_skip_lags(filled)
         return filled
 

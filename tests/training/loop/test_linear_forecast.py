@@ -22,8 +22,8 @@ from stablernn.nn.models import Forecaster
 from stablernn.training import Progress, load_config, train
 from stablernn.training.data_report import check_run_data
 from stablernn.training.dry_run import add_plan
-from stablernn.training.loop import linear_skip
-from stablernn.training.loop.linear_skip import (
+from stablernn.training.loop import linear_forecast
+from stablernn.training.loop.linear_forecast import (
     Folds,
     Regression,
     Rows,
@@ -73,13 +73,13 @@ def test_a_context_that_holds_the_period_is_chosen() -> None:
 def test_a_choice_takes_one_thread_whatever_the_caller_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """As processes of a search have, which would wait for each other: six seconds in place of .2."""
     numbers: set[int] = set()
-    compare = linear_skip._compare
+    compare = linear_forecast._compare
 
     def spy(*arguments: Any) -> Any:
         numbers.update(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas")
         return compare(*arguments)
 
-    monkeypatch.setattr(linear_skip, "_compare", spy)
+    monkeypatch.setattr(linear_forecast, "_compare", spy)
     with threadpool_limits(2, user_api="blas"):
         choose(weekly())
     assert numbers == {1}
@@ -285,12 +285,12 @@ def test_a_run_records_what_was_tried_and_resumes_with_it(tmp_path: Path) -> Non
     with pytest.raises(InterruptedRun):
         train(load_config(overrides=overrides), tmp_path / "run", progress=stop)
     summary = train(None, tmp_path / "run", resume=True)
-    chosen = summary["linear_forecast"]["chosen"]["context_length"]
-    assert chosen > PERIOD
+    context = summary["linear_forecast"]["chosen"]["context_length"]
+    assert context > PERIOD
     described = json.loads((tmp_path / "run/data.json").read_text())
-    assert described["context_length"] == chosen
+    assert described["context_length"] == context
     assert described["notes"]["linear_forecast"] == summary["linear_forecast"]
     config = load_config(overrides=overrides)
     _, plan = add_plan(check_run_data(config), config)
     assert plan is not None
-    assert plan["context_length"] == chosen
+    assert plan["context_length"] == context

@@ -12,7 +12,7 @@ from forecast_helpers import many_series
 from stablernn.data import ForecastData
 from stablernn.data.types import LinearForecast
 from stablernn.nn.models import Forecaster
-from stablernn.training.loop.linear_skip import fit_forecaster, gate, set_share
+from stablernn.training.loop.linear_forecast import fit_forecaster, gate, set_share
 
 CONTEXT, HORIZON = 12, 2
 

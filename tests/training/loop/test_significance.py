@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stablernn.training.loop.linear_skip import standard_error
+from stablernn.training.loop.linear_forecast import standard_error
 
 
 def windows(series: int, ends: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The linear skip of a forecaster: solved for from cross-products that all candidates share, chosen by rolling origins.
+"""Linear forecasts: weights from cross-products that all candidates share, and the choice by rolling origins.
 
 A forecast is the mean of the context plus a linear map of the values' distances from it. It has no intercept, so that
 the scale of a window cancels in it: to divide a window by its scale before the regression only weights its row. After
@@ -294,19 +294,19 @@ def prior_weights(prior: Prior, context: int, horizon: int) -> Float64Array:
     return weights
 
 
-def skip_weights(data: ForecastData, chosen: LinearForecast, horizon: int) -> Float64Array:
+def skip_weights(data: ForecastData, linear: LinearForecast, horizon: int) -> Float64Array:
     """Return the weights of a linear forecast by all training windows, (horizon, context).
 
     Args:
         data: The series; the context is its context length.
-        chosen: What the map reads, and how its weights are solved for.
+        linear: What the map reads, and how its weights are solved for.
         horizon: Steps ahead, the first ones of the data's.
     """
-    context = chosen.context_length
-    rows = Rows(data, log=chosen.log)
+    context = linear.context_length
+    rows = Rows(data, log=linear.log)
     numbers = _evenly(np.flatnonzero(rows.is_complete & (rows.history >= context)), most_rows(context))
-    regression = Regression(CrossProducts.of(rows, numbers, chosen.weighting, context))
-    return regression.weights(chosen.strength, [chosen.prior], chosen.seasons)[0][:horizon]
+    regression = Regression(CrossProducts.of(rows, numbers, linear.weighting, context))
+    return regression.weights(linear.strength, [linear.prior], linear.seasons)[0][:horizon]
 
 
 def most_rows(context: int) -> int:
@@ -350,13 +350,13 @@ def choose_linear_forecast(data: ForecastData, model: ModelConfig) -> ForecastDa
         return data
     # The same sums on every machine; and processes of a search with as many threads as cores each wait for each other.
     with threadpool_limits(1, user_api="blas"):
-        table, chosen = _compare(data, candidates)
-        if candidates.later_weightings and chosen.strength < FIXED:
-            rows, chosen = _compare(data, candidates.weighted(chosen))
-            table = [rows[0] if row["context_length"] == chosen.context_length else row for row in table]
-    note = {"chosen": asdict(chosen), "by": "linear forecasts of the latest training windows", "tried": table}
-    context = data.context_length if model.window is not None else chosen.context_length
-    data = replace(data, context_length=context, linear=chosen, notes={**data.notes, "linear_forecast": note})
+        table, linear = _compare(data, candidates)
+        if candidates.later_weightings and linear.strength < FIXED:
+            rows, linear = _compare(data, candidates.weighted(linear))
+            table = [rows[0] if row["context_length"] == linear.context_length else row for row in table]
+    note = {"chosen": asdict(linear), "tried": table}
+    context = data.context_length if model.window is not None else linear.context_length
+    data = replace(data, context_length=context, linear=linear, notes={**data.notes, "linear_forecast": note})
     data.notes["windows"] = data.window_counts()
     _LOG.info("%s", describe_choice(note))
     return data
@@ -386,15 +386,15 @@ def _compare(data: ForecastData, candidates: _Candidates) -> tuple[list[dict[str
 
 def describe_choice(note: Mapping[str, Any]) -> str:
     """Return a sentence on ``notes["linear_forecast"]``."""
-    chosen = note["chosen"]
+    linear = note["chosen"]
     tried = ", ".join(
         f"{row['context_length']} ({row['mase']:.4g} to {row['best_mase']:.4g})"
         for row in note["tried"]
         if row["mase"] is not None
     )
-    values = "logarithms of values" if chosen["log"] else "values"
+    values = "logarithms of values" if linear["log"] else "values"
     return (
-        f"The linear forecast reads {chosen['context_length']} {values}, chosen by validation; MASE of each context to "
+        f"The linear forecast reads {linear['context_length']} {values}, chosen by validation; MASE of each context to "
         f"that of the best on the same windows: {tried or 'not compared, too few windows'}."
     )
 
@@ -458,7 +458,7 @@ def _shortest_of(
             error, reference = means(other, least)
             least = other if error < reference * (1 - 10.0**-_DIGITS) else least
     table: list[dict[str, Any]] = []
-    chosen: LinearForecast | None = None
+    shortest: LinearForecast | None = None
     for each in best:
         shared = each.is_scored & least.is_scored
         row: dict[str, Any] = asdict(each.candidate) | {"windows": int(shared.sum())}
@@ -468,10 +468,10 @@ def _shortest_of(
             noise = standard_error((each.errors - least.errors)[shared], origins[shared], horizon)
             row |= {"mase": error, "best_mase": reference, "standard_error": noise}
             # Too few windows to know their noise are no reason for a shorter one.
-            if chosen is None and error - reference <= ALLOWED_ERRORS * (noise or 0.0):
-                chosen = each.candidate
+            if shortest is None and error - reference <= ALLOWED_ERRORS * (noise or 0.0):
+                shortest = each.candidate
         table.append(row)
-    return table, chosen or least.candidate
+    return table, shortest or least.candidate
 
 
 class Folds:
@@ -606,10 +606,10 @@ class _Candidates:
     def _reached(priors: Sequence[Prior], context: int) -> list[Prior]:
         return [prior for prior in priors if not isinstance(prior, int) or prior <= context]
 
-    def weighted(self, chosen: LinearForecast) -> _Candidates:
+    def weighted(self, linear: LinearForecast) -> _Candidates:
         """Return the candidates of a chosen context with all weights of the windows."""
         candidates = copy.copy(self)
-        candidates.contexts, candidates.logs = [chosen.context_length], [chosen.log]
+        candidates.contexts, candidates.logs = [linear.context_length], [linear.log]
         candidates.weightings, candidates.later_weightings = [*self.weightings, *self.later_weightings], []
         return candidates
 
@@ -800,7 +800,7 @@ def gate(model: Forecaster, skip: Tensor, windows: WindowSet) -> Gate:
     Layers that have learned what does not carry over to later windows add nothing to a good linear map, and do harm.
     Candidates are shares of the way from the first skip to the trained model, of a recursive head the two ends
     alone. That with the least absolute error over all validation windows is kept if it is better than the skip by more
-    than one standard error, see :func:`stablernn.training.loop.linear_skip.standard_error`; else the skip alone.
+    than one standard error, see :func:`stablernn.training.loop.linear_forecast.standard_error`; else the skip alone.
     The share is put into the weights; quantiles keep their distance from the mean.
 
     Args:
