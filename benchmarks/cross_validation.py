@@ -408,7 +408,7 @@ def score(comparison: str, data: str, variant: str, seed: int, part: int) -> lis
     chosen = COMPARISONS[comparison]
     with tempfile.TemporaryDirectory() as folder:
         config, began = settings_of(comparison, data, variant, seed, folder), time.process_time()
-        result = run_trial(Trial(0, config, part, chosen.variants[variant].get("share", 1.0), parts=chosen.parts))
+        result = run_trial(Trial(0, config, part, chosen.variants[variant].get("share", 1.0)))
     row = {"comparison": comparison, "data": data, "variant": variant, "seed": seed, "part": part}
     row |= {"metric": result.metric, "score": result.score, "log_loss": result.tie, "seconds": round(result.seconds, 1)}
     row["cpu_seconds"] = round(time.process_time() - began, 2)

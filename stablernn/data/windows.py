@@ -208,10 +208,14 @@ def _slice_windows(
 
 def batch_evenly_spaced(windows: WindowSet, max_windows: int, batch_size: int) -> Iterator[Int64Array]:
     """Yield numbers of at most ``max_windows`` windows, evenly spaced over all of them, in batches."""
-    count = min(max_windows, len(windows))
-    numbers = np.unique(np.linspace(0, len(windows) - 1, count).round().astype(np.int64))
+    numbers = evenly_spaced(len(windows), max_windows)
     for start in range(0, len(numbers), batch_size):
         yield numbers[start : start + batch_size]
+
+
+def evenly_spaced(count: int, limit: int) -> Int64Array:
+    """Return at most ``limit`` of the numbers below ``count``, evenly spaced: of sorted data, all of its kinds."""
+    return np.unique(np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64))
 
 
 def concatenate_series(series: Sequence[Float32Array]) -> Float32Array:

@@ -94,7 +94,7 @@ class StableRNN(nn.Module):
         info = cell_info(cell)
         if num_layers > 1 and info.cell.is_fixed:
             raise ConfigError(
-                f"The cell '{cell}' has no layer above it, which would read shares of steps in place of samples, got "
+                f"The cell '{cell}' has no layer above it, for its output is what a head reads, got "
                 f"num_layers={num_layers}. Take 1."
             )
         self.cell = info.key

@@ -25,7 +25,7 @@ from stablernn.certificates.input_range import InputRange
 from stablernn.certificates.projection import project_model
 from stablernn.data.step_data import NO_TARGET, Output, StepSplit
 from stablernn.data.types import SequenceSplit
-from stablernn.data.windows import WindowSet, batch_evenly_spaced
+from stablernn.data.windows import WindowSet, batch_evenly_spaced, evenly_spaced
 from stablernn.errors import TrainingError
 from stablernn.nn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
 from stablernn.training.calibration import best_temperature
@@ -411,11 +411,6 @@ def _only_map(head: nn.Module) -> nn.Linear:
     """Return the linear map of heads of one member."""
     (linear,) = (module for module in head.modules() if isinstance(module, nn.Linear))
     return linear
-
-
-def evenly_spaced(count: int, limit: int) -> np.ndarray:
-    # Files that are sorted by class or time give all of them.
-    return np.unique(np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64))
 
 
 STRETCH = 512

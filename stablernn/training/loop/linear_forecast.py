@@ -29,7 +29,7 @@ from torch import Tensor
 from stablernn.data.arrays import Samples
 from stablernn.data.table.frequency import parse_frequency
 from stablernn.data.types import ForecastData, LinearForecast, Prior, Weighting
-from stablernn.data.windows import WindowSet, batch_evenly_spaced
+from stablernn.data.windows import WindowSet, batch_evenly_spaced, evenly_spaced
 from stablernn.nn.models import Forecaster
 from stablernn.training.evaluation.metrics import seasonal_scale
 from stablernn.training.loop.minibatches import model_inputs
@@ -304,7 +304,8 @@ def skip_weights(data: ForecastData, linear: LinearForecast, horizon: int) -> Fl
     """
     context = linear.context_length
     rows = Rows(data, log=linear.log)
-    numbers = _evenly(np.flatnonzero(rows.is_complete & (rows.history >= context)), most_rows(context))
+    complete = np.flatnonzero(rows.is_complete & (rows.history >= context))
+    numbers = complete[evenly_spaced(len(complete), most_rows(context))]
     regression = Regression(CrossProducts.of(rows, numbers, linear.weighting, context))
     return regression.weights(linear.strength, [linear.prior], linear.seasons)[0][:horizon]
 
@@ -312,13 +313,6 @@ def skip_weights(data: ForecastData, linear: LinearForecast, horizon: int) -> Fl
 def most_rows(context: int) -> int:
     """Return the number of rows that a regression on so many values takes at most."""
     return int(min(MOST_ROWS, ROW_WORK / context**2))
-
-
-def _evenly(numbers: Int64Array, limit: int) -> Int64Array:
-    """Return at most ``limit`` of the numbers, evenly spread over all of them."""
-    if len(numbers) <= limit:
-        return numbers
-    return np.asarray(numbers[np.linspace(0, len(numbers) - 1, limit).round().astype(np.int64)])
 
 
 # Choice
@@ -493,13 +487,13 @@ class Folds:
         scored = np.flatnonzero(usable & rows.is_scored & (rows.back < self._zone))
         work = rows.horizon * sum(context * count for context, count in zip(contexts, candidates, strict=True))
         limit = int(min(SCORED_WINDOWS, max(LEAST_WINDOWS, SCORED_WORK / work)))
-        self.scored = _evenly(scored, limit)
+        self.scored = scored[evenly_spaced(len(scored), limit)]
         self._fold = rows.back[self.scored] * FOLDS // self._zone
         # Origins after those that the fit for a fold reads: the oldest fold first.
         last = [math.ceil((fold + 1) * self._zone / FOLDS) - 1 for fold in reversed(range(FOLDS))]
         self._limits = np.array(last) + rows.horizon
         fitted = np.flatnonzero(usable & rows.is_complete & (rows.back >= self._limits[-1]))
-        self._fitted = _evenly(fitted, most_rows(contexts[-1]))
+        self._fitted = fitted[evenly_spaced(len(fitted), most_rows(contexts[-1]))]
 
     def origins(self, rows: Rows) -> Int64Array:
         """Return column and time of the scored windows, (windows, 2)."""
@@ -674,8 +668,8 @@ def confirmed_seasons(data: ForecastData) -> tuple[int, ...]:
     """
     usual = parse_frequency(data.frequency).seasons if data.frequency is not None else ()
     training = data.training_values()
-    series = [training[number] for number in _evenly(np.arange(len(training)), _TESTED_SERIES)]
-    columns = [_detrended(values[:, index]) for values in series for index in data.target_indices]
+    numbers = evenly_spaced(len(training), _TESTED_SERIES)
+    columns = [_detrended(training[number][:, index]) for number in numbers for index in data.target_indices]
     seasons: tuple[int, ...] = ()
     for season in sorted({*usual, data.season} - {1}):
         if _has_season(columns, season):

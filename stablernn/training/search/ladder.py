@@ -222,7 +222,7 @@ class Ladder:
         self._speeds = Speeds() if speeds is None else speeds
         self._share = 1.0
         self._steps = 0
-        self._start_seconds = self._seconds = 0.0
+        self._load_seconds = self._seconds = 0.0
 
     def climb(self, workers: TrialWorkers, stop: Event) -> Choice:
         """Compare the recipes and return the choice; raises as :func:`choose_settings`."""
@@ -249,9 +249,9 @@ class Ladder:
         if seconds is None and (measured := workers.start_seconds()):
             seconds = self._speeds.keep(work, measured)
         load = {"work": "load", "data": self._data.fingerprint}
-        self._start_seconds = (seconds or 0.0) + self._speeds.keep(load, max(self._data.seconds, _LEAST_SECONDS))
-        # Processes import and load at the same time, and the training that follows loads once more.
-        self._seconds = 2 * self._start_seconds
+        self._load_seconds = self._speeds.keep(load, max(self._data.seconds, _LEAST_SECONDS))
+        # This process and the others import one after another; what these load counts with their trials.
+        self._seconds = 2 * (seconds or 0.0) + self._load_seconds
 
     def _compare_closed_forms(self, workers: TrialWorkers, stop: Event) -> None:
         """Score the baselines and train all models in closed form on all parts, whatever the budget."""
@@ -468,7 +468,8 @@ class Ladder:
         if self._budget.steps is not None:
             return RemainingBudget(max(1, self._budget.steps - self._steps), candidate.step_seconds, self._budget)
         assert self._budget.seconds is not None
-        left = max(0.0, self._budget.seconds - self._seconds - self._start_seconds)
+        # The training that follows loads once more.
+        left = max(0.0, self._budget.seconds - self._seconds - self._load_seconds)
         step_seconds = max(candidate.step_seconds, _LEAST_SECONDS)
         return RemainingBudget(_RESERVE * left / step_seconds, step_seconds, self._budget)
 

@@ -72,7 +72,6 @@ class Trial:
         metric: Metric by which recipes are compared, the same on all parts; None: the one that chooses an epoch.
         most_steps: Optimizer steps after which the training is stopped to measure its speed; None: none.
         draw: Number of the draw of the folds. Those of another one are others, and so are the initial weights.
-        parts: Number of parts that are asked for; the data may have fewer.
     """
 
     recipe: int | None
@@ -82,7 +81,6 @@ class Trial:
     metric: str | None = None
     most_steps: int | None = None
     draw: int = 0
-    parts: int = PARTS
 
     @property
     def seed(self) -> int:
@@ -359,7 +357,7 @@ def _part(trial: Trial) -> tuple[Data, Data]:
     of a model that is trained on the validation steps.
     """
     config = trial.config
-    part, scored = _chosen_part(_settings_of_data(config), trial.part, trial.parts, trial.seed)
+    part, scored = _chosen_part(_settings_of_data(config), trial.part, trial.seed)
     resolved = resolve(config, task_for(part))
     return with_time(part, resolved), with_time(scored, resolved)
 
@@ -390,13 +388,13 @@ def _load(settings: str) -> Data:
 
 
 @lru_cache(maxsize=PARTS)
-def _chosen_part(settings: str, number: int, count: int, seed: int) -> tuple[Data, Data]:
+def _chosen_part(settings: str, number: int, seed: int) -> tuple[Data, Data]:
     """Return what :func:`_part` does, before the time of a model's steps is known."""
     config = Config.model_validate_json(settings)
-    parts = resample(load_all(config), count, seed=seed, refit=config.training.refit)
+    parts = resample(load_all(config), PARTS, seed=seed, refit=config.training.refit)
     if number >= len(parts):
         # A longer context leaves fewer ends of the series that training comes before.
-        raise ConfigError(f"the data has only {len(parts)} of {count} parts with these settings")
+        raise ConfigError(f"the data has only {len(parts)} of {PARTS} parts with these settings")
     scored = parts[number]
     part = task_for(scored.without_validation() if config.training.refit else scored).choose_inputs(config)
     if isinstance(part, ForecastData) and isinstance(scored, ForecastData):

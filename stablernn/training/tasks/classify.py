@@ -18,7 +18,7 @@ from stablernn.data.arrays import Samples, SplitName
 from stablernn.data.options import LoadOptions
 from stablernn.data.sequences import has_feature_names
 from stablernn.data.types import ClassificationData
-from stablernn.data.windows import SampleSource
+from stablernn.data.windows import SampleSource, evenly_spaced
 from stablernn.errors import ConfigError, DataError
 from stablernn.nn.models import Classifier, SequenceModel
 from stablernn.plotting import plot_early
@@ -36,7 +36,7 @@ from stablernn.training.evaluation.scorers import (
 )
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop.augmentation import Augmentation, Mixup
-from stablernn.training.loop.closed_form import Solution, evenly_spaced, fit_class_head
+from stablernn.training.loop.closed_form import Solution, fit_class_head
 from stablernn.training.loop.losses import ClassifyObjective, Objective
 from stablernn.training.loop.minibatches import Minibatches, SampleMinibatches, model_inputs
 from stablernn.training.plots import WindowChoice, classes_figure, draw_confusion, draw_reliability

@@ -42,7 +42,7 @@ def test_the_unit_of_scores_does_not_depend_on_whether_validation_steps_are_trai
             "model.cell=lipschitz",
             f"training.refit={str(refit).lower()}",
         ]
-        part, scored = _part(Trial(0, load_config(overrides=overrides), 0, parts=3))
+        part, scored = _part(Trial(0, load_config(overrides=overrides), 0))
         assert isinstance(part, ForecastData)
         return len(part.windows("train")), task_for(scored).scorer("test", load_config(overrides=overrides)).naive
 
