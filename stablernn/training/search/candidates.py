@@ -317,9 +317,7 @@ def _finished_parts(candidate: Candidate) -> int:
 
 
 def select(
-    compared: Sequence[Candidate],
-    stopped: Sequence[Candidate] = (),
-    baselines: Mapping[str, Mapping[int, float]] | None = None,
+    compared: Sequence[Candidate], baselines: Mapping[str, Mapping[int, float]] | None = None
 ) -> tuple[Candidate, str]:
     """Return the candidate to train, and why.
 
@@ -335,12 +333,11 @@ def select(
 
     Args:
         compared: Candidates with results on the same parts, in the order of the recipes.
-        stopped: Those with results on fewer parts, of which the reason names any that might have kept the streams.
         baselines: Scores of baselines by name and part.
     """
     floors = baselines or {}
     unbeaten = [candidate for candidate in compared if _better_baseline(candidate, floors) is None]
-    selected, reason = _select(unbeaten or compared, stopped)
+    selected, reason = _select(unbeaten or compared)
     if len(compared) == 1:
         reason = "the only recipe that was compared"
     return selected, reason if unbeaten else f"{reason}; the baseline '{_better_baseline(selected, floors)}' is better"
@@ -355,7 +352,7 @@ def _better_baseline(candidate: Candidate, baselines: Mapping[str, Mapping[int, 
     return None
 
 
-def _select(compared: Sequence[Candidate], stopped: Sequence[Candidate]) -> tuple[Candidate, str]:
+def _select(compared: Sequence[Candidate]) -> tuple[Candidate, str]:
     """Return the candidate by the rules 2 to 6 of :func:`select`, and why."""
     best = min(compared, key=_by_rank)
     close = [candidate for candidate in compared if candidate is best or _is_close(best, candidate)]
@@ -371,7 +368,7 @@ def _select(compared: Sequence[Candidate], stopped: Sequence[Candidate]) -> tupl
     if selected is best:
         parts = len(best.results)
         reason = "the best score" if parts == 1 else f"the best mean over {parts} parts"
-        return selected, reason if selected.recipe.streams else reason + _loss_of_streams(selected, stopped)
+        return selected, reason if selected.recipe.streams else f"{reason}; it cannot stream"
     reason = f"as good as '{best.recipe.name}' within one standard error, and "
     if not best.recipe.streams:
         return selected, f"{reason}it streams, which that does not"
@@ -382,24 +379,6 @@ def _select(compared: Sequence[Candidate], stopped: Sequence[Candidate]) -> tupl
 
 def _by_rank(candidate: Candidate) -> tuple[tuple[float, float], bool]:
     return candidate.rank, not candidate.is_closed_form
-
-
-def _loss_of_streams(selected: Candidate, stopped: Sequence[Candidate]) -> str:
-    """Return the end of the reason for a recipe that cannot stream."""
-    parts = len(selected.results)
-    lead = ", by more than one standard error from the recipes that stream and were compared" if parts > 1 else ""
-    end = f"{lead}; it needs complete sequences and cannot stream"
-    for candidate in stopped:
-        shared = sorted(selected.results.keys() & candidate.results.keys())
-        if not (candidate.recipe.streams and shared):
-            continue
-        means = [np.mean([each.results[part].rank[0] for part in shared]) for each in (candidate, selected)]
-        ranks = [result.rank[0] for result in selected.results.values()]
-        error = _standard_error(ranks, _draws(selected, sorted(selected.results))) if parts > 1 else 0.0
-        if means[0] <= means[1] + error:
-            count = f"{len(shared)} part{'s'[: len(shared) - 1]}"
-            end += f", and '{candidate.recipe.name}', which streams, was as good on the {count} that it finished"
-    return end
 
 
 def held_out_temperature(candidate: Candidate) -> float | None:

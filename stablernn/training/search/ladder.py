@@ -99,19 +99,7 @@ def choose_settings(config: Config, budget: Budget | None = None) -> Choice:
     networks = [] if config.training.method == CLOSED_FORM else find_networks(config, data)
     with stop_signals() as stop, open_workers("stablernn-search") as workers:
         ladder = Ladder(config, searched, budget or Budget(), closed_forms, networks)
-        choice = ladder.climb(TrialWorkers(workers, worker_count(config), stop), stop)
-    return _with_score(config, choice, data)
-
-
-def _with_score(config: Config, choice: Choice, data: Data) -> Choice:
-    """Return a choice with a validation split, where a search that compared nothing leaves none to score the model."""
-    training = choice.config.training
-    is_scored = CROSS_VALIDATION in choice.document or training.method == CLOSED_FORM or "test" in data.splits()
-    if is_scored or not training.refit or "refit" in config.training.model_fields_set:
-        return choice
-    validated = choice.config.updated("training", refit=False)
-    settings = {**choice.document["settings"], "training.refit": False}
-    return replace(choice, config=validated, document={**choice.document, "settings": settings})
+        return ladder.climb(TrialWorkers(workers, worker_count(config), stop), stop)
 
 
 def load_searched(config: Config) -> tuple[Data, SearchedData]:
@@ -456,10 +444,9 @@ class Ladder:
         spare = []
         for candidate in finalists:
             remaining = self._remaining(candidate)
+            last_steps = candidate.recommended.steps + _certificate_steps(candidate, remaining)
             if candidate is finalists[0]:
                 last_steps = most_useful_steps(self._config, self._data.task, candidate, remaining)
-            else:
-                last_steps = recommended_cost(candidate, remaining)
             steps = remaining.affordable_steps - last_steps
             spare.append(steps if self._budget.seconds is None else steps * remaining.step_seconds)
         return min(spare)
@@ -497,8 +484,7 @@ class Ladder:
         """Return the one to train of candidates with results on the same parts, and why."""
         for candidate in compared:
             candidate.status = "compared"
-        stopped = [candidate for candidate in self._networks if candidate not in compared]
-        return select(compared, stopped, self._baselines())
+        return select(compared, self._baselines())
 
     def _choose_stopped(self) -> Choice:
         """Return the best of what was compared when the user stopped the search, to be trained without additions."""
@@ -684,38 +670,29 @@ def final_settings(
     changes: dict[str, Any] = {}
     if (temperature := held_out_temperature(candidate)) is not None:
         changes["training.temperature"] = temperature
-    if affordable_steps < recommended.steps and not has_length(config):
-        steps = changes["training.max_steps"] = max(1, int(affordable_steps))
+    if affordable_steps < recommended.steps:
+        advice = (
+            f"Leave {terms().key('training.epochs')} and {terms().key('training.max_steps')} out for one that fits."
+        )
+        if not has_length(config):
+            changes["training.max_steps"] = max(1, int(affordable_steps))
+            advice = "It is cut, so that the model may be poor."
         _LOG.warning(
-            f"The budget of {remaining.budget} leaves {steps:,} of the {recommended.steps:,} optimizer steps of "
-            f"'{candidate.recipe.name}', so that the model may be poor. Its whole training needs "
-            f"{remaining.describe_excess(recommended.steps)} more."
+            f"The training of '{candidate.recipe.name}' takes {remaining.describe_excess(recommended.steps)} more than "
+            f"the budget of {remaining.budget} leaves. {advice}"
         )
         return merge(candidate.config, changes), changes
-    if affordable_steps < recommended.steps:
-        _LOG.warning(
-            f"The training takes {remaining.describe_excess(recommended.steps)} more than the budget of "
-            f"{remaining.budget} leaves. Leave {terms().key('training.epochs')} and "
-            f"{terms().key('training.max_steps')} out for one that fits."
-        )
-    # A step of an ensemble that the user sets trains all of its members, and each of them has a certificate.
-    certificate_steps = candidate.config.model.members * _certificate_steps(candidate, remaining)
+    certificate_steps = _certificate_steps(candidate, remaining)
     steps = recommended.steps
-    additions: list[str] = []
     if recommended.epochs and not has_length(config):
         longer, steps = _add_epochs(candidate, affordable_steps - certificate_steps)
         changes |= longer
-        if "training.epochs" in longer:
-            additions.append(f"{longer['training.epochs']:,} epochs in place of the recommended {recommended.epochs:,}")
-        elif longer:
-            additions.append(f"{steps:,} steps in place of the recommended {recommended.steps:,}")
     if not _has_fixed_members(config, task):
         cost = steps + certificate_steps
         members = next((count for count in _MEMBERS if count * cost <= affordable_steps), 1)
-        if members > 1:
-            changes["model.members"] = members
-            additions.insert(0, f"{members} members")
-    if additions:
+        changes |= {"model.members": members} if members > 1 else {}
+    nouns = {"model.members": "members", "training.epochs": "epochs", "training.max_steps": "steps"}
+    if additions := [f"{changes[key]:,} {noun}" for key, noun in nouns.items() if key in changes]:
         _LOG.info(f"The rest of the budget pays for {' and '.join(additions)}.")
     return merge(candidate.config, changes), changes
 
@@ -724,13 +701,8 @@ def most_useful_steps(config: Config, task: TaskName, candidate: Candidate, rema
     """Return the optimizer steps of the longest training that follows, certificates included, however much is left."""
     recommended = candidate.recommended
     steps = recommended.steps if has_length(config) else recommended.most_steps
-    cost = steps + candidate.config.model.members * _certificate_steps(candidate, remaining)
+    cost = steps + _certificate_steps(candidate, remaining)
     return cost if _has_fixed_members(config, task) else _MEMBERS[0] * cost
-
-
-def recommended_cost(candidate: Candidate, remaining: RemainingBudget) -> float:
-    """Return the optimizer steps of the recommended training, certificates included."""
-    return candidate.recommended.steps + candidate.config.model.members * _certificate_steps(candidate, remaining)
 
 
 def _has_fixed_members(config: Config, task: TaskName) -> bool:
@@ -757,10 +729,11 @@ def has_length(config: Config) -> bool:
 
 
 def _certificate_steps(candidate: Candidate, remaining: RemainingBudget) -> float:
-    """Return the time of certifying a network at the end, in optimizer steps."""
+    """Return the time of certifying all members that the user sets at the end, in optimizer steps."""
     cell = described_cell(candidate.config.model)
     if remaining.budget.seconds is None or cell.lure_system() is None:
         return 0.0
+    seconds = _SEARCHED_NORM_SECONDS * (cell.hidden_size / 64) ** 2
     if candidate.proof != "none":
-        return _KEPT_NORM_SECONDS * max(1.0, cell.hidden_size / 128) ** 2 / remaining.step_seconds
-    return _SEARCHED_NORM_SECONDS * (cell.hidden_size / 64) ** 2 / remaining.step_seconds
+        seconds = _KEPT_NORM_SECONDS * max(1.0, cell.hidden_size / 128) ** 2
+    return candidate.config.model.members * seconds / remaining.step_seconds

@@ -16,7 +16,6 @@ from threading import Event
 from typing import Any, Literal
 
 import numpy as np
-from torch import Tensor
 
 from stablernn.data.arrays import Int64Array
 from stablernn.data.classification import grouped_folds, grouped_validation, stratified_folds, stratified_validation
@@ -38,13 +37,13 @@ from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.evaluation.scorers import Scores
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.jobs import Answer, Worker, Workers
-from stablernn.training.loop.base_trainer import BaseTrainer, NoRecorder, Progress
+from stablernn.training.loop.base_trainer import NoRecorder, Progress
 from stablernn.training.loop.device import pick_device, torch_settings
 from stablernn.training.resolve import resolve
 from stablernn.training.run_data import load_run_data, with_time
 from stablernn.training.settings.config import Config, ModelConfig
 from stablernn.training.settings.load import validate
-from stablernn.training.tasks import Task, task_for
+from stablernn.training.tasks import task_for
 
 PARTS = 5
 """Parts of the data that are asked for."""
@@ -101,7 +100,6 @@ class TrialResult:
         tie: Value of a second metric, lower is better, for equal scores; None where the first has no equal values.
         seconds: Processor time of loading, training and scoring.
         steps: Optimizer steps done.
-        whole_steps: Optimizer steps of the whole training on the part.
         step_seconds: Processor time of an optimizer step, validation of the epochs included.
         reason: Why it failed.
         scores: All scores, those of the naive answers among them.
@@ -118,7 +116,6 @@ class TrialResult:
     tie: float | None = None
     seconds: float = 0.0
     steps: int = 0
-    whole_steps: int = 0
     step_seconds: float = 0.0
     reason: str = ""
     scores: Mapping[str, Any] = field(default_factory=dict)
@@ -143,60 +140,58 @@ def run_trial(trial: Trial) -> TrialResult:
     """Train a recipe on a part of the data, and score it on what the part holds out."""
     began = time.process_time()
     try:
-        part, scored = _part(trial)
-        if trial.recipe is None:
-            baselines = task_for(scored).baseline_scores("test")
-            return TrialResult(trial, "done", scores=baselines, seconds=time.process_time() - began)
-        task = task_for(part)
-        whole = resolve(_settings_of(trial), task)
-        whole_steps = training_steps(whole, task)
-        settings = whole if trial.share >= 1 else resolve(_settings_of(trial, whole_steps), task)
-        device = pick_device(settings.training.device)
-        with torch_settings(device, seed=settings.training.seed, threads=1):
-            model = create_model(settings, part)
-            settings = with_engine(settings, model, device)
-            reference = task.calibration_reference(model)
-            trainer = create_trainer(NoRecorder(), settings, task, model.to(device), certify_epochs=False)
-            clock = _Clock(trial)
-            try:
-                if not trainer.fit(clock):
-                    # What a signal cut short has no score.
-                    raise _EndOfTraining
-            except _EndOfTraining:
-                seconds, steps = time.process_time() - began, trainer.position.step
-                return TrialResult(
-                    trial,
-                    "stopped",
-                    seconds=seconds,
-                    steps=steps,
-                    whole_steps=whole_steps,
-                    step_seconds=clock.step_seconds,
-                )
-            scores, samples = _score(trainer, settings, reference, task, scored)
-            held_out = _held_out(trainer.model, settings, part)
-            intervals = _interval_scores(trainer.model, settings, part)
-        metric = trial.metric or trainer.objective.headline
-        if scores.get(metric) is None:
-            reason = f"the metric '{metric}' is not defined on what was held out"
-            return TrialResult(trial, "failed", seconds=time.process_time() - began, reason=reason)
-        tie = _TIE_BREAKERS.get(metric)
-        return TrialResult(
-            trial,
-            "done",
-            score=scores[metric],
-            scores=scores,
-            metric=metric,
-            tie=None if tie is None else scores.get(tie),
-            seconds=time.process_time() - began,
-            steps=trainer.position.step,
-            whole_steps=whole_steps,
-            step_seconds=clock.step_seconds,
-            samples=samples,
-            held_out=held_out,
-            intervals=intervals,
-        )
+        result = _train(trial)
     except (ConfigError, DataError, TrainingError) as error:
-        return TrialResult(trial, "failed", seconds=time.process_time() - began, reason=str(error))
+        result = TrialResult(trial, "failed", reason=str(error))
+    return replace(result, seconds=time.process_time() - began)
+
+
+def _train(trial: Trial) -> TrialResult:
+    part, scored = _part(trial)
+    if trial.recipe is None:
+        return TrialResult(trial, "done", scores=task_for(scored).baseline_scores("test"))
+    task = task_for(part)
+    config = trial.config.updated("training", seed=trial.seed)
+    settings = resolve(config, task)
+    if trial.share < 1:
+        steps = max(1, round(trial.share * training_steps(settings, task)))
+        settings = resolve(config.updated("training", epochs=None, max_steps=steps), task)
+    device = pick_device(settings.training.device)
+    with torch_settings(device, seed=settings.training.seed, threads=1):
+        model = create_model(settings, part)
+        settings = with_engine(settings, model, device)
+        reference = task.calibration_reference(model)
+        trainer = create_trainer(NoRecorder(), settings, task, model.to(device), certify_epochs=False)
+        clock = _Clock(trial)
+        try:
+            is_done = trainer.fit(clock)
+        except _EndOfTraining:
+            is_done = False
+        result = TrialResult(trial, "stopped", steps=trainer.position.step, step_seconds=clock.step_seconds)
+        if not is_done:
+            # What a signal cut short has no score.
+            return result
+        trainer.load_best()
+        task.calibrate(trainer.model, settings, reference)
+        scorer = task_for(scored).scorer("test", settings)
+        scores = scorer.score_of(TorchPredictor(trainer.model))
+        held_out = _held_out(trainer.model, settings, part)
+        intervals = _interval_scores(trainer.model, settings, part)
+    metric = trial.metric or trainer.objective.headline
+    if scores.get(metric) is None:
+        reason = f"the metric '{metric}' is not defined on what was held out"
+        return TrialResult(trial, "failed", reason=reason)
+    return replace(
+        result,
+        status="done",
+        score=scores[metric],
+        scores=scores,
+        metric=metric,
+        tie=scores.get(_TIE_BREAKERS.get(metric, "")),
+        samples=scorer.samples,
+        held_out=held_out,
+        intervals=intervals,
+    )
 
 
 class TrialWorkers:
@@ -288,16 +283,6 @@ def intervals_on_parts(config: Config) -> Conformal | None:
     return conformal_offsets(blocks) if blocks else None
 
 
-def _score(
-    trainer: BaseTrainer, settings: Config, reference: Tensor | None, task: Task, scored: Data
-) -> tuple[Mapping[str, Any], int]:
-    """Return the scores of a trained model on what the part holds out, and how many samples that are."""
-    trainer.load_best()
-    task.calibrate(trainer.model, settings, reference)
-    scorer = task_for(scored).scorer("test", settings)
-    return scorer.score_of(TorchPredictor(trainer.model)), scorer.samples
-
-
 def _held_out(model: SequenceModel, settings: Config, part: Data) -> tuple[np.ndarray, np.ndarray] | None:
     """Return logits and true classes of what the part holds out, where a search scores and calibrates by them."""
     if not settings.training.refit:
@@ -332,14 +317,6 @@ class _Clock:
             self.step_seconds = (now - then) / (progress.step - step)
         if self._trial.most_steps is not None and progress.step >= self._trial.most_steps:
             raise _EndOfTraining
-
-
-def _settings_of(trial: Trial, whole_steps: int | None = None) -> Config:
-    """Return the settings of a training, and with a number of steps, those of its share of them."""
-    config = trial.config.updated("training", seed=trial.seed)
-    if whole_steps is None:
-        return config
-    return config.updated("training", epochs=None, max_steps=max(1, round(trial.share * whole_steps)))
 
 
 def load_all(config: Config) -> Data:
