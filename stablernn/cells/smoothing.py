@@ -7,10 +7,21 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from stablernn.cells._base import StableCell, State, Weights, check_at_least, check_whole_number, empty_parameter
+from stablernn.bounds.intervals import FLOAT32_EPSILON, Box
+from stablernn.bounds.step_bound import Ball, StepBound
+from stablernn.cells._base import (
+    StableCell,
+    State,
+    Weights,
+    check_at_least,
+    check_whole_number,
+    empty_parameter,
+    float64,
+)
 from stablernn.cells._catalog import register_cell
 
 DISCOUNTS = (0.02, 0.3, 0.5, 0.65, 0.8, 0.9, 0.95, 0.99)
@@ -28,6 +39,12 @@ SLOPE_PENALTY = 0.5
 """Weight of a slope of zero in each regression, in squared steps."""
 LEAST_ERROR = 1e-6
 """Error below which members are alike, in units of the input."""
+MOST_AGE = 1000.0
+"""Mean age of the values at which a gap ends the extrapolation of a slope, in steps."""
+_ROUNDINGS = 256
+"""More than the roundings of one step of a discounted mean or sum."""
+_SLOPE_STEPS = 100
+"""Values up to which the largest slope is found one by one."""
 
 
 class SmoothingWeights(NamedTuple):
@@ -44,7 +61,7 @@ class SmoothingWeights(NamedTuple):
     title="exponential smoothing: a bank of levels, damped trends and seasons, mixed by their one-step errors",
     paper="Brown: Smoothing, Forecasting and Prediction of Discrete Time Series (1963)",
     year=1963,
-    guarantee="levels, slopes and seasons are discounted sums and forget by construction; no rate is proved",
+    guarantee="bounded by construction for inputs within a range; observed values are forgotten, a gap forgets nothing",
     equation=(
         "d = x - mean(last season); s_j <- s_j + g (d - s_j); z = x - s_j; level, slope: regression of z on time with "
         "weights a^age; y = sum_k w_k (level_k + growth_k slope_k + s_k), w ~ exp(-n log mean |one-step error|)"
@@ -63,18 +80,21 @@ class SmoothingCell(StableCell):
         \hat y_{t+h} = \sum_k w_k (\ell_k + (\phi_k + ... + \phi_k^h) b_k + s_{k, (t + h) \bmod m})
 
     Levels are discounted means, and slopes discounted regressions on time, of values without their season. Their steady
-    state is that of simple smoothing and of Brown's and Holt's methods. Sums are divided by the sums of their weights,
-    so that the first forecasts are those of plain means and lines: nothing is initialized, and a short series is
-    forecast from what it has. A seasonal term is the discounted mean of distances from the mean of the season before,
-    which a trend moves alike at all times of the season; terms are centered, so that they hold no level.
+    state is that of simple smoothing and of Brown's and Holt's methods. Means are over the weights so far, so that the
+    first forecasts are those of plain means and lines: nothing is initialized, and a short series is forecast from what
+    it has. A seasonal term is the discounted mean of distances from the mean of the season before, which a trend moves
+    alike at all times of the season; terms are centered, so that they hold no level.
 
     Every member's absolute one-step errors are summed in the state. The weight of a member is its likelihood: after a
-    few steps the best ones take it all, in each series, those never seen in training included. A missing value changes
-    no sum and is a step in time.
+    few steps the best ones take it all, in each series, those never seen in training included. A missing value is a
+    step in time, up to a mean age of 1,000 steps, and changes nothing else.
 
     Guarantee:
-        Sums of values are discounted, and forget at their discounts; the mixing weights are a function of sums of
-        errors. The product of both has no Lipschitz constant for all states: no rate is proved.
+        For inputs within a range every state is bounded: means of values lie between values, a slope has a penalty, the
+        forecast is a mean over the members, and sums of errors are discounted. Under the same observed values states
+        from any two starts approach; their rate in the long run is the slowest of the discounts. A missing value
+        forgets nothing, so that there is no rate for all inputs. Mixing weights are functions of errors with slopes of
+        up to 1 / ``LEAST_ERROR``, so that this rate says nothing of the first steps.
 
     Args:
         input_size: Series, which do not act on each other.
@@ -153,6 +173,41 @@ class SmoothingCell(StableCell):
     def drive(self, x: Tensor) -> Tensor:
         return x
 
+    def step_bound_within(self, inputs: Box) -> StepBound:
+        constants = float64(torch.cat(self.materialize()[:2]))
+        discounts, gains = constants[: len(DISCOUNTS)], constants[len(DISCOUNTS) :][: self.gains]
+        # Of each discounted mean or sum the share that a step renews, to which rounding is relative.
+        renewals = [*(1 - discounts), *gains, 1 - ERROR_DISCOUNT]
+        rounding = _ROUNDINGS * FLOAT32_EPSILON / max(min(renewals), FLOAT32_EPSILON)
+        if not inputs.is_finite or rounding >= 1:
+            return StepBound()
+        largest = float(inputs.modulus.max())
+        width = float((inputs.upper - inputs.lower).max()) + rounding * largest
+        # A centered term is the difference of two distances of values from a mean of values.
+        term = 2 * width if self.gains else 0.0
+        level, deviation = largest + term, width / 2 + term
+        slope = deviation * max(_largest_slope(float(discounts[place])) for place, share, _ in TRENDS if share)
+        start, growth = level + slope * MOST_AGE + term, float(np.max(self.growth[-1]))
+        error = largest + start + slope * float(np.max(self.growth[0]))
+        weight = 1 / (1 - float(discounts.max()))
+        # Of two bounds, those of ages and those of values, each the product of a weight and a square.
+        spread = weight * (MOST_AGE + 1) ** 2
+        radii = {
+            "forecast": start + slope * growth,
+            "history": largest,
+            "seasonal": width,
+            "seen": 1.0,
+            "weights": spread,
+            "sums": max(level, deviation * math.sqrt(weight * spread)),
+            "errors": max(1.0, error) / (1 - ERROR_DISCOUNT),
+            "count": self.season + 1.0,
+        }
+        forgetting = [*discounts, *((1 - gains) ** (1 / self.season)), ERROR_DISCOUNT]
+        return StepBound(
+            balls=tuple(Ball(name, "linf", radius * (1 + rounding)) for name, radius in radii.items()),
+            figures={"rate at which observed values are forgotten": float(max(forgetting))},
+        )
+
     def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         channels, gains, season = self.input_size, self.gains, self.season
         levels = len(DISCOUNTS)
@@ -167,7 +222,8 @@ class SmoothingCell(StableCell):
         terms = self._terms(seasonal, seen)
         errors = self._errors(weights, value, observed, terms, moments, sums, errors)
         moments, sums = self._levels(weights, value, observed, terms, moments, sums)
-        count = count + torch.where(count > 0, 1.0, observed)
+        # Nothing depends on how much later than the first season it is.
+        count = (count + torch.where(count > 0, 1.0, observed)).clamp_max(season + 1.0)
         history = torch.cat([history[..., 1:], value], dim=-1)
         if gains:
             seasonal, seen = self._seasons(weights, history, observed, seasonal, seen, count)
@@ -178,21 +234,15 @@ class SmoothingCell(StableCell):
 
     def _terms(self, seasonal: Tensor, seen: Tensor) -> Tensor:
         """Return centered seasonal terms, those of no season first, ``(batch, channels, 1 + gains, season)``."""
-        weight = seen[..., 1:, :]
-        is_observed = torch.sign(weight)
-        terms = seasonal / torch.where(weight > 0, weight, 1.0)
-        center = terms.sum(dim=-1, keepdim=True) / is_observed.sum(dim=-1, keepdim=True).clamp_min(1.0)
-        return torch.cat([torch.zeros_like(seen[..., :1, :]), (terms - center) * is_observed], dim=-2)
+        centered = seasonal - seasonal.sum(dim=-1, keepdim=True) / self.season
+        return torch.cat([torch.zeros_like(seen[..., :1, :]), centered], dim=-2)
 
     def _members(self, moments: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
         """Return level and slope of the members, ``(batch, channels, trends, 1 + gains, levels)``, the latter not of
         each level."""
-        weight, first, second = (moments[..., index, :] for index in range(3))
-        weight = torch.where(weight > 0, weight, 1.0)
-        age = first / weight
-        spread = second / weight - age * age + SLOPE_PENALTY / weight
-        mean = sums[..., 0, :, :] / weight[..., None, :]
-        slope = (mean * age[..., None, :] - sums[..., 1, :, :] / weight[..., None, :]) / spread[..., None, :]
+        _, age, spread = moments.unbind(dim=-2)
+        mean, covariance = sums.unbind(dim=-3)
+        slope = -covariance / (spread + SLOPE_PENALTY)[..., None, :]
         # (batch, channels, trends, 1 + gains, 1)
         shared = torch.stack([slope[..., place] * float(share > 0) for place, share, _ in TRENDS], dim=-2)[..., None]
         return mean[..., None, :, :] + shared * age[..., None, None, :], shared
@@ -219,37 +269,48 @@ class SmoothingCell(StableCell):
     def _levels(
         self, weights: Weights, value: Tensor, observed: Tensor, terms: Tensor, moments: Tensor, sums: Tensor
     ) -> tuple[Tensor, Tensor]:
-        discount = weights[0]
-        # What a missing value leaves keeps its weight: a discount of almost 0 would lose the level.
-        retention = torch.where(observed > 0, discount, 1.0)
-        weight, first, second = (moments[..., index, :] for index in range(3))
+        """Return the moments of the ages of values, weight, mean and sum of squared distances, and of values without
+        their season mean and sum of products with the ages, after a value of age 0."""
+        weight, age, spread = moments.unbind(dim=-2)
+        mean, covariance = sums.unbind(dim=-3)
+        older, age = weights[0] * weight, age + 1.0
+        total = older + 1.0
+        share = older / total
+        deviation = value[..., None] - terms[..., :1] - mean
+        # A gap discounts nothing: a discount of almost 0 would lose the level.
+        is_observed = observed > 0
         moments = torch.stack(
-            [retention * weight + observed, retention * (first + weight), retention * (second + 2 * first + weight)],
+            [
+                torch.where(is_observed, total, weight),
+                torch.where(is_observed, share * age, age).clamp_max(MOST_AGE),
+                torch.where(is_observed, weights[0] * spread + share * age * age, spread),
+            ],
             dim=-2,
         )
-        deviation = observed[..., None] * (value[..., None] - terms[..., :1])
-        plain, aged = sums[..., 0, :, :], sums[..., 1, :, :]
-        retention = retention[..., None, :]
-        return moments, torch.stack([retention * plain + deviation, retention * (aged + plain)], dim=-3)
+        share, total = (share * age)[..., None, :], total[..., None, :]
+        moved = torch.stack([mean + deviation / total, weights[0] * covariance - share * deviation], dim=-3)
+        return moments, torch.where(is_observed[..., None, None], moved, sums)
 
     def _seasons(
         self, weights: Weights, history: Tensor, observed: Tensor, seasonal: Tensor, seen: Tensor, count: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the seasonal sums and their weights after a value, turned on by one step."""
+        """Return the seasonal means and their weights after a value, turned on by one step."""
         gain = weights[1][:, None]
         flags = torch.cat([seen[..., :1, 1:], observed[..., None]], dim=-1)
         mean = history.sum(dim=-1, keepdim=True) / flags.sum(dim=-1).clamp_min(1.0)
         distance = (flags[..., 0, :] * (history - mean))[..., None, :]
         is_first = count[..., None] == self.season
         is_later = (count[..., None] > self.season).to(gain) * observed[..., None]
-        last = (1 - gain * is_later) * seasonal[..., :1] + gain * is_later * distance[..., -1:]
-        weight = (1 - gain * is_later) * seen[..., 1:, :1] + gain * is_later
+        added = gain * is_later
+        weight = (1 - added) * seen[..., 1:, :1] + added
+        last = seasonal[..., :1] + added / torch.where(weight > 0, weight, 1.0) * (
+            distance[..., -1:] - seasonal[..., :1]
+        )
         rotated_terms = torch.cat([seasonal[..., 1:], last], dim=-1)
         rotated_weights = torch.cat([seen[..., 1:, 1:], weight], dim=-1)
         # All terms of the first season at once, when it is complete.
-        start = FIRST_SEASON * gain
-        rotated_terms = torch.where(is_first, start * distance, rotated_terms)
-        rotated_weights = torch.where(is_first, start * flags, rotated_weights)
+        rotated_terms = torch.where(is_first, distance, rotated_terms)
+        rotated_weights = torch.where(is_first, FIRST_SEASON * gain * flags, rotated_weights)
         return rotated_terms, torch.cat([flags, rotated_weights], dim=-2)
 
     def _forecast(self, weights: Weights, terms: Tensor, moments: Tensor, sums: Tensor, errors: Tensor) -> Tensor:
@@ -267,3 +328,21 @@ class SmoothingCell(StableCell):
         repeats = math.ceil(self.hidden_size / self.season)
         ahead = torch.cat([season] * repeats, dim=-1)[..., : self.hidden_size]
         return (share * level).flatten(-3).sum(dim=-1, keepdim=True) + trend + ahead
+
+
+def _largest_slope(discount: float) -> float:
+    """Return the largest modulus of a slope of values that differ by at most 1 from a number.
+
+    By the inequality of Cauchy and Schwarz it is at most ``sqrt(weight * spread) / (spread + penalty)``. Gaps only make
+    the spread of the ages larger.
+    """
+    weight = age = spread = largest = 0.0
+    for step in range(_SLOPE_STEPS + 1):
+        # The spread only grows with the number of values; all larger ones have at most the weight of any number.
+        total = 1 / (1 - discount) if step == _SLOPE_STEPS else discount * weight + 1
+        share = discount * weight / total
+        spread = discount * spread + share * (age + 1) ** 2
+        weight, age = total, share * (age + 1)
+        root = math.sqrt(max(spread, SLOPE_PENALTY))
+        largest = max(largest, math.sqrt(weight) * root / (root * root + SLOPE_PENALTY))
+    return largest

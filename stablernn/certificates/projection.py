@@ -74,7 +74,7 @@ BY_CONSTRUCTION: dict[str, Kind] = {
     **dict.fromkeys(("lru", "ren"), "contracting"),
     **dict.fromkeys(("scornn", "exprnn", "dtriv", "urnn", "fc_urnn", "eunn", "lvf_mid"), "non-expansive"),
     **dict.fromkeys(("mingru", "minlstm", "nais_net"), "non-expansive"),
-    **dict.fromkeys(("gru", "gru_d", "lem", "cfc", "lvf", "cornn"), "bounded"),
+    **dict.fromkeys(("gru", "gru_d", "lem", "cfc", "lvf", "cornn", "smoothing"), "bounded"),
 }
 """The kind that holds for all parameters, with softshrink or another nonlinearity without a jump."""
 
@@ -455,7 +455,7 @@ _LSTMS = ("lstm", "momentum_lstm", "sr_lstm", "ode_lstm", "slstm")
 _RESTORED = ("antisymmetric_g", "antisym_ablation", "fastgrnn", "fastgrnn_lsq")
 """Cells that stay bounded by a dominant diagonal, see :func:`stablernn.bounds.step_bound.restoring_box`."""
 
-WITHIN_RANGE = frozenset({*_LSTMS, *_RESTORED})
+WITHIN_RANGE = frozenset({*_LSTMS, *_RESTORED, "smoothing"})
 """Cells whose kind is that for inputs within the range of training, and regular steps; nothing holds for all inputs."""
 
 ONLY_ON_REQUEST = WITHIN_RANGE | {"incremental", "neural_ode_rnn", "antisymmetric"}
@@ -463,7 +463,7 @@ ONLY_ON_REQUEST = WITHIN_RANGE | {"incremental", "neural_ode_rnn", "antisymmetri
 
 _PROJECTED_KINDS: dict[str, Kind] = {
     **dict.fromkeys(PROJECTIONS, "contracting"),
-    **dict.fromkeys(WITHIN_RANGE, "bounded"),
+    **dict.fromkeys((*_LSTMS, *_RESTORED), "bounded"),
     **dict.fromkeys(("neural_ode_rnn", "antisymmetric"), "non-expansive"),
 }
 """The kind that projection keeps a cell in."""
@@ -471,7 +471,6 @@ _PROJECTED_KINDS: dict[str, Kind] = {
 _REASONS = {
     "unicornn": "its step loses no energy, so that an input in resonance makes the state grow without end",
     "ode_rnn": "a gate at one keeps what the flow adds at every step, and the state itself can open it",
-    "smoothing": "its forecasts are mixed by weights that depend on its errors, without a limit on how much",
     "rocket": "no weight of it is trained, its states are bounded in any case, and a sample is never forgotten",
 }
 """Why a cell has no region, as the rest of a sentence."""

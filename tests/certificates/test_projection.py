@@ -300,12 +300,11 @@ def test_singular_values_cannot_leave_more_than_their_option_allows() -> None:
     assert largest_margin(create_cell("rnn", 2, 4)) == 1.0
 
 
-def test_all_cells_but_four_have_a_region() -> None:
+def test_all_cells_but_three_have_a_region() -> None:
     assert {key for key, _ in (*PROJECTED, *DOMINANT, *RANGED)} | set(BY_CONSTRUCTION) == set(list_cells()) - {
         "unicornn",
         "ode_rnn",
         "rocket",
-        "smoothing",
     }
     with pytest.raises(ValueError, match="'lstm' depends on the range"):
         project(create_cell("lstm", 2, 4), MARGIN)

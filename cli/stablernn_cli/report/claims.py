@@ -338,6 +338,7 @@ _BALLS_WITHIN_RANGE = {
     "antisymmetric": "cube",
     "antisymmetric_g": "cube",
     "antisym_ablation": "cube",
+    "smoothing": "hand",
 }
 """Cells whose balls for inputs within a range are not those of the interval arithmetic alone."""
 _RATE_BY_HAND = ("lru", "mingru", "minlstm", "unicornn")

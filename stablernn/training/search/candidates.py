@@ -626,5 +626,5 @@ def _proof(settings: Config) -> str:
     cell = described_cell(settings.model)
     if settings.training.certified:
         return certified_kind(cell)
-    # The states of fixed kernels have their bound by the form of the step.
-    return "bounded" if cell.is_fixed and not cell.is_forecast else "none"
+    # The states of fixed cells have their bound by the form of the step.
+    return "bounded" if cell.is_fixed else "none"
