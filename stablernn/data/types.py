@@ -218,7 +218,6 @@ class Series:
 
 
 Prior = Literal["mean", "drift"] | int
-Weighting = Literal["series", "window"]
 
 
 @dataclass(frozen=True)
@@ -228,7 +227,6 @@ class LinearForecast:
     Attributes:
         context_length: Steps that it reads.
         log: Whether it is a map of logarithms.
-        weighting: Scale by whose square a training window is divided: that of its ``series``, or its own (``window``).
         prior: Weights that the ridge penalty pulls to: those of the ``mean`` of the context, of a ``drift``, or of the
             value so many steps before.
         strength: The ridge penalty, as a share of the mean square of a value's distance from the mean.
@@ -237,7 +235,6 @@ class LinearForecast:
 
     context_length: int
     log: bool = False
-    weighting: Weighting = "series"
     prior: Prior = "mean"
     strength: float = 0.01
     seasons: tuple[int, ...] = ()

@@ -27,8 +27,9 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from stablernn.data.arrays import Samples
+from stablernn.data.messages import format_names
 from stablernn.data.table.frequency import parse_frequency
-from stablernn.data.types import ForecastData, LinearForecast, Prior, Weighting
+from stablernn.data.types import ForecastData, LinearForecast, Prior
 from stablernn.data.windows import WindowSet, batch_evenly_spaced, evenly_spaced
 from stablernn.nn.models import Forecaster
 from stablernn.training.evaluation.metrics import seasonal_scale
@@ -88,7 +89,6 @@ class Rows:
     def __init__(self, data: ForecastData, *, log: bool) -> None:
         self.horizon = data.horizon
         self.log = log
-        self._span = max(data.season, data.horizon)
         targets = list(data.target_indices)
         training = [values[:, targets].astype(np.float64) for values in data.training_values()]
         units = np.concatenate([seasonal_scale(values, data.season) for values in training])
@@ -99,7 +99,7 @@ class Rows:
         self._truth = np.concatenate(columns)
         self._non_negative = is_non_negative(data)
         self._values = np.concatenate(filled)
-        self._set_scales(filled, data.season)
+        self._scales = np.array([_scale(column, data.season) for column in filled])
         # MASE of a series without a unit says nothing, and one that repeats itself would count for all others.
         deviations = np.array([np.nanstd(column) if np.isfinite(column).any() else 0.0 for column in columns])
         self._units = np.where(units > 0, np.maximum(units, _LEAST_SCALE * deviations), np.nan)
@@ -115,37 +115,13 @@ class Rows:
         counts = observed[self.positions + self.horizon] - observed[self.positions]
         self.is_complete, self.is_scored = counts == self.horizon, counts > 0
 
-    def _set_scales(self, filled: Sequence[Float64Array], season: int) -> None:
-        """Set the mean absolute seasonal change of each column, and the sums of changes up to each step."""
-        scales, sums = np.ones(len(filled)), [np.zeros(1)]
-        for number, column in enumerate(filled):
-            lag = season if len(column) > 2 * season else 1
-            change = np.zeros(len(column))
-            change[lag:] = np.nan_to_num(np.abs(column[lag:] - column[:-lag]))
-            if len(column) > lag and change[lag:].any():
-                scales[number] = max(float(change[lag:].mean()), _LEAST_SCALE * float(np.nanstd(column)))
-            sums.append(change)
-        self._scales, self._changes = scales, np.cumsum(np.concatenate(sums))
-
     def origins(self, rows: Int64Array) -> Int64Array:
         """Return column and time of each row, (rows, 2), as :func:`standard_error` clusters them."""
         return np.stack([self.columns[rows], self.positions[rows]], axis=1)
 
-    def weights(self, rows: Int64Array, weighting: Weighting) -> Float64Array:
-        """Return the weight of each row, (rows,): the inverse square of its scale.
-
-        Args:
-            rows: Numbers of the rows.
-            weighting: ``series``: the scale of a row is the mean absolute seasonal change of its series. ``window``: of
-                the last steps before its origin, one season or horizon of them.
-        """
-        scales = self._scales[self.columns[rows]]
-        if weighting == "window":
-            steps = np.minimum(self._span, self.history[rows])
-            position = self.positions[rows]
-            local = (self._changes[position] - self._changes[position - steps]) / np.maximum(steps, 1)
-            scales = local + _LEAST_SCALE * scales
-        return np.asarray(1 / scales**2)
+    def scales(self, rows: Int64Array) -> Float64Array:
+        """Return the mean absolute seasonal change of each row's series, (rows,), by which a regression divides it."""
+        return np.asarray(self._scales[self.columns[rows]])
 
     def features(self, rows: Int64Array, context: int) -> Float64Array:
         """Return the last ``context`` values before each origin, as distances from the last one, (rows, context)."""
@@ -174,6 +150,13 @@ class Rows:
         return np.asarray(np.nanmean(distance, axis=1) / self._units[self.columns[rows]])
 
 
+def _scale(column: Float64Array, season: int) -> float:
+    """Return the mean absolute seasonal change of filled values; 1 if there is none."""
+    lag = season if len(column) > 2 * season else 1
+    change = np.nan_to_num(np.abs(column[lag:] - column[:-lag]))
+    return max(float(change.mean()), _LEAST_SCALE * float(np.nanstd(column))) if change.any() else 1.0
+
+
 def _filled(column: Float64Array, *, log: bool) -> Float64Array:
     """Return a column with its last observed value in place of a missing one; NaN before the first."""
     if np.isnan(column).any():
@@ -197,15 +180,15 @@ class CrossProducts:
     moments: Float64Array
 
     @classmethod
-    def of(cls, rows: Rows, numbers: Int64Array, weighting: Weighting, context: int) -> CrossProducts:
+    def of(cls, rows: Rows, numbers: Int64Array, context: int) -> CrossProducts:
         """Return those of rows with a context of so many steps."""
         gram, moments = np.zeros((context, context)), np.zeros((context, rows.horizon))
         for start in range(0, len(numbers), _BATCH):
             part = numbers[start : start + _BATCH]
-            weights = np.sqrt(rows.weights(part, weighting))[:, None]
-            features = weights * rows.features(part, context)
+            scales = rows.scales(part)[:, None]
+            features = rows.features(part, context) / scales
             gram += features.T @ features
-            moments += features.T @ (weights * rows.changes(part))
+            moments += features.T @ (rows.changes(part) / scales)
         return cls(gram, moments)
 
     def __add__(self, other: CrossProducts) -> CrossProducts:
@@ -306,7 +289,7 @@ def skip_weights(data: ForecastData, linear: LinearForecast, horizon: int) -> Fl
     rows = Rows(data, log=linear.log)
     complete = np.flatnonzero(rows.is_complete & (rows.history >= context))
     numbers = complete[evenly_spaced(len(complete), most_rows(context))]
-    regression = Regression(CrossProducts.of(rows, numbers, linear.weighting, context))
+    regression = Regression(CrossProducts.of(rows, numbers, context))
     return regression.weights(linear.strength, [linear.prior], linear.seasons)[0][:horizon]
 
 
@@ -321,10 +304,10 @@ def most_rows(context: int) -> int:
 def choose_linear_forecast(data: ForecastData, model: ModelConfig) -> ForecastData:
     """Return the data with the linear forecast, and so the context length, that forecasts its latest windows best.
 
-    Candidates are all combinations of what is left open: the context, logarithms, the weights of the rows, and the
-    penalty with what it pulls to, of which the strongest is a forecast without parameters. Each is fitted to the
-    windows before each fold of the training steps and scored on that fold, by the mean absolute error in units of each
-    series' mean absolute seasonal change (MASE). Of each context the candidate with the least error counts; of all
+    Candidates are all combinations of what is left open: the context, logarithms, and the penalty with what it pulls
+    to, of which the strongest is a forecast without parameters. Each is fitted to the windows before each fold of the
+    training steps and scored on that fold, by the mean absolute error in units of each series' mean absolute seasonal
+    change (MASE). Of each context the candidate with the least error counts; of all
     contexts whose error exceeds the least by no more than half its standard error the shortest is taken. The comparison
     stands in ``notes["linear_forecast"]``.
 
@@ -337,7 +320,7 @@ def choose_linear_forecast(data: ForecastData, model: ModelConfig) -> ForecastDa
         settings leave nothing open, or the context is shorter than two steps.
     """
     # Logarithms of what has none are refused with the scaling.
-    if not _is_open(data, model) or (model.log and not can_take_logarithms(data)):
+    if not _is_open(data, model) or (model.log and signed_channels(data)):
         return data
     candidates = _Candidates(data, model)
     if not candidates.contexts:
@@ -345,10 +328,7 @@ def choose_linear_forecast(data: ForecastData, model: ModelConfig) -> ForecastDa
     # The same sums on every machine; and processes of a search with as many threads as cores each wait for each other.
     with threadpool_limits(1, user_api="blas"):
         table, linear = _compare(data, candidates)
-        if candidates.later_weightings and linear.strength < FIXED:
-            rows, linear = _compare(data, candidates.weighted(linear))
-            table = [rows[0] if row["context_length"] == linear.context_length else row for row in table]
-    note = {"chosen": asdict(linear), "tried": table}
+    note = {"chosen": asdict(linear), "tried": table, "signed_channels": signed_channels(data)}
     context = data.context_length if model.window is not None else linear.context_length
     data = replace(data, context_length=context, linear=linear, notes={**data.notes, "linear_forecast": note})
     data.notes["windows"] = data.window_counts()
@@ -364,12 +344,11 @@ def _compare(data: ForecastData, candidates: _Candidates) -> tuple[list[dict[str
     names: dict[int, list[LinearForecast]] = {context: [] for context in candidates.contexts}
     errors: dict[int, list[Float64Array]] = {context: [] for context in candidates.contexts}
     for log in candidates.logs:
-        for weighting in candidates.weightings:
-            products = folds.cross_products(rows[log], weighting)
-            for context in candidates.contexts:
-                group = list(candidates.of(context, weighting, log=log))
-                names[context] += group
-                errors[context].append(folds.errors(rows[log], group, products[context]))
+        products = folds.cross_products(rows[log])
+        for context in candidates.contexts:
+            group = list(candidates.of(context, log=log))
+            names[context] += group
+            errors[context].append(folds.errors(rows[log], group, products[context]))
     best = [_best_of(names[context], np.concatenate(errors[context])) for context in candidates.contexts]
     scored = [each for each in best if each is not None]
     if not scored:
@@ -380,7 +359,7 @@ def _compare(data: ForecastData, candidates: _Candidates) -> tuple[list[dict[str
 
 def describe_choice(note: Mapping[str, Any]) -> str:
     """Return a sentence on ``notes["linear_forecast"]``."""
-    linear = note["chosen"]
+    linear, signed = note["chosen"], note["signed_channels"]
     tried = ", ".join(
         f"{row['context_length']} ({row['mase']:.4g} to {row['best_mase']:.4g})"
         for row in note["tried"]
@@ -390,6 +369,7 @@ def describe_choice(note: Mapping[str, Any]) -> str:
     return (
         f"The linear forecast reads {linear['context_length']} {values}, chosen by validation; MASE of each context to "
         f"that of the best on the same windows: {tried or 'not compared, too few windows'}."
+        + (f" Logarithms are not tried, for values of 0 or less in: {format_names(signed)}." if signed else "")
     )
 
 
@@ -499,7 +479,7 @@ class Folds:
         """Return column and time of the scored windows, (windows, 2)."""
         return rows.origins(self.scored)
 
-    def cross_products(self, rows: Rows, weighting: Weighting) -> dict[int, list[tuple[int, CrossProducts]]]:
+    def cross_products(self, rows: Rows) -> dict[int, list[tuple[int, CrossProducts]]]:
         """Return number and cross-products of the rows that the fit for each fold reads, by context."""
         numbers, contexts = self._fitted, self._contexts
         # The first fold whose fit reads a row, and the longest context that it has.
@@ -510,7 +490,7 @@ class Folds:
             count, total = 0, None
             for position, context in reversed(list(enumerate(contexts))):
                 part = numbers[(first == fold) & (longest == position)]
-                products = CrossProducts.of(rows, part, weighting, context)
+                products = CrossProducts.of(rows, part, context)
                 total = products if total is None else products + total.shortened(context)
                 count += len(part)
                 before = totals[context][-1:]
@@ -554,8 +534,6 @@ class _Candidates:
 
     Attributes:
         contexts: Lengths of the context, the shortest first.
-        weightings: Weights of the windows that are compared at all contexts.
-        later_weightings: Those that are compared at the chosen one.
 
     Args:
         data: The series.
@@ -574,11 +552,8 @@ class _Candidates:
         needed = max([*(model.skip_seasons or ()), model.skip_prior if isinstance(model.skip_prior, int) else 1])
         self.contexts = [context for context in self.contexts if context >= needed]
         self._is_given = len(self.contexts) == 1
-        open_log = [False, True] if model.scaling in (None, "context") and can_take_logarithms(data) else [False]
+        open_log = [False, True] if model.scaling in (None, "context") and not signed_channels(data) else [False]
         self.logs = open_log if model.log is None else [model.log]
-        # All contexts are compared by the first; the others at the chosen context alone.
-        weightings: list[Weighting] = ["series", "window"] if model.skip_weighting is None else [model.skip_weighting]
-        self.weightings, self.later_weightings = weightings[:1], weightings[1:]
         lags: list[Prior] = [*sorted({1, *self.seasons, *([data.season] if data.season > 1 else [])})]
         self.priors: list[Prior] = ["mean", *lags] if model.skip_prior is None else [model.skip_prior]
         self.fixed: list[Prior] = [*self.priors, "drift"] if model.skip_prior is None else self.priors
@@ -586,10 +561,10 @@ class _Candidates:
         self._is_fixed_open = model.skip_strength is None
         self._masks = model.skip_seasons
 
-    def of(self, context: int, weighting: Weighting, *, log: bool) -> Iterator[LinearForecast]:
+    def of(self, context: int, *, log: bool) -> Iterator[LinearForecast]:
         """Yield the candidates of a context that share their cross-products."""
-        base = LinearForecast(context, log, weighting)
-        if self._is_fixed_open and weighting == self.weightings[0]:
+        base = LinearForecast(context, log)
+        if self._is_fixed_open:
             for prior in self._reached(self.fixed, context):
                 yield replace(base, prior=prior, strength=FIXED)
         for seasons in self._seasonal_maps(context):
@@ -600,16 +575,9 @@ class _Candidates:
     def _reached(priors: Sequence[Prior], context: int) -> list[Prior]:
         return [prior for prior in priors if not isinstance(prior, int) or prior <= context]
 
-    def weighted(self, linear: LinearForecast) -> _Candidates:
-        """Return the candidates of a chosen context with all weights of the windows."""
-        candidates = copy.copy(self)
-        candidates.contexts, candidates.logs = [linear.context_length], [linear.log]
-        candidates.weightings, candidates.later_weightings = [*self.weightings, *self.later_weightings], []
-        return candidates
-
     def count(self, context: int) -> int:
         """Return the number of candidates of a context."""
-        return len(self.logs) * sum(len(list(self.of(context, each, log=False))) for each in self.weightings)
+        return len(self.logs) * len(list(self.of(context, log=False)))
 
     def simplest(self) -> LinearForecast:
         """Return the candidate of series that are too short for a comparison."""
@@ -618,7 +586,7 @@ class _Candidates:
         without_drift: list[Prior] = [prior for prior in priors if prior != "drift"]
         prior = (without_drift or priors)[-1]
         strength = FIXED if self._is_fixed_open else self.strengths[0]
-        return LinearForecast(context, self.logs[0], self.weightings[0], prior, strength)
+        return LinearForecast(context, self.logs[0], prior, strength)
 
     def _seasonal_maps(self, context: int) -> list[tuple[int, ...]]:
         if self._masks is not None:
@@ -647,10 +615,10 @@ def context_lengths(data: ForecastData, seasons: Sequence[int]) -> list[int]:
     return sorted(length for length in found if 2 <= length <= longest) or ([longest] if longest > 1 else [])
 
 
-def can_take_logarithms(data: ForecastData) -> bool:
-    """Return True if all training values are positive."""
-    lowest = min((float(np.nanmin(values, initial=np.inf)) for values in data.training_values()), default=0.0)
-    return 0 < lowest < np.inf
+def signed_channels(data: ForecastData) -> list[str]:
+    """Return the channels with a training value of 0 or less: one of them, and logarithms are taken of none."""
+    lowest = np.min([np.nanmin(values, axis=0, initial=np.inf) for values in data.training_values()], axis=0)
+    return [channel for channel, value in zip(data.channels, lowest, strict=True) if value <= 0]
 
 
 def is_non_negative(data: ForecastData) -> bool:

@@ -170,9 +170,6 @@ class ModelConfig(Section):
     skip_prior: Literal["mean", "drift"] | Count | None = None
     """Forecast that the penalty pulls the skip to: the mean of the context, a drift, or the value so many steps before,
     1 for the last one; None: chosen by validation."""
-    skip_weighting: Literal["series", "window"] | None = None
-    """Scale that a training window's error is divided by in the regression: that of its series, or its own; None:
-    chosen by validation."""
     skip_seasons: Annotated[tuple[Count, ...], BeforeValidator(as_tuple)] | None = None
     """Seasons around whose multiples the skip reads values beside the last ones; empty: it reads the whole context.
     None: chosen by validation."""

@@ -27,7 +27,7 @@ FALLBACK: dict[str, int | float | str] = {
 FALLBACK_LR: dict[str, float] = {"adamw": 1e-3, "adam": 1e-3, "sgd": 1e-2, "rmsprop": 1e-3, "adagrad": 1e-2}
 """Learning rates where none is recommended, or where the recommended one belongs to another optimizer."""
 
-SKIP_SETTINGS = ("skip_strength", "skip_prior", "skip_weighting", "skip_seasons")
+SKIP_SETTINGS = ("skip_strength", "skip_prior", "skip_seasons")
 """Settings of the section ``model`` by which the linear skip is solved for."""
 
 

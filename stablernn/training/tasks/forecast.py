@@ -504,14 +504,12 @@ def linear_settings(model: ModelConfig) -> LinearForecast | None:
     if model.skip != "linear":
         return None
     assert model.window is not None
-    assert model.skip_weighting is not None
     assert model.skip_prior is not None
     assert model.skip_strength is not None
     assert model.skip_seasons is not None
     return LinearForecast(
         model.window,
         model.log is True,
-        model.skip_weighting,
         model.skip_prior,
         model.skip_strength,
         model.skip_seasons,

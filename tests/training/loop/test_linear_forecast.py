@@ -135,10 +135,9 @@ def test_logarithms_are_taken_where_they_forecast_the_values_better(is_multiplic
                 "log": True,
                 "skip_prior": "drift",
                 "skip_strength": 0.5,
-                "skip_weighting": "window",
                 "skip_seasons": (7,),
             },
-            {"log": True, "prior": "drift", "strength": 0.5, "weighting": "window", "seasons": (7,)},
+            {"log": True, "prior": "drift", "strength": 0.5, "seasons": (7,)},
         ),
     ],
 )
@@ -188,9 +187,6 @@ def direct_weights(values: Any, linear: LinearForecast, horizon: int, ends: Any)
                 continue
             mean = filled[end - context : end].mean()
             scale = changes.mean()
-            if linear.weighting == "window":
-                span = min(horizon, end)
-                scale = 0.05 * scale + np.concatenate([[0.0], changes])[end - span : end].mean()
             rows.append((filled[end - context : end] - mean) / scale)
             truths.append((filled[end : end + horizon] - mean) / scale)
     features, wanted = np.stack(rows), np.stack(truths)
@@ -214,9 +210,9 @@ def direct_weights(values: Any, linear: LinearForecast, horizon: int, ends: Any)
 
 CANDIDATES = [
     LinearForecast(5, strength=0.1),
-    LinearForecast(12, weighting="window", prior=1, strength=1e-3),
+    LinearForecast(12, prior=1, strength=1e-3),
     LinearForecast(12, log=True, prior="drift", strength=0.01),
-    LinearForecast(28, log=True, weighting="window", prior=7, strength=1.0, seasons=(13,)),
+    LinearForecast(28, log=True, prior=7, strength=1.0, seasons=(13,)),
 ]
 
 
@@ -254,7 +250,7 @@ def test_the_fit_for_a_fold_shares_its_sums_and_reads_what_ends_before_it(linear
     rows = Rows(data, log=linear.log)
     contexts = [5, 12, 28, 40]
     folds = Folds(rows, contexts, [1] * 4)
-    shared = folds.cross_products(rows, linear.weighting)[linear.context_length]
+    shared = folds.cross_products(rows)[linear.context_length]
     # The median of 102 and 62 origins has 4 folds of 33 of them.
     for fold, (_, products) in enumerate(shared):
         begin = 33 - 33 * fold // 4

@@ -73,7 +73,7 @@ OF_CLASSES = [
 OF_FORECASTS = [
     *SHARED,
     *("model.scaling=standard", "model.scaling=window", "model.head=recursive", "model.skip=none"),
-    *("model.skip_strength=2", "model.skip_prior=1", "model.skip_weighting=window"),
+    *("model.skip_strength=2", "model.skip_prior=1"),
     *("model.window=9", "model.season=2", "model.log=true"),
     *("training.warm_up=0", "training.warm_up=5", "training.skip_lr=0", "training.skip_lr=0.1"),
 ]
