@@ -128,6 +128,8 @@ MOST_ROWS = 20_000
 a core, 3 s to solve."""
 _MOST_NUMBERS = 2**25
 """Numbers in the rows of a regression at most, 268 MB: 13,315 rows of 2,520 columns, which take 10 s to solve."""
+MOST_SMOOTHED_VALUES = 150_000
+"""Values of all windows together that exponential smoothing reads at most: a few seconds of a core."""
 _BATCH = 256
 _CONSTANT = 1e-6
 """Deviation of a column, as a share of its largest value, below which it is constant but for rounding in float32."""
@@ -324,9 +326,12 @@ def _forecast_errors(
     parts: list[Tensor] = []
     errors: list[Float64Array] = []
     heights: list[Float64Array] = []
+    # Smoothing reads a window in as many steps as it is long, and few errors tell its quantiles.
+    is_smoothing = model.rnn.cells[0].is_forecast
+    most_rows = MOST_SMOOTHED_VALUES // windows.context_length if is_smoothing else MOST_ROWS
     generator = np.random.default_rng(0)
     with torch.no_grad(), cached_weights(model), inputs_of(module) as inputs:
-        for numbers in batch_evenly_spaced(windows, MOST_ROWS, _BATCH):
+        for numbers in batch_evenly_spaced(windows, most_rows, _BATCH):
             samples = windows.gather(numbers)
             if unknown and samples.future is not None:
                 is_unknown = generator.random(samples.future.shape) < unknown

@@ -25,6 +25,7 @@ from stablernn.training.build import training_steps
 from stablernn.training.calibration import Conformal, best_temperature, conformal_offsets
 from stablernn.training.evaluation.baselines import majority_scores
 from stablernn.training.evaluation.metrics import logit_metrics
+from stablernn.training.loop.closed_form import MOST_SMOOTHED_VALUES
 from stablernn.training.resolve import described_cell, resolve
 from stablernn.training.search.trial import TrialResult
 from stablernn.training.settings.config import AUTO, Config
@@ -50,8 +51,6 @@ MOST_EPOCHS = 20
 BASELINE_UNITS = 256
 """Units of a layer that is not trained: in five folds of digits 64 get 97.4 % right and 256 get 98.4 %
 (`python benchmarks/cross_validation.py closed-form`)."""
-MOST_SMOOTHED_VALUES = 150_000
-"""Values of all scored windows together that exponential smoothing reads at most: two seconds of a core."""
 MOST_FORECASTS = 2_000
 """Numbers of a forecast that it makes at every step at most."""
 RESAMPLE_STEPS = 100

@@ -18,6 +18,7 @@ from typing import Any
 
 from stablernn.data.options import TaskName
 from stablernn.data.step_data import Data
+from stablernn.data.types import ClassificationData, ForecastData
 from stablernn.errors import ConfigError, DataError, InterruptedRun
 from stablernn.terms import terms
 from stablernn.training.calibration import Conformal
@@ -46,7 +47,6 @@ from stablernn.training.search.trial import (
     Trial,
     TrialResult,
     TrialWorkers,
-    alike_sequences,
     load_all,
     resample,
 )
@@ -111,7 +111,7 @@ def load_searched(config: Config) -> tuple[Data, SearchedData]:
     parts = first = 0
     try:
         parts = len(resample(data, PARTS, seed=config.training.seed, refit=config.training.refit))
-        first = count_first_parts(alike_sequences(data), parts)
+        first = count_first_parts(data, parts)
     except DataError as refusal:
         _LOG.info(f"Nothing is compared: {refusal}")
     metric = task_for(data).objective(config.training).headline
@@ -137,8 +137,6 @@ _MOST_WORKERS = 8
 """Processes at most: each takes some 300 MB, and a small search has no use for more."""
 _MEASURED_STEPS = 25
 """Steps after which the speed of a training is known."""
-_TRIAL_SHARE = 0.2
-"""Share of the search's time that one training may take: a recipe that needs more cannot be compared on five parts."""
 _USED_SHARE = 0.8
 """Share of the processes' time that a search uses: the last trainings of a round leave processes idle."""
 _FINALISTS = 3
@@ -409,20 +407,24 @@ class Ladder:
             affordable, most = SEARCH_SHARE * self._budget.steps, math.inf
         else:
             affordable = _USED_SHARE * workers.count * (SEARCH_SHARE * self._budget.seconds - self._seconds)
-            most = _TRIAL_SHARE * SEARCH_SHARE * self._budget.seconds / LEAST_SHARE
+            most = SEARCH_SHARE * self._budget.seconds / LEAST_SHARE
         costs = [(candidate, self._cost(candidate)) for candidate in networks]
-        return make_plan(
-            [each for each in costs if each[1] <= most], self._data.parts, self._data.first_parts, affordable
-        )
+        first = self._data.first_parts
+        for last in sorted({min(first + _MORE_PARTS, self._data.parts), first}, reverse=True):
+            # A process trains a network on one part after the other.
+            plan = make_plan([each for each in costs if each[1] <= most / last], last, first, affordable)
+            if plan is not None:
+                return plan
+        return None
 
     def _describe_least_budget(self, workers: TrialWorkers) -> str:
         """Return the budget with which the first network can be compared."""
-        parts = halving_rounds(1, self._data.parts, self._data.first_parts)[-1][1]
         first = next((each for each in self._networks if each.status != "failed"), self._networks[0])
-        work = LEAST_SHARE * self._cost(first) * parts
+        work = LEAST_SHARE * self._cost(first) * self._data.first_parts
         if self._budget.seconds is None:
             return f"{math.ceil(work / SEARCH_SHARE):,} steps"
-        seconds = (self._seconds + work / (_USED_SHARE * workers.count)) / SEARCH_SHARE
+        processes = min(workers.count, self._data.first_parts)
+        seconds = (self._seconds + work / (_USED_SHARE * processes)) / SEARCH_SHARE
         return f"about {math.ceil(seconds / 10) * 10} s"
 
     def _cost(self, candidate: Candidate) -> float:
@@ -563,6 +565,9 @@ _MOST_FIRST_PARTS = 3
 _ENOUGH_SCORED = 1000
 """Scored sequences on which all networks are compared if there are as many: the standard error of an accuracy of .75 is
 .014 then."""
+_ENOUGH_SERIES = 300
+"""Scored series on which all networks are compared if there are as many: if errors of a network and a linear forecast
+differ by a fifth in most of them, the standard error of the mean difference is 1 %."""
 _MORE_PARTS = 2
 """Further parts for the better half."""
 
@@ -582,17 +587,20 @@ class Plan:
     share: float
 
 
-def count_first_parts(sequences: int | None, parts: int) -> int:
+def count_first_parts(data: Data, parts: int) -> int:
     """Return the number of parts on which all networks are compared.
 
     Args:
-        sequences: Sequences of all parts together; None where they differ too much for their number to count, as
-            groups do, or where the parts are ends of series.
+        data: The data. Groups differ too much for the number of their sequences to count.
         parts: Number of parts.
     """
-    if sequences is None:
-        return min(_MOST_FIRST_PARTS, parts)
-    return min(_MOST_FIRST_PARTS, math.ceil(_ENOUGH_SCORED * parts / sequences), parts)
+    enough = _MOST_FIRST_PARTS
+    if isinstance(data, ClassificationData) and data.train.groups is None:
+        enough = math.ceil(_ENOUGH_SCORED * parts / (len(data.train) + len(data.validation)))
+    elif isinstance(data, ForecastData):
+        # Each part scores all of them.
+        enough = math.ceil(_ENOUGH_SERIES / len(data.series))
+    return min(_MOST_FIRST_PARTS, enough, parts)
 
 
 def make_plan(costs: Sequence[tuple[Candidate, float]], parts: int, first: int, affordable: float) -> Plan | None:
@@ -620,7 +628,7 @@ def halving_rounds(recipes: int, parts: int, first: int) -> tuple[tuple[int, int
     """Return how many recipes are compared on how many parts in each round, of which there are two at most."""
     rounds = [(recipes, first)]
     if parts > first:
-        rounds.append((math.ceil(recipes / 2), min(first + _MORE_PARTS, parts)))
+        rounds.append((math.ceil(recipes / 2), parts))
     return tuple(rounds)
 
 

@@ -408,14 +408,6 @@ def resample(data: Data, count: int, *, seed: int, refit: bool) -> Sequence[Data
     return [replace(data, test=data.validation)]
 
 
-def alike_sequences(data: Data) -> int | None:
-    """Return the number of sequences that are scored in all parts together; None for series, and for groups, which
-    differ from each other."""
-    if not isinstance(data, ClassificationData) or data.train.groups is not None:
-        return None
-    return len(data.train) + len(data.validation)
-
-
 def _folds(data: ClassificationData, count: int, seed: int, *, refit: bool) -> list[Data]:
     pool = data.train.merged(data.validation)
     parts: list[Data] = []
