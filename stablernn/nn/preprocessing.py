@@ -517,6 +517,13 @@ class ContextScaling(Scaling):
         context = torch.where(self._is_counted(count), (values - mean[:, None]) / deviation[:, None], 0.0)
         return self.mean + self.scale * mean, self.scale * deviation, context
 
+    def lowest(self, state: States) -> Tensor:
+        """Return the least value in the window, ``(batch, F)`` in raw units; before the first one the mean."""
+        flat_window, count, _ = state
+        values = flat_window.reshape(-1, self.window, self.size)
+        least = torch.where(self._is_counted(count), values, values[:, -1:]).amin(dim=1)
+        return self.inverse(self.mean + self.scale * least)
+
     def _scaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return raw samples in training units, arbitrary for missing ones, and a mask of observed ones."""
         observed = ~torch.isnan(x)

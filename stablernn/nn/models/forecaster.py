@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.data.arrays import Samples
 from stablernn.errors import ConfigError, did_you_mean
 from stablernn.nn.ensemble import Heads
 from stablernn.nn.models._base import NetworkOptions, SequenceModel, States, check_covariates
@@ -39,7 +40,8 @@ class Forecaster(SequenceModel):
         anchor: Value from which the head predicts a change: ``last``, that of :meth:`Scaling.anchor`; ``mean``, the
             mean of the training data, for heads that forecast the value itself; only with the scalings ``standard``
             and ``none``.
-        non_negative: Whether mean and quantiles are cut off at zero; only with the head ``direct``.
+        non_negative: Whether mean and quantiles are cut off at zero, or with the scaling ``context`` at a share of the
+            least value in the window, see :meth:`fit_lowest_share`; only with the head ``direct``.
         future_indices: Channels whose values at the steps ahead are known.
         static_size: Number of static covariates of each series.
         head_dropout: Share of the head's input zeroed in training, 0 to 1.
@@ -72,6 +74,8 @@ class Forecaster(SequenceModel):
     offsets: Tensor
     """Added to the quantiles by calibration, ``(horizon, targets, quantiles)``: of a direct head in units of the
     scaling, of a recursive one in raw units; 0 without calibration."""
+    lowest_share: Tensor
+    """Least forecast as a share of the least value in the window, from 0 to 1."""
 
     def __init__(
         self,
@@ -138,6 +142,8 @@ class Forecaster(SequenceModel):
         self.register_buffer("static_mean", torch.zeros(static_size))
         self.register_buffer("static_scale", torch.ones(static_size))
         self.register_buffer("offsets", torch.zeros(horizon, len(targets), len(levels)))
+        if non_negative and isinstance(self.scaling, ContextScaling):
+            self.register_buffer("lowest_share", torch.zeros(()))
 
     @property
     def known_inputs(self) -> dict[str, tuple[int, ...]]:
@@ -269,7 +275,8 @@ class Forecaster(SequenceModel):
         change, location, scale = self.changes(state, **covariates)
         # A sum: the exporter would name a node of mean() like the output, and names in a graph are unique.
         average = change[:, 0] if len(self.rnn) == 1 else change.sum(dim=1) / len(self.rnn)
-        mean = self._raw(location + scale * average[..., 0])
+        lowest = self._lowest(state)
+        mean = self._raw(location + scale * average[..., 0], lowest)
         if not self.quantiles:
             return (mean,)
         # Sorting keeps quantiles from crossing; it never raises the pinball loss.
@@ -277,12 +284,41 @@ class Forecaster(SequenceModel):
         if self.head_kind == "direct":
             # An offset was fitted to the quantile of its rank, and may move it beyond its neighbor.
             levels = (levels + self.offsets).sort(dim=-1).values
-        return mean, self._raw(location[..., None] + scale[..., None] * levels)
+        raw_levels = self._raw(location[..., None] + scale[..., None] * levels, lowest[..., None])
+        return mean, raw_levels
 
-    def _raw(self, forecast: Tensor) -> Tensor:
-        """Return forecasts in units of the scaling in raw units; no cut at zero makes their differences larger."""
+    def _raw(self, forecast: Tensor, lowest: Tensor) -> Tensor:
+        """Return forecasts in units of the scaling in raw units, cut off below."""
         raw = self.scaling.inverse(forecast)
-        return raw.clamp_min(0.0) if self.non_negative else raw
+        return raw.maximum(lowest) if self.non_negative else raw
+
+    def _lowest(self, state: States) -> Tensor:
+        """Return the least forecast in raw units where there is one, ``(batch, 1, targets)`` or ``(1,)``."""
+        if not (self.non_negative and isinstance(self.scaling, ContextScaling)):
+            return self.offsets.new_zeros(1)
+        lowest = self.scaling.lowest(self.patches.split(self._split(state)[0])[0])[:, None, self.target_indices]
+        return self.lowest_share * lowest.clamp_min(0.0)
+
+    def fit_lowest_share(self, samples: Iterable[Samples]) -> None:
+        """Fit how far below the least value of its window a forecast may fall, by what training windows do.
+
+        In 99 % of them no value ahead is below so many times the least one, with one more window that falls to zero, so
+        that few windows say little; and a tenth more is left for what was not seen. Data that fall to zero have a share
+        of 0, which cuts forecasts off at zero.
+
+        Args:
+            samples: Parts of the training windows: x in raw units, y ``(n, horizon, targets)``.
+        """
+        if not (self.non_negative and isinstance(self.scaling, ContextScaling)):
+            return
+        ratios = [np.zeros(1)]
+        for x, _, y, *_ in samples:
+            before = np.fmin.reduce(x[:, -self.scaling.window :, self.target_indices], axis=1, initial=np.inf)
+            ahead = np.fmin.reduce(y, axis=1, initial=np.inf)
+            is_known = (before > 0) & np.isfinite(before) & np.isfinite(ahead)
+            ratios.append(ahead[is_known] / before[is_known])
+        share = float(np.quantile(np.concatenate(ratios), 0.01))
+        self.lowest_share.fill_(0.9 * min(1.0, share))
 
     def output_loss(self, state: States, truth: Tensor, **covariates: Tensor) -> Tensor:
         # A recursive head answers one step at a time.

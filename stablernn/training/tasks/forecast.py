@@ -16,6 +16,7 @@ from stablernn.data.arrays import Samples, SplitName, cut_samples
 from stablernn.data.forecasting import calendar_channels, calendar_periods
 from stablernn.data.options import LoadOptions
 from stablernn.data.types import ForecastData, LinearForecast
+from stablernn.data.windows import batch_evenly_spaced
 from stablernn.errors import ConfigError
 from stablernn.nn.models import Forecaster, SequenceModel
 from stablernn.terms import terms
@@ -80,6 +81,8 @@ MIN_STEPS, MAX_STEPS = 300, 2000
 """Bounds of the optimizer steps of a training; between them it takes five epochs."""
 MOST_WINDOWS_A_STEP = 256
 _EPOCHS = 5
+_LOWEST_WINDOWS = 2000
+"""Training windows that tell how far forecasts of data without negative values may fall."""
 _SKIP_LR_DIVISOR = 30
 """The linear skip starts from the solution of ridge regression, from which it should not move far."""
 
@@ -311,6 +314,8 @@ class ForecastTask(Task):
         model.fit_scaling(self.data.training_values())
         # The linear skip is solved for in units of the scaling, so it comes second.
         fit_forecaster(model, self.data, linear_settings(config.model))
+        windows = self.data.windows("train")
+        model.fit_lowest_share(map(windows.gather, batch_evenly_spaced(windows, _LOWEST_WINDOWS, BATCH_SIZE)))
 
     def minibatches(self, model: SequenceModel, training: TrainingConfig) -> Minibatches:
         assert training.batch_size is not None

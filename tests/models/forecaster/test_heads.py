@@ -10,6 +10,7 @@ import torch
 
 import stablernn as srn
 from models.forecaster.forecasters import CONTEXT, random_values, shake_weights, with_scaling
+from stablernn.data.arrays import Samples
 from stablernn.nn.models import SequenceModel, build_model
 
 # Linear skip
@@ -25,6 +26,28 @@ def test_a_non_negative_forecast_is_cut_off_at_zero_and_no_longer_elsewhere() ->
     assert any(bool((values < 0).any()) and bool((values > 0).any()) for values in wanted.values())
     for name, values in wanted.items():
         torch.testing.assert_close(got[name], values.clamp_min(0), rtol=0, atol=0)
+
+
+def test_a_forecast_falls_no_farther_below_its_window_than_those_of_training_did() -> None:
+    model = srn.Forecaster("rnn", 1, 2, 4, **CONTEXT, non_negative=True).eval()
+    plain = srn.Forecaster("rnn", 1, 2, 4, **CONTEXT).eval()
+    x = np.random.default_rng(0).uniform(1, 9, (999, 7, 1)).astype(np.float32)
+    for each in (model, plain):
+        each.fit_scaling(list(x))
+    shake_weights(plain)
+    with torch.no_grad():
+        plain.head.maps[0].weight.mul_(9)
+    model.load_state_dict({**plain.state_dict(), "lowest_share": torch.zeros(())})
+    y = 0.5 * x[:, -5:].min(axis=1, keepdims=True) * np.ones((1, 2, 1), dtype=np.float32)
+    # In eight windows of 999 values fall to a hundredth.
+    y[:8] *= 0.02
+    model.fit_lowest_share([Samples(x, np.full(999, 7), y)])
+    (wanted, _), (got, _) = plain.run(torch.from_numpy(x)), model.run(torch.from_numpy(x))
+    lowest = 0.9 * 0.5 * torch.from_numpy(x)[:, -5:].amin(dim=1, keepdim=True)
+    assert bool((wanted["mean"] < lowest).any())
+    assert bool((wanted["mean"] > lowest).any())
+    torch.testing.assert_close(got["mean"], wanted["mean"].maximum(lowest), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got["quantiles"], wanted["quantiles"].maximum(lowest[..., None]), rtol=1e-5, atol=1e-5)
 
 
 def test_heads_of_zeros_say_what_the_skip_says() -> None:
