@@ -328,7 +328,7 @@ def select(
     3. If the first, the default, is not among these: those that are better than it, too.
     4. Those that stream, if any does.
     5. Those of which most is proved.
-    6. The first of them, or the best of the models in closed form among them if that is no worse than the first.
+    6. The first, the default, if it is among them, or a model in closed form that is no worse; else the best mean.
 
     Args:
         compared: Candidates with results on the same parts, in the order of the recipes.
@@ -363,7 +363,9 @@ def _select(compared: Sequence[Candidate]) -> tuple[Candidate, str]:
         close = streaming
     strongest = max(_STRENGTH[candidate.proof] for candidate in close)
     equals = [candidate for candidate in close if _STRENGTH[candidate.proof] == strongest]
-    selected = min([equals[0], *(each for each in equals[1:] if each.is_closed_form)], key=_by_rank)
+    if first in equals:
+        equals = [first, *(each for each in equals if each.is_closed_form)]
+    selected = min(equals, key=_by_rank)
     if selected is best:
         parts = len(best.results)
         reason = "the best score" if parts == 1 else f"the best mean over {parts} parts"
@@ -373,7 +375,7 @@ def _select(compared: Sequence[Candidate]) -> tuple[Candidate, str]:
         return selected, f"{reason}it streams, which that does not"
     if _STRENGTH[best.proof] < strongest:
         return selected, f"{reason}proved to be {selected.proof} where that is {best.proof}"
-    return selected, f"{reason}before it in the order of the recipes"
+    return selected, f"{reason}the default"
 
 
 def _by_rank(candidate: Candidate) -> tuple[tuple[float, float], bool]:

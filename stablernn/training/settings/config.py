@@ -162,8 +162,8 @@ class ModelConfig(Section):
     skip: Literal["none", "linear"] | None = None
     """Of a forecast: a linear map of the context in parallel with the layers; None: recommended."""
     non_negative: bool | None = None
-    """Of a forecast with a direct head: cut mean and quantiles off at zero; None: if no training value of a target is
-    negative."""
+    """Of a forecast with a direct head: cut mean and quantiles off at zero or above it; None: if no training value of
+    a target is negative."""
     skip_strength: Positive | None = None
     """Ridge penalty of the linear skip's first weights, as a share of the mean square of a value's distance from the
     mean of its window; from 1e6 on these are the weights of skip_prior. None: chosen by validation."""

@@ -1,4 +1,4 @@
-"""Which candidate is selected by its scores, its proof and the order of the recipes."""
+"""Which candidate is selected by its scores and its proof."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def without_streams(name: str, proof: str, scores: list[float]) -> Candidate:
         (
             [("first", "contracting", [0.8, 0.9, 0.7]), ("second", "contracting", [0.9, 0.8, 0.8])],
             "first",
-            "as good as 'second' within one standard error, and before it in the order of the recipes",
+            "as good as 'second' within one standard error, and the default",
         ),
         (
             [("first", "bounded", [0.9, 0.8, 0.8]), ("second", "contracting", [0.8, 0.9, 0.7])],
@@ -60,11 +60,16 @@ def without_streams(name: str, proof: str, scores: list[float]) -> Candidate:
             "second",
             "the best mean over 3 parts",
         ),
+        (
+            [("first", "none", [0.5, 0.4]), ("second", "none", [0.9, 0.8]), ("third", "none", [0.8, 1.0])],
+            "third",
+            "the best mean over 2 parts",
+        ),
         ([("only", "none", [0.5])], "only", "the only recipe that was compared"),
     ],
-    ids=["better", "as good", "stronger", "weaker and better", "alone"],
+    ids=["better", "as good", "stronger", "weaker and better", "better than the default", "alone"],
 )
-def test_what_is_as_good_within_one_standard_error_is_chosen_by_proof_and_order(
+def test_what_is_as_good_within_one_standard_error_is_chosen_by_its_proof(
     rows: list[tuple[str, str, list[float]]], chosen: str, reason: str
 ) -> None:
     selected, why = select([candidate(*row) for row in rows])
