@@ -151,7 +151,8 @@ class SmoothingCell(StableCell):
         sizes = (
             self.hidden_size,
             self.season,
-            gains * self.season,
+            # Without a season one zero: no runtime takes an empty state.
+            max(1, gains) * self.season,
             (1 + gains) * self.season,
             3 * levels,
             2 * (1 + gains) * levels,
@@ -211,7 +212,7 @@ class SmoothingCell(StableCell):
     def step(self, weights: Weights, state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         channels, gains, season = self.input_size, self.gains, self.season
         levels = len(DISCOUNTS)
-        shapes: list[tuple[int, ...]] = [(-1,), (season,), (gains, season), (1 + gains, season)]
+        shapes: list[tuple[int, ...]] = [(-1,), (season,), (max(1, gains), season), (1 + gains, season)]
         shapes += [(3, levels), (2, 1 + gains, levels), (-1,), (1,)]
         _, history, seasonal, seen, moments, sums, errors, count = (
             torch.unflatten(tensor, -1, (channels, *shape)) for tensor, shape in zip(state, shapes, strict=True)
@@ -234,8 +235,10 @@ class SmoothingCell(StableCell):
 
     def _terms(self, seasonal: Tensor, seen: Tensor) -> Tensor:
         """Return centered seasonal terms, those of no season first, ``(batch, channels, 1 + gains, season)``."""
-        centered = seasonal - seasonal.sum(dim=-1, keepdim=True) / self.season
-        return torch.cat([torch.zeros_like(seen[..., :1, :]), centered], dim=-2)
+        none = torch.zeros_like(seen[..., :1, :])
+        if not self.gains:
+            return none
+        return torch.cat([none, seasonal - seasonal.sum(dim=-1, keepdim=True) / self.season], dim=-2)
 
     def _members(self, moments: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
         """Return level and slope of the members, ``(batch, channels, trends, 1 + gains, levels)``, the latter not of

@@ -221,8 +221,8 @@ def _check(model: Classifier) -> None:
     """
     if model.scaling.kind not in ("standard", "none"):
         raise CertificateError(
-            f"No radius is proved with the scaling '{model.scaling.kind}', which divides by recent values; "
-            "train with model.scaling=standard."
+            f"No radius is proved with the scaling '{model.scaling.kind}', by which one error of a value can be of "
+            "any size; train with model.scaling=standard."
         )
     if model.max_dt is not None:
         raise CertificateError(

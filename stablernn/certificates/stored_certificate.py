@@ -107,6 +107,8 @@ def _reason(model: SequenceModel) -> str | None:
     """Return why no effect of a raw value is derived of a model, as a clause; None if one is."""
     if model.scaling.kind in ("window", "context"):
         return f"the scaling '{model.scaling.kind}' divides by recent values"
+    if model.scaling.kind == "log":
+        return "a forecast by logarithms moves in proportion to itself"
     if model.resampling is not None:
         return "sequences are resampled, which repeats a value the more often the shorter they are"
     if model.scaling.keep_missing:

@@ -36,7 +36,7 @@ _LOG_FLOOR = 0.1
 """Smallest value that the logarithm is taken of, as a share of the smallest training value."""
 States = tuple[Tensor, ...]
 _MARGIN = 1e-3
-SCALINGS = ("standard", "none", "window", "context")
+SCALINGS = ("standard", "none", "log", "window", "context")
 
 
 class Scaling(nn.Module):
@@ -270,6 +270,81 @@ class NoScaling(Scaling):
         self.scale.fill_(1)
 
 
+class LogScaling(Scaling):
+    """Standard scores of logarithms, for positive series whose level differs by factors; also the base class of others.
+
+    Args:
+        size: As in :class:`Scaling`.
+        mask_channel: As in :class:`Scaling`.
+
+    Attributes:
+        log: Whether values are replaced by their logarithms.
+    """
+
+    kind = "log"
+    floor: Tensor
+    """Smallest value that the logarithm is taken of, for each feature."""
+
+    def __init__(self, size: int, *, log: bool = True, mask_channel: bool = False) -> None:
+        super().__init__(size, mask_channel=mask_channel)
+        self.log = log
+        self.register_buffer("floor", torch.ones(size))
+
+    def fit(self, sequences: Iterable[np.ndarray]) -> None:
+        """Take mean and standard deviation of the logarithms.
+
+        Raises:
+            DataError: If a feature has no observed value at all, or a logarithm meets a value that is not positive.
+        """
+        chunks = [np.asarray(sequence, dtype=np.float64) for sequence in sequences]
+        if self.log:
+            smallest = np.full(self.size, np.inf)
+            for chunk in chunks:
+                smallest = np.fmin(smallest, np.fmin.reduce(chunk, axis=0, initial=np.inf))
+            if (smallest <= 0).any():
+                raise DataError(
+                    f"Feature {int(np.argmin(smallest))} goes down to {smallest.min():g}, and logarithms are of "
+                    f"positive values only; {self._other_setting()}."
+                )
+            self.floor.copy_(torch.from_numpy(_LOG_FLOOR * np.where(np.isfinite(smallest), smallest, 1.0)))
+            chunks = [np.log(chunk) for chunk in chunks]
+        self._fit_transformed(chunks)
+
+    def _other_setting(self) -> str:
+        return terms().set("model.scaling", "standard")
+
+    def _fit_transformed(self, chunks: list[np.ndarray]) -> None:
+        super().fit(chunks)
+
+    def step(self, x: Tensor, state: States) -> tuple[Tensor, States]:
+        return super().step(self._transform_observed(x), state)
+
+    def filled(self, x: Tensor, state: States, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        return super().filled(self._transform_observed(x), state, valid)
+
+    def _transform_observed(self, x: Tensor) -> Tensor:
+        # A runtime may take the floor for the larger one of NaN and the floor.
+        observed = ~torch.isnan(x)
+        return torch.where(observed, self.transform(torch.where(observed, x, self.floor)), torch.nan)
+
+    def transform(self, values: Tensor, features: Sequence[int] | None = None) -> Tensor:
+        if not self.log:
+            return values
+        return _log(torch.maximum(values, self.floor if features is None else self.floor[list(features)]))
+
+    def inverse(self, values: Tensor) -> Tensor:
+        return torch.exp(values.double()).to(values.dtype) if self.log else values
+
+    def channel_range(self, inputs: Box) -> tuple[Box, Box]:
+        return super().channel_range(self._transformed_range(inputs))
+
+    def _transformed_range(self, inputs: Box) -> Box:
+        if not self.log:
+            return inputs
+        floor = self.floor.cpu().double().numpy()
+        return Box(np.log(np.maximum(inputs.lower, floor)), np.log(np.maximum(inputs.upper, floor)))
+
+
 class WindowScaling(Scaling):
     """Standard scores by running statistics of the sequence itself, causal, for series whose level differs or drifts.
 
@@ -349,7 +424,7 @@ class WindowScaling(Scaling):
         )
 
 
-class ContextScaling(Scaling):
+class ContextScaling(LogScaling):
     """Distance from the mean of the last ``window`` steps, in units of their mean absolute seasonal change.
 
     The last ``window`` values themselves are part of the state, so the statistics are those of the steps before any
@@ -371,10 +446,9 @@ class ContextScaling(Scaling):
     extras_per_feature = 2
     scale_floor = _SCALE_FLOOR
     clip = _CLIP
-    floor: Tensor
 
     def __init__(self, size: int, *, window: int, season: int = 1, log: bool = False, mask_channel: bool = False):
-        super().__init__(size, mask_channel=mask_channel)
+        super().__init__(size, log=log, mask_channel=mask_channel)
         if window < 2:
             raise ConfigError(f"The scaling 'context' remembers 2 steps or more, got {window}.")
         if not 1 <= season < window:
@@ -384,8 +458,6 @@ class ContextScaling(Scaling):
             )
         self.window = window
         self.season = season
-        self.log = log
-        self.register_buffer("floor", torch.ones(size))
 
     def state_roles(self) -> list[tuple[str, int]]:
         return [
@@ -394,25 +466,12 @@ class ContextScaling(Scaling):
             ("mean before", self.size),
         ]
 
-    def fit(self, sequences: Iterable[np.ndarray]) -> None:
-        """Fit the unit, the median over series of their mean seasonal change, and the level.
+    def _other_setting(self) -> str:
+        return terms().set("model.log", False)
 
-        Raises:
-            DataError: If a feature has no observed value at all, or ``log`` meets a value that is not positive.
-        """
-        chunks = [np.asarray(sequence, dtype=np.float64) for sequence in sequences]
-        if self.log:
-            smallest = np.full(self.size, np.inf)
-            for chunk in chunks:
-                smallest = np.fmin(smallest, np.fmin.reduce(chunk, axis=0, initial=np.inf))
-            if (smallest <= 0).any():
-                raise DataError(
-                    f"Feature {int(np.argmin(smallest))} goes down to {smallest.min():g}, and logarithms are of "
-                    f"positive values only; {terms().set('model.log', False)}."
-                )
-            self.floor.copy_(torch.from_numpy(_LOG_FLOOR * np.where(np.isfinite(smallest), smallest, 1.0)))
-            chunks = [np.log(chunk) for chunk in chunks]
-        super().fit(chunks)
+    def _fit_transformed(self, chunks: list[np.ndarray]) -> None:
+        """Fit the unit, the median over series of their mean seasonal change, and the level."""
+        super()._fit_transformed(chunks)
         changes = np.full((len(chunks), self.size), np.nan)
         for row, chunk in zip(changes, chunks, strict=True):
             steps = np.abs(chunk[self.season :] - chunk[: -self.season])
@@ -427,14 +486,6 @@ class ContextScaling(Scaling):
             # Otherwise the standard deviation that the base class has fitted stays.
             if len(feature_changes):
                 self.scale[feature] = float(np.median(feature_changes))
-
-    def transform(self, values: Tensor, features: Sequence[int] | None = None) -> Tensor:
-        if not self.log:
-            return values
-        return _log(torch.maximum(values, self.floor if features is None else self.floor[list(features)]))
-
-    def inverse(self, values: Tensor) -> Tensor:
-        return torch.exp(values.double()).to(values.dtype) if self.log else values
 
     def patch(self, x: Tensor, state: States) -> tuple[Tensor, Tensor | None, States]:
         flat_window, count, previous_mean = state
@@ -487,13 +538,12 @@ class ContextScaling(Scaling):
         return self.mean + self.scale * mean, self.scale * deviation
 
     def channel_range(self, inputs: Box) -> tuple[Box, Box]:
-        lower, upper, mean, scale, floor = (
-            np.asarray(values, dtype=np.float64)
-            for values in (inputs.lower, inputs.upper, self.mean.cpu(), self.scale.cpu(), self.floor.cpu())
+        values = self._transformed_range(inputs)
+        self._check_holds_mean(values)
+        lower, upper, mean, scale = (
+            np.asarray(each, dtype=np.float64)
+            for each in (values.lower, values.upper, self.mean.cpu(), self.scale.cpu())
         )
-        if self.log:
-            lower, upper = np.log(np.maximum(lower, floor)), np.log(np.maximum(upper, floor))
-        self._check_holds_mean(Box(lower, upper))
         # Standard deviation and mean seasonal change are at most the distance of the farthest values, each rounded.
         rounding = 8 * _SEASON_ROUNDING * (np.maximum(np.abs(lower), np.abs(upper)) + np.abs(mean))
         largest = (upper - lower + rounding) / scale + _SCALE_FLOOR
@@ -905,14 +955,14 @@ def create_resampling(steps: int | None, *, scaling: str, max_dt: float | None) 
 def create_scaling(
     kind: str, size: int, *, window: int | None, mask_channel: bool, season: int | None = None, log: bool = False
 ) -> Scaling:
-    """Return the scaling called ``standard``, ``none``, ``window`` or ``context``.
+    """Return the scaling called ``standard``, ``none``, ``log``, ``window`` or ``context``.
 
     Raises:
         ConfigError: If there is no such kind, or ``window``, ``season`` or ``log`` is missing or not used.
     """
     if kind not in SCALINGS:
         raise ConfigError(f"Unknown scaling '{kind}'.{did_you_mean(kind, SCALINGS)} It is {', '.join(SCALINGS)}.")
-    if kind in ("standard", "none") and window is not None:
+    if kind in ("standard", "none", "log") and window is not None:
         raise ConfigError(
             f"A window of {window} steps is only used by the scalings 'window' and 'context', got '{kind}'."
         )
@@ -922,6 +972,8 @@ def create_scaling(
         return Scaling(size, mask_channel=mask_channel)
     if kind == "none":
         return NoScaling(size, mask_channel=mask_channel)
+    if kind == "log":
+        return LogScaling(size, mask_channel=mask_channel)
     if window is None:
         raise ConfigError(f"The scaling '{kind}' needs a context length; set {terms().key('task.context_length')}.")
     if kind == "window":

@@ -144,9 +144,7 @@ def largest_escape(cell: StableCell, bound: StepBound, inputs: Box, *, steps: in
             for name, (low, high) in boxes.items():
                 part = state[cell.state_names.index(name)].double()
                 size = torch.maximum(low.abs(), high.abs()).clamp_min(1e-300)
-                # The tensor of seasonal terms is empty without a season.
-                if part.numel():
-                    worst = max(worst, float((torch.maximum(part - high, low - part) / size).max()))
+                worst = max(worst, float((torch.maximum(part - high, low - part) / size).max()))
     return worst
 
 

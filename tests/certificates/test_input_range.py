@@ -124,6 +124,7 @@ class TestModels:
         [
             {},
             {"scaling": "none"},
+            {"scaling": "log"},
             {"mask_channel": True},
             {"members": 2},
             {"patch_size": 4},

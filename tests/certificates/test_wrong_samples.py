@@ -353,6 +353,7 @@ def test_with_the_scaling_context_an_error_of_any_size_is_forgotten() -> None:
     ("options", "reason"),
     [
         ({"scaling": "window", "window": 8}, "the scaling 'window' divides by recent values"),
+        ({"scaling": "log"}, "a forecast by logarithms moves in proportion to itself"),
         ({"head": "recursive"}, "each forecast is read as the next value"),
         ({"cell": "gru_d"}, "the cell 'gru_d' fills in missing values by itself"),
     ],

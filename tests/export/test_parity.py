@@ -39,7 +39,7 @@ def graphs(model: SequenceModel) -> tuple[onnx.ModelProto, onnx.ModelProto]:
     return step_graph(exported), sequence_graph(exported)
 
 
-QUICK = {"urnn", "lstm-mean-mask"}
+QUICK = {"urnn", "lstm-mean-mask", "smoothing-log"}
 MODELS: dict[str, Callable[[], SequenceModel]] = {
     **{cell: lambda cell=cell: srn.Classifier(cell, 2, 3, 33) for cell in srn.list_cells()},
     "lstm-mean-mask": lambda: srn.Classifier(
@@ -48,6 +48,7 @@ MODELS: dict[str, Callable[[], SequenceModel]] = {
     "two-layers-max": lambda: srn.Classifier("gru", 1, 2, 64, num_layers=2, readout="max"),
     "forecast": lambda: srn.Forecaster("lstm", 2, 5, 33, target_indices=[1]),
     "window-scaling": lambda: srn.Forecaster("lipschitz", 2, 7, 20, scaling="window", window=12),
+    "smoothing-log": lambda: srn.Forecaster("smoothing", 2, 3, 3, scaling="log", anchor="mean"),
     "no-quantiles-all-targets": lambda: srn.Forecaster("lvf_mid", 3, 4, 20, target_indices=[0, 1, 2], quantiles=()),
     "many-features": lambda: srn.Classifier("lipschitz", 300, 2, 128),
     "hidden-1": lambda: srn.Classifier("antisymmetric", 1, 2, 1),
@@ -59,7 +60,7 @@ MODELS: dict[str, Callable[[], SequenceModel]] = {
 )
 def test_a_model_exports_to_both_formats_with_parity(name: str, tmp_path: Path) -> None:
     model = MODELS[name]()
-    model.fit_scaling([np.random.default_rng(0).normal(3.0, 2.0, (50, model.input_size))])
+    model.fit_scaling([np.abs(np.random.default_rng(0).normal(3.0, 2.0, (50, model.input_size)))])
     report = srn.export(model, tmp_path, formats=("onnx", "torchscript"))
 
     assert report.parity["stream_equals_sequence"] is True

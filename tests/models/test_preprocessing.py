@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stablernn.errors import DataError
 from stablernn.nn.preprocessing import Scaling, create_scaling
 
-KINDS = ["standard", "none", "window"]
+KINDS = ["standard", "none", "log", "window"]
 
 
 def scaling(kind: str, *, mask_channel: bool = False, window: int = 6) -> Scaling:
@@ -60,6 +61,15 @@ def test_standard_scaling_is_the_standard_score_of_the_training_values() -> None
     assert output.tolist() == [pytest.approx([-1.0, 10 / deviation])]
 
 
+def test_log_scaling_is_that_of_the_logarithms_from_a_tenth_of_the_smallest_value_on() -> None:
+    made = scaling("log")
+    output, _ = made.step(torch.tensor([[0.0, 30.0]]), zeros(made, 1))
+    logs = np.log([10.0, 30.0, 20.0])
+    assert output.tolist() == [pytest.approx([2 * np.log(0.1) / np.log(3) - 1, (logs[1] - logs.mean()) / logs.std()])]
+    with pytest.raises(DataError, match=r"^Feature 1 goes down to 0, .* positive values only; set model.scaling"):
+        made.fit([np.array([[1.0, 10.0], [3.0, 0.0]])])
+
+
 def test_a_missing_value_repeats_the_last_observed_and_starts_at_the_mean() -> None:
     made = scaling("standard", mask_channel=True)
     x = torch.tensor([[[np.nan, 20.0], [3.0, np.nan], [np.nan, 10.0]]])
@@ -80,7 +90,7 @@ def test_window_scaling_equals_running_statistics_by_numpy() -> None:
         assert output[0, step].numpy() == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["standard", "none", "window"])
 def test_the_anchor_is_the_last_observed_value_in_raw_units(kind: str) -> None:
     made = scaling(kind)
     x = torch.tensor([[[1.0, 10.0], [4.0, np.nan], [np.nan, 12.0]]])

@@ -23,7 +23,7 @@ TRENDS = [(None, 0.0, 1.0), (7, 0.5, 1.0), (7, 1.0, 1.0), (5, 1.0, 0.9), (5, 1.0
 
 def terms(T: Tensor, m: int) -> Tensor:
     """s, (1 + G, m)."""
-    return torch.cat([T.new_zeros(1, m), T - T.mean(dim=1, keepdim=True)])
+    return torch.cat([T.new_zeros(1, m), T - T.mean(dim=1, keepdim=True)])[: None if m > 1 else 1]
 
 
 def raw(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,7 +97,7 @@ def sequence(params: dict[str, Tensor], x: Tensor, *state0: Tensor, season: int,
     a, gains = params["c"][:8].sigmoid(), params["c"][8:].sigmoid()[: 3 if season > 1 else 0]
     B, T, F = x.shape
     G = len(gains)
-    shapes = [(hidden,), (season,), (G, season), (1 + G, season), (3, 8), (2, 1 + G, 8), (-1,), (1,)]
+    shapes = [(hidden,), (season,), (max(1, G), season), (1 + G, season), (3, 8), (2, 1 + G, 8), (-1,), (1,)]
     rows: list[list[list[Tensor]]] = []
     for b in range(B):
         states = [

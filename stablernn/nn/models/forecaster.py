@@ -38,8 +38,8 @@ class Forecaster(SequenceModel):
         skip: ``linear`` adds a linear map of the values in the window, one for all targets, to the layers' forecast;
             only with the scaling ``context``. ``none`` adds nothing.
         anchor: Value from which the head predicts a change: ``last``, that of :meth:`Scaling.anchor`; ``mean``, the
-            mean of the training data, for heads that forecast the value itself; only with the scalings ``standard``
-            and ``none``.
+            mean of the training data, for heads that forecast the value itself; only with the scalings ``standard``,
+            ``none`` and ``log``.
         non_negative: Whether mean and quantiles are cut off at zero, or with the scaling ``context`` at a share of the
             least value in the window, see :meth:`fit_lowest_share`; only with the head ``direct``.
         future_indices: Channels whose values at the steps ahead are known.
@@ -110,10 +110,10 @@ class Forecaster(SequenceModel):
             if non_negative:
                 # The server adds the offsets of a recursive head after the graph.
                 raise ConfigError("non_negative=True goes with head='direct', got head='recursive'; take one of them.")
-        if anchor == "mean" and self.scaling.kind not in ("standard", "none"):
+        if anchor == "mean" and self.scaling.kind not in ("standard", "none", "log"):
             raise ConfigError(
-                "anchor='mean' starts from the mean of the training data, which only the scalings 'standard' and "
-                f"'none' use, got scaling='{self.scaling.kind}'."
+                "anchor='mean' starts from the mean of the training data, which only the scalings 'standard', 'none' "
+                f"and 'log' use, got scaling='{self.scaling.kind}'."
             )
         self.horizon = horizon
         self.target_indices = targets

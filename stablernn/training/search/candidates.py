@@ -26,6 +26,7 @@ from stablernn.training.calibration import Conformal, best_temperature, conforma
 from stablernn.training.evaluation.baselines import majority_scores
 from stablernn.training.evaluation.metrics import logit_metrics
 from stablernn.training.loop.closed_form import MOST_SMOOTHED_VALUES
+from stablernn.training.loop.linear_forecast import signed_channels
 from stablernn.training.resolve import described_cell, resolve
 from stablernn.training.search.trial import TrialResult
 from stablernn.training.settings.config import AUTO, Config
@@ -120,13 +121,17 @@ def closed_forms(data: Data) -> list[Recipe]:
 
 
 def _smoothing(data: ForecastData, settings: Mapping[str, Any]) -> list[Recipe]:
-    """Return the recipe of exponential smoothing; none where three seasons before all scored windows take long."""
+    """Return the recipes of exponential smoothing; none where three seasons before all scored windows take long."""
     windows = len(data.windows("validation")) * len(data.channels)
     context = min(smoothing_context(data), MOST_SMOOTHED_VALUES // max(1, windows))
     if data.horizon * len(data.channels) > MOST_FORECASTS or context < min(smoothing_context(data), 3 * data.season):
         return []
     fixed = {"model.cell": "smoothing", "model.scaling": "standard", "task.context_length": context}
-    return [Recipe("smoothing", {**fixed, "model.skip": "none", **settings}, "short series, changing levels")]
+    fixed |= {"model.skip": "none", **settings}
+    additive = Recipe("smoothing", fixed, "short series, changing levels")
+    if signed_channels(data) or context * windows > MOST_SMOOTHED_VALUES // 2:
+        return [additive]
+    return [additive, Recipe("smoothing, log", {**fixed, "model.scaling": "log"}, "seasons that grow with the level")]
 
 
 def _classification(data: ClassificationData) -> list[Recipe]:

@@ -173,9 +173,9 @@ class ModelConfig(Section):
     skip_seasons: Annotated[tuple[Count, ...], BeforeValidator(as_tuple)] | None = None
     """Seasons around whose multiples the skip reads values beside the last ones; empty: it reads the whole context.
     None: chosen by validation."""
-    scaling: Literal["standard", "none", "window", "context"] | None = None
-    """By mean and deviation of the training data (standard), also by those of the sequence so far (window) or of the
-    last steps of the context (context), or not at all (none); None: recommended."""
+    scaling: Literal["standard", "none", "log", "window", "context"] | None = None
+    """By mean and deviation of the training data (standard) or of its logarithms (log), also by those of the sequence
+    so far (window) or of the last steps of the context (context), or not at all (none); None: recommended."""
     window: Annotated[int, Field(ge=2)] | None = None
     """Steps that the scalings 'window' and 'context' remember; None: the context, or the longest sequence."""
     season: Count | None = None

@@ -154,7 +154,8 @@ class ForecastTask(Task):
         )
         if filled.non_negative is None:
             # Forecasts by logarithms are positive anyway.
-            is_cut = model.preset == "practical" and filled.head == "direct" and not filled.log
+            has_logarithms = filled.log or filled.scaling == "log"
+            is_cut = model.preset == "practical" and filled.head == "direct" and not has_logarithms
             filled = filled.model_copy(update={"non_negative": is_cut and is_non_negative(self.data)})
         if filled.skip != "linear":
             return filled
@@ -171,7 +172,7 @@ class ForecastTask(Task):
         """
         fixed: dict[str, Any] = {"hidden_size": self.data.horizon, "patch_size": 1, "patch_embedding": 0}
         fixed |= {"patch_stride": 1, "head": "direct", "skip": "none", "readout": "last", "num_layers": 1}
-        if model.scaling != "none":
+        if model.scaling not in ("none", "log"):
             fixed["scaling"] = "standard"
         for key, value in fixed.items():
             if key in model.model_fields_set and getattr(model, key) not in (None, value):
