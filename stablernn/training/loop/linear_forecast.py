@@ -11,7 +11,6 @@ standard error of the best).
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -339,22 +338,16 @@ def choose_linear_forecast(data: ForecastData, model: ModelConfig) -> ForecastDa
 def _compare(data: ForecastData, candidates: _Candidates) -> tuple[list[dict[str, Any]], LinearForecast]:
     """Return a table of contexts with the best candidate of each, and the chosen candidate."""
     rows = {log: Rows(data, log=log) for log in candidates.logs}
-    counts = [candidates.count(context) for context in candidates.contexts]
+    groups = {context: {log: list(candidates.of(context, log=log)) for log in rows} for context in candidates.contexts}
+    counts = [sum(map(len, group.values())) for group in groups.values()]
     folds = Folds(rows[candidates.logs[0]], candidates.contexts, counts)
-    names: dict[int, list[LinearForecast]] = {context: [] for context in candidates.contexts}
-    errors: dict[int, list[Float64Array]] = {context: [] for context in candidates.contexts}
-    for log in candidates.logs:
-        products = folds.cross_products(rows[log])
-        for context in candidates.contexts:
-            group = list(candidates.of(context, log=log))
-            names[context] += group
-            errors[context].append(folds.errors(rows[log], group, products[context]))
-    best = [_best_of(names[context], np.concatenate(errors[context])) for context in candidates.contexts]
-    scored = [each for each in best if each is not None]
-    if not scored:
-        # Too short for a comparison.
-        return [], candidates.simplest()
-    return _shortest_of(scored, folds.origins(rows[candidates.logs[0]]), data.horizon)
+    products = {log: folds.cross_products(rows[log]) for log in rows}
+    best = []
+    for context, group in groups.items():
+        errors = [folds.errors(rows[log], names, products[log][context]) for log, names in group.items()]
+        best += _best_of([name for names in group.values() for name in names], np.concatenate(errors))
+    # Series may be too short for a comparison.
+    return _shortest_of(best, folds.origins(rows[candidates.logs[0]]), data.horizon) or ([], candidates.simplest())
 
 
 def describe_choice(note: Mapping[str, Any]) -> str:
@@ -383,69 +376,58 @@ def _is_open(data: ForecastData, model: ModelConfig) -> bool:
     return any(getattr(model, key) is None for key in keys)
 
 
-@dataclass(frozen=True)
-class _Best:
-    """The best candidate of a context.
+def _best_of(candidates: Sequence[LinearForecast], errors: Float64Array) -> list[tuple[LinearForecast, Float64Array]]:
+    """Return the candidate with the least error on the windows that all are scored on; none without such windows.
 
-    Attributes:
-        candidate: The candidate.
-        errors: ``(windows,)``, NaN where it was not scored.
+    Args:
+        candidates: The candidates of a context.
+        errors: ``(candidates, windows)``, NaN where one was not scored.
     """
-
-    candidate: LinearForecast
-    errors: Float64Array
-
-    @property
-    def is_scored(self) -> npt.NDArray[np.bool_]:
-        return ~np.isnan(self.errors)
-
-
-def _best_of(candidates: Sequence[LinearForecast], errors: Float64Array) -> _Best | None:
-    """Return the candidate with the least error on the windows that all are scored on; None without such windows."""
     is_scored = ~np.isnan(errors)
     # Where no regression has rows to be fitted to, forecasts without parameters are compared alone.
     numbers = np.flatnonzero(is_scored.any(axis=1))
     if not len(numbers):
-        return None
+        return []
     shared = is_scored[numbers].all(axis=0)
-    means = [round(float(errors[number, shared].mean()), _DIGITS) for number in numbers]
-    number = numbers[int(np.argmin(means))]
-    return _Best(candidates[number], np.where(shared, errors[number], np.nan))
+    number = min(numbers.tolist(), key=lambda number: round(float(errors[number, shared].mean()), _DIGITS))
+    return [(candidates[number], np.where(shared, errors[number], np.nan))]
 
 
 def _shortest_of(
-    best: Sequence[_Best], origins: Int64Array, horizon: int
-) -> tuple[list[dict[str, Any]], LinearForecast]:
-    """Return a table of contexts, the shortest first, and of those as good as the best the shortest.
+    best: Sequence[tuple[LinearForecast, Float64Array]], origins: Int64Array, horizon: int
+) -> tuple[list[dict[str, Any]], LinearForecast] | None:
+    """Return a table of contexts, the shortest first, and of those as good as the best the shortest; None for none.
 
     A longer context is scored on fewer windows; two are compared on those that both are scored on. ``mase`` in the
     table is that of the context, and ``best_mase`` that of the best one, on such windows.
     """
+    if not best:
+        return None
 
-    def means(first: _Best, second: _Best) -> tuple[float, float]:
-        shared = first.is_scored & second.is_scored
-        return float(first.errors[shared].mean()), float(second.errors[shared].mean())
+    def means(first: Float64Array, second: Float64Array) -> tuple[float, float]:
+        shared = ~np.isnan(first - second)
+        return (float(first[shared].mean()), float(second[shared].mean())) if shared.any() else (math.nan, math.nan)
 
     least = best[0]
     for other in best[1:]:
-        if (other.is_scored & least.is_scored).any():
-            error, reference = means(other, least)
-            least = other if error < reference * (1 - 10.0**-_DIGITS) else least
+        error, reference = means(other[1], least[1])
+        least = other if error < reference * (1 - 10.0**-_DIGITS) else least
     table: list[dict[str, Any]] = []
     shortest: LinearForecast | None = None
-    for each in best:
-        shared = each.is_scored & least.is_scored
-        row: dict[str, Any] = asdict(each.candidate) | {"windows": int(shared.sum())}
+    for candidate, errors in best:
+        differences = errors - least[1]
+        shared = ~np.isnan(differences)
+        row: dict[str, Any] = asdict(candidate) | {"windows": int(shared.sum())}
         row |= {"mase": None, "best_mase": None, "standard_error": None}
         if shared.any():
-            error, reference = means(each, least)
-            noise = standard_error((each.errors - least.errors)[shared], origins[shared], horizon)
+            error, reference = means(errors, least[1])
+            noise = standard_error(differences[shared], origins[shared], horizon)
             row |= {"mase": error, "best_mase": reference, "standard_error": noise}
             # Too few windows to know their noise are no reason for a shorter one.
             if shortest is None and error - reference <= ALLOWED_ERRORS * (noise or 0.0):
-                shortest = each.candidate
+                shortest = candidate
         table.append(row)
-    return table, shortest or least.candidate
+    return table, shortest or least[0]
 
 
 class Folds:
@@ -574,10 +556,6 @@ class _Candidates:
     @staticmethod
     def _reached(priors: Sequence[Prior], context: int) -> list[Prior]:
         return [prior for prior in priors if not isinstance(prior, int) or prior <= context]
-
-    def count(self, context: int) -> int:
-        """Return the number of candidates of a context."""
-        return len(self.logs) * len(list(self.of(context, log=False)))
 
     def simplest(self) -> LinearForecast:
         """Return the candidate of series that are too short for a comparison."""
@@ -760,29 +738,22 @@ def gate(model: Forecaster, skip: Tensor, windows: WindowSet) -> Gate:
     """Leave the layers out of the mean forecast unless they are better than the linear skip by more than noise.
 
     Layers that have learned what does not carry over to later windows add nothing to a good linear map, and do harm.
-    Candidates are shares of the way from the first skip to the trained model, of a recursive head the two ends
-    alone. That with the least absolute error over all validation windows is kept if it is better than the skip by more
-    than one standard error, see :func:`stablernn.training.loop.linear_forecast.standard_error`; else the skip alone.
+    Candidates are shares of the way from the first skip to the trained model. That with the least absolute error over
+    all validation windows is kept if it is better than the skip by more than one standard error, see
+    :func:`standard_error`; else the skip alone.
     The share is put into the weights; quantiles keep their distance from the mean.
 
     Args:
-        model: Trained, in evaluation mode, with a linear skip; it is changed.
+        model: Trained, in evaluation mode, with a linear skip and a direct head; it is changed.
         skip: The skip's weights before training.
         windows: Those of the validation split.
     """
     assert model.skip is not None
     trained = model.skip.weight.detach().clone()
     batches = list(batch_evenly_spaced(windows, GATE_WINDOWS, _GATE_BATCH))
-    shares = _SHARES if model.head_kind == "direct" else _SHARES[[0, -1]]
     # Sums over the observed values of each window, (windows, shares), and how many these are.
     with torch.no_grad():
-        # Rolled-out forecasts are not linear in the share: each share would be a forecast of its own.
-        if model.head_kind == "direct":
-            parts = [_blended_errors(model, windows.gather(part), skip, trained, shares) for part in batches]
-        else:
-            alone = copy.deepcopy(model)
-            set_share(alone, skip, trained, 0.0)
-            parts = [_rolled_out_errors((alone, model), windows.gather(part)) for part in batches]
+        parts = [_blended_errors(model, windows.gather(part), skip, trained) for part in batches]
     errors, counts = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     means = errors.sum(axis=0) / counts.sum()
     best = int(means.argmin())
@@ -790,15 +761,15 @@ def gate(model: Forecaster, skip: Tensor, windows: WindowSet) -> Gate:
     origins = np.array(windows.origins, dtype=np.int64)[np.concatenate(batches)]
     noise = standard_error((errors[:, 0] - errors[:, best]) / counts.mean(), origins, model.horizon)
     is_better = noise is not None and means[0] - means[best] > noise
-    share = float(shares[best]) if is_better else 0.0
+    share = float(_SHARES[best]) if is_better else 0.0
     set_share(model, skip, trained, share)
     return Gate(share, float(means[0]), float(means[best]), noise, len(counts))
 
 
 def _blended_errors(
-    model: Forecaster, samples: Samples, skip: Tensor, trained: Tensor, shares: Tensor
+    model: Forecaster, samples: Samples, skip: Tensor, trained: Tensor
 ) -> tuple[Float64Array, Float64Array]:
-    """Return the summed errors of a direct head at each share, ``(windows, shares)``, and the observed numbers."""
+    """Return the summed errors at each share, ``(windows, shares)``, and the observed numbers."""
     assert model.skip is not None
     x, _, dt, covariates = model_inputs(samples, model)
     state = model.final_state(x, dt=dt)
@@ -812,29 +783,11 @@ def _blended_errors(
     target = ((truth - location) / scale).double()
     is_observed = ~torch.isnan(target)
     target = torch.where(is_observed, target, 0.0)
-    # The mean of a direct head is linear in the share, so that shares need no further run of the layers.
+    # The mean is linear in the share, so that shares need no further run of the layers.
     errors = [
         torch.where(is_observed, (first + share * (full_change - first) - target).abs(), 0.0).sum(dim=(1, 2))
-        for share in shares
+        for share in _SHARES
     ]
-    return torch.stack(errors, dim=1).cpu().numpy(), is_observed.sum(dim=(1, 2)).double().cpu().numpy()
-
-
-def _rolled_out_errors(models: Sequence[Forecaster], samples: Samples) -> tuple[Float64Array, Float64Array]:
-    """Return the summed errors of recursive heads, ``(windows, models)``, and the observed numbers."""
-    errors = []
-    is_observed = torch.empty(0)
-    for model in models:
-        x, _, dt, covariates = model_inputs(samples, model)
-        outputs, state = model.run(x, None, None, dt, **covariates)
-        # A recursive head reads the known values of one step at a time; the unit is the same for all steps.
-        first = {name: value[:, :1] if name == "future" else value for name, value in covariates.items()}
-        _, _, scale = model.changes(state, **first)
-        raw = torch.from_numpy(samples.y).to(x.device)
-        truth, mean = (model.scaling.transform(value, model.target_indices) for value in (raw, outputs["mean"]))
-        distance = ((mean - truth) / scale).abs().double()
-        is_observed = ~torch.isnan(distance)
-        errors.append(torch.where(is_observed, distance, 0.0).sum(dim=(1, 2)))
     return torch.stack(errors, dim=1).cpu().numpy(), is_observed.sum(dim=(1, 2)).double().cpu().numpy()
 
 

@@ -364,7 +364,8 @@ class ForecastTask(Task):
         # Layers of random weights add nothing to a skip; only the network on known values is worth comparing with it.
         is_skip_alone = config.training.method == CLOSED_FORM and model.known is None
         # The gate changes the mean, which the offsets of the quantiles are counted from.
-        if reference is not None and not is_skip_alone:
+        # Forecasts that are rolled out are not linear in a share of the layers.
+        if reference is not None and not is_skip_alone and model.head_kind == "direct":
             calibration["gate"] = asdict(gate(model, reference, windows))
         if config.training.calibrate:
             conformal = intervals or conformal_offsets([conformity_scores(model, windows)], by="the validation split")
