@@ -14,6 +14,7 @@ from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.lure import LureSystem, lure_bound
 from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
 from stablernn.cells._base import StableCell, State, Weights, check_choice, empty_parameter, float64
+from stablernn.cells._plain import PlainWeights
 from stablernn.cells._structured_products import StructuredProduct
 from stablernn.parametrizations import complex_modrelu, real_form
 
@@ -21,13 +22,6 @@ ComplexNonlinearity = Literal["modrelu", "softshrink"]
 
 OFFSET = FLOOR = 1e-5
 """Constant that the complex modReLU adds to the modulus in its denominator, and the modulus that it computes for 0."""
-
-
-class ComplexWeights(NamedTuple):
-    recurrent: Tensor
-    """The real form of W, (2 hidden, 2 hidden)."""
-    bias: Tensor
-    """Bias that the nonlinearity adds to the modulus, (hidden,)."""
 
 
 class StartedWeights(NamedTuple):
@@ -101,7 +95,7 @@ class ComplexCell(StableCell):
         return -self.bias.abs() if self.nonlinearity == "softshrink" else self.bias
 
     def materialize(self) -> Weights:
-        return ComplexWeights(self.recurrent_matrix(), self.used_bias())
+        return PlainWeights(self.recurrent_matrix(), self.used_bias())
 
     def structured_product(self) -> StructuredProduct | None:
         """Return the product with W by its structure; None for a cell without."""

@@ -19,7 +19,7 @@ from stablernn.parametrizations import modrelu
 
 class PlainWeights(NamedTuple):
     recurrent: Tensor
-    """K, (hidden, hidden)."""
+    """K, (hidden, hidden), or the real form of a complex one, (2 hidden, 2 hidden)."""
     bias: Tensor
     """Bias of the nonlinearity, (hidden,)."""
 

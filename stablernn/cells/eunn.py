@@ -22,7 +22,8 @@ from stablernn.cells._base import (
     float64,
 )
 from stablernn.cells._catalog import practical, register_cell
-from stablernn.cells._complex import ComplexNonlinearity, ComplexWeights, complex_bound, complex_lure_system
+from stablernn.cells._complex import ComplexNonlinearity, complex_bound, complex_lure_system
+from stablernn.cells._plain import PlainWeights
 from stablernn.parametrizations import (
     butterfly_pairs,
     complex_modrelu,
@@ -194,8 +195,8 @@ class EfficientUnitaryRNNCell(StableCell):
             return self.bias + OFFSET
         return -self.bias.abs() if self.variant == "real" else OFFSET - self.bias.abs()
 
-    def materialize(self) -> ComplexWeights:
-        return ComplexWeights(self.recurrent_matrix(), self.used_bias())
+    def materialize(self) -> PlainWeights:
+        return PlainWeights(self.recurrent_matrix(), self.used_bias())
 
     def lure_system(self) -> LureSystem:
         recurrent, bias = self.materialize()
