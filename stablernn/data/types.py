@@ -216,6 +216,13 @@ class Series:
     static: Float32Array = field(default_factory=lambda: _NO_STATIC)
     dt: Float32Array | None = None
 
+    def without_last(self, steps: int) -> Series:
+        """Return the series without its last steps, 0 or more."""
+        stop = max(0, len(self.values) - steps)
+        return replace(
+            self, ds=self.ds[:stop], values=self.values[:stop], dt=None if self.dt is None else self.dt[:stop]
+        )
+
 
 Prior = Literal["mean", "drift"] | int
 

@@ -203,7 +203,7 @@ class Conformal(NamedTuple):
     Attributes:
         offsets: float32 (horizon, targets, levels), to be added to each quantile in units of the anchor's scale.
         report: As JSON types: ``by``, :data:`HELD_OUT` or the validation split; ``samples``; ``origins``, those whose
-            truths do not overlap; ``widening``; ``short``, the number of intervals, by step and target, with too few
+            truths do not overlap; ``short``, the number of intervals, by step and target, with too few
             samples; ``levels_left``, levels without a mirror image, which are not shifted; ``coverage``, by the nominal
             coverage that of these samples ``before`` and ``after``.
     """
@@ -226,7 +226,7 @@ HELD_OUT = "fits to earlier steps, on the steps after these"
 """What calibrated the intervals of a model that was chosen by parts of the data, or fitted to them in closed form."""
 
 
-def conformal_offsets(blocks: Sequence[ConformityScores], widening: float = 1.0, by: str = HELD_OUT) -> Conformal:
+def conformal_offsets(blocks: Sequence[ConformityScores], by: str = HELD_OUT) -> Conformal:
     r"""Return offsets of conformalized quantile regression (Romano, Patterson, Candes, NeurIPS 2019).
 
     For two symmetric levels, :math:`a/2` and :math:`1 - a/2`, the score of a sample is the distance of the true value
@@ -238,10 +238,12 @@ def conformal_offsets(blocks: Sequence[ConformityScores], widening: float = 1.0,
     Each step and target has its own offset. Where origins are few, those of neighboring steps are pooled, so that
     origins times steps come to :data:`ENOUGH_ORIGINS`.
 
-    Windows of a series that overlap or follow each other are not exchangeable: neighbors have nearly the same error, so
-    that n of them are worth far fewer, and later values may differ from all of them. The guarantee is then an
-    approximation, and the coverage on the test split has to be measured. It holds as stated for many similar series
-    with one window each.
+    Windows of a series that overlap or follow each other are not exchangeable: neighbors have nearly the same error,
+    and later values may differ from all of them. The rank is therefore that share of the scores which it would be of n
+    independent ones, where n are the origins whose truths do not overlap, times the square root of the steps that are
+    pooled, between none and all of what these would add if they were independent. The guarantee is an approximation,
+    and the coverage on the test split has to be measured. It holds as stated for many similar series with one window
+    each.
 
     If n is too small for that rank (:math:`(n + 1)(1 - a) > n`), the largest score is used, which covers a new value
     with a probability of n/(n + 1) only; such steps are counted. A step without any true value is not shifted.
@@ -255,7 +257,6 @@ def conformal_offsets(blocks: Sequence[ConformityScores], widening: float = 1.0,
 
     Args:
         blocks: Scores of one or more splits; further ones may be by other fits of the same model.
-        widening: Factor of the calibrated intervals, at least 1.
         by: What the scores are of, for the report.
     """
     levels = blocks[0].levels
@@ -272,12 +273,11 @@ def conformal_offsets(blocks: Sequence[ConformityScores], widening: float = 1.0,
         for step, target in np.ndindex(horizon, targets):
             steps = _neighbors(step, horizon, origins)
             pool = down[:, steps, target].ravel(), up[:, steps, target].ravel()
-            shifts, is_short = _shifts(*pool, nominal)
+            shifts, is_short = _shifts(*pool, nominal, origins * math.sqrt(steps.stop - steps.start))
             short += is_short
-            half = half_widths[step, target, number]
             # A shift of minus half the width leaves nothing of the interval.
-            wider = [max(-half, shift) + (widening - 1) * max(0.0, half + shift) for shift in shifts]
-            offsets[step, target, lower], offsets[step, target, upper] = -wider[0], wider[1]
+            down_shift, up_shift = (max(-half_widths[step, target, number], shift) for shift in shifts)
+            offsets[step, target, lower], offsets[step, target, upper] = -down_shift, up_shift
         is_observed = ~np.isnan(down)
         coverage[f"{round(nominal, 6):g}"] = {
             "before": _coverage(down, up, is_observed),
@@ -285,7 +285,7 @@ def conformal_offsets(blocks: Sequence[ConformityScores], widening: float = 1.0,
         }
     paired = {number for pair in pairs for number in pair}
     unpaired = [level for number, level in enumerate(levels) if number not in paired and not math.isclose(level, 0.5)]
-    report = {"by": by, "samples": len(below), "origins": origins, "widening": round(widening, 4), "short": short}
+    report = {"by": by, "samples": len(below), "origins": origins, "short": short}
     return Conformal(offsets.astype(np.float32), {**report, "levels_left": unpaired, "coverage": coverage})
 
 
@@ -301,17 +301,21 @@ def _neighbors(step: int, horizon: int, origins: int) -> slice:
     return slice(first, first + count)
 
 
-def _shifts(below: Array, above: Array, nominal: float) -> tuple[tuple[float, float], bool]:
-    """Return how far the ends of an interval are to be moved outwards, and whether samples are too few for the rank."""
+def _shifts(below: Array, above: Array, nominal: float, worth: float) -> tuple[tuple[float, float], bool]:
+    """Return how far the ends of an interval are to be moved outwards, and whether samples are too few for the rank.
+
+    The samples are worth so many independent ones, if none is missing.
+    """
     is_observed = ~np.isnan(below)
+    worth *= float(is_observed.mean())
     below, above = below[is_observed], above[is_observed]
     if not len(below):
         return (0.0, 0.0), True
-    shift, is_short = _ranked(np.maximum(below, above), nominal)
+    shift, is_short = _ranked(np.maximum(below, above), nominal, worth)
     is_zero = np.isneginf(above)
     if is_zero.mean() > _MOSTLY:
         level = nominal if is_zero.mean() < nominal else (1 + nominal) / 2
-        return (float(below[is_zero].max()), _ranked(above, level)[0]), is_short
+        return (float(below[is_zero].max()), _ranked(above, level, worth)[0]), is_short
     return (shift, shift), is_short
 
 
@@ -320,10 +324,10 @@ _MOSTLY = 0.5
 the mean moves a little."""
 
 
-def _ranked(scores: Array, level: float) -> tuple[float, bool]:
-    """Return the ceil((n + 1) level)-th smallest score, or the largest, and whether the rank is beyond it."""
-    # Rounding must not lift (n + 1) level above the whole number that it is.
-    rank = math.ceil((len(scores) + 1) * level - 1e-9)
+def _ranked(scores: Array, level: float, worth: float) -> tuple[float, bool]:
+    """Return the score whose rank is the share (1 + 1 / worth) level, or the largest, and whether that is beyond it."""
+    # Rounding must not lift the rank above the whole number that it is.
+    rank = math.ceil(len(scores) * level * (1 + 1 / worth) - 1e-9)
     place = min(rank, len(scores)) - 1
     return float(np.partition(scores, place)[place]), rank > len(scores)
 

@@ -50,7 +50,7 @@ from stablernn.training.plots import draw_curves
 from stablernn.training.resolve import described_cell, resolve
 from stablernn.training.run_data import data_files, load_run_data, locate_files, relative_path, with_time
 from stablernn.training.run_directory import RunDirectory, mark_running, new_directory
-from stablernn.training.search.trial import CROSS_VALIDATION, intervals_on_parts, score_on_a_part
+from stablernn.training.search.trial import CROSS_VALIDATION, score_on_a_part
 from stablernn.training.settings.config import AUTO, Config
 from stablernn.training.settings.defaults import CLOSED_FORM
 from stablernn.training.settings.load import merge_settings, stored_settings
@@ -321,7 +321,7 @@ def finish(
     # Scores, certificate and figures are of the weights that are kept, not of the last ones.
     trainer.load_best()
     _PROGRESS.info("Scoring the best weights ...")
-    calibration = task.calibrate(trainer.model, config, reference, _held_out_intervals(directory, config, task))
+    calibration = task.calibrate(trainer.model, config, reference, _searched_intervals(directory))
     if calibration:
         write_json(directory.calibration, calibration)
     # Calibration has changed the best weights, so they are stored again.
@@ -352,19 +352,12 @@ def finish(
     return _summarize(directory, config, task, trainer, scores, calibration, inputs, improvement)
 
 
-def _held_out_intervals(directory: RunDirectory, config: Config, task: Task) -> Conformal | None:
-    """Return the offsets of a forecast's quantiles by earlier fits: those of the search, or more in closed form.
-
-    None where there are none, and the validation split calibrates.
-    """
-    if directory.calibration.is_file():
-        intervals = read_json(directory.calibration).get("intervals", {})
-        return Conformal.of(intervals) if intervals.get("by") == HELD_OUT else None
-    is_fitted_again = task.data.task == "forecast" and config.training.method == CLOSED_FORM
-    if not is_fitted_again or not config.training.calibrate:
+def _searched_intervals(directory: RunDirectory) -> Conformal | None:
+    """Return the offsets of a forecast's quantiles by the fits of a search; None where there are none."""
+    if not directory.calibration.is_file():
         return None
-    # A run may be resumed in another working directory than that of its files.
-    return intervals_on_parts(locate_files(config, directory.path, read_json(directory.data)))
+    intervals = read_json(directory.calibration).get("intervals", {})
+    return Conformal.of(intervals) if intervals.get("by") == HELD_OUT else None
 
 
 def _cross_validate(

@@ -397,35 +397,11 @@ def held_out_temperature(candidate: Candidate) -> float | None:
     return round(best_temperature(*held_out)[0], 4)
 
 
-def held_out_intervals(candidate: Candidate, rivals: Sequence[Candidate]) -> Conformal | None:
-    """Return the offsets of a forecast's quantiles by what the parts held out; None where no intervals are calibrated.
-
-    The parts chose the candidate, too, so that its errors on them are too small. By how much is measured: of each part,
-    the error of the candidate that the other parts choose is what the choice is worth, and intervals are wider by the
-    ratio of these errors to the candidate's.
-
-    Args:
-        candidate: The chosen candidate.
-        rivals: Those that it was chosen from.
-    """
+def held_out_intervals(candidate: Candidate) -> Conformal | None:
+    """Return the offsets of a forecast's quantiles by what the parts held out; None where no intervals are calibrated
+    by them."""
     blocks = [result.intervals for result in candidate.results.values() if result.intervals is not None]
-    return conformal_offsets(blocks, _optimism(candidate, rivals)) if blocks else None
-
-
-def _optimism(candidate: Candidate, rivals: Sequence[Candidate]) -> float:
-    """Return the ratio of the error of what the other parts choose on each part to the candidate's, at least 1.
-
-    One part alone chooses much worse than two do, which would say nothing of the choice.
-    """
-    parts = sorted(candidate.results)
-    shared = [each for each in rivals if each.results.keys() >= candidate.results.keys()]
-    if len(parts) < 3 or len(shared) < 2:
-        return 1.0
-    errors = {id(each): np.array([each.results[part].rank[0] for part in parts]) for each in (candidate, *shared)}
-    chosen = [min(errors.values(), key=lambda error: np.delete(error, part).mean())[part] for part in range(len(parts))]
-    own = float(errors[id(candidate)].sum())
-    ratio = float(np.sum(chosen)) / own if own > 0 else 1.0
-    return max(1.0, ratio) if math.isfinite(ratio) else 1.0
+    return conformal_offsets(blocks) if blocks else None
 
 
 def held_out_scores(candidate: Candidate) -> dict[str, Any] | None:

@@ -520,7 +520,6 @@ class Ladder:
             comparison["share_of_steps"] = round(self._share, 4)
         if (scores := held_out_scores(candidate)) is not None:
             comparison[CROSS_VALIDATION] = scores
-        rivals = [each for each in self._candidates if each.status in ("chosen", "compared")]
         return Choice(
             config,
             {
@@ -534,7 +533,7 @@ class Ladder:
                 "recipes": [each.document() for each in self._candidates],
                 **comparison,
             },
-            held_out_intervals(candidate, rivals),
+            held_out_intervals(candidate),
         )
 
     def _baselines(self) -> dict[str, dict[int, float]]:

@@ -5,7 +5,6 @@ The test split is in none of the parts.
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,13 +25,7 @@ from stablernn.errors import ConfigError, DataError, TrainingError
 from stablernn.nn.models import Classifier, Forecaster, SequenceModel
 from stablernn.terms import terms
 from stablernn.training.build import WARM_UP_STEPS, create_model, create_trainer, training_steps, with_engine
-from stablernn.training.calibration import (
-    Conformal,
-    ConformityScores,
-    conformal_offsets,
-    conformity_scores,
-    uncalibrated_logits,
-)
+from stablernn.training.calibration import ConformityScores, conformity_scores, uncalibrated_logits
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.evaluation.scorers import Scores
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
@@ -42,6 +35,7 @@ from stablernn.training.loop.device import pick_device, torch_settings
 from stablernn.training.resolve import resolve
 from stablernn.training.run_data import load_run_data, with_time
 from stablernn.training.settings.config import Config, ModelConfig
+from stablernn.training.settings.defaults import CLOSED_FORM
 from stablernn.training.settings.load import validate
 from stablernn.training.tasks import task_for
 
@@ -156,6 +150,9 @@ def _train(trial: Trial) -> TrialResult:
     if trial.share < 1:
         steps = max(1, round(trial.share * training_steps(settings, task)))
         settings = resolve(config.updated("training", epochs=None, max_steps=steps), task)
+    if isinstance(part, ForecastData) and settings.training.method == CLOSED_FORM:
+        # Fits of its own calibrate its intervals, once it is chosen.
+        settings = settings.updated("training", calibrate=False)
     device = pick_device(settings.training.device)
     with torch_settings(device, seed=settings.training.seed, threads=1):
         model = create_model(settings, part)
@@ -268,19 +265,6 @@ def score_on_a_part(config: Config) -> Scores:
         return {}
     part, _ = _part(trial)
     return {**result.scores, **task_for(part).baseline_scores("test")}
-
-
-def intervals_on_parts(config: Config) -> Conformal | None:
-    """Return offsets of a forecast's quantiles by fits to earlier and earlier steps; None where they have no parts.
-
-    Args:
-        config: Resolved settings of a fit in closed form, of which a few more take seconds.
-    """
-    results = itertools.takewhile(
-        lambda result: result.status == "done", (run_trial(Trial(0, config, part)) for part in range(PARTS))
-    )
-    blocks = [result.intervals for result in results if result.intervals is not None]
-    return conformal_offsets(blocks) if blocks else None
 
 
 def _held_out(model: SequenceModel, settings: Config, part: Data) -> tuple[np.ndarray, np.ndarray] | None:
@@ -446,12 +430,7 @@ def _origins(data: ForecastData, count: int) -> list[Data]:
         part = replace(
             data,
             series=tuple(
-                replace(
-                    series,
-                    ds=series.ds[: len(series.ds) - end],
-                    values=series.values[: len(series.values) - end],
-                    dt=None if series.dt is None else series.dt[: len(series.dt) - end],
-                )
+                series.without_last(end)
                 for series in data.series
                 if len(series.values) > end + 2 * data.validation_steps
             ),

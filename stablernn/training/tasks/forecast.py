@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,7 @@ from stablernn.training.evaluation.scorers import (
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop.closed_form import Solution, fit_forecast_head
 from stablernn.training.loop.linear_forecast import (
+    FOLDS,
     choose_linear_forecast,
     confirmed_seasons,
     fit_forecaster,
@@ -338,7 +341,11 @@ class ForecastTask(Task):
 
     def solve(self, model: SequenceModel) -> Solution:
         assert isinstance(model, Forecaster)
-        return Solution(fit_forecast_head(model, self.data.windows("train")))
+        data = self.data
+        if model.rnn.cells[0].is_forecast:
+            # No series has so long a context, so that windows begin with a single value.
+            data = replace(data, context_length=data.context_length + data.horizon)
+        return Solution(fit_forecast_head(model, data.windows("train")))
 
     def scorer(self, split: SplitName, config: Config) -> ForecastScorer:
         # Its naive forecasts are computed once for a run.
@@ -368,9 +375,26 @@ class ForecastTask(Task):
         if reference is not None and not is_skip_alone and model.head_kind == "direct":
             calibration["gate"] = asdict(gate(model, reference, windows))
         if config.training.calibrate:
-            conformal = intervals or conformal_offsets([conformity_scores(model, windows)], by="the validation split")
-            calibration["intervals"] = fit_offsets(model, conformal)
+            calibration["intervals"] = fit_offsets(model, intervals or self._intervals(model, config))
         return calibration
+
+    def _intervals(self, model: Forecaster, config: Config) -> Conformal:
+        """Return the offsets of quantiles by windows that no weight was fitted to.
+
+        A closed form leaves the validation split alone, and earlier fits of its linear map leave what comes after them.
+        Smoothing has no weights.
+        """
+        scores = [conformity_scores(model, self.data.windows("validation"))]
+        linear = linear_settings(config.model)
+        has_weights = model.known is not None or (linear is None and not model.rnn.cells[0].is_forecast)
+        if config.training.method != CLOSED_FORM or has_weights:
+            return conformal_offsets(scores, by="the validation split")
+        earlier = copy.deepcopy(model)
+        for part in earlier_ends(self.data, 0 if linear is None else linear.context_length):
+            fit_forecaster(earlier, part, linear)
+            if len(windows := part.windows("test")):
+                scores.append(conformity_scores(earlier, windows))
+        return conformal_offsets(scores)
 
     def final_scores(self, predictor: TorchPredictor, config: Config, plots: Path | None) -> FinalScores:
         levels = config.task.quantiles or ()
@@ -485,6 +509,24 @@ class ForecastTask(Task):
 
     def data_figure(self) -> Figure:
         return series_figure(self.data)
+
+
+def earlier_ends(data: ForecastData, context: int) -> Iterator[ForecastData]:
+    """Yield the data as it was before each fold of the latest half of the training steps, whose windows test.
+
+    Args:
+        data: The series.
+        context: Steps before the first fold at least.
+    """
+    held_out = data.validation_steps + data.test_steps
+    usual = int(np.median([len(values) for values in data.training_values()]))
+    span = max(0, min(usual // 2, usual - context))
+    ends = [held_out + fold * span // FOLDS for fold in range(FOLDS + 1)]
+    for last, first in pairwise(ends):
+        # The truths of a fold's last windows lie beyond it.
+        cut = last - data.horizon + 1
+        series = tuple(each.without_last(cut) for each in data.series if len(each.values) > first)
+        yield replace(data, series=series, validation_steps=0, test_steps=first - cut)
 
 
 MOST_SMOOTHED = 800

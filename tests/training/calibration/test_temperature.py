@@ -17,6 +17,7 @@ from stablernn.nn.models import Classifier, Forecaster
 from stablernn.training import load_config, load_run, train
 from stablernn.training.calibration import conformal_offsets, conformity_scores, fit_offsets, fit_temperature
 from stablernn.training.tasks import task_for
+from stablernn.training.tasks.forecast import earlier_ends
 
 
 def told(samples: int, sure: float, *, flip: float = 0.0, kinds: int = 3) -> tuple[Classifier, SequenceSplit]:
@@ -174,6 +175,21 @@ def test_the_mean_and_the_median_stay() -> None:
     assert torch.equal(before["mean"], after["mean"])
     assert float(model.offsets[..., 2].abs().max()) == 0
     assert not torch.equal(before["quantiles"], after["quantiles"])
+
+
+@pytest.mark.parametrize(("context", "span"), [(6, 19), (30, 8)])
+def test_each_later_origin_is_scored_once_by_a_fit_to_what_comes_before(context: int, span: int) -> None:
+    """Of 40 and 37 training steps, half of 38 count, or those after the context."""
+    values = [np.arange(length, dtype=np.float64)[:, None] for length in (52, 49)]
+    data = many_series(values, horizon=4, context_length=6, validation_steps=6, test_steps=6)
+    origins: list[tuple[int, int]] = []
+    for part in earlier_ends(data, context):
+        windows = part.windows("test").origins
+        assert all(first >= len(part.training_values()[series]) for series, first in windows)
+        origins += windows
+    assert sorted(origins) == [
+        (series, first) for series, end in ((0, 40), (1, 37)) for first in range(end - span, end)
+    ]
 
 
 TINY = [

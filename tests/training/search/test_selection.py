@@ -8,28 +8,7 @@ import numpy as np
 import pytest
 
 from search_helpers import candidate
-from stablernn.training.calibration import conformal_offsets, scores_of
-from stablernn.training.search.candidates import (
-    Candidate,
-    held_out_intervals,
-    held_out_temperature,
-    keep_comparable,
-    select,
-)
-
-
-def test_intervals_are_wider_by_what_the_choice_of_the_other_parts_errs() -> None:
-    """Without the first or the second part the other candidate would be chosen, which errs by 2 there."""
-    chosen, rival = candidate("chosen", "none", [1.0, 1.0, 3.9]), candidate("rival", "none", [2.0, 2.0, 2.0])
-    errors = np.random.default_rng(0).normal(size=(100, 1, 1))
-    scores = scores_of(errors, np.zeros((100, 1, 1, 3)), np.ones((100, 1, 1)), errors > 9, (0.1, 0.5, 0.9), 100)
-    for each in (chosen, rival):
-        for part, result in each.results.items():
-            each.results[part] = replace(result, metric="mae", intervals=scores)
-    found = held_out_intervals(chosen, [chosen, rival])
-    assert found is not None
-    assert found.report["widening"] == pytest.approx((2 + 2 + 3.9) / (1 + 1 + 3.9), abs=1e-4)
-    np.testing.assert_allclose(found.offsets, conformal_offsets([scores]).offsets * 7.9 / 5.9, rtol=1e-6)
+from stablernn.training.search.candidates import Candidate, held_out_temperature, keep_comparable, select
 
 
 def without_streams(name: str, proof: str, scores: list[float]) -> Candidate:
