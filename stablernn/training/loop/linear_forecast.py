@@ -306,9 +306,13 @@ def choose_linear_forecast(data: ForecastData, model: ModelConfig) -> ForecastDa
     Candidates are all combinations of what is left open: the context, logarithms, and the penalty with what it pulls
     to, of which the strongest is a forecast without parameters. Each is fitted to the windows before each fold of the
     training steps and scored on that fold, by the mean absolute error in units of each series' mean absolute seasonal
-    change (MASE). Of each context the candidate with the least error counts; of all
-    contexts whose error exceeds the least by no more than half its standard error the shortest is taken. The comparison
-    stands in ``notes["linear_forecast"]``.
+    change (MASE). Of each context the candidate with the least error counts; of all contexts whose error exceeds the
+    least by no more than half its standard error the shortest is taken. The comparison stands in
+    ``notes["linear_forecast"]``.
+
+    Seasons and the cut at zero are read once from all training steps, and not again before each fold: they say which
+    candidates there are, and hold for all of them alike. A search, which compares this forecast with others, cuts its
+    parts first.
 
     Args:
         data: The series; their validation and test steps are not read.
