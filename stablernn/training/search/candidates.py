@@ -183,27 +183,33 @@ def _resampled(data: ClassificationData, lru: Mapping[str, Any], lengths: npt.ND
 
 
 def _forecasting(data: ForecastData) -> list[Recipe]:
-    lipschitz: dict[str, Any] = {"model.cell": "lipschitz"}
-    most_epochs = None
-    portfolio = [Recipe("lipschitz", lipschitz, "the default")]
-    if len(data.windows("train")) > MANY_WINDOWS:
-        lipschitz |= {"model.hidden_size": 128, "training.lr": 0.01}
-        most_epochs = MOST_EPOCHS
-        portfolio = [
-            Recipe("lipschitz, many windows", lipschitz, "the default of many windows", most_epochs=most_epochs)
-        ]
-    portfolio.append(Recipe("lru", {"model.cell": "lru"}, "long memory"))
-    portfolio.append(
-        Recipe(
-            "lipschitz, without a skip",
-            {**lipschitz, "model.skip": "none"},
-            "series that no linear map of the context forecasts",
-            most_epochs=most_epochs,
-        )
+    is_large = len(data.windows("train")) > MANY_WINDOWS
+    settings: dict[str, Any] = {"model.hidden_size": 128, "training.lr": 0.01} if is_large else {}
+    # The folds of the linear forecast decide it otherwise, which gains less by logarithms than networks do.
+    if _differs_by_factors(data):
+        settings["model.log"] = True
+    most_epochs = MOST_EPOCHS if is_large else None
+    lru = Recipe("lru", {"model.cell": "lru", **settings}, "long memory", most_epochs=most_epochs)
+    lipschitz = Recipe("lipschitz", {"model.cell": "lipschitz", **settings}, "a fast step", most_epochs=most_epochs)
+    alone = replace(
+        lipschitz,
+        name="lipschitz, without a skip",
+        settings={**lipschitz.settings, "model.skip": "none"},
+        purpose="series that no linear map of the context forecasts",
     )
-    return portfolio
+    return [lru, lipschitz, alone] if is_large else [lipschitz, lru, alone]
 
 
+def _differs_by_factors(data: ForecastData) -> bool:
+    """Return True if all training values are positive, and the largest is many times the least one."""
+    values = data.training_values()
+    lowest = min(float(np.nanmin(each, initial=np.inf)) for each in values)
+    return lowest > 0 and max(float(np.nanmax(each, initial=-np.inf)) for each in values) >= _FACTOR * lowest
+
+
+_FACTOR = 10.0
+"""Largest over least value from which networks read the logarithms of positive series: after three epochs of M4 Hourly
+the validation MASE is .863 with them and .899 without (lipschitz)."""
 MAX_EPOCH_FACTOR = 2
 """Largest multiple of the recommended epochs of a classifier with augmentation that is worth more than members (`python
 benchmarks/cross_validation.py longer-members`). Without augmentation it is too long."""

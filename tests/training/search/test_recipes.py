@@ -63,12 +63,17 @@ def test_closed_forms_have_random_layers_that_are_proved_and_stay_below_settings
 
 def test_many_windows_begin_with_a_larger_network(monkeypatch: pytest.MonkeyPatch) -> None:
     data = many_series([np.arange(40.0)[:, None] for _ in range(3)])
-    assert recipes(data)[0].name == "lipschitz"
+    assert recipes(data)[0].settings == {"model.cell": "lipschitz"}
     monkeypatch.setattr("stablernn.training.search.candidates.MANY_WINDOWS", len(data.windows("train")) - 1)
-    first, *others = recipes(data)
-    assert first.name == "lipschitz, many windows"
-    assert first.settings == {"model.cell": "lipschitz", "model.hidden_size": 128, "training.lr": 0.01}
-    assert {recipe.most_epochs for recipe in others if recipe.name != "lru"} == {first.most_epochs} == {20}
+    every = recipes(data)
+    assert every[0].settings == {"model.cell": "lru", "model.hidden_size": 128, "training.lr": 0.01}
+    assert {recipe.most_epochs for recipe in every} == {20}
+
+
+@pytest.mark.parametrize(("lowest", "is_log"), [(0.0, False), (1.0, True), (8.0, False)])
+def test_networks_read_logarithms_of_positive_series_that_differ_by_factors(lowest: float, is_log: bool) -> None:
+    data = many_series([np.linspace(start, 39.5, 40)[:, None] for start in (9.0, lowest)])
+    assert {recipe.settings.get("model.log", False) for recipe in recipes(data)} == {is_log}
 
 
 def varied(shortest: int, longest: int, **changes: Any) -> ClassificationData:
