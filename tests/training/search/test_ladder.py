@@ -93,6 +93,20 @@ def test_what_the_last_training_has_no_use_for_pays_for_further_draws(
 
 
 @pytest.mark.parametrize(
+    ("steps", "parts", "compared"),
+    [(2_200, (5, 3), 5), (1_400, (5, 3), 3), (1_200, (5, 3), 0), (20_000, (5, 1), 1)],
+    ids=["all", "few in place of none", "too little", "one is enough"],
+)
+def test_networks_are_compared_on_fewer_parts_where_the_budget_or_the_data_asks_for_it(
+    tmp_path: Path, steps: int, parts: tuple[int, int], compared: int
+) -> None:
+    """Half of a training takes 250 steps, and the comparison 60 % of the budget."""
+    contenders = [*networks(1), closed_form()]
+    document = climb(ScoringWorkers({0: 0.9}), tmp_path, Budget(None, steps), contenders, parts=parts).document
+    assert [len(recipe["scores"]) for recipe in document["recipes"]] == [compared, compared or 5]
+
+
+@pytest.mark.parametrize(
     ("scores", "failures", "chosen"),
     [
         ({1: 0.99}, [(1, 1, 4)], "number 1"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from forecast_helpers import many_series
 from search_helpers import candidate
 from stablernn.errors import ConfigError
 from stablernn.training.search.budget import Budget
-from stablernn.training.search.ladder import LEAST_SHARE, make_plan
+from stablernn.training.search.ladder import LEAST_SHARE, count_first_parts, make_plan
 from stablernn.training.search.speeds import Speeds
 
 
@@ -46,6 +48,11 @@ def test_a_plan_takes_fewer_recipes_where_the_budget_is_small(
     assert (None if plan is None else (len(plan.recipes), plan.share)) == (
         None if recipes is None else (recipes, share)
     )
+
+
+@pytest.mark.parametrize(("series", "parts"), [(99, 3), (299, 2), (300, 1)])
+def test_many_scored_series_tell_networks_apart_on_few_parts(series: int, parts: int) -> None:
+    assert count_first_parts(many_series([np.arange(40.0)[:, None]] * series), 5) == parts
 
 
 def test_a_plan_counts_what_each_recipe_takes() -> None:
