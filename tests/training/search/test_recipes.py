@@ -61,6 +61,15 @@ def test_closed_forms_have_random_layers_that_are_proved_and_stay_below_settings
         find_closed_forms(asked_for, sequences())
 
 
+def test_logarithms_are_smoothed_where_all_values_are_positive_and_smoothing_is_certified_on_request() -> None:
+    config = validate({"data": {"source": "x"}, "training": {"certified": True}})
+    for lowest, names in ((1.0, ["linear", "smoothing", "smoothing, log"]), (0.0, ["linear", "smoothing"])):
+        data = many_series([lowest + np.arange(40.0)[:, None] for _ in range(3)])
+        candidates = find_closed_forms(config, data)
+        assert [candidate.recipe.name for candidate in candidates] == names
+        assert {candidate.proof for candidate in candidates[1:]} == {"bounded"}
+
+
 def test_many_windows_begin_with_a_larger_network(monkeypatch: pytest.MonkeyPatch) -> None:
     data = many_series([np.arange(40.0)[:, None] for _ in range(3)])
     assert recipes(data)[0].settings == {"model.cell": "lipschitz"}
