@@ -435,12 +435,12 @@ def _held_out(candidate: Candidate) -> tuple[np.ndarray, np.ndarray] | None:
 def _is_close(best: Candidate, other: Candidate) -> bool:
     """Return True if a candidate is as good as the best one within a standard error.
 
-    Over several parts it is that of the mean difference. A few parts may agree by chance, so that the error of a
-    difference of accuracies is at least that of McNemar's test, the square root of the number of sequences that one of
-    the two has right and the other one wrong. On a single part it is that of the best accuracy, a share of so many
-    sequences (with one more right and one more wrong, so that 1 has an error, too); other metrics have none there, and
-    nothing is close. Further draws of the folds hold out the same sequences again: the difference is their mean, and
-    its error remains that of one draw.
+    Over three parts or more it is that of the mean difference, of which two say nothing. A few parts may agree by
+    chance, so that the error of a difference of accuracies is at least that of McNemar's test, the square root of the
+    number of sequences that one of the two has right and the other one wrong. On a single part it is that of the best
+    accuracy, a share of so many sequences (with one more right and one more wrong, so that 1 has an error, too). By
+    other metrics nothing is close on one part or two. Further draws of the folds hold out the same sequences again: the
+    difference is their mean, and its error remains that of one draw.
 
     Of classifiers the log loss must be as good, too: two of a few dozen sequences can be right by chance, and by how
     much they are says more.
@@ -454,7 +454,7 @@ def _is_close(best: Candidate, other: Candidate) -> bool:
             return False
         share = (result.score * result.samples + 1) / (result.samples + 2)
         return result.score - score <= math.sqrt(share * (1 - share) / result.samples)
-    if len(parts) < 2:
+    if len(parts) < (2 if best.results[parts[0]].metric == "accuracy" else 3):
         return False
     differences = np.array([other.results[part].rank[0] - best.results[part].rank[0] for part in parts])
     standard_error = _standard_error(differences, _draws(best, parts))

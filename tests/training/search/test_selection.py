@@ -55,6 +55,17 @@ def test_what_is_as_good_within_one_standard_error_is_chosen_by_its_proof(
     assert (selected.recipe.name, why) == (chosen, reason)
 
 
+@pytest.mark.parametrize(("parts", "chosen"), [(2, "better"), (3, "proved")])
+def test_two_parts_say_nothing_of_the_error_of_a_forecast(parts: int, chosen: str) -> None:
+    rows = [
+        candidate("proved", "contracting", [1.2, 4.4, 3.0][:parts]),
+        candidate("better", "none", [1.6, 2.1, 2.9][:parts]),
+    ]
+    for each in rows:
+        each.results = {part: replace(result, metric="mase") for part, result in each.results.items()}
+    assert select(rows)[0].recipe.name == chosen
+
+
 def test_what_a_baseline_beats_is_not_chosen_for_being_as_good_within_one_standard_error() -> None:
     rows = [candidate("first", "contracting", [0.4, 0.6, 0.4]), candidate("second", "none", [0.6, 0.5, 0.5])]
     assert select(rows)[0].recipe.name == "first"
