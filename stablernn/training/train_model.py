@@ -56,7 +56,7 @@ from stablernn.training.settings.defaults import CLOSED_FORM
 from stablernn.training.settings.load import merge_settings, stored_settings
 from stablernn.training.tasks import Task, task_for
 from stablernn.training.tasks.task import FinalScores
-from stablernn.training.verdict import compare_with_trivial, describe_coverage, judge
+from stablernn.training.verdict import compare_with_trivial, describe_coverage, judge, searched_scores
 
 if TYPE_CHECKING:
     from stablernn.training.search import Budget, Choice
@@ -395,8 +395,11 @@ def _summarize(
     position, data = trainer.position, task.data
     # The split that the verdict is by; scores on a test split alone are for the user to judge.
     judged = next((split for split in ("validation", CROSS_VALIDATION) if split in scores.metrics), None)
-    comparison = None if judged is None else compare_with_trivial(judged, scores.metrics[judged], trainer.objective)
-    verdict = judge(trainer, comparison, calibration.get("gate"), is_validated=judged == "validation")
+    choice = read_json(directory.choice) if directory.choice.is_file() else None
+    compared = searched_scores(choice or {}) if judged is None else scores.metrics[judged]
+    comparison = compare_with_trivial(judged or CROSS_VALIDATION, compared, trainer.objective)
+    is_validated = judged == "validation"
+    verdict = judge(trainer, comparison, calibration.get("gate"), is_validated=is_validated, choice=choice)
     # Calibration has seen the validation split.
     warnings = [
         *verdict.warnings,
@@ -425,8 +428,8 @@ def _summarize(
         summary["gate"] = calibration["gate"]
     if "linear_forecast" in data.notes:
         summary["linear_forecast"] = data.notes["linear_forecast"]
-    if directory.choice.is_file():
-        summary["choice"] = read_json(directory.choice)
+    if choice is not None:
+        summary["choice"] = choice
     # A failed run leaves a summary too: its weights are scored, and the failure is among its warnings.
     write_json(directory.summary, summary)
     for sentence in warnings:

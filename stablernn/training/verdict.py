@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from stablernn.data.options import TaskName
@@ -86,12 +87,17 @@ def describe_decline(
 
 
 def judge(
-    trainer: BaseTrainer, comparison: Comparison | None, gate: Mapping[str, Any] | None, *, is_validated: bool
+    trainer: BaseTrainer,
+    comparison: Comparison | None,
+    gate: Mapping[str, Any] | None,
+    *,
+    is_validated: bool,
+    choice: Mapping[str, Any] | None = None,
 ) -> Verdict:
     """Judge a run by its training loss and by the validation scores of the weights that it keeps.
 
     A run whose loss diverged fails if its weights are of no use: no better than the trivial answer (the same one for
-    all sequences, the seasonal naive forecast), of a forecast also if only its linear skip was kept and nothing of the
+    all sequences, the best naive forecast), of a forecast also if only its linear skip was kept and nothing of the
     layers, or if there is no validation split. Weights of an epoch before the loss diverged can be good ones: then it
     is a warning. So is a model that is no better than the trivial answer without having diverged.
 
@@ -100,14 +106,19 @@ def judge(
         comparison: The best weights and the trivial answer on the validation split; None where they cannot be compared.
         gate: Comparison of layers and linear skip; None where there is none.
         is_validated: True if there are scores on a validation split.
+        choice: What a search compared, as ``choice.json`` holds it; None where there was none.
     """
     if not trainer.is_diverged:
         if comparison is None or not comparison.is_useless:
             return Verdict(diverged=False)
         sentence = f"The model is no better than {comparison.trivial} ({comparison})."
-        is_solved = trainer.settings.method == CLOSED_FORM
-        advice = "Compare it with networks in a larger budget" if is_solved else "Train it longer"
-        return Verdict(diverged=False, warnings=(f"{sentence} {advice}, or see benchmarks/accuracy.md.",))
+        if trainer.settings.method != CLOSED_FORM:
+            advice = "Train it longer, or see benchmarks/accuracy.md."
+        elif are_networks_compared(choice or {}):
+            advice = "See benchmarks/accuracy.md."
+        else:
+            advice = "Compare it with networks in a larger budget, or see benchmarks/accuracy.md."
+        return Verdict(diverged=False, warnings=(f"{sentence} {advice}",))
     # The loss diverged. Good weights may still be kept, from an epoch before that.
     position = trainer.position
     course = f"the training loss ended at {position.last_loss:.4g}, from {position.first_loss:.4g} at the first step"
@@ -126,9 +137,20 @@ def judge(
     return Verdict(diverged=True, warnings=(f"Training diverged: {course}. {best} {advice}",))
 
 
+def are_networks_compared(choice: Mapping[str, Any]) -> bool:
+    """Return whether a search scored a network, and not closed forms alone."""
+    return any(
+        recipe["scores"] and recipe["settings"].get("training.method") != CLOSED_FORM
+        for recipe in choice.get("recipes", ())
+    )
+
+
 _TRIVIAL_ANSWERS = {
     "majority": "one answer for all sequences",
+    # Of equal ones the first is named.
+    "naive": "the naive forecast",
     "seasonal_naive": "the seasonal naive forecast",
+    "drift": "the drift forecast",
     "frequencies": "the frequencies of the targets",
     "mean": "the mean of the targets",
 }
@@ -155,15 +177,15 @@ class Comparison:
 
     @property
     def is_useless(self) -> bool:
-        # Not "greater or equal": a NaN is useless too.
-        return not self.value < self.trivial_value
+        # Nothing is better than no error. Not "greater or equal": a NaN is useless too.
+        return not (self.value < self.trivial_value or self.value == self.trivial_value == 0)
 
     def __str__(self) -> str:
         return f"{self.split.replace('_', '-')} {self.metric} {self.value:.4g}, {self.trivial} {self.trivial_value:.4g}"
 
 
 def compare_with_trivial(split: str, scores: Mapping[str, Any], objective: Objective) -> Comparison | None:
-    """Compare a model with the trivial answer among its baselines.
+    """Compare a model with the best trivial answer among its baselines.
 
     A classification is compared by its log loss, anything else by its headline. Of several series that is MASE: errors
     in the unit of the data would be those of the largest series.
@@ -176,11 +198,29 @@ def compare_with_trivial(split: str, scores: Mapping[str, Any], objective: Objec
     Returns:
         The comparison; None where more of the headline is better, or no baseline has a finite value of it.
     """
-    name = next((name for name in _TRIVIAL_ANSWERS if name in scores), None)
-    metric = "log_loss" if name == "majority" else objective.headline
-    if name is None or direction(metric) == "higher":
+    metric = "log_loss" if "majority" in scores else objective.headline
+    answers = {name: scores[name].get(metric) for name in _TRIVIAL_ANSWERS if name in scores}
+    answers = {name: value for name, value in answers.items() if value is not None and math.isfinite(value)}
+    if not answers or direction(metric) == "higher":
         return None
-    value = scores[name].get(metric)
-    if value is None or not math.isfinite(value):
-        return None
-    return Comparison(split, metric, scores[metric], _TRIVIAL_ANSWERS[name], value)
+    best = min(answers, key=answers.__getitem__)
+    return Comparison(split, metric, scores[metric], _TRIVIAL_ANSWERS[best], answers[best])
+
+
+def searched_scores(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mean score of the chosen recipe and of the baselines over the parts of a search, as scores of a run.
+
+    Args:
+        choice: What the search compared, as ``choice.json`` holds it.
+
+    Returns:
+        The scores; empty where the chosen recipe was not scored, or not on the parts that the baselines were scored on.
+    """
+    scores: list[float] = next(
+        (recipe["scores"] for recipe in choice.get("recipes", ()) if recipe["name"] == choice["chosen"]), []
+    )
+    baselines = choice.get("baselines", {})
+    if not scores or any(len(values) != len(scores) for values in baselines.values()):
+        return {}
+    metric = choice["metric"]
+    return {metric: fmean(scores), **{name: {metric: fmean(values)} for name, values in baselines.items()}}

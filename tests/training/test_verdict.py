@@ -16,7 +16,7 @@ from stablernn.training import load_config, train
 from stablernn.training.loop import trainer as trainer_module
 from stablernn.training.loop.losses import ForecastObjective
 from stablernn.training.loop.trainer import Trainer
-from stablernn.training.verdict import compare_with_trivial, describe_decline, judge
+from stablernn.training.verdict import compare_with_trivial, describe_decline, judge, searched_scores
 
 NUMBER = r"-?[\d.]+(e[+-]?\d+)?"
 
@@ -113,11 +113,41 @@ def test_a_model_that_does_much_worse_than_at_training_is_named_with_both_figure
     assert all(f"{next(iter(now.values())):.4g}" in sentence for sentence in sentences)
 
 
-@pytest.mark.parametrize(("headline", "is_warned"), [("mase", False), ("mae", True)])
-def test_a_forecast_is_judged_by_the_figure_that_its_epochs_are_chosen_by(headline: str, is_warned: bool) -> None:
-    """Of many series it is MASE: errors in the unit of the data are those of the largest series alone."""
+@pytest.mark.parametrize(
+    ("headline", "figures", "answer"),
+    [
+        # Of many series it is MASE: errors in the unit of the data are those of the largest series alone.
+        ("mase", {"mase": (0.9, 1.2, 1.3, 1.1), "mae": (457, 335, 400, 400)}, None),
+        ("mae", {"mase": (0.9, 1.2, 1.3, 1.1), "mae": (457, 335, 400, 400)}, "seasonal naive forecast 335"),
+        ("mae", {"mae": (2.777, 11.78, 2.417, 2.013)}, "drift forecast 2.013"),
+        ("mae", {"mae": (2.0, 1.0, 1.0, 2.0)}, "the naive forecast 1"),
+        ("mae", {"mae": (0.0, 0.0, 0.0, 0.0)}, None),
+    ],
+)
+def test_a_forecast_is_judged_by_the_best_naive_one(
+    headline: str, figures: dict[str, tuple[float, ...]], answer: str | None
+) -> None:
+    names = ("seasonal_naive", "naive", "drift")
+    scores: dict[str, Any] = {metric: values[0] for metric, values in figures.items()}
+    scores |= {
+        name: {metric: values[place] for metric, values in figures.items()} for place, name in enumerate(names, 1)
+    }
     trainer = SimpleNamespace(is_diverged=False, settings=SimpleNamespace(method="gradient"))
-    scores = {"mase": 0.9, "mae": 457.0, "seasonal_naive": {"mase": 1.2, "mae": 335.0}}
     comparison = compare_with_trivial("validation", scores, ForecastObjective(headline))
-    verdict = judge(cast(Trainer, trainer), comparison, None, is_validated=True)
-    assert bool(verdict.warnings) is is_warned
+    warnings = judge(cast(Trainer, trainer), comparison, None, is_validated=True).warnings
+    assert len(warnings) == (answer is not None)
+    assert answer is None or f"{answer})" in warnings[0]
+
+
+@pytest.mark.parametrize("method", ["closed-form", None])
+def test_networks_are_advised_where_none_was_compared(method: str | None) -> None:
+    """A search that has scored networks says so by their settings, and its scores stand in for those of a split."""
+    settings = {} if method is None else {"training.method": method}
+    recipes = [{"name": "linear", "scores": [3.0, 2.0], "settings": {"training.method": "closed-form"}}]
+    recipes += [{"name": "other", "scores": [3.0], "settings": settings}]
+    choice = {"chosen": "linear", "metric": "mae", "baselines": {"drift": [1.0, 2.0]}, "recipes": recipes}
+    comparison = compare_with_trivial("cross_validation", searched_scores(choice), ForecastObjective("mae"))
+    trainer = cast(Trainer, SimpleNamespace(is_diverged=False, settings=SimpleNamespace(method="closed-form")))
+    (warning,) = judge(trainer, comparison, None, is_validated=False, choice=choice).warnings
+    assert "(cross-validation mae 2.5, the drift forecast 1.5)" in warning
+    assert ("Compare it with networks" in warning) is (method is not None)

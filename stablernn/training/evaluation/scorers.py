@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -240,27 +241,54 @@ class ForecastScorer(SampleScorer):
         return scores
 
 
-def naive_season(data: ForecastData) -> int:
-    """Return the season of the data, or a longer usual one of its frequency whose naive forecast errs less in training.
+_SEASON_SERIES = 100
+"""Series that the season of the naive forecast is chosen by, at most."""
+_SEASON_STEPS = 8
+"""Steps ahead that it is chosen by, at most."""
 
-    Of hourly values, those of a week before may be nearer than those of the day before.
+
+def naive_season(data: ForecastData) -> int:
+    """Return the season of the data, 1, or a longer usual one of its frequency, whose naive forecast errs least.
+
+    It is that over the horizon, in training. Of hourly values, those of a week before may be nearer than those of the
+    day before, and of prices the last one.
     """
     usual = parse_frequency(data.frequency).seasons if data.frequency is not None else ()
-    training = [values[:, list(data.target_indices)] for values in data.training_values()]
+    series = data.training_values()
+    # Evenly spaced: all of many series would take seconds.
+    numbers = np.unique(np.linspace(0, len(series) - 1, min(len(series), _SEASON_SERIES)).astype(int))
+    training = [series[number][:, list(data.target_indices)] for number in numbers]
     # A season counts where every series of usual length has two of it.
     longest = float(np.median([len(values) for values in training])) / 2
-    seasons = [data.season, *(season for season in usual if data.season < season <= longest)]
+    others = [1] if data.season > 1 else []
+    seasons = [data.season, *others, *(season for season in usual if data.season < season <= longest)]
     if len(seasons) == 1:
         return data.season
-    scales = np.array([np.concatenate([seasonal_scale(values, season) for values in training]) for season in seasons])
+    errors = np.array(
+        [np.concatenate([_naive_error(values, season, data.horizon) for values in training]) for season in seasons]
+    )
     # Series differ in size: each counts by its error in units of that of the first season.
-    usable = np.isfinite(scales).all(axis=0) & (scales[0] > 0)
+    usable = np.isfinite(errors).all(axis=0) & (errors[0] > 0)
     if not usable.any():
         return data.season
-    season = seasons[int((scales[:, usable] / scales[0, usable]).mean(axis=1).argmin())]
+    season = seasons[int((errors[:, usable] / errors[0, usable]).mean(axis=1).argmin())]
     if season != data.season:
-        _LOG.info(f"The seasonal naive forecast repeats the values {season} steps before, which err less in training.")
+        repeated = "the last value" if season == 1 else f"the values {season} steps before"
+        _LOG.info(f"The seasonal naive forecast repeats {repeated}: in training that errs less.")
     return season
+
+
+def _naive_error(values: Array, season: int, horizon: int) -> Array:
+    """Return the mean absolute error of repeating the last season over a horizon, (targets,), within one series.
+
+    The value at a step ahead is that of the last whole number of seasons before, as far as the series reaches.
+    """
+    ahead = np.linspace(0, horizon - 1, min(horizon, _SEASON_STEPS)).astype(int)
+    lags = np.clip(season * (1 + ahead // season), 1, max(1, len(values) - 1))
+    lengths, counts = np.unique(lags, return_counts=True)
+    # No pair of a lag may be observed.
+    errors = np.ma.masked_invalid([seasonal_scale(values, int(lag)) for lag in lengths])
+    return np.asarray(np.ma.filled(np.ma.average(errors, axis=0, weights=counts), math.nan))
 
 
 class Subset:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from stablernn.errors import DataError, UnknownNameError
 from stablernn.training import evaluate, predict
 from stablernn.training.evaluation.baselines import Baselines
 from stablernn.training.evaluation.metrics import classification_metrics
-from stablernn.training.evaluation.scorers import ForecastScorer
+from stablernn.training.evaluation.scorers import ForecastScorer, naive_season
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +93,20 @@ def test_naive_is_the_last_observed_value(series: ForecastData) -> None:
         last = end - 1
         errors += [abs(b[step] - b[last]) for step in range(end, end + 6) if step != 55]
     assert got["naive"]["mae"] == pytest.approx(np.mean(errors), rel=1e-5)
+
+
+@pytest.mark.parametrize(("horizon", "season"), [(1, 1), (5, 7)])
+def test_the_season_of_the_naive_forecast_errs_least_over_the_horizon(
+    horizon: int, season: int, tmp_path: Path
+) -> None:
+    # A week before errs by 2. One step before errs by up to 2, and several by more: 2.6 on average up to five.
+    rows = [
+        f"{date(2024, 1, 1) + timedelta(day)},{2 * min(day % 7, 7 - day % 7) + 2 * (day // 7)}" for day in range(120)
+    ]
+    (tmp_path / "d.csv").write_text("\n".join(["ds,y", *rows]))
+    data = load_data(tmp_path / "d.csv", season=7, horizon=horizon, context_length=14)
+    assert isinstance(data, ForecastData)
+    assert naive_season(data) == season
 
 
 def test_labels_are_matched_by_word(digits: ClassificationData) -> None:
