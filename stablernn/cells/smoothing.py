@@ -238,7 +238,7 @@ class SmoothingCell(StableCell):
         none = torch.zeros_like(seen[..., :1, :])
         if not self.gains:
             return none
-        return torch.cat([none, seasonal - seasonal.sum(dim=-1, keepdim=True) / self.season], dim=-2)
+        return torch.cat([none, seasonal - _sum(seasonal)[..., None] / self.season], dim=-2)
 
     def _members(self, moments: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
         """Return level and slope of the members, ``(batch, channels, trends, 1 + gains, levels)``, the latter not of
@@ -300,7 +300,7 @@ class SmoothingCell(StableCell):
         """Return the seasonal means and their weights after a value, turned on by one step."""
         gain = weights[1][:, None]
         flags = torch.cat([seen[..., :1, 1:], observed[..., None]], dim=-1)
-        mean = history.sum(dim=-1, keepdim=True) / flags.sum(dim=-1).clamp_min(1.0)
+        mean = _sum(history)[..., None] / _sum(flags).clamp_min(1.0)
         distance = (flags[..., 0, :] * (history - mean))[..., None, :]
         is_first = count[..., None] == self.season
         is_later = (count[..., None] > self.season).to(gain) * observed[..., None]
@@ -325,12 +325,21 @@ class SmoothingCell(StableCell):
         share = torch.unflatten(share, -1, tuple(level.shape[-3:]))
         # Sums over the last axis alone: those over others depend on the size of the batch in their last bits.
         slopes = (share * slope).flatten(-2).sum(dim=-1)
-        trend = (slopes[..., None, :] * weights[2]).sum(dim=-1)
+        trend = _sum(slopes[..., None, :] * weights[2])
         by_gain = share.transpose(-3, -2).flatten(-2).sum(dim=-1)
         season = (terms.transpose(-2, -1) * by_gain[..., None, :]).sum(dim=-1)
         repeats = math.ceil(self.hidden_size / self.season)
         ahead = torch.cat([season] * repeats, dim=-1)[..., : self.hidden_size]
         return (share * level).flatten(-3).sum(dim=-1, keepdim=True) + trend + ahead
+
+
+def _sum(values: Tensor) -> Tensor:
+    """Return the sums over the last axis.
+
+    They are padded with zeros to whole vector registers: the order in which others are added up depends on where a row
+    begins in memory, and so on the rows before it.
+    """
+    return torch.nn.functional.pad(values, (0, -values.shape[-1] % 8)).sum(dim=-1)
 
 
 def _largest_slope(discount: float) -> float:

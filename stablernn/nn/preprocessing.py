@@ -567,12 +567,16 @@ class ContextScaling(LogScaling):
         context = torch.where(self._is_counted(count), (values - mean[:, None]) / deviation[:, None], 0.0)
         return self.mean + self.scale * mean, self.scale * deviation, context
 
-    def lowest(self, state: States) -> Tensor:
-        """Return the least value in the window, ``(batch, F)`` in raw units; before the first one the mean."""
+    def steady_lowest(self, state: States) -> Tensor:
+        """Return the least value in the window, ``(batch, F)`` in raw units; 0 where it lies in the last season.
+
+        A series that falls season by season goes on below it.
+        """
         flat_window, count, _ = state
         values = flat_window.reshape(-1, self.window, self.size)
-        least = torch.where(self._is_counted(count), values, values[:, -1:]).amin(dim=1)
-        return self.inverse(self.mean + self.scale * least)
+        values = torch.where(self._is_counted(count), values, values[:, -1:])
+        before, latest = (part.amin(dim=1) for part in (values[:, : -self.season], values[:, -self.season :]))
+        return torch.where(latest > before, self.inverse(self.mean + self.scale * before), 0.0)
 
     def _scaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return raw samples in training units, arbitrary for missing ones, and a mask of observed ones."""

@@ -19,6 +19,8 @@ from stablernn.nn.models import Classifier, Forecaster
 from stablernn.training.evaluation.metrics import symmetric_levels
 from stablernn.training.loop.minibatches import model_inputs
 
+MOST_SMOOTHED_VALUES = 150_000
+"""Values of all windows together that exponential smoothing reads at most: a few seconds of a core."""
 _BATCH = 256
 MOST_NUMBERS = 2_000_000
 """Most quantiles, over all windows of a split, from which offsets are computed."""
@@ -130,6 +132,8 @@ def conformity_scores(model: Forecaster, windows: WindowSet) -> ConformityScores
     # Scores are those of the uncalibrated quantiles, whatever an earlier calibration left behind.
     model.offsets.zero_()
     max_windows = max(_LEAST_WINDOWS, MOST_NUMBERS // model.offsets.numel())
+    if model.rnn.cells[0].is_forecast:
+        max_windows = max(1, min(max_windows, MOST_SMOOTHED_VALUES // windows.context_length))
     batches = list(batch_evenly_spaced(windows, max_windows, _BATCH))
     parts = []
     with torch.no_grad(), cached_weights(model):

@@ -39,7 +39,7 @@ def graphs(model: SequenceModel) -> tuple[onnx.ModelProto, onnx.ModelProto]:
     return step_graph(exported), sequence_graph(exported)
 
 
-QUICK = {"urnn", "lstm-mean-mask", "smoothing-log"}
+QUICK = {"urnn", "lstm-mean-mask", "smoothing-log", "smoothing-week"}
 MODELS: dict[str, Callable[[], SequenceModel]] = {
     **{cell: lambda cell=cell: srn.Classifier(cell, 2, 3, 33) for cell in srn.list_cells()},
     "lstm-mean-mask": lambda: srn.Classifier(
@@ -48,6 +48,7 @@ MODELS: dict[str, Callable[[], SequenceModel]] = {
     "two-layers-max": lambda: srn.Classifier("gru", 1, 2, 64, num_layers=2, readout="max"),
     "forecast": lambda: srn.Forecaster("lstm", 2, 5, 33, target_indices=[1]),
     "window-scaling": lambda: srn.Forecaster("lipschitz", 2, 7, 20, scaling="window", window=12),
+    "smoothing-week": lambda: srn.Forecaster("smoothing", 1, 7, 7, scaling="standard", cell_options={"season": 7}),
     "smoothing-log": lambda: srn.Forecaster("smoothing", 2, 3, 3, scaling="log", anchor="mean"),
     "no-quantiles-all-targets": lambda: srn.Forecaster("lvf_mid", 3, 4, 20, target_indices=[0, 1, 2], quantiles=()),
     "many-features": lambda: srn.Classifier("lipschitz", 300, 2, 128),

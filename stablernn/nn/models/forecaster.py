@@ -296,15 +296,15 @@ class Forecaster(SequenceModel):
         """Return the least forecast in raw units where there is one, ``(batch, 1, targets)`` or ``(1,)``."""
         if not (self.non_negative and isinstance(self.scaling, ContextScaling)):
             return self.offsets.new_zeros(1)
-        lowest = self.scaling.lowest(self.patches.split(self._split(state)[0])[0])[:, None, self.target_indices]
+        lowest = self.scaling.steady_lowest(self.patches.split(self._split(state)[0])[0])[:, None, self.target_indices]
         return self.lowest_share * lowest.clamp_min(0.0)
 
     def fit_lowest_share(self, samples: Iterable[Samples]) -> None:
-        """Fit how far below the least value of its window a forecast may fall, by what training windows do.
+        """Fit how far below the least value of a window a forecast may fall, unless that lies in the last season.
 
-        In 99 % of them no value ahead is below so many times the least one, with one more window that falls to zero, so
-        that few windows say little; and a tenth more is left for what was not seen. Data that fall to zero have a share
-        of 0, which cuts forecasts off at zero.
+        In 99 % of such training windows no value ahead is below so many times the least one, with one more window that
+        falls to zero, so that few windows say little; and a tenth more is left for what was not seen. Data that fall to
+        zero have a share of 0, which cuts forecasts off at zero.
 
         Args:
             samples: Parts of the training windows: x in raw units, y ``(n, horizon, targets)``.
@@ -313,10 +313,12 @@ class Forecaster(SequenceModel):
             return
         ratios = [np.zeros(1)]
         for x, _, y, *_ in samples:
-            before = np.fmin.reduce(x[:, -self.scaling.window :, self.target_indices], axis=1, initial=np.inf)
-            ahead = np.fmin.reduce(y, axis=1, initial=np.inf)
-            is_known = (before > 0) & np.isfinite(before) & np.isfinite(ahead)
-            ratios.append(ahead[is_known] / before[is_known])
+            window, season = x[:, -self.scaling.window :, self.target_indices], self.scaling.season
+            before, latest, ahead = (
+                np.fmin.reduce(part, axis=1, initial=np.inf) for part in (window[:, :-season], window[:, -season:], y)
+            )
+            is_steady = (before > 0) & (before < latest) & np.isfinite(ahead)
+            ratios.append(ahead[is_steady] / before[is_steady])
         share = float(np.quantile(np.concatenate(ratios), 0.01))
         self.lowest_share.fill_(0.9 * min(1.0, share))
 

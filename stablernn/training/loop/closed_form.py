@@ -28,7 +28,7 @@ from stablernn.data.types import SequenceSplit
 from stablernn.data.windows import WindowSet, batch_evenly_spaced, evenly_spaced
 from stablernn.errors import TrainingError
 from stablernn.nn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
-from stablernn.training.calibration import best_temperature
+from stablernn.training.calibration import MOST_SMOOTHED_VALUES, best_temperature
 from stablernn.training.evaluation.baselines import Float64Array, RidgeRegression
 from stablernn.training.evaluation.scorers import Scorer
 from stablernn.training.loop.base_trainer import BaseTrainer, Progress, RunRecorder
@@ -128,8 +128,6 @@ MOST_ROWS = 20_000
 a core, 3 s to solve."""
 _MOST_NUMBERS = 2**25
 """Numbers in the rows of a regression at most, 268 MB: 13,315 rows of 2,520 columns, which take 10 s to solve."""
-MOST_SMOOTHED_VALUES = 150_000
-"""Values of all windows together that exponential smoothing reads at most: a few seconds of a core."""
 _BATCH = 256
 _CONSTANT = 1e-6
 """Deviation of a column, as a share of its largest value, below which it is constant but for rounding in float32."""

@@ -17,15 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stablernn.certificates.projection import certified_kind
+from stablernn.certificates.projection import certified_kind, is_within_range
 from stablernn.data.step_data import Data
 from stablernn.data.types import ClassificationData, ForecastData
 from stablernn.errors import ConfigError
 from stablernn.training.build import training_steps
-from stablernn.training.calibration import Conformal, best_temperature, conformal_offsets
+from stablernn.training.calibration import MOST_SMOOTHED_VALUES, Conformal, best_temperature, conformal_offsets
 from stablernn.training.evaluation.baselines import majority_scores
 from stablernn.training.evaluation.metrics import logit_metrics
-from stablernn.training.loop.closed_form import MOST_SMOOTHED_VALUES
 from stablernn.training.loop.linear_forecast import signed_channels
 from stablernn.training.resolve import described_cell, resolve
 from stablernn.training.search.trial import TrialResult
@@ -386,7 +385,7 @@ def _select(compared: Sequence[Candidate]) -> tuple[Candidate, str]:
         return selected, f"{reason}it streams, which that does not"
     if _STRENGTH[best.proof] < strongest:
         return selected, f"{reason}proved to be {selected.proof} where that is {best.proof}"
-    return selected, f"{reason}the default"
+    return selected, reason + ("the default" if selected is first else "in closed form")
 
 
 def _by_rank(candidate: Candidate) -> tuple[tuple[float, float], bool]:
@@ -605,6 +604,8 @@ def open_settings(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]
         values = tree.get(section) or {}
         if key == "training.refit" and config.training.needs_validation:
             return False
+        if key == "model.log" and (config.model.scaling not in (None, "context") or config.model.head == "recursive"):
+            return False
         return name not in values or (key == "model.cell" and values[name] == AUTO)
 
     return {key: value for key, value in settings.items() if is_open(key)}
@@ -614,5 +615,5 @@ def _proof(settings: Config) -> str:
     cell = described_cell(settings.model)
     if settings.training.certified:
         return certified_kind(cell)
-    # The states of fixed cells have their bound by the form of the step.
-    return "bounded" if cell.is_fixed else "none"
+    # The states of fixed cells have their bound by the form of the step, some for inputs within a range.
+    return "bounded" if cell.is_fixed and not is_within_range(cell) else "none"

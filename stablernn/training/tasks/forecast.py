@@ -39,6 +39,7 @@ from stablernn.training.evaluation.scorers import (
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop.closed_form import Solution, fit_forecast_head
 from stablernn.training.loop.linear_forecast import (
+    FIXED,
     FOLDS,
     choose_linear_forecast,
     confirmed_seasons,
@@ -343,8 +344,9 @@ class ForecastTask(Task):
         assert isinstance(model, Forecaster)
         data = self.data
         if model.rnn.cells[0].is_forecast:
-            # No series has so long a context, so that windows begin with a single value.
-            data = replace(data, context_length=data.context_length + data.horizon)
+            # No training window has the whole context, which is as long as the series: half of one tells the quantiles.
+            usual = int(np.median([len(values) for values in data.training_values()]))
+            data = replace(data, context_length=max(1, min(data.context_length, usual // 2)))
         return Solution(fit_forecast_head(model, data.windows("train")))
 
     def scorer(self, split: SplitName, config: Config) -> ForecastScorer:
@@ -390,7 +392,11 @@ class ForecastTask(Task):
         if config.training.method != CLOSED_FORM or has_weights:
             return conformal_offsets(scores, by="the validation split")
         earlier = copy.deepcopy(model)
-        for part in earlier_ends(self.data, 0 if linear is None else linear.context_length):
+        least = 0 if linear is None else linear.context_length + self.data.horizon
+        if linear is not None and linear.strength < FIXED:
+            # As many rows as coefficients: fewer fit the map that the penalty pulls to.
+            least += linear.context_length
+        for part in earlier_ends(self.data, least):
             fit_forecaster(earlier, part, linear)
             if len(windows := part.windows("test")):
                 scores.append(conformity_scores(earlier, windows))
@@ -511,16 +517,16 @@ class ForecastTask(Task):
         return series_figure(self.data)
 
 
-def earlier_ends(data: ForecastData, context: int) -> Iterator[ForecastData]:
+def earlier_ends(data: ForecastData, least: int) -> Iterator[ForecastData]:
     """Yield the data as it was before each fold of the latest half of the training steps, whose windows test.
 
     Args:
         data: The series.
-        context: Steps before the first fold at least.
+        least: Training steps before the first fold at least.
     """
     held_out = data.validation_steps + data.test_steps
     usual = int(np.median([len(values) for values in data.training_values()]))
-    span = max(0, min(usual // 2, usual - context))
+    span = max(0, min(usual // 2, usual - least))
     ends = [held_out + fold * span // FOLDS for fold in range(FOLDS + 1)]
     for last, first in pairwise(ends):
         # The truths of a fold's last windows lie beyond it.

@@ -177,13 +177,13 @@ def test_the_mean_and_the_median_stay() -> None:
     assert not torch.equal(before["quantiles"], after["quantiles"])
 
 
-@pytest.mark.parametrize(("context", "span"), [(6, 19), (30, 8)])
-def test_each_later_origin_is_scored_once_by_a_fit_to_what_comes_before(context: int, span: int) -> None:
-    """Of 40 and 37 training steps, half of 38 count, or those after the context."""
+@pytest.mark.parametrize(("least", "span"), [(6, 19), (30, 8), (39, 0)])
+def test_each_later_origin_is_scored_once_by_a_fit_to_what_comes_before(least: int, span: int) -> None:
+    """Of 40 and 37 training steps, half of 38 count, or those after the least ones."""
     values = [np.arange(length, dtype=np.float64)[:, None] for length in (52, 49)]
     data = many_series(values, horizon=4, context_length=6, validation_steps=6, test_steps=6)
     origins: list[tuple[int, int]] = []
-    for part in earlier_ends(data, context):
+    for part in earlier_ends(data, least):
         windows = part.windows("test").origins
         assert all(first >= len(part.training_values()[series]) for series, first in windows)
         origins += windows

@@ -83,6 +83,9 @@ def test_many_windows_begin_with_a_larger_network(monkeypatch: pytest.MonkeyPatc
 def test_networks_read_logarithms_of_positive_series_that_differ_by_factors(lowest: float, is_log: bool) -> None:
     data = many_series([np.linspace(start, 39.5, 40)[:, None] for start in (9.0, lowest)])
     assert {recipe.settings.get("model.log", False) for recipe in recipes(data)} == {is_log}
+    for model in ({"scaling": "standard"}, {"head": "recursive"}):
+        config = validate({"data": {"source": "x"}, "model": model})
+        assert not any(each.config.model.log for each in find_networks(config, data))
 
 
 def varied(shortest: int, longest: int, **changes: Any) -> ClassificationData:
