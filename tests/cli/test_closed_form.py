@@ -65,6 +65,9 @@ def test_a_model_that_is_trained_on_all_sequences_is_scored_and_no_alias_leads_t
     summary = place.document(f"train --data same.npz {options} {UNPLOTTED} --run-dir run")
     (scores,) = summary["metrics"].values()
     assert scores["accuracy"] == scores["majority"]["accuracy"]
+    for split in ("", " --split validation"):
+        sentence = place.refusal(f"eval run{split}", code=1)
+        assert "(stablernn runs show run); --data FILE scores it on other data." in sentence
     assert "check 'score' failed (it is no better than the most frequent class: 'accuracy'" in place.refusal(
         "export run --name same --alias live", code=3
     )

@@ -243,9 +243,20 @@ class ScoreOptions:
         from stablernn.data.types import ClassificationData
 
         loaded = model.load_data(self.data, self.stamps)
-        if self.data is None or self.split != "test" or not isinstance(loaded, ClassificationData):
+        if not isinstance(loaded, ClassificationData) or self.split == "train":
             return loaded
-        return loaded.as_test()
+        if self.data is None and model.config.training.refit and loaded.test is None:
+            raise self._nothing_left(model)
+        return loaded if self.data is None or self.split != "test" else loaded.as_test()
+
+    def _nothing_left(self, model: Target) -> Exception:
+        from stablernn.errors import DataError
+
+        command = "runs show" if is_run(model.name) else "registry show"
+        scores = f"its scores are those of its cross-validation (stablernn {command} {model.name})"
+        trained = f"{model.name} was trained on all sequences of '{model.config.data.source}', so that none are left"
+        known = f": {scores}" if "cross_validation" in model.metrics else ""
+        return DataError(f"{trained} to score it on{known}; --data FILE scores it on other data.")
 
 
 def score(
