@@ -32,6 +32,8 @@ _MEANINGS: dict[object, str] = {
 }
 
 
+_FIXED_CELLS = ("rocket", "smoothing")
+"""Cells without trained weights. Beside the output their states are counts and sums, whose balls say nothing of it."""
 _LARGEST = 1e300
 _LISTED_RANGES = 6
 """Features whose ranges are listed one by one."""
@@ -117,7 +119,7 @@ def describe_bounded_inputs(certificate: Mapping[str, object] | None) -> str | N
     ranges = input_ranges(bounded)
     if ranges is None:
         return "a range that cannot be read"
-    return f"{describe_certificate(bounded)}, {format_input_ranges(ranges)}"
+    return f"{describe_certificate({**bounded, 'cell': certificate.get('cell')})}, {format_input_ranges(ranges)}"
 
 
 def input_ranges(certificate: Mapping[str, object]) -> list[tuple[float, float]] | None:
@@ -152,16 +154,20 @@ def format_input_ranges(ranges: Sequence[tuple[float, float]]) -> str:
 
 
 def _describe_balls(certificate: Mapping[str, object]) -> str:
-    """Describe what inputs cannot leave: the ball of the only state, or the largest of those of several states."""
+    """Describe what inputs cannot leave: the ball of the only state, or the largest of those of several states.
+
+    Of a cell without trained weights it is that of the output, the first state.
+    """
+    name, balls = "the state", certificate.get("state_balls")
+    if certificate.get("cell") in _FIXED_CELLS and isinstance(balls, list):
+        name, certificate = "the output", {"state_balls": balls[:1]}
     ball = _largest_ball(certificate)
     if ball is None:
-        return "the state out of a ball, whose radius is not stored"
+        return f"{name} out of a ball, whose radius is not stored"
     radius, norm, count = ball
     text = format_upper(radius, 4) + ("" if norm is None else f" ({norm})")
     return (
-        f"the state out of a ball of radius {text}"
-        if count == 1
-        else f"a state out of its ball, of radius {text} at most"
+        f"{name} out of a ball of radius {text}" if count == 1 else f"a state out of its ball, of radius {text} at most"
     )
 
 

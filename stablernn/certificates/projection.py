@@ -503,6 +503,11 @@ def certified_kind(cell: StableCell) -> Kind:
 
 def suggest_proof(cell: StableCell) -> str:
     """Return the option that would give a proof of a cell for which there is none, as a sentence."""
+    if cell.is_fixed:
+        return (
+            f"No weight of the cell '{cell.key}' is trained, so that no training proves more. Take one with trained "
+            "weights, such as lipschitz, rnn, lru or exprnn."
+        )
     try:
         kind = certified_kind(cell)
     except ConfigError as error:

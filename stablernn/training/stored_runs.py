@@ -73,8 +73,8 @@ class _Description(_Document):
 class _Certificate(_Document):
     """A certificate in short, as :meth:`stablernn.training.loop.certificate_log.StabilityLog.prove_in_short` makes it.
 
-    ``radius`` is that of the largest ball of a model that is bounded; older runs have none. ``bounded_inputs`` is what
-    is proved for inputs within a range, where nothing is proved for all.
+    ``radius`` is that of the largest ball of a model that is bounded, or of its output alone; older runs have none.
+    ``bounded_inputs`` is what is proved for inputs within a range, where nothing is proved for all.
     """
 
     kind: str

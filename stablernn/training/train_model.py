@@ -533,8 +533,10 @@ def describe_proof(
     if radius is not None and len(sentences) < _MOST_SENTENCES:
         sentences.append(radius)
     kinds = {certificate.kind, "none" if bounded is None else bounded.kind}
-    if kinds <= {"bounded", "none"} and not trainer.settings.certified:
-        sentences.append(suggest_proof(model.rnn.cells[0]))
+    cell = model.rnn.cells[0]
+    # No training changes what is proved of weights that are not trained.
+    if kinds <= {"bounded", "none"} and not trainer.settings.certified and not cell.is_fixed:
+        sentences.append(suggest_proof(cell))
     return " ".join(sentences)
 
 

@@ -12,11 +12,13 @@ import torch
 
 from bounds.specimens import extreme
 from stablernn import Classifier, SequencePredictor, create_cell
+from stablernn.cells import cell_info, list_cells
 from stablernn.certificates.certificate import KINDS, certify, first_layer_boxes
 from stablernn.certificates.input_range import InputRange, training_range
 from stablernn.certificates.stored_certificate import certificate_document
 from stablernn.errors import ConfigError
 from stablernn.nn.models import SequenceModel
+from stablernn_registry.certificates import describe_certificate, format_upper
 
 LEVEL = np.array([20.0, 1013.0])
 SPREAD = np.array([5.0, 8.0])
@@ -99,6 +101,14 @@ class TestModels:
         balls = {ball["state"]: ball for ball in certificate.document()["state_balls"]}
         assert len(balls) == 2
         assert all(len(ball["lower"]) == 6 for ball in balls.values())
+
+    @pytest.mark.parametrize("key", [key for key in list_cells() if cell_info(key).cell.is_fixed])
+    def test_of_a_cell_without_trained_weights_the_ball_of_the_output_is_printed(self, key: str) -> None:
+        certificate = certify(create_cell(key, 1, 84), inputs_within=1.0).document()
+        first, *others = [ball["radius"] for ball in certificate["state_balls"]]
+        assert max(others) > 1e6
+        printed = f"no input drives the output out of a ball of radius {format_upper(first, 4)} (linf)"
+        assert printed in describe_certificate(certificate)
 
     @pytest.mark.parametrize("key", ["lstm", "mingru", "gru"])
     def test_small_weights_contract_for_bounded_inputs(self, key: str) -> None:

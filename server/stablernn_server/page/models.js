@@ -222,11 +222,13 @@ function kindBadge(certificate) {
 
 function kindOf(certificate) {
   if (certificate === null) return "no certificate";
-  const { kind, stored_kind: stored, state_balls: balls = [] } = certificate;
+  const { kind, cell, stored_kind: stored, state_balls: balls = [] } = certificate;
   // Stored before this kind was withdrawn; the server answers `none` and adds the stored kind.
   if (stored !== undefined) return `${kind} (stored as ${stored}; withdrawn)`;
   if (kind === "none") return "nothing proved";
-  const radii = (balls ?? []).map(({ radius }) => radius);
+  // Beside the output, the states of a cell without trained weights are counts and sums.
+  const shown = ["rocket", "smoothing"].includes(cell) ? (balls ?? []).slice(0, 1) : (balls ?? []);
+  const radii = shown.map(({ radius }) => radius);
   // Another program may have stored a ball without a radius, which could be the largest.
   const isKnown = kind === "bounded" && radii.length > 0 && radii.every((radius) => typeof radius === "number");
   return isKnown ? `bounded within ${upperBound(Math.max(...radii))}` : kind;

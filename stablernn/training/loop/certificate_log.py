@@ -82,7 +82,8 @@ class StabilityLog:
     def prove_in_short(self, inputs: InputRange | None) -> dict[str, Any] | None:
         """Return kind and rate of the model; None if computing them would take long, or a weight is not finite.
 
-        ``radius`` is that of the largest ball of a model that is bounded. Of a model of which nothing is proved for all
+        ``radius`` is that of the largest ball of a model that is bounded, of a cell without trained weights that of the
+        output, since its other states are counts and sums. Of a model of which nothing is proved for all
         inputs, ``bounded_inputs`` has the same for those within a range.
 
         Args:
@@ -94,9 +95,10 @@ class StabilityLog:
             certificate = self.prove()
         except CertificateError:
             return None
-        short = _in_short(certificate)
+        is_fixed = self._model.rnn.cells[0].is_fixed
+        short = _in_short(certificate, is_fixed)
         if certificate.kind == "none" and inputs is not None:
-            short["bounded_inputs"] = _in_short(self.prove_within(inputs))
+            short["bounded_inputs"] = _in_short(self.prove_within(inputs), is_fixed)
         return short
 
     def entry(self, epoch: int) -> dict[str, Any]:
@@ -130,12 +132,13 @@ class StabilityLog:
         return {"stability": figures} if figures else {}
 
 
-def _in_short(certificate: Certificate) -> dict[str, Any]:
+def _in_short(certificate: Certificate, is_fixed: bool) -> dict[str, Any]:
     # The rate of a weaker kind bounds nothing that a reader would take it for.
     has_rate = certificate.kind in ("contracting", "non-expansive")
     short = {"kind": certificate.kind, "contraction_rate": certificate.rate if has_rate else None}
     # Without the radius, nobody could tell whether the bound excludes anything.
-    return short | ({"radius": largest_radius(certificate.balls)} if certificate.kind == "bounded" else {})
+    balls = certificate.balls[:1] if is_fixed else certificate.balls
+    return short | ({"radius": largest_radius(balls)} if certificate.kind == "bounded" else {})
 
 
 def is_due(epoch: int) -> bool:
