@@ -13,7 +13,11 @@ LEVELS = (0.1, 0.5, 0.9)
 
 def scored():
     random = np.random.default_rng(0)
-    values = [random.normal(size=(length, 3)) * unit for length, unit in ((24, 1), (12, 1), (30, 10))]
+    # With a season, so that the naive forecast of each series alone repeats that of all.
+    values = [
+        unit * (random.normal(size=(length, 3)) + 5 * (np.arange(length) % 3)[:, None])
+        for length, unit in ((24, 1), (12, 1), (30, 10))
+    ]
     data = many_series(values, targets=("c1", "c2"))
     scorer = ForecastScorer(data, "test", quantiles=LEVELS)
     return data, scorer, predict(Sums(targets=(1, 2)), scorer.source)
