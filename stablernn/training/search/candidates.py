@@ -353,12 +353,14 @@ def select(
 
 
 def _better_baseline(candidate: Candidate, baselines: Mapping[str, Mapping[int, float]]) -> str | None:
-    """Return the first baseline with a better mean on the parts that both have; None if there is none."""
+    """Return the best of the baselines with a better mean on the parts that both have; None if there is none."""
+    gains: dict[str, float] = {}
     for name, scores in baselines.items():
         results = [(candidate.results[part], score) for part, score in scores.items() if part in candidate.results]
-        if sum(replace(result, score=score).rank[0] - result.rank[0] for result, score in results) < 0:
-            return name
-    return None
+        if results:
+            gains[name] = float(np.mean([each.rank[0] - replace(each, score=score).rank[0] for each, score in results]))
+    best = max(gains, key=lambda name: gains[name], default=None)
+    return best if best is not None and gains[best] > 0 else None
 
 
 def _select(compared: Sequence[Candidate]) -> tuple[Candidate, str]:
